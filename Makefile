@@ -1,0 +1,50 @@
+# Two commands do everything from nothing: `make demo` and `make test`.
+# TORCH: plain "torch" would bring gigabytes of CUDA on Linux where a CPU build is meant; name the build you want:
+#   make test TORCH=torch
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+PIP_EXTRA ?=
+BIN = $(VENV)/bin
+SOURCES = fusedops backends tests examples benchmarks docs conftest.py
+
+.PHONY: help demo test lint types docs wheel bench overhead clean
+.DEFAULT_GOAL := help
+
+help:  ## what there is
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+
+$(VENV)/ready: pyproject.toml tests/plugins/fusedops-example/pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet $(PIP_EXTRA) '$(TORCH)'
+	$(BIN)/python -m pip install --quiet $(PIP_EXTRA) --group dev
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps tests/plugins/fusedops-example
+	touch $@
+
+demo: $(VENV)/ready  ## trains a small GPT on Shakespeare, and shows who serves its calls (under 3 minutes on 2 cores)
+	$(BIN)/python examples/train_gpt.py
+
+test: $(VENV)/ready  ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/ready  ## ruff: format and rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/ready  ## pyright, strict
+	$(BIN)/pyright
+
+docs: $(VENV)/ready  ## writes docs/limits.md from the kernels' own limits
+	$(BIN)/python docs/make_limits.py
+
+wheel: $(VENV)/ready  ## builds the wheel, and runs the tests against it from another directory
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist
+	tests/against_wheel.sh $(BIN)/python
+
+bench: $(VENV)/ready  ## CPU speed against plain torch, tuned allocator
+	benchmarks/run.sh $(BIN)/python
+
+clean:  ## removes what the targets made
+	rm -rf $(VENV) dist build examples/out

@@ -1,0 +1,47 @@
+"""The Triton backend: NVIDIA and AMD GPUs; CPU tensors too under TRITON_INTERPRET=1, for tests and debugging.
+
+Importing this imports no triton: the launchers and jit functions (modules with a leading underscore) are imported by
+the first call.
+"""
+
+from __future__ import annotations
+
+import os
+
+import fusedops
+from fusedops_triton.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _probe() -> fusedops.Unavailable | None:
+    try:
+        import triton  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except Exception as error:  # a broken installation raises more than ImportError
+        return fusedops.Unavailable(
+            f"import triton raised {type(error).__name__}: {error}", "pip install 'fusedops[triton]'"
+        )
+    import torch
+
+    if not torch.cuda.is_available() and not _interpreted():
+        return fusedops.Unavailable(
+            "torch.cuda.is_available() is False",
+            "install a CUDA or ROCm build of torch on a machine with a GPU, or set TRITON_INTERPRET=1 to try on a CPU",
+        )
+    return None
+
+
+@fusedops.hookimpl
+def fusedops_backend() -> fusedops.Backend:
+    """The hook by which fusedops finds this backend."""
+    interpreted = _interpreted()
+    return fusedops.Backend(
+        name="triton",
+        device_types=("cuda", "cpu") if interpreted else ("cuda",),
+        priority=-100 if interpreted else 100,  # the interpreter is thousands of times slower: only for who names it
+        kernels=(scaled_masked_softmax, scaled_masked_softmax_backward),
+        probe=_probe,
+        needs="triton and an NVIDIA or AMD GPU",
+    )

@@ -1,0 +1,54 @@
+"""One set of fused transformer operations; each call goes to Triton, torch_npu or eager torch, and a fallback is seen.
+
+import fusedops
+y = fusedops.scaled_masked_softmax(x, mask, scale=0.125)
+print(fusedops.explain("scaled_masked_softmax", x, mask, 0.125))
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from fusedops import constraints as constraints
+from fusedops import errors as errors
+from fusedops import ops as ops
+from fusedops._backend import Backend as Backend
+from fusedops._backend import Deviation as Deviation
+from fusedops._backend import Kernel as Kernel
+from fusedops._backend import Unavailable as Unavailable
+from fusedops._backend import kernel as kernel
+from fusedops._decision import Decision as Decision
+from fusedops._explain import explain as explain
+from fusedops._op import OPS as _OPS
+from fusedops._policy import Policy as Policy
+from fusedops._policy import get_policy as get_policy
+from fusedops._policy import set_policy as set_policy
+from fusedops._policy import use as use
+from fusedops._registry import BackendInfo as BackendInfo
+from fusedops._registry import backends as backends
+from fusedops._registry import register as register
+from fusedops._registry import unregister as unregister
+from fusedops._spec import TensorSpec as TensorSpec
+from fusedops._torch import register_op as _register_op
+from fusedops.errors import FallbackWarning as FallbackWarning
+from fusedops.errors import FusedOpsError as FusedOpsError
+from fusedops.errors import FusedOpsWarning as FusedOpsWarning
+from fusedops.errors import InvalidInputError as InvalidInputError
+from fusedops.errors import NoBackendError as NoBackendError
+from fusedops.errors import PluginError as PluginError
+from fusedops.errors import PolicyError as PolicyError
+from fusedops.ops import scaled_masked_softmax as scaled_masked_softmax
+
+if TYPE_CHECKING:
+    from fusedops._hooks import hookimpl as hookimpl
+
+__version__ = "0.1.0"
+
+for _op in _OPS.values():
+    _register_op(_op)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "hookimpl":  # pluggy's marker: only plugins need it, so only they import pluggy
+        from fusedops._hooks import hookimpl
+
+        return hookimpl
+    raise AttributeError(f"module 'fusedops' has no attribute {name!r}")

@@ -1,0 +1,154 @@
+"""What a plugin hands in: a backend with its kernels."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusedops._op import Direction, Op
+from fusedops.constraints import Constraint
+from fusedops.errors import PluginError
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A difference from the op's contract that the backend can neither correct nor refuse: a name and one sentence."""
+
+    name: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """A probe's "not here": why, and what to do about it."""
+
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One backend's function for one op and direction, with its limits. Made by :func:`kernel`."""
+
+    op: str
+    direction: Direction
+    function: Callable[..., Any]
+    limits: tuple[Constraint, ...] = ()
+    source: str = ""
+    deviations: tuple[Deviation, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """File and line of the function, for messages."""
+        code = getattr(self.function, "__code__", None)
+        return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
+
+
+def kernel(
+    op: str | Callable[..., Any],
+    *limits: Constraint,
+    direction: Direction = "forward",
+    source: str = "",
+    deviations: Sequence[Deviation] = (),
+) -> Callable[[Callable[..., Any]], Kernel]:
+    """Declares the decorated function to be a kernel, with its limits beside it.
+
+    Args:
+        op: the public function, as in ``ops.scaled_masked_softmax``, or its name.
+        *limits: from :mod:`fusedops.constraints`, the cheapest first; all must hold.
+        direction: "forward" has the op's signature, "backward" that of the op's backward.
+        source: the vendor function or document behind it.
+        deviations: differences from the contract that remain.
+    """
+    name = op if isinstance(op, str) else op.__name__
+
+    def declare(function: Callable[..., Any]) -> Kernel:
+        return Kernel(name, direction, function, limits, source, tuple(deviations))
+
+    return declare
+
+
+@dataclass(frozen=True, eq=False)
+class Backend:
+    """A named set of kernels for some device types.
+
+    Args:
+        name: lower case, as users write it in a policy. Must equal the entry point's name.
+        device_types: torch device types it serves, such as ("cuda",); ("*",) is every device.
+        priority: the default order is from high to low. 0 is eager's; a backend for one device takes 100.
+        kernels: made by :func:`kernel`.
+        probe: called once, when a call, a policy or a user first needs the backend: None where it can run here, else
+            :class:`Unavailable`. Import the vendor's library here, not when the plugin is imported.
+        needs: what it runs on, for messages: "triton and an NVIDIA or AMD GPU".
+    """
+
+    name: str
+    device_types: tuple[str, ...]
+    priority: int
+    kernels: Sequence[Kernel]
+    probe: Callable[[], Unavailable | None] = lambda: None
+    needs: str = ""
+
+    def serves(self, device_type: str) -> bool:
+        """Whether tensors on this device type are its business."""
+        return "*" in self.device_types or device_type in self.device_types
+
+
+def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
+    """Raises PluginError where a backend does not fit the ops, and names the culprit."""
+    who = f"backend {backend.name!r}"
+    if not backend.name.isidentifier() or backend.name != backend.name.lower() or backend.name == "auto":
+        raise PluginError(
+            f"{who}: a name is a lower-case identifier other than 'auto', as policies are written with it"
+        )
+    if not backend.device_types:
+        raise PluginError(f"{who}: device_types is empty; name at least one, such as ('cuda',), or ('*',) for all")
+    seen: dict[tuple[str, Direction], Kernel] = {}
+    for item in backend.kernels:
+        if item.op not in ops:
+            known = ", ".join(sorted(ops))
+            raise PluginError(f"{who}: {item.where} is a kernel for {item.op!r}, which is no op; the ops are {known}")
+        twin = seen.setdefault((item.op, item.direction), item)
+        if twin is not item:
+            raise PluginError(f"{who}: two {item.direction} kernels for {item.op}: {twin.where} and {item.where}")
+        _check_kernel(who, item, ops[item.op])
+    for name, direction in seen:
+        if direction == "backward" and (name, "forward") not in seen:
+            raise PluginError(f"{who}: a backward kernel for {name} without a forward kernel; add the forward one")
+
+
+def _check_kernel(who: str, item: Kernel, op: Op) -> None:
+    wanted = op.signature if item.direction == "forward" else op.backward_signature
+    given = inspect.signature(item.function)
+    here = f"{who}: {item.direction} kernel for {op.name} at {item.where}"
+    wanted_text, given_text = _bare(wanted), _bare(given)
+    if list(given.parameters) != list(wanted.parameters):
+        raise PluginError(f"{here} takes {given_text}; needs the op's parameters, in order: {wanted_text}")
+    for name, parameter in wanted.parameters.items():
+        other = given.parameters[name]
+        if other.kind is not parameter.kind:
+            raise PluginError(
+                f"{here}: parameter {name!r} is {other.kind.description}; needs {parameter.kind.description}: "
+                f"{wanted_text}"
+            )
+        if other.default != parameter.default:
+            raise PluginError(
+                f"{here}: the default of {name!r} is {_default(other)}; needs {_default(parameter)}: {wanted_text}"
+            )
+    for limit in item.limits:
+        if limit.name not in wanted.parameters:
+            raise PluginError(
+                f"{here}: limit {limit.describe()!r} is on {limit.name!r}, which is no parameter; "
+                f"needs one of {', '.join(wanted.parameters)}"
+            )
+
+
+def _bare(signature: inspect.Signature) -> str:
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    return "absent" if parameter.default is parameter.empty else repr(parameter.default)

@@ -1,0 +1,217 @@
+"""The order in which backends are asked, for one policy, op and device type. Dispatch and `explain` both use it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fusedops import _policy
+from fusedops._op import Direction, Op
+from fusedops._policy import AUTO, Policy
+from fusedops._registry import Entry, Record, registry
+from fusedops.constraints import Constraint, Reason, ReasonCode
+from fusedops.errors import FallbackWarning, NoBackendError
+
+# frames of these are not the user's: fusedops itself, and torch's dispatcher on the way through torch.ops
+_INSIDE = (os.path.dirname(__file__), os.path.dirname(torch.__file__))
+_warned: set[tuple[str, str, str]] = set()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend in its place in the order, before any argument but the device type was looked at."""
+
+    backend: str
+    named: bool
+    entry: Entry | None
+    refusal: Reason | None  # why it serves nothing here, whatever the arguments
+
+
+@dataclass(eq=False)
+class Plan:
+    """The order for one (policy, op, device type, direction). Made once; the hot path reads ``first``."""
+
+    op: Op
+    direction: Direction
+    device_type: str
+    policy: Policy
+    assume: bool
+    candidates: tuple[Candidate, ...]
+    entries: tuple[Entry, ...] = ()
+    first: Entry | None = None
+    seen: set[Constraint] = field(default_factory=lambda: set())
+    backward: dict[str, Plan] = field(default_factory=lambda: {})
+
+    def choose(self, args: Sequence[Any]) -> tuple[Entry | None, list[tuple[Entry, Constraint]]]:
+        """The first entry that takes the call, and those before it with the limit that refused."""
+        refused: list[tuple[Entry, Constraint]] = []
+        for entry in self.entries:
+            limit = entry.check(*args) if entry.check is not None else None
+            if limit is None:
+                return entry, refused
+            refused.append((entry, limit))
+        return None, refused
+
+    def pick(self, args: Sequence[Any]) -> Entry:
+        """The entry that serves the call, the fallback made seen."""
+        first = self.first
+        if first is None or (first.check is not None and first.check(*args) is not None):
+            return self.fall_back(args)
+        return first
+
+    def backward_for(self, forward: str, args: Sequence[Any]) -> Entry:
+        """The entry that serves the gradient of a call that ``forward`` serves; x stands in for its output."""
+        return backward_plan(self, forward).pick(self.op.backward_args(args[0], args[0], args))
+
+    def fall_back(self, args: Sequence[Any]) -> Entry:
+        """:meth:`choose` for a call that ``first`` refuses: makes the fallback seen, or raises.
+
+        Raises:
+            NoBackendError: no allowed backend takes the call.
+        """
+        entry, refused = self.choose(args)
+        if entry is None:
+            from fusedops._decision import decide
+
+            raise NoBackendError(decide(self.op, args, self.policy, self.device_type, direction=self.direction))
+        for refusing, limit in refused:
+            if limit not in self.seen:  # one set look-up a call, however often it falls back
+                self.seen.add(limit)
+                reasons = limit.reasons(dict(zip(self._parameters, args)))
+                self._announce(refusing.backend, reasons[0], entry.backend)
+        return entry
+
+    def first_use(self) -> None:
+        """Makes seen what the plan passes over whatever the arguments are: a named backend that cannot run here."""
+        taken = self.first.backend if self.first else None
+        named_serves = any(c.named and c.backend == taken for c in self.candidates)
+        for candidate in self.candidates:
+            if candidate.refusal is None:
+                break
+            # "npu,triton" names a backend for each kind of chip: news only where none of them is for this one
+            if _passed_over_freely(candidate) and (named_serves or not candidate.named):
+                continue
+            self._announce(candidate.backend, candidate.refusal, taken or "nobody")
+
+    @property
+    def _parameters(self) -> tuple[str, ...]:
+        return self.op.parameters if self.direction == "forward" else self.op.backward_parameters
+
+    def _announce(self, refusing: str, reason: Reason, serving: str) -> None:
+        if self.policy.fallback == "silent":
+            return
+        what = self.op.name if self.direction == "forward" else f"{self.op.name} backward"
+        key = (what, refusing, reason.code.value)
+        if key in _warned:
+            return
+        _warned.add(key)
+        warnings.warn(
+            f"{what} runs on {serving}, not on {refusing}: {reason.detail}. To qualify for {refusing}: {reason.fix}. "
+            f'(Said once; fallback="raise" makes this an error, "silent" hides it.)',
+            FallbackWarning,
+            stacklevel=_level_of_user(),
+        )
+
+
+def _level_of_user() -> int:
+    """How many frames up the first one is that is neither fusedops's nor torch's dispatcher."""
+    level, at = 1, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while at.f_back is not None and at.f_code.co_filename.startswith(_INSIDE):
+        level, at = level + 1, at.f_back
+    return level
+
+
+def make_plan(
+    op: Op,
+    policy: Policy,
+    device_type: str,
+    direction: Direction = "forward",
+    *,
+    assume: bool = False,
+    prefer: str | None = None,
+) -> Plan:
+    """Orders the backends for calls of ``op`` on a device type.
+
+    Args:
+        assume: take the backends of that device type for ready without probing, for a device that is not here.
+        prefer: for backward, the backend that served forward: it comes first.
+    """
+    records: dict[str, tuple[Record, bool]] = {}
+    for name in policy.order(op.name):
+        if name == AUTO:
+            break
+        record = registry.find(name)
+        if record is not None:
+            records.setdefault(name, (record, True))
+    for record in registry.records():
+        records.setdefault(record.name, (record, False))
+    candidates = [_candidate(record, named, op, device_type, direction, assume) for record, named in records.values()]
+    if prefer is not None:
+        candidates.sort(key=lambda candidate: candidate.backend != prefer)
+    if policy.fallback == "raise":
+        entries = _the_one(candidates, prefer)
+    else:
+        entries = tuple(c.entry for c in candidates if c.entry is not None and c.refusal is None)
+    first = entries[0] if entries else None
+    return Plan(op, direction, device_type, policy, assume, tuple(candidates), entries, first)
+
+
+def _the_one(candidates: list[Candidate], prefer: str | None) -> tuple[Entry, ...]:
+    """The only backend that fallback="raise" lets serve: the first named one (with none named, the first of all)
+    whose business the tensor's device is. For backward, the one that served forward.
+    """
+    asked = [c for c in candidates if c.backend == prefer] or [c for c in candidates if c.named] or candidates
+    for candidate in asked:
+        if candidate.refusal is None:
+            return (candidate.entry,) if candidate.entry is not None else ()
+        if not _passed_over_freely(candidate):
+            return ()
+    return ()
+
+
+def _passed_over_freely(candidate: Candidate) -> bool:
+    """Whether passing over it is no news: another chip's backend, or an op that an unnamed backend does not have."""
+    code = candidate.refusal.code if candidate.refusal else None
+    return code is ReasonCode.DEVICE or (code is ReasonCode.NO_KERNEL and not candidate.named)
+
+
+def _candidate(record: Record, named: bool, op: Op, device_type: str, direction: Direction, assume: bool) -> Candidate:
+    backend = record.backend
+    if backend is None:
+        return Candidate(record.name, named, None, record.refusal())
+    if not backend.serves(device_type):
+        serves = ", ".join(backend.device_types)
+        detail = f"serves {serves}, not {device_type}"
+        fix = f"move the tensors to {serves}"
+        return Candidate(record.name, named, None, Reason(ReasonCode.DEVICE, detail, device_type, serves, fix))
+    entry = record.entries.get((op.name, direction))
+    if entry is None:
+        what = op.name if direction == "forward" else f"{op.name} backward"
+        have = ", ".join(dict.fromkeys(item.op for item in backend.kernels)) or "nothing"
+        reason = Reason(
+            ReasonCode.NO_KERNEL, f"has no kernel for {what}", have, what, f"prefer a backend that has {what}"
+        )
+        return Candidate(record.name, named, None, reason)
+    return Candidate(record.name, named, entry, None if assume else record.refusal())
+
+
+def backward_plan(plan: Plan, forward: str) -> Plan:
+    """The order for the gradient of a call that ``forward`` served: its own backward first, then the plan's order."""
+    made = plan.backward.get(forward)
+    if made is None:
+        made = make_plan(plan.op, plan.policy, plan.device_type, "backward", assume=plan.assume, prefer=forward)
+        made.first_use()
+        plan.backward[forward] = made
+    return made
+
+
+def forget_warnings() -> None:
+    """Lets each fallback be said again. For tests."""
+    _warned.clear()
+    _policy.forget()

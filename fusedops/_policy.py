@@ -1,0 +1,283 @@
+"""Who is preferred, for which op, and how loud a fallback is.
+
+A policy text is an order of preference, then orders for single ops: ``"npu,triton; scaled_masked_softmax=eager"``. The
+name ``auto`` stands for the default order. Texts come through four channels; the innermost that speaks of an op wins:
+``backend=`` argument > :func:`use` > :func:`set_policy` > environment (``FUSEDOPS_BACKEND``, ``FUSEDOPS_FALLBACK``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import os
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast, get_args
+
+from fusedops._op import OPS
+from fusedops._registry import registry
+from fusedops.errors import FusedOpsWarning, PluginError, PolicyError
+
+Fallback = Literal["warn", "silent", "raise"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+AUTO = "auto"
+LEVELS: tuple[str, ...] = get_args(Fallback)
+VARIABLES = ("FUSEDOPS_BACKEND", "FUSEDOPS_FALLBACK", "FUSEDOPS_PLUGINS")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one channel says.
+
+    Attributes:
+        channel: "backend=", "use()", "set_policy()" or "FUSEDOPS_BACKEND".
+        text: the policy text as given; empty where only a fallback level was given.
+        order: the preference for every op, or None where it does not speak of it.
+        per_op: the preference for single ops.
+        fallback: the fallback level, or None where it does not speak of it.
+    """
+
+    channel: str
+    text: str
+    order: tuple[str, ...] | None = None
+    per_op: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    fallback: Fallback | None = None
+
+    def wish(self, op: str) -> tuple[str, ...] | None:
+        """The order this layer wants for ``op``, or None."""
+        return dict(self.per_op).get(op, self.order)
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """The preferences in force: layers, the innermost first.
+
+    ``str(policy)`` says which channel said what. Plans made from a policy are kept on it, by op and device type.
+    """
+
+    layers: tuple[Layer, ...] = ()
+    plans: dict[Any, Any] = field(default_factory=lambda: {}, repr=False)
+
+    @property
+    def fallback(self) -> Fallback:
+        """The fallback level: the innermost that was given, else "warn"."""
+        said: list[Fallback] = [layer.fallback for layer in self.layers if layer.fallback]
+        return said[0] if said else "warn"
+
+    def deciding(self, op: str) -> Layer | None:
+        """The layer whose order counts for ``op``, or None where nobody spoke."""
+        return next((layer for layer in self.layers if layer.wish(op) is not None), None)
+
+    def order(self, op: str) -> tuple[str, ...]:
+        """The order of preference for ``op``; ("auto",) where nobody spoke."""
+        layer = self.deciding(op)
+        return (layer and layer.wish(op)) or (AUTO,)
+
+    def under(self, layer: Layer) -> Policy:
+        """This policy with one more layer inside it."""
+        return Policy((layer, *self.layers))
+
+    def __str__(self) -> str:
+        said = [f'{layer.channel}: "{layer.text}"' for layer in self.layers if layer.text]
+        level = next((f"from {layer.channel}" for layer in self.layers if layer.fallback), "default")
+        return f"{'; '.join(said) or 'auto (nothing set)'}; fallback {self.fallback} ({level})"
+
+
+def parse(text: str, channel: str, fallback: str | None = None) -> Layer:
+    """Reads a policy text.
+
+    Raises:
+        PolicyError: it is not of the grammar, or names an unknown backend, op or fallback level.
+        PluginError: it names a backend that failed to load; the cause is that backend's own error.
+    """
+    if fallback is not None and fallback not in LEVELS:
+        raise PolicyError(f"{channel}: {unknown_name('fallback level', fallback, LEVELS)}")
+    order: tuple[str, ...] | None = None
+    per_op: dict[str, tuple[str, ...]] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        op, equals, names = part.rpartition("=")
+        wish = _names(names, channel, text)
+        if not equals:
+            if order is not None:
+                raise PolicyError(
+                    f'{channel}: "{text}" has two orders for every op; needs one, with the orders for single ops '
+                    f'after it, as in "npu,triton; bias_gelu=eager"'
+                )
+            order = wish
+        elif (op := op.strip()) not in OPS:
+            raise PolicyError(f'{channel}: "{text}": {unknown_name("op", op, list(OPS))}')
+        else:
+            per_op[op] = wish
+    return Layer(channel, text, order, tuple(per_op.items()), cast("Fallback | None", fallback))
+
+
+def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    known = registry.names()
+    for name in names:
+        if name == AUTO:
+            continue
+        record = registry.find(name)
+        if record is None:
+            raise PolicyError(f'{channel}: "{whole}": {unknown_name("backend", name, [*known, AUTO])}')
+        if record.error is not None:
+            raise PluginError(
+                f'{channel}: "{whole}" names {name!r}, which failed to load: {record.error}'
+            ) from record.error
+    return names
+
+
+def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
+    """A sentence such as: no backend is called 'tritn'; the nearest is 'triton'; known are eager, npu, triton."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" the nearest is {near[0]!r};" if near else ""
+    return (
+        f"no {kind} is called {name!r};{hint} known are {', '.join(sorted(known)) or 'none (is fusedops installed?)'}"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- state
+
+
+class Frame:
+    """One ``with use(...)``: its layer, the frame around it, and the policy they make together with the process's."""
+
+    __slots__ = ("_base", "_policy", "layer", "outer")
+
+    def __init__(self, layer: Layer, outer: Frame | None) -> None:
+        self.layer = layer
+        self.outer = outer
+        self._base: Policy | None = None
+        self._policy = Policy()
+
+    def policy(self) -> Policy:
+        """The policy in force; made anew when the process's has changed, so that set_policy inside a block is seen."""
+        base = process or process_policy()
+        if self._base is not base:
+            around = self.outer.policy() if self.outer else base
+            self._policy, self._base = _interned(around, self.layer), base
+        return self._policy
+
+
+frame: ContextVar[Frame | None] = ContextVar("fusedops_use", default=None)
+process: Policy | None = None
+_lock = threading.RLock()
+
+
+@functools.lru_cache(maxsize=256)  # entering `with use("eager")` in a loop must not make plans anew each time
+def _interned(base: Policy, layer: Layer) -> Policy:
+    return base.under(layer)
+
+
+@functools.lru_cache(maxsize=256)
+def with_argument(base: Policy, text: str) -> Policy:
+    """The policy of a call with ``backend=text``."""
+    return base.under(parse(text, "backend="))
+
+
+def process_policy() -> Policy:
+    """The policy of set_policy and the environment. The environment is read here, on first need."""
+    global process
+    with _lock:
+        if process is None:
+            process = Policy(_environment())
+        return process
+
+
+def _environment() -> tuple[Layer, ...]:
+    for name in sorted(os.environ):
+        if name.startswith("FUSEDOPS_") and name not in VARIABLES:
+            message = unknown_name("FUSEDOPS variable", name, VARIABLES)
+            warnings.warn(f"{message}; it has no effect", FusedOpsWarning, stacklevel=2)
+    text = os.environ.get("FUSEDOPS_BACKEND", "").strip()
+    fallback = os.environ.get("FUSEDOPS_FALLBACK", "").strip() or None
+    if fallback is not None and fallback not in LEVELS:
+        raise PolicyError(f"FUSEDOPS_FALLBACK: {unknown_name('fallback level', fallback, LEVELS)}")
+    return (parse(text, "FUSEDOPS_BACKEND", fallback),) if text or fallback else ()
+
+
+def forget() -> None:
+    """Drops every plan and interned policy: the backends have changed. The process's own policy keeps its texts."""
+    global process
+    with _lock:
+        if process is not None:
+            process = Policy(process.layers)
+        _interned.cache_clear()
+        with_argument.cache_clear()
+
+
+registry.on_change.append(forget)
+
+
+def get_policy() -> Policy:
+    """The policy in force here: each channel that spoke, the innermost first."""
+    here = frame.get()
+    return here.policy() if here else process_policy()
+
+
+def set_policy(policy: str | None = None, *, fallback: Fallback | None = None) -> None:
+    """Sets the policy of the whole process, for every thread.
+
+    Args:
+        policy: such as "npu,triton; scaled_masked_softmax=eager". None: back to the environment, read again.
+        fallback: what happens when the preferred backend does not take a call: "warn" (once per reason), "silent" or
+            "raise".
+
+    Raises:
+        PolicyError: an unknown backend, op or fallback level.
+    """
+    global process
+    layers = _environment()
+    if policy is not None or fallback is not None:
+        layers = (parse(policy or "", "set_policy()", fallback), *layers)
+    with _lock:
+        process = Policy(layers)
+        _interned.cache_clear()
+        with_argument.cache_clear()
+
+
+class use:
+    """A policy for a block of code, in this thread or task: ``with fusedops.use("eager"): ...``, also as a decorator.
+
+    Args:
+        policy: such as "npu,triton; scaled_masked_softmax=eager". None: only the fallback level changes.
+        fallback: "warn", "silent" or "raise"; None leaves it.
+
+    Raises:
+        PolicyError: an unknown backend, op or fallback level.
+    """
+
+    def __init__(self, policy: str | None = None, *, fallback: Fallback | None = None) -> None:
+        self._layer = parse(policy or "", "use()", fallback)
+
+    def __enter__(self) -> Policy:
+        inside = Frame(self._layer, frame.get())
+        frame.set(inside)
+        return inside.policy()
+
+    def __exit__(self, *exc: object) -> None:
+        inside = frame.get()
+        assert inside is not None, "use() left in another context than it was entered"
+        frame.set(inside.outer)
+
+    def __call__(self, function: F) -> F:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def later(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
+
+            return cast("F", later)
+
+        @functools.wraps(function)
+        def now(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return cast("F", now)

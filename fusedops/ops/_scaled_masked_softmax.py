@@ -1,0 +1,203 @@
+"""Scaled masked softmax, the attention probabilities. Replaces Megatron's and apex's ScaledMaskedSoftmax family,
+torch_npu's npu_scaled_masked_softmax, and the chain scale -> masked_fill -> softmax.
+
+This file is the whole contract: what is accepted, what it means, its gradient, how exact, on which sizes it matters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._dispatch import call
+from fusedops._op import Case, Direction, Op, Tolerance
+from fusedops.errors import InvalidInputError
+
+
+def scaled_masked_softmax(
+    x: Tensor, mask: Tensor | None = None, scale: float = 1.0, *, causal: bool = False, backend: str | None = None
+) -> Tensor:
+    """Softmax over the last dimension of ``scale * x``, with masked positions left out.
+
+    ``y = softmax(where(masked, -inf, scale * x), dim=-1)``: scale first, then mask. A masked position has probability
+    exactly 0, whatever ``x`` holds there; a row whose positions are all masked is exactly 0, and so is its gradient.
+
+    Args:
+        x: (..., Sq, Sk), rank >= 2, float16, bfloat16, float32 or float64. Attention scores.
+        mask: bool or uint8, broadcastable to ``x``; True or non-zero means masked out (the opposite of torch's
+            scaled_dot_product_attention). None masks nothing.
+        scale: a finite number. Never rounded to the dtype of ``x``.
+        causal: also masks key k for query q where k > q, both counted from 0 (the first query sees the first key
+            only, also where Sq != Sk). Joined with ``mask`` by "or".
+        backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in force.
+
+    Returns:
+        (..., Sq, Sk), contiguous, the dtype of ``x``. Computed in float32 (float64 for float64).
+
+    Raises:
+        InvalidInputError: an argument is not as above.
+        NoBackendError: the policy forbids a fallback and its backend does not take the call.
+
+    Source: Megatron-LM, ``megatron/core/fusions/fused_softmax.py``; torch_npu, ``npu_scaled_masked_softmax``.
+    """
+    return call(OP, backend, (x, mask, scale, causal))
+
+
+_FLOATING = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+_MASKS = frozenset((torch.bool, torch.uint8))
+
+
+def _validate(x: Any, mask: Any, scale: Any, causal: Any) -> None:
+    # on the hot path: the tests that pass come first and cost least; words are made only when one fails
+    try:
+        if (
+            x.dtype not in _FLOATING
+            or x.dim() < 2
+            or not isinstance(scale, (float, int))
+            or not math.isfinite(scale)
+            or (causal is not True and causal is not False)
+        ):
+            raise _invalid(x, mask, scale, causal)
+        if mask is not None and (
+            mask.dtype not in _MASKS or mask.get_device() != x.get_device() or not _broadcasts(mask.shape, x.shape)
+        ):
+            raise _invalid(x, mask, scale, causal)
+    except (AttributeError, TypeError, OverflowError):
+        raise _invalid(x, mask, scale, causal) from None
+
+
+def _broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    if small == large:
+        return True
+    if len(small) > len(large):
+        return False
+    # a loop and reversed(), not all(...) and a slice: a generator and a new torch.Size cost 0.7 us more
+    for size, full in zip(reversed(small), reversed(large)):
+        if size != full and size != 1:
+            return False
+    return True
+
+
+def _invalid(x: Any, mask: Any, scale: Any, causal: Any) -> InvalidInputError:
+    return InvalidInputError(f"scaled_masked_softmax: {_what_is_wrong(x, mask, scale, causal)}")
+
+
+def _what_is_wrong(x: Any, mask: Any, scale: Any, causal: Any) -> str:
+    """One sentence: what was given, what is needed, what to do."""
+    if not hasattr(x, "dtype") or not hasattr(x, "dim"):
+        return f"x is {_kind(x)}; needs a torch.Tensor; convert it with torch.as_tensor"
+    if x.dtype not in _FLOATING:
+        return f"x is {x.dtype}; needs float16, bfloat16, float32 or float64; convert it, as in x.float()"
+    if x.dim() < 2:
+        return f"x has {x.dim()} dimensions; needs (..., Sq, Sk); add one, as in x.unsqueeze(0)"
+    if not isinstance(scale, (int, float)):
+        return f"scale is {_kind(scale)}; needs a Python number; use float(scale), or scale.item() of a tensor"
+    if not math.isfinite(scale):
+        return f"scale is {scale}; needs a finite number; 1 / sqrt(head size) is usual"
+    if not isinstance(causal, bool):
+        return f"causal is {causal!r}; needs True or False"
+    if not hasattr(mask, "dtype") or not hasattr(mask, "dim"):
+        return f"mask is {_kind(mask)}; needs a bool tensor or None; convert it with torch.as_tensor"
+    if mask.dtype not in _MASKS:
+        if mask.dtype.is_floating_point:
+            return (
+                f"mask is {mask.dtype}; needs bool or uint8, True where masked out; of an additive mask take mask < 0"
+            )
+        return f"mask is {mask.dtype}; needs bool or uint8, True where masked out; convert it with mask != 0"
+    if mask.get_device() != x.get_device():
+        return f"mask is on {mask.device} and x on {x.device}; needs one device; move it with mask.to(x.device)"
+    given, wanted = tuple(mask.shape), tuple(x.shape)
+    return (
+        f"mask has shape {given}, which does not broadcast to x {wanted}; needs each size, from the last, to be 1 or "
+        f"x's; for padding of shape (b, sk) pass mask[:, None, None, :]"
+    )
+
+
+def _kind(value: object) -> str:
+    return f"a tensor of {value.numel()} elements" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _masked(x: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
+    """The positions that ``mask`` and ``causal`` mask together, broadcastable to x, or None."""
+    masked = None if mask is None else mask.bool()
+    if causal:
+        upper = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        masked = upper if masked is None else masked | upper
+    return masked
+
+
+def _reference(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, *, causal: bool = False) -> Tensor:
+    wide = (x if x.dtype == torch.float64 else x.float()) * scale
+    masked = _masked(x, mask, causal)
+    if masked is None:
+        return torch.softmax(wide, -1).to(x.dtype)
+    # a fully masked row would be softmax of -inf alone, NaN: it is computed over zeros and zeroed after
+    dead = masked.expand(x.shape).all(-1, keepdim=True)
+    y = torch.softmax(wide.masked_fill(masked, -math.inf).masked_fill(dead, 0.0), -1)
+    return y.masked_fill(masked, 0.0).to(x.dtype)
+
+
+def _backward(grad: Tensor, y: Tensor, scale: float = 1.0, *, causal: bool = False) -> Tensor:
+    wide_grad, wide_y = (grad, y) if y.dtype == torch.float64 else (grad.float(), y.float())
+    return (scale * wide_y * (wide_grad - (wide_grad * wide_y).sum(-1, keepdim=True))).to(y.dtype)
+
+
+def _output(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _min_bytes(x: Any, mask: Any, scale: float, causal: bool) -> Mapping[Direction, int]:
+    """Read x and mask, write y; read g and y, write dx. Causal reads nothing above the diagonal."""
+    size = x.dtype.itemsize
+    elements = math.prod(x.shape)
+    sq, sk = x.shape[-2:]
+    kept = sum(min(q + 1, sk) for q in range(sq)) * (elements // max(sq * sk, 1)) if causal else elements
+    mask_bytes = 0 if mask is None else math.prod(mask.shape)
+    return {"forward": size * (kept + elements) + mask_bytes, "backward": size * (2 * kept + elements)}
+
+
+_ASCEND = "torch_npu, typical cases of npu_scaled_masked_softmax"
+
+OP = Op(
+    name="scaled_masked_softmax",
+    reference=_reference,
+    backward=_backward,
+    differentiable=("x",),
+    validate=_validate,
+    output=_output,
+    tolerance={
+        torch.float16: Tolerance(1e-3, 1e-3),  # one rounding to an 11-bit mantissa, and denormal probabilities
+        torch.bfloat16: Tolerance(1e-3, 1.6e-2),  # one rounding to an 8-bit mantissa
+        torch.float32: Tolerance(2e-6, 1e-5),  # exp of scores near 30 loses about 5 bits of 24
+        torch.float64: Tolerance(1e-14, 1e-12),
+    },
+    gradient_tolerance={
+        # y * (g - sum(g * y)) from the rounded y: half a unit in the last place of y, times |g| + |sum| of up to about 5
+        torch.float16: Tolerance(2e-3, 2e-3),
+        torch.bfloat16: Tolerance(1e-2, 1.6e-2),
+        torch.float32: Tolerance(5e-6, 1e-5),
+        torch.float64: Tolerance(1e-13, 1e-12),
+    },
+    cases=(
+        Case("gpt2_small", {"x": (2, 12, 64, 64), "mask": (2, 1, 1, 64), "scale": 0.125}, "GPT-2, 12 heads of 64"),
+        Case("causal", {"x": (2, 4, 64, 64), "scale": 0.125, "causal": True}, "decoder, training"),
+        Case("causal_padded", {"x": (2, 4, 64, 96), "mask": (2, 1, 1, 96), "causal": True}, "decoder, padded batch"),
+        Case("ragged", {"x": (3, 5, 100), "mask": (3, 5, 100)}, "a length that Ascend refuses"),
+        Case("decode", {"x": (4, 8, 1, 129), "mask": (4, 1, 1, 129), "scale": 0.088}, "one query, cached keys"),
+        Case("ascend_1", {"x": (1, 8, 4096, 4096), "mask": (1, 1, 4096, 4096)}, _ASCEND),
+        Case("ascend_2", {"x": (4, 32, 2048, 2048), "mask": (4, 1, 2048, 2048)}, _ASCEND),
+        Case("ascend_3", {"x": (8, 16, 512, 2048), "mask": (8, 16, 512, 2048)}, _ASCEND),
+        Case("ascend_4", {"x": (8, 16, 512, 1536), "mask": (8, 16, 512, 1536)}, _ASCEND),
+        Case("ascend_5", {"x": (8, 16, 512, 1024), "mask": (8, 16, 512, 1024)}, _ASCEND),
+        Case("ascend_6", {"x": (8, 16, 512, 512), "mask": (8, 16, 512, 512)}, _ASCEND),
+        Case("ascend_7", {"x": (8, 16, 512, 256), "mask": (8, 16, 512, 256)}, _ASCEND),
+        Case("ascend_8", {"x": (4, 4, 2048, 2048), "mask": (4, 4, 2048, 2048)}, _ASCEND),
+    ),
+    min_bytes=_min_bytes,
+    formula="softmax(where(masked, -inf, scale * x), dim=-1)",
+    doc=scaled_masked_softmax.__doc__ or "",
+)
