@@ -1,0 +1,494 @@
+"""An Ascend device in plain Python: PrivateUse1 under the name ``npu``, its memory on the CPU.
+
+``register()`` makes ``torch.device("npu")`` work in this process. The tensors are plain ``torch.Tensor`` with the
+dispatch keys a real NPU tensor has, so autograd, views, in-place ops and dispatch modes take the paths that they take
+on hardware.
+
+How it works. Every device storage is a ``torch.UntypedStorage`` on ``npu:0`` that points at the bytes of a CPU storage;
+a table, keyed by ``untyped_storage()._cdata``, keeps that CPU storage alive until the device storage dies. Ops without
+a kernel of their own reach ``_fallback``, which runs the CPU kernel on CPU aliases of the same bytes. View ops run the
+CPU kernel on the device tensor itself (they touch only sizes and strides), so views share storage as on any device.
+
+Stricter than needed, on purpose: a CPU tensor among device tensors raises, as do the generators of another device, and
+fresh floating memory is filled with NaN, so that a result that depends on uninitialised memory is seen.
+
+Registration cannot be undone. It leaves CPU tensors, ``torch.compile`` on the CPU and autograd alone (tested).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch.utils import backend_registration
+
+DEVICE = "npu"
+
+calls: Counter[str] = Counter()
+"""Calls that reached the device, by op name, without the overload and without the ``_`` of in-place ops, which torch
+often runs as the out= overload: ``add``, ``masked_fill``, ``npu_gelu``. Copies: ``copy``, ``copy_to_host``,
+``copy_to_device``."""
+
+VIEWS = frozenset(
+    {"as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex", "set", "resize"}
+)
+ALLOCATIONS = frozenset({"empty", "empty_strided"})
+# The host waits for the device: it asks to, takes a Python value or a copy, or the result's shape depends on the data.
+_DATA_DEPENDENT = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "repeat_interleave"}
+SYNCHRONISING = frozenset({"synchronize", "_local_scalar_dense", "equal", "copy_to_host", "bincount", *_DATA_DEPENDENT})
+# As on CUDA, these take their index tensors from the host too.
+_TAKES_HOST_INDICES = frozenset({"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"})
+# op-plugin's docs, torch_npu-npu_gelu.md: "on an NPU the native gelu ignores `approximate` and computes tanh" (D).
+_ALWAYS_TANH = frozenset({"aten::gelu", "aten::gelu_", "aten::gelu_backward"})
+
+_CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_memory: dict[int, tuple[torch.UntypedStorage, int]] = {}
+_libraries: list[torch.library.Library] = []
+_lock = threading.Lock()
+_generator = torch.Generator("cpu")
+_present = True
+_in_use = 0
+_peak = 0
+registered_late = False
+"""A backward had run before ``register()``: backward on the device then works in the registering thread only."""
+
+
+def reset() -> None:
+    """Sets the counter of calls to zero."""
+    calls.clear()
+
+
+def kernels() -> Counter[str]:
+    """The calls so far that would have started a kernel: all but views, allocations and waits for the device."""
+    return Counter({k: n for k, n in calls.items() if k not in VIEWS | ALLOCATIONS | {"synchronize"}})
+
+
+def synchronisations() -> int:
+    """How often the host has waited for the device since the last reset."""
+    return sum(n for name, n in calls.items() if name in SYNCHRONISING)
+
+
+def live_storages() -> int:
+    """How many device storages are alive."""
+    return len(_memory)
+
+
+# Memory ------------------------------------------------------------------------------------------------------------
+
+
+class _DeviceStorage(torch.UntypedStorage):
+    """A storage on the device. torch has no allocator for it: ``UntypedStorage(n, device="npu")`` ends the process."""
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> torch.UntypedStorage:
+        done = memo.setdefault("torch", {})
+        if self._cdata not in done:
+            done[self._cdata] = _device_storage(_memory[self._cdata][0].clone())
+            # Tensor.__deepcopy__ asks for exactly this class; set_, which it calls next, puts ours back.
+            done[self._cdata].__class__ = torch.UntypedStorage
+        return done[self._cdata]
+
+    def resize_(self, size: int) -> None:
+        raise NotImplementedError("the stand-in cannot resize the storage of a device tensor; resize the tensor")
+
+
+def _device_storage(cpu: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A storage on the device over the bytes of ``cpu``, which the table keeps alive as long."""
+    global _in_use, _peak
+    storage = torch._C._construct_storage_from_data_pointer(cpu.data_ptr(), torch.device(DEVICE, 0), cpu.nbytes())
+    storage.__class__ = _DeviceStorage
+    key = storage._cdata
+    _memory[key] = cpu, cpu.nbytes()
+    # The storage's Python object lives as long as the C++ storage does, so this runs when the last view is gone, and
+    # before the address can be used again for another storage.
+    weakref.finalize(storage, _free, key).atexit = False
+    _in_use += cpu.nbytes()
+    _peak = max(_peak, _in_use)
+    return storage
+
+
+def _free(key: int) -> None:
+    global _in_use
+    _in_use -= _memory.pop(key)[1]
+
+
+def _set(tensor: torch.Tensor, storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
+    """Points the device tensor at ``storage``, with the offset, sizes and strides of ``like``."""
+    op = torch.ops.aten.set_.source_Storage_storage_offset
+    return op.redispatch(_CPU_KERNEL, tensor, storage, like.storage_offset(), like.shape, like.stride())
+
+
+def to_device(cpu: torch.Tensor, storage: torch.UntypedStorage | None = None) -> torch.Tensor:
+    """A device tensor over the same bytes as the CPU tensor: nothing is copied."""
+    tensor = torch._C._acc.create_empty_tensor((0,), cpu.dtype)
+    return _set(tensor, _device_storage(cpu.untyped_storage()) if storage is None else storage, cpu)
+
+
+def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the same bytes as the device tensor, without its autograd history: nothing is copied."""
+    memory = _memory[tensor.untyped_storage()._cdata][0]
+    alias = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return alias.set_(cast(Any, memory), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def is_ours(value: object) -> bool:
+    """Whether the value is a tensor on the device."""
+    return isinstance(value, torch.Tensor) and value.device.type == DEVICE
+
+
+# Calls -------------------------------------------------------------------------------------------------------------
+
+
+def _name(op: torch._ops.OpOverload) -> str:
+    return op._schema.name.split("::")[1].removesuffix("_")
+
+
+class _Aliases:
+    """The CPU aliases of one call's arguments, and the way back from what the CPU kernel returned."""
+
+    def __init__(self, op: torch._ops.OpOverload) -> None:
+        self.op = op
+        self.name = _name(op)
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.host: list[torch.Tensor] = []
+
+    def enter(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value.device.type != DEVICE:
+                self.host.append(value)
+                return value
+            alias = on_cpu(value)
+            self.pairs.append((value, alias))
+            return alias
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.enter(item) for item in cast(Sequence[Any], value))
+        if isinstance(value, torch.device) and value.type == DEVICE:
+            return torch.device("cpu")
+        return value
+
+    def check(self) -> None:
+        # A 0-dim CPU tensor counts as a number, as in TensorIterator.
+        stray = [t for t in self.host if t.dim() > 0]
+        if stray and self.name not in _TAKES_HOST_INDICES:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE}:0 and "
+                f"{stray[0].device}! (in {self.op})"
+            )
+
+    def leave(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            for tensor, alias in self.pairs:
+                if value is alias:  # an in-place or out= op hands its argument back
+                    return tensor
+            for tensor, alias in self.pairs:
+                if value.untyped_storage()._cdata == alias.untyped_storage()._cdata:
+                    return to_device(value, tensor.untyped_storage())
+            return to_device(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.leave(item) for item in cast(Sequence[Any], value))
+        return value
+
+    def take_over_resizes(self) -> None:
+        # out= arguments of the wrong size, and resize_, change the alias; its tensor must follow.
+        for tensor, alias in self.pairs:
+            grown = alias.untyped_storage().nbytes() != tensor.untyped_storage().nbytes()
+            if grown or alias.shape != tensor.shape or alias.stride() != tensor.stride():
+                storage = _device_storage(alias.untyped_storage()) if grown else tensor.untyped_storage()
+                _set(tensor, storage, alias)
+
+
+def _with_generator(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Makes an op that draws random numbers draw them from the device's generator."""
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.name == "generator" and position >= len(args):
+            if kwargs.get("generator") is not None:
+                raise RuntimeError(f"Expected a '{DEVICE}' device type for generator but found 'cpu' (in {op})")
+            return {**kwargs, "generator": _generator}
+    return kwargs
+
+
+def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Runs the CPU kernel of the op on the same bytes."""
+    aliases = _Aliases(op)
+    calls[aliases.name] += 1
+    if op._schema.name in _ALWAYS_TANH:
+        kwargs["approximate"] = "tanh"
+    cpu_args = aliases.enter(args)
+    cpu_kwargs = {name: aliases.enter(value) for name, value in _with_generator(op, args, kwargs).items()}
+    aliases.check()
+    with torch._C._AutoDispatchBelowAutograd():
+        result = op(*cpu_args, **cpu_kwargs)
+        aliases.take_over_resizes()
+        return aliases.leave(result)
+
+
+def _on_the_tensor_itself(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """A kernel for a view op: sizes and strides change, no byte is touched, so the CPU kernel does for any device."""
+    name = _name(op)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        calls[name] += 1
+        if name == "set" and isinstance(args[1], torch.UntypedStorage):
+            args[1].__class__ = _DeviceStorage
+        return op.redispatch(_CPU_KERNEL, *args, **kwargs)
+
+    return kernel
+
+
+def _poisoned(cpu: torch.Tensor) -> torch.Tensor:
+    if cpu.is_floating_point():
+        cpu.fill_(float("nan"))
+    return to_device(cpu)
+
+
+def _empty(
+    size: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    calls["empty"] += 1
+    plain = memory_format or torch.contiguous_format
+    return _poisoned(torch.empty(size, dtype=dtype, device="cpu", memory_format=plain))
+
+
+def _empty_strided(
+    size: Any,
+    stride: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> torch.Tensor:
+    calls["empty_strided"] += 1
+    return _poisoned(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    way = "copy_to_host" if not is_ours(target) else "copy_to_device" if not is_ours(source) else "copy"
+    calls[way] += 1
+    with torch._C._AutoDispatchBelowAutograd():
+        (on_cpu(target) if is_ours(target) else target).copy_(on_cpu(source) if is_ours(source) else source)
+
+
+def _copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    _copy(target, source)
+    return target
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    _copy(target, source)
+    return target
+
+
+def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    target.resize_(source.shape)
+    _copy(target, source)
+    return target
+
+
+def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    # The op has no generator argument: the CPU kernel would draw from the CPU's generator.
+    calls["native_dropout"] += 1
+    with torch._C._AutoDispatchBelowAutograd():
+        values = on_cpu(x)
+        keep = torch.ones(x.shape, dtype=torch.bool, device="cpu")
+        if train is False:
+            return to_device(values.clone()), to_device(keep)
+        keep.bernoulli_(1 - p, generator=_generator)
+        scale = 0.0 if p == 1 else 1 / (1 - p)
+        return to_device(values * keep * scale), to_device(keep)
+
+
+def _fused_sdp_choice(*args: Any, **kwargs: Any) -> int:
+    return 0  # at::SDPBackend::math: scaled_dot_product_attention in plain ops
+
+
+# torch.npu ---------------------------------------------------------------------------------------------------------
+
+
+def memory_allocated(device: object = None) -> int:
+    """Bytes of device memory in use."""
+    return _in_use
+
+
+def _max_memory_allocated(device: object = None) -> int:
+    return _peak
+
+
+def _reset_peak_memory_stats(device: object = None) -> None:
+    global _peak
+    _peak = _in_use
+
+
+def _synchronize(device: object = None) -> None:
+    calls["synchronize"] += 1
+
+
+def _manual_seed(seed: int) -> None:
+    _generator.manual_seed(seed)
+
+
+def _get_rng_state(device: object = None) -> torch.Tensor:
+    return _generator.get_state()
+
+
+def _set_rng_state(new_state: torch.Tensor, device: object = None) -> None:
+    _generator.set_state(new_state)
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    pass
+
+
+class _Stream:
+    """The one stream there is; all work on it is done when the call returns."""
+
+    stream_id = 0
+    synchronize = wait_stream = wait_event = record_event = staticmethod(_nothing)
+
+    def query(self) -> bool:
+        return True
+
+
+def _device_module() -> types.ModuleType:
+    module = types.ModuleType("torch.npu", "What torch_npu puts at torch.npu, as far as the tests need it.")
+    names: dict[str, Any] = {
+        "is_available": lambda: _present,
+        "device_count": lambda: int(_present),
+        "is_initialized": lambda: True,
+        "current_device": lambda: 0,
+        "set_device": _nothing,
+        "get_device_name": lambda device=None: "stand-in for an Ascend device",
+        "device": lambda index=None: contextlib.nullcontext(),
+        "synchronize": _synchronize,
+        "current_stream": lambda device=None: _Stream(),
+        "default_stream": lambda device=None: _Stream(),
+        "stream": lambda stream=None: contextlib.nullcontext(),
+        "empty_cache": _nothing,
+        "memory_allocated": memory_allocated,
+        "max_memory_allocated": _max_memory_allocated,
+        "reset_peak_memory_stats": _reset_peak_memory_stats,
+        "manual_seed": _manual_seed,
+        "manual_seed_all": _manual_seed,
+        "initial_seed": lambda: _generator.initial_seed(),
+        "seed": lambda: _generator.seed(),
+        "get_rng_state": _get_rng_state,
+        "set_rng_state": _set_rng_state,
+        "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
+        "is_bf16_supported": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "_lazy_init": _nothing,
+        "_standin": sys.modules[__name__],  # the fake torch_npu finds this module here, however it was imported
+    }
+    for name, value in names.items():
+        setattr(module, name, value)
+    return module
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self) -> bool:
+        return _present
+
+    def has_primary_context(self, dev_id: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def no_device() -> Iterator[None]:
+    """torch_npu is installed, but ``torch.npu.is_available()`` is False, as on a machine without the hardware."""
+    global _present
+    before, _present = _present, False
+    try:
+        yield
+    finally:
+        _present = before
+
+
+def _let_late_registration_run_backward() -> None:
+    """Makes backward work on the device in this thread, though the autograd engine may have started without it.
+
+    The engine counts the devices at the first backward of the process. Registered later, the device has no thread of
+    its own, and backward raises an internal assertion; without device threads, it runs in the calling thread.
+    """
+    global registered_late
+    one = torch.ones((), device=DEVICE, requires_grad=True)
+    try:
+        torch.autograd.grad(one * 1, one, torch.ones((), device=DEVICE))
+    except RuntimeError as error:
+        if "device_ready_queues_" not in str(error):
+            raise
+        registered_late = True
+        torch.autograd.set_multithreading_enabled(False)
+    reset()
+
+
+def register() -> types.ModuleType:
+    """Registers the device, once per process, and returns what stands at ``torch.npu``.
+
+    Raises:
+        RuntimeError: If another backend has taken PrivateUse1, or this file was imported under two names.
+    """
+    with _lock:
+        if _libraries:
+            return _module
+        taken = torch._C._get_privateuse1_backend_name()
+        if taken != "privateuseone":
+            raise RuntimeError(
+                f"PrivateUse1 is taken, as {taken!r}: by another backend, or by this file under another name."
+            )
+        backend_registration._setup_privateuseone_for_python_backend(DEVICE, backend_module=_module, hook=_Hooks())
+        everything = torch.library.Library("_", "IMPL")
+        everything.fallback(_fallback, "PrivateUse1")
+        # torch.autocast("npu") runs and casts nothing: torch_npu's lists of ops to cast are not imitated.
+        autocast = torch.library.Library("_", "IMPL")
+        autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+        aten = torch.library.Library("aten", "IMPL")
+        ops = torch.ops.aten
+        for op in (
+            ops.as_strided.default,
+            ops.view.default,
+            ops._reshape_alias.default,
+            ops.unfold.default,
+            ops.view_as_real.default,
+            ops.view_as_complex.default,
+            ops.set_.source_Storage,
+            ops.set_.source_Storage_storage_offset,
+            ops.set_.source_Tensor,
+        ):
+            aten.impl(op, _on_the_tensor_itself(op), "PrivateUse1")
+        for name, kernel in {
+            "empty.memory_format": _empty,
+            "empty_strided": _empty_strided,
+            "copy_": _copy_,
+            "_copy_from": _copy_from,
+            "_copy_from_and_resize": _copy_from_and_resize,
+            "native_dropout": _native_dropout,
+            "_fused_sdp_choice": _fused_sdp_choice,
+        }.items():
+            aten.impl(name, kernel, "PrivateUse1")
+        torch.serialization.register_package(
+            # Before torch's own way (priority 21 to 23), which would construct a plain storage.
+            15,
+            lambda storage: f"{DEVICE}:0" if storage.device.type == DEVICE else None,
+            lambda storage, place: _device_storage(storage.clone()) if place.startswith(DEVICE) else None,
+        )
+        _libraries.extend((everything, autocast, aten))
+        _let_late_registration_run_backward()
+        return _module
+
+
+_module = _device_module()
