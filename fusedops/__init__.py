@@ -35,6 +35,9 @@ from fusedops.errors import InvalidInputError as InvalidInputError
 from fusedops.errors import NoBackendError as NoBackendError
 from fusedops.errors import PluginError as PluginError
 from fusedops.errors import PolicyError as PolicyError
+from fusedops.ops import bias_dropout as bias_dropout
+from fusedops.ops import bias_dropout_add as bias_dropout_add
+from fusedops.ops import bias_gelu as bias_gelu
 from fusedops.ops import scaled_masked_softmax as scaled_masked_softmax
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusedops._op import Direction, Op
+from fusedops._op import Direction, Op, without_annotations
 from fusedops.constraints import Constraint
 from fusedops.errors import PluginError
 
@@ -103,10 +103,14 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
         raise PluginError(
             f"{who}: a name is a lower-case identifier other than 'auto', as policies are written with it"
         )
-    if not backend.device_types:
-        raise PluginError(f"{who}: device_types is empty; name at least one, such as ('cuda',), or ('*',) for all")
+    if not backend.device_types or isinstance(backend.device_types, str):
+        raise PluginError(
+            f"{who}: device_types is {backend.device_types!r}; needs a tuple, such as ('cuda',), or ('*',) for all"
+        )
     seen: dict[tuple[str, Direction], Kernel] = {}
     for item in backend.kernels:
+        if not isinstance(item, Kernel):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PluginError(f"{who}: {item!r} is no kernel; decorate it with @fusedops.kernel(op, limits...)")
         if item.op not in ops:
             known = ", ".join(sorted(ops))
             raise PluginError(f"{who}: {item.where} is a kernel for {item.op!r}, which is no op; the ops are {known}")
@@ -123,7 +127,7 @@ def _check_kernel(who: str, item: Kernel, op: Op) -> None:
     wanted = op.signature if item.direction == "forward" else op.backward_signature
     given = inspect.signature(item.function)
     here = f"{who}: {item.direction} kernel for {op.name} at {item.where}"
-    wanted_text, given_text = _bare(wanted), _bare(given)
+    wanted_text, given_text = without_annotations(wanted), without_annotations(given)
     if list(given.parameters) != list(wanted.parameters):
         raise PluginError(f"{here} takes {given_text}; needs the op's parameters, in order: {wanted_text}")
     for name, parameter in wanted.parameters.items():
@@ -138,16 +142,14 @@ def _check_kernel(who: str, item: Kernel, op: Op) -> None:
                 f"{here}: the default of {name!r} is {_default(other)}; needs {_default(parameter)}: {wanted_text}"
             )
     for limit in item.limits:
-        if limit.name not in wanted.parameters:
-            raise PluginError(
-                f"{here}: limit {limit.describe()!r} is on {limit.name!r}, which is no parameter; "
-                f"needs one of {', '.join(wanted.parameters)}"
-            )
-
-
-def _bare(signature: inspect.Signature) -> str:
-    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
-    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+        if not isinstance(limit, Constraint):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PluginError(f"{here}: {limit!r} is no limit; needs one from fusedops.constraints")
+        for name in limit.names:
+            if name not in wanted.parameters:
+                raise PluginError(
+                    f"{here}: limit {limit.describe()!r} is on {name!r}, which is no parameter; "
+                    f"needs one of {', '.join(wanted.parameters)}"
+                )
 
 
 def _default(parameter: inspect.Parameter) -> str:

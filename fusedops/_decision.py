@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fusedops._op import Direction, Op
-from fusedops._plan import backward_plan, make_plan
+from fusedops._plan import make_plan
 from fusedops._policy import Policy
 from fusedops.constraints import Reason, ReasonCode
 
@@ -118,7 +118,9 @@ class Decision:
         if fixes:
             lines.append(f"  to qualify for {decisive[0].backend}: {'; '.join(fixes)}")
         elif minor:
-            first = next(v for v in self.candidates if v.reasons)
+            refused = [v for v in self.candidates if v.reasons]
+            here = [v for v in refused if v.reasons[0].code is not ReasonCode.DEVICE]
+            first = (refused if deciding else here or refused)[0]  # who was named, else who is for this device
             lines.append(f"  to qualify for {first.backend}: {first.reasons[0].fix}")
         return "\n".join(lines)
 
@@ -156,8 +158,9 @@ def decide(
         verdicts.append(Verdict(candidate.backend, status, reasons, deviations))
     backward = None
     if direction == "forward" and chosen is not None:
-        after = backward_plan(plan, chosen.backend)
-        entry, _ = after.choose(op.backward_args(args[0], args[0], args))  # x stands in for its output
+        # as backward_plan, but without its warnings: to look is not to run
+        after = make_plan(op, policy, device_type, "backward", assume=bool(assumed), prefer=chosen.backend)
+        entry, _ = after.choose(op.backward_args(args[0], args[0], args, ()))  # x stands in for its output
         backward = entry.backend if entry else None
     deciding = policy.deciding(op.name)
     wishes = tuple(

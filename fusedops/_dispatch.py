@@ -23,7 +23,6 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from fusedops import _policy
-from fusedops._op import split
 
 if TYPE_CHECKING:
     from fusedops._op import Op
@@ -116,8 +115,7 @@ def run_backward(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
 def torch_op(op: Op, args: Sequence[Any], backend: str | None) -> Any:
     """Calls ``torch.ops.fusedops.<op>``."""
     function = getattr(torch.ops.fusedops, op.name).default
-    positional, keywords = split(op.signature, args)
-    return function(*positional, **keywords, backend=backend)
+    return function(*args, backend=backend)
 
 
 def _with_gradient(op: Op, plan: Plan, entry: Entry, args: tuple[Any, ...]) -> torch.Tensor:
@@ -133,27 +131,22 @@ class _Function(torch.autograd.Function):
     def forward(ctx: Any, op: Op, entry: Entry, backward: Entry, *args: Any) -> torch.Tensor:
         y = entry.call(*args)
         ctx.op, ctx.backward_entry = op, backward
-        kept: list[torch.Tensor | None] = []
-        rest: list[Any] = []
-        for position in op.backward_positions:
-            value = y if position is None else args[position]
-            is_tensor = isinstance(value, torch.Tensor)
-            kept.append(value if is_tensor else None)
-            rest.append(None if is_tensor else value)
-        ctx.save_for_backward(*kept)
-        ctx.rest = rest
+        values = op.backward_args(None, y, args, ())[1:]
+        ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in values))
+        ctx.rest = [None if isinstance(value, torch.Tensor) else value for value in values]
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         op: Op = ctx.op
-        values = [value if tensor is None else tensor for tensor, value in zip(ctx.saved_tensors, ctx.rest)]
-        if torch.is_grad_enabled():
+        wanted: dict[str, bool] = dict(zip(op.parameters, ctx.needs_input_grad[3:]))
+        needs = tuple(wanted[name] for name in op.differentiable)
+        found: dict[str, Any] = {op.passed_through: grad} if op.passed_through else {}
+        if any(needs):
+            kept = [value if tensor is None else tensor for tensor, value in zip(ctx.saved_tensors, ctx.rest)]
+            args = [needs if what == "needs" else value for (what, _), value in zip(op.kept, kept)]
             # create_graph=True: a kernel's result has no graph, and the second derivative would be silently wrong
-            gradients = op.call_backward((grad, *values))
-        else:
-            gradients = ctx.backward_entry.call(grad, *values)
-        if not isinstance(gradients, tuple):
-            gradients = (gradients,)
-        by_name: dict[str, Any] = dict(zip(op.differentiable, gradients))  # pyright: ignore[reportUnknownArgumentType]
-        return None, None, None, *(by_name.get(name) for name in op.parameters)
+            run = op.backward if torch.is_grad_enabled() else ctx.backward_entry.call
+            gradients = run(grad, *args)
+            found.update(zip(op.differentiable, gradients if len(needs) > 1 else (gradients,)))
+        return None, None, None, *(found.get(name) for name in op.parameters)

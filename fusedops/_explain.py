@@ -30,7 +30,7 @@ def explain(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> D
     if op not in OPS:
         raise PolicyError(f"explain: {unknown_name('op', op, list(OPS))}")
     contract = OPS[op]
-    given = contract.specs(contract.bind(args, kwargs))
+    given = contract.complete(contract.specs(contract.bind(args, kwargs)))
     contract.validate(*given)
     first: TensorSpec = given[0]
     policy = get_policy() if backend is None else with_argument(get_policy(), backend)

@@ -40,10 +40,12 @@ class Op:
     Args:
         name: as users call it, and as ``torch.ops.fusedops`` knows it.
         reference: plain differentiable torch, the meaning of the op. Its signature is the op's and each kernel's.
-        backward: plain differentiable torch. Its parameters are ``grad`` (the output's gradient), ``y`` (the output)
-            and any of the op's own, by name: those are what forward keeps for backward, so that any backend's backward
-            can serve any forward. It returns one gradient for each name in ``differentiable``, in that order.
-        differentiable: the tensor parameters that have gradients.
+        backward: plain differentiable torch, all its parameters positional and without defaults. They are ``grad``
+            (the output's gradient), then, by name, what forward keeps for it: ``y`` (the output), any of the op's own
+            parameters, ``<parameter>_dtype``, and ``needs`` (for each of ``differentiable``: is its gradient wanted).
+            As they belong to the op, any backend's backward can serve any forward. It returns one gradient
+            for each of ``differentiable``, None where not wanted; a tuple where there are several.
+        differentiable: the tensor parameters whose gradients backward computes.
         validate: raises InvalidInputError where the arguments break the contract. On the hot path.
         output: an empty tensor of the output's shape, dtype and device, made from the arguments.
         tolerance: of the output, by dtype of the first argument.
@@ -51,6 +53,8 @@ class Op:
         cases: real calls.
         min_bytes: the fewest bytes any kernel must move for a call, by direction.
         formula: one line for the docs.
+        passed_through: a tensor parameter whose gradient is ``grad`` itself, as a residual's is.
+        complete: fills in what the public function draws or makes (a seed), for looking at a call without running it.
     """
 
     name: str
@@ -65,6 +69,8 @@ class Op:
     min_bytes: Callable[..., Mapping[Direction, int]]
     formula: str
     doc: str = ""
+    passed_through: str | None = None
+    complete: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda args: args
 
     @cached_property
     def signature(self) -> inspect.Signature:
@@ -87,12 +93,17 @@ class Op:
         return tuple(self.backward_signature.parameters)
 
     @cached_property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensor parameters, by their annotations."""
+        return tuple(n for n, p in self.signature.parameters.items() if str(p.annotation).startswith("Tensor"))
+
+    @cached_property
     def way(self) -> Callable[..., int]:
         """Which way a call with these arguments goes, see ``_dispatch.py``."""
         from fusedops._dispatch import make_way
 
-        tensors = [name for name, p in self.signature.parameters.items() if str(p.annotation).startswith("Tensor")]
-        return make_way(self.parameters, tensors, self.differentiable)
+        passed = (self.passed_through,) if self.passed_through else ()
+        return make_way(self.parameters, self.tensors, (*self.differentiable, *passed))
 
     @cached_property
     def cpu_key(self) -> tuple[str, str]:
@@ -105,25 +116,38 @@ class Op:
         return (self.name, "cuda")
 
     @cached_property
-    def differentiable_positions(self) -> tuple[int, ...]:
-        """Where the differentiable tensors stand among the arguments."""
-        return tuple(self.parameters.index(name) for name in self.differentiable)
+    def kept(self) -> tuple[tuple[str, int], ...]:
+        """For each backward parameter after ``grad``: "y", "needs", "argument" or "dtype", and which argument."""
+        found: list[tuple[str, int]] = []
+        for name in self.backward_parameters[1:]:
+            if name in ("y", "needs"):
+                found.append((name, -1))
+            elif name in self.parameters:
+                found.append(("argument", self.parameters.index(name)))
+            else:
+                found.append(("dtype", self.parameters.index(name.removesuffix("_dtype"))))
+        return tuple(found)
 
-    @cached_property
-    def backward_positions(self) -> tuple[int | None, ...]:
-        """For each backward parameter after ``grad``: its position among forward's arguments, or None for ``y``."""
-        return tuple(None if name == "y" else self.parameters.index(name) for name in self.backward_parameters[1:])
-
-    def backward_args(self, grad: Any, y: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    def backward_args(self, grad: Any, y: Any, args: Sequence[Any], needs: tuple[bool, ...]) -> tuple[Any, ...]:
         """Arguments for a backward kernel, in order."""
-        return (grad, *(y if position is None else args[position] for position in self.backward_positions))
+        found = [grad]
+        for what, at in self.kept:
+            if what == "argument":
+                found.append(args[at])
+            elif what == "y":
+                found.append(y)
+            elif what == "needs":
+                found.append(needs)
+            else:
+                found.append(args[at].dtype)
+        return tuple(found)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments of a call in the op's order, with defaults filled in."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidInputError(f"{self.name}{self.signature} was called with other arguments: {error}") from None
+            raise InvalidInputError(f"{self.name}: {error}; needs {without_annotations(self.signature)}") from None
         bound.apply_defaults()
         return tuple(bound.arguments[name] for name in self.parameters)
 
@@ -137,23 +161,20 @@ class Op:
 
     def call_backward(self, args: Sequence[Any]) -> Any:
         """The reference backward on arguments in its order."""
-        return as_positional(self.backward, self.backward_signature)(*args)
+        return self.backward(*args)
 
-    def positional(self, function: Callable[..., Any], direction: Direction) -> Callable[..., Any]:
-        """``function``, a kernel of this op, as a function of positional arguments alone (free where it already is)."""
-        signature = self.signature if direction == "forward" else self.backward_signature
-        return as_positional(function, signature)
+    def positional(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, which has the op's signature, as a function of positional arguments alone."""
+        return as_positional(function, self.signature)
 
 
 OPS: dict[str, Op] = {}  # every op by name; filled by fusedops/ops/__init__.py, which lists them
 
 
-def split(signature: inspect.Signature, args: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments in order, as the positional and the keyword-only ones."""
-    names = list(signature.parameters)
-    keyword_only = [name for name in names if signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY]
-    count = len(names) - len(keyword_only)
-    return tuple(args[:count]), dict(zip(keyword_only, args[count:]))
+def without_annotations(signature: inspect.Signature) -> str:
+    """A signature as a person writes it in a message."""
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
 
 
 @cache  # one a kernel

@@ -19,7 +19,7 @@ from fusedops.constraints import Constraint, Reason, ReasonCode
 from fusedops.errors import FallbackWarning, NoBackendError
 
 # frames of these are not the user's: fusedops itself, and torch's dispatcher on the way through torch.ops
-_INSIDE = (os.path.dirname(__file__), os.path.dirname(torch.__file__))
+_INSIDE = (os.path.join(os.path.dirname(__file__), ""), os.path.join(os.path.dirname(torch.__file__), ""))
 _warned: set[tuple[str, str, str]] = set()
 
 
@@ -67,7 +67,7 @@ class Plan:
 
     def backward_for(self, forward: str, args: Sequence[Any]) -> Entry:
         """The entry that serves the gradient of a call that ``forward`` serves; x stands in for its output."""
-        return backward_plan(self, forward).pick(self.op.backward_args(args[0], args[0], args))
+        return backward_plan(self, forward).pick(self.op.backward_args(args[0], args[0], args, ()))
 
     def fall_back(self, args: Sequence[Any]) -> Entry:
         """:meth:`choose` for a call that ``first`` refuses: makes the fallback seen, or raises.
@@ -89,7 +89,9 @@ class Plan:
 
     def first_use(self) -> None:
         """Makes seen what the plan passes over whatever the arguments are: a named backend that cannot run here."""
-        taken = self.first.backend if self.first else None
+        if self.first is None:
+            return  # every call is an error, which says it all
+        taken = self.first.backend
         named_serves = any(c.named and c.backend == taken for c in self.candidates)
         for candidate in self.candidates:
             if candidate.refusal is None:
@@ -97,7 +99,7 @@ class Plan:
             # "npu,triton" names a backend for each kind of chip: news only where none of them is for this one
             if _passed_over_freely(candidate) and (named_serves or not candidate.named):
                 continue
-            self._announce(candidate.backend, candidate.refusal, taken or "nobody")
+            self._announce(candidate.backend, candidate.refusal, taken)
 
     @property
     def _parameters(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class Layer:
     """What one channel says.
 
     Attributes:
-        channel: "backend=", "use()", "set_policy()" or "FUSEDOPS_BACKEND".
+        channel: "backend=", "use()", "set_policy()", "FUSEDOPS_BACKEND" or "FUSEDOPS_FALLBACK".
         text: the policy text as given; empty where only a fallback level was given.
         order: the preference for every op, or None where it does not speak of it.
         per_op: the preference for single ops.
@@ -111,6 +111,8 @@ def parse(text: str, channel: str, fallback: str | None = None) -> Layer:
             order = wish
         elif (op := op.strip()) not in OPS:
             raise PolicyError(f'{channel}: "{text}": {unknown_name("op", op, list(OPS))}')
+        elif op in per_op:
+            raise PolicyError(f'{channel}: "{text}" has two orders for {op}; needs one')
         else:
             per_op[op] = wish
     return Layer(channel, text, order, tuple(per_op.items()), cast("Fallback | None", fallback))
@@ -122,19 +124,21 @@ def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
     for name in names:
         if name == AUTO:
             continue
+        if not name:
+            raise PolicyError(f'{channel}: "{whole}" has an empty name; needs backends, separated by commas')
         record = registry.find(name)
         if record is None:
             raise PolicyError(f'{channel}: "{whole}": {unknown_name("backend", name, [*known, AUTO])}')
-        if record.error is not None:
+        if record.error is not None and record.backend is None:  # one whose probe raised is a fallback like any other
             raise PluginError(
                 f'{channel}: "{whole}" names {name!r}, which failed to load: {record.error}'
             ) from record.error
     return names
 
 
-def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
+def unknown_name(kind: str, name: str, known: Sequence[str], cutoff: float = 0.5) -> str:
     """A sentence such as: no backend is called 'tritn'; the nearest is 'triton'; known are eager, npu, triton."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     hint = f" the nearest is {near[0]!r};" if near else ""
     return (
         f"no {kind} is called {name!r};{hint} known are {', '.join(sorted(known)) or 'none (is fusedops installed?)'}"
@@ -192,13 +196,13 @@ def process_policy() -> Policy:
 def _environment() -> tuple[Layer, ...]:
     for name in sorted(os.environ):
         if name.startswith("FUSEDOPS_") and name not in VARIABLES:
-            message = unknown_name("FUSEDOPS variable", name, VARIABLES)
+            message = unknown_name("FUSEDOPS variable", name, VARIABLES, 0.75)  # all begin alike
             warnings.warn(f"{message}; it has no effect", FusedOpsWarning, stacklevel=2)
     text = os.environ.get("FUSEDOPS_BACKEND", "").strip()
-    fallback = os.environ.get("FUSEDOPS_FALLBACK", "").strip() or None
-    if fallback is not None and fallback not in LEVELS:
-        raise PolicyError(f"FUSEDOPS_FALLBACK: {unknown_name('fallback level', fallback, LEVELS)}")
-    return (parse(text, "FUSEDOPS_BACKEND", fallback),) if text or fallback else ()
+    fallback = os.environ.get("FUSEDOPS_FALLBACK", "").strip()
+    layers = [parse(text, "FUSEDOPS_BACKEND")] if text else []
+    layers += [parse("", "FUSEDOPS_FALLBACK", fallback)] if fallback else []
+    return tuple(layers)
 
 
 def forget() -> None:
@@ -266,6 +270,11 @@ class use:
         frame.set(inside.outer)
 
     def __call__(self, function: F) -> F:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"use() cannot decorate {function.__name__}, a generator: its body runs after the call; put "
+                f"`with fusedops.use(...)` around the calls in it"
+            )
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

@@ -34,7 +34,7 @@ class Entry:
         self.backend = backend
         self.kernel = kernel
         self.check: Callable[..., Constraint | None] | None = compile_check(parameters, kernel.limits)
-        self.call = op.positional(kernel.function, kernel.direction)
+        self.call = op.positional(kernel.function) if kernel.direction == "forward" else kernel.function
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Record:
             try:
                 self.unavailable = self.backend.probe()
             except Exception as error:  # a plugin's probe must not take the program down; the error is kept and shown
-                self.error = PluginError(f"backend {self.name!r}: its probe raised {_last_line(error)}")
+                self.error = PluginError(f"backend {self.name!r}: its probe raised {_words(error)}")
                 self.error.__cause__ = error
             self.probed = True
 
@@ -73,7 +73,7 @@ class Record:
         """Why this backend serves nothing here, or None. Probes."""
         self.probe()
         if self.error is not None:
-            why = _last_line(self.error)
+            why = _words(self.error)
             fix = f"fix or uninstall {self.distribution or self.name}; fusedops.backends() shows the traceback"
             return Reason(ReasonCode.FAILED, f"failed: {why}", why, "a plugin that loads", fix)
         if self.unavailable is not None:
@@ -260,8 +260,8 @@ def _backend_of(plugin: Any, name: str | None) -> Backend:
     return backend
 
 
-def _last_line(error: BaseException) -> str:
-    return traceback.format_exception_only(type(error), error)[-1].strip()
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 registry = Registry()

@@ -1,83 +1,109 @@
 """The ops as ``torch.ops.fusedops.*``: what torch.compile, export, fake tensors and tensor subclasses see.
 
 Registered for CompositeExplicitAutograd, so that every device is served; registering for the CPU and CUDA keys alone
-would shut Ascend (PrivateUse1) out.
+would shut Ascend (PrivateUse1) out. All parameters are positional but ``backend``: torch's autograd registration takes
+no keyword-only tensors, and a dropout's seed is one.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from fusedops import _dispatch
-from fusedops._op import Op, split
+from fusedops._op import Op
 
 _library = torch.library.Library("fusedops", "DEF")
-_TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "float": "float", "bool": "bool", "int": "int", "str": "str"}
+_TYPES = {
+    "Tensor": "Tensor",
+    "Tensor | None": "Tensor?",
+    "float": "float",
+    "bool": "bool",
+    "int": "int",
+    "str": "str",
+    "tuple[bool, ...]": "bool[]",
+    "torch.dtype": "ScalarType",
+}
 
 
 def register_op(op: Op) -> None:
     """Defines ``torch.ops.fusedops.<op>`` and ``<op>_backward`` with kernels, fake kernels and autograd."""
+    defaults = [parameter.default for parameter in op.signature.parameters.values()]
+    single = len(op.differentiable) == 1
 
-    def forward(*args: Any, backend: str | None = None, **kwargs: Any) -> torch.Tensor:
-        return _dispatch.run_forward(op, _all(op.signature, args, kwargs), backend)
+    def whole(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*args, *defaults[len(args) :])  # torch leaves out trailing arguments that equal the schema's default
 
-    def forward_fake(*args: Any, backend: str | None = None, **kwargs: Any) -> torch.Tensor:
-        given = _all(op.signature, args, kwargs)
+    def forward(*args: Any, backend: str | None = None) -> torch.Tensor:
+        return _dispatch.run_forward(op, whole(args), backend)
+
+    def forward_fake(*args: Any, backend: str | None = None) -> torch.Tensor:
+        given = whole(args)
         op.validate(*given)
         return op.output(*given)
 
     def keep(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
         ctx.backend = keyword_only_inputs["backend"]
-        args = (*inputs, *(keyword_only_inputs[name] for name in op.parameters[len(inputs) :]))
-        values = [output if position is None else args[position] for position in op.backward_positions]
-        ctx.save_for_backward(*(value for value in values if isinstance(value, torch.Tensor)))
-        ctx.rest = [None if isinstance(value, torch.Tensor) else (value,) for value in values]
+        _save(ctx, op.backward_args(None, output, inputs, ())[1:])
 
     def differentiate(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        saved = iter(ctx.saved_tensors)
-        values = [next(saved) if boxed is None else boxed[0] for boxed in ctx.rest]
-        positional, keywords = split(op.backward_signature, (grad, *values))
-        function = getattr(torch.ops.fusedops, f"{op.name}_backward").default
-        gradients = function(*positional, **keywords, backend=ctx.backend)
-        return _placed(op.parameters[: _count(op.signature)], op.differentiable, gradients)
+        wanted: dict[str, bool] = dict(zip(op.parameters, ctx.needs_input_grad))  # arguments left out are not in it
+        needs = tuple(wanted.get(name, False) for name in op.differentiable)
+        found: dict[str, Any] = {op.passed_through: grad} if op.passed_through else {}
+        if any(needs):
+            args = [needs if what == "needs" else value for (what, _), value in zip(op.kept, _saved(ctx))]
+            function = getattr(torch.ops.fusedops, f"{op.name}_backward").default
+            gradients = function(grad, *args, backend=ctx.backend)
+            gradients = (gradients,) if single else gradients
+            found.update((name, g) for name, g, need in zip(op.differentiable, gradients, needs) if need)
+        return tuple(found.get(name) for name in op.parameters)
 
-    def backward(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
-        return _dispatch.run_backward(op, _all(op.backward_signature, args, kwargs), backend)
+    def backward(*args: Any, backend: str | None = None) -> Any:
+        return _given(_dispatch.run_backward(op, args, backend), args[0])
 
-    def backward_fake(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+    def backward_fake(*args: Any, backend: str | None = None) -> Any:
         with torch.no_grad():
-            return op.call_backward(_all(op.backward_signature, args, kwargs))
+            gradients = _given(op.backward(*args), args[0])
+        made = [
+            torch.empty_like(g, memory_format=torch.contiguous_format) for g in ((gradients,) if single else gradients)
+        ]
+        return made[0] if single else tuple(made)
 
     def keep_all(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
-        args = (*inputs, *(keyword_only_inputs[name] for name in op.backward_parameters[len(inputs) :]))
-        ctx.save_for_backward(*(value for value in args if isinstance(value, torch.Tensor)))
-        ctx.rest = [None if isinstance(value, torch.Tensor) else (value,) for value in args]
+        _save(ctx, inputs)
 
     def differentiate_again(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         # the derivative of the reference backward: a backward op without it would be silently wrong the second time
-        tensors = ctx.saved_tensors
+        args = _saved(ctx)
+        places = [place for place, arg in enumerate(args) if isinstance(arg, torch.Tensor) and arg.is_floating_point()]
 
         def gradient(*inputs: torch.Tensor) -> Any:
-            given = iter(inputs)
-            return op.call_backward([next(given) if boxed is None else boxed[0] for boxed in ctx.rest])
+            changed = list(args)
+            for place, value in zip(places, inputs):
+                changed[place] = value
+            return _given(op.backward(*changed), args[0])
 
-        pullback = torch.func.vjp(gradient, *tensors)[1]
-        found = iter(pullback(grads[0] if len(op.differentiable) == 1 else grads))
-        count = _count(op.backward_signature)
-        return tuple(next(found) if boxed is None else None for boxed in ctx.rest[:count])
+        pullback = torch.func.vjp(gradient, *(args[place] for place in places))[1]
+        found = dict(zip(places, pullback(grads[0] if single else grads)))
+        return tuple(found.get(place) for place in range(len(args)))
 
-    outputs = len(op.differentiable)
-    returned = "Tensor" if outputs == 1 else f"({', '.join(['Tensor'] * outputs)})"
     _define(op.name, op.signature, "Tensor", forward, forward_fake, differentiate, keep)
+    returned = "Tensor" if single else f"({', '.join(['Tensor'] * len(op.differentiable))})"
     name = f"{op.name}_backward"
     _define(name, op.backward_signature, returned, backward, backward_fake, differentiate_again, keep_all)
 
 
 def _define(
-    name: str, signature: inspect.Signature, returned: str, run: Any, fake: Any, differentiate: Any, keep: Any
+    name: str,
+    signature: inspect.Signature,
+    returned: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    differentiate: Callable[..., Any],
+    keep: Callable[..., None],
 ) -> None:
     _library.define(f"{name}({_schema(signature)}) -> {returned}")
     _library.impl(name, run, "CompositeExplicitAutograd")
@@ -86,33 +112,30 @@ def _define(
 
 
 def _schema(signature: inspect.Signature) -> str:
-    """The signature in torch's schema language, with ``backend`` as a last keyword-only argument."""
+    """The signature in torch's schema language, with ``backend`` as the one keyword-only argument."""
     parts: list[str] = []
-    starred = False
     for parameter in signature.parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
-            parts.append("*")
-            starred = True
+        default = parameter.default
         text = f"{_TYPES[str(parameter.annotation)]} {parameter.name}"
-        if parameter.default is not parameter.empty:
-            text += f"={parameter.default}"
+        if default is not parameter.empty:
+            text += f'="{default}"' if isinstance(default, str) else f"={default}"
         parts.append(text)
-    return ", ".join([*parts, *([] if starred else ["*"]), "str? backend=None"])
+    return ", ".join([*parts, "*", "str? backend=None"])
 
 
-def _all(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Every argument in order: torch leaves out those that equal the schema's default."""
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return tuple(bound.arguments[name] for name in signature.parameters)
+def _save(ctx: Any, values: tuple[Any, ...]) -> None:
+    ctx.save_for_backward(*(value for value in values if isinstance(value, torch.Tensor)))
+    ctx.rest = [None if isinstance(value, torch.Tensor) else (value,) for value in values]
 
 
-def _count(signature: inspect.Signature) -> int:
-    return sum(parameter.kind is not parameter.KEYWORD_ONLY for parameter in signature.parameters.values())
+def _saved(ctx: Any) -> list[Any]:
+    tensors = iter(ctx.saved_tensors)
+    return [next(tensors) if boxed is None else boxed[0] for boxed in ctx.rest]
 
 
-def _placed(names: tuple[str, ...], differentiable: tuple[str, ...], gradients: Any) -> tuple[Any, ...]:
-    """A gradient, or None, for each of ``names``."""
-    several = cast("tuple[Any, ...]", gradients if isinstance(gradients, tuple) else (gradients,))
-    found = dict(zip(differentiable, several))
-    return tuple(found.get(name) for name in names)
+def _given(gradients: Any, like: torch.Tensor) -> Any:
+    """The gradients with an empty tensor for each that was not wanted: a torch op returns no None."""
+    if not isinstance(gradients, tuple):
+        return gradients
+    several: tuple[torch.Tensor | None, ...] = gradients  # pyright: ignore[reportUnknownVariableType]
+    return tuple(like.new_empty(0) if gradient is None else gradient for gradient in several)

@@ -60,7 +60,7 @@ class ReasonCode(str, Enum):
 
 @dataclass(frozen=True)
 class Reason:
-    """One reason of a refusal. It cannot be built without a code and all four sentences."""
+    """One reason of a refusal. It cannot be built without a code and all four texts."""
 
     code: ReasonCode
     detail: str  # the whole, as a sentence: "dim -1 of x is 500; needs a multiple of 32 in [32, 4096]"
@@ -69,6 +69,8 @@ class Reason:
     fix: str
 
     def __post_init__(self) -> None:
+        if not isinstance(self.code, ReasonCode):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"a Reason needs a code from ReasonCode, got {self.code!r}")
         if not (self.detail and self.given and self.needed and self.fix):
             raise ValueError(f"a Reason needs detail, given, needed and fix, got {self!r}")
 
@@ -103,9 +105,18 @@ class Constraint(ABC):
     def code(self) -> ReasonCode:
         """The code of every reason that this limit gives."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every argument that the limit looks at."""
+        return (self.name,)
+
     @abstractmethod
     def expression(self, constants: dict[str, object]) -> str:
-        """Python source that is true where the call is taken; values it needs go into ``constants``."""
+        """Python source that is true where the call is taken; values it needs go into ``constants``. Not for None."""
+
+    def test(self, constants: dict[str, object]) -> str:
+        """:meth:`expression`, also true where the argument is None."""
+        return f"({self.name} is None or ({self.expression(constants)}))"
 
     @abstractmethod
     def reasons(self, args: Arguments) -> list[Reason]:
@@ -134,6 +145,8 @@ class Rank(Constraint):
     ranks: tuple[int, ...]
 
     def __init__(self, name: str, *ranks: int) -> None:
+        if not ranks:
+            raise ValueError(f"Rank({name!r}) needs at least one rank")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "ranks", ranks)
 
@@ -163,7 +176,9 @@ class Rank(Constraint):
         return f"{self.name}: {_either(self.ranks)}-D"
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        spec: TensorSpec = args[self.name]
+        spec: TensorSpec | None = args[self.name]
+        if spec is None:
+            return
         for rank in sorted({r + step for r in self.ranks for step in (-1, 0, 1) if r + step >= 1}):
             shape = spec.shape[-rank:] if rank <= spec.dim() else (1,) * (rank - spec.dim()) + spec.shape
             yield Boundary(
@@ -187,6 +202,10 @@ class Dim(Constraint):
     at_least: int | None = None
     at_most: int | None = None
     multiple_of: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.dims or self.at_least is self.at_most is self.multiple_of is None:
+            raise ValueError(f"Dim({self.name!r}) needs dims, and at_least, at_most or multiple_of")
 
     @property
     def code(self) -> ReasonCode:
@@ -249,14 +268,16 @@ class Dim(Constraint):
         return f"{self.name}: dim {_either(self.dims, 'and')} {self._rule()}"
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        spec: TensorSpec = args[self.name]
+        spec: TensorSpec | None = args[self.name]
+        if spec is None:
+            return
         step = self.multiple_of or 1
         low = self.at_least if self.at_least is not None else step
-        sizes = {max(low - 1, 0), low, low + 1, low + step // 2}
+        sizes = {low - 1, low, low + 1, low + step // 2}
         if self.at_most is not None:
             sizes |= {self.at_most - step, self.at_most, self.at_most + 1, self.at_most + step}
-        for dim in self.dims:
-            for size in sorted(sizes):
+        for dim in (dim for dim in self.dims if -spec.dim() <= dim < spec.dim()):
+            for size in sorted(size for size in sizes if size >= 0):
                 shape = list(spec.shape)
                 shape[dim] = size
                 yield Boundary(
@@ -273,6 +294,8 @@ class DType(Constraint):
     dtypes: tuple[torch.dtype, ...]
 
     def __init__(self, name: str, *dtypes: torch.dtype) -> None:
+        if not dtypes:
+            raise ValueError(f"DType({name!r}) needs at least one dtype")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "dtypes", dtypes)
 
@@ -281,9 +304,7 @@ class DType(Constraint):
         return ReasonCode.DTYPE
 
     def expression(self, constants: dict[str, object]) -> str:
-        key = f"dtypes_{len(constants)}"
-        constants[key] = frozenset(self.dtypes)
-        return f"{self.name}.dtype in {key}"
+        return f"{self.name}.dtype in {_constant(constants, frozenset(self.dtypes))}"
 
     def reasons(self, args: Arguments) -> list[Reason]:
         tensor = args[self.name]
@@ -298,7 +319,9 @@ class DType(Constraint):
         return f"{self.name}: {_either([_plain(dtype) for dtype in self.dtypes])}"
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        spec: TensorSpec = args[self.name]
+        spec: TensorSpec | None = args[self.name]
+        if spec is None:
+            return
         floating = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         for dtype in floating if spec.dtype in floating else (torch.bool, torch.uint8):
             yield Boundary(
@@ -313,6 +336,10 @@ class Scalar(Constraint):
     abs_at_most: float | None = None
     one_of: tuple[object, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.abs_at_most is None and not self.one_of:
+            raise ValueError(f"Scalar({self.name!r}) needs abs_at_most, or at least one value in one_of")
+
     @property
     def code(self) -> ReasonCode:
         return ReasonCode.SCALAR
@@ -320,9 +347,10 @@ class Scalar(Constraint):
     def expression(self, constants: dict[str, object]) -> str:
         tests: list[str] = []
         if self.abs_at_most is not None:
-            tests.append(f"-{self.abs_at_most!r} <= {self.name} <= {self.abs_at_most!r}")
+            bound = _constant(constants, self.abs_at_most)
+            tests.append(f"-{bound} <= {self.name} <= {bound}")
         if self.one_of is not None:
-            tests.append(f"{self.name} in {self.one_of!r}")
+            tests.append(f"{self.name} in {_constant(constants, self.one_of)}")
         return " and ".join(tests)
 
     def reasons(self, args: Arguments) -> list[Reason]:
@@ -357,6 +385,10 @@ class Scalar(Constraint):
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
         values: list[Any] = list(self.one_of or ())
+        if values and all(isinstance(value, bool) for value in values):
+            values = [False, True]
+        elif numbers := [value for value in values if isinstance(value, (int, float))]:
+            values.append(max(numbers) * 2 + 1)
         if self.abs_at_most is not None:
             bound = self.abs_at_most
             values += [-bound, bound, bound * 1.5, -bound * 1.5]
@@ -377,6 +409,9 @@ class Present(Constraint):
     def expression(self, constants: dict[str, object]) -> str:
         return f"{self.name} is {'not ' if self.present else ''}None"
 
+    def test(self, constants: dict[str, object]) -> str:
+        return f"({self.expression(constants)})"
+
     def reasons(self, args: Arguments) -> list[Reason]:
         if (args[self.name] is not None) == self.present:
             return []
@@ -389,6 +424,8 @@ class Present(Constraint):
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
         yield Boundary(f"{self.name} None", {**args, self.name: None}, not self.present)
+        if args[self.name] is not None:
+            yield Boundary(f"{self.name} given", args, self.present)
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,7 +455,9 @@ class Capability(Constraint):
         return f"compute capability at least {'.'.join(map(str, self.at_least))}"
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        spec: TensorSpec = args[self.name]
+        spec: TensorSpec | None = args[self.name]
+        if spec is None:
+            return
         major, minor = self.at_least
         below = (major, minor - 1) if minor else (major - 1, 9)
         for capability, taken in ((below, False), (self.at_least, True), ((major + 1, 0), True)):
@@ -442,9 +481,15 @@ class When(Constraint):
     def code(self) -> ReasonCode:
         return self.then.code
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.condition.names, *self.then.names)
+
     def expression(self, constants: dict[str, object]) -> str:
-        # `and` binds closer than `or`, and each inner expression is parenthesised all the same
-        return f"not ({self.condition.expression(constants)}) or ({self.then.expression(constants)})"
+        return f"not {self.condition.test(constants)} or {self.then.test(constants)}"
+
+    def test(self, constants: dict[str, object]) -> str:
+        return f"({self.expression(constants)})"
 
     def reasons(self, args: Arguments) -> list[Reason]:
         if self.condition.reasons(args):
@@ -458,8 +503,8 @@ class When(Constraint):
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
         for held in self.condition.boundaries(args):
             for case in self.then.boundaries(held.args):
-                label = f"{held.label}, {case.label}"
-                yield Boundary(label, case.args, not held.taken or case.taken)
+                # both may be on one argument: then the inner case undoes the outer one, and the labels' "taken" with it
+                yield Boundary(f"{held.label}, {case.label}", case.args, not self.reasons(case.args))
 
 
 def compile_check(parameters: Sequence[str], limits: Sequence[Constraint]) -> Callable[..., Constraint | None] | None:
@@ -478,12 +523,17 @@ def compile_check(parameters: Sequence[str], limits: Sequence[Constraint]) -> Ca
     constants: dict[str, object] = {}
     lines = [f"def check({', '.join(parameters)}):"]
     for position, limit in enumerate(limits):
-        expression = limit.expression(constants)
+        lines.append(f"    if not {limit.test(constants)}: return limit_{position}")
         constants[f"limit_{position}"] = limit
-        guard = "" if isinstance(limit, Present) else f"{limit.name} is not None and "
-        lines.append(f"    if {guard}not ({expression}): return limit_{position}")
     exec(compile("\n".join(lines), "<fusedops limits>", "exec"), constants)
     return constants["check"]  # type: ignore[return-value]
+
+
+def _constant(constants: dict[str, object], value: object) -> str:
+    """A name for a value that may have no source text (a dtype, infinity)."""
+    key = f"constant_{len(constants)}"
+    constants[key] = value
+    return key
 
 
 def _either(values: Sequence[object], word: str = "or") -> str:

@@ -45,6 +45,9 @@ class NoBackendError(FusedOpsError):
         super().__init__(decision.refusal_text())
         self.decision = decision
 
+    def __reduce__(self) -> tuple[type[NoBackendError], tuple[Decision]]:
+        return type(self), (self.decision,)  # pickled by worker processes; the message is made anew
+
 
 class FusedOpsWarning(UserWarning):
     """Base of every warning that fusedops gives."""

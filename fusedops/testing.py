@@ -23,7 +23,7 @@ def shrunk(case: Case, elements: int) -> Case:
 
     The last dimension is kept, and the second last is kept a multiple of 32 where it was one: limits still hold.
     """
-    shapes = {name: list(shape) for name, shape in case.args.items() if isinstance(shape, tuple)}
+    shapes: dict[str, list[int]] = {n: [*value] for n, value in case.args.items() if isinstance(value, tuple)}
     largest = max(shapes.values(), key=prod)
     rank = len(largest)
     for dim in range(rank - 1):
@@ -47,13 +47,15 @@ def arguments(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu", seed:
     for name, value in case.args.items():
         if not isinstance(value, tuple):
             made[name] = value
-        elif name == "mask":
-            mask = torch.rand(value, generator=generator) < 0.35
+            continue
+        shape: list[int] = [*value]
+        if name == "mask":
+            mask = torch.rand(shape, generator=generator) < 0.35
             mask[..., -1, :] |= mask.shape[-2] > 1
             made[name] = mask.to(device)
         else:
-            made[name] = (torch.randn(value, generator=generator) * 3).to(dtype).to(device)
-    return op.bind((), made)
+            made[name] = (torch.randn(shape, generator=generator) * 3).to(dtype).to(device)
+    return op.complete(op.bind((), made))
 
 
 @dataclass(frozen=True)
@@ -68,17 +70,18 @@ class Expected:
 def expected(op: Op, args: Sequence[Any], seed: int = 1) -> Expected:
     """Computes the answer and gradients of a call in float64 on the CPU, by the op's reference."""
     wide: list[Any] = []
+    wanted = (*op.differentiable, *([op.passed_through] if op.passed_through else []))
     for name, arg in zip(op.parameters, args):
         if isinstance(arg, Tensor):
             arg = arg.detach().cpu()
             if arg.is_floating_point():
-                arg = arg.double().requires_grad_(name in op.differentiable)
+                arg = arg.double().requires_grad_(name in wanted)
         wide.append(arg)
     y = op.call_reference(wide)
     grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     # the gradient that a backend gets is rounded to its dtype: round it here too, so that only the kernel is judged
     grad = grad.to(args[0].dtype).double()
-    names = [name for name in op.differentiable if wide[op.parameters.index(name)] is not None]
+    names = [name for name in wanted if wide[op.parameters.index(name)] is not None]
     inputs = [wide[op.parameters.index(name)] for name in names]
     return Expected(y.detach(), grad, dict(zip(names, torch.autograd.grad(y, inputs, grad))))
 

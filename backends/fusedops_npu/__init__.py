@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fusedops
+from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 
 
@@ -43,7 +44,7 @@ def fusedops_backend() -> fusedops.Backend:
         name="npu",
         device_types=("npu",),
         priority=100,
-        kernels=(scaled_masked_softmax, scaled_masked_softmax_backward),
+        kernels=(scaled_masked_softmax, scaled_masked_softmax_backward, bias_gelu, bias_gelu_backward),
         probe=_probe,
         needs="torch_npu, CANN and an Ascend device",
     )

@@ -56,7 +56,7 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 
     direction="backward",
     source="torch_npu.npu_scaled_masked_softmax_backward",
 )
-def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float = 1.0, *, causal: bool = False) -> Tensor:
+def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
     """The mask is not needed again: y is 0 where masked, so an all-False mask gives the same gradient."""
     import torch_npu  # pyright: ignore[reportMissingImports]
 

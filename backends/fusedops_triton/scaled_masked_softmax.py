@@ -20,7 +20,7 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 
 
 
 @kernel(ops.scaled_masked_softmax, Capability("y", (8, 0)), direction="backward", source="fusedops_triton/_softmax.py")
-def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float = 1.0, *, causal: bool = False) -> Tensor:
+def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
     """The gradient of x from the saved y."""
     from fusedops_triton._softmax import softmax_backward
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from fusedops._dispatch import call
 from fusedops._op import Case, Direction, Op, Tolerance
 from fusedops.errors import InvalidInputError
+from fusedops.ops._checks import FLOATING, broadcasts, is_tensor, kind, wrong_beside, wrong_tensor
 
 
 def scaled_masked_softmax(
@@ -47,7 +48,6 @@ def scaled_masked_softmax(
     return call(OP, backend, (x, mask, scale, causal))
 
 
-_FLOATING = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _MASKS = frozenset((torch.bool, torch.uint8))
 
 
@@ -55,7 +55,7 @@ def _validate(x: Any, mask: Any, scale: Any, causal: Any) -> None:
     # on the hot path: the tests that pass come first and cost least; words are made only when one fails
     try:
         if (
-            x.dtype not in _FLOATING
+            x.dtype not in FLOATING
             or x.dim() < 2
             or not isinstance(scale, (float, int))
             or not math.isfinite(scale)
@@ -63,23 +63,11 @@ def _validate(x: Any, mask: Any, scale: Any, causal: Any) -> None:
         ):
             raise _invalid(x, mask, scale, causal)
         if mask is not None and (
-            mask.dtype not in _MASKS or mask.get_device() != x.get_device() or not _broadcasts(mask.shape, x.shape)
+            mask.dtype not in _MASKS or mask.get_device() != x.get_device() or not broadcasts(mask.shape, x.shape)
         ):
             raise _invalid(x, mask, scale, causal)
     except (AttributeError, TypeError, OverflowError):
         raise _invalid(x, mask, scale, causal) from None
-
-
-def _broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
-    if small == large:
-        return True
-    if len(small) > len(large):
-        return False
-    # a loop and reversed(), not all(...) and a slice: a generator and a new torch.Size cost 0.7 us more
-    for size, full in zip(reversed(small), reversed(large)):
-        if size != full and size != 1:
-            return False
-    return True
 
 
 def _invalid(x: Any, mask: Any, scale: Any, causal: Any) -> InvalidInputError:
@@ -88,37 +76,26 @@ def _invalid(x: Any, mask: Any, scale: Any, causal: Any) -> InvalidInputError:
 
 def _what_is_wrong(x: Any, mask: Any, scale: Any, causal: Any) -> str:
     """One sentence: what was given, what is needed, what to do."""
-    if not hasattr(x, "dtype") or not hasattr(x, "dim"):
-        return f"x is {_kind(x)}; needs a torch.Tensor; convert it with torch.as_tensor"
-    if x.dtype not in _FLOATING:
-        return f"x is {x.dtype}; needs float16, bfloat16, float32 or float64; convert it, as in x.float()"
+    if wrong := wrong_tensor("x", x):
+        return wrong
     if x.dim() < 2:
         return f"x has {x.dim()} dimensions; needs (..., Sq, Sk); add one, as in x.unsqueeze(0)"
     if not isinstance(scale, (int, float)):
-        return f"scale is {_kind(scale)}; needs a Python number; use float(scale), or scale.item() of a tensor"
+        return f"scale is {kind(scale)}; needs a Python number; use float(scale), or scale.item() of a tensor"
     if not math.isfinite(scale):
         return f"scale is {scale}; needs a finite number; 1 / sqrt(head size) is usual"
     if not isinstance(causal, bool):
         return f"causal is {causal!r}; needs True or False"
-    if not hasattr(mask, "dtype") or not hasattr(mask, "dim"):
-        return f"mask is {_kind(mask)}; needs a bool tensor or None; convert it with torch.as_tensor"
+    if not is_tensor(mask):
+        return f"mask is {kind(mask)}; needs a bool tensor or None; convert it with torch.as_tensor"
     if mask.dtype not in _MASKS:
         if mask.dtype.is_floating_point:
             return (
                 f"mask is {mask.dtype}; needs bool or uint8, True where masked out; of an additive mask take mask < 0"
             )
         return f"mask is {mask.dtype}; needs bool or uint8, True where masked out; convert it with mask != 0"
-    if mask.get_device() != x.get_device():
-        return f"mask is on {mask.device} and x on {x.device}; needs one device; move it with mask.to(x.device)"
-    given, wanted = tuple(mask.shape), tuple(x.shape)
-    return (
-        f"mask has shape {given}, which does not broadcast to x {wanted}; needs each size, from the last, to be 1 or "
-        f"x's; for padding of shape (b, sk) pass mask[:, None, None, :]"
-    )
-
-
-def _kind(value: object) -> str:
-    return f"a tensor of {value.numel()} elements" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    hint = "; for padding of shape (b, sk) pass mask[:, None, None, :]" if mask.get_device() == x.get_device() else ""
+    return f"{wrong_beside('mask', mask, x)}{hint}"
 
 
 def _masked(x: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
@@ -141,7 +118,7 @@ def _reference(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, *, cau
     return y.masked_fill(masked, 0.0).to(x.dtype)
 
 
-def _backward(grad: Tensor, y: Tensor, scale: float = 1.0, *, causal: bool = False) -> Tensor:
+def _backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
     wide_grad, wide_y = (grad, y) if y.dtype == torch.float64 else (grad.float(), y.float())
     return (scale * wide_y * (wide_grad - (wide_grad * wide_y).sum(-1, keepdim=True))).to(y.dtype)
 
@@ -176,7 +153,7 @@ OP = Op(
         torch.float64: Tolerance(1e-14, 1e-12),
     },
     gradient_tolerance={
-        # y * (g - sum(g * y)) from the rounded y: half a unit in the last place of y, times |g| + |sum| of up to about 5
+        # y * (g - sum(g * y)) from the rounded y: half a unit in the last place of y, times |g| + |sum| of up to 5
         torch.float16: Tolerance(2e-3, 2e-3),
         torch.bfloat16: Tolerance(1e-2, 1.6e-2),
         torch.float32: Tolerance(5e-6, 1e-5),

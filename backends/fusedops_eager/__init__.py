@@ -1,0 +1,29 @@
+"""The eager backend: plain torch, any device, any shape. Fast on a CPU."""
+
+import fusedops
+from fusedops_eager.bias_dropout import bias_dropout, bias_dropout_backward
+from fusedops_eager.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
+from fusedops_eager.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_eager.scaled_masked_softmax import backward as scaled_masked_softmax_backward
+from fusedops_eager.scaled_masked_softmax import forward as scaled_masked_softmax
+
+
+@fusedops.hookimpl
+def fusedops_backend() -> fusedops.Backend:
+    """The hook by which fusedops finds this backend."""
+    return fusedops.Backend(
+        name="eager",
+        device_types=("*",),
+        priority=0,
+        kernels=(
+            scaled_masked_softmax,
+            scaled_masked_softmax_backward,
+            bias_gelu,
+            bias_gelu_backward,
+            bias_dropout,
+            bias_dropout_backward,
+            bias_dropout_add,
+            bias_dropout_add_backward,
+        ),
+        needs="torch",
+    )

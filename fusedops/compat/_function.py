@@ -1,0 +1,31 @@
+"""What the autograd Functions of the drop-ins share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+
+class OpFunction(torch.autograd.Function):
+    """An autograd Function whose ``apply`` is an op of fusedops.
+
+    The op has its own autograd: with second derivatives, torch.func, and a backward that was chosen along with forward.
+    So a Function here names the op as ``_op``, and its ``forward`` and ``backward`` are for those who call them, for
+    torch.compile, which traces them, and for subclasses, which inherit no ``_op``: their ``apply`` is torch's.
+    """
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Tensor:
+        """Calls the op on the arguments of ``forward`` after ctx."""
+        op: Callable[..., Tensor] | None = vars(cls).get("_op")
+        return cast("Tensor", super().apply(*args, **kwargs)) if op is None else op(*args, **kwargs)
+
+
+def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor | None, needs: list[bool]) -> tuple[Tensor | None, ...]:
+    """The gradients of ``x`` and ``bias`` for the tanh form, by the backend of the policy; None where not needed."""
+    run = torch.ops.fusedops.bias_gelu_backward.default
+    found: tuple[Tensor, ...] = run(grad, x, bias, "tanh", needs)
+    return tuple(gradient if need else None for gradient, need in zip(found, needs))

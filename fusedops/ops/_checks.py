@@ -1,0 +1,87 @@
+"""Checks that several ops share. On the hot path: what passes comes first, words are made only for what fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATING = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+FLOATING_WORDS = "float16, bfloat16, float32 or float64"
+
+
+def broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    """Whether a tensor of shape ``small`` broadcasts to ``large`` without changing it."""
+    if small == large:
+        return True
+    if len(small) > len(large):
+        return False
+    # a loop and reversed(), not all(...) and a slice: a generator and a new torch.Size cost 0.7 us more
+    for size, full in zip(reversed(small), reversed(large)):
+        if size != full and size != 1:
+            return False
+    return True
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether ``value`` is a tensor or a TensorSpec."""
+    return hasattr(value, "dtype") and hasattr(value, "dim")
+
+
+def kind(value: object) -> str:
+    """What ``value`` is, in two words, for a message."""
+    return f"a tensor of {value.numel()} elements" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def wrong_tensor(name: str, value: Any) -> str | None:
+    """What is wrong with ``value`` as a floating tensor, or None."""
+    if not is_tensor(value):
+        return f"{name} is {kind(value)}; needs a torch.Tensor; convert it with torch.as_tensor"
+    if value.dtype not in FLOATING:
+        return f"{name} is {value.dtype}; needs {FLOATING_WORDS}; convert it, as in {name}.float()"
+    return None
+
+
+def wrong_beside(name: str, value: Any, x: Any) -> str | None:
+    """What is wrong with ``value`` as a tensor that broadcasts to ``x`` on the same device, or None."""
+    if value.get_device() != x.get_device():
+        return f"{name} is on {value.device} and x on {x.device}; needs one device; move it with {name}.to(x.device)"
+    if not broadcasts(value.shape, x.shape):
+        given, wanted = tuple(value.shape), tuple(x.shape)
+        return (
+            f"{name} has shape {given}, which does not broadcast to x {wanted}; needs each size, from the last, to be "
+            f"1 or x's"
+        )
+    return None
+
+
+def is_probability(p: Any) -> bool:
+    """Whether ``p`` is a number in [0, 1]."""
+    return isinstance(p, (float, int)) and 0 <= p <= 1
+
+
+def is_seed(seed: Any) -> bool:
+    """Whether ``seed`` is None, a 64-bit number (signed or unsigned), or a tensor of one int64."""
+    if isinstance(seed, int):
+        return -(2**63) <= seed < 2**64
+    return seed is None or (is_tensor(seed) and seed.dtype == torch.int64 and seed.numel() == 1)
+
+
+def wrong_dropout(p: Any, training: Any, seed: Any, x: Any) -> str | None:
+    """What is wrong with the arguments of a dropout, or None."""
+    if not is_probability(p):
+        return f"p is {p!r}; needs a number in [0, 1], the probability of dropping an element"
+    if not isinstance(training, bool):
+        return f"training is {training!r}; needs True or False"
+    if not is_seed(seed):
+        given = f"{seed.dtype} of {seed.numel()} elements" if is_tensor(seed) else repr(seed)
+        return f"seed is {given}; needs None, a 64-bit integer, or an int64 tensor of one element"
+    if not is_tensor(seed) and training and p > 0:
+        return (
+            f"seed is {seed!r}; the registered op needs an int64 tensor of one element; call the public function, "
+            f"which draws or makes it"
+        )
+    if is_tensor(seed) and seed.get_device() != x.get_device():
+        return f"seed is on {seed.device} and x on {x.device}; needs one device; move it with seed.to(x.device)"
+    return None
