@@ -4,11 +4,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
-PIP_EXTRA ?=
 BIN = $(VENV)/bin
-SOURCES = fusedops backends tests examples benchmarks docs conftest.py
 
-.PHONY: help demo test lint types docs wheel bench overhead clean
+.PHONY: help demo test lint types docs docs-check wheel bench overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
@@ -17,8 +15,8 @@ help:  ## what there is
 $(VENV)/ready: pyproject.toml tests/plugins/fusedops-example/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet $(PIP_EXTRA) '$(TORCH)'
-	$(BIN)/python -m pip install --quiet $(PIP_EXTRA) --group dev
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --group dev
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps tests/plugins/fusedops-example
 	touch $@
@@ -42,6 +40,12 @@ docs: $(VENV)/ready  ## writes docs/limits.md from the kernels' own limits
 wheel: $(VENV)/ready  ## builds the wheel, and runs the tests against it from another directory
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist
 	tests/against_wheel.sh $(BIN)/python
+
+docs-check: $(VENV)/ready  ## fails where docs/limits.md is stale
+	$(BIN)/python docs/make_limits.py --check
+
+overhead: $(VENV)/ready  ## what choosing a backend costs a call
+	$(BIN)/python benchmarks/overhead.py
 
 bench: $(VENV)/ready  ## CPU speed against plain torch, tuned allocator
 	benchmarks/run.sh $(BIN)/python

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Runs tests against the built wheel, from a directory that holds neither the sources nor the backends: what is missing from
+# the wheel fails here. Usage: tests/against_wheel.sh PYTHON, after `python -m build --wheel`.
+set -euo pipefail
+python=$(realpath --no-symlinks "$1")
+top=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$python" -m pip install --quiet --no-deps --target "$work/site" "$top"/dist/fusedops-*.whl
+cp -r "$top/tests" "$top/conftest.py" "$top/pyproject.toml" "$work"
+cd "$work"
+# ahead of the editable installation, which is of the same name
+export PYTHONPATH="$work/site"
+"$python" - <<'CHECK'
+import os, pathlib, fusedops, fusedops_eager, fusedops_npu, fusedops_triton
+site = pathlib.Path(os.environ["PYTHONPATH"])
+for module in (fusedops, fusedops_eager, fusedops_npu, fusedops_triton):
+    assert pathlib.Path(module.__file__).is_relative_to(site), f"{module.__file__} is not of the wheel"
+top = sorted(path.name for path in site.iterdir() if not path.name.endswith(".dist-info"))
+assert top == ["fusedops", "fusedops_eager", "fusedops_npu", "fusedops_triton"], top
+assert (site / "fusedops" / "py.typed").exists(), "py.typed is missing"
+assert all(info.state != "failed" for info in fusedops.backends()), fusedops.backends()
+CHECK
+"$python" -m pytest -q -p no:cacheprovider tests/test_conformance.py tests/test_policy.py tests/test_decision.py tests/test_npu.py
