@@ -4,8 +4,7 @@ import fusedops
 from fusedops_eager.bias_dropout import bias_dropout, bias_dropout_backward
 from fusedops_eager.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
 from fusedops_eager.bias_gelu import bias_gelu, bias_gelu_backward
-from fusedops_eager.scaled_masked_softmax import backward as scaled_masked_softmax_backward
-from fusedops_eager.scaled_masked_softmax import forward as scaled_masked_softmax
+from fusedops_eager.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 
 
 @fusedops.hookimpl

@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 
 import fusedops
+from fusedops_triton.bias_dropout import bias_dropout, bias_dropout_backward
+from fusedops_triton.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
+from fusedops_triton.bias_gelu import bias_gelu, bias_gelu_backward
 from fusedops_triton.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 
 
@@ -41,7 +44,16 @@ def fusedops_backend() -> fusedops.Backend:
         name="triton",
         device_types=("cuda", "cpu") if interpreted else ("cuda",),
         priority=-100 if interpreted else 100,  # the interpreter is thousands of times slower: only for who names it
-        kernels=(scaled_masked_softmax, scaled_masked_softmax_backward),
+        kernels=(
+            scaled_masked_softmax,
+            scaled_masked_softmax_backward,
+            bias_gelu,
+            bias_gelu_backward,
+            bias_dropout,
+            bias_dropout_backward,
+            bias_dropout_add,
+            bias_dropout_add_backward,
+        ),
         probe=_probe,
         needs="triton and an NVIDIA or AMD GPU",
     )

@@ -1,0 +1,244 @@
+"""What kernels with a bias share: where in the bias an element finds its own, and sums over columns for its gradient.
+
+x is seen as flat and contiguous, n elements; programs take tiles of BLOCK of them, whatever the length of a row. So
+tiles are aligned and full for every shape, and a group of four elements that shares a Philox call is never torn.
+
+The gradient of a bias (H,) is summed in two kernels, without atomics, so that the same input gives the same bits:
+
+    1. with dx, in the same pass: a program owns COLS columns, walks down some rows, and leaves one row of sums
+    2. the rows of sums, one for every 64 rows or more of x, are added up: under 3 % of the bytes of x
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false
+# Triton is not typed, and the body of a jit function is a language of its own that only looks like Python.
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fusedops_triton._launch import OPTIONS, on_device_of, power_of_two, warps_for
+
+# ---------------------------------------------------------------------------------------------------------- launchers
+
+#: Elements in each thread, by element size: two 16-byte loads of each tensor in flight. And threads of a program: four
+#: warps, of which 16 fit on a multiprocessor with 32 registers a thread; 2048 * 32 bytes in flight there is twice
+#: what an H200's 4.8 TB/s * 800 ns / 132 needs.
+_EACH = {2: 16, 4: 8, 8: 4}
+_THREADS = 128
+
+
+def tile(*tensors: Tensor | None) -> tuple[int, int]:
+    """Elements of a program, and its warps: 16-byte accesses also of the narrowest tensor."""
+    each = max(_EACH[t.element_size()] for t in tensors if t is not None)
+    return each * _THREADS, warps_for(each * _THREADS, each)
+
+
+def unit(n: int) -> int:
+    """The largest power of two, up to 16, that divides ``n``.
+
+    Sizes go to a kernel as ``n // unit(n)`` and the constexpr UNIT, so that the compiler knows how rows are aligned. By
+    itself Triton only sees whether 16 divides: rows of 1000 two-byte elements would be read two bytes at a time.
+    """
+    return min(n & -n, 16)
+
+
+def wide(dtype: torch.dtype) -> tl.dtype:
+    """The dtype of sums and functions."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+class Bias(NamedTuple):
+    """A bias as ``bias_at`` reads it."""
+
+    tensor: Tensor | None  # contiguous
+    kind: str  # "none"; "all": one for each element of x; "tail": x's last dimensions; "other"
+    unit: int
+    sizes: tuple[int, int, int, int, int]  # size, inner, wrap, outer, step: see ``bias_at``
+
+    @property
+    def columns(self) -> int:
+        """H of a bias that is (H,) to an x seen as (rows, H), else 0."""
+        return self.sizes[0] * self.unit if self.kind == "tail" else 0
+
+
+_NO_SIZES = (0, 0, 0, 0, 0)
+
+
+def locate(bias: Tensor | None, shape: torch.Size) -> Bias:
+    """How ``bias`` lies beside an x of ``shape``, which is not empty and to which it broadcasts."""
+    if bias is None:
+        return Bias(None, "none", 1, _NO_SIZES)
+    size = bias.numel()
+    if size == shape.numel():
+        return Bias(bias.contiguous(), "all", 1, _NO_SIZES)
+    if bias.dim() == 1 and size == shape[-1]:
+        return _tail(bias, size)
+    # Neighbouring dimensions of x that are all in the bias, or all not, are one: [(kept, size), ...], outermost first.
+    groups: list[tuple[bool, int]] = []
+    for full, own in zip(shape, (1,) * (len(shape) - bias.dim()) + tuple(bias.shape)):
+        if full > 1:
+            kept = own > 1
+            last = groups.pop() if groups and groups[-1][0] == kept else (kept, 1)
+            groups.append((kept, last[1] * full))
+    kept = [at for at, group in enumerate(groups) if group[0]]
+    if not kept or kept == [len(groups) - 1]:
+        return _tail(bias, size)
+    if len(kept) > 2:  # (a, 1, b, 1, c): nobody's bias. A copy of x's size, for the sake of simple kernels
+        return Bias(bias.expand(shape).contiguous(), "all", 1, _NO_SIZES)
+    # One kept group of b: (i // inner) % b. Two, a and b: (i // outer % a) * b + (i // inner) % b.
+    inner, b = _product(groups[kept[-1] + 1 :]), groups[kept[-1]][1]
+    wrap, outer = (groups[kept[0]][1], _product(groups[kept[0] + 1 :])) if len(kept) == 2 else (1, 1)
+    return Bias(bias.contiguous(), "other", 1, (b, inner, wrap, outer, b if len(kept) == 2 else 0))
+
+
+def _tail(bias: Tensor, size: int) -> Bias:
+    if size >= 2**31:  # bias_at has 32-bit columns
+        return Bias(bias.contiguous(), "other", 1, (size, 1, 1, 1, 0))
+    return Bias(bias.contiguous(), "tail", unit(size), (size // unit(size), 0, 0, 0, 0))
+
+
+def _product(groups: list[tuple[bool, int]]) -> int:
+    n = 1
+    for _, size in groups:
+        n *= size
+    return n
+
+
+def summed(du: Tensor, bias: Tensor) -> Tensor:
+    """The gradient of a bias that is not "tail", from that of x in the dtype of sums. Slower: du was made for it."""
+    return du.sum_to_size(bias.shape).to(bias.dtype)
+
+
+class Columns(NamedTuple):
+    """How sums over columns are shared out: ``tiles`` * ``parts`` programs of ``steps`` tiles of rows * cols each."""
+
+    rows: int
+    cols: int
+    steps: int
+    tiles: int
+    parts: int
+    warps: int
+
+
+#: Bytes of a row in a tile: one warp's 16-byte loads. And rows, as each has its 64-bit offset in registers.
+_ROW_BYTES = 512
+_MOST_ROWS = 128
+#: Rows of x for each row of sums: at least 64, so that writing and reading the sums is 8 / (6 * 64) = 2 % for two-byte
+#: elements. Where that makes too few programs to fill a GPU, tensors are small enough for sums never to leave the L2
+#: cache, and 16 rows will do.
+_PART_ROWS = 64
+_SMALL_PART_ROWS = 16
+_FULL_GPU = 512
+#: Programs that are enough: eight for each place on an H200, so that the last, half-filled round is a small share.
+_ENOUGH = 8192
+_MOST_PARTS = 1024
+
+
+def share_columns(n_rows: int, size: int, *tensors: Tensor | None) -> Columns:
+    """How to sum the columns of (n_rows, size) ``tensors``."""
+    block, warps = tile(*tensors)
+    narrowest = min(t.element_size() for t in tensors if t is not None)
+    cols = min(power_of_two(size), _ROW_BYTES // narrowest)
+    rows = min(block // cols, _MOST_ROWS)
+    tiles = triton.cdiv(size, cols)
+    parts = min(triton.cdiv(n_rows, _PART_ROWS), triton.cdiv(_ENOUGH, tiles), _MOST_PARTS)
+    if parts * tiles < _FULL_GPU:
+        parts = min(triton.cdiv(n_rows, _SMALL_PART_ROWS), triton.cdiv(_FULL_GPU, tiles))
+    # a power of two, and compile-time: few variants, and loops that the interpreter can run with any NumPy
+    steps = power_of_two(triton.cdiv(triton.cdiv(n_rows, parts), rows))
+    return Columns(rows, cols, steps, tiles, triton.cdiv(n_rows, steps * rows), min(warps, rows * cols // 32 or 1))
+
+
+def sums_for(columns: Columns, bias: Tensor, dtype: tl.dtype) -> tuple[Tensor, Tensor]:
+    """The gradient of a bias, to be filled, and the tensor (parts, H) for sums: the same one if there is one part."""
+    dbias = torch.empty_like(bias, memory_format=torch.contiguous_format)
+    if columns.parts == 1:
+        return dbias, dbias
+    sums = torch.float64 if dtype == tl.float64 else torch.float32
+    return dbias, torch.empty((columns.parts, bias.numel()), dtype=sums, device=bias.device)
+
+
+_SUM_TILE = 1024
+_SUM_ROWS = 256
+_SUM_COLS = 16
+
+
+def add_sums(dbias: Tensor, sums: Tensor) -> None:
+    """``dbias = sums.sum(0)``, always in the same order."""
+    parts, size = sums.shape
+    rows = min(power_of_two(parts), _SUM_ROWS)
+    cols = max(_SUM_TILE // rows, _SUM_COLS)  # few: a narrow bias has to make many programs too
+    with on_device_of(dbias):
+        _add_sums[(triton.cdiv(size, cols),)](
+            dbias, sums, parts, size, STEPS=power_of_two(triton.cdiv(parts, rows)), ROWS=rows, COLS=cols,
+            num_warps=warps_for(rows * cols, 8), **OPTIONS,
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ kernels
+
+
+@triton.jit(do_not_specialize=["parts"])
+def _add_sums(
+    dbias_ptr, sums_ptr, parts, size, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+):  # fmt: skip
+    """COLS columns of sums (parts, size), over all its parts <= STEPS * ROWS. Grid (cdiv(size, COLS),)."""
+    col = tl.program_id(0).to(tl.int64) * COLS + tl.arange(0, COLS)
+    total = tl.zeros([ROWS, COLS], dtype=sums_ptr.dtype.element_ty)
+    for step in range(STEPS):
+        part = step * ROWS + tl.arange(0, ROWS)
+        inside = (part < parts)[:, None] & (col < size)[None, :]
+        total += tl.load(sums_ptr + part.to(tl.int64)[:, None] * size + col[None, :], mask=inside, other=0.0)
+    tl.store(dbias_ptr + col, tl.sum(total, axis=0).to(dbias_ptr.dtype.element_ty), mask=col < size)
+
+
+# ------------------------------------------------------------------------------------------------- parts of a kernel
+
+
+@triton.jit
+def flat_tile(n, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+    """The first element of this program (64-bit), its elements from there, and which of them are inside n * UNIT."""
+    base = tl.program_id(0).to(tl.int64) * BLOCK
+    at = tl.arange(0, BLOCK)
+    return base, at, at < n.to(tl.int64) * UNIT - base
+
+
+@triton.jit
+def bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND: tl.constexpr, UNIT: tl.constexpr):
+    """The bias of elements base + at, which ``locate`` says how to find."""
+    if KIND == "tail":
+        # one 64-bit division a program, then 32-bit ones, of which only the first in each 16 bytes is computed
+        columns = size.to(tl.int64) * UNIT
+        col = ((base % columns).to(tl.uint32) + at.to(tl.uint32)) % columns.to(tl.uint32)
+        return tl.load(bias_ptr + col, mask=inside, other=0.0)
+    if KIND == "all":
+        return tl.load(bias_ptr + base + at, mask=inside, other=0.0)
+    index = base + at
+    return tl.load(bias_ptr + index // outer % wrap * step + index // inner % size, mask=inside, other=0.0)
+
+
+@triton.jit
+def column_tile(step, n_rows, size, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Offsets (ROWS, COLS) in (n_rows, size * UNIT), which of them are inside, and the first row (all 64-bit)."""
+    first = tl.program_id(1).to(tl.int64) * (STEPS * ROWS) + step * ROWS
+    row = first + tl.arange(0, ROWS)
+    col = tl.program_id(0).to(tl.int64) * COLS + tl.arange(0, COLS)
+    columns = size.to(tl.int64) * UNIT
+    inside = (row < n_rows)[:, None] & (col < columns)[None, :]
+    return row[:, None] * columns + col[None, :], inside, row
+
+
+@triton.jit
+def store_sums(sums_ptr, sums, size, UNIT: tl.constexpr, COLS: tl.constexpr):
+    """The columns of ``sums`` (ROWS, COLS), added up, to this program's place in (parts, size * UNIT)."""
+    columns = size.to(tl.int64) * UNIT
+    col = tl.program_id(0).to(tl.int64) * COLS + tl.arange(0, COLS)
+    total = tl.sum(sums, axis=0).to(sums_ptr.dtype.element_ty)
+    tl.store(sums_ptr + tl.program_id(1) * columns + col, total, mask=col < columns)

@@ -1,0 +1,214 @@
+"""Bias + GELU in Triton: two launchers, and the three kernels that they choose from.
+
+    forward             flat tiles: read x, write y
+    backward, columns   for a bias (H,) whose gradient is wanted: dx, and sums over columns in the same pass
+    backward, flat      else. For a bias of another shape dx is made in float32 too, and torch sums it
+
+What holds for all of them:
+
+- The sum, the function and the sums are in float32, in float64 for float64.
+- 0.5 * (1 + tanh(z)) is the logistic function of 2z; with exp(-|2z|), which does not overflow, it is good to its last
+  places in both tails, and so is its slope: no 1 - tanh(z)**2, which cancels.
+- x and grad are made contiguous first if they are not. Where the bias lies, and how the sums are shared out: _bias.py.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false
+# Triton is not typed, and the body of a jit function is a language of its own that only looks like Python.
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fusedops_triton._bias import (
+    Bias,
+    add_sums,
+    bias_at,
+    column_tile,
+    flat_tile,
+    locate,
+    share_columns,
+    store_sums,
+    summed,
+    sums_for,
+    tile,
+    unit,
+    wide,
+)
+from fusedops_triton._launch import OPTIONS, on_device_of
+
+# ---------------------------------------------------------------------------------------------------------- launchers
+
+
+def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """``gelu(x + bias)``.
+
+    Args:
+        x: (...), float16, bfloat16, float32 or float64, any strides.
+        bias: broadcastable to x, any of these dtypes, any strides. Or None.
+        approximate: "tanh", or "none" for erf.
+
+    Returns:
+        (...), contiguous, the dtype of x + bias.
+    """
+    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    n = y.numel()
+    if n == 0:
+        return y
+    x, place = x.contiguous(), locate(bias, x.shape)
+    block, warps = tile(x, y)
+    with on_device_of(y):
+        _forward[(triton.cdiv(n, block),)](
+            y, x, place.tensor, n // unit(n), *place.sizes,
+            TANH=approximate == "tanh", KIND=place.kind, UNIT=place.unit, UNIT_N=unit(n), BLOCK=block, WIDE=wide(dtype),
+            num_warps=warps, **OPTIONS,
+        )  # fmt: skip
+    return y
+
+
+def gelu_backward(
+    grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and of bias, each in its dtype, None where ``needs`` does not ask for it.
+
+    Args:
+        grad: (...), the gradient of y, dtype of y, any strides.
+        x: as forward had it.
+        bias: as forward had it.
+        approximate: as forward had it.
+        needs: is the gradient of x, of bias wanted.
+    """
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if needs[0] else None
+    target = bias if needs[1] else None  # whose gradient is wanted
+    if x.numel() == 0 or not (needs[0] or target is not None):
+        return dx, None if target is None else torch.zeros_like(target, memory_format=torch.contiguous_format)
+    grad, x, place = grad.contiguous(), x.contiguous(), locate(bias, x.shape)
+    if target is not None and place.columns:
+        return dx, _backward_of_columns(dx, grad, x, place, target, approximate)
+    du = None
+    if target is not None:  # one gradient for each element: the bias's own, or in the dtype of sums for torch to sum
+        sums = torch.promote_types(grad.dtype, torch.float32)
+        du = torch.empty_like(x, dtype=target.dtype if target.numel() == x.numel() else sums)
+    n = x.numel()
+    block, warps = tile(grad, x)
+    with on_device_of(x):
+        _backward_flat[(triton.cdiv(n, block),)](
+            dx, du, grad, x, place.tensor, n // unit(n), *place.sizes,
+            TANH=approximate == "tanh", KIND=place.kind, UNIT=place.unit, UNIT_N=unit(n), BLOCK=block,
+            WIDE=wide(grad.dtype), num_warps=warps, **OPTIONS,
+        )  # fmt: skip
+    return dx, None if target is None or du is None else summed(du, target)
+
+
+def _backward_of_columns(
+    dx: Tensor | None, grad: Tensor, x: Tensor, place: Bias, bias: Tensor, approximate: str
+) -> Tensor:
+    """Fills dx, if it is wanted, and returns the gradient of a bias (H,)."""
+    n_rows = x.numel() // place.columns
+    share = share_columns(n_rows, place.columns, grad, x)
+    dtype = wide(grad.dtype)
+    dbias, sums = sums_for(share, bias, dtype)
+    with on_device_of(x):
+        _backward_columns[share.tiles, share.parts](
+            dx, sums, grad, x, place.tensor, n_rows, place.sizes[0],
+            TANH=approximate == "tanh", UNIT=place.unit, STEPS=share.steps, ROWS=share.rows, COLS=share.cols,
+            WIDE=dtype, num_warps=share.warps, **OPTIONS,
+        )  # fmt: skip
+    if sums is not dbias:
+        add_sums(dbias, sums)
+    return dbias
+
+
+# ------------------------------------------------------------------------------------------------------------ kernels
+# No integer is specialised on: what the compiler should know of their alignment is in UNIT and UNIT_N.
+
+
+@triton.jit(do_not_specialize=["n", "size", "inner", "wrap", "outer", "step"])
+def _forward(
+    y_ptr, x_ptr, bias_ptr, n, size, inner, wrap, outer, step,
+    TANH: tl.constexpr, KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """BLOCK elements. Grid (cdiv(n * UNIT_N, BLOCK),).
+
+    y_ptr, x_ptr: (n * UNIT_N,). bias_ptr and from ``size`` to ``step``: see ``bias_at``.
+    """
+    base, at, inside = flat_tile(n, UNIT_N, BLOCK)
+    u = tl.load(x_ptr + base + at, mask=inside, other=0.0).to(WIDE)
+    if KIND != "none":
+        u += bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT).to(WIDE)
+    tl.store(y_ptr + base + at, _gelu(u, TANH).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "size", "inner", "wrap", "outer", "step"])
+def _backward_flat(
+    dx_ptr, du_ptr, grad_ptr, x_ptr, bias_ptr, n, size, inner, wrap, outer, step,
+    TANH: tl.constexpr, KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """BLOCK elements of the gradient, to dx_ptr and to du_ptr, either of which may be None. Else as _forward."""
+    base, at, inside = flat_tile(n, UNIT_N, BLOCK)
+    u = tl.load(x_ptr + base + at, mask=inside, other=0.0).to(WIDE)
+    if KIND != "none":
+        u += bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT).to(WIDE)
+    du = tl.load(grad_ptr + base + at, mask=inside, other=0.0).to(WIDE) * _slope(u, TANH)
+    if dx_ptr is not None:
+        tl.store(dx_ptr + base + at, du.to(dx_ptr.dtype.element_ty), mask=inside)
+    if du_ptr is not None:
+        tl.store(du_ptr + base + at, du.to(du_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_rows", "size"])
+def _backward_columns(
+    dx_ptr, sums_ptr, grad_ptr, x_ptr, bias_ptr, n_rows, size,
+    TANH: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """COLS columns of STEPS * ROWS rows. Grid (cdiv(H, COLS), parts), H = size * UNIT.
+
+    dx_ptr: (n_rows, H), or None. sums_ptr: (parts, H), the sum over this program's rows. grad_ptr, x_ptr: (n_rows, H).
+    bias_ptr: (H,).
+    """
+    col = tl.program_id(0).to(tl.int64) * COLS + tl.arange(0, COLS)
+    bias = tl.load(bias_ptr + col, mask=col < size.to(tl.int64) * UNIT, other=0.0).to(WIDE)[None, :]
+    sums = tl.zeros([ROWS, COLS], dtype=WIDE)  # every lane adds up its own; one reduction at the end
+    for step in range(STEPS):
+        at, inside, _ = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS)
+        x = tl.load(x_ptr + at, mask=inside, other=0.0)
+        grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
+        du = grad.to(WIDE) * _slope(x.to(WIDE) + bias, TANH)
+        if dx_ptr is not None:
+            tl.store(dx_ptr + at, du.to(dx_ptr.dtype.element_ty), mask=inside)
+        sums += du
+    store_sums(sums_ptr, sums, size, UNIT, COLS)
+
+
+# ------------------------------------------------------------------------------------------------- parts of a kernel
+
+
+@triton.jit
+def _gelu(u, TANH: tl.constexpr):
+    """GELU of u, float32 or float64."""
+    if TANH:
+        z = 1.5957691216057308 * u * (1.0 + 0.044715 * u * u)  # 2 * sqrt(2 / pi)
+        e = tl.exp(-tl.abs(z))
+        return u * tl.where(z > 0, 1.0, e) / (1.0 + e)
+    return 0.5 * u * (1.0 + tl.erf(0.7071067811865476 * u))
+
+
+@triton.jit
+def _slope(u, TANH: tl.constexpr):
+    """The derivative of GELU at u."""
+    if TANH:
+        square = u * u
+        z = 1.5957691216057308 * u * (1.0 + 0.044715 * square)
+        e = tl.exp(-tl.abs(z))
+        r = 1.0 / (1.0 + e)
+        return tl.where(z > 0, r, e * r) + u * (1.5957691216057308 + 0.21406444881780076 * square) * (e * r * r)
+    cdf = 0.5 + 0.5 * tl.erf(0.7071067811865476 * u)
+    return cdf + u * (0.3989422804014327 * tl.exp(-0.5 * u * u))

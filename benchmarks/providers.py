@@ -1,0 +1,143 @@
+"""Who can compute an op here: fusedops by backend, plain torch, compiled torch, and the peers that are installed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+import fusedops
+from fusedops._op import Op
+
+Function = Callable[..., Tensor]  # takes the op's arguments in order
+
+
+def naive_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
+    """The chain that models write."""
+    scores = x * scale
+    if causal:
+        upper = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        mask = upper if mask is None else mask | upper
+    return torch.softmax(scores if mask is None else scores.masked_fill(mask, float("-inf")), -1)
+
+
+def megatron_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
+    """What Megatron's module does where its kernel does not take the call: in float32, filled with -10000, cast back."""
+    scores = x.float() * scale
+    if causal:
+        upper = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        mask = upper if mask is None else mask | upper
+    return torch.softmax(scores if mask is None else scores.masked_fill(mask, -10000.0), -1).to(x.dtype)
+
+
+def naive_bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """``F.gelu(x + bias)``."""
+    return F.gelu(x if bias is None else x + bias, approximate=approximate)
+
+
+def naive_bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """``F.dropout(x + bias)``, with torch's own random numbers."""
+    return F.dropout(x if bias is None else x + bias, p, training)
+
+
+def naive_bias_dropout_add(
+    x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None
+) -> Tensor:
+    """``residual + F.dropout(x + bias)``."""
+    return residual + naive_bias_dropout(x, bias, p, training, seed)
+
+
+NAIVE: dict[str, Function] = {
+    "scaled_masked_softmax": naive_softmax,
+    "bias_gelu": naive_bias_gelu,
+    "bias_dropout": naive_bias_dropout,
+    "bias_dropout_add": naive_bias_dropout_add,
+}
+
+
+def providers(op: Op, args: Sequence[Any], device: str) -> tuple[dict[str, Function], dict[str, str]]:
+    """The providers of a call, and those left out with the reason."""
+    found: dict[str, Function] = {}
+    left: dict[str, str] = {}
+    public = op.positional(getattr(fusedops, op.name))
+    for info in fusedops.backends():
+        decision = fusedops.explain(op.name, **dict(zip(op.parameters, args)), backend=info.name)
+        verdict = next(v for v in decision.candidates if v.backend == info.name)
+        if verdict.reasons:
+            left[f"fusedops.{info.name}"] = verdict.reasons[0].detail
+        else:
+            found[f"fusedops.{info.name}"] = _with_backend(public, info.name)
+    found["torch"] = NAIVE[op.name]
+    found["torch.compile"] = torch.compile(NAIVE[op.name], dynamic=False)
+    if op.name == "scaled_masked_softmax":
+        found["megatron (torch path)"] = megatron_softmax
+    if device == "cuda":
+        for name, make in PEERS.get(op.name, {}).items():
+            try:
+                function = make(args)
+            except Exception as error:  # a peer that is not here, or does not fit, is left out by name
+                left[name] = f"{type(error).__name__}: {error}"
+            else:
+                found[name] = function
+    return found, left
+
+
+def _with_backend(public: Function, name: str) -> Function:
+    def through(*args: Any) -> Tensor:
+        with fusedops.use(name, fallback="raise"):
+            return public(*args)
+
+    return through
+
+
+def _plain_softmax_only(args: Sequence[Any]) -> None:
+    if args[1] is not None or args[3]:
+        raise ValueError("has no masked or causal softmax")
+
+
+def _liger(args: Sequence[Any]) -> Function:
+    _plain_softmax_only(args)
+    function = importlib.import_module("liger_kernel.ops.softmax").LigerSoftmaxFunction
+    return lambda x, mask, scale, causal: function.apply(x * scale)
+
+
+def _quack(args: Sequence[Any]) -> Function:
+    _plain_softmax_only(args)
+    softmax = importlib.import_module("quack.softmax").softmax
+    return lambda x, mask, scale, causal: softmax((x * scale).flatten(0, -2)).view_as(x)
+
+
+def _transformer_engine(args: Sequence[Any]) -> Function:
+    module = importlib.import_module("transformer_engine.pytorch.softmax")
+    if args[3]:
+        function = module.ScaledUpperTriangMaskedSoftmax
+        return lambda x, mask, scale, causal: function.apply(x.flatten(0, -3), scale).view_as(x)
+    if args[1] is None:
+        function = module.ScaledSoftmax
+        return lambda x, mask, scale, causal: function.apply(x, scale)
+    function = module.ScaledMaskedSoftmax
+    return lambda x, mask, scale, causal: function.apply(x, mask, scale)
+
+
+def _flag_gems(args: Sequence[Any]) -> Function:
+    flag_gems = importlib.import_module("flag_gems")
+
+    def through(*call: Any) -> Tensor:
+        with flag_gems.use_gems():
+            return naive_softmax(*call)
+
+    return through
+
+
+PEERS: dict[str, dict[str, Callable[[Sequence[Any]], Function]]] = {
+    "scaled_masked_softmax": {
+        "liger-kernel": _liger,
+        "quack-kernels": _quack,
+        "TransformerEngine": _transformer_engine,
+        "flag-gems": _flag_gems,
+    },
+}
