@@ -36,6 +36,9 @@ from fusedops._op import Case, Op
 TUNED = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 
 
+_said: set[str] = set()
+
+
 def cases(op: Op, sweep: str, elements: int) -> Iterator[Case]:
     """The calls to measure: the op's own cases, or a sweep of row length or of size."""
     if sweep == "cases":
@@ -61,7 +64,10 @@ def measure(op: Op, case: Case, dtype: torch.dtype, device: str, seconds: float)
     args = testing.arguments(op, case, dtype, device)
     found, left = providers(op, args, device)
     for name, why in left.items():
-        tqdm.write(f"  left out: {name} for {op.name} {case.name}: {why}")
+        note = f"left out: {name} for {op.name}: {why}"
+        if note not in _said:
+            _said.add(note)
+            tqdm.write(note)
     shape = tuple(args[0].shape)
     like = torch.empty(shape, dtype=dtype, device=device)
     leaves = [
@@ -181,8 +187,9 @@ def main() -> int:
             print(f"stopped; {len(rows)} measurements are kept in {out}")
     for row in rows:
         print(
-            f"{row['op']:22} {row['mode']:8} {row['case']:18} {row['dtype']:8} {row['provider']:22} {row['ms_p50']:9.3f} ms "
-            f"{row['copies']:6.2f} copies {row['pct_of_copy']:6.1f} % {row['speedup_over_torch']:6.2f}x torch"
+            f"{row['op']:22} {row['mode']:8} {row['case']:18} {row['dtype']:8} {row['provider']:22}"
+            f" {row['ms_p50']:9.3f} ms"
+            f" {row['copies']:6.2f} copies {row['pct_of_copy']:6.1f} % {row['speedup_over_torch']:6.2f}x torch"
         )
     if rows:
         plots.draw(rows, out.with_suffix(""))

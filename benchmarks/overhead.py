@@ -1,7 +1,7 @@
 """What choosing a backend costs: a call through fusedops, less a direct call of the same kernel, on small CPU tensors.
 
-Absolute times differ between machines: each row also stands as a ratio to ``torch.mul`` on the same tensor, timed in the
-same run. Usage: python benchmarks/overhead.py
+Absolute times differ between machines: each row also stands as a ratio to ``torch.mul`` on the same tensor, timed in
+the same run. Usage: python benchmarks/overhead.py
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def naive_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) ->
 
 
 def megatron_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    """What Megatron's module does where its kernel does not take the call: in float32, filled with -10000, cast back."""
+    """What Megatron's module does where its kernel refuses: in float32, filled with -10000, cast back."""
     scores = x.float() * scale
     if causal:
         upper = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1)

@@ -22,8 +22,8 @@ Read in their sources; `scaled_masked_softmax` on `triton` and `eager` has none 
 | TransformerEngine | 4 | 16 < Sk < 16384, divisible by 8 | | float16, bfloat16 | [b, 1, Sq, Sk] |
 | torch_npu | 4 | [32, 4096], divisible by 32 | Sq the same | float16, bfloat16, float32 | last two sizes as x's |
 
-A fully masked row is 0 in the CUDA kernels of all three, uniform (1 / Sk) in their own torch fallbacks and on Ascend, NaN
-from `masked_fill(-inf)` and `softmax`. In fusedops it is 0 everywhere, and so is its gradient.
+A fully masked row is 0 in the CUDA kernels of the first three, uniform (1 / Sk) in their own torch fallbacks and on
+Ascend, NaN from `masked_fill(-inf)` and `softmax`. In fusedops it is 0 everywhere, and so is its gradient.
 """
 
 
@@ -37,7 +37,14 @@ def page() -> str:
     ]
     own = sorted((r for r in registry.records() if r.distribution == OWN_DISTRIBUTION), key=lambda r: r.name)
     for op in OPS.values():
-        lines += [f"## {op.name}", "", f"`{op.formula}`", "", "| backend | devices | direction | limits |", "|---|---|---|---|"]
+        lines += [
+            f"## {op.name}",
+            "",
+            f"`{op.formula}`",
+            "",
+            "| backend | devices | direction | limits |",
+            "|---|---|---|---|",
+        ]
         notes: list[str] = []
         for record in own:
             assert record.backend is not None, record.error

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusedops._decision import Decision, decide
 from fusedops._op import OPS
 from fusedops._policy import get_policy, unknown_name, with_argument
 from fusedops._spec import TensorSpec
 from fusedops.errors import PolicyError
+
+if TYPE_CHECKING:
+    from fusedops._decision import Decision
 
 
 def explain(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> Decision:
@@ -27,6 +29,8 @@ def explain(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> D
         InvalidInputError: the op's contract does not allow these arguments on any backend.
         PolicyError: an unknown op or backend.
     """
+    from fusedops._decision import decide  # not at import: see fusedops.__getattr__
+
     if op not in OPS:
         raise PolicyError(f"explain: {unknown_name('op', op, list(OPS))}")
     contract = OPS[op]

@@ -57,7 +57,11 @@ class TensorSpec:
 
     def get_device(self) -> int:
         index = self.device.partition(":")[2]
-        return -1 if self.device_type == "cpu" else int(index or 0)
+        return -1 if self.device_type in ("cpu", "meta") else int(index or 0)
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.device_type == "cpu"
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")

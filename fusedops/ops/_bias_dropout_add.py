@@ -74,12 +74,16 @@ def _validate(x: Any, bias: Any, residual: Any, p: Any, training: Any, seed: Any
             or residual.dtype not in FLOATING
             or residual.shape != x.shape
             or residual.get_device() != x.get_device()
+            or residual.is_cpu is not x.is_cpu  # meta has the CPU's index
             or not is_probability(p)
             or (training is not True and training is not False)
         ):
             raise _invalid(x, bias, residual, p, training, seed)
         if bias is not None and (
-            bias.dtype not in FLOATING or bias.get_device() != x.get_device() or not broadcasts(bias.shape, x.shape)
+            bias.dtype not in FLOATING
+            or bias.get_device() != x.get_device()
+            or bias.is_cpu is not x.is_cpu  # meta has the CPU's index
+            or not broadcasts(bias.shape, x.shape)
         ):
             raise _invalid(x, bias, residual, p, training, seed)
         if (seed is not None or (training and p > 0)) and wrong_dropout(p, training, seed, x) is not None:

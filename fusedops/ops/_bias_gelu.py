@@ -52,7 +52,10 @@ def _validate(x: Any, bias: Any, approximate: Any) -> None:
         if x.dtype not in FLOATING or approximate not in _FORMS:
             raise _invalid(x, bias, approximate)
         if bias is not None and (
-            bias.dtype not in FLOATING or bias.get_device() != x.get_device() or not broadcasts(bias.shape, x.shape)
+            bias.dtype not in FLOATING
+            or bias.get_device() != x.get_device()
+            or bias.is_cpu is not x.is_cpu  # meta has the CPU's index
+            or not broadcasts(bias.shape, x.shape)
         ):
             raise _invalid(x, bias, approximate)
     except (AttributeError, TypeError):

@@ -29,6 +29,11 @@ def is_tensor(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "dim")
 
 
+def on_one_device(a: Any, b: Any) -> bool:
+    """Whether two tensors, or specs, are on one device. Written out on the hot path: a call costs as much again."""
+    return a.get_device() == b.get_device() and a.is_cpu is b.is_cpu  # meta has the CPU's index
+
+
 def kind(value: object) -> str:
     """What ``value`` is, in two words, for a message."""
     return f"a tensor of {value.numel()} elements" if isinstance(value, Tensor) else f"a {type(value).__name__}"
@@ -45,7 +50,7 @@ def wrong_tensor(name: str, value: Any) -> str | None:
 
 def wrong_beside(name: str, value: Any, x: Any) -> str | None:
     """What is wrong with ``value`` as a tensor that broadcasts to ``x`` on the same device, or None."""
-    if value.get_device() != x.get_device():
+    if not on_one_device(value, x):
         return f"{name} is on {value.device} and x on {x.device}; needs one device; move it with {name}.to(x.device)"
     if not broadcasts(value.shape, x.shape):
         given, wanted = tuple(value.shape), tuple(x.shape)
@@ -82,6 +87,6 @@ def wrong_dropout(p: Any, training: Any, seed: Any, x: Any) -> str | None:
             f"seed is {seed!r}; the registered op needs an int64 tensor of one element; call the public function, "
             f"which draws or makes it"
         )
-    if is_tensor(seed) and seed.get_device() != x.get_device():
+    if is_tensor(seed) and not on_one_device(seed, x):
         return f"seed is on {seed.device} and x on {x.device}; needs one device; move it with seed.to(x.device)"
     return None

@@ -7,6 +7,7 @@ This file is the whole contract: what is accepted, what it means, its gradient, 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from fusedops._dispatch import call
 from fusedops._op import Case, Direction, Op, Tolerance
 from fusedops.errors import InvalidInputError
-from fusedops.ops._checks import FLOATING, broadcasts, is_tensor, kind, wrong_beside, wrong_tensor
+from fusedops.ops._checks import FLOATING, broadcasts, is_tensor, kind, on_one_device, wrong_beside, wrong_tensor
 
 
 def scaled_masked_softmax(
@@ -49,6 +50,7 @@ def scaled_masked_softmax(
 
 
 _MASKS = frozenset((torch.bool, torch.uint8))
+_MAX = sys.float_info.max
 
 
 def _validate(x: Any, mask: Any, scale: Any, causal: Any) -> None:
@@ -63,7 +65,10 @@ def _validate(x: Any, mask: Any, scale: Any, causal: Any) -> None:
         ):
             raise _invalid(x, mask, scale, causal)
         if mask is not None and (
-            mask.dtype not in _MASKS or mask.get_device() != x.get_device() or not broadcasts(mask.shape, x.shape)
+            mask.dtype not in _MASKS
+            or mask.get_device() != x.get_device()
+            or mask.is_cpu is not x.is_cpu  # meta has the CPU's index
+            or not broadcasts(mask.shape, x.shape)
         ):
             raise _invalid(x, mask, scale, causal)
     except (AttributeError, TypeError, OverflowError):
@@ -82,7 +87,7 @@ def _what_is_wrong(x: Any, mask: Any, scale: Any, causal: Any) -> str:
         return f"x has {x.dim()} dimensions; needs (..., Sq, Sk); add one, as in x.unsqueeze(0)"
     if not isinstance(scale, (int, float)):
         return f"scale is {kind(scale)}; needs a Python number; use float(scale), or scale.item() of a tensor"
-    if not math.isfinite(scale):
+    if not -_MAX <= scale <= _MAX:  # not isfinite: it raises for an int of 400 digits
         return f"scale is {scale}; needs a finite number; 1 / sqrt(head size) is usual"
     if not isinstance(causal, bool):
         return f"causal is {causal!r}; needs True or False"
@@ -94,7 +99,7 @@ def _what_is_wrong(x: Any, mask: Any, scale: Any, causal: Any) -> str:
                 f"mask is {mask.dtype}; needs bool or uint8, True where masked out; of an additive mask take mask < 0"
             )
         return f"mask is {mask.dtype}; needs bool or uint8, True where masked out; convert it with mask != 0"
-    hint = "; for padding of shape (b, sk) pass mask[:, None, None, :]" if mask.get_device() == x.get_device() else ""
+    hint = "; for padding of shape (b, sk) pass mask[:, None, None, :]" if on_one_device(mask, x) else ""
     return f"{wrong_beside('mask', mask, x)}{hint}"
 
 

@@ -1,0 +1,125 @@
+"""The ops as modules, for models that are built of modules. They have settings, and no parameters or buffers.
+
+import fusedops.nn
+softmax = fusedops.nn.ScaledMaskedSoftmax(scale=0.125, causal=True)
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import Module
+
+from fusedops import ops
+from fusedops.ops._bias_gelu import Approximate
+
+__all__ = ["BiasDropoutAdd", "BiasGELU", "ScaledMaskedSoftmax"]
+
+
+class ScaledMaskedSoftmax(Module):
+    """The module of :func:`fusedops.scaled_masked_softmax`.
+
+    Args:
+        scale: a finite number.
+        causal: also masks the keys after each query.
+        backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in force.
+    """
+
+    def __init__(self, scale: float = 1.0, *, causal: bool = False, backend: str | None = None) -> None:
+        super().__init__()
+        self.scale = scale
+        self.causal = causal
+        self.backend = backend
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attention probabilities.
+
+        Args:
+            x: (..., Sq, Sk), float16, bfloat16, float32 or float64.
+            mask: bool or uint8, broadcastable to ``x``, True where masked out; or None.
+
+        Returns:
+            (..., Sq, Sk), the dtype of ``x``.
+
+        Raises:
+            InvalidInputError: an argument or a setting is not as above.
+            NoBackendError: the policy forbids a fallback and its backend does not take the call.
+        """
+        return ops.scaled_masked_softmax(x, mask, self.scale, causal=self.causal, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"scale={self.scale}, causal={self.causal}{_told(self.backend)}"
+
+
+class BiasGELU(Module):
+    """The module of :func:`fusedops.bias_gelu`. The bias stays with the layer that has it.
+
+    Args:
+        approximate: "tanh", or "none" for the exact form.
+        backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in force.
+    """
+
+    def __init__(self, approximate: Approximate = "tanh", *, backend: str | None = None) -> None:
+        super().__init__()
+        self.approximate: Approximate = approximate
+        self.backend = backend
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """GELU of ``x + bias``.
+
+        Args:
+            x: (..., H), float16, bfloat16, float32 or float64.
+            bias: broadcastable to ``x``, usually (H,), any of the same dtypes, or None.
+
+        Returns:
+            (..., H), the dtype of ``x + bias`` by torch's promotion.
+
+        Raises:
+            InvalidInputError: an argument or a setting is not as above.
+            NoBackendError: the policy forbids a fallback and its backend does not take the call.
+        """
+        return ops.bias_gelu(x, bias, approximate=self.approximate, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"approximate={self.approximate!r}{_told(self.backend)}"
+
+
+class BiasDropoutAdd(Module):
+    """The module of :func:`fusedops.bias_dropout_add`. It drops in training mode alone, as torch.nn.Dropout does.
+
+    Args:
+        p: probability of dropping an element, in [0, 1].
+        backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in force.
+    """
+
+    def __init__(self, p: float = 0.5, *, backend: str | None = None) -> None:
+        super().__init__()
+        self.p = p
+        self.backend = backend
+
+    def forward(self, x: Tensor, bias: Tensor | None, residual: Tensor, *, seed: int | Tensor | None = None) -> Tensor:
+        """``residual + dropout(x + bias)``. No input is written.
+
+        Args:
+            x: (...), float16, bfloat16, float32 or float64.
+            bias: broadcastable to ``x``, usually (H,), any of the same dtypes, or None.
+            residual: the shape of ``x``, any of the same dtypes.
+            seed: as the op takes it. None: drawn from torch's generator.
+
+        Returns:
+            (...), the dtype of ``residual``.
+
+        Raises:
+            InvalidInputError: an argument or a setting is not as above.
+            NoBackendError: the policy forbids a fallback and its backend does not take the call.
+        """
+        return ops.bias_dropout_add(x, bias, residual, self.p, training=self.training, seed=seed, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"p={self.p}{_told(self.backend)}"
+
+
+def _told(backend: str | None) -> str:
+    return "" if backend is None else f", backend={backend!r}"
