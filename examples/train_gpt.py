@@ -1,0 +1,336 @@
+"""Trains a small GPT on four plays of Shakespeare twice, side by side: with fusedops, and in plain torch.
+
+    python examples/train_gpt.py        # about a minute on two idle CPU cores; --help lists the options
+
+Then it reports who served the calls of the attention softmax and why, how far the two models' losses are apart, how
+long each took, and what the first one writes. The loss curves go to examples/out/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import shutil
+import statistics
+import textwrap
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+# Before torch is there. Its threads wait for each other in busy loops; on two cores that other programs used too, the
+# training took 8 times as long with them.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+from gpt import FUSED, GPT, PLAIN, Ops
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+import fusedops
+
+HERE = Path(__file__).parent
+SIZES = {"layers": 2, "width": 96, "heads": 6}
+BATCH = 8
+LEARNING_RATE = 4e-3
+WARM_UP = 20  # steps
+TIMED_STEPS = 40  # after training, for the comparison of times
+REFUSED_LENGTH = 100  # Ascend takes multiples of 32, from 32 to 4096
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    started = time.perf_counter()
+    options = parse(arguments)
+    plays = Plays.read(HERE / "data", options.device, options.seed)
+    fused, plain = (Trainee(ops, plays, options.seed) for ops in (FUSED, PLAIN))
+
+    scores, scale = train(fused, plain, plays, options)
+
+    report_backends()
+    report_training_call(scores, scale)
+    report_other_devices(scores, scale)
+    report_fallback(scores, scale)
+    report_losses(fused, plain, plays, options)
+    report_times(fused, plain, plays, options, scores, scale)
+    report_text(fused.model, plays, options.block)
+    print(f"\n{time.perf_counter() - started:.0f} s in all.")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--steps", type=int, default=600, help="training steps of each model (%(default)s)")
+    add("--block", type=int, default=128, help="context length, in characters (%(default)s)")
+    add("--seed", type=int, default=1, help="of the weights, the batches and the text (%(default)s)")
+    add("--device", type=torch.device, default=best_device(), help="where to train (here: %(default)s)")
+    add("--out", type=Path, default=HERE / "out", help="folder for loss.png and loss.csv (examples/out)")
+    options = parser.parse_args(arguments)
+    if options.steps < 1 or options.block < 1:
+        parser.error("--steps and --block must be at least 1")
+    return options
+
+
+def best_device() -> torch.device:
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found if found is not None and found.type in ("cuda", "npu") else torch.device("cpu")
+
+
+@dataclass
+class Plays:
+    """The text as numbers. Its last tenth is kept from training."""
+
+    characters: list[str]
+    training: Tensor
+    validation: Tensor
+    device: torch.device
+    random: torch.Generator  # on the CPU, so that every device sees the same batches
+
+    @staticmethod
+    def read(folder: Path, device: torch.device, seed: int) -> Plays:
+        text = "\n\n\n".join(file.read_text(encoding="ascii") for file in sorted(folder.glob("*.txt")))
+        characters = sorted(set(text))
+        number = {character: position for position, character in enumerate(characters)}
+        numbers = torch.tensor([number[character] for character in text])
+        split = len(numbers) * 9 // 10
+        return Plays(characters, numbers[:split], numbers[split:], device, torch.Generator().manual_seed(seed))
+
+    def batch(self, text: Tensor, size: int, length: int) -> tuple[Tensor, Tensor]:
+        """``size`` random pieces of ``length`` characters, and for each character the one that follows it."""
+        starts = torch.randint(len(text) - length, (size, 1), generator=self.random)
+        pieces = text[starts + torch.arange(length + 1)].to(self.device)
+        return pieces[:, :-1], pieces[:, 1:]
+
+
+class Trainee:
+    """A model in training, with its loss and its time at each step."""
+
+    def __init__(self, ops: Ops, plays: Plays, seed: int) -> None:
+        torch.manual_seed(seed)  # both start from the same weights
+        self.model = GPT(len(plays.characters), ops, **SIZES).to(plays.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.99), weight_decay=0.1)
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+
+    def step(self, text: Tensor, following: Tensor, rate: float, seed: int | None) -> None:
+        started = time.perf_counter()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = loss_of(self.model, text, following, seed)
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        wait_for(text.device)
+        self.seconds.append(time.perf_counter() - started)
+        self.losses.append(loss.item())
+
+
+def loss_of(model: GPT, text: Tensor, following: Tensor, seed: int | None = None) -> Tensor:
+    return F.cross_entropy(model(text, seed).flatten(0, 1), following.flatten())
+
+
+def wait_for(device: torch.device) -> None:
+    torch.get_device_module(device).synchronize()  # does nothing on a CPU
+
+
+def train(fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namespace) -> tuple[Tensor, float]:
+    """Trains both on the same batches. Returns the scores and the scale of a training call of the softmax."""
+    size = sum(parameter.numel() for parameter in fused.model.parameters())
+    print(f"Two GPTs of {size:,} parameters, on {plays.device}: {options.steps} steps of {BATCH} x {options.block}")
+    bar = tqdm(range(options.steps), unit="step", ncols=80, nrows=24, disable=None)  # None: only on a terminal
+    for step in bar:
+        text, following = plays.batch(plays.training, BATCH, options.block)
+        if step == 0:
+            call = softmax_call(fused.model, text)
+        # up for WARM_UP steps, then down along a cosine to a twentieth
+        rate = LEARNING_RATE * min(1, (step + 1) / WARM_UP) * (0.525 + 0.475 * math.cos(math.pi * step / options.steps))
+        # each goes first every other time: what else this machine does then slows both alike
+        for trainee in (fused, plain) if step % 2 else (plain, fused):
+            trainee.step(text, following, rate, seed=1000 * step)  # one seed, so that both drop the same elements
+        losses = f"loss {fused.losses[-1]:.2f}, plain torch {plain.losses[-1]:.2f}"
+        bar.set_postfix_str(losses, refresh=False)
+        if bar.disable and (step + 1) % max(1, options.steps // 5) == 0:
+            print(f"  step {step + 1}: {losses}", flush=True)
+    return call
+
+
+def softmax_call(model: GPT, text: Tensor) -> tuple[Tensor, float]:
+    """What the attention of the first block hands to the softmax when the model reads ``text``."""
+    calls: list[tuple[Tensor, float]] = []
+
+    def listen(scores: Tensor, scale: float) -> Tensor:
+        calls.append((scores.detach(), scale))
+        return FUSED.attention_probs(scores, scale)
+
+    model.ops = replace(FUSED, attention_probs=listen)
+    model(text)
+    model.ops = FUSED
+    return calls[0]
+
+
+def report_backends() -> None:
+    title("1. The backends of this machine")
+    show("backend   state        serves       why not, and what to do")
+    for info in fusedops.backends():
+        serves = ", ".join(info.device_types).replace("*", "any device")
+        show(f"{info.name:8}  {info.state:11}  {serves:10}   {'; '.join(filter(None, (info.why, info.fix))) or '-'}")
+
+
+def report_training_call(scores: Tensor, scale: float) -> None:
+    title("2. Who served the training")
+    show(fusedops.explain("scaled_masked_softmax", scores, None, scale, causal=True))
+    x = replace(fusedops.TensorSpec.of(scores), shape=(BATCH, scores.shape[-1], SIZES["width"]))
+    bias = replace(x, shape=(SIZES["width"],))
+    for decision in (fusedops.explain("bias_gelu", x, bias), fusedops.explain("bias_dropout_add", x, bias, x, 0.1)):
+        print(str(decision).partition("\n")[0])
+
+
+def report_other_devices(scores: Tensor, scale: float) -> None:
+    title("3. The same call on an H200 and on an Ascend 910B")
+    call = fusedops.TensorSpec.of(scores)
+    print("NVIDIA H200:")
+    h200 = replace(call, device="cuda", capability=(9, 0))
+    show(fusedops.explain("scaled_masked_softmax", h200, None, scale, causal=True))
+    print("\nAscend 910B:")
+    ascend = replace(call, device="npu", capability=None)
+    show(fusedops.explain("scaled_masked_softmax", ascend, None, scale, causal=True))
+
+
+def report_fallback(scores: Tensor, scale: float) -> None:
+    title(f"4. Fallbacks: a text of {REFUSED_LENGTH} characters, which Ascend refuses")
+    short = torch.randn(*scores.shape[:2], REFUSED_LENGTH, REFUSED_LENGTH, device=scores.device)
+    ascend = replace(fusedops.TensorSpec.of(short), device="npu", capability=None)
+    print("Ascend 910B:")
+    show(fusedops.explain("scaled_masked_softmax", ascend, None, scale, causal=True))
+
+    named = "triton" if scores.device.type == "npu" else "npu"  # one that cannot take the call on this machine
+    print(f'\nThis machine, with fusedops.use("{named}"): another backend serves, and the user sees')
+    with warnings.catch_warnings(record=True) as caught, fusedops.use(named, fallback="warn"):
+        warnings.simplefilter("always")
+        fusedops.scaled_masked_softmax(short, None, scale, causal=True)
+    for warning in caught:
+        show(f"  {warning.category.__name__}: {warning.message}")
+
+    print(f'\nThis machine, with fusedops.use("{named}", fallback="raise"): nobody serves, and the user sees')
+    try:
+        with fusedops.use(named, fallback="raise"):
+            fusedops.scaled_masked_softmax(short, None, scale, causal=True)
+    except fusedops.NoBackendError as error:
+        show(textwrap.indent(f"NoBackendError: {error}", "  "))
+
+
+def report_losses(fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namespace) -> None:
+    title("5. The loss beside plain torch's: same seed, same batches")
+    print(f"{'':24}{'fusedops':>9} {'plain torch':>12} {'difference':>11}")
+
+    def row(name: str, ours: float, theirs: float) -> None:
+        print(f"{name:24}{ours:9.4f} {theirs:12.4f} {abs(ours - theirs):11.1e}")
+
+    steps = len(fused.losses)
+    for step in sorted({1, max(1, steps // 2), steps}):
+        row(f"step {step}", fused.losses[step - 1], plain.losses[step - 1])
+    for trainee in (fused, plain):
+        trainee.model.eval()
+    for length in (options.block, REFUSED_LENGTH):
+        batches = [plays.batch(plays.validation, 16, length) for _ in range(4)]
+        with torch.no_grad():
+            ours, theirs = (statistics.fmean(loss_of(t.model, *b).item() for b in batches) for t in (fused, plain))
+        row(f"unseen text, length {length}", ours, theirs)
+
+    for trainee in (fused, plain):
+        trainee.model.train()
+    differences = [abs(ours - theirs) for ours, theirs in zip(fused.losses, plain.losses)]
+    largest = max(differences)
+    if largest:
+        print(f"Largest difference of a training step: {largest:.1e}, at step {differences.index(largest) + 1}.")
+        show("The two round differently in the 7th digit, and training lets that grow.")
+    else:
+        print("Largest difference of a training step: 0; every loss agrees to the last bit.")
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    lines = [f"{step},{ours!r},{theirs!r}" for step, (ours, theirs) in enumerate(zip(fused.losses, plain.losses), 1)]
+    (options.out / "loss.csv").write_text("\n".join(("step,fusedops,plain_torch", *lines, "")))
+    draw(fused.losses, plain.losses, differences, options.out / "loss.png")
+    print(f"Written: loss.png and loss.csv in {options.out}")
+
+
+def draw(fused: list[float], plain: list[float], differences: list[float], file: Path) -> None:
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    steps = range(1, len(fused) + 1)
+    above.plot(steps, plain, color="#f2a541", linewidth=4, label="plain torch")  # wide, to be seen under the other
+    above.plot(steps, fused, color="#1b4965", linewidth=1, label="fusedops")
+    above.set(title="The same GPT, seed and batches", ylabel="training loss (nats a character)")
+    above.legend()
+    below.plot(steps, differences, ".", color="#1b4965", markersize=3)
+    below.set_yscale("symlog", linthresh=1e-7)  # a logarithm that goes on to 0; 1e-7 is the last digit of float32
+    below.set(xlabel="step", ylabel="difference", ylim=(-2e-8, max(1e-6, 2 * max(differences))))
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
+    figure.savefig(file, dpi=120)
+
+
+def report_times(
+    fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namespace, scores: Tensor, scale: float
+) -> None:
+    title("6. Time: medians, measured in turns; each with dropout by its own random numbers")
+    print(f"{'':28}{'fusedops':>9} {'plain torch':>12} {'plain / fusedops':>17}")
+
+    def row(name: str, *seconds: list[float]) -> None:
+        ours, theirs = (1000 * statistics.median(one[len(one) // 10 :]) for one in seconds)  # the first ones warm up
+        print(f"{name:28}{ours:6.2f} ms {theirs:9.2f} ms {theirs / ours:17.2f}")
+
+    for trainee in (fused, plain):
+        trainee.seconds.clear()
+    for step in range(min(TIMED_STEPS, options.steps)):
+        batch = plays.batch(plays.training, BATCH, options.block)
+        for trainee in (fused, plain) if step % 2 else (plain, fused):
+            trainee.step(*batch, rate=0.0, seed=None)
+    row("a training step", fused.seconds, plain.seconds)
+    alone: tuple[list[float], list[float]] = ([], [])
+    for _ in range(50):
+        for ops, seconds in zip((FUSED, PLAIN), alone):
+            seconds.append(softmax_seconds(ops, scores, scale))
+    row("its softmax, there and back", *alone)
+
+
+def softmax_seconds(ops: Ops, scores: Tensor, scale: float) -> float:
+    scores = scores.clone().requires_grad_()
+    wait_for(scores.device)
+    started = time.perf_counter()
+    ops.attention_probs(scores, scale).backward(scores.detach())  # any numbers will do for a gradient
+    wait_for(scores.device)
+    return time.perf_counter() - started
+
+
+def report_text(model: GPT, plays: Plays, block: int, length: int = 400) -> None:
+    title("7. What it writes when Hamlet is to speak")
+    model.eval()
+    text = torch.tensor([[plays.characters.index(character) for character in "Ham.\n"]])
+    with torch.no_grad():
+        for _ in range(length):
+            scores = model(text[:, -block:].to(plays.device))[:, -1].cpu()
+            chosen = torch.multinomial(torch.softmax(scores / 0.7, dim=-1), 1, generator=plays.random)  # 0.7: bolder
+            text = torch.cat((text, chosen), dim=1)
+    show(textwrap.indent("".join(plays.characters[number] for number in text[0].tolist()), "  "))
+
+
+def title(text: str) -> None:
+    print(f"\n{text}\n{'-' * len(text)}")
+
+
+def show(text: object) -> None:
+    """Prints each line, wrapped to the terminal; what does not fit goes on under the line's last column."""
+    width = min(shutil.get_terminal_size((96, 24)).columns, 100)
+    for line in str(text).splitlines():
+        column = max((gap.end() for gap in re.finditer(r"^ *|\S  +", line)), default=0)
+        print(textwrap.fill(line, width, subsequent_indent=" " * column, break_on_hyphens=False))
+
+
+if __name__ == "__main__":
+    main()
