@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from fusedops._op import OPS, Case, Op, Tolerance
+from fusedops.ops._philox import keep_mask
 
-__all__ = ["OPS", "Expected", "arguments", "assert_within", "expected", "shrunk"]
+__all__ = ["OPS", "Expected", "arguments", "assert_within", "expected", "keep_mask", "shrunk"]
 
 
 def shrunk(case: Case, elements: int) -> Case:
