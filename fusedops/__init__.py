@@ -5,9 +5,9 @@ y = fusedops.scaled_masked_softmax(x, mask, scale=0.125)
 print(fusedops.explain("scaled_masked_softmax", x, mask, 0.125))
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fusedops import constraints as constraints
 from fusedops import errors as errors
 from fusedops import ops as ops
 from fusedops._backend import Backend as Backend
@@ -44,6 +44,7 @@ from fusedops.viewless import make_viewless_tensor as make_viewless_tensor
 from fusedops.viewless import safely_set_viewless_tensor_data as safely_set_viewless_tensor_data
 
 if TYPE_CHECKING:
+    from fusedops import constraints as constraints
     from fusedops._decision import Decision as Decision
     from fusedops._hooks import hookimpl as hookimpl
 
@@ -53,13 +54,12 @@ for _op in _OPS.values():
     _register_op(_op)
 
 
+# Not needed to run a program, so not paid for at import: looking, and what plugins are written with
+_LATER = {"Decision": "_decision", "constraints": "constraints", "hookimpl": "_hooks"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "hookimpl":  # pluggy's marker: only plugins need it, so only they import pluggy
-        from fusedops._hooks import hookimpl
-
-        return hookimpl
-    if name == "Decision":  # needed for looking only: 4 of the milliseconds of an import
-        from fusedops._decision import Decision
-
-        return Decision
-    raise AttributeError(f"module 'fusedops' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'fusedops' has no attribute {name!r}")
+    module = import_module(f"fusedops.{_LATER[name]}")
+    return getattr(module, name, module)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusedops._op import Direction, Op, without_annotations
-from fusedops.constraints import Constraint
 from fusedops.errors import PluginError
+
+if TYPE_CHECKING:
+    from fusedops.constraints import Constraint
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
 
 
 def _check_kernel(who: str, item: Kernel, op: Op) -> None:
+    from fusedops.constraints import Constraint  # not at import, where it would cost 5 ms
+
     wanted = op.signature if item.direction == "forward" else op.backward_signature
     given = inspect.signature(item.function)
     here = f"{who}: {item.direction} kernel for {op.name} at {item.where}"

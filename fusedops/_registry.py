@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fusedops._backend import Backend, Kernel, Unavailable, check_backend
 from fusedops._op import OPS, Direction
-from fusedops.constraints import Constraint, Reason, ReasonCode, compile_check
 from fusedops.errors import PluginError
+
+if TYPE_CHECKING:
+    from fusedops.constraints import Constraint, Reason
 
 GROUP = "fusedops.backends"
 OWN_DISTRIBUTION = "fusedops"
@@ -29,6 +31,8 @@ class Entry:
     __slots__ = ("backend", "call", "check", "kernel")
 
     def __init__(self, backend: str, kernel: Kernel) -> None:
+        from fusedops.constraints import compile_check  # not at import, where it would cost 5 ms
+
         op = OPS[kernel.op]
         parameters = op.parameters if kernel.direction == "forward" else op.backward_parameters
         self.backend = backend
@@ -71,6 +75,8 @@ class Record:
 
     def refusal(self) -> Reason | None:
         """Why this backend serves nothing here, or None. Probes."""
+        from fusedops.constraints import Reason, ReasonCode
+
         self.probe()
         if self.error is not None:
             why = _words(self.error)

@@ -32,18 +32,12 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """On a busy machine the threads' barriers cost ten times what these small sizes do; see ``threads``."""
+    """On a busy machine the threads' barriers cost ten times what these small sizes do; see ``test_two_threads``."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest, one_thread: None) -> int:
-    torch.set_num_threads(request.param)
-    return request.param
 
 
 def make_mask(kind: str, b: int, h: int, sq: int, sk: int) -> Tensor | None:
@@ -170,6 +164,21 @@ def test_gradients_of_any_stride(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("scale", [0.125, 0.3])
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_sums_of_16_bits_are_wide(dtype: torch.dtype, scale: float) -> None:
+    """With all gradients near 30, sum(g * y) rounded to the dtype would be wrong by more than what is left of g."""
+    y = torch.softmax(torch.randn(20, 1000), -1).to(dtype)
+    grad = (30 + 0.1 * torch.randn(20, 1000)).to(dtype)
+    g, p = grad.double(), y.double()
+    wanted = scale * p * (g - (g * p).sum(-1, keepdim=True))
+    error = (softmax_backward(grad, y, scale, False).double() - wanted).abs().max()
+    assert error < torch.finfo(dtype).eps * wanted.abs().max()
+    scores = torch.zeros(4, 5000, dtype=dtype)  # counted in 16 bits, the ones would stop at 256 or 2048
+    assert torch.equal(softmax_forward(scores, None, scale, False), torch.full_like(scores, 1 / 5000))
+
+
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (2, 0, 4, 4), (2, 3, 0, 4), (2, 3, 4, 0)])
 def test_empty(shape: tuple[int, ...]) -> None:
     for dtype, causal in itertools.product(DTYPES, [False, True]):
@@ -282,7 +291,6 @@ def test_grad_mode_does_not_matter() -> None:
     assert torch.equal(inferred, y)
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
     ("dtype", "scale"), [(F32, 0.088), (F64, 0.088), (BF16, 0.125), (BF16, 0.088), (F16, 0.25), (F16, 0.3)]
 )
@@ -294,6 +302,15 @@ def test_true_sizes(dtype: torch.dtype, scale: float) -> None:
         check(torch.randn(shape).to(dtype), mask, scale, causal=True)
     check(torch.randn(3, 700, 400).to(dtype), None, scale)
     check(torch.randn(3, 700, 400).to(dtype), None, scale, causal=True)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_two_threads(dtype: torch.dtype) -> None:
+    x, mask = torch.randn(2, 3, 400, 517).to(dtype), make_mask("b1qk", 2, 3, 400, 517)
+    one = softmax_forward(x, mask, 0.3, False), softmax_forward(x, mask, 0.3, True)
+    torch.set_num_threads(2)  # one_thread sets it back
+    assert torch.equal(check(x, mask, 0.3), one[0])
+    assert torch.equal(check(x, mask, 0.3, causal=True), one[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,4 +1,4 @@
-"""The bytes that the softmax kernels ask of memory, counted in Triton's interpreter, against the fewest that would do.
+"""The bytes that the Triton kernels ask of memory, counted in Triton's interpreter, against the fewest that would do.
 
 A memory-bound kernel is as fast as its bytes allow: one that asks for too many is slow on every GPU, and that can be
 seen without one. Two counts: what is *asked* for (every lane whose mask is on), and what is *distinct* (how much of a
@@ -22,6 +22,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 import triton
 from triton.runtime.interpreter import InterpreterBuilder
 
+from fusedops._op import OPS
+from fusedops_triton import _bias
+from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
+from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
 from fusedops_triton._softmax import softmax_backward, softmax_forward
 
 _VERSIONS = [tuple(int(part) for part in version.split(".")[:2]) for version in (triton.__version__, np.__version__)]
@@ -169,3 +173,74 @@ def test_rows_with_gaps_are_copied_first(traffic: Traffic) -> None:
     softmax_backward(x, softmax_forward(x, None, 0.3, False), 0.3, False)
     assert traffic.asked(x) == 0
     assert total(traffic) == 5 * x.nbytes
+
+
+# --------------------------------------------------------------------------------------------------------- with a bias
+
+BIAS_OPS = ("bias_gelu", "bias_dropout", "bias_dropout_add")
+SEED = 8  # bytes, read by every program
+
+
+def run_forward(op: str, x: Tensor, bias: Tensor | None, seed: Tensor) -> tuple[Tensor, int]:
+    """y, and the fewest bytes."""
+    if op == "bias_gelu":
+        return gelu_forward(x, bias, "tanh"), OPS[op].min_bytes(x, bias, "tanh")["forward"]
+    if op == "bias_dropout":
+        return dropout_forward(x, bias, None, 0.3, True, seed), OPS[op].min_bytes(x, bias, 0.3, True, seed)["forward"]
+    return dropout_forward(x, bias, x, 0.3, True, seed), OPS[op].min_bytes(x, bias, x, 0.3, True, seed)["forward"]
+
+
+def run_backward(op: str, x: Tensor, bias: Tensor | None, seed: Tensor) -> int:
+    """The fewest bytes."""
+    needs = (True, bias is not None)
+    if op == "bias_gelu":
+        gelu_backward(x.clone(), x, bias, "tanh", needs)
+        return OPS[op].min_bytes(x, bias, "tanh")["backward"]
+    dropout_backward(x, seed, bias, 0.3, True, x.dtype, needs)
+    return OPS["bias_dropout"].min_bytes(x, bias, 0.3, True, seed)["backward"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("bias_shape", [None, (1000,), (5, 1), (5, 1000)], ids=str)
+@pytest.mark.parametrize("op", BIAS_OPS)
+def test_forward_with_a_bias_moves_the_fewest_bytes(
+    op: str, bias_shape: tuple[int, ...] | None, dtype: torch.dtype, traffic: Traffic
+) -> None:
+    x, seed = torch.randn(5, 1000).to(dtype), torch.tensor([3])
+    bias = None if bias_shape is None else torch.randn(bias_shape).to(dtype)
+    y, fewest = run_forward(op, x, bias, seed)
+    again = 0 if bias is None else traffic.asked(bias) - traffic.distinct(bias)  # from a cache
+    assert fewest <= total(traffic) - again <= fewest + 5 * SEED
+    assert traffic.asked(y, "stores") == y.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("op", BIAS_OPS[:2])  # the third has the backward of the second
+def test_backward_with_a_bias_moves_hardly_more(
+    op: str, dtype: torch.dtype, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_bias, "_FULL_GPU", 0)  # as if it were larger
+    _bias.forget_plans()
+    x, bias, seed = torch.randn(256, 64).to(dtype), torch.randn(64).to(dtype), torch.tensor([3])
+    fewest = run_backward(op, x, bias, seed)
+    _bias.forget_plans()
+    again = traffic.asked(bias) - traffic.distinct(bias)
+    assert fewest < total(traffic) - again < 1.05 * fewest
+    # what is more is 4 rows of sums, written and read
+    assert total(traffic) - again <= fewest + 2 * 4 * 64 * 4 + 64 * SEED
+
+
+@pytest.mark.parametrize("op", BIAS_OPS[:2])
+@pytest.mark.parametrize("bias_shape", [None, (5, 1000)], ids=str)
+def test_backward_in_flat_tiles_moves_the_fewest_bytes(
+    op: str, bias_shape: tuple[int, ...] | None, traffic: Traffic
+) -> None:
+    x, seed = torch.randn(5, 1000), torch.tensor([3])
+    fewest = run_backward(op, x, None if bias_shape is None else torch.randn(bias_shape), seed)
+    assert fewest <= total(traffic) <= fewest + 5 * SEED
+
+
+def test_a_gradient_that_is_not_wanted_is_not_written(traffic: Traffic) -> None:
+    x, bias = torch.randn(64, 64), torch.randn(64)
+    gelu_backward(x.clone(), x, bias, "tanh", (False, True))
+    assert traffic.sizes["stores"] < 0.1 * x.nbytes

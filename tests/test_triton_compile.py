@@ -1,4 +1,4 @@
-"""What the compiler makes of the softmax kernels for sm_80, sm_90, sm_100 and gfx942, on a machine without any of them.
+"""What the compiler makes of the Triton kernels for sm_80, sm_90, sm_100 and gfx942, on a machine without any of them.
 
 ``triton_aot.py`` compiles, in two processes of its own (there it is told how). Read off the assembly: no spilled
 registers, 16-byte accesses of global memory, 64-bit addresses, and no float64 where the input is not float64.
@@ -72,11 +72,52 @@ ODD = {
 }
 
 
+BIAS_OPS = ("gelu", "gelu_backward", "dropout", "dropout_add", "dropout_backward")
+
+
+def _bias_case(op: str, size: int, dtype: str, target: str, **more: Any) -> Case:
+    return {"op": op, "shape": [8192, size], "dtype": dtype, "target": target, **more}
+
+
+def _bias_cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for op in BIAS_OPS:
+        # 1000 * 2 bytes is a multiple of 16, though 1000 is not one of 16
+        for size in (64, 1000, 4096, 16384, 32768):
+            cases[f"{op}-{size}-bfloat16-sm_90"] = _bias_case(op, size, "bfloat16", "sm_90")
+        for dtype, size in (("float32", 1000), ("float32", 4096), ("float64", 4096)):
+            cases[f"{op}-{size}-{dtype}-sm_90"] = _bias_case(op, size, dtype, "sm_90")
+        for target in ("sm_80", "sm_100", "gfx942"):
+            for dtype, size in (("bfloat16", 1000), ("float32", 4096)):
+                cases[f"{op}-{size}-{dtype}-{target}"] = _bias_case(op, size, dtype, target)
+    for op in BIAS_OPS[:2]:
+        cases[f"{op}-erf-4096-bfloat16-sm_90"] = _bias_case(op, 4096, "bfloat16", "sm_90", approximate="none")
+        cases[f"{op}-full-4096-float16-sm_90"] = _bias_case(op, 4096, "float16", "sm_90", bias=[8192, 4096])
+    return cases
+
+
+BIAS_CASES = _bias_cases()
+BIAS_ODD = {
+    "gelu, row length 1001": _bias_case("gelu", 1001, "bfloat16", "sm_90"),
+    "gelu_backward, row length 1001": _bias_case("gelu_backward", 1001, "bfloat16", "sm_90"),
+    "dropout, misaligned pointers": _bias_case("dropout", 4096, "bfloat16", "sm_90", aligned=False),
+    "gelu_backward, one column": _bias_case("gelu_backward", 1, "float32", "sm_90"),
+    "gelu_backward, more than 2**40 elements": {
+        "op": "gelu_backward", "shape": [1 << 30, 4096], "dtype": "bfloat16", "target": "sm_90",
+    },
+    "dropout_add, a bias for each row": _bias_case("dropout_add", 4096, "bfloat16", "sm_90", bias=[8192, 1]),
+    **{f"sums of {parts} parts": {"op": "sums", "shape": [parts, 4096], "dtype": "float32", "target": "sm_90"}
+       for parts in (32, 1024)},
+}  # fmt: skip
+ALL = CASES | BIAS_CASES | ODD | BIAS_ODD
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The facts of every case, by its name."""
     # ODD last, and all of it in one process: on_chip stays set in there
-    shares = [list(CASES.values())[0::2], list(CASES.values())[1::2] + list(ODD.values())]
+    cases = [*CASES.values(), *BIAS_CASES.values(), *BIAS_ODD.values()]
+    shares = [cases[0::2], cases[1::2] + list(ODD.values())]
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
     processes = [
@@ -92,7 +133,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
         process.stdin.close()
         process.stdin = None  # communicate() would close it again
     facts: dict[str, dict[str, Any]] = {}
-    names = {json.dumps(case): name for name, case in (CASES | ODD).items()}
+    names = {json.dumps(case): name for name, case in ALL.items()}
     for process in processes:
         out, err = process.communicate(timeout=600)
         for line in out.splitlines():
@@ -133,9 +174,42 @@ def test_extreme_shapes_compile(compiled: dict[str, dict[str, Any]]) -> None:
     assert compiled["one column"]["kernel"] == "_forward_on_chip"
 
 
+@pytest.mark.parametrize("name", BIAS_CASES)
+def test_with_a_bias_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    case, facts = BIAS_CASES[name], compiled[name]
+    assert facts["spilled"] == 0
+    assert facts["float64"] == (case["dtype"] == "float64")
+    assert facts["address_64"]
+    assert facts["registers"] <= 128  # at 128 threads: four programs on a multiprocessor, or more
+    if case["op"].endswith("backward") and "bias" not in case:
+        assert facts["kernel"] == "_backward_columns"
+        # besides: the bias, the seed and the sums, once a program
+        assert facts["loads"]["16"] >= 2
+        assert facts["stores"]["16"] >= 2
+        assert set(facts["loads"]) | set(facts["stores"]) <= {"16", "8", "4"}
+        return
+    assert set(facts["stores"]) == {"16"}
+    assert set(facts["loads"]) <= {"16", "8"}
+    assert facts["loads"].get("8", 0) == (case["op"].startswith("dropout") and case["target"] != "gfx942")  # the seed
+    if case["dtype"] != "float64":  # no layout is changed on the way from random words to elements
+        assert facts["shared"] == 0
+
+
+def test_flat_tiles_are_wide_for_any_row_length(compiled: dict[str, dict[str, Any]]) -> None:
+    assert compiled["gelu, row length 1001"]["stores"] == {"16": 2}
+    assert "2" in compiled["gelu, row length 1001"]["loads"]  # the bias
+    assert "16" not in compiled["gelu_backward, row length 1001"]["stores"]  # it goes by columns
+    assert "16" not in compiled["dropout, misaligned pointers"]["stores"]
+
+
+@pytest.mark.parametrize("name", BIAS_ODD)
+def test_odd_shapes_with_a_bias_do_not_spill(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    assert compiled[name]["spilled"] == 0
+
+
 def test_table(compiled: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     """Prints the facts (pytest -rP shows them); fails if a case is missing."""
-    assert set(compiled) == set(CASES) | set(ODD)
+    assert set(compiled) == set(ALL)
     print(f"{'case':44} {'kernel':18} {'warps':>5} {'regs':>5} {'spill':>5} {'loads':26} stores")
     for name, facts in compiled.items():
         print(

@@ -177,10 +177,38 @@ def softmax_launch(case: dict[str, Any]) -> Launch:
     return launch
 
 
+def bias_launch(case: dict[str, Any]) -> Launch:
+    """What an op with a bias launches first. op: a key of ``calls``; shape, dtype, target, and maybe bias (a shape)."""
+    from fusedops_triton import _bias, _bias_dropout, _bias_gelu, _launch
+
+    _launch.LANES = TARGETS[case["target"]].warp_size
+    _bias.forget_plans()  # they depend on it
+    dtype, form = getattr(torch, case["dtype"]), case.get("approximate", "tanh")
+    x = torch.empty(case["shape"], dtype=dtype, device="meta")
+    bias = torch.empty(case.get("bias", case["shape"][-1:]), dtype=dtype, device="meta")
+    seed = torch.empty(1, dtype=torch.int64, device="meta")
+    both = (True, True)
+    calls = {
+        "gelu": lambda: _bias_gelu.gelu_forward(x, bias, form),
+        "gelu_backward": lambda: _bias_gelu.gelu_backward(x, x, bias, form, both),
+        "dropout": lambda: _bias_dropout.dropout_forward(x, bias, None, 0.1, True, seed),
+        "dropout_add": lambda: _bias_dropout.dropout_forward(x, bias, x, 0.1, True, seed),
+        "dropout_backward": lambda: _bias_dropout.dropout_backward(x, seed, bias, 0.1, True, dtype, both),
+        "sums": lambda: _bias.add_sums(bias, x.float()),
+    }
+    with Recorder() as launches:
+        calls[case["op"]]()
+    for launch in launches:
+        assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+        assert all(size < 2**16 for size in launch.grid[1:])
+    return launches[0]
+
+
 def main() -> None:
     """Cases, a JSON list, from standard input; a line of JSON for each, as it is done, to standard output."""
     for case in json.load(sys.stdin):
-        facts = compile_launch(softmax_launch(case), case["target"], case.get("aligned", True))
+        launch = softmax_launch(case) if case["op"] in ("forward", "backward") else bias_launch(case)
+        facts = compile_launch(launch, case["target"], case.get("aligned", True))
         print(json.dumps({"case": case, "facts": facts}), flush=True)
 
 

@@ -24,21 +24,22 @@ class Keep:
     Args:
         seed: 64 bits, signed or unsigned.
         p: probability of dropping, at most 1 - 2**-33.
-        stretch: the most elements that a call asks for. The buffers take 14 bytes for each.
+        stretch: the most elements that a call asks for. The buffers take ``BYTES`` for each.
     """
+
+    BYTES = 14
 
     def __init__(self, seed: int, p: float, stretch: int) -> None:
         self.bound = threshold(p) - _SIGN
-        self.keys = [
-            ((seed + i * _KEY_STEPS[0]) & _LOW, ((seed >> 32) + i * _KEY_STEPS[1]) & _LOW)
-            for i in range(10)
-        ]
+        self.keys = [((seed + i * _KEY_STEPS[0]) & _LOW, ((seed >> 32) + i * _KEY_STEPS[1]) & _LOW) for i in range(10)]
         # the rows of the state are (c2, c0), so the second word of the key comes first
-        self.columns = [torch.tensor([[k1], [k0]]) for k0, k1 in self.keys]
+        self.columns = [torch.tensor([[k1], [k0]], device="cpu") for k0, k1 in self.keys]
         self.columns[9] ^= _SIGN
+        # a number given as a tensor spares each call the 1 us of making one
+        self.numbers = [torch.tensor(value, device="cpu") for value in (32, _LOW, _M0, _M1)]
         counters = stretch // 4 + 2  # a stretch begins and ends anywhere
-        self.steps = torch.arange(counters).mul_(_M0)
-        self.store = torch.empty(6 * counters, dtype=torch.int64)
+        self.steps = torch.arange(counters, device="cpu").mul_(_M0)
+        self.store = torch.empty(6 * counters, dtype=torch.int64, device="cpu")
 
     def __call__(self, start: int, count: int) -> Tensor:
         """1 where the element is kept, else 0: (count,), int32, for the indices from ``start`` on.
@@ -58,6 +59,7 @@ class Keep:
             split = 2**32 - low
             return torch.cat((self.words(first, split).clone(), self.words(first + split, count - split)))
         mul, shift, xor, keys = torch.mul, torch.bitwise_right_shift, torch.bitwise_xor, self.keys
+        half, mask, m0, m1 = self.numbers
         # p and q: 64-bit products of this round and the last one, rows (of c0, of c2); t: the new (c2, c0). A low half
         # is never taken out: the "and" after the xor cleans it, and does so for the sign that the shift drags in.
         p, q, t = self.store[: 6 * count].view(3, 2, count)
@@ -67,28 +69,28 @@ class Keep:
         c0 = high ^ keys[0][0]
         product = _M0 * c0
         torch.add(self.steps[:count], _signed(_M0 * low), out=q0)
-        shift(q0, 32, out=t0)
-        t0.bitwise_xor_(keys[0][1]).bitwise_and_(_LOW)
-        mul(t0, _M1, out=q1)
-        shift(q1, 32, out=t1)
+        shift(q0, half, out=t0)
+        t0.bitwise_xor_(keys[0][1]).bitwise_and_(mask)
+        mul(t0, m1, out=q1)
+        shift(q1, half, out=t1)
         t1.bitwise_xor_(keys[1][0])
         xor(q0, (product >> 32) ^ keys[1][1], out=t0)
-        t.bitwise_and_(_LOW)
+        t.bitwise_and_(mask)
         # Round 3: c3 is still a number
-        mul(t1, _M0, out=p0)
-        mul(t0, _M1, out=p1)
-        shift(p, 32, out=t)
+        mul(t1, m0, out=p0)
+        mul(t0, m1, out=p1)
+        shift(p, half, out=t)
         t0.bitwise_xor_((product & _LOW) ^ keys[2][1])
         t1.bitwise_xor_(q1).bitwise_xor_(keys[2][0])
         for column in self.columns[3:]:
-            t.bitwise_and_(_LOW)
-            mul(t1, _M0, out=q[0])
-            mul(t0, _M1, out=q[1])
+            t.bitwise_and_(mask)
+            mul(t1, m0, out=q[0])
+            mul(t0, m1, out=q[1])
             p, q = q, p
-            shift(p, 32, out=t)
+            shift(p, half, out=t)
             t.bitwise_xor_(q).bitwise_xor_(column)
-        t.bitwise_and_(_LOW)
-        p.bitwise_left_shift_(32).bitwise_xor_(-(2**63))
+        t.bitwise_and_(mask)
+        p.bitwise_left_shift_(half).bitwise_xor_(-(2**63))
         words = q.view(count, 2)  # q has done its service
         xor(t1, p[1], out=words[:, 0])  # c0 and c1
         xor(t0, p[0], out=words[:, 1])  # c2 and c3

@@ -7,6 +7,7 @@ piece, so that they must not be large. The measurements are from Zen 3, 2 thread
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,18 +17,32 @@ from torch import Tensor
 SLAB = 256 * 1024
 
 
-def limit(x: Tensor, share: int) -> int:
-    """Elements of a slab. ``share`` buffers of x's dtype and that size stay under a sixteenth of x, or 1 MiB each."""
-    return max(SLAB, min(x.numel() // (16 * share), SLAB * torch.get_num_threads()))
+def limit(elements: int, share: int) -> int:
+    """Elements of a slab of a tensor of so many.
+
+    ``share`` buffers of that tensor's dtype stay under a sixteenth of it, or 1 MiB of float32 each. With none a slab
+    only has to fit the cache.
+    """
+    if share == 0:
+        return 4 * SLAB
+    return max(SLAB, min(elements // (16 * share), SLAB * torch.get_num_threads()))
 
 
-def pieces(limit: int, lead: Tensor, *others: Tensor, rows: bool = False) -> Iterator[tuple[Tensor, ...]]:
+def fixed_limit() -> int:
+    """Elements of a slab where a sum over slabs is taken: not a matter of the number of threads.
+
+    So the sum is taken in one order, and has the same bits with any number of them. 16 threads find work in it.
+    """
+    return 2 * SLAB
+
+
+def pieces(limit: int, lead: Tensor, *others: Tensor | None, rows: bool = False) -> Iterator[tuple[Any, ...]]:
     """Cuts all tensors alike, along the first dimensions of ``lead``, until a piece of it has ``limit`` elements.
 
     Args:
         limit: elements of a piece.
         lead: (...). Of a contiguous tensor each piece is contiguous too, and they come in order.
-        others: of the rank of ``lead``. One that has size 1 in a dimension is repeated.
+        others: of the rank of ``lead``, or None. One that has size 1 in a dimension is repeated, and so is None.
         rows: never cut a row of the last dimension, even where it is longer than the limit.
     """
     if lead.numel() > limit:
@@ -38,7 +53,26 @@ def pieces(limit: int, lead: Tensor, *others: Tensor, rows: bool = False) -> Ite
                 step = -(-size // -(-size // step))  # as even as can be
                 for start in range(0, size, step):
                     n = min(step, size - start)
-                    cut = [t if t.size(dim) == 1 else t.narrow(dim, start, n) for t in (lead, *others)]
-                    yield from pieces(limit, *cut, rows=rows)
+                    cut = [t if t is None or t.size(dim) == 1 else t.narrow(dim, start, n) for t in others]
+                    yield from pieces(limit, lead.narrow(dim, start, n), *cut, rows=rows)
                 return
     yield (lead, *others)
+
+
+class Buffers:
+    """Memory of a slab's size, by number: made when first asked for, the same for every slab.
+
+    Args:
+        size: elements of the largest slab.
+        dtype: of all of them.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        self.size, self.dtype = size, dtype
+        self._made: dict[int, Tensor] = {}
+
+    def __call__(self, number: int, shape: torch.Size) -> Tensor:
+        """A contiguous tensor of ``shape``, with what was last left in it."""
+        if number not in self._made:
+            self._made[number] = torch.empty(self.size, dtype=self.dtype, device="cpu")
+        return self._made[number][: shape.numel()].view(shape)

@@ -22,7 +22,6 @@ from torch import Tensor
 _softmax = torch._softmax  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 _softmax_backward_data = torch._softmax_backward_data  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
-_INF = math.inf
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 # Up to this many elements the plain form of a masked call is as quick: 4 calls to torch, the slabs about 15.
 _SMALL = 32 * 1024
@@ -87,24 +86,22 @@ def softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Ten
     Returns:
         (..., Sq, Sk), dtype of y, contiguous. Products and the sum are taken in float32.
     """
-    exact = _keeps(y, scale, y.is_cuda)
+    exact = _keeps(y, scale, y.is_cpu or y.is_cuda)
     if not y.is_cpu or y.numel() <= _SLAB // 2:
         if exact:
             dx = _softmax_backward_data(grad, y, -1, y.dtype)
             return dx if scale == 1.0 else dx.mul_(scale)
         return _softmax_backward_data(grad.float(), y.float(), -1, torch.float32).mul_(scale).to(y.dtype)
     out = torch.empty_like(y, memory_format=torch.contiguous_format)
-    # ATen's CPU kernel rounds sum(g * y) to the dtype of y, so 16-bit tensors go through float32 buffers.
-    exact = y.element_size() >= 4
     limit = _limit(y, 1 if exact else 4)
-    store = None if exact else torch.empty(2, max(limit, y.size(-1)), dtype=torch.float32)
+    wide = None if exact else torch.empty(2, max(limit, y.size(-1)), dtype=torch.float32, device="cpu")
     for dx, g, p in _pieces(limit, out, grad, y):
-        if store is None:
+        if wide is None:
             _softmax_backward_data(g, p, -1, y.dtype, grad_input=dx)
             if scale != 1.0:
                 dx.mul_(scale)
         else:
-            wide_g, wide_p = store[:, : dx.numel()].view(2, *dx.shape)
+            wide_g, wide_p = wide[:, : dx.numel()].view(2, *dx.shape)
             wide_g.copy_(g)
             wide_p.copy_(p)
             _softmax_backward_data(wide_g, wide_p, -1, torch.float32, grad_input=wide_g)
@@ -113,19 +110,19 @@ def softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Ten
 
 
 def _keeps(x: Tensor, scale: float, wide_sums: bool) -> bool:
-    """Whether ``scale * x`` loses nothing in the dtype of x, so that no float32 copy is owed.
+    """Whether a product with ``scale`` loses nothing in the dtype of x, so that no float32 copy is owed.
 
-    It is so in float32 and float64, and for a power of two in 16 bits (1/8 = 1/sqrt(64) is the usual scale; what falls
-    among the subnormals is off by 3e-8 at most). Above 1 float16 could overflow.
+    It is so in float32 and float64; and for a power of two in 16 bits (1/8 = 1/sqrt(64) is the usual scale, above 1
+    float16 could overflow, among its subnormals it is off by 3e-8), where ATen takes the sums of a row in float32.
     """
-    if x.element_size() >= 4:
-        return True
-    return wide_sums and (scale == 1.0 or (math.frexp(abs(scale))[0] == 0.5 and 1e-30 < abs(scale) <= 1.0))
+    if x.element_size() >= 4 or scale == 1.0:
+        return wide_sums or x.element_size() >= 4
+    return wide_sums and math.frexp(abs(scale))[0] == 0.5 and 1e-30 < abs(scale) < 1.0
 
 
 def _plain_forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """The definition, in few calls and without asking the device anything: for other devices and small tensors."""
-    keeps = _keeps(x, scale, x.is_cpu or x.is_cuda)  # others may sum 16-bit rows in 16 bits
+    keeps = _keeps(x, scale, x.is_cpu or x.is_cuda)
     scores = torch.mul(x if keeps else x.float(), scale)
     masked = mask if mask is None or mask.dtype is torch.bool else mask.ne(0)
     if causal:
@@ -135,7 +132,7 @@ def _plain_forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -
         y = _softmax(scores, -1, False)
     else:
         # Filling before drops what NaN and inf there are; filling after makes a fully masked row 0, not NaN.
-        y = _softmax(scores.masked_fill_(masked, -_INF), -1, False)
+        y = _softmax(scores.masked_fill_(masked, -math.inf), -1, False)
         if not x.is_cpu or x.numel() <= 2048 or _has_nan_row(y):  # 3 calls, so not for the smallest; see masked_fill
             y.masked_fill_(masked, 0.0)
     return y if keeps else y.to(x.dtype)
@@ -152,7 +149,7 @@ def _unexpanded(mask: Tensor, rank: int) -> Tensor:
 
 
 def _limit(x: Tensor, share: int) -> int:
-    """Elements of a slab. ``share`` buffers of x's dtype and this size are a sixteenth of x at most, or half a _SLAB."""
+    """Elements of a slab: ``share`` buffers as large, in x's dtype, are a sixteenth of x at most, or half a _SLAB."""
     return max(_SLAB // 2, min(x.numel() // (16 * share), _SLAB * torch.get_num_threads()))
 
 
@@ -201,7 +198,7 @@ class _Slabs:
     def causal(self, x: Tensor, mask: Tensor | None, out: Tensor) -> None:
         """Row blocks, each up to the column where its last row ends; the rest of the columns is zeroed.
 
-        At Sk = 1024: 2.3 copies, the whole square with a triangular bias 3.7.
+        At Sk = 1024 this takes 2.3 copies, the whole square with a triangular bias 3.7.
         """
         sq, sk = x.shape[-2:]
         square = min(sq, sk)
@@ -210,14 +207,14 @@ class _Slabs:
         rows = max(1, min(rows, self.limit // sk, square))
         # One constant serves every block: zeros, then the triangle; a block at row r begins r columns before it.
         edge = -(-square // rows) * rows - rows
-        wedge = torch.zeros(rows, edge + rows, dtype=self.dtype)
-        wedge[:, edge:].masked_fill_(torch.ones(rows, rows, dtype=torch.bool).triu_(1), -_INF)
+        wedge = torch.zeros(rows, edge + rows, dtype=self.dtype, device="cpu")
+        wedge[:, edge:].masked_fill_(torch.ones(rows, rows, dtype=torch.bool, device="cpu").triu_(1), -math.inf)
         wedge = wedge[(None,) * (x.dim() - 2)]
         for row in range(0, square, rows):
             n = min(rows, square - row)
             end = row + n
             bias = wedge[..., :n, edge - row : edge + n]
-            part = None
+            part = mask
             if mask is not None:
                 part = mask if mask.size(-2) == 1 else mask.narrow(-2, row, n)
                 part = part if mask.size(-1) == 1 else part.narrow(-1, 0, end)
@@ -230,15 +227,12 @@ class _Slabs:
 
     def masked(self, x: Tensor, mask: Tensor | None, wedge: Tensor | None, out: Tensor) -> None:
         """Cuts first by the mask, until its bias fits the buffer, then by what shares that bias."""
+        wedges = () if wedge is None else (wedge,)
         if mask is None:
-            if wedge is None:
-                for o, part in _pieces(self.limit, out, x):
-                    self._slab(part, None, o)
-            else:
-                for o, part, b in _pieces(self.limit, out, x, wedge):
-                    self._slab(part, b, o)
+            for o, part, *w in _pieces(self.limit, out, x, *wedges):
+                self._slab(part, w[0] if w else None, o)
             return
-        for m, x_of, out_of, *w in _pieces(self.limit, mask, x, out, *(() if wedge is None else (wedge,))):
+        for m, x_of, out_of, *w in _pieces(self.limit, mask, x, out, *wedges):
             bias = self._bias_of(m)
             if w:
                 bias.add_(w[0])
@@ -248,15 +242,13 @@ class _Slabs:
     def _bias_of(self, mask: Tensor) -> Tensor:
         """0 where free, -inf where masked, in the buffer: the mask's 0 and 1 times the bits of -inf.
 
-        Two vectorised passes; a masked_fill of the bias takes 10 times as long.
+        Two vectorised passes; a masked_fill of the bias takes 10 times as long, a copy from bool (not int8) 3 times.
         """
         if self._bias is None:
-            self._bias = torch.empty(self.bias_size, dtype=self.bits.dtype)
+            self._bias = torch.empty(self.bias_size, dtype=self.bits.dtype, device="cpu")
         bias = self._bias[: mask.numel()].view(mask.shape)
         ones = mask if mask.dtype is torch.bool else mask.clamp(max=1)
-        bias.copy_(ones.view(torch.int8)).mul_(
-            self.bits.inf
-        )  # from bool or uint8 the copy takes 1.4 to 3 times as long
+        bias.copy_(ones.view(torch.int8)).mul_(self.bits.inf)
         self._rows.clear()
         return bias.view(self.dtype)
 
@@ -264,7 +256,7 @@ class _Slabs:
         buf = out
         if out.dtype is not self.dtype or not out.is_contiguous():  # ATen's kernel writes contiguous rows only
             if self._scratch is None:
-                self._scratch = torch.empty(self.size, dtype=self.dtype)
+                self._scratch = torch.empty(self.size, dtype=self.dtype, device="cpu")
             buf = self._scratch[: out.numel()].view(out.shape)
         # add(bfloat16, bfloat16, out=float32) would round before it stores, so 16 bits are widened by a copy.
         scores = x if x.dtype is self.dtype else buf.copy_(x)
@@ -281,13 +273,13 @@ class _Slabs:
     def _mend(self, x: Tensor, bias: Tensor, buf: Tensor) -> None:
         """Sets fully masked rows to 0; if a row is still NaN, does the slab again with x cleared where masked.
 
-        Both by a bitwise "and" with -1 or 0, one vectorised pass that NaN does not survive: it costs a padded batch
-        (a quarter of the rows fully masked) 1.1 times the time of a clean one, index_fill_ 1.5.
+        Both by a bitwise "and" with -1 or 0, one vectorised pass that NaN does not survive: a padded batch (1 in 4
+        rows fully masked) takes 1.2 times as long as a clean one, by index_fill_ 1.5. NaN under the mask: 2.7.
         """
         key = int(bias.storage_offset()), bias.shape
-        rows = self._rows.get(key)
-        if rows is None:
-            rows = self._rows[key] = self._free(bias.amax(-1, keepdim=True))
+        if key not in self._rows:
+            self._rows[key] = self._free(bias.amax(-1, keepdim=True))
+        rows = self._rows[key]
         bits = buf.view(self.bits.dtype)
         bits.bitwise_and_(rows)
         if _has_nan_row(buf):
@@ -304,5 +296,4 @@ class _Slabs:
 
 
 def _has_nan_row(y: Tensor) -> bool:
-    first = y.select(-1, 0).sum().item()  # y is in [0, 1]: the sum is NaN if and only if one of them is
-    return first != first
+    return math.isnan(y.select(-1, 0).sum().item())  # y is in [0, 1]: the sum is NaN if and only if one of them is

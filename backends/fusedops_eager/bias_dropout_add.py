@@ -1,16 +1,37 @@
-"""bias_dropout_add in plain torch: for now the op's reference."""
+"""bias_dropout_add in plain torch: no limits. What it does is in ``_dropout.py``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops._op import OPS
-
-_OP = OPS["bias_dropout_add"]
+from fusedops_eager._dropout import dropout_backward, dropout_forward
 
 
-@kernel(ops.bias_dropout_add)
-def bias_dropout_add(x, bias, residual, p=0.5, *, training=True, seed=None):
-    return _OP.reference(x, bias, residual, p, training=training, seed=seed).contiguous()
+@kernel(ops.bias_dropout_add, source="fusedops_eager/_dropout.py")
+def bias_dropout_add(
+    x: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    p: float = 0.5,
+    *,
+    training: bool = True,
+    seed: Tensor | None = None,
+) -> Tensor:
+    """Any device, rank and bias shape."""
+    return dropout_forward(x, bias, residual, p, training, seed)
 
 
-@kernel(ops.bias_dropout_add, direction="backward")
-def bias_dropout_add_backward(grad, seed, bias, p, training, x_dtype, needs):
-    return _OP.backward(grad, seed, bias, p, training, x_dtype, needs)
+@kernel(ops.bias_dropout_add, direction="backward", source="fusedops_eager/_dropout.py")
+def bias_dropout_add_backward(
+    grad: Tensor,
+    seed: Tensor | None,
+    bias: Tensor | None,
+    p: float,
+    training: bool,
+    x_dtype: torch.dtype,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and of the bias, with the mask of the seed; the residual's is ``grad`` itself."""
+    return dropout_backward(grad, seed, bias, p, training, x_dtype, needs)

@@ -1,16 +1,22 @@
-"""bias_gelu in plain torch: for now the op's reference."""
+"""bias_gelu in plain torch: no limits. What it does is in ``_gelu.py``."""
+
+from __future__ import annotations
+
+from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops._op import OPS
-
-_OP = OPS["bias_gelu"]
+from fusedops_eager._gelu import gelu_backward, gelu_forward
 
 
-@kernel(ops.bias_gelu)
-def bias_gelu(x, bias=None, *, approximate="tanh"):
-    return _OP.reference(x, bias, approximate=approximate).contiguous()
+@kernel(ops.bias_gelu, source="fusedops_eager/_gelu.py")
+def bias_gelu(x: Tensor, bias: Tensor | None = None, *, approximate: str = "tanh") -> Tensor:
+    """Any device, rank and bias shape."""
+    return gelu_forward(x, bias, approximate)
 
 
-@kernel(ops.bias_gelu, direction="backward")
-def bias_gelu_backward(grad, x, bias, approximate, needs):
-    return _OP.backward(grad, x, bias, approximate, needs)
+@kernel(ops.bias_gelu, direction="backward", source="fusedops_eager/_gelu.py")
+def bias_gelu_backward(
+    grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and of the bias, from the inputs."""
+    return gelu_backward(grad, x, bias, approximate, needs)

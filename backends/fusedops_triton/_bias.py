@@ -6,7 +6,7 @@ tiles are aligned and full for every shape, and a group of four elements that sh
 The gradient of a bias (H,) is summed in two kernels, without atomics, so that the same input gives the same bits:
 
     1. with dx, in the same pass: a program owns COLS columns, walks down some rows, and leaves one row of sums
-    2. the rows of sums, one for every 64 rows or more of x, are added up: under 3 % of the bytes of x
+    2. the rows of sums, one for every 64 rows or more of x, are added up: 3 % of the bytes at most
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -16,6 +16,7 @@ The gradient of a bias (H,) is summed in two kernels, without atomics, so that t
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -32,11 +33,13 @@ from fusedops_triton._launch import OPTIONS, on_device_of, power_of_two, warps_f
 #: what an H200's 4.8 TB/s * 800 ns / 132 needs.
 _EACH = {2: 16, 4: 8, 8: 4}
 _THREADS = 128
+_LARGEST_TILE = max(_EACH.values()) * _THREADS
 
 
-def tile(*tensors: Tensor | None) -> tuple[int, int]:
-    """Elements of a program, and its warps: 16-byte accesses also of the narrowest tensor."""
-    each = max(_EACH[t.element_size()] for t in tensors if t is not None)
+@cache
+def tile(narrowest: int) -> tuple[int, int]:
+    """Elements of a program, and its warps: 16-byte accesses also of the tensor of the narrowest elements."""
+    each = _EACH[narrowest]
     return each * _THREADS, warps_for(each * _THREADS, each)
 
 
@@ -58,14 +61,14 @@ class Bias(NamedTuple):
     """A bias as ``bias_at`` reads it."""
 
     tensor: Tensor | None  # contiguous
-    kind: str  # "none"; "all": one for each element of x; "tail": x's last dimensions; "other"
+    kind: str  # "none"; "all": one for each element of x; "tail" or "long tail": x's last dimensions; "other"
     unit: int
     sizes: tuple[int, int, int, int, int]  # size, inner, wrap, outer, step: see ``bias_at``
 
     @property
     def columns(self) -> int:
         """H of a bias that is (H,) to an x seen as (rows, H), else 0."""
-        return self.sizes[0] * self.unit if self.kind == "tail" else 0
+        return self.sizes[0] * self.unit if self.kind in ("tail", "long tail") else 0
 
 
 _NO_SIZES = (0, 0, 0, 0, 0)
@@ -101,7 +104,8 @@ def locate(bias: Tensor | None, shape: torch.Size) -> Bias:
 def _tail(bias: Tensor, size: int) -> Bias:
     if size >= 2**31:  # bias_at has 32-bit columns
         return Bias(bias.contiguous(), "other", 1, (size, 1, 1, 1, 0))
-    return Bias(bias.contiguous(), "tail", unit(size), (size // unit(size), 0, 0, 0, 0))
+    kind = "long tail" if size >= _LARGEST_TILE else "tail"  # a tile meets the end of such a row once at most
+    return Bias(bias.contiguous(), kind, unit(size), (size // unit(size), 0, 0, 0, 0))
 
 
 def _product(groups: list[tuple[bool, int]]) -> int:
@@ -112,7 +116,7 @@ def _product(groups: list[tuple[bool, int]]) -> int:
 
 
 def summed(du: Tensor, bias: Tensor) -> Tensor:
-    """The gradient of a bias that is not "tail", from that of x in the dtype of sums. Slower: du was made for it."""
+    """The gradient of a bias that has no ``columns``, from du, an element's own: slower, as du was made for it."""
     return du.sum_to_size(bias.shape).to(bias.dtype)
 
 
@@ -130,9 +134,9 @@ class Columns(NamedTuple):
 #: Bytes of a row in a tile: one warp's 16-byte loads. And rows, as each has its 64-bit offset in registers.
 _ROW_BYTES = 512
 _MOST_ROWS = 128
-#: Rows of x for each row of sums: at least 64, so that writing and reading the sums is 8 / (6 * 64) = 2 % for two-byte
-#: elements. Where that makes too few programs to fill a GPU, tensors are small enough for sums never to leave the L2
-#: cache, and 16 rows will do.
+#: Rows of x for each row of sums: at least 64, so that writing and reading the sums is 8 / (6 * 64) = 2 % of what
+#: bias_gelu moves for two-byte elements, 3 % for dropout. Where that makes too few programs to fill a GPU, tensors are
+#: small enough for sums never to leave the L2 cache, and 16 rows will do.
 _PART_ROWS = 64
 _SMALL_PART_ROWS = 16
 _FULL_GPU = 512
@@ -141,10 +145,10 @@ _ENOUGH = 8192
 _MOST_PARTS = 1024
 
 
-def share_columns(n_rows: int, size: int, *tensors: Tensor | None) -> Columns:
-    """How to sum the columns of (n_rows, size) ``tensors``."""
-    block, warps = tile(*tensors)
-    narrowest = min(t.element_size() for t in tensors if t is not None)
+@lru_cache(maxsize=1024)
+def share_columns(n_rows: int, size: int, narrowest: int) -> Columns:
+    """How to sum the columns of tensors (n_rows, size), the ``narrowest`` of which has elements of so many bytes."""
+    block, warps = tile(narrowest)
     cols = min(power_of_two(size), _ROW_BYTES // narrowest)
     rows = min(block // cols, _MOST_ROWS)
     tiles = triton.cdiv(size, cols)
@@ -154,6 +158,12 @@ def share_columns(n_rows: int, size: int, *tensors: Tensor | None) -> Columns:
     # a power of two, and compile-time: few variants, and loops that the interpreter can run with any NumPy
     steps = power_of_two(triton.cdiv(triton.cdiv(n_rows, parts), rows))
     return Columns(rows, cols, steps, tiles, triton.cdiv(n_rows, steps * rows), min(warps, rows * cols // 32 or 1))
+
+
+def forget_plans() -> None:
+    """For tests that change the numbers above."""
+    tile.cache_clear()
+    share_columns.cache_clear()
 
 
 def sums_for(columns: Columns, bias: Tensor, dtype: tl.dtype) -> tuple[Tensor, Tensor]:
@@ -196,7 +206,7 @@ def _add_sums(
         part = step * ROWS + tl.arange(0, ROWS)
         inside = (part < parts)[:, None] & (col < size)[None, :]
         total += tl.load(sums_ptr + part.to(tl.int64)[:, None] * size + col[None, :], mask=inside, other=0.0)
-    tl.store(dbias_ptr + col, tl.sum(total, axis=0).to(dbias_ptr.dtype.element_ty), mask=col < size)
+    tl.store(dbias_ptr + col, rounded(tl.sum(total, axis=0), dbias_ptr), mask=col < size)
 
 
 # ------------------------------------------------------------------------------------------------- parts of a kernel
@@ -213,10 +223,12 @@ def flat_tile(n, UNIT: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND: tl.constexpr, UNIT: tl.constexpr):
     """The bias of elements base + at, which ``locate`` says how to find."""
-    if KIND == "tail":
-        # one 64-bit division a program, then 32-bit ones, of which only the first in each 16 bytes is computed
+    if KIND == "tail" or KIND == "long tail":
+        # one 64-bit division a program. What follows is computed for the first element of every 16 bytes alone
         columns = size.to(tl.int64) * UNIT
-        col = ((base % columns).to(tl.uint32) + at.to(tl.uint32)) % columns.to(tl.uint32)
+        col = (base % columns).to(tl.uint32) + at.to(tl.uint32)
+        columns = columns.to(tl.uint32)
+        col = tl.where(col >= columns, col - columns, col) if KIND == "long tail" else col % columns
         return tl.load(bias_ptr + col, mask=inside, other=0.0)
     if KIND == "all":
         return tl.load(bias_ptr + base + at, mask=inside, other=0.0)
@@ -240,5 +252,12 @@ def store_sums(sums_ptr, sums, size, UNIT: tl.constexpr, COLS: tl.constexpr):
     """The columns of ``sums`` (ROWS, COLS), added up, to this program's place in (parts, size * UNIT)."""
     columns = size.to(tl.int64) * UNIT
     col = tl.program_id(0).to(tl.int64) * COLS + tl.arange(0, COLS)
-    total = tl.sum(sums, axis=0).to(sums_ptr.dtype.element_ty)
-    tl.store(sums_ptr + tl.program_id(1) * columns + col, total, mask=col < columns)
+    tl.store(sums_ptr + tl.program_id(1) * columns + col, rounded(tl.sum(sums, axis=0), sums_ptr), mask=col < columns)
+
+
+@triton.jit
+def rounded(value, ptr):
+    """``value`` in the dtype that ``ptr`` points to. From float64 to 16 bits by way of float32, as torch does it."""
+    if value.dtype == tl.float64 and ptr.dtype.element_ty.primitive_bitwidth == 16:
+        value = value.to(tl.float32)
+    return value.to(ptr.dtype.element_ty)

@@ -10,8 +10,8 @@ What holds for all of them:
   stored, backward asks again. The seed is read on the device, so nothing waits for it and graphs may capture a call.
 - One run of Philox serves four neighbours. Their four bits are packed into a number, spread over the four and tested
   there: this keeps 16-byte accesses without a shuffle (joining the words moves them through shared memory). With
-  multiplications of 32 * 32 to 64 bits it is 19 instructions an element on sm_90, all told; tl.randint4x, which
-  multiplies twice for the two halves, takes 24. An H200 has time for some 25 while it moves 4 bytes.
+  multiplications of 32 * 32 to 64 bits, all of it without a bias is 19 instructions an element on sm_90; with
+  tl.randint4x, which multiplies twice for the two halves, 24. An H200 has time for some 25 while it moves 4 bytes.
 - x, residual and grad are made contiguous first if they are not. Where the bias lies, and how the sums are shared out:
   _bias.py.
 """
@@ -38,6 +38,7 @@ from fusedops_triton._bias import (
     column_tile,
     flat_tile,
     locate,
+    rounded,
     share_columns,
     store_sums,
     summed,
@@ -93,11 +94,12 @@ def dropout_forward(
     x, place = x.contiguous(), locate(bias, x.shape)
     residual = None if residual is None else residual.contiguous()
     drop = _dropout(p, training, seed, dtype)
-    block, warps = tile(x, y)
+    block, warps = tile(min(x.element_size(), y.element_size()))
+    unit_n = unit(n)
     with on_device_of(y):
         _forward[(triton.cdiv(n, block),)](
-            y, x, place.tensor, residual, *drop, n // unit(n), *place.sizes,
-            KIND=place.kind, UNIT=place.unit, UNIT_N=unit(n), BLOCK=block, WIDE=wide(dtype),
+            y, x, place.tensor, residual, *drop, n // unit_n, *place.sizes,
+            KIND=place.kind, UNIT=place.unit, UNIT_N=unit_n, BLOCK=block, WIDE=wide(dtype),
             num_warps=warps, **OPTIONS,
         )  # fmt: skip
     return y
@@ -138,10 +140,11 @@ def dropout_backward(
         sums = torch.promote_types(grad.dtype, torch.float32)
         du = torch.empty_like(grad, dtype=target.dtype if target.numel() == grad.numel() else sums)
     n = grad.numel()
-    block, warps = tile(grad, dx)
+    block, warps = tile(min(grad.element_size(), x_dtype.itemsize))
+    unit_n = unit(n)
     with on_device_of(grad):
         _backward_flat[(triton.cdiv(n, block),)](
-            dx, du, grad, *drop, n // unit(n), UNIT_N=unit(n), BLOCK=block, WIDE=wide(grad.dtype),
+            dx, du, grad, *drop, n // unit_n, UNIT_N=unit_n, BLOCK=block, WIDE=wide(grad.dtype),
             num_warps=warps, **OPTIONS,
         )  # fmt: skip
     return dx, None if target is None or du is None else summed(du, target)
@@ -150,7 +153,8 @@ def dropout_backward(
 def _backward_of_columns(dx: Tensor | None, grad: Tensor, drop: _Dropout, place: Bias, bias: Tensor) -> Tensor:
     """Fills dx, if it is wanted, and returns the gradient of a bias (H,)."""
     n_rows = grad.numel() // place.columns
-    share = share_columns(n_rows, place.columns, grad, dx)
+    narrowest = grad.element_size() if dx is None else min(grad.element_size(), dx.element_size())
+    share = share_columns(n_rows, place.columns, narrowest)
     dtype = wide(grad.dtype)
     dbias, sums = sums_for(share, bias, dtype)
     with on_device_of(grad):
@@ -182,19 +186,19 @@ def _forward(
     base, at, inside = flat_tile(n, UNIT_N, BLOCK)
     x = tl.load(x_ptr + base + at, mask=inside, other=0.0)
     if residual_ptr is not None:
-        x = x.to(y_ptr.dtype.element_ty)  # the residual's dtype
+        x = rounded(x, y_ptr)  # the residual's dtype
     u = x.to(WIDE)
     if KIND != "none":
         bias = bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT)
         if residual_ptr is not None:
-            bias = bias.to(y_ptr.dtype.element_ty)
+            bias = rounded(bias, y_ptr)
         u += bias.to(WIDE)
     u *= _scalar(scale, WIDE)
     if seed_ptr is not None:
         u = tl.where(_kept(seed_ptr, base // 4, last, BLOCK), u, 0.0)
     if residual_ptr is not None:
         u += tl.load(residual_ptr + base + at, mask=inside, other=0.0).to(WIDE)
-    tl.store(y_ptr + base + at, u.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + base + at, rounded(u, y_ptr), mask=inside)
 
 
 @triton.jit(do_not_specialize=["seed_ptr", "scale", "last", "n"])
@@ -208,9 +212,9 @@ def _backward_flat(
     if seed_ptr is not None:
         du = tl.where(_kept(seed_ptr, base // 4, last, BLOCK), du, 0.0)
     if dx_ptr is not None:
-        tl.store(dx_ptr + base + at, du.to(dx_ptr.dtype.element_ty), mask=inside)
+        tl.store(dx_ptr + base + at, rounded(du, dx_ptr), mask=inside)
     if du_ptr is not None:
-        tl.store(du_ptr + base + at, du.to(du_ptr.dtype.element_ty), mask=inside)
+        tl.store(du_ptr + base + at, rounded(du, du_ptr), mask=inside)
 
 
 @triton.jit(do_not_specialize=["seed_ptr", "scale", "last", "n_rows", "size"])
@@ -231,7 +235,7 @@ def _backward_columns(
             first = row * (size.to(tl.int64) * UNIT // 4) + tl.program_id(0).to(tl.int64) * (COLS // 4)
             du = tl.where(_kept(seed_ptr, first[:, None], last, COLS), du, 0.0)
         if dx_ptr is not None:
-            tl.store(dx_ptr + at, du.to(dx_ptr.dtype.element_ty), mask=inside)
+            tl.store(dx_ptr + at, rounded(du, dx_ptr), mask=inside)
         sums += du
     store_sums(sums_ptr, sums, size, UNIT, COLS)
 

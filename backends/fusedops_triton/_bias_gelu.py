@@ -31,6 +31,7 @@ from fusedops_triton._bias import (
     column_tile,
     flat_tile,
     locate,
+    rounded,
     share_columns,
     store_sums,
     summed,
@@ -61,11 +62,12 @@ def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     if n == 0:
         return y
     x, place = x.contiguous(), locate(bias, x.shape)
-    block, warps = tile(x, y)
+    block, warps = tile(min(x.element_size(), y.element_size()))
+    unit_n = unit(n)
     with on_device_of(y):
         _forward[(triton.cdiv(n, block),)](
-            y, x, place.tensor, n // unit(n), *place.sizes,
-            TANH=approximate == "tanh", KIND=place.kind, UNIT=place.unit, UNIT_N=unit(n), BLOCK=block, WIDE=wide(dtype),
+            y, x, place.tensor, n // unit_n, *place.sizes,
+            TANH=approximate == "tanh", KIND=place.kind, UNIT=place.unit, UNIT_N=unit_n, BLOCK=block, WIDE=wide(dtype),
             num_warps=warps, **OPTIONS,
         )  # fmt: skip
     return y
@@ -95,11 +97,12 @@ def gelu_backward(
         sums = torch.promote_types(grad.dtype, torch.float32)
         du = torch.empty_like(x, dtype=target.dtype if target.numel() == x.numel() else sums)
     n = x.numel()
-    block, warps = tile(grad, x)
+    block, warps = tile(min(grad.element_size(), x.element_size()))
+    unit_n = unit(n)
     with on_device_of(x):
         _backward_flat[(triton.cdiv(n, block),)](
-            dx, du, grad, x, place.tensor, n // unit(n), *place.sizes,
-            TANH=approximate == "tanh", KIND=place.kind, UNIT=place.unit, UNIT_N=unit(n), BLOCK=block,
+            dx, du, grad, x, place.tensor, n // unit_n, *place.sizes,
+            TANH=approximate == "tanh", KIND=place.kind, UNIT=place.unit, UNIT_N=unit_n, BLOCK=block,
             WIDE=wide(grad.dtype), num_warps=warps, **OPTIONS,
         )  # fmt: skip
     return dx, None if target is None or du is None else summed(du, target)
@@ -110,7 +113,7 @@ def _backward_of_columns(
 ) -> Tensor:
     """Fills dx, if it is wanted, and returns the gradient of a bias (H,)."""
     n_rows = x.numel() // place.columns
-    share = share_columns(n_rows, place.columns, grad, x)
+    share = share_columns(n_rows, place.columns, min(grad.element_size(), x.element_size()))
     dtype = wide(grad.dtype)
     dbias, sums = sums_for(share, bias, dtype)
     with on_device_of(x):
@@ -142,7 +145,7 @@ def _forward(
     u = tl.load(x_ptr + base + at, mask=inside, other=0.0).to(WIDE)
     if KIND != "none":
         u += bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT).to(WIDE)
-    tl.store(y_ptr + base + at, _gelu(u, TANH).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + base + at, rounded(_gelu(u, TANH), y_ptr), mask=inside)
 
 
 @triton.jit(do_not_specialize=["n", "size", "inner", "wrap", "outer", "step"])
@@ -158,9 +161,9 @@ def _backward_flat(
         u += bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT).to(WIDE)
     du = tl.load(grad_ptr + base + at, mask=inside, other=0.0).to(WIDE) * _slope(u, TANH)
     if dx_ptr is not None:
-        tl.store(dx_ptr + base + at, du.to(dx_ptr.dtype.element_ty), mask=inside)
+        tl.store(dx_ptr + base + at, rounded(du, dx_ptr), mask=inside)
     if du_ptr is not None:
-        tl.store(du_ptr + base + at, du.to(du_ptr.dtype.element_ty), mask=inside)
+        tl.store(du_ptr + base + at, rounded(du, du_ptr), mask=inside)
 
 
 @triton.jit(do_not_specialize=["n_rows", "size"])
@@ -183,7 +186,7 @@ def _backward_columns(
         grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
         du = grad.to(WIDE) * _slope(x.to(WIDE) + bias, TANH)
         if dx_ptr is not None:
-            tl.store(dx_ptr + at, du.to(dx_ptr.dtype.element_ty), mask=inside)
+            tl.store(dx_ptr + at, rounded(du, dx_ptr), mask=inside)
         sums += du
     store_sums(sums_ptr, sums, size, UNIT, COLS)
 
@@ -195,9 +198,8 @@ def _backward_columns(
 def _gelu(u, TANH: tl.constexpr):
     """GELU of u, float32 or float64."""
     if TANH:
-        z = 1.5957691216057308 * u * (1.0 + 0.044715 * u * u)  # 2 * sqrt(2 / pi)
-        e = tl.exp(-tl.abs(z))
-        return u * tl.where(z > 0, 1.0, e) / (1.0 + e)
+        t, e = _logistic(u, u * u)
+        return u * tl.where(t > 0, 1.0, e) / (1.0 + e)
     return 0.5 * u * (1.0 + tl.erf(0.7071067811865476 * u))
 
 
@@ -206,9 +208,18 @@ def _slope(u, TANH: tl.constexpr):
     """The derivative of GELU at u."""
     if TANH:
         square = u * u
-        z = 1.5957691216057308 * u * (1.0 + 0.044715 * square)
-        e = tl.exp(-tl.abs(z))
+        t, e = _logistic(u, square)
         r = 1.0 / (1.0 + e)
-        return tl.where(z > 0, r, e * r) + u * (1.5957691216057308 + 0.21406444881780076 * square) * (e * r * r)
+        er = e * r
+        # 2z has the slope 2 * sqrt(2 / pi) * (1 + 3 * 0.044715 * u * u), the logistic function e * r * r. u * e comes
+        # first: it is 0 long before u**3 is infinite
+        return tl.where(t > 0, r, er) + (u * (er * r)) * (1.5957691216057308 + 0.21406444881780076 * square)
     cdf = 0.5 + 0.5 * tl.erf(0.7071067811865476 * u)
-    return cdf + u * (0.3989422804014327 * tl.exp(-0.5 * u * u))
+    return cdf + u * (0.3989422804014327 * tl.exp2(-0.7213475204444817 * u * u))
+
+
+@triton.jit
+def _logistic(u, square):
+    """With z = sqrt(2 / pi) * (u + 0.044715 * u**3): 2z / ln(2), and exp(-|2z|), which is a power of 2 of that."""
+    t = u * (2.302208198144325 + 0.1029432395800235 * square)
+    return t, tl.exp2(-tl.abs(t))

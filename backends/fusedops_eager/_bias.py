@@ -1,0 +1,48 @@
+"""What the ops with a bias share on a CPU: the sum in the dtype of the arithmetic, and the gradient of the bias."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def at_rank(bias: Tensor | None, rank: int) -> Tensor | None:
+    """The bias with as many dimensions as x, so that both can be cut alike."""
+    return bias if bias is None or bias.dim() == rank else bias[(None,) * (rank - bias.dim())]
+
+
+def add(x: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """``x + bias`` into ``out``, which is at least as wide as both; the sum is taken in the dtype of ``out``."""
+    if bias is None:
+        return out.copy_(x)
+    if x.dtype is out.dtype and bias.dtype is out.dtype:
+        return torch.add(x, bias, out=out)
+    return out.copy_(x).add_(bias)  # add(bfloat16, bfloat16, out=float32) would round before it stores
+
+
+class BiasGradient:
+    """The sum of a gradient over the dimensions along which the bias was broadcast, slab by slab, in one order.
+
+    Args:
+        bias: any shape that broadcasts to ``shape``.
+        shape: of x.
+        dtype: of the arithmetic, in which the sum is taken.
+    """
+
+    def __init__(self, bias: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+        self.dtype = bias.dtype
+        sizes = (1,) * (len(shape) - bias.dim()) + tuple(bias.shape)
+        self.dims = [dim for dim, (size, full) in enumerate(zip(sizes, shape)) if size != full]
+        self.sum = torch.zeros(bias.shape, dtype=dtype if self.dims else bias.dtype, device="cpu")
+        self.at_rank = self.sum.view(sizes)
+
+    def add(self, du: Tensor, piece: Tensor) -> None:
+        """Adds a slab of the gradient to the piece of ``at_rank`` that is cut like it."""
+        if self.dims:
+            piece.add_(du.sum(self.dims, keepdim=True))
+        else:
+            piece.copy_(du)
+
+    def result(self) -> Tensor:
+        """The gradient of the bias, in its shape and dtype."""
+        return self.sum.to(self.dtype)

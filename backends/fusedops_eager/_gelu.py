@@ -1,0 +1,129 @@
+"""Bias + GELU in plain torch: any device, fast on a CPU.
+
+By the identity ``0.5 * (1 + tanh(z)) = sigmoid(2z)`` the tanh form is ``u * sigmoid(v)``, ``v = u * (A + B * u**2)``:
+ATen's tanh takes 5.6 times as long as a copy, its sigmoid 1.8 (Zen 3, torch 2.13), and they agree within 5e-7. On a CPU
+it goes slab by slab, in the dtype of the arithmetic: float32 (float64 for float64).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fusedops.ops import OPS
+from fusedops_eager._bias import BiasGradient, add, at_rank
+from fusedops_eager._slabs import Buffers, fixed_limit, limit, pieces
+
+_A = 2 * math.sqrt(2 / math.pi)
+_B = 0.044715 * _A
+_aten = torch.ops.aten
+# Up to this many elements ATen's own gelu wins: 2 calls to torch, the slabs 7.
+_SMALL = 1024
+
+
+def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """GELU of ``x + bias``.
+
+    Args:
+        x: (...), floating, any strides.
+        bias: broadcastable to x, floating, or None.
+        approximate: "tanh", or "none", the exact form.
+
+    Returns:
+        (...), contiguous, the dtype of ``x + bias``. Computed in float32 (float64 for float64).
+    """
+    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    if not x.is_cpu:
+        return _plain_forward(x, bias, approximate, wide).to(dtype).contiguous()
+    if x.numel() <= _SMALL and dtype is wide:
+        return _plain_forward(x, bias, approximate, wide).contiguous()
+    out = torch.empty(x.shape, dtype=dtype, device="cpu")
+    size = _size(x, out.dtype, wide, (approximate == "tanh") + (dtype is not wide))
+    buffers, a = Buffers(size, wide), torch.tensor(_A, dtype=wide, device="cpu")
+    ready = bias is None and x.dtype is wide and x.is_contiguous()  # no sum to take, no copy to make
+    for o, part, b in pieces(size, out, x, at_rank(bias, x.dim())):
+        y = o if dtype is wide else buffers(0, o.shape)
+        u = part if ready else add(part, b, y)
+        if approximate == "tanh":
+            s = torch.addcmul(a, u, u, value=_B, out=buffers(1, o.shape))
+            s.mul_(u).sigmoid_()
+            torch.mul(u, s, out=y)
+        else:
+            _aten.gelu.out(u, out=y)
+        if y is not o:
+            o.copy_(y)
+    return out
+
+
+def gelu_backward(
+    grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of x and of the bias, from the inputs.
+
+    The tanh form's derivative is ``s + u * s * (1 - s) * dv``, ``dv = A + 3 * B * u**2``, with ``s = sigmoid(v)``.
+
+    Args:
+        grad: (...), the dtype of ``x + bias``, any strides.
+        x: as in the forward.
+        bias: as in the forward.
+        approximate: as in the forward.
+        needs: whether the gradient of x is wanted, and that of the bias.
+
+    Returns:
+        (...), contiguous, and the bias's shape; None where not wanted. The sum is taken in float32, in one order.
+    """
+    if not x.is_cpu:
+        dx, dbias = OPS["bias_gelu"].backward(grad, x, bias, approximate, needs)
+        return None if dx is None else dx.contiguous(), dbias
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    dx = torch.empty(x.shape, dtype=x.dtype, device="cpu") if needs[0] else None
+    sums = BiasGradient(bias, x.shape, wide) if bias is not None and needs[1] else None
+    if dx is None and sums is None:
+        return None, None
+    narrow = dx is None or x.dtype is not wide
+    size = _size(x, x.dtype, wide, (2 if approximate == "tanh" else grad.dtype is not wide) + narrow)
+    if sums is not None:
+        size = min(fixed_limit(), x.numel())
+    buffers, a = Buffers(size, wide), torch.tensor(_A, dtype=wide, device="cpu")
+    ready = bias is None and x.dtype is wide and x.is_contiguous()  # no sum to take, no copy to make
+    at = None if sums is None else sums.at_rank
+    for part, g, b, o, total in pieces(size, x, grad, at_rank(bias, x.dim()), dx, at):
+        du = buffers(0, part.shape) if narrow else o
+        u = part if ready else add(part, b, du)
+        if approximate == "tanh":
+            s, w = buffers(1, part.shape), buffers(2, part.shape)
+            torch.addcmul(a, u, u, value=_B, out=s)
+            s.mul_(u).sigmoid_()
+            torch.addcmul(a, u, u, value=3 * _B, out=w)
+            # the sigmoid's slope before u: where the slope is 0, u would have made inf of dv, and NaN of the product
+            _aten.sigmoid_backward.grad_input(w, s, grad_input=w)
+            s.addcmul_(w, u)
+            torch.mul(s, g if g.dtype is wide else w.copy_(g), out=du)
+        else:
+            wide_g = g if g.dtype is wide else buffers(1, part.shape).copy_(g)
+            _aten.gelu_backward.grad_input(wide_g, u, grad_input=du)
+        if narrow and o is not None:
+            o.copy_(du)
+        if sums is not None:
+            sums.add(du, total)
+    return dx, None if sums is None else sums.result()
+
+
+def _size(x: Tensor, dtype: torch.dtype, wide: torch.dtype, buffers: int) -> int:
+    """Elements of a slab with so many buffers of ``wide``, which are to be small beside a result of ``dtype``."""
+    return min(x.numel(), limit(x.numel(), -(-buffers * wide.itemsize // dtype.itemsize)))
+
+
+def _plain_forward(x: Tensor, bias: Tensor | None, approximate: str, wide: torch.dtype) -> Tensor:
+    u = x.to(wide) if bias is None else x.to(wide) + bias.to(wide)
+    if approximate == "tanh" or x.is_cpu or x.is_cuda:
+        return torch.nn.functional.gelu(u, approximate=approximate)
+    return _erf_form(u)
+
+
+def _erf_form(u: Tensor) -> Tensor:
+    """The exact form in elementary steps: torch_npu's gelu makes the tanh form of either."""
+    return u * (torch.erf(u * math.sqrt(0.5)) + 1) * 0.5
