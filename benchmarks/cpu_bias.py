@@ -1,5 +1,5 @@
-"""Measures the eager kernels of bias_gelu, bias_dropout and bias_dropout_add on a CPU, as multiples of ``y.copy_(x)`` and
-against the chain of torch calls that they replace.
+"""Measures the eager kernels of bias_gelu, bias_dropout and bias_dropout_add on a CPU, as multiples of ``y.copy_(x)``
+and against the chain of torch calls that they replace.
 
     GLIBC_TUNABLES=glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592 \
         python benchmarks/cpu_bias.py [--dtype bfloat16] [--repeat 7] [--threads 2]

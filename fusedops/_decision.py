@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fusedops._op import Direction, Op
-from fusedops._plan import make_plan
-from fusedops._policy import Policy
+from fusedops._plan import Plan, make_plan
 from fusedops.constraints import Reason, ReasonCode
 
 Status = Literal["chosen", "eligible", "refused"]
@@ -129,19 +127,11 @@ def _decisive(reason: Reason) -> bool:
     return reason.code not in (ReasonCode.DEVICE, ReasonCode.UNAVAILABLE, ReasonCode.NO_KERNEL)
 
 
-def decide(
-    op: Op,
-    args: Sequence[Any],
-    policy: Policy,
-    device_type: str,
-    *,
-    direction: Direction = "forward",
-    assumed: str = "",
-) -> Decision:
+def decide(plan: Plan, args: Sequence[Any], assumed: str = "") -> Decision:
     """The whole decision for a call, by the plan that dispatch uses, with every candidate's reasons spelled out."""
-    plan = make_plan(op, policy, device_type, direction, assume=bool(assumed))
+    op, policy = plan.op, plan.policy
     chosen, _ = plan.choose(args)
-    names = op.parameters if direction == "forward" else op.backward_parameters
+    names = plan.parameters
     verdicts: list[Verdict] = []
     for candidate in plan.candidates:
         reasons: tuple[Reason, ...] = ()
@@ -157,9 +147,11 @@ def decide(
         status: Status = "refused" if reasons else "chosen" if is_chosen else "eligible"
         verdicts.append(Verdict(candidate.backend, status, reasons, deviations))
     backward = None
-    if direction == "forward" and chosen is not None:
+    if plan.direction == "backward":
+        backward = chosen.backend if chosen else None
+    elif chosen is not None:
         # as backward_plan, but without its warnings: to look is not to run
-        after = make_plan(op, policy, device_type, "backward", assume=bool(assumed), prefer=chosen.backend)
+        after = make_plan(op, policy, plan.device_type, "backward", assume=plan.assume, prefer=chosen.backend)
         entry, _ = after.choose(op.backward_args(args[0], args[0], args, ()))  # x stands in for its output
         backward = entry.backend if entry else None
     deciding = policy.deciding(op.name)
@@ -171,7 +163,7 @@ def decide(
         op.name,
         given,
         chosen.backend if chosen else None,
-        chosen.backend if direction == "backward" and chosen else backward,
+        backward,
         tuple(verdicts),
         wishes,
         policy.fallback,

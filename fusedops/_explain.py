@@ -30,6 +30,7 @@ def explain(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> D
         PolicyError: an unknown op or backend.
     """
     from fusedops._decision import decide  # not at import: see fusedops.__getattr__
+    from fusedops._plan import make_plan
 
     if op not in OPS:
         raise PolicyError(f"explain: {unknown_name('op', op, list(OPS))}")
@@ -42,7 +43,7 @@ def explain(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> D
     assumed = (
         "" if _is_here(kind) else f"a machine with {kind} and the backends for it installed; this one has no {kind}"
     )
-    return decide(contract, given, policy, kind, assumed=assumed)
+    return decide(make_plan(contract, policy, kind, assume=bool(assumed)), given, assumed)
 
 
 def _is_here(device_type: str) -> bool:

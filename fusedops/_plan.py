@@ -79,11 +79,11 @@ class Plan:
         if entry is None:
             from fusedops._decision import decide
 
-            raise NoBackendError(decide(self.op, args, self.policy, self.device_type, direction=self.direction))
+            raise NoBackendError(decide(self, args))
         for refusing, limit in refused:
             if limit not in self.seen:  # one set look-up a call, however often it falls back
                 self.seen.add(limit)
-                reasons = limit.reasons(dict(zip(self._parameters, args)))
+                reasons = limit.reasons(dict(zip(self.parameters, args)))
                 self._announce(refusing.backend, reasons[0], entry.backend)
         return entry
 
@@ -102,7 +102,8 @@ class Plan:
             self._announce(candidate.backend, candidate.refusal, taken)
 
     @property
-    def _parameters(self) -> tuple[str, ...]:
+    def parameters(self) -> tuple[str, ...]:
+        """The names of what ``choose`` gets."""
         return self.op.parameters if self.direction == "forward" else self.op.backward_parameters
 
     def _announce(self, refusing: str, reason: Reason, serving: str) -> None:

@@ -43,10 +43,10 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
 
 @pytest.fixture(params=["one slab", "tiny slabs"])
 def slabs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slabs of 32 elements cross every boundary at sizes that a test can afford."""
+    """Slabs of 64 elements cross every boundary at sizes that a test can afford."""
     monkeypatch.setattr(_gelu, "_SMALL", 0)
     if request.param == "tiny slabs":
-        monkeypatch.setattr(_slabs, "SLAB", 32)
+        monkeypatch.setattr(_slabs, "SLAB", 64)
 
 
 @pytest.fixture(autouse=True)
@@ -86,11 +86,16 @@ class Unchanged:
 
     def __init__(self, *tensors: Tensor | None) -> None:
         self.tensors = [t for t in tensors if t is not None]
-        self.before = [t.contiguous().clone().reshape(-1).view(torch.uint8) for t in self.tensors]
+        self.before = [self._bits(t) for t in self.tensors]
 
     def check(self) -> None:
         for now, then in zip(self.tensors, self.before):
-            assert torch.equal(now.contiguous().reshape(-1).view(torch.uint8), then)
+            assert torch.equal(self._bits(now), then)
+
+    @staticmethod
+    def _bits(t: Tensor) -> Tensor:
+        flat = torch.empty(t.numel(), dtype=t.dtype).copy_(t.reshape(-1))
+        return flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()])
 
 
 # --- bias_gelu ---
@@ -277,6 +282,7 @@ def check_dropout(
     close(y, wanted if residual is None else residual.double() + wanted, dtype, 4)
     assert (y == (0 if residual is None else residual))[~keep].all()
 
+    arithmetic = F64 if dtype is F64 else F32  # what is float64 need be no better than this
     du = torch.where(keep, grad.double() * scale, 0.0)
     for needs in ((True, True), (True, False), (False, True), (False, False)):
         dx, dbias = dropout_backward(grad, seed, bias, p, True, x.dtype, needs)
@@ -284,15 +290,13 @@ def check_dropout(
         assert (dbias is not None) == (needs[1] and bias is not None)
         if dx is not None:
             fresh(dx, grad)
-            close(dx, du, x.dtype, 4 if torch.finfo(dtype).eps <= torch.finfo(x.dtype).eps else 4e3)
+            close(dx.to(arithmetic), du, arithmetic, 4) if x.dtype is F64 else close(dx, du, x.dtype, 4)
             assert torch.equal(dx != 0, keep & (grad != 0))
         if bias is not None and dbias is not None:
             fresh(dbias, grad, bias, dx)
             assert dbias.shape == bias.shape
-            # float64 is reached only where the gradient is float64
-            close(dbias.to(F32), du.sum_to_size(bias.shape), F32, 8) if bias.dtype is F64 else close(
-                dbias, du.sum_to_size(bias.shape), bias.dtype, 8
-            )
+            sums = du.sum_to_size(bias.shape)
+            close(dbias.to(arithmetic), sums, arithmetic, 8) if bias.dtype is F64 else close(dbias, sums, bias.dtype, 8)
     unchanged.check()
 
 
@@ -308,7 +312,9 @@ def test_dropout(shape: tuple[int, ...], bias_shape: tuple[int, ...] | None) -> 
 @pytest.mark.usefixtures("slabs")
 @pytest.mark.parametrize(("shape", "bias_shape"), SHAPES)
 def test_dropout_add(shape: tuple[int, ...], bias_shape: tuple[int, ...] | None) -> None:
-    for (x_dtype, bias_dtype), residual_dtype in itertools.product([*MIXED[:4], (BF16, F32), (F64, F16)], DTYPES):
+    mixed = [(BF16, F32), (F32, BF16), (F64, F16), (F16, F64)]
+    for x_dtype, residual_dtype in [*((dtype, dtype) for dtype in DTYPES), *mixed]:
+        bias_dtype = torch.promote_types(x_dtype, residual_dtype)
         for residual in layouts(shape, residual_dtype):
             bias = None if bias_shape is None else torch.randn(bias_shape).to(bias_dtype)
             check_dropout(torch.randn(shape).to(x_dtype), bias, residual, 0.6)
@@ -477,7 +483,7 @@ def test_true_sizes(
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_the_bias_gradient_has_the_same_bits_on_every_run_and_with_any_number_of_threads(dtype: torch.dtype) -> None:
     x, grad, seed = torch.randn(1300, 1111).to(dtype), torch.randn(1300, 1111).to(dtype), torch.tensor([8])
-    for shape in ((1111,), (1300, 1), (1,), (1, 1111)):
+    for shape in ((1111,), (1300, 1), (1,)):
         bias = torch.randn(shape).to(dtype)
         found: list[tuple[Tensor | None, Tensor | None]] = []
         for threads in (1, 1, 2, 3, 1):

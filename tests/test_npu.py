@@ -32,7 +32,9 @@ def want(x: torch.Tensor, mask: torch.Tensor | None, scale: float = 1.0, causal:
     return OP.call_reference((x.cpu().double(), wide_mask, scale, causal)).to(torch.float64)
 
 
-def check(y: torch.Tensor, x: torch.Tensor, mask: torch.Tensor | None, scale: float = 1.0, causal: bool = False) -> None:
+def check(
+    y: torch.Tensor, x: torch.Tensor, mask: torch.Tensor | None, scale: float = 1.0, causal: bool = False
+) -> None:
     testing.assert_within(y, want(x, mask, scale, causal), OP.tolerance[x.dtype], "npu")
 
 
@@ -183,7 +185,7 @@ def test_an_in_place_change_of_a_mask_is_noticed(torch_npu: ModuleType) -> None:
 def test_the_vendor_serves_what_its_limits_allow_and_nothing_else(
     rank: int, sq: int, sk: int, dtype: torch.dtype, scale: float, causal: bool, masked: bool
 ) -> None:
-    shape = (1, 2, 1)[: rank - 2] + (sq, sk)
+    shape = (*(1, 2, 1)[: rank - 2], sq, sk)
     legal = (
         rank == 4
         and all(32 <= n <= 4096 and n % 32 == 0 for n in (sq, sk))
@@ -194,9 +196,7 @@ def test_the_vendor_serves_what_its_limits_allow_and_nothing_else(
     mask = torch.rand(sq, sk) < 0.3 if masked else None
     with ascend() as torch_npu, warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
-        y = fusedops.scaled_masked_softmax(
-            x.to("npu"), None if mask is None else mask.to("npu"), scale, causal=causal
-        )
+        y = fusedops.scaled_masked_softmax(x.to("npu"), None if mask is None else mask.to("npu"), scale, causal=causal)
         assert len(torch_npu.calls) == int(legal)
     check(y, x, mask, scale, causal)
 
@@ -213,9 +213,14 @@ def test_a_compiled_call_is_served_by_the_vendor_too(torch_npu: ModuleType) -> N
 STATES = [
     pytest.param(absent, "torch_npu is not installed", "pip install", id="absent"),
     pytest.param(
-        lambda: broken(ImportError("libhccl.so: cannot open shared object file")), "libhccl.so", "set_env.sh", id="no CANN"
+        lambda: broken(ImportError("libhccl.so: cannot open shared object file")),
+        "libhccl.so",
+        "set_env.sh",
+        id="no CANN",
     ),
-    pytest.param(lambda: broken(RuntimeError("built for another torch")), "RuntimeError", "matches this torch", id="CUDA"),
+    pytest.param(
+        lambda: broken(RuntimeError("built for another torch")), "RuntimeError", "matches this torch", id="CUDA"
+    ),
 ]
 
 

@@ -185,7 +185,8 @@ def bias_launch(case: dict[str, Any]) -> Launch:
     _bias.forget_plans()  # they depend on it
     dtype, form = getattr(torch, case["dtype"]), case.get("approximate", "tanh")
     x = torch.empty(case["shape"], dtype=dtype, device="meta")
-    bias = torch.empty(case.get("bias", case["shape"][-1:]), dtype=dtype, device="meta")
+    bias_shape = case.get("bias", case["shape"][-1:])
+    bias = None if bias_shape is None else torch.empty(bias_shape, dtype=dtype, device="meta")
     seed = torch.empty(1, dtype=torch.int64, device="meta")
     both = (True, True)
     calls = {
@@ -194,7 +195,7 @@ def bias_launch(case: dict[str, Any]) -> Launch:
         "dropout": lambda: _bias_dropout.dropout_forward(x, bias, None, 0.1, True, seed),
         "dropout_add": lambda: _bias_dropout.dropout_forward(x, bias, x, 0.1, True, seed),
         "dropout_backward": lambda: _bias_dropout.dropout_backward(x, seed, bias, 0.1, True, dtype, both),
-        "sums": lambda: _bias.add_sums(bias, x.float()),
+        "sums": lambda: _bias.add_sums(bias, x),
     }
     with Recorder() as launches:
         calls[case["op"]]()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_COLUMNS = 1024
+
 
 def at_rank(bias: Tensor | None, rank: int) -> Tensor | None:
     """The bias with as many dimensions as x, so that both can be cut alike."""
@@ -37,11 +39,14 @@ class BiasGradient:
         self.at_rank = self.sum.view(sizes)
 
     def add(self, du: Tensor, piece: Tensor) -> None:
-        """Adds a slab of the gradient to the piece of ``at_rank`` that is cut like it."""
-        if self.dims:
-            piece.add_(du.sum(self.dims, keepdim=True))
-        else:
+        """Adds a contiguous slab of the gradient to the piece of ``at_rank`` that is cut like it."""
+        if not self.dims:
             piece.copy_(du)
+        elif piece.numel() > 1:
+            piece.add_(du.sum(self.dims, keepdim=True))
+        else:  # torch sums to one number by as many parts as there are threads, but to many with one thread for each
+            flat, even = du.view(-1), du.numel() // _COLUMNS * _COLUMNS
+            piece.add_(flat[:even].view(-1, _COLUMNS).sum(0).sum()).add_(flat[even:].sum())
 
     def result(self) -> Tensor:
         """The gradient of the bias, in its shape and dtype."""

@@ -14,7 +14,7 @@ from fusedops.ops._philox import threshold
 
 _LOW = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_STEP0, _STEP1 = 0x9E3779B9, 0xBB67AE85
 _SIGN = 0x80000000
 
 
@@ -31,12 +31,13 @@ class Keep:
 
     def __init__(self, seed: int, p: float, stretch: int) -> None:
         self.bound = threshold(p) - _SIGN
-        self.keys = [((seed + i * _KEY_STEPS[0]) & _LOW, ((seed >> 32) + i * _KEY_STEPS[1]) & _LOW) for i in range(10)]
+        self.keys = [((seed + i * _STEP0) & _LOW, ((seed >> 32) + i * _STEP1) & _LOW) for i in range(10)]
         # the rows of the state are (c2, c0), so the second word of the key comes first
-        self.columns = [torch.tensor([[k1], [k0]], device="cpu") for k0, k1 in self.keys]
-        self.columns[9] ^= _SIGN
+        columns = torch.tensor([[[k1], [k0]] for k0, k1 in self.keys])
+        columns[9] ^= _SIGN
+        self.columns = columns[3:].unbind()
         # a number given as a tensor spares each call the 1 us of making one
-        self.numbers = [torch.tensor(value, device="cpu") for value in (32, _LOW, _M0, _M1)]
+        self.numbers = torch.tensor([32, _LOW, _M0, _M1]).unbind()
         counters = stretch // 4 + 2  # a stretch begins and ends anywhere
         self.steps = torch.arange(counters, device="cpu").mul_(_M0)
         self.store = torch.empty(6 * counters, dtype=torch.int64, device="cpu")
@@ -82,7 +83,7 @@ class Keep:
         shift(p, half, out=t)
         t0.bitwise_xor_((product & _LOW) ^ keys[2][1])
         t1.bitwise_xor_(q1).bitwise_xor_(keys[2][0])
-        for column in self.columns[3:]:
+        for column in self.columns:
             t.bitwise_and_(mask)
             mul(t1, m0, out=q[0])
             mul(t0, m1, out=q[1])

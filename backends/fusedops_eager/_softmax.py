@@ -25,8 +25,8 @@ _softmax_backward_data = torch._softmax_backward_data  # pyright: ignore[reportP
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 # Up to this many elements the plain form of a masked call is as quick: 4 calls to torch, the slabs about 15.
 _SMALL = 32 * 1024
-# Elements of a slab per thread, 2 MiB of float32. With a quarter of it the forward takes 1.17 times as long (each call
-# costs 4-6 us and a barrier, and on a machine that has other work the barrier much more), with half of it 0.98.
+# Elements of a slab per thread, 2 MiB of float32. With an eighth of it the forward takes 1.2 times as long, with a
+# quarter 1.1 (each call costs 4-6 us and a barrier, and on a machine that has other work the barrier much more).
 _SLAB = 512 * 1024
 
 

@@ -229,6 +229,7 @@ def bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND: tl
         col = (base % columns).to(tl.uint32) + at.to(tl.uint32)
         columns = columns.to(tl.uint32)
         col = tl.where(col >= columns, col - columns, col) if KIND == "long tail" else col % columns
+        col = tl.max_contiguous(tl.multiple_of(col, UNIT), UNIT)  # Triton 3.9 sees it by itself, 3.6 does not
         return tl.load(bias_ptr + col, mask=inside, other=0.0)
     if KIND == "all":
         return tl.load(bias_ptr + base + at, mask=inside, other=0.0)

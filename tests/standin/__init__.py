@@ -107,7 +107,7 @@ class _Breaking(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        # The real one leaves the submodules it had imported before it failed (contracts.md 1.1, V).
+        # The real one leaves the submodules it had imported before it failed.
         for name in ("torch_npu.version", "torch_npu.utils"):
             sys.modules[name] = types.ModuleType(name)
         raise self.error

@@ -1,12 +1,12 @@
 """A fake torch_npu: as strict as the vendor's documents, as odd as the vendor's kernels.
 
-Sources, with the marks of contracts.md (R read in a source, V run, D a document only):
+Sources (R read in a source, V run, D a document only):
 
-* D1: the page in ``seeds/004_2b5fce91afb6e9a6.txt``, "ScaledMaskedSoftmax & ScaledMaskedSoftmaxGrad".
+* D1: the vendor's page "ScaledMaskedSoftmax & ScaledMaskedSoftmaxGrad".
 * D2: op-plugin, ``docs/.../torch_npu-npu_scaled_masked_softmax.md``: fixed_triu_mask is "reserved, only False".
 * D3: op-plugin, ``docs/.../torch_npu-npu_gelu.md``.
 * R1: op-plugin, ``op_plugin/config/op_plugin_functions.yaml`` and ``derivatives.yaml`` (schemas, autograd formulas).
-* R2: the kernels, as contracts.md 1.1 tells.
+* R2: the kernels behind op-plugin: the fill, the scaling in float16, the masking by multiplication.
 * V: the registry of torch_npu 2.13, run by us without a device.
 
 Where newer kernels are looser than the documents, the documents hold. A broken rule is a RuntimeError with a sentence.
