@@ -121,7 +121,7 @@ def check_gelu(x: Tensor, bias: Tensor | None, form: str, grad: Tensor | None = 
     fresh(y, x, bias)
     assert y.shape == x.shape
     close(y, wanted.detach(), dtype)
-    for needs in ((True, True), (True, False), (False, True), (False, False)):
+    for needs in ((True, True), (True, False), (False, True)):
         dx, dbias = gelu_backward(grad, x, bias, form, needs)
         assert (dx is not None) == needs[0]
         assert (dbias is not None) == (needs[1] and bias is not None)
@@ -141,7 +141,7 @@ def check_gelu(x: Tensor, bias: Tensor | None, form: str, grad: Tensor | None = 
 @pytest.mark.parametrize(("shape", "bias_shape"), SHAPES)
 def test_gelu(shape: tuple[int, ...], bias_shape: tuple[int, ...] | None, form: str) -> None:
     for x_dtype, bias_dtype in MIXED:
-        for x in layouts(shape, x_dtype):
+        for x in layouts(shape, x_dtype) if x_dtype is bias_dtype else [torch.randn(shape).to(x_dtype)]:
             check_gelu(x, None if bias_shape is None else torch.randn(bias_shape).to(bias_dtype), form)
 
 
@@ -284,7 +284,7 @@ def check_dropout(
 
     arithmetic = F64 if dtype is F64 else F32  # what is float64 need be no better than this
     du = torch.where(keep, grad.double() * scale, 0.0)
-    for needs in ((True, True), (True, False), (False, True), (False, False)):
+    for needs in ((True, True), (True, False), (False, True)):
         dx, dbias = dropout_backward(grad, seed, bias, p, True, x.dtype, needs)
         assert (dx is not None) == needs[0]
         assert (dbias is not None) == (needs[1] and bias is not None)
@@ -304,7 +304,7 @@ def check_dropout(
 @pytest.mark.parametrize(("shape", "bias_shape"), SHAPES)
 def test_dropout(shape: tuple[int, ...], bias_shape: tuple[int, ...] | None) -> None:
     for x_dtype, bias_dtype in MIXED:
-        for x in layouts(shape, x_dtype):
+        for x in layouts(shape, x_dtype) if x_dtype is bias_dtype else [torch.randn(shape).to(x_dtype)]:
             bias = None if bias_shape is None else torch.randn(bias_shape).to(bias_dtype)
             check_dropout(x, bias, None, 0.3)
 
@@ -483,10 +483,10 @@ def test_true_sizes(
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_the_bias_gradient_has_the_same_bits_on_every_run_and_with_any_number_of_threads(dtype: torch.dtype) -> None:
     x, grad, seed = torch.randn(1300, 1111).to(dtype), torch.randn(1300, 1111).to(dtype), torch.tensor([8])
-    for shape in ((1111,), (1300, 1), (1,)):
+    for shape in ((1111,), (1300, 1), ()):
         bias = torch.randn(shape).to(dtype)
         found: list[tuple[Tensor | None, Tensor | None]] = []
-        for threads in (1, 1, 2, 3, 1):
+        for threads in (1, 1, 2, 3):
             torch.set_num_threads(threads)
             _, one = gelu_backward(grad, x, bias, "tanh", (threads == 3, True))
             _, two = dropout_backward(grad, seed, bias, 0.1, True, dtype, (threads == 3, True))
@@ -507,6 +507,12 @@ def test_the_bias_gradient_is_summed_in_float32() -> None:
     _, dbias = gelu_backward(2 * grad, torch.zeros(4096, 8, dtype=BF16), bias, "tanh", (False, True))
     assert dbias is not None
     assert torch.equal(dbias, torch.full((8,), 4096, dtype=BF16))
+
+
+def test_no_gradient_is_made_that_is_not_needed() -> None:
+    x, bias = torch.randn(6, 3000), torch.randn(3000)
+    assert gelu_backward(x, x, bias, "tanh", (False, False)) == (None, None)
+    assert dropout_backward(x, None, bias, 0.3, False, F32, (False, False)) == (None, None)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 4)])
@@ -557,6 +563,19 @@ def test_autocast_and_grad_mode_change_nothing(dtype: torch.dtype) -> None:
         with mode:
             for one, other in zip(everything(), plain):
                 torch.testing.assert_close(one, other, atol=0, rtol=0)
+
+
+def test_the_default_device_does_not_matter() -> None:
+    x, bias, seed = torch.randn(6, 3000), torch.randn(3000), torch.tensor([5])
+    with torch.device("meta"):
+        for made in (
+            gelu_forward(x, bias, "tanh"),
+            *gelu_backward(x, x, bias, "tanh", (True, True)),
+            dropout_forward(x, bias, x, 0.3, True, seed),
+            *dropout_backward(x, seed, bias[:1], 0.3, True, F32, (True, True)),
+        ):
+            assert made is not None
+            assert made.is_cpu
 
 
 def test_other_devices_are_asked_nothing() -> None:

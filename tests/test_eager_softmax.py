@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from fusedops_eager import _slabs
 from fusedops_eager import _softmax as kernels
 from fusedops_eager._softmax import softmax_backward, softmax_forward
 
@@ -26,7 +27,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     if request.param != "plain":
         monkeypatch.setattr(kernels, "_SMALL", 0)
     if request.param == "tiny slabs":
-        monkeypatch.setattr(kernels, "_SLAB", 128)
+        monkeypatch.setattr(_slabs, "SLAB", 128)
     return request.param
 
 

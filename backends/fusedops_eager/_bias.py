@@ -5,7 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fusedops_eager._slabs import limit
+
 _COLUMNS = 1024
+
+
+def slab(elements: int, buffers: int, itemsize: int, sums: BiasGradient | None = None) -> int:
+    """Elements of a slab of a tensor of so many.
+
+    Args:
+        elements: of the tensor that is cut.
+        buffers: bytes of memory for each element of a slab.
+        itemsize: of the result, beside which the buffers are to be small.
+        sums: where a sum is taken the size is not a matter of the number of threads, so that neither are its bits.
+    """
+    return min(elements, limit(elements, -(-buffers // itemsize), None if sums is None else 2))
 
 
 def at_rank(bias: Tensor | None, rank: int) -> Tensor | None:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fusedops.ops import OPS
 from fusedops.ops._philox import threshold
-from fusedops_eager._bias import BiasGradient, add, at_rank
+from fusedops_eager._bias import BiasGradient, add, at_rank, slab
 from fusedops_eager._philox import Keep
-from fusedops_eager._slabs import Buffers, fixed_limit, limit, pieces
+from fusedops_eager._slabs import Buffers, pieces
 
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 
@@ -50,7 +50,8 @@ def dropout_forward(
     if _drops_all(p, seed):
         return out.zero_() if residual is None else out.copy_(residual)
     wide = torch.promote_types(dtype, torch.float32)
-    size = _size(x.numel(), dtype, 0 if dtype is wide else 1 if residual is None else 2, seed)
+    needed = 0 if dtype is wide else 1 if residual is None else 2
+    size = slab(x.numel(), needed * wide.itemsize + (seed is not None) * Keep.BYTES, dtype.itemsize)
     drop, buffers = _Drop(seed, p, size), Buffers(size, wide)
     for o, part, b, r in pieces(size, out, x, at_rank(bias, x.dim()), residual):
         u = o if dtype is wide else buffers(0, o.shape)
@@ -104,7 +105,8 @@ def dropout_backward(
     if dx is None and sums is None:
         return None, None
     narrow = dx is None or x_dtype is not wide
-    size = _size(grad.numel(), x_dtype, 1 if narrow else 0, seed) if sums is None else min(fixed_limit(), grad.numel())
+    needed = narrow * wide.itemsize + (seed is not None) * Keep.BYTES
+    size = slab(grad.numel(), needed, x_dtype.itemsize, sums)
     drop, buffers = _Drop(seed, p, size), Buffers(size, wide)
     for g, o, total in pieces(size, grad, dx, None if sums is None else sums.at_rank):
         du = buffers(0, g.shape) if narrow else o
@@ -155,9 +157,3 @@ class _Drop:
         if self._keep is not None and u.numel():
             u.view(_INTEGER[u.dtype]).mul_(self._keep(self._at, u.numel()).view(u.shape))
             self._at += u.numel()
-
-
-def _size(elements: int, dtype: torch.dtype, buffers: int, seed: Tensor | None) -> int:
-    """Elements of a slab with so many float32 buffers, and those of the mask."""
-    size = 4 * buffers + (0 if seed is None else Keep.BYTES)
-    return min(elements, limit(elements, -(-size // dtype.itemsize)))

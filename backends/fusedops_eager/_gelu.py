@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fusedops.ops import OPS
-from fusedops_eager._bias import BiasGradient, add, at_rank
-from fusedops_eager._slabs import Buffers, fixed_limit, limit, pieces
+from fusedops_eager._bias import BiasGradient, add, at_rank, slab
+from fusedops_eager._slabs import Buffers, pieces
 
 _A = 2 * math.sqrt(2 / math.pi)
 _B = 0.044715 * _A
@@ -40,7 +40,8 @@ def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     if not x.is_cpu or x.numel() < _SMALL:
         return _plain_forward(x, bias, approximate, wide).to(dtype).contiguous()
     out = torch.empty(x.shape, dtype=dtype, device="cpu")
-    size = _size(x, out.dtype, wide, (approximate == "tanh") + (dtype is not wide))
+    needed = (approximate == "tanh") + (dtype is not wide)
+    size = slab(x.numel(), needed * wide.itemsize, dtype.itemsize)
     buffers, a = Buffers(size, wide), torch.tensor(_A, dtype=wide, device="cpu")
     ready = bias is None and x.dtype is wide and x.is_contiguous()  # no sum to take, no copy to make
     for o, part, b in pieces(size, out, x, at_rank(bias, x.dim())):
@@ -85,9 +86,8 @@ def gelu_backward(
     if dx is None and sums is None:
         return None, None
     narrow = dx is None or x.dtype is not wide
-    size = _size(x, x.dtype, wide, (2 if approximate == "tanh" else grad.dtype is not wide) + narrow)
-    if sums is not None:
-        size = min(fixed_limit(), x.numel())
+    needed = (2 if approximate == "tanh" else grad.dtype is not wide) + narrow
+    size = slab(x.numel(), needed * wide.itemsize, x.dtype.itemsize, sums)
     buffers, a = Buffers(size, wide), torch.tensor(_A, dtype=wide, device="cpu")
     ready = bias is None and x.dtype is wide and x.is_contiguous()  # no sum to take, no copy to make
     at = None if sums is None else sums.at_rank
@@ -111,11 +111,6 @@ def gelu_backward(
         if sums is not None:
             sums.add(du, total)
     return dx, None if sums is None else sums.result()
-
-
-def _size(x: Tensor, dtype: torch.dtype, wide: torch.dtype, buffers: int) -> int:
-    """Elements of a slab with so many buffers of ``wide``, which are to be small beside a result of ``dtype``."""
-    return min(x.numel(), limit(x.numel(), -(-buffers * wide.itemsize // dtype.itemsize)))
 
 
 def _plain_forward(x: Tensor, bias: Tensor | None, approximate: str, wide: torch.dtype) -> Tensor:

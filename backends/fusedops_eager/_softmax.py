@@ -11,11 +11,12 @@ the buffers stay small beside the result. The ratios in the comments are from Ze
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from fusedops_eager import _slabs
 
 # The private names, because torch.softmax changes the dtype under autocast and these do not; aten has had both, with
 # these arguments, since 1.11. Written into their own input they give the same bits (tests/test_eager_softmax.py).
@@ -25,9 +26,6 @@ _softmax_backward_data = torch._softmax_backward_data  # pyright: ignore[reportP
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 # Up to this many elements the plain form of a masked call is as quick: 4 calls to torch, the slabs about 15.
 _SMALL = 32 * 1024
-# Elements of a slab per thread, 2 MiB of float32. With an eighth of it the forward takes 1.2 times as long, with a
-# quarter 1.1 (each call costs 4-6 us and a barrier, and on a machine that has other work the barrier much more).
-_SLAB = 512 * 1024
 
 
 class _Bits(NamedTuple):
@@ -60,7 +58,7 @@ def softmax_forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool) 
     """
     if mask is None and not causal and scale == 1.0 and x.is_contiguous():
         return _softmax(x, -1, False)
-    if not x.is_cpu or x.numel() <= (_SLAB // 2 if mask is None and not causal else _SMALL):
+    if not x.is_cpu or x.numel() <= (_slabs.SLAB // 2 if mask is None and not causal else _SMALL):
         return _plain_forward(x, mask, scale, causal)
     if mask is not None:
         mask = _unexpanded(mask, x.dim())
@@ -87,15 +85,15 @@ def softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Ten
         (..., Sq, Sk), dtype of y, contiguous. Products and the sum are taken in float32.
     """
     exact = _keeps(y, scale, y.is_cpu or y.is_cuda)
-    if not y.is_cpu or y.numel() <= _SLAB // 2:
+    if not y.is_cpu or y.numel() <= _slabs.SLAB // 2:
         if exact:
             dx = _softmax_backward_data(grad, y, -1, y.dtype)
             return dx if scale == 1.0 else dx.mul_(scale)
         return _softmax_backward_data(grad.float(), y.float(), -1, torch.float32).mul_(scale).to(y.dtype)
     out = torch.empty_like(y, memory_format=torch.contiguous_format)
-    limit = _limit(y, 1 if exact else 4)
+    limit = _slabs.limit(y.numel(), 1 if exact else 4)
     wide = None if exact else torch.empty(2, max(limit, y.size(-1)), dtype=torch.float32, device="cpu")
-    for dx, g, p in _pieces(limit, out, grad, y):
+    for dx, g, p in _slabs.pieces(limit, out, grad, y, rows=True):
         if wide is None:
             _softmax_backward_data(g, p, -1, y.dtype, grad_input=dx)
             if scale != 1.0:
@@ -148,30 +146,6 @@ def _unexpanded(mask: Tensor, rank: int) -> Tensor:
     return mask
 
 
-def _limit(x: Tensor, share: int) -> int:
-    """Elements of a slab: ``share`` buffers as large, in x's dtype, are a sixteenth of x at most, or half a _SLAB."""
-    return max(_SLAB // 2, min(x.numel() // (16 * share), _SLAB * torch.get_num_threads()))
-
-
-def _pieces(limit: int, lead: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Cuts all tensors alike, along the first dimensions of ``lead``, until a piece of it has ``limit`` elements.
-
-    A tensor that has size 1 in the dimension is repeated. A row of the last dimension is never cut.
-    """
-    if lead.numel() > limit:
-        for dim in range(lead.dim() - 1):
-            size = lead.size(dim)
-            if size > 1:
-                step = max(1, limit * size // lead.numel())
-                step = -(-size // -(-size // step))  # as even as can be
-                for start in range(0, size, step):
-                    n = min(step, size - start)
-                    cut = [t if t.size(dim) == 1 else t.narrow(dim, start, n) for t in (lead, *others)]
-                    yield from _pieces(limit, *cut)
-                return
-    yield (lead, *others)
-
-
 class _Slabs:
     """The CPU forward of one large tensor: its constants and its two buffers, which every slab uses again.
 
@@ -187,7 +161,8 @@ class _Slabs:
         self.bits = _BITS[self.dtype]
         # add(alpha=) raises on a number that float32 cannot hold, mul takes it as inf.
         self.scale = scale if x.dtype is torch.float64 else max(-_FLOAT32_MAX, min(_FLOAT32_MAX, scale))
-        self.limit = _limit(x, (1 if keeps else 2) * (2 if causal else 1))  # causal needs the scratch in any dtype
+        share = (1 if keeps else 2) * (2 if causal else 1)  # causal needs the scratch in any dtype
+        self.limit = _slabs.limit(x.numel(), share)
         self.size = min(x.numel(), max(self.limit, x.size(-1)))
         self.bias_size = self.size if causal or mask is None else min(self.size, mask.numel())
         self._scratch: Tensor | None = None
@@ -229,14 +204,14 @@ class _Slabs:
         """Cuts first by the mask, until its bias fits the buffer, then by what shares that bias."""
         wedges = () if wedge is None else (wedge,)
         if mask is None:
-            for o, part, *w in _pieces(self.limit, out, x, *wedges):
+            for o, part, *w in _slabs.pieces(self.limit, out, x, *wedges, rows=True):
                 self._slab(part, w[0] if w else None, o)
             return
-        for m, x_of, out_of, *w in _pieces(self.limit, mask, x, out, *wedges):
+        for m, x_of, out_of, *w in _slabs.pieces(self.limit, mask, x, out, *wedges, rows=True):
             bias = self._bias_of(m)
             if w:
                 bias.add_(w[0])
-            for o, part, b in _pieces(self.limit, out_of, x_of, bias):
+            for o, part, b in _slabs.pieces(self.limit, out_of, x_of, bias, rows=True):
                 self._slab(part, b, o)
 
     def _bias_of(self, mask: Tensor) -> Tensor:
