@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -72,6 +72,14 @@ class Op:
     passed_through: str | None = None
     complete: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda args: args
 
+    run: Callable[..., torch.Tensor] = field(init=False)  # the hot path: every argument in order, then backend
+
+    def __post_init__(self) -> None:
+        from fusedops._dispatch import make_run  # which knows this class
+
+        # now, not at first use: torch.compile cannot trace a cached property being made
+        object.__setattr__(self, "run", make_run(self))
+
     @cached_property
     def signature(self) -> inspect.Signature:
         """The op's signature without ``backend``, which belongs to the frontend."""
@@ -96,14 +104,6 @@ class Op:
     def tensors(self) -> tuple[str, ...]:
         """The tensor parameters, by their annotations."""
         return tuple(n for n, p in self.signature.parameters.items() if str(p.annotation).startswith("Tensor"))
-
-    @cached_property
-    def way(self) -> Callable[..., int]:
-        """Which way a call with these arguments goes, see ``_dispatch.py``."""
-        from fusedops._dispatch import make_way
-
-        passed = (self.passed_through,) if self.passed_through else ()
-        return make_way(self.parameters, self.tensors, (*self.differentiable, *passed))
 
     @cached_property
     def cpu_key(self) -> tuple[str, str]:

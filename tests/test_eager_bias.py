@@ -315,7 +315,8 @@ def test_dropout_add(shape: tuple[int, ...], bias_shape: tuple[int, ...] | None)
     mixed = [(BF16, F32), (F32, BF16), (F64, F16), (F16, F64)]
     for x_dtype, residual_dtype in [*((dtype, dtype) for dtype in DTYPES), *mixed]:
         bias_dtype = torch.promote_types(x_dtype, residual_dtype)
-        for residual in layouts(shape, residual_dtype):
+        every = x_dtype is residual_dtype is F32
+        for residual in layouts(shape, residual_dtype) if every else [torch.randn(shape).to(residual_dtype)]:
             bias = None if bias_shape is None else torch.randn(bias_shape).to(bias_dtype)
             check_dropout(torch.randn(shape).to(x_dtype), bias, residual, 0.6)
 
@@ -482,8 +483,8 @@ def test_true_sizes(
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_the_bias_gradient_has_the_same_bits_on_every_run_and_with_any_number_of_threads(dtype: torch.dtype) -> None:
-    x, grad, seed = torch.randn(1300, 1111).to(dtype), torch.randn(1300, 1111).to(dtype), torch.tensor([8])
-    for shape in ((1111,), (1300, 1), ()):
+    x, grad, seed = torch.randn(700, 1111).to(dtype), torch.randn(700, 1111).to(dtype), torch.tensor([8])
+    for shape in ((1111,), (700, 1), ()):
         bias = torch.randn(shape).to(dtype)
         found: list[tuple[Tensor | None, Tensor | None]] = []
         for threads in (1, 1, 2, 3):

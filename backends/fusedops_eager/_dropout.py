@@ -18,6 +18,8 @@ from fusedops_eager._bias import BiasGradient, add, at_rank, slab
 from fusedops_eager._philox import Keep
 from fusedops_eager._slabs import Buffers, pieces
 
+# The mask's bytes for each element of a slab, by half: it takes 65 calls, so that larger slabs are worth the memory.
+_MASK = Keep.BYTES // 2
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
@@ -51,7 +53,7 @@ def dropout_forward(
         return out.zero_() if residual is None else out.copy_(residual)
     wide = torch.promote_types(dtype, torch.float32)
     needed = 0 if dtype is wide else 1 if residual is None else 2
-    size = slab(x.numel(), needed * wide.itemsize + (seed is not None) * Keep.BYTES, dtype.itemsize)
+    size = slab(x.numel(), needed * wide.itemsize + (seed is not None) * _MASK, dtype.itemsize)
     drop, buffers = _Drop(seed, p, size), Buffers(size, wide)
     for o, part, b, r in pieces(size, out, x, at_rank(bias, x.dim()), residual):
         u = o if dtype is wide else buffers(0, o.shape)
@@ -105,7 +107,7 @@ def dropout_backward(
     if dx is None and sums is None:
         return None, None
     narrow = dx is None or x_dtype is not wide
-    needed = narrow * wide.itemsize + (seed is not None) * Keep.BYTES
+    needed = narrow * wide.itemsize + (seed is not None) * _MASK
     size = slab(grad.numel(), needed, x_dtype.itemsize, sums)
     drop, buffers = _Drop(seed, p, size), Buffers(size, wide)
     for g, o, total in pieces(size, grad, dx, None if sums is None else sums.at_rank):

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Elements of a slab per thread, 2 MiB of float32. With an eighth of it softmax's forward takes 1.2 times as long, with a
-# quarter 1.1 (each call costs 4-6 us and a barrier, and on a machine that has other work the barrier much more). So does
-# the backward of bias_gelu: 1.2 with a quarter, 1.01 with a half.
+# Elements of a slab per thread, 2 MiB of float32. With an eighth of it softmax's forward takes 1.2 times as long, with
+# a quarter 1.1 (each call costs 4-6 us and a barrier, and on a machine that has other work the barrier much more);
+# bias_gelu's backward 1.2 with a quarter, 1.01 with a half.
 SLAB = 512 * 1024
 
 

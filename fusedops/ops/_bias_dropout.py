@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._dispatch import call
 from fusedops._op import Case, Direction, Op, Tolerance
 from fusedops.errors import InvalidInputError
 from fusedops.ops._checks import (
@@ -59,7 +58,7 @@ def bias_dropout(
     """
     if is_probability(p) and is_seed(seed) and is_tensor(x):
         seed = as_seed(seed, p, training, x.device)
-    return call(OP, backend, (x, bias, p, training, seed))
+    return OP.run(x, bias, p, training, seed, backend)
 
 
 def _validate(x: Any, bias: Any, p: Any, training: Any, seed: Any) -> None:
@@ -67,10 +66,7 @@ def _validate(x: Any, bias: Any, p: Any, training: Any, seed: Any) -> None:
         if x.dtype not in FLOATING or not is_probability(p) or (training is not True and training is not False):
             raise _invalid(x, bias, p, training, seed)
         if bias is not None and (
-            bias.dtype not in FLOATING
-            or bias.get_device() != x.get_device()
-            or bias.is_cpu is not x.is_cpu  # meta has the CPU's index
-            or not broadcasts(bias.shape, x.shape)
+            bias.dtype not in FLOATING or bias.device != x.device or not broadcasts(bias.shape, x.shape)
         ):
             raise _invalid(x, bias, p, training, seed)
         if (seed is not None or (training and p > 0)) and wrong_dropout(p, training, seed, x) is not None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._dispatch import call
 from fusedops._op import Case, Direction, Op
 from fusedops.errors import InvalidInputError
 from fusedops.ops import _bias_dropout
@@ -64,7 +63,7 @@ def bias_dropout_add(
     """
     if is_probability(p) and is_seed(seed) and is_tensor(x):
         seed = as_seed(seed, p, training, x.device)
-    return call(OP, backend, (x, bias, residual, p, training, seed))
+    return OP.run(x, bias, residual, p, training, seed, backend)
 
 
 def _validate(x: Any, bias: Any, residual: Any, p: Any, training: Any, seed: Any) -> None:
@@ -80,10 +79,7 @@ def _validate(x: Any, bias: Any, residual: Any, p: Any, training: Any, seed: Any
         ):
             raise _invalid(x, bias, residual, p, training, seed)
         if bias is not None and (
-            bias.dtype not in FLOATING
-            or bias.get_device() != x.get_device()
-            or bias.is_cpu is not x.is_cpu  # meta has the CPU's index
-            or not broadcasts(bias.shape, x.shape)
+            bias.dtype not in FLOATING or bias.device != x.device or not broadcasts(bias.shape, x.shape)
         ):
             raise _invalid(x, bias, residual, p, training, seed)
         if (seed is not None or (training and p > 0)) and wrong_dropout(p, training, seed, x) is not None:

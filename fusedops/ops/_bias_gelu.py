@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fusedops._dispatch import call
 from fusedops._op import Case, Direction, Op, Tolerance
 from fusedops.errors import InvalidInputError
 from fusedops.ops._checks import FLOATING, broadcasts, wrong_beside, wrong_tensor
@@ -41,7 +40,7 @@ def bias_gelu(
 
     Source: Megatron-LM, ``megatron/core/fusions/fused_bias_gelu.py``; torch, ``torch.nn.functional.gelu``.
     """
-    return call(OP, backend, (x, bias, approximate))
+    return OP.run(x, bias, approximate, backend)
 
 
 _FORMS = ("tanh", "none")
@@ -52,10 +51,7 @@ def _validate(x: Any, bias: Any, approximate: Any) -> None:
         if x.dtype not in FLOATING or approximate not in _FORMS:
             raise _invalid(x, bias, approximate)
         if bias is not None and (
-            bias.dtype not in FLOATING
-            or bias.get_device() != x.get_device()
-            or bias.is_cpu is not x.is_cpu  # meta has the CPU's index
-            or not broadcasts(bias.shape, x.shape)
+            bias.dtype not in FLOATING or bias.device != x.device or not broadcasts(bias.shape, x.shape)
         ):
             raise _invalid(x, bias, approximate)
     except (AttributeError, TypeError):

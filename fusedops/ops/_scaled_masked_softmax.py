@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._dispatch import call
 from fusedops._op import Case, Direction, Op, Tolerance
 from fusedops.errors import InvalidInputError
 from fusedops.ops._checks import FLOATING, broadcasts, is_tensor, kind, on_one_device, wrong_beside, wrong_tensor
@@ -46,7 +45,7 @@ def scaled_masked_softmax(
 
     Source: Megatron-LM, ``megatron/core/fusions/fused_softmax.py``; torch_npu, ``npu_scaled_masked_softmax``.
     """
-    return call(OP, backend, (x, mask, scale, causal))
+    return OP.run(x, mask, scale, causal, backend)
 
 
 _MASKS = frozenset((torch.bool, torch.uint8))
@@ -65,10 +64,7 @@ def _validate(x: Any, mask: Any, scale: Any, causal: Any) -> None:
         ):
             raise _invalid(x, mask, scale, causal)
         if mask is not None and (
-            mask.dtype not in _MASKS
-            or mask.get_device() != x.get_device()
-            or mask.is_cpu is not x.is_cpu  # meta has the CPU's index
-            or not broadcasts(mask.shape, x.shape)
+            mask.dtype not in _MASKS or mask.device != x.device or not broadcasts(mask.shape, x.shape)
         ):
             raise _invalid(x, mask, scale, causal)
     except (AttributeError, TypeError, OverflowError):
