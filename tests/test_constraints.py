@@ -237,6 +237,8 @@ def test_the_compiled_check_refuses_exactly_when_there_are_reasons(
 def test_boundaries_of_any_limit_are_labelled_right(limits: list[Constraint], x: TensorSpec) -> None:
     call = {"x": x, "mask": TensorSpec((3, 3)), "scale": 1.0}
     for limit in limits:
+        if refuses([limit], call):
+            continue  # boundaries are made from a call that is taken
         for boundary in limit.boundaries(call):
             assert boundary.label
             assert boundary.taken == (not refuses([limit], dict(boundary.args))), boundary

@@ -52,22 +52,21 @@ def dropout_forward(
     if _drops_all(p, seed):
         return out.zero_() if residual is None else out.copy_(residual)
     wide = torch.promote_types(dtype, torch.float32)
-    needed = 0 if dtype is wide else 1 if residual is None else 2
+    needed = 1 if dtype is wide or residual is None else 2
     size = slab(x.numel(), needed * wide.itemsize + (seed is not None) * _MASK, dtype.itemsize)
     drop, buffers = _Drop(seed, p, size), Buffers(size, wide)
     for o, part, b, r in pieces(size, out, x, at_rank(bias, x.dim()), residual):
-        u = o if dtype is wide else buffers(0, o.shape)
+        u, y = buffers(0, o.shape), o if dtype is wide else buffers(0, o.shape)
         if residual is None:
-            add(part, b, u)
-            drop(u)
-            if drop.scale != 1.0:
-                u.mul_(drop.scale)
+            if seed is None:
+                add(part, b, y)
+            else:
+                torch.mul(drop(add(part, b, u)), drop.scale, out=y)
         else:
-            add(_rounded(part, dtype), None if b is None else _rounded(b, dtype), u)
-            drop(u)
-            torch.add(r if u is o else buffers(1, o.shape).copy_(r), u, alpha=drop.scale, out=u)
-        if u is not o:
-            o.copy_(u)
+            drop(add(_rounded(part, dtype), None if b is None else _rounded(b, dtype), u))
+            torch.add(r if dtype is wide else buffers(1, o.shape).copy_(r), u, alpha=drop.scale, out=y)
+        if y is not o:
+            o.copy_(y)
     return out
 
 
@@ -154,8 +153,9 @@ class _Drop:
         self._keep = None if seed is None else Keep(int(seed.item()), p, size)
         self._at = 0  # slabs come in order, each a stretch of the linear index
 
-    def __call__(self, u: Tensor) -> None:
+    def __call__(self, u: Tensor) -> Tensor:
         """Makes the dropped elements of the next slab 0. ``u`` is contiguous, float32 or float64."""
         if self._keep is not None and u.numel():
             u.view(_INTEGER[u.dtype]).mul_(self._keep(self._at, u.numel()).view(u.shape))
             self._at += u.numel()
+        return u
