@@ -162,7 +162,15 @@ def test_gelu_of_extremes(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(y, torch.nn.functional.gelu(x, approximate=form), rtol=1e-6, atol=1e-7, equal_nan=True)
     dx, _ = gelu_backward(torch.ones_like(x), x, None, form, (True, False))
     assert dx is not None
-    torch.testing.assert_close(dx[:8], torch.tensor([0.5, 0.5, 1, 0, 1, 0, 1, 0]), rtol=1e-6, atol=1e-7)
+    want = torch.tensor([0.5, 0.5, 1, 0, 1, 0, 1, 0])
+    torch.testing.assert_close(dx[:8], want, rtol=1e-6, atol=1e-7)
+    rows, bias = x[:8].expand(3, 8), torch.zeros(8)
+    for needs in ((True, True), (False, True)):
+        dx, dbias = gelu_backward(torch.ones(3, 8), rows, bias, form, needs)
+        assert dbias is not None
+        torch.testing.assert_close(dbias, 3 * want, rtol=1e-6, atol=1e-7)
+        if dx is not None:
+            torch.testing.assert_close(dx, want.expand(3, 8), rtol=1e-6, atol=1e-7)
 
 
 def test_small_gelu_is_the_large_one() -> None:

@@ -107,7 +107,7 @@ def dropout_backward(
         return None, None
     narrow = dx is None or x_dtype is not wide
     needed = narrow * wide.itemsize + (seed is not None) * _MASK
-    size = slab(grad.numel(), needed, x_dtype.itemsize, sums)
+    size = slab(grad.numel(), needed, x_dtype.itemsize, None if sums is None else 2)
     drop, buffers = _Drop(seed, p, size), Buffers(size, wide)
     for g, o, total in pieces(size, grad, dx, None if sums is None else sums.at_rank):
         du = buffers(0, g.shape) if narrow else o

@@ -62,10 +62,12 @@ class Buffers:
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
         self.size, self.dtype = size, dtype
-        self._made: dict[int, Tensor] = {}
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, number: int, shape: torch.Size) -> Tensor:
         """A contiguous tensor of ``shape``, with what was last left in it."""
-        if number not in self._made:
-            self._made[number] = torch.empty(self.size, dtype=self.dtype, device="cpu")
-        return self._made[number][: shape.numel()].view(shape)
+        made = self._made.get(number)
+        if made is None or made[1].shape != shape:  # nearly all slabs have one shape, and a view takes 5 us
+            whole = torch.empty(self.size, dtype=self.dtype, device="cpu") if made is None else made[0]
+            made = self._made[number] = whole, whole[: shape.numel()].view(shape)
+        return made[1]
