@@ -18,6 +18,7 @@ from fusedops._backend import kernel as kernel
 from fusedops._explain import explain as explain
 from fusedops._op import OPS as _OPS
 from fusedops._policy import Policy as Policy
+from fusedops._policy import checkpoint_contexts as checkpoint_contexts
 from fusedops._policy import get_policy as get_policy
 from fusedops._policy import set_policy as set_policy
 from fusedops._policy import use as use

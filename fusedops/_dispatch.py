@@ -10,11 +10,15 @@ The figures in comments are from a 2-core Zen 3 virtual machine, torch 2.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from sys import modules
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._C import (
     _len_torch_dispatch_stack as dispatch_modes,  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue,reportUnknownVariableType]
+)
+from torch._C._functorch import (
+    is_legacy_batchedtensor,  # what is_grads_batched=True hands to backward
 )
 from torch._C._functorch import (
     peek_interpreter_stack as functorch_level,  # pyright: ignore[reportPrivateUsage,reportMissingModuleSource,reportUnknownVariableType]
@@ -116,8 +120,24 @@ def run_backward(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     return backward_plan(plan, preferred).pick(args).call(*args)
 
 
+def transformed() -> bool:
+    """Whether a functorch transform or forward-mode differentiation is at work: it can transform plain torch alone."""
+    level: Any = functorch_level()
+    return level is not None or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+
+
+def know_dtensor() -> None:
+    """Gives the registered ops their rules for DTensor, once there can be one."""
+    if "torch.distributed.tensor" in modules and "fusedops._sharding" not in modules:
+        import fusedops._sharding  # registers them  # noqa: F401 # pyright: ignore[reportUnusedImport]
+
+
+know_dtensor._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess] - as torch.compiler.assume_constant_result does: called while tracing, not traced
+
+
 def torch_op(op: Op, args: Sequence[Any], backend: str | None) -> Any:
     """Calls ``torch.ops.fusedops.<op>``."""
+    know_dtensor()
     function = getattr(torch.ops.fusedops, op.name).default
     return function(*args, backend=backend)
 
@@ -149,8 +169,9 @@ class _Function(torch.autograd.Function):
         if any(needs):
             kept = [value if tensor is None else tensor for tensor, value in zip(ctx.saved_tensors, ctx.rest)]
             args = [needs if what == "needs" else value for (what, _), value in zip(op.kept, kept)]
-            # create_graph=True: a kernel's result has no graph, and the second derivative would be silently wrong
-            run = op.backward if torch.is_grad_enabled() else ctx.backward_entry.call
+            # create_graph=True, a batched or a dual grad: a kernel's result has no graph, and sees no batch or tangent
+            plain = torch.is_grad_enabled() or transformed() or is_legacy_batchedtensor(grad)
+            run = op.backward if plain else ctx.backward_entry.call
             gradients = run(grad, *args)
             found.update(zip(op.differentiable, gradients if len(needs) > 1 else (gradients,)))
         return None, None, None, *(found.get(name) for name in op.parameters)

@@ -13,7 +13,8 @@ import inspect
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -149,13 +150,15 @@ def unknown_name(kind: str, name: str, known: Sequence[str], cutoff: float = 0.5
 
 
 class Frame:
-    """One ``with use(...)``: its layer, the frame around it, and the policy they make together with the process's."""
+    """One ``with use(...)``: its layers, the frame around it, and the policy they make together with the process's.
 
-    __slots__ = ("_base", "_policy", "layer", "outer")
+    Where ``whole``, the layers are a policy by themselves, whatever is in force around them.
+    """
 
-    def __init__(self, layer: Layer, outer: Frame | None) -> None:
-        self.layer = layer
-        self.outer = outer
+    __slots__ = ("_base", "_policy", "layers", "outer", "whole")
+
+    def __init__(self, layers: tuple[Layer, ...], outer: Frame | None, whole: bool) -> None:
+        self.layers, self.outer, self.whole = layers, outer, whole
         self._base: Policy | None = None
         self._policy = Policy()
 
@@ -163,8 +166,8 @@ class Frame:
         """The policy in force; made anew when the process's has changed, so that set_policy inside a block is seen."""
         base = process or process_policy()
         if self._base is not base:
-            around = self.outer.policy() if self.outer else base
-            self._policy, self._base = _interned(around, self.layer), base
+            around = None if self.whole else self.outer.policy() if self.outer else base
+            self._policy, self._base = _interned(around, self.layers), base
         return self._policy
 
 
@@ -173,9 +176,19 @@ process: Policy | None = None
 _lock = threading.RLock()
 
 
+@contextmanager
+def within(inside: Frame | None) -> Generator[None]:
+    """A block under the policy of another place, whose ``frame.get()`` gave ``inside``."""
+    token = frame.set(inside)
+    try:
+        yield
+    finally:
+        frame.reset(token)
+
+
 @functools.lru_cache(maxsize=256)  # entering `with use("eager")` in a loop must not make plans anew each time
-def _interned(base: Policy, layer: Layer) -> Policy:
-    return base.under(layer)
+def _interned(base: Policy | None, layers: tuple[Layer, ...]) -> Policy:
+    return Policy(layers if base is None else (*layers, *base.layers))
 
 
 @functools.lru_cache(maxsize=256)
@@ -249,18 +262,24 @@ class use:
     """A policy for a block of code, in this thread or task: ``with fusedops.use("eager"): ...``, also as a decorator.
 
     Args:
-        policy: such as "npu,triton; scaled_masked_softmax=eager". None: only the fallback level changes.
+        policy: such as "npu,triton; scaled_masked_softmax=eager". None: only the fallback level changes. A Policy, as
+            :func:`get_policy` returns it: that one, whatever is in force around the block; it carries a policy to
+            another thread, or to what runs later, as a checkpoint's recomputation does.
         fallback: "warn", "silent" or "raise"; None leaves it.
 
     Raises:
         PolicyError: an unknown backend, op or fallback level.
     """
 
-    def __init__(self, policy: str | None = None, *, fallback: Fallback | None = None) -> None:
-        self._layer = parse(policy or "", "use()", fallback)
+    def __init__(self, policy: str | Policy | None = None, *, fallback: Fallback | None = None) -> None:
+        self._whole = isinstance(policy, Policy)
+        self._layers = policy.layers if isinstance(policy, Policy) else ()
+        if not self._whole or fallback is not None:
+            text = "" if policy is None or isinstance(policy, Policy) else policy
+            self._layers = (parse(text, "use()", fallback), *self._layers)
 
     def __enter__(self) -> Policy:
-        inside = Frame(self._layer, frame.get())
+        inside = Frame(self._layers, frame.get(), self._whole)
         frame.set(inside)
         return inside.policy()
 
@@ -290,3 +309,17 @@ class use:
                 return function(*args, **kwargs)
 
         return cast("F", now)
+
+
+def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Lets the recomputation of an activation checkpoint choose by the policy that forward had.
+
+    ``torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False, context_fn=fusedops.checkpoint_contexts)``: torch
+    recomputes when backward runs, when a ``with use(...)`` around forward may have ended, and for CUDA tensors on a
+    thread of its own, where no :func:`use` reaches. A reentrant checkpoint takes no ``context_fn``: there, checkpoint
+    ``fusedops.use(fusedops.get_policy())(block)``.
+
+    Returns:
+        A context manager for forward, which changes nothing, and one for the recomputation.
+    """
+    return nullcontext(), use(get_policy())

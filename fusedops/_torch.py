@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch._library.autograd import (  # what torch.library.register_autograd is made of
+    Info,
+    make_autograd_impl,  # pyright: ignore[reportUnknownVariableType]
+)
 
-from fusedops import _dispatch
+from fusedops import _dispatch, _policy
 from fusedops._op import Op
 
 _library = torch.library.Library("fusedops", "DEF")
@@ -45,8 +49,13 @@ def register_op(op: Op) -> None:
         op.validate(*given)
         return op.output(*given)
 
+    def meaning(*args: Any, backend: str | None = None) -> torch.Tensor:
+        given = whole(args)
+        op.validate(*given)
+        return op.call_reference(given)
+
     def keep(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
-        ctx.backend = keyword_only_inputs["backend"]
+        ctx.backend, ctx.frame = keyword_only_inputs["backend"], _policy.frame.get()
         _save(ctx, op.backward_args(None, output, inputs, ())[1:])
 
     def differentiate(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
@@ -56,7 +65,8 @@ def register_op(op: Op) -> None:
         if any(needs):
             args = [needs if what == "needs" else value for (what, _), value in zip(op.kept, _saved(ctx))]
             function = getattr(torch.ops.fusedops, f"{op.name}_backward").default
-            gradients = function(grad, *args, backend=ctx.backend)
+            with _policy.within(ctx.frame):  # backward may run on another thread, or after `with use(...)` has ended
+                gradients = function(grad, *args, backend=ctx.backend)
             gradients = (gradients,) if single else gradients
             found.update((name, g) for name, g, need in zip(op.differentiable, gradients, needs) if need)
         return tuple(found.get(name) for name in op.parameters)
@@ -72,6 +82,9 @@ def register_op(op: Op) -> None:
         ]
         return made[0] if single else tuple(made)
 
+    def backward_meaning(*args: Any, backend: str | None = None) -> Any:
+        return _given(op.backward(*args), args[0])
+
     def keep_all(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
         _save(ctx, inputs)
 
@@ -84,16 +97,18 @@ def register_op(op: Op) -> None:
             changed = list(args)
             for place, value in zip(places, inputs):
                 changed[place] = value
-            return _given(op.backward(*changed), args[0])
+            return backward_meaning(*changed)
 
         pullback = torch.func.vjp(gradient, *(args[place] for place in places))[1]
         found = dict(zip(places, pullback(grads[0] if single else grads)))
         return tuple(found.get(place) for place in range(len(args)))
 
-    _define(op.name, op.signature, "Tensor", forward, forward_fake, differentiate, keep)
+    _define(op.name, op.signature, "Tensor", forward, forward_fake, meaning, differentiate, keep)
     returned = "Tensor" if single else f"({', '.join(['Tensor'] * len(op.differentiable))})"
     name = f"{op.name}_backward"
-    _define(name, op.backward_signature, returned, backward, backward_fake, differentiate_again, keep_all)
+    _define(
+        name, op.backward_signature, returned, backward, backward_fake, backward_meaning, differentiate_again, keep_all
+    )
 
 
 def _define(
@@ -102,13 +117,23 @@ def _define(
     returned: str,
     run: Callable[..., Any],
     fake: Callable[..., Any],
+    meaning: Callable[..., Any],
     differentiate: Callable[..., Any],
     keep: Callable[..., None],
 ) -> None:
     _library.define(f"{name}({_schema(signature)}) -> {returned}")
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fusedops::{name}", fake, lib=_library)
-    torch.library.register_autograd(f"fusedops::{name}", differentiate, setup_context=keep, lib=_library)
+    # torch's autograd of registered ops refuses torch.func.grad and loses a forward-mode tangent without a word: there,
+    # and under vmap, the op is taken apart into its meaning. By this way torch.compile sees through transforms too
+    overload = getattr(torch.ops.fusedops, name).default
+    gradients = cast("Callable[..., Any]", make_autograd_impl(overload, Info(differentiate, keep)))
+
+    def autograd(keys: Any, *args: Any, **backend: Any) -> Any:
+        return meaning(*args) if _dispatch.transformed() else gradients(keys, *args, **backend)
+
+    _library.impl(name, autograd, "Autograd", with_keyset=True)
+    _library.impl(name, meaning, "FuncTorchBatched")
 
 
 def _schema(signature: inspect.Signature) -> str:
