@@ -54,6 +54,7 @@ class Op:
         min_bytes: the fewest bytes any kernel must move for a call, by direction.
         formula: one line for the docs.
         passed_through: a tensor parameter whose gradient is ``grad`` itself, as a residual's is.
+        unsharded: the dims of the first parameter that every rank needs whole, where the tensors are DTensors.
         complete: fills in what the public function draws or makes (a seed), for looking at a call without running it.
     """
 
@@ -70,6 +71,7 @@ class Op:
     formula: str
     doc: str = ""
     passed_through: str | None = None
+    unsharded: tuple[int, ...] = ()
     complete: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda args: args
 
     run: Callable[..., torch.Tensor] = field(init=False)  # the hot path: every argument in order, then backend

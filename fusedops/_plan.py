@@ -84,7 +84,7 @@ class Plan:
             if limit not in self.seen:  # one set look-up a call, however often it falls back
                 self.seen.add(limit)
                 reasons = limit.reasons(dict(zip(self.parameters, args)))
-                self._announce(refusing.backend, reasons[0], entry.backend)
+                self.announce(refusing.backend, reasons[0], entry.backend)
         return entry
 
     def first_use(self) -> None:
@@ -99,14 +99,15 @@ class Plan:
             # "npu,triton" names a backend for each kind of chip: news only where none of them is for this one
             if _passed_over_freely(candidate) and (named_serves or not candidate.named):
                 continue
-            self._announce(candidate.backend, candidate.refusal, taken)
+            self.announce(candidate.backend, candidate.refusal, taken)
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """The names of what ``choose`` gets."""
         return self.op.parameters if self.direction == "forward" else self.op.backward_parameters
 
-    def _announce(self, refusing: str, reason: Reason, serving: str) -> None:
+    def announce(self, refusing: str, reason: Reason, serving: str) -> None:
+        """Warns, once, that ``serving`` runs what ``refusing`` would have, unless the policy is silent."""
         if self.policy.fallback == "silent":
             return
         what = self.op.name if self.direction == "forward" else f"{self.op.name} backward"

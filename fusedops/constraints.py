@@ -56,6 +56,7 @@ class ReasonCode(str, Enum):
     NO_KERNEL = "no-kernel"
     UNAVAILABLE = "unavailable"
     FAILED = "failed"
+    SHARD = "shard"  # of a DTensor, where only the whole tensor will do
 
 
 @dataclass(frozen=True)

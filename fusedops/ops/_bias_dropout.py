@@ -57,7 +57,7 @@ def bias_dropout(
     Source: Srivastava et al. 2014 (dropout); Salmon et al. 2011 (Philox); Slapo, ``slapo.op.fused_bias``.
     """
     if is_probability(p) and is_seed(seed) and is_tensor(x):
-        seed = as_seed(seed, p, training, x.device)
+        seed = as_seed(seed, p, training, x)
     return OP.run(x, bias, p, training, seed, backend)
 
 

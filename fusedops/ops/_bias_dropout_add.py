@@ -62,7 +62,7 @@ def bias_dropout_add(
     Source: Megatron-LM, ``megatron/core/fusions/fused_bias_dropout.py``; Salmon et al. 2011 (Philox).
     """
     if is_probability(p) and is_seed(seed) and is_tensor(x):
-        seed = as_seed(seed, p, training, x.device)
+        seed = as_seed(seed, p, training, x)
     return OP.run(x, bias, residual, p, training, seed, backend)
 
 

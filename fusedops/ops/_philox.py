@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from sys import modules
 from typing import Any
 
 import torch
@@ -64,16 +65,21 @@ def new_seed(device: torch.device) -> Tensor:
     return torch.randint(2**63 - 1, (1,), device=device, dtype=torch.int64)
 
 
-def as_seed(seed: int | Tensor | None, p: float, training: bool, device: torch.device) -> Tensor | None:
-    """The seed that a call hands to its kernel: None where nothing is dropped, drawn where the user gave none."""
+def as_seed(seed: int | Tensor | None, p: float, training: bool, x: Tensor) -> Tensor | None:
+    """The seed that a call with ``x`` hands to its kernel: None where it drops nothing, drawn where none was given."""
     if not training or p == 0:
         return None
     if seed is None:
-        return new_seed(device)
+        drawn = new_seed(x.device)
+        if type(x) is Tensor or "torch.distributed.tensor" not in modules:
+            return drawn
+        from fusedops._sharding import shared_seed
+
+        return shared_seed(drawn, x)
     if isinstance(seed, Tensor):
         return seed
     # a 64-bit seed may be given as unsigned
-    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed], device=device, dtype=torch.int64)
+    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed], device=x.device, dtype=torch.int64)
 
 
 def with_seed(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -84,7 +90,7 @@ def with_seed(args: tuple[Any, ...]) -> tuple[Any, ...]:
     if isinstance(args[0], TensorSpec):
         drops = training and p > 0
         return (*others, p, training, TensorSpec((1,), torch.int64, args[0].device) if drops else None)
-    return (*others, p, training, as_seed(seed, p, training, args[0].device))
+    return (*others, p, training, as_seed(seed, p, training, args[0]))
 
 
 def dropped(u: Tensor, p: float, seed: Tensor | None) -> Tensor:

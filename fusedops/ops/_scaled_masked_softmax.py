@@ -176,6 +176,7 @@ OP = Op(
         Case("ascend_8", {"x": (4, 4, 2048, 2048), "mask": (4, 4, 2048, 2048)}, _ASCEND),
     ),
     min_bytes=_min_bytes,
+    unsharded=(-1,),
     formula="softmax(where(masked, -inf, scale * x), dim=-1)",
     doc=scaled_masked_softmax.__doc__ or "",
 )
