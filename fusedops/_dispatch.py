@@ -132,7 +132,8 @@ def know_dtensor() -> None:
         import fusedops._sharding  # registers them  # noqa: F401 # pyright: ignore[reportUnusedImport]
 
 
-know_dtensor._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess] - as torch.compiler.assume_constant_result does: called while tracing, not traced
+# called while tracing, never traced: the mark of torch.compiler.assume_constant_result, which would load dynamo
+know_dtensor._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def torch_op(op: Op, args: Sequence[Any], backend: str | None) -> Any:

@@ -130,6 +130,7 @@ def _define(
     gradients = cast("Callable[..., Any]", make_autograd_impl(overload, Info(differentiate, keep)))
 
     def autograd(keys: Any, *args: Any, **backend: Any) -> Any:
+        _dispatch.know_dtensor()
         return meaning(*args) if _dispatch.transformed() else gradients(keys, *args, **backend)
 
     _library.impl(name, autograd, "Autograd", with_keyset=True)
