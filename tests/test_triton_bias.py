@@ -23,11 +23,12 @@ import triton
 import triton.language as tl
 
 from fusedops.ops import _bias_dropout, _bias_dropout_add, _bias_gelu, _philox
-from fusedops_triton import _bias
-from fusedops_triton._bias import locate, share_columns, tile, unit
+from fusedops_triton import _bias, _launch, _settings
+from fusedops_triton._bias import locate, unit
 from fusedops_triton._bias_dropout import _kept, dropout_backward, dropout_forward
 from fusedops_triton._bias_dropout import _philox as philox_of_triton
 from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
+from fusedops_triton._settings import share_columns, tile
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FORMS = ("tanh", "none")
@@ -50,10 +51,10 @@ def _same_numbers() -> None:
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Several parts of several steps each for sums over some 50 rows, which is what long tensors have."""
-    _bias.forget_plans()
-    monkeypatch.setattr(_bias, "_MOST_ROWS", 4)
+    _launch.forget_layouts()
+    monkeypatch.setattr(_settings, "MOST_ROWS", 4)
     yield
-    _bias.forget_plans()
+    _launch.forget_layouts()
 
 
 def near(got: Tensor, want: Tensor, size: Tensor | float = 0.0, dtype: torch.dtype | None = None) -> None:

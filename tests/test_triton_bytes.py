@@ -23,7 +23,7 @@ import triton
 from triton.runtime.interpreter import InterpreterBuilder
 
 from fusedops._op import OPS
-from fusedops_triton import _bias
+from fusedops_triton import _launch, _settings
 from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
 from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
 from fusedops_triton._softmax import softmax_backward, softmax_forward
@@ -219,11 +219,11 @@ def test_forward_with_a_bias_moves_the_fewest_bytes(
 def test_backward_with_a_bias_moves_hardly_more(
     op: str, dtype: torch.dtype, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_bias, "_FULL_GPU", 0)  # as if it were larger
-    _bias.forget_plans()
+    monkeypatch.setattr(_settings, "FULL_GPU", 0)  # as if it were larger
+    _launch.forget_layouts()
     x, bias, seed = torch.randn(256, 64).to(dtype), torch.randn(64).to(dtype), torch.tensor([3])
     fewest = run_backward(op, x, bias, seed)
-    _bias.forget_plans()
+    _launch.forget_layouts()
     again = traffic.asked(bias) - traffic.distinct(bias)
     assert fewest < total(traffic) - again < 1.05 * fewest
     # what is more is 4 rows of sums, written and read

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import triton
 
-from fusedops_triton import _softmax
-from fusedops_triton._softmax import plan, softmax_backward, softmax_forward
+from fusedops_triton import _launch, _settings
+from fusedops_triton._settings import plan
+from fusedops_triton._softmax import softmax_backward, softmax_forward
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # relative to the value, and to 1 (float16 has denormals below 6e-5); bfloat16: a whole last place, see above
@@ -116,13 +118,20 @@ def test_row_lengths(dtype: torch.dtype, size_k: int) -> None:
     check(x, some_mask((2, 1, 3, size_k)), causal=True)
 
 
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Limits of 16 instead of 32768, blocks of 32 and 16: the kernels cannot tell, and the interpreter is slow."""
+    _launch.forget_layouts()
+    for name, width in {"FORWARD_ON_CHIP": 16, "BACKWARD_ON_CHIP": 16, "LONG_TILE": 32}.items():
+        monkeypatch.setattr(_settings, name, dict.fromkeys((2, 4, 8), width))
+    yield
+    _launch.forget_layouts()
+
+
 @needs_loops
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_longer_than_fit_on_chip(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    # limits of 16 instead of 32768, blocks of 32 and 16: the kernels cannot tell, and the interpreter is slow
-    for name, width in {"_FORWARD_ON_CHIP": 16, "_BACKWARD_ON_CHIP": 16, "_LONG_TILE": 32}.items():
-        monkeypatch.setattr(_softmax, name, dict.fromkeys((2, 4, 8), width))
-    monkeypatch.setattr(_softmax, "plan", plan.__wrapped__)  # the cached plans are of the true limits
+@pytest.mark.usefixtures("narrow")
+def test_rows_longer_than_fit_on_chip(dtype: torch.dtype) -> None:
     x = torch.randn(4, 70).to(dtype)
     check(x)
     mask = some_mask((4, 70))

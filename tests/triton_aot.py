@@ -157,13 +157,13 @@ def _of_amdgcn(code: str) -> dict[str, Any]:
 
 def softmax_launch(case: dict[str, Any]) -> Launch:
     """What softmax launches for a case: op, shape, dtype, target, and maybe mask (a shape), causal, on_chip."""
-    from fusedops_triton import _launch, _softmax
+    from fusedops_triton import _launch, _settings, _softmax
 
-    _launch.LANES = TARGETS[case["target"]].warp_size
+    _settings.chip = _settings.CHIPS[case["target"]]
     if "on_chip" in case:
-        limits = _softmax._FORWARD_ON_CHIP if case["op"] == "forward" else _softmax._BACKWARD_ON_CHIP
+        limits = _settings.FORWARD_ON_CHIP if case["op"] == "forward" else _settings.BACKWARD_ON_CHIP
         limits.update(dict.fromkeys(limits, case["on_chip"]))
-    _softmax.plan.cache_clear()  # plans depend on both
+    _launch.forget_layouts()  # launches depend on both
     x = torch.empty(case["shape"], dtype=getattr(torch, case["dtype"]), device="meta")
     causal = case.get("causal", False)
     with Recorder() as launches:
@@ -179,10 +179,10 @@ def softmax_launch(case: dict[str, Any]) -> Launch:
 
 def bias_launch(case: dict[str, Any]) -> Launch:
     """What an op with a bias launches first. op: a key of ``calls``; shape, dtype, target, and maybe bias (a shape)."""
-    from fusedops_triton import _bias, _bias_dropout, _bias_gelu, _launch
+    from fusedops_triton import _bias, _bias_dropout, _bias_gelu, _launch, _settings
 
-    _launch.LANES = TARGETS[case["target"]].warp_size
-    _bias.forget_plans()  # they depend on it
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.forget_layouts()  # launches depend on it
     dtype, form = getattr(torch, case["dtype"]), case.get("approximate", "tanh")
     x = torch.empty(case["shape"], dtype=dtype, device="meta")
     bias_shape = case.get("bias", case["shape"][-1:])

@@ -16,7 +16,7 @@ The gradient of a bias (H,) is summed in two kernels, without atomics, so that t
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+import math
 from typing import NamedTuple
 
 import torch
@@ -24,23 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops_triton._launch import OPTIONS, on_device_of, power_of_two, warps_for
+from fusedops_triton._launch import Launch, by_layout
+from fusedops_triton._settings import LARGEST_TILE, Columns, share_sums
 
 # ---------------------------------------------------------------------------------------------------------- launchers
-
-#: Elements in each thread, by element size: two 16-byte loads of each tensor in flight. And threads of a program: four
-#: warps, of which 16 fit on a multiprocessor with 32 registers a thread; 2048 * 32 bytes in flight there is twice
-#: what an H200's 4.8 TB/s * 800 ns / 132 needs.
-_EACH = {2: 16, 4: 8, 8: 4}
-_THREADS = 128
-_LARGEST_TILE = max(_EACH.values()) * _THREADS
-
-
-@cache
-def tile(narrowest: int) -> tuple[int, int]:
-    """Elements of a program, and its warps: 16-byte accesses also of the tensor of the narrowest elements."""
-    each = _EACH[narrowest]
-    return each * _THREADS, warps_for(each * _THREADS, each)
 
 
 def unit(n: int) -> int:
@@ -72,98 +59,53 @@ class Bias(NamedTuple):
 
 
 _NO_SIZES = (0, 0, 0, 0, 0)
+_NO_BIAS = Bias(None, "none", 1, _NO_SIZES)
 
 
 def locate(bias: Tensor | None, shape: torch.Size) -> Bias:
     """How ``bias`` lies beside an x of ``shape``, which is not empty and to which it broadcasts."""
     if bias is None:
-        return Bias(None, "none", 1, _NO_SIZES)
-    size = bias.numel()
-    if size == shape.numel():
-        return Bias(bias.contiguous(), "all", 1, _NO_SIZES)
-    if bias.dim() == 1 and size == shape[-1]:
-        return _tail(bias, size)
+        return _NO_BIAS
+    kind, unit_of, sizes = _locate(bias.shape, shape)
+    if kind == "all" and bias.numel() != shape.numel():
+        bias = bias.expand(shape)  # and copied, at x's size
+    return Bias(bias.contiguous(), kind, unit_of, sizes)
+
+
+@by_layout
+def _locate(bias: tuple[int, ...], shape: tuple[int, ...]) -> tuple[str, int, tuple[int, int, int, int, int]]:
+    """Kind, unit and sizes, as ``Bias`` has them, from the two shapes."""
+    size = math.prod(bias)
+    if size == math.prod(shape):
+        return "all", 1, _NO_SIZES
     # Neighbouring dimensions of x that are all in the bias, or all not, are one: [(kept, size), ...], outermost first.
     groups: list[tuple[bool, int]] = []
-    for full, own in zip(shape, (1,) * (len(shape) - bias.dim()) + tuple(bias.shape)):
+    for full, own in zip(shape, (1,) * (len(shape) - len(bias)) + bias):
         if full > 1:
             kept = own > 1
             last = groups.pop() if groups and groups[-1][0] == kept else (kept, 1)
             groups.append((kept, last[1] * full))
     kept = [at for at, group in enumerate(groups) if group[0]]
     if not kept or kept == [len(groups) - 1]:
-        return _tail(bias, size)
+        if size >= 2**31:  # bias_at has 32-bit columns
+            return "other", 1, (size, 1, 1, 1, 0)
+        kind = "long tail" if size >= LARGEST_TILE else "tail"  # a tile meets the end of such a row once at most
+        return kind, unit(size), (size // unit(size), 0, 0, 0, 0)
     if len(kept) > 2:  # (a, 1, b, 1, c): nobody's bias. A copy of x's size, for the sake of simple kernels
-        return Bias(bias.expand(shape).contiguous(), "all", 1, _NO_SIZES)
+        return "all", 1, _NO_SIZES
     # One kept group of b: (i // inner) % b. Two, a and b: (i // outer % a) * b + (i // inner) % b.
     inner, b = _product(groups[kept[-1] + 1 :]), groups[kept[-1]][1]
     wrap, outer = (groups[kept[0]][1], _product(groups[kept[0] + 1 :])) if len(kept) == 2 else (1, 1)
-    return Bias(bias.contiguous(), "other", 1, (b, inner, wrap, outer, b if len(kept) == 2 else 0))
-
-
-def _tail(bias: Tensor, size: int) -> Bias:
-    if size >= 2**31:  # bias_at has 32-bit columns
-        return Bias(bias.contiguous(), "other", 1, (size, 1, 1, 1, 0))
-    kind = "long tail" if size >= _LARGEST_TILE else "tail"  # a tile meets the end of such a row once at most
-    return Bias(bias.contiguous(), kind, unit(size), (size // unit(size), 0, 0, 0, 0))
+    return "other", 1, (b, inner, wrap, outer, b if len(kept) == 2 else 0)
 
 
 def _product(groups: list[tuple[bool, int]]) -> int:
-    n = 1
-    for _, size in groups:
-        n *= size
-    return n
+    return math.prod([size for _, size in groups])
 
 
 def summed(du: Tensor, bias: Tensor) -> Tensor:
     """The gradient of a bias that has no ``columns``, from du, an element's own: slower, as du was made for it."""
     return du.sum_to_size(bias.shape).to(bias.dtype)
-
-
-class Columns(NamedTuple):
-    """How sums over columns are shared out: ``tiles`` * ``parts`` programs of ``steps`` tiles of rows * cols each."""
-
-    rows: int
-    cols: int
-    steps: int
-    tiles: int
-    parts: int
-    warps: int
-
-
-#: Bytes of a row in a tile: one warp's 16-byte loads. And rows, as each has its 64-bit offset in registers.
-_ROW_BYTES = 512
-_MOST_ROWS = 128
-#: Rows of x for each row of sums: at least 64, so that writing and reading the sums is 8 / (6 * 64) = 2 % of what
-#: bias_gelu moves for two-byte elements, 3 % for dropout. Where that makes too few programs to fill a GPU, tensors are
-#: small enough for sums never to leave the L2 cache, and 16 rows will do.
-_PART_ROWS = 64
-_SMALL_PART_ROWS = 16
-_FULL_GPU = 512
-#: Programs that are enough: eight for each place on an H200, so that the last, half-filled round is a small share.
-_ENOUGH = 8192
-_MOST_PARTS = 1024
-
-
-@lru_cache(maxsize=1024)
-def share_columns(n_rows: int, size: int, narrowest: int) -> Columns:
-    """How to sum the columns of tensors (n_rows, size), the ``narrowest`` of which has elements of so many bytes."""
-    block, warps = tile(narrowest)
-    cols = min(power_of_two(size), _ROW_BYTES // narrowest)
-    rows = min(block // cols, _MOST_ROWS)
-    tiles = triton.cdiv(size, cols)
-    parts = min(triton.cdiv(n_rows, _PART_ROWS), triton.cdiv(_ENOUGH, tiles), _MOST_PARTS)
-    if parts * tiles < _FULL_GPU:
-        parts = min(triton.cdiv(n_rows, _SMALL_PART_ROWS), triton.cdiv(_FULL_GPU, tiles))
-    # a power of two, and compile-time: few variants, and loops that the interpreter can run with any NumPy
-    steps = power_of_two(triton.cdiv(triton.cdiv(n_rows, parts), rows))
-    return Columns(rows, cols, steps, tiles, triton.cdiv(n_rows, steps * rows), min(warps, rows * cols // 32 or 1))
-
-
-def forget_plans() -> None:
-    """For tests that change the numbers above."""
-    tile.cache_clear()
-    share_columns.cache_clear()
 
 
 def sums_for(columns: Columns, bias: Tensor, dtype: tl.dtype) -> tuple[Tensor, Tensor]:
@@ -175,21 +117,16 @@ def sums_for(columns: Columns, bias: Tensor, dtype: tl.dtype) -> tuple[Tensor, T
     return dbias, torch.empty((columns.parts, bias.numel()), dtype=sums, device=bias.device)
 
 
-_SUM_TILE = 1024
-_SUM_ROWS = 256
-_SUM_COLS = 16
-
-
 def add_sums(dbias: Tensor, sums: Tensor) -> None:
     """``dbias = sums.sum(0)``, always in the same order."""
-    parts, size = sums.shape
-    rows = min(power_of_two(parts), _SUM_ROWS)
-    cols = max(_SUM_TILE // rows, _SUM_COLS)  # few: a narrow bias has to make many programs too
-    with on_device_of(dbias):
-        _add_sums[(triton.cdiv(size, cols),)](
-            dbias, sums, parts, size, STEPS=power_of_two(triton.cdiv(parts, rows)), ROWS=rows, COLS=cols,
-            num_warps=warps_for(rows * cols, 8), **OPTIONS,
-        )  # fmt: skip
+    _sums_launch(*sums.shape)(dbias, dbias, sums)
+
+
+@by_layout
+def _sums_launch(parts: int, size: int) -> Launch:
+    share = share_sums(parts, size)
+    constants = {"STEPS": share.steps, "ROWS": share.rows, "COLS": share.cols}
+    return Launch(_add_sums, (share.tiles,), (parts, size), constants, share.warps)
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels

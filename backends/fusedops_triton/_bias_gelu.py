@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import (
     Bias,
     add_sums,
@@ -32,15 +33,14 @@ from fusedops_triton._bias import (
     flat_tile,
     locate,
     rounded,
-    share_columns,
     store_sums,
     summed,
     sums_for,
-    tile,
     unit,
     wide,
 )
-from fusedops_triton._launch import OPTIONS, on_device_of
+from fusedops_triton._launch import Launch, by_layout
+from fusedops_triton._settings import Columns, Tile, ceil_div, share_columns, tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -62,14 +62,9 @@ def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     if n == 0:
         return y
     x, place = x.contiguous(), locate(bias, x.shape)
-    block, warps = tile(min(x.element_size(), y.element_size()))
-    unit_n = unit(n)
-    with on_device_of(y):
-        _forward[(triton.cdiv(n, block),)](
-            y, x, place.tensor, n // unit_n, *place.sizes,
-            TANH=approximate == "tanh", KIND=place.kind, UNIT=place.unit, UNIT_N=unit_n, BLOCK=block, WIDE=wide(dtype),
-            num_warps=warps, **OPTIONS,
-        )  # fmt: skip
+    narrowest = min(x.element_size(), y.element_size())
+    launch = _flat_launch(False, n, narrowest, dtype, approximate, *place[1:])
+    launch(y, y, x, place.tensor)
     return y
 
 
@@ -96,15 +91,9 @@ def gelu_backward(
     if target is not None:  # one gradient for each element: the bias's own, or in the dtype of sums for torch to sum
         sums = torch.promote_types(grad.dtype, torch.float32)
         du = torch.empty_like(x, dtype=target.dtype if target.numel() == x.numel() else sums)
-    n = x.numel()
-    block, warps = tile(min(grad.element_size(), x.element_size()))
-    unit_n = unit(n)
-    with on_device_of(x):
-        _backward_flat[(triton.cdiv(n, block),)](
-            dx, du, grad, x, place.tensor, n // unit_n, *place.sizes,
-            TANH=approximate == "tanh", KIND=place.kind, UNIT=place.unit, UNIT_N=unit_n, BLOCK=block,
-            WIDE=wide(grad.dtype), num_warps=warps, **OPTIONS,
-        )  # fmt: skip
+    narrowest = min(grad.element_size(), x.element_size())
+    launch = _flat_launch(True, x.numel(), narrowest, grad.dtype, approximate, *place[1:])
+    launch(x, dx, du, grad, x, place.tensor)
     return dx, None if target is None or du is None else summed(du, target)
 
 
@@ -112,19 +101,46 @@ def _backward_of_columns(
     dx: Tensor | None, grad: Tensor, x: Tensor, place: Bias, bias: Tensor, approximate: str
 ) -> Tensor:
     """Fills dx, if it is wanted, and returns the gradient of a bias (H,)."""
-    n_rows = x.numel() // place.columns
-    share = share_columns(n_rows, place.columns, min(grad.element_size(), x.element_size()))
-    dtype = wide(grad.dtype)
-    dbias, sums = sums_for(share, bias, dtype)
-    with on_device_of(x):
-        _backward_columns[share.tiles, share.parts](
-            dx, sums, grad, x, place.tensor, n_rows, place.sizes[0],
-            TANH=approximate == "tanh", UNIT=place.unit, STEPS=share.steps, ROWS=share.rows, COLS=share.cols,
-            WIDE=dtype, num_warps=share.warps, **OPTIONS,
-        )  # fmt: skip
+    narrowest = min(grad.element_size(), x.element_size())
+    launch, share = _columns_launch(
+        x.numel() // place.columns, narrowest, grad.dtype, approximate, place[2], place[3][0]
+    )
+    dbias, sums = sums_for(share, bias, wide(grad.dtype))
+    launch(x, dx, sums, grad, x, place.tensor)
     if sums is not dbias:
         add_sums(dbias, sums)
     return dbias
+
+
+@by_layout
+def _flat_launch(
+    backward: bool, n: int, narrowest: int, dtype: torch.dtype, approximate: str, kind: str, unit_of: int,
+    sizes: tuple[int, ...],
+) -> Launch | Tuned:  # fmt: skip
+    """_forward or _backward_flat for n elements; of the bias, what ``locate`` says."""
+    kernel, unit_n = _backward_flat if backward else _forward, unit(n)
+
+    def make(setting: Tile) -> Launch:
+        constants = {
+            "TANH": approximate == "tanh", "KIND": kind, "UNIT": unit_of, "UNIT_N": unit_n, "BLOCK": setting.block,
+            "WIDE": wide(dtype),
+        }  # fmt: skip
+        return Launch(kernel, (ceil_div(n, setting.block),), (n // unit_n, *sizes), constants, setting.warps)
+
+    return tuned(make, tile(narrowest), 0, narrowest)
+
+
+@by_layout
+def _columns_launch(
+    n_rows: int, narrowest: int, dtype: torch.dtype, approximate: str, unit_of: int, size: int
+) -> tuple[Launch, Columns]:
+    """_backward_columns for (n_rows, size * unit_of), and how its sums are shared out."""
+    share = share_columns(n_rows, size * unit_of, narrowest)
+    constants = {
+        "TANH": approximate == "tanh", "UNIT": unit_of, "STEPS": share.steps, "ROWS": share.rows, "COLS": share.cols,
+        "WIDE": wide(dtype),
+    }  # fmt: skip
+    return Launch(_backward_columns, (share.tiles, share.parts), (n_rows, size), constants, share.warps), share
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels

@@ -27,58 +27,18 @@ What holds for all of them:
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple
+import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops_triton._launch import OPTIONS, on_device_of, power_of_two, scalar_for, warps_for
+from fusedops_triton._autotune import Tuned, tuned
+from fusedops_triton._launch import Launch, by_layout, scalar_for
+from fusedops_triton._settings import Plan, ceil_div, plan
 
 # ---------------------------------------------------------------------------------------------------------- launchers
-
-
-class _Plan(NamedTuple):
-    """How rows of one width are shared out among programs."""
-
-    rows: int  # rows of a program
-    block: int  # columns that it holds at a time
-    warps: int
-    on_chip: bool  # a whole row at once
-
-
-#: Elements in each thread, by element size. 32 two-byte elements are four 16-byte loads in flight: with 1024 threads
-#: 64 KB for a multiprocessor, where 3.3 TB/s times 600 ns of latency is 15 KB for each of an H100's 132. As float32
-#: they take 32 of the 64 registers that a thread has when there are 1024. Doubles take two registers each.
-_EACH = {2: 32, 4: 32, 8: 16}
-
-#: Elements of a program that holds several short rows: one warp of them. And rows: each has 64-bit offsets in registers
-#: (1024 rows of one column took all 255 and spilled).
-_SHORT_TILE = 1024
-_SHORT_ROWS = 128
-
-#: The widest row on chip, by element size. At twice the width 1024 threads, 64 registers each, spill 48 to 520 bytes a
-#: thread on sm_90 (tests/test_triton_compile.py). Backward holds two inputs where forward holds one.
-_FORWARD_ON_CHIP = {2: 32768, 4: 32768, 8: 16384}
-_BACKWARD_ON_CHIP = {2: 16384, 4: 16384, 8: 8192}
-
-#: Elements that a program of the kernels for longer rows has in flight, by element size: half of what a program on chip
-#: holds with as many threads, so that two share a multiprocessor and one computes while the other waits.
-_LONG_TILE = {2: 8192, 4: 8192, 8: 4096}
-
-
-@lru_cache(maxsize=1024)  # 0.1 us instead of 1.5
-def plan(size_k: int, element_size: int, inputs: int) -> _Plan:
-    """How to cover rows of ``size_k`` elements, of ``inputs`` tensors at once (forward 1, backward 2)."""
-    width = power_of_two(size_k)
-    each = _EACH[element_size]
-    if width > (_FORWARD_ON_CHIP if inputs == 1 else _BACKWARD_ON_CHIP)[element_size]:
-        tile = _LONG_TILE[element_size]
-        return _Plan(1, tile // inputs, warps_for(tile, each // 2), False)
-    rows = min(max(1, _SHORT_TILE // width), _SHORT_ROWS)
-    return _Plan(rows, width, warps_for(rows * width, each), True)
 
 
 def softmax_forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
@@ -96,26 +56,14 @@ def softmax_forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool) 
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
-    x, x_strides = _readable(x, x.shape)
-    mask_strides = (0, 0, 0, 0)
     if mask is not None:  # bool and uint8 both hold one byte, and any but zero masks: one kernel for the two
-        mask, mask_strides = _readable(mask.view(torch.uint8), y.shape)
-    size_h, size_q, size_k = _inner_sizes(y)
-    n_rows = y.numel() // size_k
-    rows, block, warps, on_chip = plan(size_k, y.element_size(), inputs=1)
-    # Heads that share a mask run one after the other for each query, so that its row, read from memory by the first, is
-    # in the L2 cache for the rest. Else the whole [sq, sk] mask would have to stay there while a head of x passes
-    # through: 84 MB at 4096 * 4096 in bfloat16, an H100 has 50. Rows that go several to a program keep their order:
-    # with them a head is small enough. (A loop over heads inside a program would spare L2 a quarter of its traffic,
-    # which is not what binds, and would leave [1, 1, sq, sk] short of programs.)
-    heads_inner = size_h > 1 and rows == 1 and mask_strides[1] == 0 and mask_strides[2] != 0
-    kernel = _forward_on_chip if on_chip else _forward_long
-    with on_device_of(y):
-        kernel[(-(-n_rows // rows),)](
-            y, x, mask, scalar_for(scale, y.dtype), *x_strides, *mask_strides, n_rows, size_h, size_q, size_k,
-            CAUSAL=causal, HEADS_INNER=heads_inner, ROWS=rows, BLOCK_K=block, WIDE=_wide(y.dtype),
-            num_warps=warps, **OPTIONS,
-        )  # fmt: skip
+        mask = mask.view(torch.uint8)
+    launch = _forward_launch(*_layout(x, mask), causal)
+    if launch is None:
+        x, mask = _walkable(x, y.shape), None if mask is None else _walkable(mask, y.shape)
+        launch = _forward_launch(*_layout(x, mask), causal)
+        assert launch is not None
+    launch(y, y, x, mask, scalar_for(scale, y.dtype))
     return y
 
 
@@ -135,18 +83,69 @@ def softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Ten
     if dx.numel() == 0:
         return dx
     y = y.contiguous()  # as forward made it; a y from elsewhere may lie otherwise
-    grad, grad_strides = _readable(grad, y.shape)
-    size_h, size_q, size_k = _inner_sizes(y)
-    n_rows = y.numel() // size_k
-    rows, block, warps, on_chip = plan(size_k, y.element_size(), inputs=2)
-    kernel = _backward_on_chip if on_chip else _backward_long
-    with on_device_of(y):
-        kernel[(-(-n_rows // rows),)](
-            dx, grad, y, scalar_for(scale, y.dtype), *grad_strides, n_rows, size_h, size_q, size_k,
-            CAUSAL=causal, ROWS=rows, BLOCK_K=block, WIDE=_wide(y.dtype),
-            num_warps=warps, **OPTIONS,
-        )  # fmt: skip
+    launch = _backward_launch(y.shape, grad.stride(), y.dtype, causal)
+    if launch is None:
+        grad = _walkable(grad, y.shape)
+        launch = _backward_launch(y.shape, grad.stride(), y.dtype, causal)
+        assert launch is not None
+    launch(dx, dx, grad, y, scalar_for(scale, y.dtype))
     return dx
+
+
+_Ints = tuple[int, ...]
+
+
+def _layout(x: Tensor, mask: Tensor | None) -> tuple[_Ints, _Ints, torch.dtype, _Ints | None, _Ints | None]:
+    if mask is None:
+        return x.shape, x.stride(), x.dtype, None, None
+    return x.shape, x.stride(), x.dtype, mask.shape, mask.stride()
+
+
+@by_layout
+def _forward_launch(
+    shape: _Ints, x_strides: _Ints, dtype: torch.dtype, mask_shape: _Ints | None, mask_strides: _Ints | None,
+    causal: bool,
+) -> Launch | Tuned | None:  # fmt: skip
+    """What to launch for tensors of this layout, none of them empty; None if one cannot be walked."""
+    x_walk = _walk(shape, x_strides, shape)
+    m_walk = (0, 0, 0, 0) if mask_shape is None or mask_strides is None else _walk(mask_shape, mask_strides, shape)
+    if x_walk is None or m_walk is None:
+        return None
+    n_rows, size_h, size_q, size_k = _sizes(shape)
+    sizes = (*x_walk, *m_walk, n_rows, size_h, size_q, size_k)
+
+    def make(setting: Plan) -> Launch:
+        # Heads that share a mask run one after the other for each query, so that its row, read from memory by the
+        # first, is in the L2 cache for the rest. Else the whole [sq, sk] mask would have to stay there while a head of
+        # x passes through: 84 MB at 4096 * 4096 in bfloat16, an H100 has 50. Rows that go several to a program keep
+        # their order: with them a head is small enough. (A loop over heads inside a program would spare L2 a quarter of
+        # its traffic, which is not what binds, and would leave [1, 1, sq, sk] short of programs.)
+        heads_inner = size_h > 1 and setting.rows == 1 and m_walk[1] == 0 and m_walk[2] != 0
+        constants = {
+            "CAUSAL": causal, "HEADS_INNER": heads_inner,
+            "ROWS": setting.rows, "BLOCK_K": setting.block, "WIDE": _wide(dtype),
+        }  # fmt: skip
+        kernel = _forward_on_chip if setting.on_chip else _forward_long
+        return Launch(kernel, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
+
+    return tuned(make, plan(size_k, dtype.itemsize, inputs=1), size_k, dtype.itemsize)
+
+
+@by_layout
+def _backward_launch(shape: _Ints, grad_strides: _Ints, dtype: torch.dtype, causal: bool) -> Launch | Tuned | None:
+    """As ``_forward_launch``. grad has the shape of y, which is contiguous."""
+    g_walk = _walk(shape, grad_strides, shape)
+    if g_walk is None:
+        return None
+    n_rows, size_h, size_q, size_k = _sizes(shape)
+
+    def make(setting: Plan) -> Launch:
+        constants = {"CAUSAL": causal, "ROWS": setting.rows, "BLOCK_K": setting.block, "WIDE": _wide(dtype)}
+        kernel = _backward_on_chip if setting.on_chip else _backward_long
+        sizes = (*g_walk, n_rows, size_h, size_q, size_k)
+        return Launch(kernel, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
+
+    return tuned(make, plan(size_k, dtype.itemsize, inputs=2), size_k, dtype.itemsize)
 
 
 def _wide(dtype: torch.dtype) -> tl.dtype:
@@ -154,28 +153,40 @@ def _wide(dtype: torch.dtype) -> tl.dtype:
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
-def _inner_sizes(t: Tensor) -> tuple[int, int, int]:
-    """H, Sq and Sk of t (..., H, Sq, Sk); H is 1 where there is none."""
-    return (t.shape[-3] if t.dim() > 2 else 1), t.shape[-2], t.shape[-1]
+def _sizes(shape: _Ints) -> tuple[int, int, int, int]:
+    """Rows, H, Sq and Sk of (..., H, Sq, Sk); H is 1 where there is none."""
+    size_h, size_q, size_k = (1, *shape)[-3:]
+    return math.prod(shape[:-1]), size_h, size_q, size_k
 
 
-def _readable(t: Tensor, shape: torch.Size) -> tuple[Tensor, tuple[int, ...]]:
-    """t, or a copy if a kernel cannot walk it, and its strides as (B, H, Sq, Sk) once broadcast to ``shape``."""
-    if t.dim() and t.stride(-1) > 1:
+def _walk(shape: _Ints, strides: _Ints, full: _Ints) -> tuple[int, int, int, int] | None:
+    """Strides as (B, H, Sq, Sk) of a tensor broadcast to ``full``; None if kernels would walk it badly, or cannot.
+
+    0 where there is one element: there nothing need be added, and where it is broadcast nothing may. Joining the
+    leading dimensions above four is free where their strides agree: for a contiguous tensor, and where a mask is
+    broadcast over all of them or none.
+    """
+    own = [0] * (len(full) - len(shape)) + [0 if size == 1 else stride for size, stride in zip(shape, strides)]
+    if own[-1] > 1:
+        return None
+    b, reach = 0, None
+    for size, stride in zip(reversed(full[:-3]), reversed(own[:-3])):
+        if size > 1:
+            if reach not in (None, stride):
+                return None
+            b, reach = (stride if reach is None else b), stride * size
+    h, q, k = (0, 0, *own[-3:])[-3:]
+    return b, h, q, k
+
+
+def _walkable(t: Tensor, full: torch.Size) -> Tensor:
+    """t, or a copy of it where ``_walk`` finds no way."""
+    if _walk(t.shape, t.stride(), full) is None:
         t = t.contiguous()
-    strides = _strides(t)
-    if len(shape) <= 4:
-        return t, (0,) * (4 - len(strides)) + strides
-    # Joining dimensions is free where their strides agree: for a contiguous tensor, and where a mask is broadcast over
-    # all of them or none. Only a mix ([b, 1, g, h, sq, sk]) is copied, at its own size in the last three dimensions.
-    t = t[(None,) * (len(shape) - t.dim())]
-    t = t.expand(*shape[:-3], *t.shape[-3:]).reshape(-1, *t.shape[-3:])
-    return t, _strides(t)
-
-
-def _strides(t: Tensor) -> tuple[int, ...]:
-    """Strides of t, 0 where it has one element: there nothing need be added, and where it is broadcast nothing may."""
-    return tuple([0 if size == 1 else stride for size, stride in zip(t.shape, t.stride())])
+        if _walk(t.shape, t.stride(), full) is None:  # a mix ([b, 1, g, h, sq, sk]): the leading dimensions in full
+            t = t[(None,) * (len(full) - t.dim())]
+            t = t.expand(*full[:-3], *t.shape[-3:]).contiguous()
+    return t
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels

@@ -1,0 +1,129 @@
+"""What a launch costs the host: each launcher of the triton backend, allocation included, against a bare launch.
+
+The bare launch is ``kernel[grid](...)`` of the same kernel with the same arguments, all of them at hand. Both in turns,
+medians. Without a GPU a stub driver stands in: Triton compiles and does all of its Python work, and the last call, into
+the GPU's driver, does nothing. Usage: python benchmarks/launch.py
+"""
+
+# ruff: noqa: TID251 - it measures this backend's own launchers
+
+from __future__ import annotations
+
+import os
+import statistics
+import timeit
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+CALLS, ROUNDS = 300, 31
+
+
+class StubDriver:
+    """Stands for a GPU of compute capability 9.0: takes launches, notes them if ``launches`` is a list."""
+
+    def __init__(self) -> None:
+        self.device, self.stream = 0, 100
+        self.launches: list[tuple[Any, ...]] | None = None
+        self.utils = SimpleNamespace(
+            load_binary=lambda name, kernel, shared, device: (None, (name, device), 32, 0, 1024),
+            unload_module=lambda module: None,
+            get_device_properties=lambda device: {"max_shared_mem": 227 * 1024},
+        )
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int) -> int:
+        return self.stream + device
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        def launch(*args: Any) -> None:
+            if self.launches is not None:
+                self.launches.append(args)
+
+        return launch
+
+
+def bare(launcher: Callable[[], Any]) -> Callable[[], Any]:
+    """The launch that ``launcher`` makes, through Triton, with everything it takes at hand."""
+    made: list[Callable[[], Any]] = []
+    run = JITFunction.run
+
+    def noting(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        names = (*kernel.arg_names, "num_warps", "enable_fp_fusion")  # the rest Triton has added
+        own = {name: value for name, value in kwargs.items() if name in names}
+        made.append(lambda: kernel[grid](*args, **own))
+        return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+
+    JITFunction.run = noting
+    try:
+        launcher()
+    finally:
+        JITFunction.run = run
+    (launch,) = made
+    return launch
+
+
+def calls(device: str) -> dict[str, Callable[[], Any]]:
+    """Launchers on small tensors, each of which makes one launch."""
+    from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
+    from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
+    from fusedops_triton._softmax import softmax_backward, softmax_forward
+
+    x = torch.randn(2, 4, 64, 256, device=device).bfloat16()
+    mask = torch.zeros(2, 1, 64, 256, dtype=torch.bool, device=device)
+    rows, bias = x.view(-1, 256), torch.zeros(256, device=device).bfloat16()
+    seed = torch.tensor([7], device=device)
+    return {
+        "softmax": lambda: softmax_forward(x, None, 0.3, False),
+        "softmax, mask": lambda: softmax_forward(x, mask, 0.3, False),
+        "softmax backward": lambda: softmax_backward(x, x, 0.3, False),
+        "gelu": lambda: gelu_forward(rows, bias, "tanh"),
+        "gelu backward, dx": lambda: gelu_backward(rows, rows, bias, "tanh", (True, False)),
+        "dropout": lambda: dropout_forward(rows, bias, None, 0.1, True, seed),
+        "dropout add": lambda: dropout_forward(rows, bias, rows, 0.1, True, seed),
+        "dropout backward, dx": lambda: dropout_backward(rows, seed, bias, 0.1, True, rows.dtype, (True, False)),
+    }
+
+
+def main() -> None:
+    """Prints the table."""
+    torch.set_num_threads(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        triton.runtime.driver.set_active(StubDriver())
+    work: dict[str, Callable[[], Any]] = {"allocation": lambda: torch.empty_like(like)}
+    like = torch.empty(64, 256, device=device)
+    for name, launcher in calls(device).items():
+        work[f"{name}, bare"] = bare(launcher)
+        work[name] = launcher
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(ROUNDS):
+        for name, function in work.items():
+            times[name].append(timeit.timeit(function, number=CALLS) / CALLS * 1e6)
+            if device == "cuda":
+                torch.cuda.synchronize()  # the queue must not fill: then the GPU would be timed
+    found = {name: statistics.median(rounds) for name, rounds in times.items()}
+    where = torch.cuda.get_device_name() if device == "cuda" else "a stub driver"
+    print(f"host time of a launch on {where}, torch {torch.__version__}, triton {triton.__version__}")
+    print(f"{'launcher':22} {'bare':>9} {'launcher':>9} {'added':>9} {'ratio':>6}")
+    for name in work:
+        if f"{name}, bare" in found:
+            plain, whole = found[f"{name}, bare"], found[name]
+            print(f"{name:22} {plain:6.2f} us {whole:6.2f} us {whole - plain:6.2f} us {whole / plain:6.2f}")
+    print(f"torch.empty_like: {found['allocation']:.2f} us")
+
+
+if __name__ == "__main__":
+    main()
