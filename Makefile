@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN = $(VENV)/bin
 
-.PHONY: help demo test lint types docs docs-check wheel bench overhead clean
+.PHONY: help demo test lint types docs docs-check wheel bench gpu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
@@ -49,8 +49,11 @@ docs-check: $(VENV)/ready  ## fails where docs/limits.md is stale
 overhead: $(VENV)/ready  ## what choosing a backend costs a call
 	$(BIN)/python benchmarks/overhead.py
 
-bench: $(VENV)/ready  ## CPU speed against plain torch, tuned allocator
-	benchmarks/run.sh $(BIN)/python
+bench: $(VENV)/ready  ## CPU speed against plain torch, Megatron's fallback and torch.compile (half an hour; leave it alone)
+	benchmarks/cpu.sh $(BIN)/python $(RESULTS)
+
+gpu:  ## on a machine with a GPU, with PYTHON as it is: tests, compute-sanitizer, benchmark
+	benchmarks/gpu.sh $(PYTHON)
 
 clean:  ## removes what the targets made
 	rm -rf $(VENV) dist build examples/out

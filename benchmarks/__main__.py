@@ -1,11 +1,12 @@
 """``python -m benchmarks``: measures every provider, writes JSON lines and plots, and compares with a stored run.
 
-    python -m benchmarks                              # the ops' own cases on this machine's device
+    python -m benchmarks                              # 128 MiB calls of every op, on this machine's device
+    python -m benchmarks --sweep cases                # the ops' own cases
     python -m benchmarks --sweep length --ops scaled_masked_softmax
     python -m benchmarks --allocator tuned --threads 2
-    python -m benchmarks --compare benchmarks/results/cpu/tuned.jsonl
+    python -m benchmarks --allocator tuned --compare benchmarks/results/cpu/large-tuned-2.jsonl
 
-Ctrl-C keeps what is done.
+Ctrl-C keeps what is done. How it is counted: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from math import prod
+from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 import fusedops
@@ -35,14 +38,38 @@ from fusedops._op import Case, Op
 # better modelled by one that keeps memory. The library itself never sets process environment.
 TUNED = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 
+# Calls of 2**25 elements, 128 MiB of float32, by the name that the tables give them. A mask is random, a third of it
+# set, and leaves every row something; "dead rows" has a quarter of the rows fully masked.
+_SCORES = (4, 16, 512, 1024)
+LARGE: dict[str, dict[str, dict[str, Any]]] = {
+    "scaled_masked_softmax": {
+        "mask [b,1,sq,sk]": {"x": _SCORES, "mask": (4, 1, 512, 1024), "scale": 0.125},
+        "mask [b,h,sq,sk]": {"x": _SCORES, "mask": _SCORES, "scale": 0.125},
+        "mask [b,1,1,sk]": {"x": _SCORES, "mask": (4, 1, 1, 1024), "scale": 0.125},
+        "dead rows": {"x": _SCORES, "mask": (4, 1, 512, 1024), "scale": 0.125},
+        "causal": {"x": (2, 16, 1024, 1024), "scale": 0.125, "causal": True},
+        "no mask": {"x": _SCORES, "scale": 0.125},
+    },
+    "bias_gelu": {
+        "tanh": {"x": (8192, 4096), "bias": (4096,)},
+        "erf": {"x": (8192, 4096), "bias": (4096,), "approximate": "none"},
+    },
+    "bias_dropout": {"training": {"x": (8192, 4096), "bias": (4096,), "p": 0.1, "seed": 1}},
+    "bias_dropout_add": {
+        "training": {"x": (8192, 4096), "bias": (4096,), "residual": (8192, 4096), "p": 0.1, "seed": 1},
+        "evaluation": {"x": (8192, 4096), "bias": (4096,), "residual": (8192, 4096), "p": 0.1, "training": False},
+    },
+}
+MODES = ("inference", "forward", "backward")
 
 _said: set[str] = set()
 
 
 def cases(op: Op, sweep: str, elements: int) -> Iterator[Case]:
-    """The calls to measure: the op's own cases, or a sweep of row length or of size."""
-    if sweep == "cases":
-        yield from (testing.shrunk(case, elements) for case in op.cases)
+    """The calls to measure, none with a tensor of more than ``elements``."""
+    if sweep in ("large", "cases"):
+        found = op.cases if sweep == "cases" else (Case(name, args) for name, args in LARGE[op.name].items())
+        yield from (testing.shrunk(case, elements) for case in found)
         return
     softmax = op.name == "scaled_masked_softmax"
     widths = [2**n for n in range(6, 16)]
@@ -56,77 +83,147 @@ def cases(op: Op, sweep: str, elements: int) -> Iterator[Case]:
             extra["residual"] = shape
         if "p" in op.parameters:
             extra |= {"p": 0.1, "seed": 1}
-        yield Case(f"{sweep}_{width if sweep == 'length' else rows * width}", {"x": shape, **extra})
+        yield Case(f"{sweep} {width if sweep == 'length' else rows * width}", {"x": shape, **extra})
 
 
-def measure(op: Op, case: Case, dtype: torch.dtype, device: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """One record a provider and mode."""
+def arguments(op: Op, case: Case, dtype: torch.dtype, device: str) -> tuple[Any, ...]:
+    """A call's arguments; the mask as LARGE says, also where a test's would have a fully masked row."""
     args = testing.arguments(op, case, dtype, device)
+    if "mask" in op.parameters and isinstance(mask := args[op.parameters.index("mask")], Tensor):
+        mask[..., 0] = False
+        if case.name == "dead rows":
+            mask[..., ::4, :] = True
+    return args
+
+
+def measure(
+    op: Op, case: Case, dtype: torch.dtype, device: str, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """One record a provider and mode."""
+    args = arguments(op, case, dtype, device)
     found, left = providers(op, args, device)
+    found = {name: function for name, function in found.items() if name not in options.without}
+    errors: dict[str, float | str | None] = {}
+    for name, function in list(found.items()):
+        try:
+            errors[name] = _error(op, args, _without_grad(function, args))
+        except Exception as error:  # a peer's own limit, met at its first call
+            if name.startswith(("fusedops", "torch")):
+                raise
+            left[name] = f"{type(error).__name__}: {error}"
+            del found[name]
     for name, why in left.items():
         note = f"left out: {name} for {op.name}: {why}"
         if note not in _said:
             _said.add(note)
             tqdm.write(note)
-    shape = tuple(args[0].shape)
-    like = torch.empty(shape, dtype=dtype, device=device)
     leaves = [
-        arg.detach().clone().requires_grad_() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
+        arg.detach().clone().requires_grad_() if isinstance(arg, Tensor) and arg.is_floating_point() else arg
         for arg in args
     ]
-    inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    forward = {name: (lambda f=f: f(*args)) for name, f in found.items()}
-    outputs = {name: f(*leaves) for name, f in found.items()}
-    grad = torch.randn_like(like)
-    backward = {
-        name: (lambda y=y: torch.autograd.grad(y, inputs, grad.to(y.dtype), retain_graph=True))
-        for name, y in outputs.items()
+    inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    like = torch.empty(args[0].shape, dtype=dtype, device=device)
+    work: dict[str, dict[str, Callable[[], object]]] = {
+        "inference": {name: (lambda f=f: _without_grad(f, args)) for name, f in found.items()},
+        "forward": {name: (lambda f=f: f(*leaves)) for name, f in found.items()},
     }
+    if "backward" in options.modes:
+        grad = torch.randn_like(like)
+        outputs = {name: f(*leaves) for name, f in found.items()}
+        work["backward"] = {
+            name: (lambda y=y: torch.autograd.grad(y, inputs, grad.to(y.dtype), retain_graph=True))
+            for name, y in outputs.items()
+        }
+        del outputs
     least = op.min_bytes(*args)
-    for mode, work in (("forward", forward), ("backward", backward)):
-        times = interleaved({**work, "copy": copy_of(like)}, device, seconds)
+    for mode in MODES:
+        if mode not in options.modes:
+            continue
+        # taken off: each backward keeps what its forward saved
+        mine = work.pop(mode)
+        times = interleaved({**mine, "copy": copy_of(like)}, device, options.seconds)
+        moved = least["backward" if mode == "backward" else "forward"]
         copy_gbs = 2 * like.nbytes / times["copy"].p50 / 1e6
-        for name in work:
+        for name, function in mine.items():
             took = times[name]
-            gbs = least[mode] / took.p50 / 1e6
+            gbs = moved / took.p50 / 1e6
             yield {
                 "op": op.name,
                 "mode": mode,
                 "case": case.name,
                 "dtype": str(dtype).removeprefix("torch."),
-                "shape": list(shape),
+                "shape": list(args[0].shape),
                 "provider": name,
                 "ms_p50": round(took.p50, 5),
                 "ms_p20": round(took.p20, 5),
                 "ms_p80": round(took.p80, 5),
-                "min_bytes": least[mode],
+                "min_bytes": moved,
                 "gb_per_s": round(gbs, 2),
                 "copy_gb_per_s": round(copy_gbs, 2),
                 "pct_of_copy": round(100 * gbs / copy_gbs, 1),
                 "copies": round(took.p50 / times["copy"].p50, 3),
                 "speedup_over_torch": round(times["torch"].p50 / took.p50, 3),
-                "peak_bytes": peak_bytes(work[name], device),
+                "peak_bytes": peak_bytes(function, device),
+                "max_error": errors[name],
             }
+
+
+def _error(op: Op, args: tuple[Any, ...], y: Tensor) -> float | str | None:
+    """The largest difference to the op's reference; None for dropout, where torch draws other numbers."""
+    if "seed" in op.parameters and args[op.parameters.index("training")]:
+        return None
+    error = float((y.float() - op.call_reference(args).float()).abs().max())
+    return error if error == error else "nan"  # JSON has none
+
+
+def _without_grad(function: Callable[..., Tensor], args: tuple[Any, ...]) -> Tensor:
+    with torch.no_grad():
+        return function(*args)
 
 
 def environment(device: str, threads: int, allocator: str) -> dict[str, Any]:
     """What the numbers belong to."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True).stdout.strip()
     if device == "cuda":
-        name, driver = torch.cuda.get_device_name(), torch.version.cuda or torch.version.hip
+        name = torch.cuda.get_device_name()
+        driver = _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or None
     else:
-        name, driver = f"{platform.machine()} CPU, {os.cpu_count()} cores", None
+        name, driver = f"{_processor()}, {os.cpu_count()} cores", None
     return {
         "device": name,
         "driver": driver,
         "torch": torch.__version__,
+        "triton": _version("triton"),
         "python": platform.python_version(),
         "fusedops": fusedops.__version__,
-        "commit": commit + ("+changes" if dirty else ""),
+        # results are written into the tree that they are of, so they do not count as a change to it
+        "commit": _said_by("git", "rev-parse", "HEAD")
+        + ("+changes" if _said_by("git", "status", "--porcelain", "--", ":!benchmarks/results") else ""),
         "threads": threads,
         "allocator": allocator,
     }
+
+
+def _said_by(*command: str) -> str:
+    if shutil.which(command[0]) is None:
+        return ""
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def compare(new: list[dict[str, Any]], stored: Path) -> int:
@@ -150,9 +247,11 @@ def main() -> int:
     parser.add_argument("--ops", nargs="+", default=list(testing.OPS), choices=list(testing.OPS))
     parser.add_argument("--cases", nargs="+", help="only the cases of these names")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--sweep", default="cases", choices=["cases", "length", "size"])
+    parser.add_argument("--sweep", default="large", choices=["large", "cases", "length", "size"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--elements", type=int, help="largest tensor; default 2**25 on a CPU, 2**28 on a GPU")
+    parser.add_argument("--without", nargs="+", default=[], help="providers to leave out, such as torch.compile")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each provider and case")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--allocator", default="default", choices=["default", "tuned"])
@@ -164,7 +263,9 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]])
     torch.set_num_threads(options.threads)
     elements = options.elements or (2**28 if options.device == "cuda" else 2**25)
-    out: Path = options.out or Path("benchmarks/results/out") / f"{options.device}-{options.allocator}.jsonl"
+    out: Path = (
+        options.out or Path("benchmarks/results/out") / f"{options.sweep}-{options.allocator}-{options.threads}.jsonl"
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     shared = environment(options.device, options.threads, options.allocator)
     todo = [
@@ -179,7 +280,7 @@ def main() -> int:
         try:
             for op, case, dtype in tqdm(todo, unit="case", disable=not sys.stderr.isatty()):
                 torch.compiler.reset()
-                for row in measure(op, case, dtype, options.device, options.seconds):
+                for row in measure(op, case, dtype, options.device, options):
                     rows.append({**row, **shared})
                     file.write(json.dumps(rows[-1]) + "\n")
                     file.flush()
@@ -187,13 +288,13 @@ def main() -> int:
             print(f"stopped; {len(rows)} measurements are kept in {out}")
     for row in rows:
         print(
-            f"{row['op']:22} {row['mode']:8} {row['case']:18} {row['dtype']:8} {row['provider']:22}"
+            f"{row['op']:22} {row['mode']:9} {row['case']:18} {row['dtype']:8} {row['provider']:22}"
             f" {row['ms_p50']:9.3f} ms"
             f" {row['copies']:6.2f} copies {row['pct_of_copy']:6.1f} % {row['speedup_over_torch']:6.2f}x torch"
         )
     if rows:
         plots.draw(rows, out.with_suffix(""))
-        print(f"{len(rows)} measurements in {out}, plots beside it; {prod(rows[0]['shape'])} elements in the first")
+        print(f"{len(rows)} measurements in {out}, plots beside it")
     return 1 if options.compare and compare(rows, options.compare) else 0
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,22 @@ def copy_of(like: torch.Tensor) -> Callable[[], object]:
     return lambda: target.copy_(source)
 
 
-def peak_bytes(function: Callable[[], Any], device: str) -> int | None:
-    """The most memory that a call has in use beyond what was there before. On CUDA only; None elsewhere."""
-    if device != "cuda":
-        return None
-    gc.collect()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    result = function()
-    peak = torch.cuda.max_memory_allocated() - before
+def peak_bytes(function: Callable[[], Any], device: str) -> int:
+    """The most memory that a call has in use at a time beyond what was there before, its result included."""
+    if device == "cuda":
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = function()
+        peak = torch.cuda.max_memory_allocated() - before
+        del result
+        return peak
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = function()
+    found = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(found, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
     del result
     return peak

@@ -15,7 +15,7 @@ Rows = list[dict[str, Any]]
 
 def draw(rows: Rows, stem: Path) -> None:
     """Writes ``<stem>-length`` (for sweeps of row length) or ``<stem>-speedup``, as PNG and SVG."""
-    if all(row["case"].startswith("length_") for row in rows):
+    if all(row["case"].startswith("length ") for row in rows):
         _save(_lengths(rows), stem, "length")
     else:
         _save(_bars(rows), stem, "speedup")
@@ -53,21 +53,29 @@ def _lengths(rows: Rows) -> Any:
 
 
 def _bars(rows: Rows) -> Any:
-    panels = _panels(rows)
-    figure, axes = plt.subplots(len(panels), 1, figsize=(9, 3.4 * len(panels)), squeeze=False)
-    for axis, panel in zip(axes[:, 0], panels):
-        mine = [row for row in rows if (row["op"], row["mode"], row["dtype"]) == panel]
-        names = list(dict.fromkeys(row["case"] for row in mine))
-        providers = list(dict.fromkeys(row["provider"] for row in mine))
+    """A panel a mode and dtype; a group of bars a call; a bar a provider, in one colour; torch is the line."""
+    modes, dtypes = (list(dict.fromkeys(row[what] for row in rows)) for what in ("mode", "dtype"))
+    calls = list(dict.fromkeys((row["op"], row["case"]) for row in rows))
+    providers = [name for name in dict.fromkeys(row["provider"] for row in rows) if name != "torch"]
+    shape = (len(modes) * len(dtypes), 1)
+    figure, axes = plt.subplots(*shape, figsize=(max(6, len(calls)), 2.6 * shape[0] + 1), squeeze=False, sharex=True)
+    for axis, (mode, dtype) in zip(axes[:, 0], [(mode, dtype) for mode in modes for dtype in dtypes]):
         for place, provider in enumerate(providers):
-            bars = {row["case"]: row["speedup_over_torch"] for row in mine if row["provider"] == provider}
-            at = [names.index(name) + (place - len(providers) / 2 + 0.5) * 0.8 / len(providers) for name in bars]
-            axis.bar(at, list(bars.values()), 0.8 / len(providers), label=provider)
+            bars = {
+                calls.index((row["op"], row["case"])): row["speedup_over_torch"]
+                for row in rows
+                if (row["mode"], row["dtype"], row["provider"]) == (mode, dtype, provider)
+            }
+            at = [call + (place - (len(providers) - 1) / 2) * 0.8 / len(providers) for call in bars]
+            axis.bar(at, list(bars.values()), 0.8 / len(providers), label=provider, color=f"C{place}")
         axis.axhline(1, color="black", linewidth=0.8)
-        axis.set_xticks(range(len(names)), names, rotation=25, ha="right", fontsize=7)
-        axis.set_title(" ".join(panel), fontsize=10)
-        axis.set_ylabel("speed-up over torch")
-        axis.legend(fontsize=7)
-    figure.suptitle(rows[0]["device"], fontsize=9)
-    figure.tight_layout()
+        axis.set_title(f"{mode}, {dtype}", fontsize=10)
+        axis.set_ylabel("x torch")
+        axis.grid(axis="y", alpha=0.3)
+    axes[-1, 0].set_xticks(
+        range(len(calls)), [f"{op}\n{case}" for op, case in calls], rotation=30, ha="right", fontsize=8
+    )
+    figure.suptitle(f"speed-up over plain torch: {rows[0]['device']}, {rows[0]['threads']} threads", fontsize=10)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="lower right", fontsize=8)
+    figure.tight_layout(rect=(0, 0, 1, 0.98))
     return figure

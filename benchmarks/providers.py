@@ -34,9 +34,22 @@ def megatron_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool)
     return torch.softmax(scores if mask is None else scores.masked_fill(mask, -10000.0), -1).to(x.dtype)
 
 
+def native_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
+    """Torch's own kernels with a mask in them: ``_masked_softmax``, or ``softmax`` where there is none to give."""
+    if causal or mask is None:
+        return naive_softmax(x, mask, scale, causal)
+    return torch._masked_softmax(x * scale, mask.expand(x.shape), -1, 0)
+
+
 def naive_bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     """``F.gelu(x + bias)``."""
     return F.gelu(x if bias is None else x + bias, approximate=approximate)
+
+
+def megatron_bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """The tanh form written out, as Megatron's function has it before a compiler sees it."""
+    u = x if bias is None else x + bias
+    return 0.5 * u * (1.0 + torch.tanh(0.79788456 * u * (1 + 0.044715 * u * u)))
 
 
 def naive_bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
@@ -63,18 +76,21 @@ def providers(op: Op, args: Sequence[Any], device: str) -> tuple[dict[str, Funct
     """The providers of a call, and those left out with the reason."""
     found: dict[str, Function] = {}
     left: dict[str, str] = {}
-    public = op.positional(getattr(fusedops, op.name))
     for info in fusedops.backends():
         decision = fusedops.explain(op.name, **dict(zip(op.parameters, args)), backend=info.name)
         verdict = next(v for v in decision.candidates if v.backend == info.name)
         if verdict.reasons:
             left[f"fusedops.{info.name}"] = verdict.reasons[0].detail
         else:
-            found[f"fusedops.{info.name}"] = _with_backend(public, info.name)
+            found[f"fusedops.{info.name}"] = _on(info.name, op)
     found["torch"] = NAIVE[op.name]
     found["torch.compile"] = torch.compile(NAIVE[op.name], dynamic=False)
     if op.name == "scaled_masked_softmax":
-        found["megatron (torch path)"] = megatron_softmax
+        found["megatron's torch path"] = megatron_softmax
+        if args[1] is not None and not args[3] and device == "cpu":  # on CUDA it takes other layouts of a mask
+            found["torch._masked_softmax"] = native_softmax
+    if op.name == "bias_gelu" and args[2] == "tanh":
+        found["megatron's torch path"] = megatron_bias_gelu
     if device == "cuda":
         for name, make in PEERS.get(op.name, {}).items():
             try:
@@ -86,12 +102,9 @@ def providers(op: Op, args: Sequence[Any], device: str) -> tuple[dict[str, Funct
     return found, left
 
 
-def _with_backend(public: Function, name: str) -> Function:
-    def through(*args: Any) -> Tensor:
-        with fusedops.use(name, fallback="raise"):
-            return public(*args)
-
-    return through
+def _on(backend: str, op: Op) -> Function:
+    public, names = getattr(fusedops, op.name), op.parameters
+    return lambda *args: public(**dict(zip(names, args)), backend=backend)
 
 
 def _plain_softmax_only(args: Sequence[Any]) -> None:
@@ -123,6 +136,16 @@ def _transformer_engine(args: Sequence[Any]) -> Function:
     return lambda x, mask, scale, causal: function.apply(x, mask, scale)
 
 
+def _attorch(args: Sequence[Any]) -> Function:
+    _plain_softmax_only(args)
+    function = importlib.import_module("attorch.softmax_layers").SoftmaxAutoGrad
+    return lambda x, mask, scale, causal: function.apply(x * scale, False)
+
+
+def _unsloth(args: Sequence[Any]) -> Function:
+    raise ValueError("has none of these ops: its kernels are GLU, RMS norm, RoPE and losses")
+
+
 def _flag_gems(args: Sequence[Any]) -> Function:
     flag_gems = importlib.import_module("flag_gems")
 
@@ -139,5 +162,7 @@ PEERS: dict[str, dict[str, Callable[[Sequence[Any]], Function]]] = {
         "quack-kernels": _quack,
         "TransformerEngine": _transformer_engine,
         "flag-gems": _flag_gems,
+        "attorch": _attorch,
+        "unsloth": _unsloth,
     },
 }

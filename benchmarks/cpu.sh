@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The CPU measurements of docs/performance.md. Nothing else may run on the machine meanwhile.
+#   benchmarks/cpu.sh [PYTHON [FOLDER]]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${1:-python3}
+out=${2:-benchmarks/results/out}
+run() { "$python" -m benchmarks --device cpu --modes forward backward --seconds 0.3 "$@"; }
+run --allocator tuned --threads 2 --out "$out/large-tuned-2.jsonl"
+run --allocator default --threads 2 --dtypes float32 --out "$out/large-default-2.jsonl"
+run --allocator tuned --threads 1 --dtypes float32 --out "$out/large-tuned-1.jsonl"
+run --allocator tuned --threads 2 --dtypes float32 --sweep length --elements $((2 ** 22)) --ops scaled_masked_softmax \
+    --out "$out/length-tuned-2.jsonl"
