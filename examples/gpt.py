@@ -128,7 +128,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, ops: Ops) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # each (B, H, S, D)
+        # a head's q, k and v lie together, so that qkv can be cut between heads; each becomes (B, H, S, D)
+        q, k, v = self.qkv(x).view(batch, length, self.heads, 3, -1).permute(3, 0, 2, 1, 4)
         scores = _rotated(q) @ _rotated(k).transpose(-2, -1)
         probs = ops.attention_probs(scores, q.shape[-1] ** -0.5)
         return (probs @ v).transpose(1, 2).reshape(batch, length, width)

@@ -4,6 +4,10 @@
 
 Then it reports who served the calls of the attention softmax and why, how far the two models' losses are apart, how
 long each took, and what the first one writes. The loss curves go to examples/out/.
+
+    torchrun --nproc-per-node 2 examples/train_gpt.py
+
+trains one model over two processes instead, beside a whole one in each, and compares those.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +33,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 from gpt import FUSED, GPT, PLAIN, Ops
 from matplotlib.figure import Figure
-from torch import Tensor
+from parallel import parallelize
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn import functional as F
 from tqdm import tqdm
 
@@ -46,6 +54,9 @@ REFUSED_LENGTH = 100  # Ascend takes multiples of 32, from 32 to 4096
 def main(arguments: Sequence[str] | None = None) -> None:
     started = time.perf_counter()
     options = parse(arguments)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        train_in_parallel(options)
+        return
     plays = Plays.read(HERE / "data", options.device, options.seed)
     fused, plain = (Trainee(ops, plays, options.seed) for ops in (FUSED, PLAIN))
 
@@ -69,6 +80,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=1, help="of the weights, the batches and the text (%(default)s)")
     add("--device", type=torch.device, default=best_device(), help="where to train (here: %(default)s)")
     add("--out", type=Path, default=HERE / "out", help="folder for loss.png and loss.csv (examples/out)")
+    add("--sequence-parallel", action="store_true", help="under torchrun: cut what lies between the layers too")
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.block < 1:
         parser.error("--steps and --block must be at least 1")
@@ -107,11 +119,16 @@ class Plays:
 
 
 class Trainee:
-    """A model in training, with its loss and its time at each step."""
+    """A model in training, with its loss and its time at each step. With a mesh, spread over its processes."""
 
-    def __init__(self, ops: Ops, plays: Plays, seed: int) -> None:
+    def __init__(
+        self, ops: Ops, plays: Plays, seed: int, mesh: DeviceMesh | None = None, *, sequence: bool = False
+    ) -> None:
         torch.manual_seed(seed)  # both start from the same weights
         self.model = GPT(len(plays.characters), ops, **SIZES).to(plays.device)
+        self.spread = mesh is not None
+        if mesh is not None:
+            parallelize(self.model, mesh, sequence=sequence)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.99), weight_decay=0.1)
         self.losses: list[float] = []
         self.seconds: list[float] = []
@@ -120,9 +137,10 @@ class Trainee:
         started = time.perf_counter()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = loss_of(self.model, text, following, seed)
-        self.optimizer.zero_grad()
-        loss.backward()
+        with implicit_replication() if self.spread else nullcontext():
+            loss = loss_of(self.model, text, following, seed)
+            self.optimizer.zero_grad()
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         wait_for(text.device)
@@ -147,8 +165,7 @@ def train(fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namesp
         text, following = plays.batch(plays.training, BATCH, options.block)
         if step == 0:
             call = softmax_call(fused.model, text)
-        # up for WARM_UP steps, then down along a cosine to a twentieth
-        rate = LEARNING_RATE * min(1, (step + 1) / WARM_UP) * (0.525 + 0.475 * math.cos(math.pi * step / options.steps))
+        rate = learning_rate(step, options.steps)
         # each goes first every other time: what else this machine does then slows both alike
         for trainee in (fused, plain) if step % 2 else (plain, fused):
             trainee.step(text, following, rate, seed=1000 * step)  # one seed, so that both drop the same elements
@@ -157,6 +174,41 @@ def train(fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namesp
         if bar.disable and (step + 1) % max(1, options.steps // 5) == 0:
             print(f"  step {step + 1}: {losses}", flush=True)
     return call
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Up for WARM_UP steps, then down along a cosine to a twentieth."""
+    return LEARNING_RATE * min(1, (step + 1) / WARM_UP) * (0.525 + 0.475 * math.cos(math.pi * step / steps))
+
+
+def train_in_parallel(options: argparse.Namespace) -> None:
+    """Under torchrun: one GPT over all processes, beside a whole one in each, on the same batches and dropout seeds."""
+    distributed.init_process_group()
+    try:
+        processes, first = distributed.get_world_size(), distributed.get_rank() == 0
+        torch.get_device_module(options.device).set_device(int(os.environ["LOCAL_RANK"]))
+        mesh = init_device_mesh(options.device.type, (processes,))
+        plays = Plays.read(HERE / "data", options.device, options.seed)
+        spread = Trainee(FUSED, plays, options.seed, mesh, sequence=options.sequence_parallel)
+        whole = Trainee(FUSED, plays, options.seed)
+        if first:
+            print(f"A GPT over {processes} processes on {options.device}, and a whole one: {options.steps} steps")
+        for step in range(options.steps):
+            batch = plays.batch(plays.training, BATCH, options.block)
+            for trainee in (spread, whole):
+                trainee.step(*batch, learning_rate(step, options.steps), seed=1000 * step)
+            if first and (step + 1) % max(1, options.steps // 5) == 0:
+                print(f"  step {step + 1}: loss {spread.losses[-1]:.6f}, whole {whole.losses[-1]:.6f}", flush=True)
+        if first:
+            differences = [abs(ours - theirs) for ours, theirs in zip(spread.losses, whole.losses)]
+            print(f"Largest difference of a step's loss: {max(differences):.1e}")
+            options.out.mkdir(parents=True, exist_ok=True)
+            rows = enumerate(zip(spread.losses, whole.losses), 1)
+            lines = [f"{step},{ours!r},{theirs!r}" for step, (ours, theirs) in rows]
+            (options.out / "parallel.csv").write_text("\n".join(("step,parallel,whole", *lines, "")))
+            print(f"Written: parallel.csv in {options.out}")
+    finally:
+        distributed.destroy_process_group()
 
 
 def softmax_call(model: GPT, text: Tensor) -> tuple[Tensor, float]:
