@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 AUTO = "auto"
 LEVELS: tuple[str, ...] = get_args(Fallback)
-VARIABLES = ("FUSEDOPS_BACKEND", "FUSEDOPS_FALLBACK", "FUSEDOPS_PLUGINS")
+VARIABLES = ("FUSEDOPS_AUTOTUNE", "FUSEDOPS_BACKEND", "FUSEDOPS_FALLBACK", "FUSEDOPS_PLUGINS")
 
 
 @dataclass(frozen=True)

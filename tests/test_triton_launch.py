@@ -60,7 +60,7 @@ made.driver.get_current_target = lambda: GPUTarget("hip", "gfx942", 64)
 """ * (target == "hip")
     found = program(PRETEND + code + "print(json.dumps(made.compare(2000, 1)))")
     assert found["differ"] == []
-    assert found["short"] > 0.3 * found["launches"] > 600
+    assert found["short"] > 600
     assert [name.rpartition("_triton.")[2] for name in found["kernels"]] == [
         "_bias._add_sums",
         *(f"_bias_dropout.{kernel}" for kernel in ("_backward_columns", "_backward_flat", "_forward")),
