@@ -1,0 +1,149 @@
+"""What this installation is, and what is wrong with it: the data behind ``python -m fusedops info`` and ``doctor``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+import fusedops
+from fusedops._op import OPS
+from fusedops._policy import VARIABLES, process_policy, unknown_name
+from fusedops._registry import BackendInfo, backends
+from fusedops.errors import FusedOpsError, FusedOpsWarning
+
+#: Tools that a vendor's driver brings, by torch device type: with one of them here, there is a device to be served.
+_DRIVERS = {"cuda": ("nvidia-smi", "rocm-smi"), "npu": ("npu-smi",)}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that keeps calls from where they could be served: what, and what to do."""
+
+    what: str
+    fix: str
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices, policy and backends, as JSON-ready data: the text to paste into an issue."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FusedOpsWarning)  # doctor says what they say
+            policy = str(process_policy())
+    except FusedOpsError as error:
+        policy = f"{type(error).__name__}: {error}"
+    return {
+        "fusedops": fusedops.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "versions": {name: _version(name) for name in ("triton", "torch-npu", "pluggy", "numpy")},
+        "devices": devices(),
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith("FUSEDOPS_")},
+        "policy": policy,
+        "backends": [_row(info) for info in backends()],
+    }
+
+
+def devices() -> dict[str, list[str]]:
+    """Names of the devices that torch sees, by device type."""
+    found = {"cpu": [platform.processor() or platform.machine()]}
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    for kind in sorted({"cuda"} | ({accelerator.type} if accelerator else set[str]())):
+        module: Any = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            indices = range(int(module.device_count()))
+            named = hasattr(module, "get_device_name")
+            found[kind] = [str(module.get_device_name(i)) if named else f"{kind}:{i}" for i in indices]
+    return found
+
+
+def problems() -> Iterator[Problem]:
+    """Everything wrong that can be seen without a call."""
+    for name in sorted(os.environ):
+        if name.startswith("FUSEDOPS_") and name not in VARIABLES:
+            yield Problem(
+                unknown_name("FUSEDOPS variable", name, VARIABLES, 0.75), f"unset {name}, or correct its name"
+            )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FusedOpsWarning)
+            process_policy()
+    except FusedOpsError as error:
+        yield Problem(str(error), "correct the variable: the first call of any op will raise this")
+    found = backends()
+    for info in found:
+        if info.state == "failed":
+            yield Problem(f"backend {info.name} of {info.distribution} failed: {info.why}", info.fix)
+    here = devices()
+    for kind, tools in _DRIVERS.items():
+        tool = next((tool for tool in tools if shutil.which(tool)), None)
+        if kind not in here and tool is None:
+            continue  # no such device, nothing to miss
+        seen = (
+            f"torch sees {', '.join(here[kind])}"
+            if kind in here
+            else f"{tool} is here, but torch sees no {kind} device"
+        )
+        if kind == "cuda" and kind not in here and torch.version.cuda is None and torch.version.hip is None:
+            yield Problem(f"{seen}: torch {torch.__version__} is a CPU build", "install a CUDA or ROCm build of torch")
+            continue
+        serving = [info for info in found if kind in info.device_types]
+        if any(info.state == "ready" for info in serving):
+            continue
+        for info in serving:
+            if info.state != "failed":  # said above
+                yield Problem(f"{seen}, and backend {info.name} cannot serve it: {info.why}", info.fix)
+        if not serving:
+            yield Problem(f"{seen}, and no installed backend serves {kind}", f"install a fusedops backend for {kind}")
+
+
+def limits() -> dict[str, list[dict[str, Any]]]:
+    """For each op, who has kernels for it, with their limits and deviations in words."""
+    from fusedops._registry import registry
+
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in OPS}
+    for record in registry.records():
+        refusal = record.refusal()
+        for item in record.backend.kernels if record.backend else ():
+            found[item.op].append(
+                {
+                    "backend": record.name,
+                    "direction": item.direction,
+                    "devices": list(record.backend.device_types) if record.backend else [],
+                    "ready": refusal is None,
+                    "limits": [limit.describe() for limit in item.limits],
+                    "deviations": [f"{d.name}: {d.sentence}" for d in item.deviations],
+                }
+            )
+    return found
+
+
+def _row(info: BackendInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "state": info.state,
+        "why": info.why,
+        "fix": info.fix,
+        "devices": list(info.device_types),
+        "priority": info.priority,
+        "ops": list(info.ops),
+        "distribution": info.distribution,
+        "version": info.version,
+        "file": info.file,
+        "error": info.error,
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
