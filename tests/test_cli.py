@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +171,13 @@ def test_doctor_names_a_broken_plugin(rediscovered: Any, distribution: Any, caps
 @pytest.mark.parametrize("argv", [["info"], NPU_CALL], ids=["info", "explain"])
 def test_answers_within_a_second_beyond_torch(argv: list[str]) -> None:
     def took(*command: str) -> float:
-        times = []
-        for _ in range(2):
-            start = time.perf_counter()
+        """Seconds of processor time, the least of three runs: a busy machine stretches the clock's."""
+        times: list[float] = []
+        for _ in range(3):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run([sys.executable, *command], check=False, capture_output=True)
-            times.append(time.perf_counter() - start)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         return min(times)
 
     assert took("-m", "fusedops", *argv) - took("-c", "import torch") < 1.0
