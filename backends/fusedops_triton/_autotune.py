@@ -51,7 +51,7 @@ def tuned(make: Callable[[S], Launch], table: S, width: int, element_size: int) 
     Args:
         make: a launch with a setting.
         table: the table's setting.
-        width: columns of a row; 0 where a kernel knows none.
+        width: columns of a row, as a power of two; 0 where a kernel knows none.
         element_size: bytes.
     """
     launch = make(table)
@@ -186,14 +186,14 @@ class Store:
 
     def _read(self) -> dict[str, list[Any]]:
         try:
-            text = self.path.read_text(encoding="utf-8")
+            written = self.path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             self._give_up(f"{type(error).__name__}: {error}", "make it readable, or delete it")
             return {}
         try:
-            content: Any = json.loads(text)
+            content: Any = json.loads(written)
             if content["key"] != self._key:
                 raise ValueError(f"it is of {content['key']}, not of {self._key}")
             settings = cast("dict[str, list[Any]]", content["settings"])

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._launch import Launch, by_layout, scalar_for
-from fusedops_triton._settings import Plan, ceil_div, plan
+from fusedops_triton._settings import Plan, ceil_div, plan, power_of_two
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -128,7 +128,7 @@ def _forward_launch(
         kernel = _forward_on_chip if setting.on_chip else _forward_long
         return Launch(kernel, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
 
-    return tuned(make, plan(size_k, dtype.itemsize, inputs=1), size_k, dtype.itemsize)
+    return tuned(make, plan(size_k, dtype.itemsize, inputs=1), power_of_two(size_k), dtype.itemsize)
 
 
 @by_layout
@@ -145,7 +145,7 @@ def _backward_launch(shape: _Ints, grad_strides: _Ints, dtype: torch.dtype, caus
         sizes = (*g_walk, n_rows, size_h, size_q, size_k)
         return Launch(kernel, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
 
-    return tuned(make, plan(size_k, dtype.itemsize, inputs=2), size_k, dtype.itemsize)
+    return tuned(make, plan(size_k, dtype.itemsize, inputs=2), power_of_two(size_k), dtype.itemsize)
 
 
 def _wide(dtype: torch.dtype) -> tl.dtype:
