@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from torch._library.autograd import (  # what torch.library.register_autograd is
     Info,
     make_autograd_impl,  # pyright: ignore[reportUnknownVariableType]
 )
+from torch.compiler import is_dynamo_compiling
 
 from fusedops import _dispatch, _policy
 from fusedops._op import Op
@@ -65,7 +67,8 @@ def register_op(op: Op) -> None:
         if any(needs):
             args = [needs if what == "needs" else value for (what, _), value in zip(op.kept, _saved(ctx))]
             function = getattr(torch.ops.fusedops, f"{op.name}_backward").default
-            with _policy.within(ctx.frame):  # backward may run on another thread, or after `with use(...)` has ended
+            # backward may run on another thread, or after `with use(...)` has ended. Compiled autograd cannot trace it
+            with nullcontext() if is_dynamo_compiling() else _policy.within(ctx.frame):
                 gradients = function(grad, *args, backend=ctx.backend)
             gradients = (gradients,) if single else gradients
             found.update((name, g) for name, g, need in zip(op.differentiable, gradients, needs) if need)

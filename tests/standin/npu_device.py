@@ -219,6 +219,8 @@ def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     calls[aliases.name] += 1
     if op._schema.name in _ALWAYS_TANH:
         kwargs["approximate"] = "tanh"
+    if op._schema.name.startswith("aten::bitwise_"):  # torch hands a number over as it is, and takes none back here
+        args = tuple(torch.tensor(arg) if isinstance(arg, int) else arg for arg in args)
     cpu_args = aliases.enter(args)
     cpu_kwargs = {name: aliases.enter(value) for name, value in _with_generator(op, args, kwargs).items()}
     aliases.check()

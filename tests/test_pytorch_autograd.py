@@ -1,0 +1,274 @@
+"""Autograd and torch.func: every op, the numbers of its reference, by the public function and the registered op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from calls import (
+    OPTIONS,
+    close,
+    every_op,
+    gradients,
+    growing,
+    inputs,
+    noting_backend,
+    public,
+    reference,
+    registered,
+)
+from torch import Tensor
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+import fusedops
+from fusedops._op import OPS
+
+every_way = pytest.mark.parametrize("way", [public, registered], ids=["fusedops", "torch.ops"])
+BACKENDS = ["eager", "triton"]  # triton's kernels take float64, under the interpreter too
+Way = Callable[[str], Callable[..., Tensor]]
+
+
+def floating(
+    function: Callable[..., Tensor], tensors: list[Tensor]
+) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """``function`` as one of the floating tensors alone, and those."""
+    places = [place for place, tensor in enumerate(tensors) if tensor.is_floating_point()]
+
+    def run(*changed: Tensor) -> Tensor:
+        whole = list(tensors)
+        for place, tensor in zip(places, changed):
+            whole[place] = tensor
+        return function(*whole)
+
+    return run, tuple(tensors[place] for place in places)
+
+
+def one(op: str, tensors: list[Tensor], sample: int) -> list[Tensor]:
+    """The tensors of one sample; a bias serves all."""
+    return [tensor[sample] if tensor.dim() > 1 else tensor for tensor in tensors]
+
+
+# ------------------------------------------------------------------------------------------------------------- autograd
+
+
+@every_op
+@pytest.mark.parametrize(
+    ("way", "backend"),
+    [(public, "eager"), (registered, "eager"), (public, "triton")],
+    ids=["fusedops", "torch.ops", "triton"],
+)
+@pytest.mark.feature("gradgradcheck")
+def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
+    fast = backend == "triton"  # along one direction: the interpreter is slow
+    function, xs = floating(way(op), inputs(op, length=3, batch=2))
+    xs = tuple(growing(list(xs)))
+    with fusedops.use(backend, fallback="raise"):
+        assert gradcheck(function, xs, fast_mode=fast)
+        assert gradgradcheck(function, xs, fast_mode=fast)
+
+
+@every_op
+@every_way
+def test_batched_gradients_are_those_of_a_loop(op: str, way: Way) -> None:
+    tensors = growing(inputs(op))
+    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    for backend in BACKENDS:
+        with fusedops.use(backend, fallback="raise"):
+            y = way(op)(*tensors)
+            several = torch.stack([torch.randn_like(y) for _ in range(3)])
+            got = torch.autograd.grad(y, wanted, several, is_grads_batched=True, retain_graph=True)
+            each = [torch.autograd.grad(y, wanted, grad, retain_graph=True) for grad in several]
+        for place, found in enumerate(got):
+            close(found, torch.stack([grads[place] for grads in each]))
+
+
+@every_op
+@every_way
+def test_only_the_gradients_that_are_wanted_are_computed(op: str, way: Way) -> None:
+    ran: list[tuple[Any, ...]] = []
+    noting_backend(op, "noting", ran)
+    differentiable = OPS[op].differentiable
+    names = [*differentiable, *([OPS[op].passed_through] if OPS[op].passed_through else [])]
+    for wanted in names:
+        tensors = inputs(op)
+        at = OPS[op].parameters.index(wanted)
+        tensors[at].requires_grad_()
+        ran.clear()
+        with fusedops.use("noting"):
+            way(op)(*tensors).sum().backward()
+        assert tensors[at].grad is not None
+        assert [who for who, _ in ran] == ["noting", *(["noting backward"] if wanted in differentiable else [])]
+        if wanted in differentiable and "needs" in OPS[op].backward_parameters:
+            assert [*ran[1][1][-1]] == [name == wanted for name in differentiable]
+
+
+@every_op
+@every_way
+def test_the_graph_is_kept_and_freed_as_torch_does(op: str, way: Way) -> None:
+    tensors = growing(inputs(op))
+    y = way(op)(*tensors)
+    first = gradients(y, tensors, retain_graph=True)
+    close(gradients(y, tensors), first)
+    with pytest.raises(RuntimeError, match="second time"):
+        gradients(y, tensors)
+
+
+@every_op
+@every_way
+@pytest.mark.filterwarnings("always")  # anomaly mode says where forward ran by a warning
+def test_anomaly_mode_names_the_line_of_forward(op: str, way: Way, recwarn: pytest.WarningsRecorder) -> None:
+    tensors = growing(inputs(op))
+    with torch.autograd.detect_anomaly(check_nan=True):
+        y = way(op)(*tensors)
+        with pytest.raises(RuntimeError, match="returned nan values in its 0th output"):
+            y.backward(torch.full_like(y, float("nan")))
+    assert any("y = way(op)(*tensors)" in str(warning.message) for warning in recwarn)
+
+
+@every_op
+@every_way
+def test_saved_tensors_hooks_see_what_is_kept(op: str, way: Way) -> None:
+    tensors = growing(inputs(op))
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> int:
+        packed.append(tensor.detach().clone())
+        return len(packed) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda place: packed[place]):
+        y = way(op)(*tensors)
+    kept = len(packed)
+    found = gradients(y, tensors)
+    assert kept == sum(isinstance(value, Tensor) for value in kept_for_backward(op, tensors))
+    close(found, gradients(reference(op)(*tensors), tensors))
+
+
+def kept_for_backward(op: str, tensors: list[Tensor]) -> tuple[Any, ...]:
+    args = OPS[op].complete(OPS[op].bind(tensors, OPTIONS[op]))
+    return OPS[op].backward_args(None, args[0], args, ())[1:]
+
+
+@every_op
+@every_way
+def test_a_kept_tensor_changed_in_place_is_torchs_own_error(op: str, way: Way) -> None:
+    tensors = growing(inputs(op))
+    tensors[0] = tensors[0] * 1.0  # no leaf, which torch would refuse to change
+    seed = torch.tensor([3])
+    options = {**OPTIONS[op], **({"seed": seed} if "seed" in OPTIONS[op] else {})}
+    y = (
+        getattr(fusedops, op)(*tensors, **options)
+        if way is public
+        else getattr(torch.ops.fusedops, op)(*OPS[op].bind(tensors, options))
+    )
+    with torch.no_grad():  # the softmax keeps y, GELU keeps x, dropout keeps the seed
+        (y if op == "scaled_masked_softmax" else tensors[0] if op == "bias_gelu" else seed).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@every_op
+@every_way
+def test_no_grad_and_inference_mode(op: str, way: Way) -> None:
+    want = reference(op)(*inputs(op))
+    for mode in (torch.no_grad, torch.inference_mode):
+        tensors = growing(inputs(op))
+        with mode():
+            y = way(op)(*tensors)
+            inside = [tensor.clone() for tensor in inputs(op)]
+        assert not y.requires_grad
+        assert y.is_inference() is (mode is torch.inference_mode)
+        close(y, want)
+        close(way(op)(*inside), want)  # tensors made there serve outside it
+
+
+# ----------------------------------------------------------------------------------------------------------- torch.func
+
+
+@every_op
+@every_way
+@pytest.mark.feature("jvp")
+def test_jvp_and_forward_mode(op: str, way: Way) -> None:
+    function, xs = floating(way(op), inputs(op))
+    plain = floating(reference(op), inputs(op))[0]
+    along = tuple(x.flip(0) + 1 for x in xs)
+    want = torch.func.jvp(plain, xs, along)
+    assert want[1].abs().max() > 0.01  # a tangent that got lost would be zero
+    close(torch.func.jvp(function, xs, along), want)
+    with forward_ad.dual_level():
+        y = function(*(forward_ad.make_dual(x, t) for x, t in zip(xs, along)))
+        close(tuple(forward_ad.unpack_dual(y)), want)
+    # a dual gradient in backward, and one that was made with a graph: forward over reverse
+    grown = tuple(growing(list(xs)))
+    y, g = function(*grown), torch.randn_like(want[0])
+    with forward_ad.dual_level():
+        found = torch.autograd.grad(y, grown, forward_ad.make_dual(g, g + 1))
+        tangents = [forward_ad.unpack_dual(t).tangent for t in found]
+    close(tangents, list(torch.autograd.grad(plain(*grown), grown, g + 1)))
+
+
+@every_op
+@every_way
+def test_grad_vjp_and_hessian(op: str, way: Way) -> None:
+    function, xs = floating(way(op), inputs(op, length=2, batch=1))
+    plain = floating(reference(op), inputs(op, length=2, batch=1))[0]
+    every = tuple(range(len(xs)))
+    grads = [torch.func.grad(lambda *a, f=f: f(*a).square().sum(), every)(*xs) for f in (function, plain)]
+    close(*grads)
+    y, pullback = torch.func.vjp(function, *xs)
+    close(pullback(2 * y), grads[1])
+    hessians = [torch.func.hessian(lambda x, f=f: f(x, *xs[1:]).square().sum())(xs[0]) for f in (function, plain)]
+    close(*hessians)
+    close(torch.func.jacrev(function)(*xs), torch.func.jacfwd(function)(*xs))
+
+
+@every_op
+@every_way
+@pytest.mark.feature("vmap")
+def test_vmap_is_a_loop(op: str, way: Way) -> None:
+    tensors = inputs(op)
+    dims = tuple(0 if tensor.dim() > 1 else None for tensor in tensors)
+    loop = torch.stack([reference(op)(*one(op, tensors, sample)) for sample in range(3)])
+    close(torch.vmap(way(op), dims)(*tensors), loop)
+    # another dimension, only x batched, and vmap in vmap
+    moved = [tensor.movedim(0, -1) if dim == 0 else tensor for tensor, dim in zip(tensors, dims)]
+    close(torch.vmap(way(op), tuple(dim and -1 if dim is None else -1 for dim in dims))(*moved), loop)
+    first = one(op, tensors, 0)
+    alone = torch.vmap(lambda x: way(op)(x, *first[1:]))(tensors[0])
+    close(alone, torch.stack([reference(op)(x, *first[1:]) for x in tensors[0]]))
+    twice = torch.vmap(torch.vmap(lambda x: way(op)(x, *first[1:])))(torch.stack([tensors[0], tensors[0] + 1]))
+    close(twice[0], alone)
+
+
+@every_op
+@every_way
+@pytest.mark.feature("vmap")
+def test_gradients_of_each_sample(op: str, way: Way) -> None:
+    tensors = inputs(op)
+    wanted = tuple(place for place, tensor in enumerate(tensors) if tensor.is_floating_point())
+    dims = tuple(0 if tensor.dim() > 1 else None for tensor in tensors)
+    got = torch.vmap(torch.func.grad(lambda *a: way(op)(*a).square().sum(), wanted), dims)(*tensors)
+    for sample in range(3):
+        grown = growing(one(op, tensors, sample))
+        close([found[sample] for found in got], gradients(public(op)(*grown), grown))
+
+
+@pytest.mark.parametrize("op", ["bias_dropout", "bias_dropout_add"])
+def test_the_masks_of_vmap(op: str) -> None:
+    """A given seed: every sample's mask, as in a loop. None: by vmap's ``randomness``, as for torch's own dropout."""
+    x, *rest = [torch.ones_like(tensor) for tensor in one(op, inputs(op), 0)]
+    batch = torch.stack([x] * 4)
+
+    def call(x: Tensor, seed: Any = None) -> Tensor:
+        return getattr(fusedops, op)(x, *rest, p=0.5, seed=seed)
+
+    with pytest.raises(RuntimeError, match="randomness"):
+        torch.vmap(call)(batch)
+    same = torch.vmap(call, randomness="same")(batch)
+    assert all(torch.equal(sample, same[0]) for sample in same)
+    different = torch.vmap(call, randomness="different")(batch)
+    assert len({sample.numpy().tobytes() for sample in different}) == 4
+    seeds = torch.arange(4)
+    close(torch.vmap(call)(batch, seeds), torch.stack([call(x, seed) for seed in seeds]))
+    close(torch.vmap(lambda x: call(x, 7))(batch), torch.stack([call(x, 7)] * 4))

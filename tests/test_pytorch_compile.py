@@ -1,0 +1,192 @@
+"""torch.compile, torch.export, AOTInductor and opcheck: every op, in one graph, compiled once or twice."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from calls import arguments, close, every_op, gradients, growing, inputs, noting_backend, public, registered
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
+
+import fusedops
+from fusedops._op import OPS
+
+LENGTHS = range(5, 25, 2)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """No graph of another test is found again."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def inductor() -> CompileCounterWithBackend:
+    """torch.compile's own backend, which counts what it compiles."""
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        pytest.skip("needs a C++ compiler, which Inductor compiles for a CPU with")
+    return CompileCounterWithBackend("inductor")
+
+
+def same(compiled: Callable[..., Tensor], eager: Callable[..., Tensor], tensors: list[Tensor], training: bool) -> None:
+    if not training:
+        with torch.no_grad():
+            return close(compiled(*tensors), eager(*tensors))
+    ours, theirs = growing(tensors), growing(tensors)
+    got, want = compiled(*ours), eager(*theirs)
+    close(got, want)
+    return close(gradients(got, ours), gradients(want, theirs))
+
+
+training = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+
+
+@every_op
+@training
+@pytest.mark.feature("compile static")
+def test_compiled_for_one_length(op: str, training: bool, inductor: CompileCounterWithBackend) -> None:
+    compiled = torch.compile(public(op), fullgraph=True, dynamic=False, backend=inductor)
+    for seed in range(3):
+        same(compiled, public(op), inputs(op, seed=seed), training)
+    assert inductor.frame_count == 1
+    assert f"fusedops.{op}" in inductor.graphs[0].code
+
+
+@every_op
+@training
+@pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "automatic"])
+@pytest.mark.feature("compile dynamic")
+def test_compiled_for_ten_lengths(
+    op: str, dynamic: bool | None, training: bool, inductor: CompileCounterWithBackend
+) -> None:
+    compiled = torch.compile(public(op), fullgraph=True, dynamic=dynamic, backend=inductor)
+    for length in LENGTHS:
+        same(compiled, public(op), inputs(op, length), training)
+    assert inductor.frame_count <= 2
+
+
+@training
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")  # the model's own
+def test_the_demos_gpt_for_ten_lengths(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[1] / "examples"))
+    import gpt
+
+    torch.manual_seed(0)
+    model = gpt.GPT(65, gpt.FUSED, layers=1, width=32, heads=2).double().train(training)
+    counter = CompileCounterWithBackend("aot_eager")  # Inductor takes a minute and a half for the graph of training
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+    for length in LENGTHS:
+        text = torch.randint(65, (2, length))
+        for run in (model, compiled):
+            y = run(text, 7)
+            found = [y, *(torch.autograd.grad(y.square().sum(), [*model.parameters()]) if training else ())]
+            if run is model:
+                want = found
+        torch.testing.assert_close(found, want, atol=1e-9, rtol=1e-9)
+    assert counter.frame_count <= 2
+    assert {f"fusedops.{op}" in counter.graphs[-1].code for op in ("bias_gelu", "bias_dropout_add")} == {True}
+    sys.modules.pop("gpt")
+
+
+@every_op
+def test_a_changed_policy_is_seen_without_compiling_again(op: str) -> None:
+    ran: list[tuple[Any, ...]] = []
+    for name in ("first", "second"):
+        noting_backend(op, name, ran)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(public(op), fullgraph=True, dynamic=True, backend=counter)
+    tensors = inputs(op)
+    compiled(*tensors)
+    before = counter.frame_count
+    for name in ("first", "second"):
+        with fusedops.use(name):
+            compiled(*tensors)
+    fusedops.set_policy("first")
+    compiled(*tensors)
+    assert [who for who, _ in ran] == ["first", "second", "first"]
+    assert counter.frame_count == before
+
+
+@every_op
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+def test_transforms_inside_compiled_code(op: str, transform: str) -> None:
+    x, *rest = inputs(op)
+    if transform == "vmap":
+        rest = [other[0] if other.dim() > 1 else other for other in rest]  # of one sample, for all
+
+    def loss(x: Tensor) -> Tensor:
+        return public(op)(x, *rest).square().sum()
+
+    run: Callable[..., Any] = {
+        "grad": torch.func.grad(loss),
+        "jvp": lambda x: torch.func.jvp(loss, (x,), (x + 1,))[1],
+        "vmap": torch.vmap(torch.func.grad(loss)),
+    }[transform]
+    close(torch.compile(run, fullgraph=True, backend="aot_eager")(x), run(x))
+
+
+class Module(torch.nn.Module):
+    def __init__(self, op: str) -> None:
+        super().__init__()
+        self.call = public(op)
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self.call(*tensors)
+
+
+@every_op
+@pytest.mark.feature("export")
+def test_exported_saved_and_loaded(op: str) -> None:
+    # the softmax's lengths are related, Sk = Sq + 2 here: its batch is what varies
+    tensors = inputs(op)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    shapes = (tuple({0: batch} if tensor.dim() > 1 else None for tensor in tensors),)
+    program = torch.export.export(Module(op), tuple(tensors), dynamic_shapes=shapes)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file)
+    assert any(f"fusedops.{op}" in str(node.target) for node in loaded.graph.nodes)
+    for size in (3, 7):
+        tensors = inputs(op, batch=size)
+        close(loaded.module()(*tensors), public(op)(*tensors))
+
+
+@every_op
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)`:FutureWarning")  # torch's own
+@pytest.mark.feature("AOTInductor")
+def test_compiled_ahead_of_time(op: str, tmp_path: pathlib.Path, inductor: CompileCounterWithBackend) -> None:
+    tensors = inputs(op)
+    program = torch.export.export(Module(op), tuple(tensors))
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "op.pt2"))
+    loaded = torch._inductor.aoti_load_package(package)
+    for seed in (0, 1):
+        tensors = inputs(op, seed=seed)
+        close(loaded(*tensors), public(op)(*tensors))
+
+
+@every_op
+@pytest.mark.parametrize("grad", [False, True], ids=["", "requires grad"])
+@pytest.mark.feature("opcheck")
+def test_opcheck(op: str, grad: bool) -> None:
+    tensors = growing(inputs(op)) if grad else inputs(op)
+    args = arguments(op, tensors)
+    torch.library.opcheck(getattr(torch.ops.fusedops, op).default, args)
+    y = registered(op)(*tensors).detach()
+    needs = tuple(args[OPS[op].parameters.index(name)] is not None for name in OPS[op].differentiable)
+    backward = OPS[op].backward_args(torch.randn_like(y).requires_grad_(grad), y, args, needs)
+    torch.library.opcheck(getattr(torch.ops.fusedops, f"{op}_backward").default, backward)
