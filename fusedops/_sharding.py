@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
+from torch.distributed._functional_collectives import broadcast  # pyright: ignore[reportUnknownVariableType]
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fusedops._op import OPS, Op
@@ -29,9 +30,10 @@ from fusedops.errors import InvalidInputError
 
 def shared_seed(seed: Tensor, x: Tensor) -> Tensor:
     """A seed that this rank drew for a call with ``x``; for a DTensor that of its mesh's first rank, on every rank."""
-    if not isinstance(x, DTensor):
-        return seed
-    return distribute_tensor(seed, x.device_mesh, [Replicate()] * x.device_mesh.ndim)
+    if isinstance(x, DTensor):
+        for dim in range(x.device_mesh.ndim):
+            seed = broadcast(seed, 0, (x.device_mesh, dim))  # not distribute_tensor, which torch.compile cannot trace
+    return seed
 
 
 class Layout(NamedTuple):
