@@ -97,32 +97,30 @@ def calls(device: str) -> dict[str, Callable[[], Any]]:
     }
 
 
+def measure(device: str, rounds: int = ROUNDS) -> dict[str, tuple[float, float]]:
+    """Microseconds of each launcher's bare launch, and of the launcher: medians of rounds in turns."""
+    work = [(name, bare(launcher), launcher) for name, launcher in calls(device).items()]
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, _, _ in work}
+    for _ in range(rounds):
+        for name, *both in work:
+            for found, function in zip(times[name], both):
+                found.append(timeit.timeit(function, number=CALLS) / CALLS * 1e6)
+                if device == "cuda":
+                    torch.cuda.synchronize()  # the queue must not fill: then the GPU would be timed
+    return {name: (statistics.median(plain), statistics.median(whole)) for name, (plain, whole) in times.items()}
+
+
 def main() -> None:
     """Prints the table."""
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         triton.runtime.driver.set_active(StubDriver())
-    work: dict[str, Callable[[], Any]] = {"allocation": lambda: torch.empty_like(like)}
-    like = torch.empty(64, 256, device=device)
-    for name, launcher in calls(device).items():
-        work[f"{name}, bare"] = bare(launcher)
-        work[name] = launcher
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(ROUNDS):
-        for name, function in work.items():
-            times[name].append(timeit.timeit(function, number=CALLS) / CALLS * 1e6)
-            if device == "cuda":
-                torch.cuda.synchronize()  # the queue must not fill: then the GPU would be timed
-    found = {name: statistics.median(rounds) for name, rounds in times.items()}
     where = torch.cuda.get_device_name() if device == "cuda" else "a stub driver"
     print(f"host time of a launch on {where}, torch {torch.__version__}, triton {triton.__version__}")
     print(f"{'launcher':22} {'bare':>9} {'launcher':>9} {'added':>9} {'ratio':>6}")
-    for name in work:
-        if f"{name}, bare" in found:
-            plain, whole = found[f"{name}, bare"], found[name]
-            print(f"{name:22} {plain:6.2f} us {whole:6.2f} us {whole - plain:6.2f} us {whole / plain:6.2f}")
-    print(f"torch.empty_like: {found['allocation']:.2f} us")
+    for name, (plain, whole) in measure(device).items():
+        print(f"{name:22} {plain:6.2f} us {whole:6.2f} us {whole - plain:6.2f} us {whole / plain:6.2f}")
 
 
 if __name__ == "__main__":
