@@ -292,7 +292,7 @@ def test_the_interpreter_is_plain_triton(caplog: pytest.LogCaptureFixture) -> No
     assert "InterpretedFunction, as under TRITON_INTERPRET=1; needs JITFunction" in line
 
 
-# ---------------------------------------------------------------------------------------------------------------- layouts
+# ------------------------------------------------------------------------------------------------------------- layouts
 
 
 def _joined(t: torch.Tensor, strides: tuple[int, ...], full: tuple[int, ...]) -> torch.Tensor:
