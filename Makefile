@@ -6,11 +6,11 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN = $(VENV)/bin
 
-.PHONY: help demo test lint types docs docs-check wheel bench gpu overhead clean
+.PHONY: help demo test lint types docs docs-check wheel npu-contract bench gpu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
 $(VENV)/ready: pyproject.toml tests/plugins/fusedops-example/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -36,15 +36,20 @@ lint: $(VENV)/ready  ## ruff: format and rules
 types: $(VENV)/ready  ## pyright, strict
 	$(BIN)/pyright
 
-docs: $(VENV)/ready  ## writes docs/limits.md from the kernels' own limits
+docs: $(VENV)/ready  ## writes docs/limits.md from the kernels' own limits, the table in docs/pytorch.md from its tests
 	$(BIN)/python docs/make_limits.py
+	$(BIN)/python docs/make_features.py
 
 wheel: $(VENV)/ready  ## builds the wheel, and runs the tests against it from another directory
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist
 	tests/against_wheel.sh $(BIN)/python
 
-docs-check: $(VENV)/ready  ## fails where docs/limits.md is stale
+docs-check: $(VENV)/ready  ## fails where docs/limits.md or docs/pytorch.md is stale
 	$(BIN)/python docs/make_limits.py --check
+	$(BIN)/python docs/make_features.py --check
+
+npu-contract: $(VENV)/ready  ## the npu backend's calls against the real torch_npu, release by release (200 MB of wheels)
+	$(BIN)/python tests/npu_contract.py --check
 
 overhead: $(VENV)/ready  ## what choosing a backend costs a call
 	$(BIN)/python benchmarks/overhead.py

@@ -43,7 +43,7 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 
     import torch_npu  # pyright: ignore[reportMissingImports]
 
     form = _form(mask, causal, x)
-    y = cast("Tensor", torch_npu.npu_scaled_masked_softmax(x, form.mask, scale, False))  # pyright: ignore
+    y = cast("Tensor", torch_npu.npu_scaled_masked_softmax(x, mask=form.mask, scale=scale, fixed_triu_mask=False))  # pyright: ignore
     return y if form.alive is None else y.mul_(form.alive)
 
 
@@ -61,7 +61,9 @@ def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal
     import torch_npu  # pyright: ignore[reportMissingImports]
 
     nothing = _no_mask(*y.shape[-2:], y.device)
-    return torch_npu.npu_scaled_masked_softmax_backward(grad, y, nothing, scale, False)  # pyright: ignore
+    return torch_npu.npu_scaled_masked_softmax_backward(  # pyright: ignore
+        grad, y, mask=nothing, scale=scale, fixed_triu_mask=False
+    )
 
 
 class _Form(NamedTuple):
