@@ -24,6 +24,7 @@ pytestmark = [
     ),
 ]
 
+ranks.load()
 WORLDS = (2, 4)
 OPS = list(testing.OPS)
 OF_OPS = {name.partition(" ")[0] for name in ranks.CHECKS if " " in name}
