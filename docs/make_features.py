@@ -1,0 +1,107 @@
+"""Writes the table in docs/pytorch.md from the outcome of the tests that it stands for.
+
+Runs every test with a ``feature`` mark and a parameter ``op``. A cell is "yes" where all tests of the feature and the
+op passed, "no" with the reason where one was skipped; a failed or a missing one is an error, and nothing is written.
+`--check` fails where the file is stale.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "pytorch.md"
+BEGIN, END = "<!-- made by docs/make_features.py -->\n", "<!-- end -->\n"
+FEATURES = (
+    "compile static",
+    "compile dynamic",
+    "export",
+    "AOTInductor",
+    "opcheck",
+    "gradgradcheck",
+    "jvp",
+    "vmap",
+    "AMP",
+    "checkpoint, reentrant",
+    "checkpoint, non-reentrant",
+    "DTensor",
+    "FSDP2",
+)
+
+
+class Outcomes:
+    """A pytest plugin: for each (feature, op), how many tests passed, and why the others were skipped."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, tuple[str, str]] = {}
+        self.passed: dict[tuple[str, str], int] = defaultdict(int)
+        self.reasons: dict[tuple[str, str], set[str]] = defaultdict(set)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Learns which cell each test is of."""
+        for item in items:
+            marker = item.get_closest_marker("feature")
+            if marker is None:
+                continue
+            assert isinstance(item, pytest.Function)
+            assert "op" in item.callspec.params, f"{item.nodeid} has a feature mark and no parameter `op`"
+            assert marker.args[0] in FEATURES, f"{item.nodeid}: {marker.args[0]!r} is none of {FEATURES}"
+            self.cells[item.nodeid] = (marker.args[0], item.callspec.params["op"])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Counts what passed, and keeps why a test was skipped or expected to fail."""
+        cell = self.cells.get(report.nodeid)
+        if cell is None:
+            return
+        if report.skipped:
+            said = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+            self.reasons[cell].add(getattr(report, "wasxfail", "") or re.sub(r"^Skipped: ", "", said))
+        elif report.when == "call" and report.passed:
+            self.passed[cell] += 1
+
+
+def table(outcomes: Outcomes) -> str:
+    """The table, and below it the reason for each "no"."""
+    ops = list(dict.fromkeys(op for _, op in outcomes.cells.values()))
+    lines = [f"| | {' | '.join(f'`{op}`' for op in ops)} |", f"|---|{'---|' * len(ops)}"]
+    notes: list[str] = []
+    for feature in FEATURES:
+        cells: list[str] = []
+        for op in ops:
+            reasons, passed = outcomes.reasons[feature, op], outcomes.passed[feature, op]
+            if not reasons and not passed:
+                raise SystemExit(f"no test shows {feature!r} of {op}: a test needs the mark feature({feature!r})")
+            if not reasons:
+                cells.append("yes")
+                continue
+            text = "; ".join(sorted(reasons))
+            if text not in notes:
+                notes.append(text)
+            cells.append(f"{'in part' if passed else 'no'} [{notes.index(text) + 1}]")
+        lines.append(f"| {feature} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *(f"[{at}] {text}.\n" for at, text in enumerate(notes, 1))])
+
+
+def main() -> int:
+    """Runs the tests, then writes or checks the page."""
+    outcomes = Outcomes()
+    if pytest.main(["-q", "-m", "feature", "--show-capture=no", str(ROOT / "tests")], plugins=[outcomes]):
+        print("docs/pytorch.md is left as it was: a test of a feature failed")
+        return 1
+    old = PAGE.read_text(encoding="utf-8")
+    before, _, rest = old.partition(BEGIN)
+    new = f"{before}{BEGIN}\n{table(outcomes)}\n{END}{rest.partition(END)[2]}"
+    if "--check" not in sys.argv:
+        PAGE.write_text(new, encoding="utf-8")
+        return 0
+    print("docs/pytorch.md is up to date" if new == old else "docs/pytorch.md is stale: run `make docs`")
+    return 0 if new == old else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
