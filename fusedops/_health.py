@@ -55,8 +55,8 @@ def environment() -> dict[str, Any]:
 def devices() -> dict[str, list[str]]:
     """Names of the devices that torch sees, by device type."""
     found = {"cpu": [platform.processor() or platform.machine()]}
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    for kind in sorted({"cuda"} | ({accelerator.type} if accelerator else set[str]())):
+    vendor = torch._C._get_privateuse1_backend_name()  # pyright: ignore[reportPrivateUsage]
+    for kind in ("cuda", "xpu", "mps", vendor):
         module: Any = getattr(torch, kind, None)
         if module is not None and module.is_available():
             indices = range(int(module.device_count()))

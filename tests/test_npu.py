@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from standin import absent, broken, no_device, npu_device
 
 import fusedops
-from fusedops import FallbackWarning, TensorSpec, testing
+import fusedops_npu
+from fusedops import FallbackWarning, TensorSpec, _health, testing
 
 OP = testing.OPS["scaled_masked_softmax"]
 LIMIT = "needs a multiple of 32 in [32, 4096]"
@@ -210,29 +212,52 @@ def test_a_compiled_call_is_served_by_the_vendor_too(torch_npu: ModuleType) -> N
     assert [call.name for call in torch_npu.calls] == ["npu_scaled_masked_softmax"]
 
 
+HERE = torch.__version__.partition("+")[0]
+NO_CANN = "libhccl.so: cannot open shared object file: No such file or directory"
 STATES = [
-    pytest.param(absent, "torch_npu is not installed", "pip install", id="absent"),
+    # what import raises, torch_npu's version, CUDA's version, and of the answer: why, the cure
+    pytest.param(None, "", None, "torch_npu is not installed", "pip install", id="absent"),
     pytest.param(
-        lambda: broken(ImportError("libhccl.so: cannot open shared object file")),
-        "libhccl.so",
-        "set_env.sh",
-        id="no CANN",
+        ImportError(NO_CANN), f"{HERE}.post2", None, "CANN's libhccl.so is not found", "install CANN", id="no CANN"
     ),
     pytest.param(
-        lambda: broken(RuntimeError("built for another torch")), "RuntimeError", "matches this torch", id="CUDA"
+        RuntimeError("undefined symbol"), HERE, "12.8", "beside a CUDA build of torch", "CPU build of torch", id="CUDA"
     ),
-]
+    pytest.param(
+        ImportError(NO_CANN), "2.1.0.post17", None, f"2.1.0.post17 is for torch 2.1.0, and this is torch {HERE}",
+        "install torch 2.1.0, or the torch_npu for torch", id="another torch",
+    ),
+    pytest.param(
+        RuntimeError("out of luck"), HERE, None, "import torch_npu raised RuntimeError: out of luck", "set_env.sh",
+        id="unknown",
+    ),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("state", "why", "fix"), STATES)
-def test_a_broken_installation_is_told_apart(state: Any, why: str, fix: str) -> None:
-    with state():
+@pytest.mark.parametrize(("raised", "version", "cuda", "why", "fix"), STATES)
+def test_a_broken_installation_is_told_apart(
+    raised: Exception | None,
+    version: str,
+    cuda: str | None,
+    why: str,
+    fix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fusedops_npu, "_version", lambda: version)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(shutil, "which", lambda tool: f"/usr/bin/{tool}" if tool == "npu-smi" else None)
+    with absent() if raised is None else broken(raised):
         probe_again()
         info = next(info for info in fusedops.backends() if info.name == "npu")
+        (problem,) = [problem for problem in _health.problems() if "npu" in problem.what]
     probe_again()
     assert info.state == "unavailable"
     assert why in info.why
     assert fix in info.fix
+    assert info.why in problem.what
+    assert problem.fix == info.fix
+    others = [case.values[3] for case in STATES if case.values[3] != why]
+    assert not any(other in info.why for other in others)
 
 
 def test_no_device_is_told_apart(torch_npu: ModuleType) -> None:
@@ -240,4 +265,5 @@ def test_no_device_is_told_apart(torch_npu: ModuleType) -> None:
         probe_again()
         info = next(info for info in fusedops.backends() if info.name == "npu")
     assert info.state == "unavailable"
-    assert "is_available() is False" in info.why
+    assert "it finds no device" in info.why
+    assert "npu-smi info" in info.fix
