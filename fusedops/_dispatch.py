@@ -122,8 +122,8 @@ def run_backward(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
 
 def transformed() -> bool:
     """Whether a functorch transform or forward-mode differentiation is at work: it can transform plain torch alone."""
-    level: Any = functorch_level()
-    return level is not None or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+    level = cast("Any", functorch_level())
+    return bool(level is not None or forward_ad._current_level >= 0)  # pyright: ignore[reportPrivateUsage]
 
 
 def know_dtensor() -> None:
