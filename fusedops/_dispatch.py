@@ -122,8 +122,9 @@ def run_backward(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
 
 def transformed() -> bool:
     """Whether a functorch transform or forward-mode differentiation is at work: it can transform plain torch alone."""
-    level = cast("Any", functorch_level())
-    return bool(level is not None or forward_ad._current_level >= 0)  # pyright: ignore[reportPrivateUsage]
+    level = cast("object", functorch_level())
+    dual = cast("int", forward_ad._current_level)  # pyright: ignore[reportPrivateUsage]
+    return level is not None or dual >= 0
 
 
 def know_dtensor() -> None:
