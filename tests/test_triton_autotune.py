@@ -11,6 +11,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -369,6 +370,17 @@ def test_two_processes_keep_each_others_settings(cache: pathlib.Path, timer: Tim
         "_softmax._forward_on_chip 8 4",
         "_softmax._forward_on_chip 16 4",
     ]
+
+
+def test_processes_that_write_at_once_leave_a_whole_file(process: Callable[..., Any], cache: pathlib.Path) -> None:
+    widths = [(8, 40), (16, 70), (40, 300)]
+    with ThreadPoolExecutor(3) as pool:
+        outcomes = list(pool.map(lambda some: process(*some), widths))
+    assert all(said == [] for _, said in outcomes), outcomes
+    settings = json.loads(only(cache).read_text())["settings"]
+    possible = {f"_softmax._forward_on_chip {width} 4" for width in (8, 16, 64, 128, 512)}
+    assert set(settings) <= possible
+    assert len(settings) >= 2, "the last to write keeps its own"
 
 
 BROKEN = {

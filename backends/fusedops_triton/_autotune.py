@@ -177,7 +177,10 @@ class Store:
         return found
 
     def put(self, name: str, setting: Plan | Tile) -> None:
-        """Keeps a setting that won, beside those that other processes have written meanwhile."""
+        """Keeps a setting that won, beside those that other processes have written meanwhile.
+
+        Of two that write in the same millisecond one loses its setting: a later process finds it again.
+        """
         self._settings[name] = list(setting)
         if self._writes:
             self._settings = self._read() | self._settings

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import triton
 from torch import Tensor
-from triton import knobs
 from triton.runtime.jit import JITFunction
 
 #: Versions of Triton whose JITFunction.run was read: they differ in nothing that matters here.
@@ -48,6 +47,7 @@ class _ShortWay(NamedTuple):
     specialize: Callable[..., tuple[object, ...]]  # (backend, argument, is_const, specialize, align)
     backend: Any  # of the compiler: AMD's specialises on more
     compiled: type[Any]  # what a launch through Triton returns
+    knobs: Any  # hooks, and what changes how kernels are compiled; older versions have none
 
 
 @cache
@@ -61,6 +61,7 @@ def short_way(kernel_type: type[Any]) -> _ShortWay | None:
 
 
 def _short_way(kernel_type: type[Any]) -> _ShortWay:
+    from triton import knobs
     from triton._C.libtriton import native_specialize_impl
     from triton.compiler import CompiledKernel, make_backend
     from triton.runtime import driver
@@ -73,13 +74,11 @@ def _short_way(kernel_type: type[Any]) -> _ShortWay:
     backend = make_backend(active.get_current_target())
     if native_specialize_impl(backend, 2**40, False, False, True)[0] != "i64":
         raise ValueError("native_specialize_impl does not say i64 of 2**40")
-    for needed in ("run", "launch_metadata"):
-        getattr(CompiledKernel, needed)
     # read at each launch
-    _ = active.get_current_device, active.get_current_stream, knobs.runtime.debug, knobs.compilation
+    _ = CompiledKernel.run, active.get_current_device, active.get_current_stream, knobs.runtime.debug, knobs.compilation
     _ = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, knobs.runtime.add_stages_inspection_hook
     _log.debug("launches seen before go past JITFunction.run of Triton %s", triton.__version__)
-    return _ShortWay(driver, native_specialize_impl, backend, CompiledKernel)
+    return _ShortWay(driver, native_specialize_impl, backend, CompiledKernel, knobs)
 
 
 class Launch:
@@ -125,7 +124,7 @@ class Launch:
         return self._launch(way, device, args)
 
     def _launch(self, way: _ShortWay | None, device: int, args: tuple[Any, ...]) -> Any:
-        if way is None or self._watched():
+        if way is None or self._watched(way.knobs):
             return self._through_triton(args)
         backend, specialize = way.backend, way.specialize
         key = (device, *[specialize(backend, arg, False, True, True) for arg in args])
@@ -144,7 +143,7 @@ class Launch:
         run(x, y, z, stream, function, metadata, None, None, None, *args, *tail)
         return compiled
 
-    def _watched(self) -> bool:
+    def _watched(self, knobs: Any) -> bool:
         """Does somebody look at launches, or change how kernels are compiled? Then Triton has to see to it."""
         runtime = knobs.runtime
         return bool(
