@@ -138,6 +138,19 @@ def test_transforms_inside_compiled_code(op: str, transform: str) -> None:
     close(torch.compile(run, fullgraph=True, backend="aot_eager")(x), run(x))
 
 
+@every_op
+@pytest.mark.parametrize("way", [public, registered], ids=["fusedops", "torch.ops"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
+def test_compiled_autograd(op: str, way: Callable[[str], Callable[..., Tensor]]) -> None:
+    tensors = growing(inputs(op))
+    want = gradients(public(op)(*tensors), tensors)
+    # a plain call's gradient is Python, where the graph breaks; the registered op's is traced whole
+    compiler = torch.compile(backend="aot_eager", fullgraph=way is registered)
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        way(op)(*tensors).square().sum().backward()
+    close([tensor.grad for tensor in tensors if tensor.requires_grad], want)
+
+
 class Module(torch.nn.Module):
     def __init__(self, op: str) -> None:
         super().__init__()
