@@ -120,6 +120,22 @@ def test_a_changed_policy_is_seen_without_compiling_again(op: str) -> None:
     assert counter.frame_count == before
 
 
+def test_use_inside_compiled_code_is_obeyed_at_the_price_of_a_graph_break() -> None:
+    ran: list[tuple[Any, ...]] = []
+    noting_backend("bias_gelu", "noting", ran)
+
+    def inside(x: Tensor) -> Tensor:
+        with fusedops.use("noting"):
+            return fusedops.bias_gelu(x * 2) + 1
+
+    (x, _) = inputs("bias_gelu")
+    close(torch.compile(inside, backend="aot_eager")(x), inside(x))
+    assert [who for who, _ in ran] == ["noting"] * 2
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="ContextVar"):
+        torch.compile(inside, backend="aot_eager", fullgraph=True)(x)
+
+
 @every_op
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
 def test_transforms_inside_compiled_code(op: str, transform: str) -> None:
