@@ -84,6 +84,9 @@ class Backend:
         probe: called once, when a call, a policy or a user first needs the backend: None where it can run here, else
             :class:`Unavailable`. Import the vendor's library here, not when the plugin is imported.
         needs: what it runs on, for messages: "triton and an NVIDIA or AMD GPU".
+        packages: distributions that it builds on, whose versions ``fusedops info`` shows.
+        tools: commands that the driver of its devices brings, such as "nvidia-smi": with one on the path there is a
+            device to serve, and ``fusedops doctor`` asks why nobody does.
     """
 
     name: str
@@ -92,6 +95,8 @@ class Backend:
     kernels: Sequence[Kernel]
     probe: Callable[[], Unavailable | None] = lambda: None
     needs: str = ""
+    packages: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
 
     def serves(self, device_type: str) -> bool:
         """Whether tensors on this device type are its business."""

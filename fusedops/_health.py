@@ -9,18 +9,15 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 import fusedops
 from fusedops._op import OPS
 from fusedops._policy import VARIABLES, process_policy, unknown_name
-from fusedops._registry import BackendInfo, backends
+from fusedops._registry import BackendInfo, backends, registry
 from fusedops.errors import FusedOpsError, FusedOpsWarning
-
-#: Tools that a vendor's driver brings, by torch device type: with one of them here, there is a device to be served.
-_DRIVERS = {"cuda": ("nvidia-smi", "rocm-smi"), "npu": ("npu-smi",)}
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "torch": torch.__version__,
-        "versions": {name: _version(name) for name in ("triton", "torch-npu", "pluggy", "numpy")},
+        "versions": {name: _version(name) for name in ("pluggy", "numpy", *_declared("packages"))},
         "devices": devices(),
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith("FUSEDOPS_")},
         "policy": policy,
@@ -83,9 +80,10 @@ def problems() -> Iterator[Problem]:
         if info.state == "failed":
             yield Problem(f"backend {info.name} of {info.distribution} failed: {info.why}", info.fix)
     here = devices()
-    for kind, tools in _DRIVERS.items():
-        tool = next((tool for tool in tools if shutil.which(tool)), None)
-        if kind not in here and tool is None:
+    for kind in dict.fromkeys([*here, *(kind for info in found for kind in info.device_types)]):
+        serving = [info for info in found if kind in info.device_types]
+        tool = next((tool for tool in _declared("tools", *(info.name for info in serving)) if shutil.which(tool)), None)
+        if kind in ("cpu", "*") or (kind not in here and tool is None):
             continue  # no such device, nothing to miss
         seen = (
             f"torch sees {', '.join(here[kind])}"
@@ -95,7 +93,6 @@ def problems() -> Iterator[Problem]:
         if kind == "cuda" and kind not in here and torch.version.cuda is None and torch.version.hip is None:
             yield Problem(f"{seen}: torch {torch.__version__} is a CPU build", "install a CUDA or ROCm build of torch")
             continue
-        serving = [info for info in found if kind in info.device_types]
         if any(info.state == "ready" for info in serving):
             continue
         for info in serving:
@@ -107,8 +104,6 @@ def problems() -> Iterator[Problem]:
 
 def limits() -> dict[str, list[dict[str, Any]]]:
     """For each op, who has kernels for it, with their limits and deviations in words."""
-    from fusedops._registry import registry
-
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in OPS}
     for record in registry.records():
         refusal = record.refusal()
@@ -140,6 +135,12 @@ def _row(info: BackendInfo) -> dict[str, Any]:
         "file": info.file,
         "error": info.error,
     }
+
+
+def _declared(what: Literal["packages", "tools"], *names: str) -> list[str]:
+    """What the backends say of themselves: all of them, or those of these names."""
+    found = [r.backend for r in registry.records() if r.backend is not None and (not names or r.name in names)]
+    return list(dict.fromkeys(item for backend in found for item in getattr(backend, what)))
 
 
 def _version(distribution: str) -> str | None:

@@ -80,4 +80,6 @@ def fusedops_backend() -> fusedops.Backend:
         kernels=(scaled_masked_softmax, scaled_masked_softmax_backward, bias_gelu, bias_gelu_backward),
         probe=_probe,
         needs="torch_npu, CANN and an Ascend device",
+        packages=("torch-npu",),
+        tools=("npu-smi",),
     )

@@ -56,4 +56,6 @@ def fusedops_backend() -> fusedops.Backend:
         ),
         probe=_probe,
         needs="triton and an NVIDIA or AMD GPU",
+        packages=("triton",),
+        tools=("nvidia-smi", "rocm-smi"),
     )
