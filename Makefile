@@ -27,7 +27,7 @@ demo: $(VENV)/ready  ## trains a small GPT on Shakespeare, and shows who serves 
 	$(BIN)/python examples/train_gpt.py
 
 test: $(VENV)/ready  ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --features build/features.json $(ARGS)
 
 lint: $(VENV)/ready  ## ruff: format and rules
 	$(BIN)/ruff format --check .
@@ -36,17 +36,19 @@ lint: $(VENV)/ready  ## ruff: format and rules
 types: $(VENV)/ready  ## pyright, strict
 	$(BIN)/pyright
 
-docs: $(VENV)/ready  ## writes docs/limits.md from the kernels' own limits, the table in docs/pytorch.md from its tests
+docs: $(VENV)/ready  ## writes what is made of kernels' limits, of tests' outcomes, of the committed measurements
 	$(BIN)/python docs/make_limits.py
+	$(BIN)/python docs/make_performance.py
 	$(BIN)/python docs/make_features.py
 
 wheel: $(VENV)/ready  ## builds the wheel, and runs the tests against it from another directory
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist
 	tests/against_wheel.sh $(BIN)/python
 
-docs-check: $(VENV)/ready  ## fails where docs/limits.md or docs/pytorch.md is stale
+docs-check: $(VENV)/ready  ## fails where a page is stale; runs the tests of features, unless OUTCOMES is what `make test` wrote
 	$(BIN)/python docs/make_limits.py --check
-	$(BIN)/python docs/make_features.py --check
+	$(BIN)/python docs/make_performance.py --check
+	$(BIN)/python docs/make_features.py --check $(addprefix --outcomes ,$(OUTCOMES))
 
 npu-contract: $(VENV)/ready  ## the npu backend's calls against the real torch_npu, release by release (200 MB of wheels)
 	$(BIN)/python tests/npu_contract.py --check

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -39,6 +40,21 @@ settings.load_profile("same")
 npu_device.register()  # before the first backward: autograd counts the devices then
 for _name in [name for name in os.environ if name.startswith("FUSEDOPS_")]:
     del os.environ[_name]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--features", type=pathlib.Path, help="write what docs/make_features.py makes its table of")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--features")
+    if path is not None:
+        spec = importlib.util.spec_from_file_location("make_features", config.rootpath / "docs" / "make_features.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        config.pluginmanager.register(module.Outcomes(path))
 
 
 @pytest.fixture(autouse=True)

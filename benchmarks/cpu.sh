@@ -11,3 +11,4 @@ run --allocator default --threads 2 --dtypes float32 --out "$out/large-default-2
 run --allocator tuned --threads 1 --dtypes float32 --out "$out/large-tuned-1.jsonl"
 run --allocator tuned --threads 2 --dtypes float32 --sweep length --elements $((2 ** 22)) --ops scaled_masked_softmax \
     --out "$out/length-tuned-2.jsonl"
+"$python" -m benchmarks.compiled --threads 2 --out "$out/compiled-tuned-2.jsonl"

@@ -2,11 +2,13 @@
 
 Runs every test with a ``feature`` mark and a parameter ``op``. A cell is "yes" where all tests of the feature and the
 op passed, "no" with the reason where one was skipped; a failed or a missing one is an error, and nothing is written.
-`--check` fails where the file is stale.
+`--check` fails where the file is stale. `--outcomes FILE` takes what `pytest --features FILE` wrote, and runs nothing.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import sys
 from collections import defaultdict
@@ -35,9 +37,14 @@ FEATURES = (
 
 
 class Outcomes:
-    """A pytest plugin: for each (feature, op), how many tests passed, and why the others were skipped."""
+    """A pytest plugin: for each (feature, op), how many tests passed, and why the others were skipped.
 
-    def __init__(self) -> None:
+    Args:
+        path: where to write it down at the end, if all that ran passed.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
         self.cells: dict[str, tuple[str, str]] = {}
         self.passed: dict[tuple[str, str], int] = defaultdict(int)
         self.reasons: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -64,6 +71,24 @@ class Outcomes:
         elif report.when == "call" and report.passed:
             self.passed[cell] += 1
 
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Writes the file."""
+        if self.path is not None and exitstatus == 0:
+            cells = list(dict.fromkeys(self.cells.values()))
+            found = [[*cell, self.passed[cell], sorted(self.reasons[cell])] for cell in cells]
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(found), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Outcomes:
+        """What a run wrote."""
+        outcomes = cls()
+        for feature, op, passed, reasons in json.loads(path.read_text(encoding="utf-8")):
+            outcomes.cells[f"{feature} {op}"] = (feature, op)
+            outcomes.passed[feature, op] = passed
+            outcomes.reasons[feature, op] = set(reasons)
+        return outcomes
+
 
 def table(outcomes: Outcomes) -> str:
     """The table, and below it the reason for each "no"."""
@@ -89,14 +114,21 @@ def table(outcomes: Outcomes) -> str:
 
 def main() -> int:
     """Runs the tests, then writes or checks the page."""
-    outcomes = Outcomes()
-    if pytest.main(["-q", "-m", "feature", "--show-capture=no", str(ROOT / "tests")], plugins=[outcomes]):
-        print("docs/pytorch.md is left as it was: a test of a feature failed")
-        return 1
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--outcomes", type=Path)
+    options = parser.parse_args()
+    if options.outcomes is not None:
+        outcomes = Outcomes.read(options.outcomes)
+    else:
+        outcomes = Outcomes()
+        if pytest.main(["-q", "-m", "feature", "--show-capture=no", str(ROOT / "tests")], plugins=[outcomes]):
+            print("docs/pytorch.md is left as it was: a test of a feature failed")
+            return 1
     old = PAGE.read_text(encoding="utf-8")
     before, _, rest = old.partition(BEGIN)
     new = f"{before}{BEGIN}\n{table(outcomes)}\n{END}{rest.partition(END)[2]}"
-    if "--check" not in sys.argv:
+    if not options.check:
         PAGE.write_text(new, encoding="utf-8")
         return 0
     print("docs/pytorch.md is up to date" if new == old else "docs/pytorch.md is stale: run `make docs`")

@@ -41,6 +41,8 @@ and writes each byte once.
 - Dropout's mask is replayed in the backward from the seed by the same random number generator on every backend, and
   nothing is saved but the seed. Torch's chain saves a mask of x's size, and on a CPU its backward is quicker for it.
 - The exact GELU's backward computes `x + bias` again; torch's chain has saved it, at the price of a tensor of x's size.
+- In the run "compiled" each op stands between neighbours in code compiled by Inductor, whole as one node of the graph;
+  "x traced through" has its reference there, for Inductor to fuse with them.
 - "tuned allocator" is glibc told to keep memory (`GLIBC_TUNABLES`, set by the benchmark, never by the library): with
   its defaults every new tensor of this size costs 4 to 5 copies in page faults, whoever makes it.
 """
@@ -59,6 +61,8 @@ PEERS = {
     "megatron's torch path": "x Megatron",
     "torch._masked_softmax": "x masked_softmax",
     "torch.compile": "x compiled",
+    "not compiled": "x not compiled",
+    "traced through": "x traced through",
 }
 
 
@@ -89,7 +93,7 @@ def table(rows: Rows) -> list[str]:
             if not name.startswith("fusedops."):
                 continue
             cells = [*key, name.removeprefix("fusedops."), f"{row['ms_p50']:.3g}", f"{row['copies']:.2f}"]
-            cells.append(f"{row['pct_of_copy']:.0f}")
+            cells.append(f"{row['pct_of_copy']:.0f}" if "pct_of_copy" in row else "")
             cells += [f"{by[other]['ms_p50'] / row['ms_p50']:.2f}" if other in by else "" for other in others]
             size = prod(row["shape"]) * {"float64": 8, "float32": 4}.get(row["dtype"], 2)
             cells.append(f"{row['peak_bytes'] / size:.2f}")

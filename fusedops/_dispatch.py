@@ -11,14 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from sys import modules
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import (
     _len_torch_dispatch_stack as dispatch_modes,  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue,reportUnknownVariableType]
-)
-from torch._C._functorch import (
-    is_legacy_batchedtensor,  # what is_grads_batched=True hands to backward
 )
 from torch._C._functorch import (
     peek_interpreter_stack as functorch_level,  # pyright: ignore[reportPrivateUsage,reportMissingModuleSource,reportUnknownVariableType]
@@ -27,11 +24,11 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from fusedops import _policy
+from fusedops._gradient import make_gradient
 
 if TYPE_CHECKING:
     from fusedops._op import Op
     from fusedops._plan import Plan
-    from fusedops._registry import Entry
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
@@ -50,7 +47,7 @@ def run({names}, backend):
     if entry is None or (entry.check is not None and entry.check({names}) is not None):
         entry = plan.fall_back(({names}))
     if ({gradient}) and is_grad_enabled():
-        return with_gradient(op, plan, entry, ({names}))
+        return with_gradient(plan, entry, {names})
     return entry.call({names})
 """
 
@@ -79,7 +76,7 @@ def make_run(op: Op) -> Callable[..., torch.Tensor]:
         "validate": op.validate,
         "plan_for": plan_for,
         "torch_op": torch_op,
-        "with_gradient": _with_gradient,
+        "with_gradient": make_gradient(op),
     }
     exec(compile(source, f"{__file__} {op.name}", "exec"), known)  # named so that a warning does not point here
     return known["run"]
@@ -120,13 +117,6 @@ def run_backward(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     return backward_plan(plan, preferred).pick(args).call(*args)
 
 
-def transformed() -> bool:
-    """Whether a functorch transform or forward-mode differentiation is at work: it can transform plain torch alone."""
-    level = cast("object", functorch_level())
-    dual = cast("int", forward_ad._current_level)  # pyright: ignore[reportPrivateUsage]
-    return level is not None or dual >= 0
-
-
 def know_dtensor() -> None:
     """Gives the registered ops their rules for DTensor, once there can be one."""
     if "torch.distributed.tensor" in modules and "fusedops._sharding" not in modules:
@@ -142,38 +132,3 @@ def torch_op(op: Op, args: Sequence[Any], backend: str | None) -> Any:
     know_dtensor()
     function = getattr(torch.ops.fusedops, op.name).default
     return function(*args, backend=backend)
-
-
-def _with_gradient(op: Op, plan: Plan, entry: Entry, args: tuple[Any, ...]) -> torch.Tensor:
-    """Runs the call under autograd. Backward's kernel is chosen now, so that a refusal is seen in time."""
-    backward = plan.backward_for(entry.backend, args)
-    return cast("torch.Tensor", _Function.apply(op, entry, backward, *args))
-
-
-class _Function(torch.autograd.Function):
-    """One call with its gradient. ctx-style, which costs 8-13 us where setup_context costs 48-58."""
-
-    @staticmethod
-    def forward(ctx: Any, op: Op, entry: Entry, backward: Entry, *args: Any) -> torch.Tensor:
-        y = entry.call(*args)
-        ctx.op, ctx.backward_entry = op, backward
-        values = op.backward_args(None, y, args, ())[1:]
-        ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in values))
-        ctx.rest = [None if isinstance(value, torch.Tensor) else value for value in values]
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        op: Op = ctx.op
-        wanted: dict[str, bool] = dict(zip(op.parameters, ctx.needs_input_grad[3:]))
-        needs = tuple(wanted[name] for name in op.differentiable)
-        found: dict[str, Any] = {op.passed_through: grad} if op.passed_through else {}
-        if any(needs):
-            kept = [value if tensor is None else tensor for tensor, value in zip(ctx.saved_tensors, ctx.rest)]
-            args = [needs if what == "needs" else value for (what, _), value in zip(op.kept, kept)]
-            # create_graph=True, a batched or a dual grad: a kernel's result has no graph, and sees no batch or tangent
-            plain = torch.is_grad_enabled() or transformed() or is_legacy_batchedtensor(grad)
-            run = op.backward if plain else ctx.backward_entry.call
-            gradients = run(grad, *args)
-            found.update(zip(op.differentiable, gradients if len(needs) > 1 else (gradients,)))
-        return None, None, None, *(found.get(name) for name in op.parameters)

@@ -65,10 +65,6 @@ class Plan:
             return self.fall_back(args)
         return first
 
-    def backward_for(self, forward: str, args: Sequence[Any]) -> Entry:
-        """The entry that serves the gradient of a call that ``forward`` serves; x stands in for its output."""
-        return backward_plan(self, forward).pick(self.op.backward_args(args[0], args[0], args, ()))
-
     def fall_back(self, args: Sequence[Any]) -> Entry:
         """:meth:`choose` for a call that ``first`` refuses: makes the fallback seen, or raises.
 

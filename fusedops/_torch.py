@@ -20,6 +20,7 @@ from torch._library.autograd import (  # what torch.library.register_autograd is
 from torch.compiler import is_dynamo_compiling
 
 from fusedops import _dispatch, _policy
+from fusedops._gradient import transformed
 from fusedops._op import Op
 
 _library = torch.library.Library("fusedops", "DEF")
@@ -134,7 +135,7 @@ def _define(
 
     def autograd(keys: Any, *args: Any, **backend: Any) -> Any:
         _dispatch.know_dtensor()
-        return meaning(*args) if _dispatch.transformed() else gradients(keys, *args, **backend)
+        return meaning(*args) if transformed() else gradients(keys, *args, **backend)
 
     _library.impl(name, autograd, "Autograd", with_keyset=True)
     _library.impl(name, meaning, "FuncTorchBatched")
