@@ -46,9 +46,8 @@ def _lengths(rows: Rows) -> Any:
         axis.set_xlabel("row length")
         axis.set_ylabel("% of a copy")
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
-    figure.suptitle(rows[0]["device"], fontsize=9)
-    figure.tight_layout()
+    figure.suptitle(f"percent of a copy: {rows[0]['device']}, {rows[0]['threads']} threads", fontsize=10)
+    _legend(figure, axes[0, 0])
     return figure
 
 
@@ -76,6 +75,15 @@ def _bars(rows: Rows) -> Any:
         range(len(calls)), [f"{op}\n{case}" for op, case in calls], rotation=30, ha="right", fontsize=8
     )
     figure.suptitle(f"speed-up over plain torch: {rows[0]['device']}, {rows[0]['threads']} threads", fontsize=10)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="lower right", fontsize=8)
-    figure.tight_layout(rect=(0, 0, 1, 0.98))
+    _legend(figure, axes[0, 0])
     return figure
+
+
+def _legend(figure: Any, axis: Any) -> None:
+    """One for all panels, between the title and the first of them."""
+    inches = figure.get_size_inches()[1]
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="upper center", bbox_to_anchor=(0.5, 1 - 0.35 / inches), ncols=len(labels), fontsize=8
+    )
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.5 / inches))
