@@ -56,9 +56,10 @@ def test_a_run(run: tuple[Path, str], performance: ModuleType) -> None:
         for op in ("scaled_masked_softmax", "bias_gelu", "bias_dropout", "bias_dropout_add")
         for mode in ("inference", "forward", "backward")
     }
-    assert {"fusedops.eager", "torch", "megatron's torch path", "torch._masked_softmax"} == {
-        row["provider"] for row in rows if row["op"] == "scaled_masked_softmax"
-    }
+    providers = {row["provider"] for row in rows if row["op"] == "scaled_masked_softmax"}
+    peers = {name for name in providers if not name.startswith("fusedops.")}  # other backends may be installed
+    assert "fusedops.eager" in providers
+    assert peers == {"torch", "megatron's torch path", "torch._masked_softmax"}
     for row in rows:
         assert row["ms_p20"] <= row["ms_p50"] <= row["ms_p80"]
         assert row["peak_bytes"] > 0

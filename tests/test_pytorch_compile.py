@@ -66,6 +66,16 @@ def test_compiled_for_one_length(op: str, training: bool, inductor: CompileCount
 
 @every_op
 @training
+@pytest.mark.feature("compile static")
+def test_compiled_to_reduce_overhead(op: str, training: bool) -> None:
+    """On a CPU the mode has no graphs to capture; on CUDA it captures what is launched (tests/gpu)."""
+    compiled = torch.compile(public(op), fullgraph=True, mode="reduce-overhead")
+    for seed in range(3):
+        same(compiled, public(op), inputs(op, seed=seed), training)
+
+
+@every_op
+@training
 @pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "automatic"])
 @pytest.mark.feature("compile dynamic")
 def test_compiled_for_ten_lengths(
