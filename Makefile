@@ -56,7 +56,7 @@ npu-contract: $(VENV)/ready  ## the npu backend's calls against the real torch_n
 overhead: $(VENV)/ready  ## what choosing a backend costs a call
 	$(BIN)/python benchmarks/overhead.py
 
-bench: $(VENV)/ready  ## CPU speed against plain torch, Megatron's fallback and torch.compile (half an hour; leave it alone)
+bench: $(VENV)/ready  ## CPU speed against plain torch, Megatron's fallback and torch.compile (a quarter of an hour; leave it alone)
 	benchmarks/cpu.sh $(BIN)/python $(RESULTS)
 
 gpu:  ## on a machine with a GPU, with PYTHON as it is: tests, compute-sanitizer, benchmark

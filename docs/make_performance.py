@@ -44,7 +44,7 @@ and writes each byte once.
 - In the run "compiled" each op stands between neighbours in code compiled by Inductor, whole as one node of the graph;
   "x traced through" has its reference there, for Inductor to fuse with them.
 - "tuned allocator" is glibc told to keep memory (`GLIBC_TUNABLES`, set by the benchmark, never by the library): with
-  its defaults every new tensor of this size costs 4 to 5 copies in page faults, whoever makes it.
+  its defaults every new tensor of this size is paid for in page faults, whoever makes it: compare the two runs.
 """
 
 TAIL = """

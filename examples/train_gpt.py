@@ -1,6 +1,6 @@
 """Trains a small GPT on four plays of Shakespeare twice, side by side: with fusedops, and in plain torch.
 
-    python examples/train_gpt.py        # about a minute on two idle CPU cores; --help lists the options
+    python examples/train_gpt.py        # two to three minutes on two CPU cores; --help lists the options
 
 Then it reports who served the calls of the attention softmax and why, how far the two models' losses are apart, how
 long each took, and what the first one writes. The loss curves go to examples/out/.

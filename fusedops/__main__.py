@@ -157,7 +157,7 @@ def _doctor(options: argparse.Namespace) -> int:
         print(json.dumps([{"what": problem.what, "fix": problem.fix} for problem in found], indent=2))
         return int(bool(found))
     for problem in found:
-        _wrapped(_coloured("problem", "problem") + "  ", problem.what)
+        _wrapped("problem  ", problem.what, "problem")
         _wrapped("fix      ", problem.fix)
     ready = [row["name"] for row in _health.environment()["backends"] if row["state"] == "ready"]
     print(f"{len(found) or 'no'} problem{'s' * (len(found) != 1)}; ready here: {', '.join(ready) or 'none'}")
@@ -200,12 +200,13 @@ def _coloured(text: str, what: str) -> str:
     return text if plain else f"\033[{_COLOURS[what]}m{text}\033[0m"
 
 
-def _wrapped(head: str, text: str) -> None:
+def _wrapped(head: str, text: str, colour: str = "") -> None:
     width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
-    indent = " " * min(len(head.replace("\033[31m", "").replace("\033[0m", "")), 24)
-    for line in textwrap.wrap(text, max(20, width - len(indent)), break_on_hyphens=False) or [""]:
-        print(f"{head}{line}".rstrip())
-        head = indent
+    indent = " " * len(head)
+    lines = textwrap.wrap(text, max(20, width - len(indent)), break_on_hyphens=False) or [""]
+    for at, line in enumerate(lines):
+        before = indent if at else _coloured(head, colour) if colour else head
+        print(f"{before}{line}".rstrip())
 
 
 if __name__ == "__main__":

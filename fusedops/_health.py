@@ -9,13 +9,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 import fusedops
+from fusedops._backend import Backend
 from fusedops._op import OPS
-from fusedops._policy import VARIABLES, process_policy, unknown_name
+from fusedops._policy import process_policy, unknown_variables
 from fusedops._registry import BackendInfo, backends, registry
 from fusedops.errors import FusedOpsError, FusedOpsWarning
 
@@ -41,7 +42,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "torch": torch.__version__,
-        "versions": {name: _version(name) for name in ("pluggy", "numpy", *_declared("packages"))},
+        "versions": {name: _version(name) for name in ("pluggy", "numpy", *_packages())},
         "devices": devices(),
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith("FUSEDOPS_")},
         "policy": policy,
@@ -64,11 +65,8 @@ def devices() -> dict[str, list[str]]:
 
 def problems() -> Iterator[Problem]:
     """Everything wrong that can be seen without a call."""
-    for name in sorted(os.environ):
-        if name.startswith("FUSEDOPS_") and name not in VARIABLES:
-            yield Problem(
-                unknown_name("FUSEDOPS variable", name, VARIABLES, 0.75), f"unset {name}, or correct its name"
-            )
+    for name, sentence in unknown_variables().items():
+        yield Problem(sentence, f"unset {name}, or correct its name")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FusedOpsWarning)
@@ -82,9 +80,11 @@ def problems() -> Iterator[Problem]:
     here = devices()
     for kind in dict.fromkeys([*here, *(kind for info in found for kind in info.device_types)]):
         serving = [info for info in found if kind in info.device_types]
-        tool = next((tool for tool in _declared("tools", *(info.name for info in serving)) if shutil.which(tool)), None)
-        if kind in ("cpu", "*") or (kind not in here and tool is None):
-            continue  # no such device, nothing to miss
+        names = {info.name for info in serving}
+        tools = [tool for backend in _loaded() if backend.name in names for tool in backend.tools]
+        tool = next((tool for tool in tools if shutil.which(tool)), None)
+        if not serving or kind == "*" or (kind not in here and tool is None):
+            continue  # no such device, or none but what serves every device: nothing to miss
         seen = (
             f"torch sees {', '.join(here[kind])}"
             if kind in here
@@ -98,8 +98,6 @@ def problems() -> Iterator[Problem]:
         for info in serving:
             if info.state != "failed":  # said above
                 yield Problem(f"{seen}, and backend {info.name} cannot serve it: {info.why}", info.fix)
-        if not serving:
-            yield Problem(f"{seen}, and no installed backend serves {kind}", f"install a fusedops backend for {kind}")
 
 
 def limits() -> dict[str, list[dict[str, Any]]]:
@@ -137,10 +135,12 @@ def _row(info: BackendInfo) -> dict[str, Any]:
     }
 
 
-def _declared(what: Literal["packages", "tools"], *names: str) -> list[str]:
-    """What the backends say of themselves: all of them, or those of these names."""
-    found = [r.backend for r in registry.records() if r.backend is not None and (not names or r.name in names)]
-    return list(dict.fromkeys(item for backend in found for item in getattr(backend, what)))
+def _packages() -> list[str]:
+    return list(dict.fromkeys(package for backend in _loaded() for package in backend.packages))
+
+
+def _loaded() -> list[Backend]:
+    return [record.backend for record in registry.records() if record.backend is not None]
 
 
 def _version(distribution: str) -> str | None:

@@ -206,11 +206,15 @@ def process_policy() -> Policy:
         return process
 
 
+def unknown_variables() -> dict[str, str]:
+    """The environment's FUSEDOPS_ variables that mean nothing, each with a sentence."""
+    unknown = [name for name in sorted(os.environ) if name.startswith("FUSEDOPS_") and name not in VARIABLES]
+    return {name: unknown_name("FUSEDOPS variable", name, VARIABLES, 0.75) for name in unknown}  # all begin alike
+
+
 def _environment() -> tuple[Layer, ...]:
-    for name in sorted(os.environ):
-        if name.startswith("FUSEDOPS_") and name not in VARIABLES:
-            message = unknown_name("FUSEDOPS variable", name, VARIABLES, 0.75)  # all begin alike
-            warnings.warn(f"{message}; it has no effect", FusedOpsWarning, stacklevel=2)
+    for message in unknown_variables().values():
+        warnings.warn(f"{message}; it has no effect", FusedOpsWarning, stacklevel=2)
     text = os.environ.get("FUSEDOPS_BACKEND", "").strip()
     fallback = os.environ.get("FUSEDOPS_FALLBACK", "").strip()
     layers = [parse(text, "FUSEDOPS_BACKEND")] if text else []
