@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from fusedops._op import OPS
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "pytorch.md"
 BEGIN, END = "<!-- made by docs/make_features.py -->\n", "<!-- end -->\n"
@@ -45,12 +47,11 @@ class Outcomes:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self.cells: dict[str, tuple[str, str]] = {}
         self.passed: dict[tuple[str, str], int] = defaultdict(int)
         self.reasons: dict[tuple[str, str], set[str]] = defaultdict(set)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Learns which cell each test is of."""
+        """Marks each test with its cell, so that its report carries it here from the process that ran it."""
         for item in items:
             marker = item.get_closest_marker("feature")
             if marker is None:
@@ -58,23 +59,24 @@ class Outcomes:
             assert isinstance(item, pytest.Function)
             assert "op" in item.callspec.params, f"{item.nodeid} has a feature mark and no parameter `op`"
             assert marker.args[0] in FEATURES, f"{item.nodeid}: {marker.args[0]!r} is none of {FEATURES}"
-            self.cells[item.nodeid] = (marker.args[0], item.callspec.params["op"])
+            item.user_properties.append(("feature", [marker.args[0], item.callspec.params["op"]]))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Counts what passed, and keeps why a test was skipped or expected to fail."""
-        cell = self.cells.get(report.nodeid)
-        if cell is None:
+        found = dict(report.user_properties).get("feature")
+        if not isinstance(found, list):
             return
+        cell: tuple[str, str] = (found[0], found[1])
         if report.skipped:
             said = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
             self.reasons[cell].add(getattr(report, "wasxfail", "") or re.sub(r"^Skipped: ", "", said))
         elif report.when == "call" and report.passed:
             self.passed[cell] += 1
 
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Writes the file."""
-        if self.path is not None and exitstatus == 0:
-            cells = list(dict.fromkeys(self.cells.values()))
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Writes the file, in the process that all reports reach."""
+        if self.path is not None and exitstatus == 0 and not hasattr(session.config, "workerinput"):
+            cells = sorted({*self.passed, *self.reasons})
             found = [[*cell, self.passed[cell], sorted(self.reasons[cell])] for cell in cells]
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps(found), encoding="utf-8")
@@ -84,7 +86,6 @@ class Outcomes:
         """What a run wrote."""
         outcomes = cls()
         for feature, op, passed, reasons in json.loads(path.read_text(encoding="utf-8")):
-            outcomes.cells[f"{feature} {op}"] = (feature, op)
             outcomes.passed[feature, op] = passed
             outcomes.reasons[feature, op] = set(reasons)
         return outcomes
@@ -92,7 +93,7 @@ class Outcomes:
 
 def table(outcomes: Outcomes) -> str:
     """The table, and below it the reason for each "no"."""
-    ops = list(dict.fromkeys(op for _, op in outcomes.cells.values()))
+    ops = list(OPS)
     lines = [f"| | {' | '.join(f'`{op}`' for op in ops)} |", f"|---|{'---|' * len(ops)}"]
     notes: list[str] = []
     for feature in FEATURES:

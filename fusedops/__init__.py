@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-for _op in _OPS.values():
-    _register_op(_op)
+for _each in _OPS.values():
+    _register_op(_each)
 
 
 # Not needed to run a program, so not paid for at import: looking, and what plugins are written with

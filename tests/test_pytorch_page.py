@@ -62,6 +62,7 @@ def test_a_cell_says_what_its_tests_found(
 ) -> None:
     seen = outcomes(make, pytester, TESTS)
     monkeypatch.setattr(make, "FEATURES", ("export", "vmap"))
+    monkeypatch.setattr(make, "OPS", ("one", "two"))
     assert make.table(seen).splitlines() == [
         "| | `one` | `two` |",
         "|---|---|---|",
@@ -79,6 +80,7 @@ def test_a_cell_without_a_test_is_an_error(
 ) -> None:
     seen = outcomes(make, pytester, TESTS)
     monkeypatch.setattr(make, "FEATURES", ("export", "jvp", "vmap"))
+    monkeypatch.setattr(make, "OPS", ("one", "two"))
     with pytest.raises(SystemExit, match="no test shows 'jvp' of one"):
         make.table(seen)
 
