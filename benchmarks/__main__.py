@@ -29,9 +29,10 @@ from tqdm import tqdm
 
 import fusedops
 from benchmarks import plots
-from benchmarks.measure import copy_of, interleaved, peak_bytes
+from benchmarks.memory import peak_bytes
 from benchmarks.providers import providers
 from fusedops import testing
+from fusedops._bench import copy_of, interleaved, with_grad
 from fusedops._op import Case, Op
 
 # a fresh 128 MiB tensor costs 4-5 times its copy in page faults under glibc's defaults; a training loop's allocator is
@@ -117,11 +118,7 @@ def measure(
         if note not in _said:
             _said.add(note)
             tqdm.write(note)
-    leaves = [
-        arg.detach().clone().requires_grad_() if isinstance(arg, Tensor) and arg.is_floating_point() else arg
-        for arg in args
-    ]
-    inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    leaves, inputs = with_grad(args)
     like = torch.empty(args[0].shape, dtype=dtype, device=device)
     work: dict[str, dict[str, Callable[[], object]]] = {
         "inference": {name: (lambda f=f: _without_grad(f, args)) for name, f in found.items()},

@@ -22,7 +22,8 @@ from torch import Tensor
 
 import fusedops
 from benchmarks.__main__ import TUNED, environment
-from benchmarks.measure import copy_of, interleaved, peak_bytes
+from benchmarks.memory import peak_bytes
+from fusedops._bench import copy_of, interleaved
 from fusedops.ops import OPS
 
 Block = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]

@@ -7,22 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 import fusedops
+from fusedops._bench import PLAIN, on, plain_softmax, refusal
 from fusedops._op import Op
 
 Function = Callable[..., Tensor]  # takes the op's arguments in order
-
-
-def naive_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    """The chain that models write."""
-    scores = x * scale
-    if causal:
-        upper = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
-        mask = upper if mask is None else mask | upper
-    return torch.softmax(scores if mask is None else scores.masked_fill(mask, float("-inf")), -1)
 
 
 def megatron_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
@@ -37,13 +28,8 @@ def megatron_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool)
 def native_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """Torch's own kernels with a mask in them: ``_masked_softmax``, or ``softmax`` where there is none to give."""
     if causal or mask is None:
-        return naive_softmax(x, mask, scale, causal)
+        return plain_softmax(x, mask, scale, causal)
     return torch._masked_softmax(x * scale, mask.expand(x.shape), -1, 0)
-
-
-def naive_bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    """``F.gelu(x + bias)``."""
-    return F.gelu(x if bias is None else x + bias, approximate=approximate)
 
 
 def megatron_bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
@@ -52,39 +38,18 @@ def megatron_bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tens
     return 0.5 * u * (1.0 + torch.tanh(0.79788456 * u * (1 + 0.044715 * u * u)))
 
 
-def naive_bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
-    """``F.dropout(x + bias)``, with torch's own random numbers."""
-    return F.dropout(x if bias is None else x + bias, p, training)
-
-
-def naive_bias_dropout_add(
-    x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None
-) -> Tensor:
-    """``residual + F.dropout(x + bias)``."""
-    return residual + naive_bias_dropout(x, bias, p, training, seed)
-
-
-NAIVE: dict[str, Function] = {
-    "scaled_masked_softmax": naive_softmax,
-    "bias_gelu": naive_bias_gelu,
-    "bias_dropout": naive_bias_dropout,
-    "bias_dropout_add": naive_bias_dropout_add,
-}
-
-
 def providers(op: Op, args: Sequence[Any], device: str) -> tuple[dict[str, Function], dict[str, str]]:
     """The providers of a call, and those left out with the reason."""
     found: dict[str, Function] = {}
     left: dict[str, str] = {}
     for info in fusedops.backends():
-        decision = fusedops.explain(op.name, **dict(zip(op.parameters, args)), backend=info.name)
-        verdict = next(v for v in decision.candidates if v.backend == info.name)
-        if verdict.reasons:
-            left[f"fusedops.{info.name}"] = verdict.reasons[0].detail
+        why = refusal(info.name, op, tuple(args))
+        if why is not None:
+            left[f"fusedops.{info.name}"] = why
         else:
-            found[f"fusedops.{info.name}"] = _on(info.name, op)
-    found["torch"] = NAIVE[op.name]
-    found["torch.compile"] = torch.compile(NAIVE[op.name], dynamic=False)
+            found[f"fusedops.{info.name}"] = on(info.name, op)
+    found["torch"] = PLAIN[op.name]
+    found["torch.compile"] = torch.compile(PLAIN[op.name], dynamic=False)
     if op.name == "scaled_masked_softmax":
         found["megatron's torch path"] = megatron_softmax
         if args[1] is not None and not args[3] and device == "cpu":  # on CUDA it takes other layouts of a mask
@@ -100,11 +65,6 @@ def providers(op: Op, args: Sequence[Any], device: str) -> tuple[dict[str, Funct
             else:
                 found[name] = function
     return found, left
-
-
-def _on(backend: str, op: Op) -> Function:
-    public, names = getattr(fusedops, op.name), op.parameters
-    return lambda *args: public(**dict(zip(names, args)), backend=backend)
 
 
 def _plain_softmax_only(args: Sequence[Any]) -> None:
@@ -151,7 +111,7 @@ def _flag_gems(args: Sequence[Any]) -> Function:
 
     def through(*call: Any) -> Tensor:
         with flag_gems.use_gems():
-            return naive_softmax(*call)
+            return plain_softmax(*call)
 
     return through
 

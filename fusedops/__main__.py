@@ -1,9 +1,10 @@
-"""``python -m fusedops`` (and ``fusedops``): looks at an installation and at choices, runs no op.
+"""``python -m fusedops`` (and ``fusedops``): looks at an installation, at choices, at speed.
 
     fusedops info                  versions, devices, backends and why not: the text to paste into an issue
     fusedops explain OP --x 8,16,512,512:bf16@npu --mask 8,1,512,512 --scale 0.125
     fusedops matrix                op by backend, with each backend's limits
     fusedops doctor                what is wrong with this installation, and the fix
+    fusedops bench [OP ...]        how fast each backend is here, beside plain torch and a copy
 
 Exit codes: 0 all is well; 1 doctor found a problem, or explain's call would fall back; 2 the command line, or the call
 that it describes, is not valid; 3 explain's call would be served by nobody.
@@ -24,6 +25,7 @@ import torch
 
 import fusedops
 from fusedops._op import OPS
+from fusedops._policy import unknown_name
 
 _WIDTH = 80
 _COLOURS = {"ready": "32", "unavailable": "33", "failed": "31", "chosen": "32", "refused": "33", "problem": "31"}
@@ -57,6 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for parameter in op.parameters:
             shape = "sizes[:dtype][@device]" if parameter in op.tensors else None
             one.add_argument(f"--{parameter.replace('_', '-')}", dest=f"arg_{parameter}", metavar=shape)
+    timing = commands.add_parser("bench", help="how fast each backend is here, beside plain torch and a copy")
+    timing.add_argument("ops", nargs="*", metavar="OP", help=f"of {', '.join(OPS)}; all, where none is named")
+    timing.add_argument("--device", help="a torch device; the accelerator where there is one, else cpu")
+    timing.add_argument("--dtype", default="float32", help="of the tensors, such as bf16")
+    timing.add_argument("--elements", type=int, default=2**22, help="of the largest tensor; cases are cut to it")
+    timing.add_argument("--seconds", type=float, default=0.2, help="for each line, about")
+    timing.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     try:
         return _COMMANDS[options.command](options)
@@ -164,19 +173,53 @@ def _doctor(options: argparse.Namespace) -> int:
     return int(bool(found))
 
 
-_COMMANDS = {"info": _info, "explain": _explain, "matrix": _matrix, "doctor": _doctor}
+def _bench(options: argparse.Namespace) -> int:
+    from fusedops import _bench
+
+    for name in options.ops:
+        if name not in OPS:
+            raise fusedops.PolicyError(f"bench: {unknown_name('op', name, list(OPS))}")
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    device = options.device or (accelerator.type if accelerator else "cpu")
+    dtype = _dtype(options.dtype)
+    if dtype is None or not dtype.is_floating_point:
+        raise fusedops.InvalidInputError(
+            f"--dtype is given as {options.dtype!r}; needs a floating dtype of torch; write it like bf16"
+        )
+    records: list[dict[str, Any]] = []
+    for op, case in _bench.cases(options.ops, options.elements):
+        if not options.json:
+            print(f"\n{op.name}, {case.name}: {case.args['x']} {options.dtype} on {device}")
+        for row in _bench.measure(op, case, dtype, device, options.seconds):
+            records.append(row)
+            if not options.json:
+                print(
+                    f"  {row['direction']:8}  {row['who']:12} {row['ms']:12.3f} ms {row['copies']:8.2f} copies "
+                    f"{row['speedup']:8.2f}x plain torch"
+                )
+    if options.json:
+        print(json.dumps(records, indent=2))
+    return 0
+
+
+_COMMANDS = {"info": _info, "explain": _explain, "matrix": _matrix, "doctor": _doctor, "bench": _bench}
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    found = _DTYPES.get(name, getattr(torch, name, None))
+    return found if isinstance(found, torch.dtype) else None
 
 
 def _spec(text: str, dtype: str, device: str) -> fusedops.TensorSpec:
     """``8,16,512,512:bf16@npu``; dtype and device may be left out."""
     rest, _, on = text.partition("@")
     sizes, _, name = rest.partition(":")
-    kind = _DTYPES.get(name or dtype, getattr(torch, name or dtype, None))
+    kind = _dtype(name or dtype)
     try:
         shape = tuple(int(size) for size in sizes.replace("x", ",").split(",") if size.strip())
     except ValueError:
         shape = None
-    if shape is None or not isinstance(kind, torch.dtype):
+    if shape is None or kind is None:
         raise fusedops.InvalidInputError(
             f"a tensor is given as {text!r}; needs sizes[:dtype][@device]; write it like 8,16,512,512:bf16@npu"
         )

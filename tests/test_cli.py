@@ -87,6 +87,45 @@ def test_json_is_as_documented(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert keys(json.loads(said)) == {"[].what", "[].fix"} == documented("doctor")
 
 
+BENCH = ["bench", "bias_gelu", "--device", "cpu", "--elements", "256", "--seconds", "0.001"]
+
+
+def test_bench_measures_every_backend_that_takes_the_case(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run(*BENCH, "--json", capsys=capsys)
+    records = json.loads(said)
+    assert code == 0
+    assert keys(records) == documented("bench")
+    cases = {record["case"] for record in records}
+    assert len(cases) > 1
+    for case in cases:
+        for direction in ("forward", "backward"):
+            rows = {r["who"]: r for r in records if (r["case"], r["direction"]) == (case, direction)}
+            assert {"plain torch", "eager", "triton"} <= set(rows)
+            assert "npu" not in rows, "npu takes no cpu tensors"
+            assert rows["plain torch"]["speedup"] == 1.0
+            for row in rows.values():
+                assert row["ms"] > 0
+                assert row["speedup"] == pytest.approx(rows["plain torch"]["ms"] / row["ms"], rel=0.05, abs=0.01)
+    assert all(sum(record["shape"]) > 0 and record["dtype"] == "float32" for record in records)
+
+
+def test_bench_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run(*BENCH, "--dtype", "bf16", capsys=capsys)
+    assert code == 0
+    assert "bf16 on cpu" in said
+    assert re.search(r"backward  eager +[\d.]+ ms +[\d.]+ copies +[\d.]+x plain torch", said)
+    assert [line for line in said.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("argv", [["bench", "bias_gelo"], ["bench", "--dtype", "int8"], ["bench", "--dtype", "nn"]])
+def test_bench_says_what_it_cannot_measure(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("fusedops: ")
+    assert "bias_gelu" in said.err or "bf16" in said.err
+
+
 @pytest.mark.parametrize(
     ("argv", "code"),
     [

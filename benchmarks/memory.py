@@ -1,0 +1,31 @@
+"""How much memory a call takes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+def peak_bytes(function: Callable[[], Any], device: str) -> int:
+    """The most memory that a call has in use at a time beyond what was there before, its result included."""
+    if device == "cuda":
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = function()
+        peak = torch.cuda.max_memory_allocated() - before
+        del result
+        return peak
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = function()
+    found = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(found, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    del result
+    return peak
