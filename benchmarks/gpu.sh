@@ -21,6 +21,7 @@ if command -v compute-sanitizer >/dev/null; then
 else
     echo "compute-sanitizer is not here: left out" | tee "$out/memcheck.txt"
 fi
+"$python" benchmarks/launch.py | tee "$out/launch.txt"
 for sweep in large cases length size; do
     "$python" -m benchmarks --device cuda --sweep "$sweep" --out "$out/$sweep.jsonl"
 done
