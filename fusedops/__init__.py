@@ -32,6 +32,7 @@ from fusedops.errors import FallbackWarning as FallbackWarning
 from fusedops.errors import FusedOpsError as FusedOpsError
 from fusedops.errors import FusedOpsWarning as FusedOpsWarning
 from fusedops.errors import InvalidInputError as InvalidInputError
+from fusedops.errors import MismatchError as MismatchError
 from fusedops.errors import NoBackendError as NoBackendError
 from fusedops.errors import PluginError as PluginError
 from fusedops.errors import PolicyError as PolicyError
@@ -46,8 +47,15 @@ from fusedops.viewless import safely_set_viewless_tensor_data as safely_set_view
 
 if TYPE_CHECKING:
     from fusedops import constraints as constraints
+    from fusedops._bind import bind as bind
     from fusedops._decision import Decision as Decision
     from fusedops._hooks import hookimpl as hookimpl
+    from fusedops._stats import Event as Event
+    from fusedops._stats import Stats as Stats
+    from fusedops._stats import reset_stats as reset_stats
+    from fusedops._stats import stats as stats
+    from fusedops._verification import Verification as Verification
+    from fusedops._verify import verify as verify
 
 __version__ = "0.1.0"
 
@@ -56,7 +64,18 @@ for _each in _OPS.values():
 
 
 # Not needed to run a program, so not paid for at import: looking, and what plugins are written with
-_LATER = {"Decision": "_decision", "constraints": "constraints", "hookimpl": "_hooks"}
+_LATER = {
+    "Decision": "_decision",
+    "Event": "_stats",
+    "Stats": "_stats",
+    "Verification": "_verification",
+    "bind": "_bind",
+    "constraints": "constraints",
+    "hookimpl": "_hooks",
+    "reset_stats": "_stats",
+    "stats": "_stats",
+    "verify": "_verify",
+}
 
 
 def __getattr__(name: str) -> Any:

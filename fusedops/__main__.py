@@ -99,6 +99,7 @@ def _info(options: argparse.Namespace) -> int:
         where = f"{row['distribution']} {row['version']}".strip()
         state = _coloured(f"{row['state']:12}", row["state"])
         print(f"{row['name']:10} {state} {row['priority']:>8}  {','.join(row['devices']) or '-':12} {where}")
+        _wrapped("           ", row["file"] or "(no file)")
         if row["why"]:
             _wrapped("           ", row["why"])
             _wrapped("           to do: ", row["fix"])

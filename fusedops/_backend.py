@@ -110,7 +110,12 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
         raise PluginError(
             f"{who}: a name is a lower-case identifier other than 'auto', as policies are written with it"
         )
-    if not backend.device_types or isinstance(backend.device_types, str):
+    if not isinstance(backend.priority, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PluginError(
+            f"{who}: priority is {backend.priority!r}; needs a whole number, such as 100; 0 is a fallback's"
+        )
+    kinds: object = backend.device_types
+    if not kinds or isinstance(kinds, str) or not all(isinstance(kind, str) for kind in backend.device_types):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PluginError(
             f"{who}: device_types is {backend.device_types!r}; needs a tuple, such as ('cuda',), or ('*',) for all"
         )

@@ -158,10 +158,9 @@ def decide(plan: Plan, args: Sequence[Any], assumed: str = "") -> Decision:
     wishes = tuple(
         Wish(layer.channel, layer.text, layer is deciding) for layer in policy.layers if layer.wish(op.name) is not None
     )
-    given = ", ".join(f"{name} {_word(arg)}" for name, arg in zip(names, op.specs(args)))
     return Decision(
         op.name,
-        given,
+        in_words(names, op.specs(args)),
         chosen.backend if chosen else None,
         backward,
         tuple(verdicts),
@@ -169,6 +168,11 @@ def decide(plan: Plan, args: Sequence[Any], assumed: str = "") -> Decision:
         policy.fallback,
         assumed,
     )
+
+
+def in_words(names: Sequence[str], args: Sequence[Any]) -> str:
+    """A call's arguments in words, its tensors given as specs."""
+    return ", ".join(f"{name} {_word(arg)}" for name, arg in zip(names, args))
 
 
 def _word(value: object) -> str:

@@ -20,15 +20,17 @@ from torch._C import (
 from torch._C._functorch import (
     peek_interpreter_stack as functorch_level,  # pyright: ignore[reportPrivateUsage,reportMissingModuleSource,reportUnknownVariableType]
 )
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
 from fusedops import _policy
 from fusedops._gradient import make_gradient
+from fusedops._op import without_annotations
 
 if TYPE_CHECKING:
     from fusedops._op import Op
     from fusedops._plan import Plan
+    from fusedops._registry import Entry
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
@@ -46,6 +48,20 @@ def run({names}, backend):
     entry = plan.first
     if entry is None or (entry.check is not None and entry.check({names}) is not None):
         entry = plan.fall_back(({names}))
+"""
+_BOUND = """
+def {name}({signature}):
+    {completed}
+    if is_dynamo_compiling() or {subclass} or dispatch_modes():
+        return public({passed}, backend=backend)
+    if functorch_level() is not None or forward_ad._current_level >= 0:
+        return public({passed}, backend=backend)
+    entry = chosen
+"""
+_CALL = """
+    next(entry.count)
+    if profiler._is_profiler_enabled:
+        entry = entry.ranged()
     if ({gradient}) and is_grad_enabled():
         return with_gradient(plan, entry, {names})
     return entry.call({names})
@@ -58,28 +74,48 @@ def make_run(op: Op) -> Callable[..., torch.Tensor]:
     The same in loops over ``args`` costs 0.6 us more. Subclasses (fake tensors, DTensor) and dispatch modes need the
     registered op; functorch's wrappers and forward-mode duals are plain to look at, so those levels are asked instead.
     """
+    return _made(op, _RUN + _CALL, "run", {"validate": op.validate, "plan_for": plan_for, "torch_op": torch_op})
+
+
+def make_bound(op: Op, plan: Plan, entry: Entry, backend: str | None) -> Callable[..., torch.Tensor]:
+    """Builds what :func:`fusedops.bind` returns: ``run`` without the checks and the choosing.
+
+    Where a kernel cannot be called (traced, transformed, on subclasses) it is the op with ``backend``.
+    """
+    from fusedops import ops
+
+    known = {"plan": plan, "chosen": entry, "public": getattr(ops, op.name), "backend": backend}
+    return _made(op, _BOUND + _CALL, op.name, {**known, "complete": op.complete})
+
+
+def _made(op: Op, template: str, name: str, more: dict[str, Any]) -> Callable[..., torch.Tensor]:
     passed = (op.passed_through,) if op.passed_through else ()
-    source = _RUN.format(
-        names=", ".join(op.parameters),
+    names = ", ".join(op.parameters)
+    source = template.format(
+        name=name,
+        names=names,
         first=op.parameters[0],
         subclass=" or ".join(f"type({name}) not in plain" for name in op.tensors),
         gradient=" or ".join(f"{name} is not None and {name}.requires_grad" for name in (*op.differentiable, *passed)),
+        signature=without_annotations(op.signature)[1:-1],
+        passed=", ".join(f"{p.name}={p.name}" for p in op.signature.parameters.values()),
+        # only where there is something to draw or to make: a dropout's seed
+        completed="" if op.complete is type(op).complete else f"{names} = complete(({names}))",
     )
     known: dict[str, Any] = {
         "plain": _PLAIN,
         "dispatch_modes": dispatch_modes,
         "functorch_level": functorch_level,
         "forward_ad": forward_ad,
+        "profiler": profiler,
         "is_grad_enabled": torch.is_grad_enabled,
         "is_dynamo_compiling": is_dynamo_compiling,
         "op": op,
-        "validate": op.validate,
-        "plan_for": plan_for,
-        "torch_op": torch_op,
         "with_gradient": make_gradient(op),
+        **more,
     }
     exec(compile(source, f"{__file__} {op.name}", "exec"), known)  # named so that a warning does not point here
-    return known["run"]
+    return known[name]
 
 
 def plan_for(op: Op, x: torch.Tensor, backend: str | None) -> Plan:
@@ -97,15 +133,24 @@ def plan_for(op: Op, x: torch.Tensor, backend: str | None) -> Plan:
 def _new_plan(op: Op, policy: _policy.Policy, key: tuple[str, str]) -> Plan:
     from fusedops._plan import make_plan
 
-    plan = policy.plans[key] = make_plan(op, policy, key[1])
-    plan.first_use()
+    plan = make_plan(op, policy, key[1])
+    plan.first_use()  # before it is kept: where the user made its warning an error, each call is to be one
+    policy.plans[key] = plan
     return plan
+
+
+def serve(entry: Entry, args: Sequence[Any]) -> Any:
+    """Calls what was chosen, counted and seen by the profiler, as the hot path does."""
+    next(entry.count)
+    if profiler._is_profiler_enabled:  # pyright: ignore[reportPrivateUsage]
+        entry = entry.ranged()
+    return entry.call(*args)
 
 
 def run_forward(op: Op, args: tuple[Any, ...], backend: str | None) -> torch.Tensor:
     """Forward inside the registered torch op: the choice is made here, at run time, so a changed policy is seen."""
     op.validate(*args)
-    return plan_for(op, args[0], backend).pick(args).call(*args)
+    return serve(plan_for(op, args[0], backend).pick(args), args)
 
 
 def run_backward(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
@@ -114,7 +159,7 @@ def run_backward(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
 
     plan = plan_for(op, args[0], backend)
     preferred = plan.first.backend if plan.first else ""
-    return backward_plan(plan, preferred).pick(args).call(*args)
+    return serve(backward_plan(plan, preferred).pick(args), args)
 
 
 def know_dtensor() -> None:

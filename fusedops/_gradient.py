@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,7 +16,7 @@ from torch._C._functorch import (
 from torch._functorch.utils import (
     unwrap_dead_wrappers,  # pyright: ignore[reportUnknownVariableType]
 )
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 
 if TYPE_CHECKING:
     from fusedops._op import Op
@@ -38,7 +39,12 @@ class {name}(Function):
             # create_graph=True, a batched or a dual grad: a kernel's result has no graph, and sees no batch or tangent
             plain = is_grad_enabled() or transformed() or is_legacy_batchedtensor(grad)
             needs = ({needs})
-            {gradients} = (reference_backward if plain else backward.call)(grad, {kept})
+            if plain:
+                call = reference_backward
+            else:
+                next(backward.count)
+                call = (backward.ranged() if profiler._is_profiler_enabled else backward).call
+            {gradients} = call(grad, {kept})
         else:
             {gradients} = {nothing}
         return None, None, {returned}
@@ -53,6 +59,7 @@ def with_gradient(plan, entry, {names}):
 """
 
 
+@cache  # bind has it too
 def make_gradient(op: Op) -> Callable[..., torch.Tensor]:
     """Builds ``with_gradient(plan, entry, *args)``, with the op's own arguments written out.
 
@@ -88,6 +95,7 @@ def make_gradient(op: Op) -> Callable[..., torch.Tensor]:
         "Function": torch.autograd.Function,
         "is_grad_enabled": torch.is_grad_enabled,
         "is_legacy_batchedtensor": is_legacy_batchedtensor,
+        "profiler": profiler,
         "transformed": transformed,
         "reference_backward": op.backward,
         "unwrap_dead_wrappers": unwrap_dead_wrappers,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pluggy
 
-from fusedops._backend import Backend
+if TYPE_CHECKING:
+    from fusedops._backend import Backend
+    from fusedops._stats import Event
 
 PROJECT = "fusedops"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -17,3 +21,10 @@ class Hooks:
     @hookspec(firstresult=True)
     def fusedops_backend(self) -> Backend | None:  # pyright: ignore[reportReturnType]
         """Returns the plugin's backend. Called once, when a call or a user first needs backends."""
+
+    @hookspec
+    def fusedops_observe(self, event: Event) -> None:
+        """Told of each first use and each fallback: what :class:`fusedops.Event` says, never of every call.
+
+        What it raises is a warning, once, and hurts no call.
+        """

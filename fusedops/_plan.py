@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +15,14 @@ from fusedops import _policy
 from fusedops._op import Direction, Op
 from fusedops._policy import AUTO, Policy
 from fusedops._registry import Entry, Record, registry
+from fusedops._stats import Event, Refusal, counted, tell
 from fusedops.constraints import Constraint, Reason, ReasonCode
 from fusedops.errors import FallbackWarning, NoBackendError
 
 # frames of these are not the user's: fusedops itself, and torch's dispatcher on the way through torch.ops
 _INSIDE = (os.path.join(os.path.dirname(__file__), ""), os.path.join(os.path.dirname(torch.__file__), ""))
-_warned: set[tuple[str, str, str]] = set()
+_warned: dict[tuple[str, str, str], object] = {}
+_told: dict[tuple[str, str, str], object] = {}
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,10 @@ class Candidate:
 
 @dataclass(eq=False)
 class Plan:
-    """The order for one (policy, op, device type, direction). Made once; the hot path reads ``first``."""
+    """The order for one (policy, op, device type, direction). Made once; the hot path reads ``first``.
+
+    ``first`` and ``after`` hold entries that are counted: the first, and those that follow, by what refused before.
+    """
 
     op: Op
     direction: Direction
@@ -45,7 +50,7 @@ class Plan:
     candidates: tuple[Candidate, ...]
     entries: tuple[Entry, ...] = ()
     first: Entry | None = None
-    seen: set[Constraint] = field(default_factory=lambda: set())
+    after: dict[tuple[Entry | Constraint, ...], Entry] = field(default_factory=lambda: {})
     backward: dict[str, Plan] = field(default_factory=lambda: {})
 
     def choose(self, args: Sequence[Any]) -> tuple[Entry | None, list[tuple[Entry, Constraint]]]:
@@ -76,26 +81,39 @@ class Plan:
             from fusedops._decision import decide
 
             raise NoBackendError(decide(self, args))
-        for refusing, limit in refused:
-            if limit not in self.seen:  # one set look-up a call, however often it falls back
-                self.seen.add(limit)
-                reasons = limit.reasons(dict(zip(self.parameters, args)))
-                self.announce(refusing.backend, reasons[0], entry.backend)
-        return entry
+        key = (entry, *(limit for _, limit in refused))
+        found = self.after.get(key)  # one look-up a call, however often it falls back
+        if found is None:
+            bound = dict(zip(self.parameters, args))
+            reasons = [(refusing.backend, limit, limit.reasons(bound)[0]) for refusing, limit in refused]
+            for refusing, _, reason in reasons:
+                self.announce(refusing, reason, entry.backend)
+            refusals = [Refusal(refusing, limit.describe(), reason) for refusing, limit, reason in reasons]
+            found = self.after[key] = self.counted(entry, refusals)
+        return found
+
+    def counted(self, entry: Entry, refusals: Sequence[Refusal] = ()) -> Entry:
+        """``entry`` with a count of its calls as those that these refused, besides who serves nothing here at all."""
+        absent = [Refusal(c.backend, why.detail, why) for c, why in self.passed_over(entry.backend)]
+        return counted(entry, (*absent, *refusals), self.device_type, str(self.policy))
 
     def first_use(self) -> None:
         """Makes seen what the plan passes over whatever the arguments are: a named backend that cannot run here."""
         if self.first is None:
             return  # every call is an error, which says it all
-        taken = self.first.backend
-        named_serves = any(c.named and c.backend == taken for c in self.candidates)
+        for candidate, refusal in self.passed_over(self.first.backend):
+            self.announce(candidate.backend, refusal, self.first.backend)
+
+    def passed_over(self, serving: str) -> Iterator[tuple[Candidate, Reason]]:
+        """Those before ``serving`` that serve nothing here, where that is news."""
+        named_serves = any(c.named and c.backend == serving for c in self.candidates)
         for candidate in self.candidates:
-            if candidate.refusal is None:
-                break
+            if candidate.backend == serving:
+                return
             # "npu,triton" names a backend for each kind of chip: news only where none of them is for this one
-            if _passed_over_freely(candidate) and (named_serves or not candidate.named):
-                continue
-            self.announce(candidate.backend, candidate.refusal, taken)
+            freely = _passed_over_freely(candidate) and (named_serves or not candidate.named)
+            if candidate.refusal is not None and not freely:
+                yield candidate, candidate.refusal
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -103,20 +121,29 @@ class Plan:
         return self.op.parameters if self.direction == "forward" else self.op.backward_parameters
 
     def announce(self, refusing: str, reason: Reason, serving: str) -> None:
-        """Warns, once, that ``serving`` runs what ``refusing`` would have, unless the policy is silent."""
-        if self.policy.fallback == "silent":
-            return
+        """Tells observers, and warns unless the policy is silent, that ``serving`` runs what ``refusing`` would have.
+
+        Each once; as an error, by the user's filter, the warning was not given, and is raised at each call.
+        """
         what = self.op.name if self.direction == "forward" else f"{self.op.name} backward"
         key = (what, refusing, reason.code.value)
-        if key in _warned:
+        mine = object()  # setdefault is one step under Python's lock: of threads that race, one speaks
+        if _told.setdefault(key, mine) is mine:
+            refusal = Refusal(refusing, reason.detail, reason)
+            policy = str(self.policy)
+            tell(Event("fallback", self.op.name, self.direction, serving, self.device_type, policy, (refusal,)))
+        if self.policy.fallback == "silent" or _warned.setdefault(key, mine) is not mine:
             return
-        _warned.add(key)
-        warnings.warn(
-            f"{what} runs on {serving}, not on {refusing}: {reason.detail}. To qualify for {refusing}: {reason.fix}. "
-            f'(Said once; fallback="raise" makes this an error, "silent" hides it.)',
-            FallbackWarning,
-            stacklevel=_level_of_user(),
-        )
+        try:
+            warnings.warn(
+                f"{what} runs on {serving}, not on {refusing}: {reason.detail}. To qualify for {refusing}: "
+                f'{reason.fix}. (Said once; fallback="raise" makes this an error, "silent" hides it.)',
+                FallbackWarning,
+                stacklevel=_level_of_user(),
+            )
+        except FallbackWarning:
+            _warned.pop(key, None)
+            raise
 
 
 def _level_of_user() -> int:
@@ -158,8 +185,11 @@ def make_plan(
         entries = _the_one(candidates, prefer)
     else:
         entries = tuple(c.entry for c in candidates if c.entry is not None and c.refusal is None)
-    first = entries[0] if entries else None
-    return Plan(op, direction, device_type, policy, assume, tuple(candidates), entries, first)
+    if policy.verifier is not None:
+        entries = tuple(map(policy.verifier.watched, entries))
+    plan = Plan(op, direction, device_type, policy, assume, tuple(candidates), entries)
+    plan.first = plan.counted(entries[0]) if entries else None
+    return plan
 
 
 def _the_one(candidates: list[Candidate], prefer: str | None) -> tuple[Entry, ...]:
@@ -214,4 +244,5 @@ def backward_plan(plan: Plan, forward: str) -> Plan:
 def forget_warnings() -> None:
     """Lets each fallback be said again. For tests."""
     _warned.clear()
+    _told.clear()
     _policy.forget()

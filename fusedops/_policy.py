@@ -17,18 +17,21 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from fusedops._op import OPS
 from fusedops._registry import registry
 from fusedops.errors import FusedOpsWarning, PluginError, PolicyError
+
+if TYPE_CHECKING:
+    from fusedops._verify import verify
 
 Fallback = Literal["warn", "silent", "raise"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 AUTO = "auto"
 LEVELS: tuple[str, ...] = get_args(Fallback)
-VARIABLES = ("FUSEDOPS_AUTOTUNE", "FUSEDOPS_BACKEND", "FUSEDOPS_FALLBACK", "FUSEDOPS_PLUGINS")
+VARIABLES = ("FUSEDOPS_AUTOTUNE", "FUSEDOPS_BACKEND", "FUSEDOPS_FALLBACK", "FUSEDOPS_PLUGINS", "FUSEDOPS_STATS")
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Policy:
 
     layers: tuple[Layer, ...] = ()
     plans: dict[Any, Any] = field(default_factory=lambda: {}, repr=False)
+    verifier: verify | None = field(default=None, repr=False)  # whose watch the plans' entries are under
 
     @property
     def fallback(self) -> Fallback:
@@ -81,7 +85,7 @@ class Policy:
 
     def under(self, layer: Layer) -> Policy:
         """This policy with one more layer inside it."""
-        return Policy((layer, *self.layers))
+        return Policy((layer, *self.layers), verifier=self.verifier)
 
     def __str__(self) -> str:
         said = [f'{layer.channel}: "{layer.text}"' for layer in self.layers if layer.text]
@@ -152,13 +156,16 @@ def unknown_name(kind: str, name: str, known: Sequence[str], cutoff: float = 0.5
 class Frame:
     """One ``with use(...)``: its layers, the frame around it, and the policy they make together with the process's.
 
-    Where ``whole``, the layers are a policy by themselves, whatever is in force around them.
+    Where ``whole``, the layers are a policy by themselves, whatever is in force around them. One ``with verify(...)``
+    is a frame too, with no layers.
     """
 
-    __slots__ = ("_base", "_policy", "layers", "outer", "whole")
+    __slots__ = ("_base", "_policy", "layers", "outer", "verifier", "whole")
 
-    def __init__(self, layers: tuple[Layer, ...], outer: Frame | None, whole: bool) -> None:
-        self.layers, self.outer, self.whole = layers, outer, whole
+    def __init__(
+        self, layers: tuple[Layer, ...], outer: Frame | None, whole: bool, verifier: verify | None = None
+    ) -> None:
+        self.layers, self.outer, self.whole, self.verifier = layers, outer, whole, verifier
         self._base: Policy | None = None
         self._policy = Policy()
 
@@ -167,13 +174,23 @@ class Frame:
         base = process or process_policy()
         if self._base is not base:
             around = None if self.whole else self.outer.policy() if self.outer else base
-            self._policy, self._base = _interned(around, self.layers), base
+            self._policy, self._base = _interned(around, self.layers, self.verifier), base
         return self._policy
 
 
 frame: ContextVar[Frame | None] = ContextVar("fusedops_use", default=None)
 process: Policy | None = None
 _lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: a lock that another thread of the parent held would never be released."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextmanager
@@ -187,8 +204,10 @@ def within(inside: Frame | None) -> Generator[None]:
 
 
 @functools.lru_cache(maxsize=256)  # entering `with use("eager")` in a loop must not make plans anew each time
-def _interned(base: Policy | None, layers: tuple[Layer, ...]) -> Policy:
-    return Policy(layers if base is None else (*layers, *base.layers))
+def _interned(base: Policy | None, layers: tuple[Layer, ...], verifier: verify | None) -> Policy:
+    if base is None:
+        return Policy(layers, verifier=verifier)
+    return Policy((*layers, *base.layers), verifier=verifier or base.verifier)
 
 
 @functools.lru_cache(maxsize=256)
@@ -277,13 +296,13 @@ class use:
 
     def __init__(self, policy: str | Policy | None = None, *, fallback: Fallback | None = None) -> None:
         self._whole = isinstance(policy, Policy)
-        self._layers = policy.layers if isinstance(policy, Policy) else ()
+        self._layers, self._verifier = (policy.layers, policy.verifier) if isinstance(policy, Policy) else ((), None)
         if not self._whole or fallback is not None:
             text = "" if policy is None or isinstance(policy, Policy) else policy
             self._layers = (parse(text, "use()", fallback), *self._layers)
 
     def __enter__(self) -> Policy:
-        inside = Frame(self._layers, frame.get(), self._whole)
+        inside = Frame(self._layers, frame.get(), self._whole, self._verifier)
         frame.set(inside)
         return inside.policy()
 

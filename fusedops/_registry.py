@@ -1,16 +1,19 @@
-"""Which backends there are: found through entry points, checked, probed when first needed, failures kept as a state."""
+"""Which backends there are: registered, or found by ``_plugins``; probed when needed, failures kept as a state."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from torch.autograd.profiler import record_function
 
 from fusedops._backend import Backend, Kernel, Unavailable, check_backend
 from fusedops._op import OPS, Direction
@@ -19,16 +22,17 @@ from fusedops.errors import PluginError
 if TYPE_CHECKING:
     from fusedops.constraints import Constraint, Reason
 
-GROUP = "fusedops.backends"
 OWN_DISTRIBUTION = "fusedops"
 
 State = Literal["ready", "unavailable", "failed"]
+Observer = Callable[..., Any]
+_ANOTHER = "choose another name, or fusedops.unregister({!r}) first"
 
 
 class Entry:
-    """A kernel made ready for the hot path: its compiled check and its positional function."""
+    """A kernel made ready for the hot path: its compiled check, its positional function, and a count of its calls."""
 
-    __slots__ = ("backend", "call", "check", "kernel")
+    __slots__ = ("backend", "call", "check", "count", "kernel")
 
     def __init__(self, backend: str, kernel: Kernel) -> None:
         from fusedops.constraints import compile_check  # not at import, where it would cost 5 ms
@@ -39,6 +43,23 @@ class Entry:
         self.kernel = kernel
         self.check: Callable[..., Constraint | None] | None = compile_check(parameters, kernel.limits)
         self.call = op.positional(kernel.function) if kernel.direction == "forward" else kernel.function
+        self.count: Iterator[int] = itertools.count()  # a plan's copies have those that stats() reads
+
+    def calling(self, call: Callable[..., Any]) -> Entry:
+        """A copy that calls something else."""
+        made = copy(self)
+        made.call = call
+        return made
+
+    def ranged(self) -> Entry:
+        """A copy whose calls are ranges of torch.profiler, named ``fusedops::<op>[<backend>]``."""
+        what = self.kernel.op if self.kernel.direction == "forward" else f"{self.kernel.op}_backward"
+        return self.calling(partial(_in_range, f"fusedops::{what}[{self.backend}]", self.call))
+
+
+def _in_range(name: str, call: Callable[..., Any], *args: Any) -> Any:
+    with record_function(name):
+        return call(*args)
 
 
 @dataclass(eq=False)
@@ -52,8 +73,9 @@ class Record:
     distribution: str = ""
     version: str = ""
     file: str = ""
+    observe: Observer | None = None
     probed: bool = False
-    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     @cached_property
     def entries(self) -> dict[tuple[str, Direction], Entry]:
@@ -63,12 +85,16 @@ class Record:
 
     def probe(self) -> None:
         """Finds out, once, whether the backend can run here. A probe that raises is a failed backend."""
-        with self._lock:
+        with self.lock:
             if self.probed or self.backend is None or self.unavailable is not None:
                 return
             try:
-                self.unavailable = self.backend.probe()
-            except Exception as error:  # a plugin's probe must not take the program down; the error is kept and shown
+                found: object = self.backend.probe()
+                if found is not None and not (isinstance(found, Unavailable) and found.why and found.fix):
+                    raise TypeError(f"it gave {found!r}; needs None where it can run, or Unavailable(why, fix)")
+                self.unavailable = found
+            # a plugin's probe must not take the program down, by sys.exit() neither; the error is kept and shown
+            except (Exception, SystemExit) as error:
                 self.error = PluginError(f"backend {self.name!r}: its probe raised {_words(error)}")
                 self.error.__cause__ = error
             self.probed = True
@@ -119,11 +145,13 @@ class BackendInfo:
 
 
 class Registry:
-    """All backends of this process."""
+    """All backends of this process, and the plugins that observe them."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._records: list[Record] | None = None
+        self._loading: int | None = None  # the thread that loads the plugins
+        self._observers: dict[str, Observer] = {}  # of plugins without a backend
         self.on_change: list[Callable[[], None]] = []
 
     def records(self) -> list[Record]:
@@ -132,9 +160,25 @@ class Registry:
         if records is None:
             with self._lock:
                 if self._records is None:
-                    self._records = _in_order(_discover())
+                    if self._loading == threading.get_ident():
+                        raise PluginError(
+                            "a backend's plugin asks for backends while it is imported, when not all are known; needs "
+                            "to wait: register, set policies and call ops from its probe, its kernels or the program"
+                        )
+                    from fusedops._plugins import discover  # which knows this class
+
+                    self._loading = threading.get_ident()
+                    try:
+                        self._records = _in_order(discover())
+                    finally:
+                        self._loading = None
                 records = self._records
         return records
+
+    def observers(self) -> list[tuple[str, Observer]]:
+        """Every plugin's observing hook, by the plugin's name. Loads nothing."""
+        of_backends = [(r.name, r.observe) for r in self._records or () if r.observe is not None]
+        return [*self._observers.items(), *of_backends]
 
     def names(self) -> list[str]:
         """Names that a policy may use."""
@@ -145,21 +189,28 @@ class Registry:
         claims = [record for record in self.records() if record.name == name]
         return next((record for record in claims if record.backend is not None), claims[0] if claims else None)
 
-    def register(self, plugin: Any, name: str | None = None) -> Backend:
+    def register(self, plugin: Any, name: str | None = None) -> Backend | None:
         """See :func:`fusedops.register`."""
-        backend = plugin if isinstance(plugin, Backend) else _backend_of(plugin, name)
+        from fusedops._plugins import hooks_of
+
+        backend, observe = (plugin, None) if isinstance(plugin, Backend) else hooks_of(plugin, name)
+        if backend is None:
+            called = name or getattr(plugin, "__name__", type(plugin).__name__)
+            assert observe is not None
+            with self._lock:
+                if called in self._observers:
+                    raise PluginError(f"plugin {called!r} is already registered; {_ANOTHER.format(called)}")
+                self._observers = {**self._observers, called: observe}
+            return None
         with self._lock:
             records = self.records()
             if any(record.name == backend.name and record.backend is not None for record in records):
-                raise PluginError(
-                    f"backend {backend.name!r} is already registered; choose another name, or "
-                    f"fusedops.unregister({backend.name!r}) first"
-                )
+                raise PluginError(f"backend {backend.name!r} is already registered; {_ANOTHER.format(backend.name)}")
             check_backend(backend, OPS)
             module = sys.modules.get(getattr(plugin, "__name__", "") or type(plugin).__module__)
-            record = Record(
-                backend.name, backend, distribution="(registered)", file=getattr(module, "__file__", "") or ""
-            )
+            file = getattr(module, "__file__", "") or ""
+            record = Record(backend.name, backend, distribution="(registered)", file=file, observe=observe)
+            record.entries  # noqa: B018  # now, so that a limit that cannot be compiled is said here
             self._records = _in_order([*records, record])
         self._changed()
         return backend
@@ -167,6 +218,9 @@ class Registry:
     def unregister(self, name: str) -> None:
         """See :func:`fusedops.unregister`."""
         with self._lock:
+            if name in self._observers:
+                self._observers = {key: value for key, value in self._observers.items() if key != name}
+                return
             kept = [record for record in self.records() if record.name != name]
             if len(kept) == len(self.records()):
                 raise PluginError(f"no backend is called {name!r}; registered are {', '.join(self.names())}")
@@ -177,112 +231,41 @@ class Registry:
         for notify in self.on_change:
             notify()
 
+    def renew_locks(self) -> None:
+        """In a forked child: a lock that another thread of the parent held would never be released."""
+        self._lock = threading.RLock()
+        for record in self._records or ():
+            record.lock = threading.RLock()
+
 
 def _in_order(records: list[Record]) -> list[Record]:
     return sorted(records, key=lambda r: (-(r.backend.priority if r.backend else -(10**9)), r.name))
 
 
-def _discover() -> list[Record]:
-    found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=GROUP):
-        claims = found.setdefault(point.name, [])
-        if all((_distribution(point), point.value) != (_distribution(other), other.value) for other in claims):
-            claims.append(point)  # one distribution may be on the path twice, as an installation and as its sources
-    records: list[Record] = []
-    for name, claims in found.items():
-        own = [point for point in claims if _distribution(point) == OWN_DISTRIBUTION]
-        if len(claims) == 1:
-            records.append(_load(claims[0]))
-        elif own:
-            records.append(_load(own[0]))
-            records += [_rival(point, f"the name {name!r} is fusedops's own") for point in claims if point not in own]
-        else:
-            sides = " and ".join(sorted(_distribution(point) for point in claims))
-            records += [_rival(point, f"{sides} both claim the name {name!r}; uninstall one") for point in claims]
-    return records
-
-
-def _rival(point: EntryPoint, why: str) -> Record:
-    error = PluginError(f"backend {point.name!r} of {_distribution(point)} is not loaded: {why}")
-    return _record(point, error=error)
-
-
-def _load(point: EntryPoint) -> Record:
-    if not _allowed(point):
-        record = _record(point)
-        record.unavailable = Unavailable(
-            f"{_distribution(point)} is not in FUSEDOPS_PLUGINS={os.environ['FUSEDOPS_PLUGINS']!r}",
-            f"add {point.name} to FUSEDOPS_PLUGINS, or unset it",
-        )
-        return record
-    try:
-        plugin = point.load()
-        backend = _backend_of(plugin, point.name)
-        if backend.name != point.name:
-            raise PluginError(f"entry point {point.name!r} gives a backend named {backend.name!r}; needs one name")
-        check_backend(backend, OPS)
-    except Exception as error:  # one broken plugin must not take the others down; the error is kept and shown
-        return _record(point, error=error)
-    return _record(point, backend=backend, file=getattr(plugin, "__file__", "") or "")
-
-
-def _allowed(point: EntryPoint) -> bool:
-    allow = os.environ.get("FUSEDOPS_PLUGINS", "all").strip()
-    if allow in ("", "all") or _distribution(point) == OWN_DISTRIBUTION:
-        return True
-    return allow != "none" and point.name in {name.strip() for name in allow.split(",")}
-
-
-def _record(
-    point: EntryPoint, backend: Backend | None = None, error: Exception | None = None, file: str = ""
-) -> Record:
-    version = point.dist.version if point.dist else ""
-    return Record(point.name, backend, error, None, _distribution(point), version, file)
-
-
-def _distribution(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else "unknown"
-
-
-def _backend_of(plugin: Any, name: str | None) -> Backend:
-    """Asks one plugin for its backend, through a manager of its own: one broken plugin cannot spoil another's load."""
-    import pluggy
-
-    from fusedops._hooks import PROJECT, Hooks
-
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(Hooks)
-    try:
-        manager.register(plugin, name)
-        manager.check_pending()
-    except (pluggy.PluginValidationError, ValueError) as error:
-        raise PluginError(f"plugin {name or plugin!r}: {error}") from error
-    backend = manager.hook.fusedops_backend()
-    if not isinstance(backend, Backend):
-        raise PluginError(
-            f"plugin {name or plugin!r} gives {type(backend).__name__} for fusedops_backend; needs a function "
-            f"marked @fusedops.hookimpl that returns a fusedops.Backend"
-        )
-    return backend
-
-
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
 registry = Registry()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=registry.renew_locks)
 
 
-def register(plugin: Any, name: str | None = None) -> Backend:
-    """Adds a backend to this process.
+@overload
+def register(plugin: Backend, name: str | None = None) -> Backend: ...
+@overload
+def register(plugin: Any, name: str | None = None) -> Backend | None: ...
+def register(plugin: Any, name: str | None = None) -> Backend | None:
+    """Adds a backend, or a plugin that observes, to this process.
 
     Args:
-        plugin: a :class:`Backend`, or a module or object with a ``fusedops_backend`` function marked
-            ``@fusedops.hookimpl``.
-        name: what to call the plugin in messages.
+        plugin: a :class:`Backend`, or a module or object with a function ``fusedops_backend``, ``fusedops_observe``
+            (see :class:`fusedops.Event`) or both, marked ``@fusedops.hookimpl``.
+        name: what to call the plugin in messages, and for :func:`unregister` where it has no backend. None: the name
+            of the module or class.
 
     Returns:
-        The backend.
+        The backend, or None where the plugin only observes.
 
     Raises:
         PluginError: its name is taken, or one of its kernels does not fit the op.
@@ -291,7 +274,7 @@ def register(plugin: Any, name: str | None = None) -> Backend:
 
 
 def unregister(name: str) -> None:
-    """Removes a backend from this process.
+    """Removes a backend, or a plugin that observes, from this process.
 
     Raises:
         PluginError: there is none of that name.

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fusedops._decision import Decision
+    from fusedops._verification import Mismatch
 
 __all__ = [
     "FallbackWarning",
     "FusedOpsError",
     "FusedOpsWarning",
     "InvalidInputError",
+    "MismatchError",
     "NoBackendError",
     "PluginError",
     "PolicyError",
@@ -47,6 +49,21 @@ class NoBackendError(FusedOpsError):
 
     def __reduce__(self) -> tuple[type[NoBackendError], tuple[Decision]]:
         return type(self), (self.decision,)  # pickled by worker processes; the message is made anew
+
+
+class MismatchError(FusedOpsError):
+    """Under :func:`fusedops.verify`: a kernel's result is further from the other's than the op's tolerance allows.
+
+    Attributes:
+        mismatch: what was compared, by how much it is off, and the call's own arguments.
+    """
+
+    def __init__(self, mismatch: Mismatch) -> None:
+        super().__init__(str(mismatch))
+        self.mismatch = mismatch
+
+    def __reduce__(self) -> tuple[type[MismatchError], tuple[Mismatch]]:
+        return type(self), (self.mismatch,)  # as above
 
 
 class FusedOpsWarning(UserWarning):

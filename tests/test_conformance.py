@@ -43,10 +43,12 @@ def counted(name: str) -> Iterator[Counter[str]]:
     try:
         for key, entry in record.entries.items():
             entry.call = counting(key)
+        registry._changed()  # a plan has copies of entries
         yield calls
     finally:
         for key, entry in record.entries.items():
             entry.call = saved[key]
+        registry._changed()
 
 
 def public(op: Op) -> Callable[..., torch.Tensor]:

@@ -327,7 +327,7 @@ def test_each_refusing_backend_is_said(fakes: Any) -> None:
 
 def test_the_warning_points_at_the_line_of_the_user(fakes: Any) -> None:
     fakes("short", *SHORT, backward=(Dim("y", (-1,), at_most=6),))
-    fakes("named", *SHORT, backward=None)
+    fakes("named", *SHORT, backward=None, priority=-10)
     grown = torch.ones(2, 7, requires_grad=True)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

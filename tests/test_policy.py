@@ -355,7 +355,8 @@ def test_an_unknown_variable_is_warned_of_with_the_nearest(monkeypatch: pytest.M
         warnings.simplefilter("always")
         assert who() == "eager"
         assert who() == "eager"
-    known = "known are FUSEDOPS_AUTOTUNE, FUSEDOPS_BACKEND, FUSEDOPS_FALLBACK, FUSEDOPS_PLUGINS; it has no effect"
+    known = "known are FUSEDOPS_AUTOTUNE, FUSEDOPS_BACKEND, FUSEDOPS_FALLBACK, FUSEDOPS_PLUGINS, "
+    known += "FUSEDOPS_STATS; it has no effect"
     assert [(w.category, str(w.message)) for w in said] == [
         (
             FusedOpsWarning,

@@ -13,6 +13,7 @@ import torch
 
 import fusedops
 from fusedops import Backend, BackendInfo, PluginError, Unavailable, kernel
+from fusedops.__main__ import main
 from fusedops._op import OPS
 from fusedops._registry import registry
 from fusedops.constraints import Dim, DType, Scalar, When
@@ -111,6 +112,32 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "PluginError",
         "plugin 'misspelt': unknown hook 'fusedops_backends' in plugin <module 'misspelt' from '{file}'>",
     ),
+    "exits": (
+        "import sys; sys.exit(3)",
+        "PluginError",
+        "backend 'exits': its import called sys.exit(3); needs to raise an error",
+    ),
+    "hookexits": (
+        "import sys, fusedops\n@fusedops.hookimpl\ndef fusedops_backend(): sys.exit('no licence')",
+        "PluginError",
+        "backend 'hookexits': its import called sys.exit('no licence'); needs to raise an error",
+    ),
+    "watches": (
+        "import fusedops\n@fusedops.hookimpl\ndef fusedops_observe(event): pass",
+        "PluginError",
+        "plugin 'watches' observes and has no backend; needs one too, or fusedops.register() instead of an entry point",
+    ),
+    "asks": (
+        "import fusedops; fusedops.backends()",
+        "PluginError",
+        "a backend's plugin asks for backends while it is imported, when not all are known; needs to wait: register, "
+        "set policies and call ops from its probe, its kernels or the program",
+    ),
+    "replaces": (
+        "import fusedops; fusedops.unregister('eager')",
+        "PluginError",
+        "call ops from its probe, its kernels or the program",
+    ),
     "hook": (
         "import fusedops\n@fusedops.hookimpl\ndef fusedops_backend(): raise OSError('no driver')",
         "OSError",
@@ -170,6 +197,27 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "PluginError",
         "backend 'text': device_types is 'cuda'; needs a tuple, such as ('cuda',), or ('*',) for all",
     ),
+    "kinds": (
+        plugin("kinds", device_types="(0,)"),
+        "PluginError",
+        "backend 'kinds': device_types is (0,); needs a tuple, such as ('cuda',), or ('*',) for all",
+    ),
+    "loud": (
+        plugin("loud", priority="'highest'"),
+        "PluginError",
+        "backend 'loud': priority is 'highest'; needs a whole number, such as 100; 0 is a fallback's",
+    ),
+    "odd": (
+        plugin(
+            "odd",
+            "made,",
+            "class Odd(DType):\n    def expression(self, constants): raise LookupError('no such field')\n"
+            "@kernel(SOFTMAX, Odd('x', torch.float32))\n"
+            "def made(x, mask=None, scale=1.0, *, causal=False): return x\n",
+        ),
+        "LookupError",
+        "no such field",
+    ),
     "nodevice": (
         plugin("nodevice", device_types="()"),
         "PluginError",
@@ -181,6 +229,17 @@ WORKING = {
     "away": plugin("away", probe="lambda: fusedops.Unavailable('no chip', 'buy one')"),
 }
 PROBE = plugin("probe", head="def bad(): raise OSError('driver 5.1 is too old')\n", probe="bad")
+
+
+OBJECT = """
+import fusedops
+
+class Plugin:
+    @staticmethod
+    @fusedops.hookimpl
+    def fusedops_backend():
+        return fusedops.Backend("two", ("cpu",), -5, ())
+"""
 
 
 def write_all(distribution: Callable[..., pathlib.Path]) -> pathlib.Path:
@@ -297,6 +356,73 @@ def test_a_probe_that_raises_is_a_failed_backend(broken: pathlib.Path) -> None:
         fusedops.use("probe", fallback="raise"),
     ):
         fusedops.scaled_masked_softmax(X)
+
+
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        (lambda: exit(3), "its probe raised SystemExit: 3"),
+        (
+            lambda: True,
+            "its probe raised TypeError: it gave True; needs None where it can run, or Unavailable(why, fix)",
+        ),
+        (
+            lambda: Unavailable("", ""),
+            "its probe raised TypeError: it gave Unavailable(why='', fix=''); needs None where it can run, or "
+            "Unavailable(why, fix)",
+        ),
+    ],
+    ids=["exits", "junk", "empty"],
+)
+def test_a_probe_that_leaves_or_gives_junk_is_a_failed_backend(probe: Any, said: str) -> None:
+    fusedops.register(Backend("mine", ("cpu",), 5, (fives,), probe=probe))
+    with pytest.warns(fusedops.FallbackWarning, match="scaled_masked_softmax runs on eager, not on mine: failed"):
+        assert fusedops.scaled_masked_softmax(X).sum() == 2
+    told = info("mine")
+    assert (told.state, told.why) == ("failed", f"PluginError: backend 'mine': {said}")
+
+
+@pytest.mark.parametrize("where", ["import", "probe"])
+def test_an_interrupt_passes(where: str, distribution: Any, rediscovered: Any) -> None:
+    head = "def stop(): raise KeyboardInterrupt"
+    source = "raise KeyboardInterrupt" if where == "import" else plugin("stops", head=head, probe="stop")
+    before = registry.records()
+    rediscovered(distribution("stops-dist", {"stops": "stops"}, stops=source))
+    try:
+        for _ in range(2):  # and leaves nothing half done
+            with pytest.raises(KeyboardInterrupt):
+                fusedops.backends()
+    finally:
+        registry._records = before
+
+
+def test_a_loud_plugin_is_first_by_default_and_never_before_a_named_one(distribution: Any, rediscovered: Any) -> None:
+    source = plugin("first_of_all", priority="10**9")
+    rediscovered(distribution("first-dist", {"first_of_all": "foremost"}, foremost=source))
+    assert fusedops.explain(OP.name, X).backend == "first_of_all"
+    assert info("first_of_all").priority == 10**9
+    for text in ("eager", "triton", "npu,eager", f"{OP.name}=eager"):
+        with fusedops.use(text, fallback="silent"):
+            assert fusedops.explain(OP.name, X).backend == text.rpartition(",")[2].rpartition("=")[2]
+            assert fusedops.scaled_masked_softmax(X).sum() == 2
+    with pytest.raises(AttributeError, match="cannot assign to field 'priority'"):
+        registry.find("eager").backend.priority = -1  # type: ignore[union-attr,misc]
+
+
+def test_file_distribution_and_version_of_each_are_shown(
+    distribution: Any, rediscovered: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = distribution("two-dist", {"two": "two_module:Plugin"}, version="2.5", two_module=OBJECT)
+    rediscovered(site)
+    told = info("two")
+    assert (told.distribution, told.version, told.file) == ("two-dist", "2.5", str(site / "two_module.py"))
+    assert main(["info"]) == 0
+    said = "".join(capsys.readouterr().out.split())
+    for each in fusedops.backends():
+        assert f"{each.distribution}{each.version}" in said
+        assert each.file
+        assert "".join(each.file.split()) in said
+    assert info("eager").file.endswith("fusedops_eager/__init__.py")
 
 
 def test_a_probe_that_says_no_is_an_unavailable_backend(broken: pathlib.Path) -> None:
