@@ -89,8 +89,9 @@ class Record:
             if self.probed or self.backend is None or self.unavailable is not None:
                 return
             try:
-                found: object = self.backend.probe()
-                if found is not None and not (isinstance(found, Unavailable) and found.why and found.fix):
+                found = self.backend.probe()
+                good = isinstance(found, Unavailable) and found.why and found.fix
+                if found is not None and not good:
                     raise TypeError(f"it gave {found!r}; needs None where it can run, or Unavailable(why, fix)")
                 self.unavailable = found
             # a plugin's probe must not take the program down, by sys.exit() neither; the error is kept and shown

@@ -119,7 +119,8 @@ class _Row:
     __slots__ = ("backend", "calls", "direction", "op", "reads", "refused", "zero")
 
     def __init__(self, entry: Entry, refused: tuple[Refusal, ...]) -> None:
-        self.op, self.direction, self.backend = entry.kernel.op, entry.kernel.direction, entry.backend
+        self.op, self.backend = entry.kernel.op, entry.backend
+        self.direction: Direction = entry.kernel.direction
         self.refused = refused
         self.calls = itertools.count()
         self.reads = self.zero = 0

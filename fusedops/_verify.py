@@ -128,8 +128,7 @@ class verify:
         kinds = ("output",) if forward else tuple(f"gradient of {name}" for name in op.differentiable)
         parameters = op.parameters if forward else op.backward_parameters
         given = in_words(parameters, op.specs(args))
-        pairs = zip(kinds, *(found if isinstance(found, tuple) else (found,) for found in (got, wanted)))
-        for what, mine, other in cast("Sequence[tuple[str, Any, Any]]", pairs):
+        for what, mine, other in zip(kinds, _each(got), _each(wanted)):
             if mine is None and other is None:
                 continue
             ratio, off = self._difference(op, kernel.direction, args, mine, other)
@@ -225,4 +224,9 @@ def _wide(arg: Any) -> Any:
 
 
 def _plain(what: object) -> object:
-    return tuple(cast("torch.Size", what)) if isinstance(what, torch.Size) else what
+    return tuple(what) if isinstance(what, torch.Size) else what
+
+
+def _each(found: Any) -> tuple[Any, ...]:
+    """The results of a kernel: one, or several."""
+    return cast("tuple[Any, ...]", found) if isinstance(found, tuple) else (found,)
