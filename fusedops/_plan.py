@@ -15,7 +15,7 @@ from fusedops import _policy
 from fusedops._op import Direction, Op
 from fusedops._policy import AUTO, Policy
 from fusedops._registry import Entry, Record, registry
-from fusedops._stats import Event, Refusal, counted, tell
+from fusedops._stats import Event, Refusal, counted, forget_uses, tell
 from fusedops.constraints import Constraint, Reason, ReasonCode
 from fusedops.errors import FallbackWarning, NoBackendError
 
@@ -242,7 +242,8 @@ def backward_plan(plan: Plan, forward: str) -> Plan:
 
 
 def forget_warnings() -> None:
-    """Lets each fallback be said again. For tests."""
+    """Lets each fallback, and each first use, be said again. For tests."""
     _warned.clear()
     _told.clear()
+    forget_uses()
     _policy.forget()

@@ -186,6 +186,12 @@ def tell(event: Event) -> None:
                 )
 
 
+def forget_uses() -> None:
+    """Lets each first use be told again. For tests."""
+    _used.clear()
+    _failed.clear()
+
+
 def stats() -> Stats:
     """Counts of this process's calls: by op, direction, backend, and the limits that refused before it.
 

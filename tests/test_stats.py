@@ -17,7 +17,7 @@ import torch
 from calls import OPTIONS, every_op, inputs, public
 
 import fusedops
-from fusedops import FallbackWarning, _stats
+from fusedops import FallbackWarning
 from fusedops._registry import registry
 from fusedops.constraints import Dim
 
@@ -30,11 +30,8 @@ SHORT = Dim("x", (-1,), at_most=8)
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing counted, nothing told, nobody observing."""
-    monkeypatch.setattr(_stats, "_used", {})
-    monkeypatch.setattr(_stats, "_failed", set())
+    """Nothing counted, nobody observing."""
     monkeypatch.setattr(registry, "_observers", {})
-    registry._changed()  # plans made before know of what was used
     fusedops.reset_stats()
     yield
     fusedops.reset_stats()
