@@ -58,11 +58,14 @@ def main() -> None:
     eager = record.entries["scaled_masked_softmax", "forward"].kernel.function
     leaf = x.clone().requires_grad_()
     fusedops.register(fusedops.Backend("nothing", ("cpu",), 1000, (nothing, nothing_backward)))
+    bound = fusedops.bind("scaled_masked_softmax", x, None, 0.5)
     rows: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
         ("no mask", lambda: softmax(x, None, 0.5), lambda: direct_nothing(x, None, 0.5)),
         ("mask [b, 1, 1, sk]", lambda: softmax(x, padding, 0.5), lambda: direct_nothing(x, padding, 0.5)),
         ("mask of x's shape", lambda: softmax(x, full, 0.5), lambda: direct_nothing(x, full, 0.5)),
         ("no mask, with grad", lambda: softmax(leaf, None, 0.5), lambda: direct_nothing(x, None, 0.5)),
+        ("bound", lambda: bound(x, None, 0.5), lambda: direct_nothing(x, None, 0.5)),
+        ("bound, with grad", lambda: bound(leaf, None, 0.5), lambda: direct_nothing(x, None, 0.5)),
     ]
     functions: list[Callable[[], Any]] = [lambda: torch.mul(x, x)]
     for _, through, direct in rows:

@@ -84,23 +84,24 @@ def make_bound(op: Op, plan: Plan, entry: Entry, backend: str | None) -> Callabl
     """
     from fusedops import ops
 
+    names = ", ".join(op.parameters)
+    head = _BOUND.replace("{signature}", without_annotations(op.signature)[1:-1])
+    head = head.replace("{passed}", ", ".join(f"{name}={name}" for name in op.parameters))
+    # only where there is something to draw or to make: a dropout's seed
+    draws = op.complete is not type(op).complete
+    head = head.replace("{completed}", f"{names} = complete(({names}))" if draws else "")
     known = {"plan": plan, "chosen": entry, "public": getattr(ops, op.name), "backend": backend}
-    return _made(op, _BOUND + _CALL, op.name, {**known, "complete": op.complete})
+    return _made(op, head + _CALL, op.name, {**known, "complete": op.complete})
 
 
 def _made(op: Op, template: str, name: str, more: dict[str, Any]) -> Callable[..., torch.Tensor]:
     passed = (op.passed_through,) if op.passed_through else ()
-    names = ", ".join(op.parameters)
     source = template.format(
         name=name,
-        names=names,
+        names=", ".join(op.parameters),
         first=op.parameters[0],
         subclass=" or ".join(f"type({name}) not in plain" for name in op.tensors),
         gradient=" or ".join(f"{name} is not None and {name}.requires_grad" for name in (*op.differentiable, *passed)),
-        signature=without_annotations(op.signature)[1:-1],
-        passed=", ".join(f"{p.name}={p.name}" for p in op.signature.parameters.values()),
-        # only where there is something to draw or to make: a dropout's seed
-        completed="" if op.complete is type(op).complete else f"{names} = complete(({names}))",
     )
     known: dict[str, Any] = {
         "plain": _PLAIN,

@@ -234,5 +234,12 @@ def _in_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_in_child)
-if os.environ.get(VARIABLE, "").strip() not in ("", "0"):  # this module is loaded by the first call, not by the import
+_asked = os.environ.get(VARIABLE, "").strip()  # this module is loaded by the first call, not by the import
+if _asked == "1":
     atexit.register(_at_exit)
+elif _asked not in ("", "0"):
+    warnings.warn(
+        f"{VARIABLE}={_asked!r} has no effect; set it to 1 to have calls counted at the end, or unset it",
+        FusedOpsWarning,
+        stacklevel=2,
+    )

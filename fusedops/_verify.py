@@ -32,10 +32,10 @@ class verify:
     where backward runs after it. Outside such a block nothing is paid. What the user gets is the served backend's
     result, unchanged; torch's generators are left alone.
 
-    A result agrees where it is within the op's tolerance (see docs/limits.md) of the reference, or within twice of
-    another backend, as each may be off. The tolerances are for numbers such as the tests draw: of arguments beyond 16
-    the absolute part grows in proportion, of gradients it is in units of the largest of ``grad``, and of one that is a
-    sum over n elements times the square root of n.
+    A result agrees where it is within the op's tolerance (its ``tolerance`` or ``gradient_tolerance``, in
+    ``fusedops/ops``) of the reference, or within twice that of another backend, as each may be off. Tolerances are for
+    numbers such as the tests draw: of arguments beyond 16 the absolute part grows in proportion, of gradients it is in
+    units of the largest of ``grad``, and of one that is a sum over n elements times the square root of n.
 
     Args:
         against: a backend, or "reference": the op's own reference in float64 on the CPU. None: the backend that

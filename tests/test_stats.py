@@ -182,6 +182,10 @@ def test_the_table_at_the_end() -> None:
         "    100 % ran eager (2)",
     ]
     assert run_python(code, FUSEDOPS_STATS="0").stderr == ""
+    said = run_python(code, FUSEDOPS_STATS="yes")
+    assert said.stdout == "done\n"
+    assert "FusedOpsWarning: FUSEDOPS_STATS='yes' has no effect; set it to 1 to have calls counted" in said.stderr
+    assert "100 %" not in said.stderr
 
 
 # ------------------------------------------------------------------------------------------------------ the first use
