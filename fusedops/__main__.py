@@ -1,13 +1,15 @@
-"""``python -m fusedops`` (and ``fusedops``): looks at an installation, at choices, at speed.
+"""``python -m fusedops`` (and ``fusedops``): looks at an installation, at choices, at speed, at a backend's conformance.
 
     fusedops info                  versions, devices, backends and why not: the text to paste into an issue
     fusedops explain OP --x 8,16,512,512:bf16@npu --mask 8,1,512,512 --scale 0.125
     fusedops matrix                op by backend, with each backend's limits
     fusedops doctor                what is wrong with this installation, and the fix
+    fusedops check NAME            whether a backend's kernels hold what the ops' contracts say
     fusedops bench [OP ...]        how fast each backend is here, beside plain torch and a copy
 
-Exit codes: 0 all is well; 1 doctor found a problem, or explain's call would fall back; 2 the command line, or the call
-that it describes, is not valid; 3 explain's call would be served by nobody.
+Exit codes: 0 all is well; 1 doctor found a problem, a check failed, or explain's call would fall back; 2 the command
+line, or the call that it describes, is not valid, or the backend to check cannot run; 3 explain's call would be served
+by nobody.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from fusedops._op import OPS
 from fusedops._policy import unknown_name
 
 _WIDTH = 80
+_SHOWN = 3  # failures of one check: a kernel that is wrong is so in every case
 _COLOURS = {"ready": "32", "unavailable": "33", "failed": "31", "chosen": "32", "refused": "33", "problem": "31"}
 _DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "f16": torch.float16, "half": torch.float16, "fp32": torch.float32,
@@ -50,6 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("info", "matrix", "doctor"):
         commands.add_parser(name).add_argument("--json", action="store_true")
+    checking = commands.add_parser("check", help="whether a backend holds what the ops' contracts say")
+    checking.add_argument("backend", metavar="NAME")
+    checking.add_argument("--device", help="where to run it; the CPU where it serves that, else its first device type")
+    checking.add_argument("--op", help="one op alone")
+    checking.add_argument(
+        "--elements", type=int, default=2**17, help="how large named cases may be; default %(default)s"
+    )
+    checking.add_argument("--json", action="store_true")
     explaining = commands.add_parser("explain", help="who would serve a call, who refused it, and why")
     of_ops = explaining.add_subparsers(dest="op", required=True, metavar="OP")
     for op in OPS.values():
@@ -174,6 +185,56 @@ def _doctor(options: argparse.Namespace) -> int:
     return int(bool(found))
 
 
+def _check(options: argparse.Namespace) -> int:
+    from fusedops import testing
+
+    found = testing.checks(options.backend, options.device, options.op, options.elements)
+    info = next(info for info in fusedops.backends() if info.name == options.backend)
+    head = {
+        "backend": options.backend,
+        "distribution": info.distribution,
+        "version": info.version,
+        "device": found[0].device,
+        "fusedops": fusedops.__version__,
+        "torch": str(torch.__version__),
+    }
+    results: list[testing.Result] = []
+    if not options.json:
+        _wrapped("", ", ".join(f"{key} {value}" for key, value in head.items() if value))
+        print(f"{'op':22} {'direction':9} {'check':12} {'cases':>5}")
+    for check in found:
+        result = check.run()
+        results.append(result)
+        if not options.json:
+            failed, excused = len(result.failures), len(result.excused)
+            verdict = _coloured("FAIL", "problem") + f" {failed}" if failed else _coloured("pass", "ready")
+            verdict += f", {excused} excused" if excused else ""
+            print(f"{check.op:22} {check.direction:9} {check.name:12} {result.cases:>5}  {verdict}", flush=True)
+    if options.json:
+        print(json.dumps({**head, "checks": [result.to_dict() for result in results]}, indent=2))
+    else:
+        _told(results)
+    return int(any(result.failures for result in results))
+
+
+def _told(results: Sequence[Any]) -> None:
+    """Each failure, and the count of them."""
+    for result in results:
+        for failure in result.failures[:_SHOWN]:
+            print()
+            _wrapped("failed    ", f"{result.check.id}: {failure.case}", "problem")
+            _wrapped("seen      ", failure.seen)
+            _wrapped("contract  ", result.check.contract)
+            print(f"reproduce {failure.reproduce}")  # one line, to be copied
+        if len(result.failures) > _SHOWN:
+            print(f"\n{len(result.failures) - _SHOWN} more of {result.check.id}; --json has them all")
+    failed = [result for result in results if result.failures]
+    deviations = sorted({deviation for result in results for _, deviation in result.excused})
+    cases, wrong = sum(r.cases for r in results), sum(len(r.failures) for r in results)
+    said = f"{len(failed) or 'none'} of {len(results)} checks failed, {wrong or 'none'} of {cases} cases"
+    _wrapped("\n", f"{said}; excused by a declared deviation: {', '.join(deviations)}" if deviations else said)
+
+
 def _bench(options: argparse.Namespace) -> int:
     from fusedops import _bench
 
@@ -203,7 +264,14 @@ def _bench(options: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {"info": _info, "explain": _explain, "matrix": _matrix, "doctor": _doctor, "bench": _bench}
+_COMMANDS = {
+    "info": _info,
+    "explain": _explain,
+    "matrix": _matrix,
+    "doctor": _doctor,
+    "check": _check,
+    "bench": _bench,
+}
 
 
 def _dtype(name: str) -> torch.dtype | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,19 @@ from fusedops.errors import PluginError
 
 if TYPE_CHECKING:
     from fusedops.constraints import Constraint
+
+# Of what a plugin is written against: Backend, kernel, the limits, and the signatures of the ops and their backwards.
+# The second number rises when a plugin that was right can be wrong.
+API_VERSION = "0.1"
+
+_COMPARISONS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,8 @@ class Backend:
         packages: distributions that it builds on, whose versions ``fusedops info`` shows.
         tools: commands that the driver of its devices brings, such as "nvidia-smi": with one on the path there is a
             device to serve, and ``fusedops doctor`` asks why nobody does.
+        fusedops_api: the versions of ``fusedops.API_VERSION`` that the plugin is written for, such as ">=0.1,<0.2";
+            with another the backend is refused. Empty: any.
     """
 
     name: str
@@ -97,6 +114,7 @@ class Backend:
     needs: str = ""
     packages: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    fusedops_api: str = ""
 
     def serves(self, device_type: str) -> bool:
         """Whether tensors on this device type are its business."""
@@ -110,6 +128,7 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
         raise PluginError(
             f"{who}: a name is a lower-case identifier other than 'auto', as policies are written with it"
         )
+    _check_api(who, backend.fusedops_api)
     if not isinstance(backend.priority, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PluginError(
             f"{who}: priority is {backend.priority!r}; needs a whole number, such as 100; 0 is a fallback's"
@@ -133,6 +152,28 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
     for name, direction in seen:
         if direction == "backward" and (name, "forward") not in seen:
             raise PluginError(f"{who}: a backward kernel for {name} without a forward kernel; add the forward one")
+
+
+def _check_api(who: str, wanted: str) -> None:
+    for part in wanted.split(",") if wanted else ():
+        found = re.fullmatch(r"\s*([<>=!]=|[<>])\s*(\d+(?:\.\d+)*)\s*", part)
+        if found is None:
+            raise PluginError(
+                f"{who}: fusedops_api is {wanted!r}; needs comparisons with a version, separated by commas, such as "
+                f"'>=0.1,<0.2'"
+            )
+        if not _COMPARISONS[found[1]](_numbers(API_VERSION), _numbers(found[2])):
+            raise PluginError(
+                f"{who}: needs fusedops_api {wanted}; this fusedops has {API_VERSION}; install the release of the "
+                f"backend that is for {API_VERSION}, or a fusedops that it is for"
+            )
+
+
+def _numbers(version: str) -> list[int]:
+    numbers = [int(number) for number in version.split(".")]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()  # 1.0 is 1
+    return numbers
 
 
 def _check_kernel(who: str, item: Kernel, op: Op) -> None:

@@ -8,14 +8,17 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from broken_backends import BROKEN, DECLARED
+from loopback import registered
 
 import fusedops
-from fusedops import _health
+from fusedops import _health, testing
 from fusedops.__main__ import main
 
 PAGE = Path(__file__).parents[1] / "docs" / "command-line.md"
@@ -124,6 +127,53 @@ def test_bench_says_what_it_cannot_measure(argv: list[str], capsys: pytest.Captu
     assert said.out == ""
     assert said.err.startswith("fusedops: ")
     assert "bias_gelu" in said.err or "bf16" in said.err
+
+
+# a kernel that fails a check, and another that a deviation excuses: what the report has to show
+SHOWN = {"kernel", "limits", "special", "determinism"}
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    off_by_one = next(broken for broken in BROKEN if broken.name == "off_by_one")
+    kernels = (*off_by_one.kernels(), *DECLARED.kernels())
+    real = testing.checks
+    monkeypatch.setattr(testing, "checks", lambda *args: [check for check in real(*args) if check.name in SHOWN])
+    with registered(fusedops.Backend("half", ("cpu",), -50, kernels)) as backend:
+        yield backend.name
+
+
+def test_check_reports_each_failure(checked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run("check", checked, capsys=capsys)
+    assert code == 1
+    lines = said.splitlines()
+    assert lines[0] == f"backend half, distribution (registered), device cpu, fusedops {fusedops.__version__}, torch"
+    assert re.search(r"^scaled_masked_softmax +forward +limits +\d+  FAIL 1$", said, re.M)
+    assert re.search(r"^bias_gelu +backward +determinism +1  pass, 1 excused$", said, re.M)
+    (line,) = [line for line in lines if line.startswith("reproduce ")]
+    assert re.sub(r"\n +", " ", said).split("\n\n", 1)[1].splitlines()[:3] == [
+        "failed    scaled_masked_softmax/forward/limits: x dim -1 = 80",
+        "seen      raised RuntimeError: the kernel has room for 79 columns",
+        "contract  what is inside a declared limit is served, and right; what is outside is refused, with the reason",
+    ]
+    assert "testing.reproduce(" in line
+    assert re.search(r"^1 of \d+ checks failed, 1 of \d+ cases; excused by a declared deviation:", said, re.M)
+    assert [line for line in lines if len(line) > 80 and not line.startswith("reproduce ")] == []
+
+
+def test_json_of_check_is_as_documented(checked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run("check", checked, "--json", capsys=capsys)
+    assert code == 1
+    assert keys(json.loads(said)) == documented("check")
+    code, said = run("check", checked, "--json", "--op", "bias_gelu", "--device", "cpu", capsys=capsys)
+    assert code == 0
+    assert {check["op"] for check in json.loads(said)["checks"]} == {"bias_gelu"}
+
+
+@pytest.mark.parametrize("argv", [["egaer"], ["npu"], ["eager", "--op", "gelu"], ["eager", "--device", "nowhere"]])
+def test_what_cannot_be_checked_is_no_failure(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *argv]) == 2
+    assert capsys.readouterr().err.startswith("fusedops: ")
 
 
 @pytest.mark.parametrize(

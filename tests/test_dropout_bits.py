@@ -10,7 +10,7 @@ from fusedops import testing
 
 
 @pytest.mark.parametrize("seed", [1, 2**40 + 7, -5])
-@pytest.mark.parametrize("backend", ["eager", "triton"])
+@pytest.mark.parametrize("backend", ["eager", "triton", "loopback"])
 def test_the_first_million_keep_bits(backend: str, seed: int) -> None:
     """testing.keep_mask is itself held against an independent Philox by tests/test_eager_bias.py."""
     x = torch.ones(10**6)

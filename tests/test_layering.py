@@ -91,7 +91,14 @@ def test_every_backend_folder_is_declared() -> None:
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert {value.partition(":")[0] for value in points.values()} == folders
     assert {f"fusedops_{name}" for name in points} == folders
-    assert set(packages) == {"fusedops", *(f"backends/{name}" for name in folders)}
+    assert set(packages) == {"fusedops", "_fusedops_pytest.py", *(f"backends/{name}" for name in folders)}
+
+
+def test_pytest_loads_no_torch_for_the_plugin(python: Callable[..., Any]) -> None:
+    code = (
+        "import json, sys, _fusedops_pytest; print(json.dumps([n for n in sys.modules if n in ('torch', 'fusedops')]))"
+    )
+    assert python(code, ROOT) == []
 
 
 SCRIPT = """

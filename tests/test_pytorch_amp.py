@@ -38,7 +38,7 @@ def call(op: str, dtypes: list[torch.dtype], device: str = "cpu") -> tuple[list[
 
 
 @every_op
-@pytest.mark.parametrize("backend", ["eager", "triton"])
+@pytest.mark.parametrize("backend", ["eager", "triton", "loopback"])
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.feature("AMP")
 def test_autocast_on_a_cpu(op: str, autocast: torch.dtype, backend: str) -> None:

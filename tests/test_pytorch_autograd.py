@@ -26,7 +26,7 @@ import fusedops
 from fusedops._op import OPS
 
 every_way = pytest.mark.parametrize("way", [public, registered], ids=["fusedops", "torch.ops"])
-BACKENDS = ["eager", "triton"]  # triton's kernels take float64, under the interpreter too
+BACKENDS = ["eager", "triton", "loopback"]  # triton's kernels take float64, under the interpreter too
 Way = Callable[[str], Callable[..., Tensor]]
 
 

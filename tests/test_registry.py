@@ -19,7 +19,7 @@ from fusedops._registry import registry
 from fusedops.constraints import Dim, DType, Scalar, When
 
 OP = OPS["scaled_masked_softmax"]
-EXAMPLE = pathlib.Path(__file__).parent / "plugins" / "fusedops-example"
+EXAMPLE = pathlib.Path(__file__).parent / "plugins" / "fusedops-backend-example"
 WANTED = "(x, mask=None, scale=1.0, *, causal=False)"
 X = torch.ones(2, 4)
 
@@ -55,6 +55,18 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "PluginError",
         "backend 'names': forward kernel for scaled_masked_softmax at {file}:10 takes (x, attn_mask=None, scale=1.0, "
         f"*, causal=False); needs the op's parameters, in order: {WANTED}",
+    ),
+    "version": (
+        plugin("version", fusedops_api="'>=0.2,<0.3'"),
+        "PluginError",
+        "backend 'version': needs fusedops_api >=0.2,<0.3; this fusedops has 0.1; install the release of the backend "
+        "that is for 0.1, or a fusedops that it is for",
+    ),
+    "range": (
+        plugin("range", fusedops_api="'0.1'"),
+        "PluginError",
+        "backend 'range': fusedops_api is '0.1'; needs comparisons with a version, separated by commas, such as "
+        "'>=0.1,<0.2'",
     ),
     "kind": (
         with_kernel("kind", "SOFTMAX", "(x, mask=None, scale=1.0, causal=False)"),
@@ -468,14 +480,14 @@ def test_every_broken_plugin_in_a_python_of_its_own(distribution: Any, python: A
 def test_the_example_distribution_is_a_backend_like_ours(python: Any, tmp_path: pathlib.Path) -> None:
     path: list[pathlib.Path] = []
     try:
-        assert importlib.metadata.distribution("fusedops-example").version == "1.0.0"
+        assert importlib.metadata.distribution("fusedops-backend-example").version == "1.0.0"
     except importlib.metadata.PackageNotFoundError:
         # what pip would write, beside the sources
         declared = (EXAMPLE / "pyproject.toml").read_text()
         points = declared.partition('[project.entry-points."fusedops.backends"]\n')[2].splitlines()[0]
-        site = tmp_path / "fusedops_example-1.0.0.dist-info"
+        site = tmp_path / "fusedops_backend_example-1.0.0.dist-info"
         site.mkdir()
-        (site / "METADATA").write_text("Metadata-Version: 2.1\nName: fusedops-example\nVersion: 1.0.0\n")
+        (site / "METADATA").write_text("Metadata-Version: 2.1\nName: fusedops-backend-example\nVersion: 1.0.0\n")
         (site / "entry_points.txt").write_text(f"[fusedops.backends]\n{points.replace(chr(34), '')}\n")
         path = [tmp_path, EXAMPLE]
     told = python(
@@ -512,7 +524,7 @@ def test_the_example_distribution_is_a_backend_like_ours(python: Any, tmp_path: 
         *path,
     )
     assert told == [
-        ["ready", "fusedops-example", "1.0.0", ["cpu"], [OP.name]],
+        ["ready", "fusedops-backend-example", "1.0.0", ["cpu"], [OP.name]],
         [
             "scaled_masked_softmax runs on eager, not on example: dim -1 of x is 1025; needs a size of at most 1024. "
             "To qualify for example: split x so that dim -1 is at most 1024. (Said once; "
@@ -621,3 +633,26 @@ def test_backends_come_in_the_default_order() -> None:
     assert order[:2] == ["high", "high_too"]
     assert order[-1] == "low"
     assert [i.priority for i in fusedops.backends()] == sorted((i.priority for i in fusedops.backends()), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [
+        ("", True), (">=0.1,<0.2", True), ("==0.1", True), ("==0.1.0", True), (" >= 0.1 , != 0.1.3 ", True),
+        (">0.1", False), (">=0.1,<0.1", False), ("<0.1", False), (">=0.10", False), (">=1", False), ("!=0.1", False),
+    ],
+)  # fmt: skip
+def test_a_plugin_is_taken_within_its_range_of_the_api(wanted: str, taken: bool) -> None:
+    assert fusedops.API_VERSION == "0.1"
+    backend = Backend("ranged", ("cpu",), -5, (), fusedops_api=wanted)
+    if taken:
+        assert fusedops.register(backend) is backend
+    else:
+        with pytest.raises(PluginError, match=r"needs fusedops_api .*; this fusedops has 0\.1; install"):
+            fusedops.register(backend)
+
+
+@pytest.mark.parametrize("wanted", ["0.1", ">=", ">=0.1,", "~=0.1", ">=0.1 <0.2", ">=a"])
+def test_a_range_that_is_none_is_refused(wanted: str) -> None:
+    with pytest.raises(PluginError, match="needs comparisons with a version, separated by commas"):
+        fusedops.register(Backend("ranged", ("cpu",), -5, (), fusedops_api=wanted))

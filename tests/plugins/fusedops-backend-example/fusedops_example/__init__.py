@@ -1,9 +1,4 @@
-"""A whole backend for fusedops: one op, forward and backward, on CPU tensors of up to 1024 columns.
-
-Copy this distribution, change the names, and put your vendor's calls into ``softmax.py``.
-"""
-
-from __future__ import annotations
+"""The backend: what it is called, what it serves, and whether it can run here."""
 
 import platform
 
@@ -11,8 +6,8 @@ import fusedops
 from fusedops_example.softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 
 
-def _probe() -> fusedops.Unavailable | None:
-    """Whether this machine can run it. The place to import a vendor's library: called once, when first needed."""
+def probe() -> fusedops.Unavailable | None:
+    """Whether this machine can run it: the place to import a vendor's library. Called once, when first needed."""
     if platform.python_implementation() != "CPython":
         return fusedops.Unavailable("this Python is not CPython", "run it on CPython")
     return None
@@ -26,6 +21,7 @@ def fusedops_backend() -> fusedops.Backend:
         device_types=("cpu",),
         priority=-10,  # after eager's 0: it serves those who name it. A backend for a device of its own takes 100
         kernels=(scaled_masked_softmax, scaled_masked_softmax_backward),
-        probe=_probe,
+        probe=probe,
         needs="CPython",
+        fusedops_api=">=0.1,<0.2",
     )

@@ -1,0 +1,68 @@
+"""``pytest --fusedops-backend NAME``: the conformance kit's checks as tests, beside whatever else pytest collects.
+
+A module of its own, outside of the package: pytest imports it in every run, and it imports neither torch nor fusedops
+until the option is given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from fusedops.testing import Check
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options."""
+    group = parser.getgroup("fusedops", "conformance of fusedops's backends")
+    group.addoption("--fusedops-backend", metavar="NAME", help="also run the conformance kit on this backend")
+    group.addoption("--fusedops-device", metavar="DEVICE", help="where: the CPU if it serves that, else its own first")
+    group.addoption("--fusedops-elements", metavar="N", type=int, default=2**17, help="how large named cases may be")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and the like choose among the tests
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Adds one test for each check."""
+    name = config.getoption("--fusedops-backend")
+    if name is None:
+        return
+    import fusedops
+    from fusedops import testing
+
+    device, elements = config.getoption("--fusedops-device"), config.getoption("--fusedops-elements")
+    try:
+        checks = testing.checks(name, device, elements=elements)
+    except fusedops.FusedOpsError as error:
+        raise pytest.UsageError(str(error)) from error
+    kit = _Kit.from_parent(session, name=name, nodeid=f"fusedops/{name}")
+    items += [_Item.from_parent(kit, name=check.id, check=check) for check in checks]
+
+
+class _Kit(pytest.Collector):
+    """What the tests belong to; nothing is collected through it."""
+
+    def collect(self) -> list[pytest.Item]:
+        return []
+
+
+class _FailedError(Exception):
+    """A check failed: its text is the report."""
+
+
+class _Item(pytest.Item):
+    def __init__(self, *, check: Check, **given: Any) -> None:
+        super().__init__(**given)
+        self._check = check
+
+    def runtest(self) -> None:
+        result = self._check.run()
+        if result.failures:
+            raise _FailedError(str(result))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        return str(excinfo.value) if isinstance(excinfo.value, _FailedError) else super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        return self.path, None, self.nodeid

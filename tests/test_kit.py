@@ -1,0 +1,119 @@
+"""The conformance kit sees what is wrong: each broken backend fails for its own reason; what is declared is excused."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+from xml.etree import ElementTree
+
+import pytest
+from broken_backends import BROKEN, DECLARED, Broken, wrong_signature
+from loopback import registered
+
+import fusedops
+from fusedops import testing
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def results(broken: Broken) -> list[testing.Result]:
+    """All but the two checks that take two thirds of the kit's time, and see the same kernels once more."""
+    with registered(broken.backend()):
+        checks = testing.checks(broken.name, elements=2**11)
+        return [check.run() for check in checks if check.name not in ("opcheck", "compile")]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+def test_a_broken_backend_fails_for_its_reason(broken: Broken) -> None:
+    failed = {result.check.id: result for result in results(broken) if result.failures}
+    assert broken.check in failed, {name: str(result) for name, result in failed.items()}
+    for failure in failed[broken.check].failures:
+        assert re.match(broken.says, failure.seen), failure.seen
+    others = {result.check.name for name, result in failed.items() if name != broken.check}
+    assert others <= {*broken.also, broken.check.rpartition("/")[2]}, "blamed for what is right"
+
+
+def test_a_wrong_signature_is_refused_before_any_check() -> None:
+    with pytest.raises(
+        fusedops.PluginError, match=r"takes \(x, bias=None, \*, form='tanh'\); needs the op's parameters"
+    ):
+        fusedops.register(wrong_signature())
+
+
+def test_a_declared_deviation_excuses_what_it_names() -> None:
+    found = results(DECLARED)
+    assert not [str(result) for result in found if result.failures]
+    assert [(r.check.id, r.excused) for r in found if r.excused] == [
+        ("bias_gelu/backward/determinism", [("three runs", "nondeterministic")])
+    ]
+
+
+def test_one_case_can_be_run_alone() -> None:
+    broken = next(broken for broken in BROKEN if broken.name == "off_by_one")
+    with registered(broken.backend()):
+        (check,) = [check for check in testing.checks(broken.name) if check.id == broken.check]
+        (failure,) = check.run().failures
+        assert failure.case == "x dim -1 = 80"
+        assert failure.reproduce == (
+            'python -c \'from fusedops import testing; testing.reproduce("off_by_one", '
+            '"scaled_masked_softmax/forward/limits", "x dim -1 = 80", device="cpu", elements=131072)\''
+        )
+        with pytest.raises(RuntimeError, match="room for 79 columns"):
+            testing.reproduce(broken.name, check.id, failure.case)
+        testing.reproduce(broken.name, check.id, "x dim -1 = 79")
+        with pytest.raises(fusedops.PolicyError, match="the nearest is 'x dim -1 = 8"):
+            testing.reproduce(broken.name, check.id, "x dim -1 = 8")
+        with pytest.raises(fusedops.PolicyError, match="no check of off_by_one is called 'limits'"):
+            testing.reproduce(broken.name, "limits", failure.case)
+
+
+def test_what_cannot_be_checked_says_why() -> None:
+    with pytest.raises(fusedops.PolicyError, match="check: no backend is called 'egaer'; the nearest is 'eager'"):
+        testing.checks("egaer")
+    with pytest.raises(
+        fusedops.PolicyError, match="check: no op of eager is called 'gelu'; the nearest is 'bias_gelu'"
+    ):
+        testing.checks("eager", op="gelu")
+    with pytest.raises(
+        fusedops.PluginError, match="backend 'npu' cannot be checked here: unavailable: torch_npu is not"
+    ):
+        testing.checks("npu")
+    with pytest.raises(fusedops.PluginError, match="device is 'meta'; needs one that triton serves: cuda, cpu"):
+        testing.checks("triton", "meta")
+    with pytest.raises(fusedops.PluginError, match="device is 'nowhere', which torch cannot use here"):
+        testing.checks("eager", "nowhere")
+
+
+def test_the_kit_as_pytest_tests(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        textwrap.dedent(
+            """
+            import fusedops
+            from broken_backends import BROKEN
+            fusedops.register(next(broken for broken in BROKEN if broken.name == "off_by_one").backend())
+            """
+        )
+    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    command = ["-m", "pytest", "-p", "_fusedops_pytest", "--fusedops-backend", "off_by_one", "-k", "limits or special"]
+    done = subprocess.run(
+        [sys.executable, *command, "--junitxml", "report.xml", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 1 passed, " in done.stdout
+    assert "case       x dim -1 = 80" in done.stdout
+    report = ElementTree.parse(tmp_path / "report.xml")
+    cases = {case.get("name"): case.find("failure") for case in report.iter("testcase")}
+    assert {name for name, failure in cases.items() if failure is None} == {"scaled_masked_softmax/forward/special"}
+    failure = cases["scaled_masked_softmax/forward/limits"]
+    assert failure is not None
+    assert "the kernel has room for 79 columns" in (failure.text or "")
