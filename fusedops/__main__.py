@@ -1,4 +1,4 @@
-"""``python -m fusedops`` (and ``fusedops``): looks at an installation, at choices, at speed, at a backend's conformance.
+"""``python -m fusedops`` (and ``fusedops``): looks at an installation, at choices, at speed, at conformance.
 
     fusedops info                  versions, devices, backends and why not: the text to paste into an issue
     fusedops explain OP --x 8,16,512,512:bf16@npu --mask 8,1,512,512 --scale 0.125

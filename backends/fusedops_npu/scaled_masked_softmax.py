@@ -36,6 +36,10 @@ _SOURCE = "torch_npu.npu_scaled_masked_softmax, documented for torch_npu 2.1 and
             "nonfinite-under-mask",
             "older kernels mask by multiplication, so inf or NaN at a masked position makes its row NaN",
         ),
+        Deviation(
+            "finite-fill",
+            "masked scores are -10000, not -inf: in a row whose other scores are all below about -9900 they take part",
+        ),
     ),
 )
 def scaled_masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, *, causal: bool = False) -> Tensor:
