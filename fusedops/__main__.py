@@ -232,7 +232,8 @@ def _told(results: Sequence[Any]) -> None:
     deviations = sorted({deviation for result in results for _, deviation in result.excused})
     cases, wrong = sum(r.cases for r in results), sum(len(r.failures) for r in results)
     said = f"{len(failed) or 'none'} of {len(results)} checks failed, {wrong or 'none'} of {cases} cases"
-    _wrapped("\n", f"{said}; excused by a declared deviation: {', '.join(deviations)}" if deviations else said)
+    print()
+    _wrapped("", f"{said}; excused by a declared deviation: {', '.join(deviations)}" if deviations else said)
 
 
 def _bench(options: argparse.Namespace) -> int:

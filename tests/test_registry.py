@@ -56,16 +56,16 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "backend 'names': forward kernel for scaled_masked_softmax at {file}:10 takes (x, attn_mask=None, scale=1.0, "
         f"*, causal=False); needs the op's parameters, in order: {WANTED}",
     ),
-    "version": (
-        plugin("version", fusedops_api="'>=0.2,<0.3'"),
+    "newer": (
+        plugin("newer", fusedops_api="'>=0.2,<0.3'"),
         "PluginError",
-        "backend 'version': needs fusedops_api >=0.2,<0.3; this fusedops has 0.1; install the release of the backend "
+        "backend 'newer': needs fusedops_api >=0.2,<0.3; this fusedops has 0.1; install the release of the backend "
         "that is for 0.1, or a fusedops that it is for",
     ),
-    "range": (
-        plugin("range", fusedops_api="'0.1'"),
+    "vague": (
+        plugin("vague", fusedops_api="'0.1'"),
         "PluginError",
-        "backend 'range': fusedops_api is '0.1'; needs comparisons with a version, separated by commas, such as "
+        "backend 'vague': fusedops_api is '0.1'; needs comparisons with a version, separated by commas, such as "
         "'>=0.1,<0.2'",
     ),
     "kind": (

@@ -33,6 +33,7 @@ def test_the_page_word_for_word(tmp_path: pathlib.Path) -> None:
         (work / name).write_text(text, encoding="utf-8")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("FUSEDOPS_", "PYTEST_"))}
     environ["PYTHONPATH"] = os.pathsep.join([str(site), environ.get("PYTHONPATH", "")])
+    environ["OMP_NUM_THREADS"] = "1"  # these sizes are small: on a busy machine threads wait for each other
     # into a folder of its own, from what is installed already, and without an index
     pip = ["pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target", str(site)]
 
@@ -56,8 +57,9 @@ def test_the_page_word_for_word(tmp_path: pathlib.Path) -> None:
     info, explained, checked, tested = said.values()
     assert re.search(r"^example +ready .* fusedops-backend-example 1\.0\.0$", info, re.M)
     assert "dim -1 of x is 2000; needs a size of at most 1024" in explained
+    words = " ".join(checked.split())
     assert re.search(
-        r"none of \d+ checks failed, none of \d+ cases; excused by a declared\s+deviation: finite-", checked
+        r"none of \d+ checks failed, none of \d+ cases; excused by a declared deviation: finite-fill$", words
     )
     checks = int(re.findall(r"none of (\d+) checks", checked)[0])
     assert f"= {checks} passed" in tested
