@@ -31,7 +31,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     import fusedops
     from fusedops import testing
 
-    device, elements = config.getoption("--fusedops-device"), config.getoption("--fusedops-elements")
+    device: str | None = config.getoption("--fusedops-device")
+    elements: Any = config.getoption("--fusedops-elements")
     try:
         checks = testing.checks(name, device, elements=elements)
     except fusedops.FusedOpsError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -48,9 +48,10 @@ def arguments(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu", seed:
 def specs(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu") -> dict[str, Any]:
     """The case's arguments by name, with a TensorSpec for each tensor: ``mask`` is bool, the others are ``dtype``."""
     found: dict[str, Any] = {}
-    for name, value in case.args.items():
+    for name in case.args:
+        value: Any = case.args[name]
         kind = torch.bool if name == "mask" else dtype
-        found[name] = TensorSpec(value, kind, device) if isinstance(value, tuple) else value
+        found[name] = TensorSpec(cast("tuple[int, ...]", value), kind, device) if isinstance(value, tuple) else value
     return found
 
 

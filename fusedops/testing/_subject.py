@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -135,8 +135,7 @@ class Subject:
         call = self.op.backward_args(grad, y, args, needs)
         with torch.no_grad(), self.alone({"backward": 1}, dict(zip(self.op.backward_parameters, call))):
             found: Any = getattr(torch.ops.fusedops, f"{self.op.name}_backward").default(*call)
-        several: tuple[Tensor, ...] = found if isinstance(found, tuple) else (found,)
-        named = {name: g for name, g, need in zip(self.op.differentiable, several, needs) if need}
+        named = {name: g for name, g, need in zip(self.op.differentiable, several(found), needs) if need}
         for name, gradient in named.items():
             laid_out(gradient, f"the gradient of {name}", args[self.op.parameters.index(name)])
         return named
@@ -185,6 +184,11 @@ class Subject:
     def deviations(self) -> frozenset[str]:
         """The names of what the kernels declare to do otherwise."""
         return frozenset(d.name for entry in self.entries.values() for d in entry.kernel.deviations)
+
+
+def several(results: Any) -> tuple[Tensor, ...]:
+    """What a torch op returns: one tensor, or a tuple of them."""
+    return cast("tuple[Tensor, ...]", results) if isinstance(results, tuple) else (results,)
 
 
 def followed(call: Call, name: str, shape: tuple[int, ...]) -> Call:

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import (
+    checkpoint as torch_checkpoint,  # pyright: ignore[reportUnknownVariableType]
+)
 
 import fusedops
 from fusedops._op import Direction
 from fusedops.testing._calls import tensors
-from fusedops.testing._subject import Call, Form, Subject, in_dtype, laid_out, name_of
+from fusedops.testing._subject import Call, Form, Subject, in_dtype, laid_out, name_of, several
 from fusedops.testing._trial import Trial
 from fusedops.testing._trials import transposed
 
@@ -43,8 +45,7 @@ def _fake(subject: Subject, direction: Direction, call: Call, form: Form) -> Non
         real = function(*args)
     with FakeTensorMode() as mode, torch.no_grad():
         faked = function(*[mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args])
-    several: tuple[Tensor, ...] = real if isinstance(real, tuple) else (real,)
-    for place, (got, said) in enumerate(zip(several, faked if isinstance(faked, tuple) else (faked,))):
+    for place, (got, said) in enumerate(zip(several(real), several(faked))):
         what = "the output" if direction == "forward" else f"the gradient of {op.differentiable[place]}"
         given, needed = _layout(got), _layout(said)
         if given != needed:
@@ -92,7 +93,7 @@ def _plainly(public: Callable[..., Tensor], args: Sequence[Any]) -> Tensor:
 
 
 def _checkpointed(public: Callable[..., Tensor], args: Sequence[Any]) -> Tensor:
-    again: Any = torch_checkpoint  # not typed
+    again: Any = torch_checkpoint
     return again(public, *args, use_reentrant=False, context_fn=fusedops.checkpoint_contexts)
 
 

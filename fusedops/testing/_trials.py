@@ -53,11 +53,15 @@ def inputs(subject: Subject, direction: Direction) -> Iterator[Trial]:
         for dtype in subject.op.tolerance:
             call = in_dtype(base, dtype)
             if subject.takes(call, direction):
-                yield Trial(name_of(dtype), partial(_run, subject, direction, call))
+                yield Trial(name_of(dtype), partial(_unwritten, subject, direction, call))
+
+
+def _unwritten(subject: Subject, direction: Direction, call: Call) -> None:
+    _run(subject, direction, call)
 
 
 def _run(subject: Subject, direction: Direction, call: Call) -> list[Tensor]:
-    """The kernel's results, whether right or wrong."""
+    """The kernel's results, whether right or wrong, but laid out as they are to be."""
     args = tuple(tensors(call).values())
     if direction == "forward":
         return [subject.forward(args)]
