@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -93,7 +93,7 @@ def _plainly(public: Callable[..., Tensor], args: Sequence[Any]) -> Tensor:
 
 
 def _checkpointed(public: Callable[..., Tensor], args: Sequence[Any]) -> Tensor:
-    again: Any = torch_checkpoint
+    again = cast("Callable[..., Tensor]", torch_checkpoint)
     return again(public, *args, use_reentrant=False, context_fn=fusedops.checkpoint_contexts)
 
 
