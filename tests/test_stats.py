@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -209,6 +210,12 @@ def test_the_first_use_is_logged_once(fakes: Any, caplog: pytest.LogCaptureFixtu
         ),
         ("fusedops", "INFO", "scaled_masked_softmax backward runs on short"),
     ]
+
+
+def test_after_the_first_call_a_plan_has_the_counter_itself() -> None:
+    softmax(X)
+    first = fusedops.get_policy().plans[OP, "cpu"].first
+    assert type(first.count) is itertools.count, "anything else costs the hot path more"
 
 
 def test_to_explain_is_no_use(fakes: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -244,6 +244,16 @@ def test_a_tiny_gradient_is_not_below_notice(bad: Any) -> None:
         (softmax(X.clone().requires_grad_())[..., 0].sum() * 1e-9).backward()
 
 
+def test_a_sum_over_many_rows_may_be_off_by_more_than_one_over_few(bad: Any) -> None:
+    bad(None, lambda found: (found[0], None if found[1] is None else found[1] + 1e-3), "bias_gelu")
+    bias = torch.zeros(4, requires_grad=True)
+    with fusedops.verify() as report:
+        fusedops.bias_gelu(torch.randn(4096, 4), bias).sum().backward()
+        assert [row.mismatches for row in report.rows] == [0, 0]
+        with pytest.raises(MismatchError, match="the gradient of bias"):
+            fusedops.bias_gelu(torch.randn(2, 4), bias).sum().backward()
+
+
 def test_the_stand_in_device_agrees() -> None:
     with ascend():
         x = torch.randn(1, 2, 32, 64).to("npu").requires_grad_()
