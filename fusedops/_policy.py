@@ -219,6 +219,8 @@ def with_argument(base: Policy, text: str) -> Policy:
 def process_policy() -> Policy:
     """The policy of set_policy and the environment. The environment is read here, on first need."""
     global process
+    if process is None and os.environ.get("FUSEDOPS_BACKEND"):
+        registry.records()  # before the lock: a plugin that asks for the policy while it is imported may wait for that
     with _lock:
         if process is None:
             process = Policy(_environment())

@@ -205,6 +205,36 @@ def test_a_first_use_raced_by_16_threads_loads_each_plugin_once(
         assert file.read_text().split() == ["import", "hook", "probe"]
 
 
+ASKING = """
+import time, fusedops
+time.sleep(0.5)  # time for the other thread to begin its call
+fusedops.get_policy()
+@fusedops.hookimpl
+def fusedops_backend(): return fusedops.Backend("asking", ("cpu",), -5, ())
+"""
+
+
+def test_a_plugin_that_asks_for_the_policy_while_another_thread_waits_for_it_is_no_deadlock(
+    distribution: Any, python: Any
+) -> None:
+    states = python(
+        """
+        import faulthandler, json, threading, torch, fusedops
+        faulthandler.dump_traceback_later(30, exit=True)
+        torch.set_num_threads(1)
+        loading = threading.Thread(target=fusedops.backends)
+        loading.start()
+        fusedops.bias_gelu(torch.ones(3))
+        loading.join()
+        print(json.dumps({info.name: info.state for info in fusedops.backends()}))
+        """,
+        distribution("asking-dist", {"asking": "asking_module"}, asking_module=ASKING),
+        FUSEDOPS_BACKEND="eager",
+    )
+    assert states["eager"] == "ready"
+    assert states["asking"] == "failed", "its policy's backends cannot be known yet"
+
+
 # -------------------------------------------------------------------------------------------------------------- plugins
 
 
