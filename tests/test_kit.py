@@ -11,11 +11,14 @@ import textwrap
 from xml.etree import ElementTree
 
 import pytest
-from broken_backends import BROKEN, DECLARED, Broken, wrong_signature
+import torch
+from broken_backends import BROKEN, DECLARED, Broken, right, wrong_signature
 from loopback import registered
 
 import fusedops
 from fusedops import testing
+from fusedops._op import OPS
+from fusedops.constraints import Capability, Constraint, Dim, DType, Present, Rank, Scalar, When
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -50,6 +53,37 @@ def test_a_declared_deviation_excuses_what_it_names() -> None:
     assert [(r.check.id, r.excused) for r in found if r.excused] == [
         ("bias_gelu/backward/determinism", [("three runs", "nondeterministic")])
     ]
+
+
+# limits of every kind, on x and on what must fit it
+LIMITS = [
+    Rank("x", 4),
+    Rank("x", 2, 3),
+    Rank("mask", 2),
+    Dim("x", (-1,), at_least=32, at_most=64, multiple_of=32),
+    Dim("x", (0,), at_least=2),
+    Dim("x", (-2, -1), at_least=5),
+    Dim("mask", (-2,), at_most=1),
+    DType("x", torch.float32, torch.float64),
+    DType("mask", torch.bool),
+    Scalar("scale", abs_at_most=1.0),
+    Scalar("causal", one_of=(False,)),
+    Present("mask"),
+    Present("mask", present=False),
+    Capability("x", (8, 0)),
+    When(DType("x", torch.float16), Scalar("scale", abs_at_most=1.0)),
+    When(Rank("x", 4), Present("mask")),
+]
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.describe())
+def test_a_right_limit_of_any_kind_passes(limit: Constraint) -> None:
+    limited = Broken("limited", lambda: right(OPS["scaled_masked_softmax"], limit), "", "")
+    with registered(limited.backend()):
+        (check,) = [check for check in testing.checks("limited") if check.name == "limits"]
+        result = check.run()
+    assert not result.failures, str(result)
+    assert result.cases > 1
 
 
 def test_one_case_can_be_run_alone() -> None:

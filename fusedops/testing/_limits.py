@@ -17,7 +17,7 @@ from fusedops._spec import TensorSpec
 from fusedops.constraints import Constraint
 from fusedops.errors import NoBackendError
 from fusedops.testing._calls import tensors
-from fusedops.testing._subject import Call, Subject, followed
+from fusedops.testing._subject import Call, Subject, followed, in_dtype
 from fusedops.testing._trial import Trial
 
 _LARGEST = 2**20  # elements; a larger call inside a limit is decided, not run
@@ -127,11 +127,10 @@ def _edge(
         target = name if name in subject.op.parameters else subject.op.parameters[0]  # grad and y have x's shape
         if isinstance(value, TensorSpec) and isinstance(call[target], TensorSpec):
             call = followed(call, target, value.shape)
-            widened = [target] if name == target else [n for n in subject.op.tensors if _floating(call[n])]
-            if value.dtype != args[name].dtype:
-                call = {**call, **{n: replace(call[n], dtype=value.dtype) for n in widened}}
-        elif name == target:
-            call = {**call, name: value}
+            if name != target and value.dtype != args[name].dtype:
+                call = in_dtype(call, value.dtype)
+    # what followed one changed argument may be another of them
+    call = {**call, **{name: value for name, value in changed.items() if name in subject.op.parameters}}
     if not subject.allows(call):
         return None
     given = subject.given(call, direction)
@@ -145,7 +144,3 @@ def _only_capability(value: Any, before: Any) -> bool:
         and value.capability != before.capability
         and replace(value, capability=None) == replace(before, capability=None)
     )
-
-
-def _floating(value: Any) -> bool:
-    return isinstance(value, TensorSpec) and value.is_floating_point()
