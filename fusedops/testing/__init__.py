@@ -8,6 +8,7 @@ one. Import it explicitly (``import fusedops.testing``); ``import fusedops`` doe
 """
 
 from fusedops._op import OPS as OPS
+from fusedops._op import Case as Case
 from fusedops.ops._philox import keep_mask as keep_mask
 from fusedops.testing._calls import Expected as Expected
 from fusedops.testing._calls import arguments as arguments
