@@ -112,9 +112,15 @@ def _made(op: Op, template: str, name: str, more: dict[str, Any]) -> Callable[..
         "is_grad_enabled": torch.is_grad_enabled,
         "is_dynamo_compiling": is_dynamo_compiling,
         "op": op,
-        "with_gradient": make_gradient(op),
         **more,
     }
+
+    def with_gradient(*args: Any) -> torch.Tensor:
+        """Until the first call that wants a gradient: at import, building it takes a tenth of the time."""
+        known["with_gradient"] = make_gradient(op)
+        return known["with_gradient"](*args)
+
+    known["with_gradient"] = with_gradient
     exec(compile(source, f"{__file__} {op.name}", "exec"), known)  # named so that a warning does not point here
     return known[name]
 
