@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN = $(VENV)/bin
 
-.PHONY: help demo test lint types docs docs-check wheel npu-contract bench gpu overhead clean
+.PHONY: help demo test lint types docs docs-check site wheel npu-contract bench gpu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
@@ -49,6 +49,9 @@ docs-check: $(VENV)/ready  ## fails where a page is stale; runs the tests of fea
 	$(BIN)/python docs/make_limits.py --check
 	$(BIN)/python docs/make_performance.py --check
 	$(BIN)/python docs/make_features.py --check $(addprefix --outcomes ,$(OUTCOMES))
+
+site: $(VENV)/ready  ## the documentation as a site, into build/site; a warning of Sphinx is an error
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env docs build/site
 
 npu-contract: $(VENV)/ready  ## the npu backend's calls against the real torch_npu, release by release (200 MB of wheels)
 	$(BIN)/python tests/npu_contract.py --check

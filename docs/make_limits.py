@@ -10,11 +10,9 @@ from fusedops._registry import OWN_DISTRIBUTION, registry
 
 PAGE = Path(__file__).parent / "limits.md"
 
-PEERS = """
-## What peers take, for comparison
-
-Read in their sources; `scaled_masked_softmax` on `triton` and `eager` has none of these limits.
-
+# Read in the sources of Megatron-LM, apex, TransformerEngine and Slapo; of torch_npu in its documents and schemas
+PEERS = {
+    "scaled_masked_softmax": """
 | peer | rank | Sk | other | dtypes | mask shapes |
 |---|---|---|---|---|---|
 | Megatron-LM | 4 | 16 < Sk <= 4096 | Sq, Sk and b * heads divisible by 4 | float16, bfloat16 | [b, 1, Sq, Sk] |
@@ -24,7 +22,30 @@ Read in their sources; `scaled_masked_softmax` on `triton` and `eager` has none 
 
 A fully masked row is 0 in the CUDA kernels of the first three, uniform (1 / Sk) in their own torch fallbacks and on
 Ascend, NaN from `masked_fill(-inf)` and `softmax`. In fusedops it is 0 everywhere, and so is its gradient.
-"""
+""",
+    "bias_gelu": """
+| peer | form | bias | in 16 bits |
+|---|---|---|---|
+| Megatron-LM, `bias_gelu_impl` | tanh | needed | each step rounded |
+| Slapo, `BiasGeLUFunction` | tanh | needed | each step rounded |
+| torch_npu, `npu_gelu` | tanh or exact | none: the sum is a pass of its own | |
+| fusedops | tanh or exact | any shape that broadcasts, or None | computed in float32, rounded once |
+""",
+    "bias_dropout": """
+| peer | what is dropped depends on | dtype of the result |
+|---|---|---|
+| Slapo, `bias_dropout` | the device | as torch promotes |
+| torch_npu | there is no such op | |
+| fusedops | the seed and the element's index alone | as torch promotes |
+""",
+    "bias_dropout_add": """
+| peer | what is dropped depends on | dtype of the result |
+|---|---|---|
+| Megatron-LM, `get_bias_dropout_add` | the device, and fused or not | the residual's since 0.17, before that x's |
+| torch_npu | there is no such op | |
+| fusedops | the seed and the element's index alone | the residual's |
+""",
+}
 
 
 def page() -> str:
@@ -58,8 +79,12 @@ def page() -> str:
                 notes += [f"- **{record.name}**, {d.name}: {d.sentence}." for d in item.deviations]
         if notes:
             lines += ["", "Deviations, differences from the contract that remain:", "", *notes]
-        lines.append("")
-    return "\n".join(lines) + PEERS
+        lines += [
+            "",
+            "What peers take, read in their sources (torch_npu: in its documents and schemas):",
+            PEERS[op.name],
+        ]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def main() -> int:

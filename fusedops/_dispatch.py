@@ -26,6 +26,7 @@ from torch.compiler import is_dynamo_compiling
 from fusedops import _policy
 from fusedops._gradient import make_gradient
 from fusedops._op import without_annotations
+from fusedops.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from fusedops._op import Op
@@ -182,5 +183,16 @@ know_dtensor._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMem
 def torch_op(op: Op, args: Sequence[Any], backend: str | None) -> Any:
     """Calls ``torch.ops.fusedops.<op>``."""
     know_dtensor()
+    for name, value in zip(op.parameters, args):  # torch's own words for these would be its schema's
+        if name in op.tensors and not (value is None or isinstance(value, torch.Tensor)):
+            raise _no_tensor(op, name, value)
+    if backend is not None:
+        _policy.check_text(backend, "backend=")
     function = getattr(torch.ops.fusedops, op.name).default
     return function(*args, backend=backend)
+
+
+def _no_tensor(op: Op, name: str, value: object) -> InvalidInputError:
+    return InvalidInputError(
+        f"{op.name}: {name} is a {type(value).__name__}; needs a torch.Tensor; a TensorSpec is for fusedops.explain"
+    )

@@ -32,7 +32,7 @@ def explain(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> D
     from fusedops._decision import decide  # not at import: see fusedops.__getattr__
     from fusedops._plan import make_plan
 
-    if op not in OPS:
+    if not isinstance(op, str) or op not in OPS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PolicyError(f"explain: {unknown_name('op', op, list(OPS))}")
     contract = OPS[op]
     given = contract.complete(contract.specs(contract.bind(args, kwargs)))

@@ -100,6 +100,7 @@ def parse(text: str, channel: str, fallback: str | None = None) -> Layer:
         PolicyError: it is not of the grammar, or names an unknown backend, op or fallback level.
         PluginError: it names a backend that failed to load; the cause is that backend's own error.
     """
+    check_text(text, channel)
     if fallback is not None and fallback not in LEVELS:
         raise PolicyError(f"{channel}: {unknown_name('fallback level', fallback, LEVELS)}")
     order: tuple[str, ...] | None = None
@@ -117,10 +118,16 @@ def parse(text: str, channel: str, fallback: str | None = None) -> Layer:
         elif (op := op.strip()) not in OPS:
             raise PolicyError(f'{channel}: "{text}": {unknown_name("op", op, list(OPS))}')
         elif op in per_op:
-            raise PolicyError(f'{channel}: "{text}" has two orders for {op}; needs one')
+            raise PolicyError(f'{channel}: "{text}" has two orders for {op}; needs one; join them')
         else:
             per_op[op] = wish
     return Layer(channel, text, order, tuple(per_op.items()), cast("Fallback | None", fallback))
+
+
+def check_text(text: object, channel: str) -> None:
+    """Raises PolicyError where a policy is no text."""
+    if not isinstance(text, str):
+        raise PolicyError(f'{channel}: a policy is given as {type(text).__name__}; needs a text; write "npu,triton"')
 
 
 def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
@@ -130,20 +137,23 @@ def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
         if name == AUTO:
             continue
         if not name:
-            raise PolicyError(f'{channel}: "{whole}" has an empty name; needs backends, separated by commas')
+            raise PolicyError(
+                f'{channel}: "{whole}" has an empty name; needs backends, separated by commas, as in "npu,triton"'
+            )
         record = registry.find(name)
         if record is None:
             raise PolicyError(f'{channel}: "{whole}": {unknown_name("backend", name, [*known, AUTO])}')
         if record.error is not None and record.backend is None:  # one whose probe raised is a fallback like any other
             raise PluginError(
-                f'{channel}: "{whole}" names {name!r}, which failed to load: {record.error}'
+                f'{channel}: "{whole}" names {name!r}, which failed to load: {record.error}; needs one that loads; '
+                f"fusedops.backends() shows the traceback"
             ) from record.error
     return names
 
 
 def unknown_name(kind: str, name: str, known: Sequence[str], cutoff: float = 0.5) -> str:
     """A sentence such as: no backend is called 'tritn'; the nearest is 'triton'; known are eager, npu, triton."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=cutoff)
     hint = f" the nearest is {near[0]!r};" if near else ""
     return (
         f"no {kind} is called {name!r};{hint} known are {', '.join(sorted(known)) or 'none (is fusedops installed?)'}"
@@ -210,9 +220,14 @@ def _interned(base: Policy | None, layers: tuple[Layer, ...], verifier: verify |
     return Policy((*layers, *base.layers), verifier=verifier or base.verifier)
 
 
-@functools.lru_cache(maxsize=256)
 def with_argument(base: Policy, text: str) -> Policy:
     """The policy of a call with ``backend=text``."""
+    check_text(text, "backend=")  # first: the cache would ask a list for its hash
+    return _with_argument(base, text)
+
+
+@functools.lru_cache(maxsize=256)
+def _with_argument(base: Policy, text: str) -> Policy:
     return base.under(parse(text, "backend="))
 
 
@@ -250,7 +265,7 @@ def forget() -> None:
         if process is not None:
             process = Policy(process.layers)
         _interned.cache_clear()
-        with_argument.cache_clear()
+        _with_argument.cache_clear()
 
 
 registry.on_change.append(forget)
@@ -280,7 +295,7 @@ def set_policy(policy: str | None = None, *, fallback: Fallback | None = None) -
     with _lock:
         process = Policy(layers)
         _interned.cache_clear()
-        with_argument.cache_clear()
+        _with_argument.cache_clear()
 
 
 class use:

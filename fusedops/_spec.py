@@ -29,11 +29,19 @@ class TensorSpec:
     capability: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        sizes = tuple(int(size) for size in self.shape)
+        try:
+            sizes = tuple(int(size) for size in self.shape)
+        except (TypeError, ValueError):
+            raise InvalidInputError(
+                f"TensorSpec shape is {self.shape!r}; needs sizes; give them as in (8, 16, 512, 512)"
+            ) from None
         if any(size < 0 for size in sizes):
             raise InvalidInputError(f"TensorSpec shape is {sizes}; sizes are at least 0; give the tensor's real shape")
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "device", str(self.device))
+
+    layout = torch.strided  # as on a tensor: a spec is of no other kind, which the ops refuse
+    is_nested = False
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorSpec:

@@ -56,6 +56,7 @@ def softmax_forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool) 
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
+    x = x.resolve_neg()  # a view such as z.conj().imag, whose memory holds -x
     if mask is not None:  # bool and uint8 both hold one byte, and any but zero masks: one kernel for the two
         mask = mask.view(torch.uint8)
     launch = _forward_launch(*_layout(x, mask), causal)
@@ -83,6 +84,7 @@ def softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Ten
     if dx.numel() == 0:
         return dx
     y = y.contiguous()  # as forward made it; a y from elsewhere may lie otherwise
+    grad = grad.resolve_neg()
     launch = _backward_launch(y.shape, grad.stride(), y.dtype, causal)
     if launch is None:
         grad = _walkable(grad, y.shape)

@@ -13,10 +13,10 @@ from fusedops._op import Case, Direction, Op, Tolerance
 from fusedops.errors import InvalidInputError
 from fusedops.ops._checks import (
     FLOATING,
+    STRIDED,
     broadcasts,
     is_probability,
     is_seed,
-    is_tensor,
     wrong_beside,
     wrong_dropout,
     wrong_tensor,
@@ -56,17 +56,27 @@ def bias_dropout(
 
     Source: Srivastava et al. 2014 (dropout); Salmon et al. 2011 (Philox); Slapo, ``slapo.op.fused_bias``.
     """
-    if is_probability(p) and is_seed(seed) and is_tensor(x):
+    if isinstance(x, Tensor) and is_probability(p) and isinstance(training, bool) and is_seed(seed):
         seed = as_seed(seed, p, training, x)
     return OP.run(x, bias, p, training, seed, backend)
 
 
 def _validate(x: Any, bias: Any, p: Any, training: Any, seed: Any) -> None:
     try:
-        if x.dtype not in FLOATING or not is_probability(p) or (training is not True and training is not False):
+        if (
+            x.dtype not in FLOATING
+            or x.layout is not STRIDED
+            or x.is_nested
+            or not is_probability(p)
+            or (training is not True and training is not False)
+        ):
             raise _invalid(x, bias, p, training, seed)
         if bias is not None and (
-            bias.dtype not in FLOATING or bias.device != x.device or not broadcasts(bias.shape, x.shape)
+            bias.dtype not in FLOATING
+            or bias.layout is not STRIDED
+            or bias.is_nested
+            or bias.device != x.device
+            or not broadcasts(bias.shape, x.shape)
         ):
             raise _invalid(x, bias, p, training, seed)
         if (seed is not None or (training and p > 0)) and wrong_dropout(p, training, seed, x) is not None:

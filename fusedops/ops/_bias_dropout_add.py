@@ -14,10 +14,10 @@ from fusedops.errors import InvalidInputError
 from fusedops.ops import _bias_dropout
 from fusedops.ops._checks import (
     FLOATING,
+    STRIDED,
     broadcasts,
     is_probability,
     is_seed,
-    is_tensor,
     wrong_beside,
     wrong_dropout,
     wrong_tensor,
@@ -61,7 +61,7 @@ def bias_dropout_add(
 
     Source: Megatron-LM, ``megatron/core/fusions/fused_bias_dropout.py``; Salmon et al. 2011 (Philox).
     """
-    if is_probability(p) and is_seed(seed) and is_tensor(x):
+    if isinstance(x, Tensor) and is_probability(p) and isinstance(training, bool) and is_seed(seed):
         seed = as_seed(seed, p, training, x)
     return OP.run(x, bias, residual, p, training, seed, backend)
 
@@ -70,7 +70,11 @@ def _validate(x: Any, bias: Any, residual: Any, p: Any, training: Any, seed: Any
     try:
         if (
             x.dtype not in FLOATING
+            or x.layout is not STRIDED
+            or x.is_nested
             or residual.dtype not in FLOATING
+            or residual.layout is not STRIDED
+            or residual.is_nested
             or residual.shape != x.shape
             or residual.get_device() != x.get_device()
             or residual.is_cpu is not x.is_cpu  # meta has the CPU's index
@@ -79,7 +83,11 @@ def _validate(x: Any, bias: Any, residual: Any, p: Any, training: Any, seed: Any
         ):
             raise _invalid(x, bias, residual, p, training, seed)
         if bias is not None and (
-            bias.dtype not in FLOATING or bias.device != x.device or not broadcasts(bias.shape, x.shape)
+            bias.dtype not in FLOATING
+            or bias.layout is not STRIDED
+            or bias.is_nested
+            or bias.device != x.device
+            or not broadcasts(bias.shape, x.shape)
         ):
             raise _invalid(x, bias, residual, p, training, seed)
         if (seed is not None or (training and p > 0)) and wrong_dropout(p, training, seed, x) is not None:

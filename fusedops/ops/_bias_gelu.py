@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fusedops._op import Case, Direction, Op, Tolerance
 from fusedops.errors import InvalidInputError
-from fusedops.ops._checks import FLOATING, broadcasts, wrong_beside, wrong_tensor
+from fusedops.ops._checks import FLOATING, STRIDED, broadcasts, word, wrong_beside, wrong_tensor
 
 Approximate = Literal["tanh", "none"]
 
@@ -43,15 +43,19 @@ def bias_gelu(
     return OP.run(x, bias, approximate, backend)
 
 
-_FORMS = ("tanh", "none")
+_FORMS = frozenset(("tanh", "none"))  # no tuple: an array is compared with its elements, one by one
 
 
 def _validate(x: Any, bias: Any, approximate: Any) -> None:
     try:
-        if x.dtype not in FLOATING or approximate not in _FORMS:
+        if x.dtype not in FLOATING or x.layout is not STRIDED or x.is_nested or approximate not in _FORMS:
             raise _invalid(x, bias, approximate)
         if bias is not None and (
-            bias.dtype not in FLOATING or bias.device != x.device or not broadcasts(bias.shape, x.shape)
+            bias.dtype not in FLOATING
+            or bias.layout is not STRIDED
+            or bias.is_nested
+            or bias.device != x.device
+            or not broadcasts(bias.shape, x.shape)
         ):
             raise _invalid(x, bias, approximate)
     except (AttributeError, TypeError):
@@ -60,8 +64,8 @@ def _validate(x: Any, bias: Any, approximate: Any) -> None:
 
 def _invalid(x: Any, bias: Any, approximate: Any) -> InvalidInputError:
     wrong = wrong_tensor("x", x)
-    if wrong is None and approximate not in _FORMS:
-        wrong = f'approximate is {approximate!r}; needs "tanh" or "none"; "none" is the exact form'
+    if wrong is None and not (isinstance(approximate, str) and approximate in _FORMS):
+        wrong = f'approximate is {word(approximate)}; needs "tanh" or "none"; "none" is the exact form'
     wrong = wrong or wrong_tensor("bias", bias) or wrong_beside("bias", bias, x)
     return InvalidInputError(f"bias_gelu: {wrong}")
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusedops._spec import TensorSpec
+
 FLOATING = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+STRIDED = torch.strided
 FLOATING_WORDS = "float16, bfloat16, float32 or float64"
 
 
@@ -28,17 +32,28 @@ def broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
 
 def is_tensor(value: Any) -> bool:
     """Whether ``value`` is a tensor or a TensorSpec."""
-    return hasattr(value, "dtype") and hasattr(value, "dim")
-
-
-def on_one_device(a: Any, b: Any) -> bool:
-    """Whether two tensors, or specs, are on one device. Written out on the hot path: a call costs as much again."""
-    return a.get_device() == b.get_device() and a.is_cpu is b.is_cpu  # meta has the CPU's index
+    return isinstance(value, (Tensor, TensorSpec))
 
 
 def kind(value: object) -> str:
     """What ``value`` is, in two words, for a message."""
     return f"a tensor of {value.numel()} elements" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def word(value: object) -> str:
+    """A value in a message. Of a tensor nothing is read; and Python refuses to write out an int of 5000 digits."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    return kind(value) if isinstance(value, Tensor) else reprlib.repr(value)
+
+
+def wrong_layout(name: str, value: Any) -> str | None:
+    """What is wrong with the layout of the tensor ``value``, or None."""
+    if value.is_nested:
+        return f"{name} is a nested tensor; needs a strided one; pad it, as in {name}.to_padded_tensor(0.0)"
+    if value.layout is not torch.strided:
+        return f"{name} is {value.layout}; needs a strided tensor; convert it, as in {name}.to_dense()"
+    return None
 
 
 def wrong_tensor(name: str, value: Any) -> str | None:
@@ -47,20 +62,25 @@ def wrong_tensor(name: str, value: Any) -> str | None:
         return f"{name} is {kind(value)}; needs a torch.Tensor; convert it with torch.as_tensor"
     if value.dtype not in FLOATING:
         return f"{name} is {value.dtype}; needs {FLOATING_WORDS}; convert it, as in {name}.float()"
-    return None
+    return wrong_layout(name, value)
 
 
 def wrong_beside(name: str, value: Any, x: Any) -> str | None:
     """What is wrong with ``value`` as a tensor that broadcasts to ``x`` on the same device, or None."""
-    if not on_one_device(value, x):
+    if value.device != x.device:
         return f"{name} is on {value.device} and x on {x.device}; needs one device; move it with {name}.to(x.device)"
     if not broadcasts(value.shape, x.shape):
         given, wanted = tuple(value.shape), tuple(x.shape)
         return (
             f"{name} has shape {given}, which does not broadcast to x {wanted}; needs each size, from the last, to be "
-            f"1 or x's"
+            f"1 or x's; put sizes of 1 where it lacks one, as in {name}.unsqueeze(1)"
         )
     return None
+
+
+def is_long(value: int) -> bool:
+    """Whether torch takes the int as a number: it has at most 64 bits, with its sign."""
+    return -(2**63) <= value < 2**63
 
 
 def is_probability(p: Any) -> bool:
@@ -72,23 +92,28 @@ def is_seed(seed: Any) -> bool:
     """Whether ``seed`` is None, a 64-bit number (signed or unsigned), or a tensor of one int64."""
     if isinstance(seed, int):
         return -(2**63) <= seed < 2**64
-    return seed is None or (is_tensor(seed) and seed.dtype == torch.int64 and seed.numel() == 1)
+    if not is_tensor(seed):
+        return seed is None
+    return seed.dtype == torch.int64 and seed.layout is torch.strided and not seed.is_nested and seed.numel() == 1
 
 
 def wrong_dropout(p: Any, training: Any, seed: Any, x: Any) -> str | None:
     """What is wrong with the arguments of a dropout, or None."""
     if not is_probability(p):
-        return f"p is {p!r}; needs a number in [0, 1], the probability of dropping an element"
+        return f"p is {word(p)}; needs a number in [0, 1], the probability of dropping an element, such as p=0.1"
     if not isinstance(training, bool):
-        return f"training is {training!r}; needs True or False"
+        return f"training is {word(training)}; needs True or False; pass a bool, such as module.training"
     if not is_seed(seed):
-        given = f"{seed.dtype} of {seed.numel()} elements" if is_tensor(seed) else repr(seed)
-        return f"seed is {given}; needs None, a 64-bit integer, or an int64 tensor of one element"
+        given = f"{seed.dtype} of {seed.numel()} elements" if is_tensor(seed) else word(seed)
+        return (
+            f"seed is {given}; needs None, a 64-bit integer, or a strided int64 tensor of one element; leave it out to "
+            f"have one drawn"
+        )
     if not is_tensor(seed) and training and p > 0:
         return (
-            f"seed is {seed!r}; the registered op needs an int64 tensor of one element; call the public function, "
-            f"which draws or makes it"
+            f"seed is {word(seed)}; needs an int64 tensor of one element in the registered op; call the public "
+            f"function, which draws or makes it"
         )
-    if is_tensor(seed) and not on_one_device(seed, x):
+    if is_tensor(seed) and seed.device != x.device:
         return f"seed is on {seed.device} and x on {x.device}; needs one device; move it with seed.to(x.device)"
     return None

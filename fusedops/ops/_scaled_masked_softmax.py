@@ -16,7 +16,18 @@ from torch import Tensor
 
 from fusedops._op import Case, Direction, Op, Tolerance
 from fusedops.errors import InvalidInputError
-from fusedops.ops._checks import FLOATING, broadcasts, is_tensor, kind, on_one_device, wrong_beside, wrong_tensor
+from fusedops.ops._checks import (
+    FLOATING,
+    STRIDED,
+    broadcasts,
+    is_long,
+    is_tensor,
+    kind,
+    word,
+    wrong_beside,
+    wrong_layout,
+    wrong_tensor,
+)
 
 
 def scaled_masked_softmax(
@@ -57,17 +68,22 @@ def _validate(x: Any, mask: Any, scale: Any, causal: Any) -> None:
     try:
         if (
             x.dtype not in FLOATING
+            or x.layout is not STRIDED
+            or x.is_nested
             or x.dim() < 2
-            or not isinstance(scale, (float, int))
-            or not math.isfinite(scale)
+            or not (-_MAX <= scale <= _MAX if isinstance(scale, float) else isinstance(scale, int) and is_long(scale))
             or (causal is not True and causal is not False)
         ):
             raise _invalid(x, mask, scale, causal)
         if mask is not None and (
-            mask.dtype not in _MASKS or mask.device != x.device or not broadcasts(mask.shape, x.shape)
+            mask.dtype not in _MASKS
+            or mask.layout is not STRIDED
+            or mask.is_nested
+            or mask.device != x.device
+            or not broadcasts(mask.shape, x.shape)
         ):
             raise _invalid(x, mask, scale, causal)
-    except (AttributeError, TypeError, OverflowError):
+    except (AttributeError, TypeError):
         raise _invalid(x, mask, scale, causal) from None
 
 
@@ -83,10 +99,10 @@ def _what_is_wrong(x: Any, mask: Any, scale: Any, causal: Any) -> str:
         return f"x has {x.dim()} dimensions; needs (..., Sq, Sk); add one, as in x.unsqueeze(0)"
     if not isinstance(scale, (int, float)):
         return f"scale is {kind(scale)}; needs a Python number; use float(scale), or scale.item() of a tensor"
-    if not -_MAX <= scale <= _MAX:  # not isfinite: it raises for an int of 400 digits
-        return f"scale is {scale}; needs a finite number; 1 / sqrt(head size) is usual"
+    if not -_MAX <= scale <= _MAX or (isinstance(scale, int) and not is_long(scale)):
+        return f"scale is {word(scale)}; needs a finite number, an int of 64 bits at most; 1 / sqrt(head size) is usual"
     if not isinstance(causal, bool):
-        return f"causal is {causal!r}; needs True or False"
+        return f"causal is {word(causal)}; needs True or False; convert it with bool(causal)"
     if not is_tensor(mask):
         return f"mask is {kind(mask)}; needs a bool tensor or None; convert it with torch.as_tensor"
     if mask.dtype not in _MASKS:
@@ -95,8 +111,8 @@ def _what_is_wrong(x: Any, mask: Any, scale: Any, causal: Any) -> str:
                 f"mask is {mask.dtype}; needs bool or uint8, True where masked out; of an additive mask take mask < 0"
             )
         return f"mask is {mask.dtype}; needs bool or uint8, True where masked out; convert it with mask != 0"
-    hint = "; for padding of shape (b, sk) pass mask[:, None, None, :]" if on_one_device(mask, x) else ""
-    return f"{wrong_beside('mask', mask, x)}{hint}"
+    hint = "; for padding of shape (b, sk) pass mask[:, None, None, :]" if mask.device == x.device else ""
+    return wrong_layout("mask", mask) or f"{wrong_beside('mask', mask, x)}{hint}"
 
 
 def _masked(x: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:

@@ -1,0 +1,76 @@
+"""The documentation as a site, by Sphinx: ``make site``. The pages are plain Markdown, and read as well without it.
+
+Nothing is fetched by a reader's browser: fonts are the system's, and formulas are MathML, made here from LaTeX.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+
+import fusedops
+
+project = "fusedops"
+author = "the fusedops authors"
+copyright = "the fusedops authors, Apache-2.0"
+version = release = fusedops.__version__
+root_doc = "index"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
+exclude_patterns = ["_build"]
+nitpicky = False  # torch's names are not here to link to, and a build that fetches their list needs a network
+
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = f"fusedops {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_math_renderer = "mathml"
+
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+python_use_unqualified_type_names = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+copybutton_exclude = ".linenos, .gp, .go"
+
+
+def _contents(text: str) -> str:
+    """The navigation: under each heading of index.md, the pages that it links to, in its order."""
+    found: list[str] = []
+    for part in re.split(r"^## ", text, flags=re.M)[1:]:
+        caption, _, body = part.partition("\n")
+        pages = re.findall(r"^- \[[^\]]+\]\(([\w-]+)\.\w+\)", body, flags=re.M)
+        if pages:
+            found += ["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```"]
+    return "\n".join(found)
+
+
+def _read(app: Sphinx, page: str, source: list[str]) -> None:
+    if page == root_doc:
+        source[0] += _contents(source[0])
+
+
+def _inline(translator: Any, node: nodes.math) -> None:
+    translator.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _block(translator: Any, node: nodes.math_block) -> None:
+    translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>\n')
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Sphinx's hook."""
+    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
+    app.connect("source-read", _read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
