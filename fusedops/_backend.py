@@ -126,8 +126,7 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
     who = f"backend {backend.name!r}"
     if not backend.name.isidentifier() or backend.name != backend.name.lower() or backend.name == "auto":
         raise PluginError(
-            f"{who}: policies could not be written with this name; needs a lower-case identifier other than 'auto'; "
-            f"rename it"
+            f"{who}: a name is a lower-case identifier other than 'auto', as policies are written with it"
         )
     _check_api(who, backend.fusedops_api)
     if not isinstance(backend.priority, int):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -142,24 +141,17 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
     seen: dict[tuple[str, Direction], Kernel] = {}
     for item in backend.kernels:
         if not isinstance(item, Kernel):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PluginError(
-                f"{who}: {item!r} is no kernel; needs kernels; decorate it with @fusedops.kernel(op, limits...)"
-            )
+            raise PluginError(f"{who}: {item!r} is no kernel; decorate it with @fusedops.kernel(op, limits...)")
         if item.op not in ops:
             known = ", ".join(sorted(ops))
-            raise PluginError(f"{who}: {item.where} is a kernel for {item.op!r}, which is no op; needs one of {known}")
+            raise PluginError(f"{who}: {item.where} is a kernel for {item.op!r}, which is no op; the ops are {known}")
         twin = seen.setdefault((item.op, item.direction), item)
         if twin is not item:
-            raise PluginError(
-                f"{who}: two {item.direction} kernels for {item.op}: {twin.where} and {item.where}; needs one; "
-                f"join them, or delete one"
-            )
+            raise PluginError(f"{who}: two {item.direction} kernels for {item.op}: {twin.where} and {item.where}")
         _check_kernel(who, item, ops[item.op])
     for name, direction in seen:
         if direction == "backward" and (name, "forward") not in seen:
-            raise PluginError(
-                f"{who}: a backward kernel for {name} without a forward kernel; needs both; add the forward one"
-            )
+            raise PluginError(f"{who}: a backward kernel for {name} without a forward kernel; add the forward one")
 
 
 def _check_api(who: str, wanted: str) -> None:

@@ -149,9 +149,7 @@ class Op:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidInputError(
-                f"{self.name}: {error}; needs {without_annotations(self.signature)}; give each in this order or by name"
-            ) from None
+            raise InvalidInputError(f"{self.name}: {error}; needs {without_annotations(self.signature)}") from None
         bound.apply_defaults()
         return tuple(bound.arguments[name] for name in self.parameters)
 

@@ -118,7 +118,7 @@ def parse(text: str, channel: str, fallback: str | None = None) -> Layer:
         elif (op := op.strip()) not in OPS:
             raise PolicyError(f'{channel}: "{text}": {unknown_name("op", op, list(OPS))}')
         elif op in per_op:
-            raise PolicyError(f'{channel}: "{text}" has two orders for {op}; needs one; join them')
+            raise PolicyError(f'{channel}: "{text}" has two orders for {op}; needs one')
         else:
             per_op[op] = wish
     return Layer(channel, text, order, tuple(per_op.items()), cast("Fallback | None", fallback))
@@ -137,16 +137,13 @@ def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
         if name == AUTO:
             continue
         if not name:
-            raise PolicyError(
-                f'{channel}: "{whole}" has an empty name; needs backends, separated by commas, as in "npu,triton"'
-            )
+            raise PolicyError(f'{channel}: "{whole}" has an empty name; needs backends, separated by commas')
         record = registry.find(name)
         if record is None:
             raise PolicyError(f'{channel}: "{whole}": {unknown_name("backend", name, [*known, AUTO])}')
         if record.error is not None and record.backend is None:  # one whose probe raised is a fallback like any other
             raise PluginError(
-                f'{channel}: "{whole}" names {name!r}, which failed to load: {record.error}; needs one that loads; '
-                f"fusedops.backends() shows the traceback"
+                f'{channel}: "{whole}" names {name!r}, which failed to load: {record.error}'
             ) from record.error
     return names
 

@@ -20,7 +20,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "backends").glob("*.md"))]
-ids = [str(path.relative_to(ROOT)) for path in PAGES]
+RUN_HERE = [path for path in PAGES if path.name != "add-a-backend.md"]  # which test_template follows word for word
+ids = [str(path.relative_to(ROOT)) for path in RUN_HERE]
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>\S*)[^\n]*\n(?P<body>.*?)^(?P=indent)```$", re.S | re.M)
 
@@ -86,7 +87,7 @@ def printed(python: Callable[..., Any]) -> dict[str, list[str]]:
     """What the examples of each page print."""
     to_run = {
         str(page.relative_to(ROOT)): [(b.line, b.code) for b in blocks(page.read_text("utf-8")) if not b.why_not]
-        for page in PAGES
+        for page in RUN_HERE
     }
     code = f"import sys; sys.argv = ['', {json.dumps(json.dumps(to_run))}]\n{RUN}"
     return python(code, *_here())
@@ -100,7 +101,7 @@ def _here() -> list[str]:
     return [str(pathlib.Path(module.__file__ or "").parents[1]) for module in (fusedops, fusedops_eager)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
+@pytest.mark.parametrize("page", RUN_HERE, ids=ids)
 def test_the_examples_print_what_the_page_says(page: pathlib.Path, printed: dict[str, list[str]]) -> None:
     run = [block for block in blocks(page.read_text("utf-8")) if not block.why_not]
     for block, got in zip(run, printed[str(page.relative_to(ROOT))], strict=True):

@@ -100,9 +100,9 @@ def _what_is_wrong(x: Any, mask: Any, scale: Any, causal: Any) -> str:
     if not isinstance(scale, (int, float)):
         return f"scale is {kind(scale)}; needs a Python number; use float(scale), or scale.item() of a tensor"
     if not -_MAX <= scale <= _MAX or (isinstance(scale, int) and not is_long(scale)):
-        return f"scale is {word(scale)}; needs a finite number, an int of 64 bits at most; 1 / sqrt(head size) is usual"
+        return f"scale is {word(scale)}; needs a finite number; 1 / sqrt(head size) is usual"
     if not isinstance(causal, bool):
-        return f"causal is {word(causal)}; needs True or False; convert it with bool(causal)"
+        return f"causal is {word(causal)}; needs True or False"
     if not is_tensor(mask):
         return f"mask is {kind(mask)}; needs a bool tensor or None; convert it with torch.as_tensor"
     if mask.dtype not in _MASKS:
