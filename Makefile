@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN = $(VENV)/bin
 
-.PHONY: help demo test lint types docs docs-check site wheel npu-contract bench gpu overhead clean
+.PHONY: help demo test lint types docs docs-check site wheel npu-contract bench gpu npu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
@@ -64,6 +64,9 @@ bench: $(VENV)/ready  ## CPU speed against plain torch, Megatron's fallback and 
 
 gpu:  ## on a machine with a GPU, with PYTHON as it is: tests, compute-sanitizer, benchmark
 	benchmarks/gpu.sh $(PYTHON)
+
+npu:  ## on a machine with an Ascend device, with PYTHON as it is: conformance kit, tests, benchmark; one file to send back
+	benchmarks/npu.sh $(PYTHON)
 
 clean:  ## removes what the targets made
 	rm -rf $(VENV) dist build examples/out

@@ -185,6 +185,8 @@ def environment(device: str, threads: int, allocator: str) -> dict[str, Any]:
         driver = _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or None
     else:
         name, driver = f"{_processor()}, {os.cpu_count()} cores", None
+        if device != "cpu":
+            name = torch.get_device_module(device).get_device_name()
     return {
         "device": name,
         "driver": driver,
@@ -246,7 +248,7 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--sweep", default="large", choices=["large", "cases", "length", "size"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--elements", type=int, help="largest tensor; default 2**25 on a CPU, 2**28 on a GPU")
+    parser.add_argument("--elements", type=int, help="largest tensor; default 2**25 on a CPU, else 2**28")
     parser.add_argument("--without", nargs="+", default=[], help="providers to leave out, such as torch.compile")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each provider and case")
@@ -259,7 +261,7 @@ def main() -> int:
         os.environ["GLIBC_TUNABLES"] = TUNED  # read by the C library when a process starts: so start again
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]])
     torch.set_num_threads(options.threads)
-    elements = options.elements or (2**28 if options.device == "cuda" else 2**25)
+    elements = options.elements or (2**25 if options.device == "cpu" else 2**28)
     out: Path = (
         options.out or Path("benchmarks/results/out") / f"{options.sweep}-{options.allocator}-{options.threads}.jsonl"
     )

@@ -12,12 +12,13 @@ from torch.profiler import ProfilerActivity, profile
 
 def peak_bytes(function: Callable[[], Any], device: str) -> int:
     """The most memory that a call has in use at a time beyond what was there before, its result included."""
-    if device == "cuda":
+    if device != "cpu":
+        module = torch.get_device_module(device)
         gc.collect()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        module.reset_peak_memory_stats()
+        before = module.memory_allocated()
         result = function()
-        peak = torch.cuda.max_memory_allocated() - before
+        peak = module.max_memory_allocated() - before
         del result
         return peak
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

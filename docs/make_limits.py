@@ -67,6 +67,7 @@ def page() -> str:
             "|---|---|---|---|",
         ]
         notes: list[str] = []
+        adapted: list[str] = []
         for record in own:
             assert record.backend is not None, record.error
             kernels = [kernel for kernel in record.backend.kernels if kernel.op == op.name]
@@ -77,8 +78,16 @@ def page() -> str:
                 limits = "; ".join(limit.describe() for limit in item.limits) or "none"
                 lines.append(f"| {record.name} | {where} | {item.direction} | {limits} |")
                 notes += [f"- **{record.name}**, {d.name}: {d.sentence}." for d in item.deviations]
+                adapted += [f"- **{record.name}** {item.direction}, {a.name}: {a.sentence}." for a in item.adaptations]
+            if not kernels:
+                lines.append(f"| {record.name} | {where} | none | no kernel: eager serves |")
         if notes:
             lines += ["", "Deviations, differences from the contract that remain:", "", *notes]
+        if adapted:
+            lines += ["", "Adaptations, what is done to calls that need it; `explain` has the bytes:", "", *adapted]
+        if op.padding is not None:
+            dims = " and ".join(map(str, op.padding.dims))
+            lines += ["", f'With `adapt="pad"`, `x` is padded in dims {dims} where a limit asks for a multiple.']
         lines += [
             "",
             "What peers take, read in their sources (torch_npu: in its documents and schemas):",

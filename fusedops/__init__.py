@@ -48,6 +48,7 @@ from fusedops.viewless import safely_set_viewless_tensor_data as safely_set_view
 
 if TYPE_CHECKING:
     from fusedops import constraints as constraints
+    from fusedops._adapt import Adaptation as Adaptation
     from fusedops._bind import bind as bind
     from fusedops._decision import Decision as Decision
     from fusedops._hooks import hookimpl as hookimpl
@@ -66,6 +67,7 @@ for _each in _OPS.values():
 
 # Not needed to run a program, so not paid for at import: looking, and what plugins are written with
 _LATER = {
+    "Adaptation": "_adapt",
     "Decision": "_decision",
     "Event": "_stats",
     "Stats": "_stats",

@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for op in OPS.values():
         one = of_ops.add_parser(op.name, help=op.formula)
         one.add_argument("--backend", help="a policy for this call alone")
+        one.add_argument("--adapt", help="the adapt setting: none or pad")
         one.add_argument("--json", action="store_true")
         for parameter in op.parameters:
             shape = "sizes[:dtype][@device]" if parameter in op.tensors else None
@@ -132,7 +133,8 @@ def _explain(options: argparse.Namespace) -> int:
             device = spec.device  # the first tensor's, for those that name none
         else:
             given[name] = _scalar(op.name, name, text)
-    decision = fusedops.explain(op.name, **given, backend=options.backend)
+    with fusedops.use(adapt=options.adapt):
+        decision = fusedops.explain(op.name, **given, backend=options.backend)
     if options.json:
         print(json.dumps(decision.to_dict(), indent=2))
     else:
@@ -162,11 +164,15 @@ def _matrix(options: argparse.Namespace) -> int:
         print(f"{name}: {OPS[name].formula}")
         for row in rows:
             ready = "" if row["ready"] else ", not ready here"
-            _wrapped(f"  {row['backend']:8} {row['direction']:8} ", f"on {','.join(row['devices'])}{ready}")
+            kind = "" if row["direction"] else "no kernel: another backend serves "
+            where = f"{kind}on {','.join(row['devices'])}{ready}"
+            _wrapped(f"  {row['backend']:8} {row['direction'] or 'none':8} ", where)
             for text in row["limits"]:
                 _wrapped("                    - ", text)
             for text in row["deviations"]:
                 _wrapped("                    deviation ", text)
+            for text in row["adaptations"]:
+                _wrapped("                    adapts ", text)
     return 0
 
 

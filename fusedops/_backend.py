@@ -13,6 +13,7 @@ from fusedops._op import Direction, Op, without_annotations
 from fusedops.errors import PluginError
 
 if TYPE_CHECKING:
+    from fusedops._adapt import Adaptation
     from fusedops.constraints import Constraint
 
 # Of what a plugin is written against: Backend, kernel, the limits, and the signatures of the ops and their backwards.
@@ -55,6 +56,7 @@ class Kernel:
     limits: tuple[Constraint, ...] = ()
     source: str = ""
     deviations: tuple[Deviation, ...] = ()
+    adaptations: tuple[Adaptation, ...] = ()
 
     @property
     def where(self) -> str:
@@ -69,6 +71,7 @@ def kernel(
     direction: Direction = "forward",
     source: str = "",
     deviations: Sequence[Deviation] = (),
+    adapts: Sequence[Adaptation] = (),
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declares the decorated function to be a kernel, with its limits beside it.
 
@@ -78,11 +81,12 @@ def kernel(
         direction: "forward" has the op's signature, "backward" that of the op's backward.
         source: the vendor function or document behind it.
         deviations: differences from the contract that remain.
+        adapts: what is done to calls that the vendor's function would not take as they are.
     """
     name = op if isinstance(op, str) else op.__name__
 
     def declare(function: Callable[..., Any]) -> Kernel:
-        return Kernel(name, direction, function, limits, source, tuple(deviations))
+        return Kernel(name, direction, function, limits, source, tuple(deviations), tuple(adapts))
 
     return declare
 

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from fusedops._plan import Plan, make_plan
+from fusedops._adapt import offered
+from fusedops._op import Direction
+from fusedops._plan import Candidate, Plan, make_plan
+from fusedops._registry import Entry
 from fusedops.constraints import Reason, ReasonCode
 
 Status = Literal["chosen", "eligible", "refused"]
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """An adaptation that a call needs: what is done, and the bytes that it writes beside the result (0: free)."""
+
+    name: str
+    direction: Direction
+    sentence: str
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -20,6 +33,7 @@ class Verdict:
     status: Status
     reasons: tuple[Reason, ...] = ()
     deviations: tuple[str, ...] = ()
+    adaptations: tuple[Adapted, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,7 @@ class Decision:
         wishes: the channels that spoke, the innermost first.
         fallback: the fallback level.
         assumed: what was taken for granted where the device is not on this machine; empty otherwise.
+        adapt: the adapt setting.
     """
 
     op: str
@@ -54,6 +69,7 @@ class Decision:
     wishes: tuple[Wish, ...]
     fallback: str
     assumed: str = ""
+    adapt: str = "none"
 
     def to_dict(self) -> dict[str, Any]:
         """The decision as JSON-ready data."""
@@ -63,6 +79,7 @@ class Decision:
             "backend": self.backend,
             "backward": self.backward,
             "fallback": self.fallback,
+            "adapt": self.adapt,
             "assumed": self.assumed,
             "wishes": [{"channel": w.channel, "text": w.text, "counted": w.counted} for w in self.wishes],
             "candidates": [
@@ -71,6 +88,7 @@ class Decision:
                     "status": v.status,
                     "reasons": [reason.to_dict() for reason in v.reasons],
                     "deviations": list(v.deviations),
+                    "adaptations": [asdict(adapted) for adapted in v.adaptations],
                 }
                 for v in self.candidates
             ],
@@ -84,6 +102,8 @@ class Decision:
         if not self.wishes:
             lines.append("  wish      none: default order, by priority")
         lines.append(f"  fallback  {self.fallback}")
+        if self.adapt != "none":
+            lines.append(f"  adapt     {self.adapt}")
         if self.assumed:
             lines.append(f"  assumed   {self.assumed}")
         for verdict in self.candidates:
@@ -92,6 +112,7 @@ class Decision:
             lines += [f"{'':21}{detail}" for detail in more]
             lines += [f"{'':21}to qualify: {reason.fix}" for reason in verdict.reasons if _decisive(reason)]
             lines += [f"{'':21}deviation: {deviation}" for deviation in verdict.deviations]
+            lines += [f"{'':21}adapts: {_adapted(adapted)}" for adapted in verdict.adaptations]
         return "\n".join(lines)
 
     def refusal_text(self) -> str:
@@ -127,33 +148,62 @@ def _decisive(reason: Reason) -> bool:
     return reason.code not in (ReasonCode.DEVICE, ReasonCode.UNAVAILABLE, ReasonCode.NO_KERNEL)
 
 
+def _adapted(adapted: Adapted) -> str:
+    where = f"{adapted.name} (backward)" if adapted.direction == "backward" else adapted.name
+    return f"{where}: {adapted.sentence}: {f'{adapted.bytes:,} bytes' if adapted.bytes else 'free'}"
+
+
+def _taking(candidate: Candidate, args: Sequence[Any]) -> Entry | None:
+    """Which entry of a candidate takes the call, as ``Plan.choose`` finds it."""
+    for entry in (candidate.entry, candidate.padded):
+        if entry is not None and (entry.check is None or entry.check(*args) is None):
+            return entry
+    return None
+
+
+def _adaptations(entry: Entry, args: Sequence[Any]) -> tuple[Adapted, ...]:
+    """The adaptations of an entry that the call needs."""
+    costs = [(item, item.cost(*args)) for item in entry.kernel.adaptations]
+    return tuple(
+        Adapted(item.name, entry.kernel.direction, item.sentence, cost) for item, cost in costs if cost is not None
+    )
+
+
 def decide(plan: Plan, args: Sequence[Any], assumed: str = "") -> Decision:
     """The whole decision for a call, by the plan that dispatch uses, with every candidate's reasons spelled out."""
     op, policy = plan.op, plan.policy
     chosen, _ = plan.choose(args)
     names = plan.parameters
+    backward = chosen.backend if plan.direction == "backward" and chosen else None
+    after: dict[str, tuple[Adapted, ...]] = {}
+    if plan.direction == "forward" and chosen is not None:
+        # as backward_plan, but without its warnings: to look is not to run
+        then = make_plan(op, policy, plan.device_type, "backward", assume=plan.assume, prefer=chosen.backend)
+        stand_in = op.backward_args(args[0], args[0], args, ())  # x stands in for its output
+        entry, _ = then.choose(stand_in)
+        if entry is not None:
+            backward = entry.backend
+            after[backward] = _adaptations(entry, stand_in)
     verdicts: list[Verdict] = []
     for candidate in plan.candidates:
         reasons: tuple[Reason, ...] = ()
         deviations: tuple[str, ...] = ()
+        adaptations: tuple[Adapted, ...] = ()
         if candidate.refusal is not None:
             reasons = (candidate.refusal,)
         elif candidate.entry is not None:
-            bound = dict(zip(names, args))
-            limits = candidate.entry.kernel.limits
-            reasons = tuple(reason for limit in limits for reason in limit.reasons(bound))
-            deviations = tuple(f"{d.name}: {d.sentence}" for d in candidate.entry.kernel.deviations)
+            kernel, taking = candidate.entry.kernel, _taking(candidate, args)
+            if taking is None:
+                bound = dict(zip(names, args))
+                reasons = tuple(reason for limit in kernel.limits for reason in limit.reasons(bound))
+                reasons = offered(op, kernel, args, reasons)
+            else:
+                adaptations = _adaptations(taking, args)
+            deviations = tuple(f"{d.name}: {d.sentence}" for d in kernel.deviations)
         is_chosen = chosen is not None and candidate.backend == chosen.backend
         status: Status = "refused" if reasons else "chosen" if is_chosen else "eligible"
-        verdicts.append(Verdict(candidate.backend, status, reasons, deviations))
-    backward = None
-    if plan.direction == "backward":
-        backward = chosen.backend if chosen else None
-    elif chosen is not None:
-        # as backward_plan, but without its warnings: to look is not to run
-        after = make_plan(op, policy, plan.device_type, "backward", assume=plan.assume, prefer=chosen.backend)
-        entry, _ = after.choose(op.backward_args(args[0], args[0], args, ()))  # x stands in for its output
-        backward = entry.backend if entry else None
+        adaptations += after.get(candidate.backend, ())
+        verdicts.append(Verdict(candidate.backend, status, reasons, deviations, adaptations))
     deciding = policy.deciding(op.name)
     wishes = tuple(
         Wish(layer.channel, layer.text, layer is deciding) for layer in policy.layers if layer.wish(op.name) is not None
@@ -167,6 +217,7 @@ def decide(plan: Plan, args: Sequence[Any], assumed: str = "") -> Decision:
         wishes,
         policy.fallback,
         assumed,
+        policy.adapt,
     )
 
 

@@ -101,21 +101,26 @@ def problems() -> Iterator[Problem]:
 
 
 def limits() -> dict[str, list[dict[str, Any]]]:
-    """For each op, who has kernels for it, with their limits and deviations in words."""
+    """For each op, who has kernels for it, with limits, deviations and adaptations in words, and who has none."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in OPS}
     for record in registry.records():
-        refusal = record.refusal()
-        for item in record.backend.kernels if record.backend else ():
+        if record.backend is None:
+            continue
+        about = {"devices": list(record.backend.device_types), "ready": record.refusal() is None}
+        for item in record.backend.kernels:
             found[item.op].append(
                 {
                     "backend": record.name,
                     "direction": item.direction,
-                    "devices": list(record.backend.device_types) if record.backend else [],
-                    "ready": refusal is None,
+                    **about,
                     "limits": [limit.describe() for limit in item.limits],
                     "deviations": [f"{d.name}: {d.sentence}" for d in item.deviations],
+                    "adaptations": [f"{a.name}: {a.sentence}" for a in item.adaptations],
                 }
             )
+        for op in set(OPS) - {item.op for item in record.backend.kernels}:
+            nothing: dict[str, list[str]] = {"limits": [], "deviations": [], "adaptations": []}
+            found[op].append({"backend": record.name, "direction": None, **about, **nothing})
     return found
 
 

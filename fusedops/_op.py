@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -33,6 +33,21 @@ class Case:
     source: str = ""
 
 
+class Padding(NamedTuple):  # a dataclass takes longer to make, at import
+    """How a call of an op is made larger, so that its result, cropped, is the one asked for.
+
+    Args:
+        dims: those of the first parameter that can grow, from the end: (-2, -1).
+        forward: ``(args, sizes) -> args``, the call with these dims grown to ``sizes``; its tensors are real, or all
+            specs. The result grows with the first parameter.
+        backward: the same for the arguments of backward, which gives one gradient, of the first parameter.
+    """
+
+    dims: tuple[int, ...]
+    forward: Callable[[Sequence[Any], tuple[int, ...]], tuple[Any, ...]]
+    backward: Callable[[Sequence[Any], tuple[int, ...]], tuple[Any, ...]]
+
+
 @dataclass(frozen=True, eq=False)
 class Op:
     """The contract of one fused operation. Every backend's kernels mean what ``reference`` says.
@@ -55,6 +70,7 @@ class Op:
         formula: one line for the docs.
         passed_through: a tensor parameter whose gradient is ``grad`` itself, as a residual's is.
         unsharded: the dims of the first parameter that every rank needs whole, where the tensors are DTensors.
+        padding: how a call is padded to sizes that a kernel takes; None where it cannot be, or would not help.
         complete: fills in what the public function draws or makes (a seed), for looking at a call without running it.
     """
 
@@ -72,6 +88,7 @@ class Op:
     doc: str = ""
     passed_through: str | None = None
     unsharded: tuple[int, ...] = ()
+    padding: Padding | None = None
     complete: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda args: args
 
     run: Callable[..., torch.Tensor] = field(init=False)  # the hot path: every argument in order, then backend

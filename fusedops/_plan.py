@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class Candidate:
     named: bool
     entry: Entry | None
     refusal: Reason | None  # why it serves nothing here, whatever the arguments
+    padded: Entry | None = None  # for calls that entry takes once they are padded, where the policy allows that
 
 
 @dataclass(eq=False)
@@ -54,14 +55,15 @@ class Plan:
     backward: dict[str, Plan] = field(default_factory=lambda: {})
 
     def choose(self, args: Sequence[Any]) -> tuple[Entry | None, list[tuple[Entry, Constraint]]]:
-        """The first entry that takes the call, and those before it with the limit that refused."""
-        refused: list[tuple[Entry, Constraint]] = []
+        """The first entry that takes the call, and one of each backend before it with the limit that refused."""
+        refused: dict[str, tuple[Entry, Constraint]] = {}
         for entry in self.entries:
             limit = entry.check(*args) if entry.check is not None else None
             if limit is None:
-                return entry, refused
-            refused.append((entry, limit))
-        return None, refused
+                refused.pop(entry.backend, None)  # it serves the call padded
+                return entry, list(refused.values())
+            refused.setdefault(entry.backend, (entry, limit))
+        return None, list(refused.values())
 
     def pick(self, args: Sequence[Any]) -> Entry:
         """The entry that serves the call, the fallback made seen."""
@@ -84,8 +86,13 @@ class Plan:
         key = (entry, *(limit for _, limit in refused))
         found = self.after.get(key)  # one look-up a call, however often it falls back
         if found is None:
+            from fusedops._adapt import offered
+
             bound = dict(zip(self.parameters, args))
-            reasons = [(refusing.backend, limit, limit.reasons(bound)[0]) for refusing, limit in refused]
+            reasons = [
+                (refusing.backend, limit, offered(self.op, refusing.kernel, args, limit.reasons(bound)[:1])[0])
+                for refusing, limit in refused
+            ]
             for refusing, _, reason in reasons:
                 self.announce(refusing, reason, entry.backend)
             refusals = [Refusal(refusing, limit.describe(), reason) for refusing, limit, reason in reasons]
@@ -179,12 +186,17 @@ def make_plan(
     for record in registry.records():
         records.setdefault(record.name, (record, False))
     candidates = [_candidate(record, named, op, device_type, direction, assume) for record, named in records.values()]
+    if policy.adapt == "pad" and op.padding is not None:
+        from fusedops._adapt import padded_entry
+
+        candidates = [replace(c, padded=padded_entry(op, c.entry)) if c.entry else c for c in candidates]
     if prefer is not None:
         candidates.sort(key=lambda candidate: candidate.backend != prefer)
     if policy.fallback == "raise":
-        entries = _the_one(candidates, prefer)
+        serving = _the_one(candidates, prefer)
     else:
-        entries = tuple(c.entry for c in candidates if c.entry is not None and c.refusal is None)
+        serving = [c for c in candidates if c.refusal is None]
+    entries = tuple(entry for c in serving for entry in (c.entry, c.padded) if entry is not None)
     if policy.verifier is not None:
         entries = tuple(map(policy.verifier.watched, entries))
     plan = Plan(op, direction, device_type, policy, assume, tuple(candidates), entries)
@@ -192,17 +204,17 @@ def make_plan(
     return plan
 
 
-def _the_one(candidates: list[Candidate], prefer: str | None) -> tuple[Entry, ...]:
+def _the_one(candidates: list[Candidate], prefer: str | None) -> list[Candidate]:
     """The only backend that fallback="raise" lets serve: the first named one (with none named, the first of all)
     whose business the tensor's device is. For backward, the one that served forward.
     """
     asked = [c for c in candidates if c.backend == prefer] or [c for c in candidates if c.named] or candidates
     for candidate in asked:
         if candidate.refusal is None:
-            return (candidate.entry,) if candidate.entry is not None else ()
+            return [candidate]
         if not _passed_over_freely(candidate):
-            return ()
-    return ()
+            return []
+    return []
 
 
 def _passed_over_freely(candidate: Candidate) -> bool:

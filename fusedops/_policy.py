@@ -2,7 +2,8 @@
 
 A policy text is an order of preference, then orders for single ops: ``"npu,triton; scaled_masked_softmax=eager"``. The
 name ``auto`` stands for the default order. Texts come through four channels; the innermost that speaks of an op wins:
-``backend=`` argument > :func:`use` > :func:`set_policy` > environment (``FUSEDOPS_BACKEND``, ``FUSEDOPS_FALLBACK``).
+``backend=`` argument > :func:`use` > :func:`set_policy` > environment (``FUSEDOPS_BACKEND``, ``FUSEDOPS_FALLBACK``,
+``FUSEDOPS_ADAPT``).
 """
 
 from __future__ import annotations
@@ -27,11 +28,20 @@ if TYPE_CHECKING:
     from fusedops._verify import verify
 
 Fallback = Literal["warn", "silent", "raise"]
+Adapt = Literal["none", "pad"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 AUTO = "auto"
 LEVELS: tuple[str, ...] = get_args(Fallback)
-VARIABLES = ("FUSEDOPS_AUTOTUNE", "FUSEDOPS_BACKEND", "FUSEDOPS_FALLBACK", "FUSEDOPS_PLUGINS", "FUSEDOPS_STATS")
+ADAPTS: tuple[str, ...] = get_args(Adapt)
+VARIABLES = (
+    "FUSEDOPS_ADAPT",
+    "FUSEDOPS_AUTOTUNE",
+    "FUSEDOPS_BACKEND",
+    "FUSEDOPS_FALLBACK",
+    "FUSEDOPS_PLUGINS",
+    "FUSEDOPS_STATS",
+)
 
 
 @dataclass(frozen=True)
@@ -39,11 +49,12 @@ class Layer:
     """What one channel says.
 
     Attributes:
-        channel: "backend=", "use()", "set_policy()", "FUSEDOPS_BACKEND" or "FUSEDOPS_FALLBACK".
-        text: the policy text as given; empty where only a fallback level was given.
+        channel: "backend=", "use()", "set_policy()", "FUSEDOPS_BACKEND", "FUSEDOPS_FALLBACK" or "FUSEDOPS_ADAPT".
+        text: the policy text as given; empty where only a fallback level or an adapt setting was given.
         order: the preference for every op, or None where it does not speak of it.
         per_op: the preference for single ops.
         fallback: the fallback level, or None where it does not speak of it.
+        adapt: the adapt setting, or None where it does not speak of it.
     """
 
     channel: str
@@ -51,6 +62,7 @@ class Layer:
     order: tuple[str, ...] | None = None
     per_op: tuple[tuple[str, tuple[str, ...]], ...] = ()
     fallback: Fallback | None = None
+    adapt: Adapt | None = None
 
     def wish(self, op: str) -> tuple[str, ...] | None:
         """The order this layer wants for ``op``, or None."""
@@ -74,6 +86,12 @@ class Policy:
         said: list[Fallback] = [layer.fallback for layer in self.layers if layer.fallback]
         return said[0] if said else "warn"
 
+    @property
+    def adapt(self) -> Adapt:
+        """Which costly adaptations are allowed: the innermost setting that was given, else "none"."""
+        said: list[Adapt] = [layer.adapt for layer in self.layers if layer.adapt]
+        return said[0] if said else "none"
+
     def deciding(self, op: str) -> Layer | None:
         """The layer whose order counts for ``op``, or None where nobody spoke."""
         return next((layer for layer in self.layers if layer.wish(op) is not None), None)
@@ -90,19 +108,22 @@ class Policy:
     def __str__(self) -> str:
         said = [f'{layer.channel}: "{layer.text}"' for layer in self.layers if layer.text]
         level = next((f"from {layer.channel}" for layer in self.layers if layer.fallback), "default")
-        return f"{'; '.join(said) or 'auto (nothing set)'}; fallback {self.fallback} ({level})"
+        adapt = next((f"; adapt {layer.adapt} (from {layer.channel})" for layer in self.layers if layer.adapt), "")
+        return f"{'; '.join(said) or 'auto (nothing set)'}; fallback {self.fallback} ({level}){adapt}"
 
 
-def parse(text: str, channel: str, fallback: str | None = None) -> Layer:
+def parse(text: str, channel: str, fallback: str | None = None, adapt: str | None = None) -> Layer:
     """Reads a policy text.
 
     Raises:
-        PolicyError: it is not of the grammar, or names an unknown backend, op or fallback level.
+        PolicyError: it is not of the grammar, or names an unknown backend, op, fallback level or adapt setting.
         PluginError: it names a backend that failed to load; the cause is that backend's own error.
     """
     check_text(text, channel)
     if fallback is not None and fallback not in LEVELS:
         raise PolicyError(f"{channel}: {unknown_name('fallback level', fallback, LEVELS)}")
+    if adapt is not None and adapt not in ADAPTS:
+        raise PolicyError(f"{channel}: {unknown_name('adapt setting', adapt, ADAPTS)}")
     order: tuple[str, ...] | None = None
     per_op: dict[str, tuple[str, ...]] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -121,7 +142,8 @@ def parse(text: str, channel: str, fallback: str | None = None) -> Layer:
             raise PolicyError(f'{channel}: "{text}" has two orders for {op}; needs one')
         else:
             per_op[op] = wish
-    return Layer(channel, text, order, tuple(per_op.items()), cast("Fallback | None", fallback))
+    wishes = tuple(per_op.items())
+    return Layer(channel, text, order, wishes, cast("Fallback | None", fallback), cast("Adapt | None", adapt))
 
 
 def check_text(text: object, channel: str) -> None:
@@ -250,8 +272,10 @@ def _environment() -> tuple[Layer, ...]:
         warnings.warn(f"{message}; it has no effect", FusedOpsWarning, stacklevel=2)
     text = os.environ.get("FUSEDOPS_BACKEND", "").strip()
     fallback = os.environ.get("FUSEDOPS_FALLBACK", "").strip()
+    adapt = os.environ.get("FUSEDOPS_ADAPT", "").strip()
     layers = [parse(text, "FUSEDOPS_BACKEND")] if text else []
     layers += [parse("", "FUSEDOPS_FALLBACK", fallback)] if fallback else []
+    layers += [parse("", "FUSEDOPS_ADAPT", adapt=adapt)] if adapt else []
     return tuple(layers)
 
 
@@ -274,21 +298,23 @@ def get_policy() -> Policy:
     return here.policy() if here else process_policy()
 
 
-def set_policy(policy: str | None = None, *, fallback: Fallback | None = None) -> None:
+def set_policy(policy: str | None = None, *, fallback: Fallback | None = None, adapt: Adapt | None = None) -> None:
     """Sets the policy of the whole process, for every thread.
 
     Args:
         policy: such as "npu,triton; scaled_masked_softmax=eager". None: back to the environment, read again.
         fallback: what happens when the preferred backend does not take a call: "warn" (once per reason), "silent" or
             "raise".
+        adapt: "pad" lets a call that a backend refuses for a size that is no multiple be padded, and its result
+            cropped; "none" does not. What is free is done without being asked.
 
     Raises:
-        PolicyError: an unknown backend, op or fallback level.
+        PolicyError: an unknown backend, op, fallback level or adapt setting.
     """
     global process
     layers = _environment()
-    if policy is not None or fallback is not None:
-        layers = (parse(policy or "", "set_policy()", fallback), *layers)
+    if policy is not None or fallback is not None or adapt is not None:
+        layers = (parse(policy or "", "set_policy()", fallback, adapt), *layers)
     with _lock:
         process = Policy(layers)
         _interned.cache_clear()
@@ -299,21 +325,28 @@ class use:
     """A policy for a block of code, in this thread or task: ``with fusedops.use("eager"): ...``, also as a decorator.
 
     Args:
-        policy: such as "npu,triton; scaled_masked_softmax=eager". None: only the fallback level changes. A Policy, as
+        policy: such as "npu,triton; scaled_masked_softmax=eager". None: only what else is given changes. A Policy, as
             :func:`get_policy` returns it: that one, whatever is in force around the block; it carries a policy to
             another thread, or to what runs later, as a checkpoint's recomputation does.
         fallback: "warn", "silent" or "raise"; None leaves it.
+        adapt: "none" or "pad", as in :func:`set_policy`; None leaves it.
 
     Raises:
-        PolicyError: an unknown backend, op or fallback level.
+        PolicyError: an unknown backend, op, fallback level or adapt setting.
     """
 
-    def __init__(self, policy: str | Policy | None = None, *, fallback: Fallback | None = None) -> None:
+    def __init__(
+        self,
+        policy: str | Policy | None = None,
+        *,
+        fallback: Fallback | None = None,
+        adapt: Adapt | None = None,
+    ) -> None:
         self._whole = isinstance(policy, Policy)
         self._layers, self._verifier = (policy.layers, policy.verifier) if isinstance(policy, Policy) else ((), None)
-        if not self._whole or fallback is not None:
+        if not self._whole or fallback is not None or adapt is not None:
             text = "" if policy is None or isinstance(policy, Policy) else policy
-            self._layers = (parse(text, "use()", fallback), *self._layers)
+            self._layers = (parse(text, "use()", fallback, adapt), *self._layers)
 
     def __enter__(self) -> Policy:
         inside = Frame(self._layers, frame.get(), self._whole, self._verifier)

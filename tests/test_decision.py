@@ -55,6 +55,7 @@ def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
         "backend": "eager",
         "backward": "eager",
         "fallback": "silent",
+        "adapt": "none",
         "assumed": "",
         "wishes": [
             {"channel": "use()", "text": "short", "counted": True},
@@ -81,6 +82,7 @@ def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
                     },
                 ],
                 "deviations": [],
+                "adaptations": [],
             },
             {
                 "backend": "npu",
@@ -95,9 +97,10 @@ def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
                     }
                 ],
                 "deviations": [],
+                "adaptations": [],
             },
-            {"backend": "eager", "status": "chosen", "reasons": [], "deviations": []},
-            {"backend": "triton", "status": "eligible", "reasons": [], "deviations": []},
+            {"backend": "eager", "status": "chosen", "reasons": [], "deviations": [], "adaptations": []},
+            {"backend": "triton", "status": "eligible", "reasons": [], "deviations": [], "adaptations": []},
         ],
     }
     assert str(decision) == (
@@ -207,7 +210,7 @@ def test_offline_answers(python: Callable[..., Any]) -> None:
         "  fallback  warn\n"
         "  assumed   a machine with npu and the backends for it installed; this one has no npu\n"
         "  refused   npu      dim -1 of x is 500; needs a multiple of 32 in [32, 4096]\n"
-        "                     to qualify: pad dim -1 of x from 500 to 512\n"
+        '                     to qualify: pad dim -1 of x from 500 to 512, or allow adapt="pad"\n'
     )
     assert data["assumed"]
     assert [v["backend"] for v in told["ascend"][1]["candidates"] if v["status"] == "eligible"] == ["eager"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import shutil
-import warnings
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -11,13 +13,12 @@ from typing import Any
 import pytest
 import torch
 from ascend import ascend, probe_again
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from standin import absent, broken, no_device, npu_device
 
 import fusedops
 import fusedops_npu
 from fusedops import FallbackWarning, TensorSpec, _health, testing
+from fusedops.__main__ import main
 
 OP = testing.OPS["scaled_masked_softmax"]
 LIMIT = "needs a multiple of 32 in [32, 4096]"
@@ -56,10 +57,9 @@ OUTSIDE = [
     pytest.param((2, 2, 32, 48), torch.float32, f"dim -1 of x is 48; {LIMIT}", "from 48 to 64", id="48"),
     pytest.param((1, 1, 32, 4128), torch.float32, f"dim -1 of x is 4128; {LIMIT}", "at most 4096", id="4128"),
     pytest.param((1, 1, 4128, 32), torch.float32, f"dim -2 of x is 4128; {LIMIT}", "at most 4096", id="4128 rows"),
-    pytest.param((2, 64, 64), torch.float32, "x has 3 dimensions; needs 4", "view x with 4 dimensions", id="rank 3"),
-    pytest.param((1, 2, 2, 64, 64), torch.float32, "x has 5 dimensions; needs 4", "merge leading", id="rank 5"),
     pytest.param((2, 2, 64, 64), torch.float64, "x is float64; needs float16", "convert x to", id="float64"),
 ]
+PADS = {"31", "33", "48"}  # where padding would do
 
 
 @pytest.mark.parametrize(("shape", "dtype", "says", "fix"), OUTSIDE)
@@ -74,6 +74,7 @@ def test_just_outside_a_limit_falls_back_with_the_same_numbers(
     text = str(seen[0].message)
     assert says in text
     assert fix in text
+    assert ('or allow adapt="pad"' in text) == any(fix.startswith(f"from {size} ") for size in PADS)
     assert "runs on eager, not on npu" in text
     check(y, x, mask, 0.5)
     y.sum().backward()
@@ -151,17 +152,13 @@ def test_the_declared_deviation_is_real_and_shown(torch_npu: ModuleType) -> None
     assert "deviation: nonfinite-under-mask" in str(fusedops.explain(OP.name, x.to("npu"), mask.to("npu")))
 
 
-def test_one_mask_is_inspected_once_however_many_layers_use_it(torch_npu: ModuleType) -> None:
-    mask = (torch.rand(2, 1, 1, 64) < 0.3).to("npu")
-    x = torch.randn(2, 4, 64, 64).to("npu")
-    npu_device.reset()
-    fusedops.scaled_masked_softmax(x, mask)
-    looks = npu_device.calls["_local_scalar_dense"]
-    assert looks == 1
-    for _ in range(23):
-        fusedops.scaled_masked_softmax(x, mask)
-    assert npu_device.calls["_local_scalar_dense"] == looks
-    assert len(torch_npu.calls) == 24
+def test_the_declared_fill_is_real(torch_npu: ModuleType) -> None:
+    mask = torch.zeros(1, 1, 32, 32, dtype=torch.bool)
+    mask[..., 3] = True
+    for score, share in ((-9800.0, 0.0), (-20000.0, 1.0)):
+        y = fusedops.scaled_masked_softmax(torch.full((1, 1, 32, 32), score).to("npu"), mask.to("npu"))
+        assert (y.cpu()[..., 3] == share).all()
+    assert "deviation: finite-fill" in str(fusedops.explain(OP.name, y, mask.to("npu")))
 
 
 def test_an_in_place_change_of_a_mask_is_noticed(torch_npu: ModuleType) -> None:
@@ -174,42 +171,222 @@ def test_an_in_place_change_of_a_mask_is_noticed(torch_npu: ModuleType) -> None:
     assert (y.cpu()[..., :3, :] == 0).all()
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    rank=st.integers(2, 5),
-    sq=st.sampled_from([1, 31, 32, 33, 64, 95, 96]),
-    sk=st.sampled_from([1, 31, 32, 48, 64, 96, 100, 128]),
-    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
-    scale=st.sampled_from([-2.0, -1.0, 0.125, 1.0, 3.0]),
-    causal=st.booleans(),
-    masked=st.booleans(),
-)
-def test_the_vendor_serves_what_its_limits_allow_and_nothing_else(
-    rank: int, sq: int, sk: int, dtype: torch.dtype, scale: float, causal: bool, masked: bool
+RANKS: list[Any] = [
+    # shapes of x and of a mask that its leading dimensions fold with
+    pytest.param((64, 32), (64, 32), id="2-D"),
+    pytest.param((64, 32), (32,), id="2-D, a row"),
+    pytest.param((3, 64, 32), (3, 1, 32), id="3-D"),
+    pytest.param((3, 64, 32), (), id="3-D, a number"),
+    pytest.param((2, 3, 2, 32, 64), (2, 1, 1, 32, 64), id="5-D, grouped queries"),
+    pytest.param((2, 3, 2, 32, 64), (3, 2, 1, 64), id="5-D, a mask for all batches"),
+    pytest.param((2, 1, 2, 1, 32, 64), (2, 1, 2, 1, 1, 64), id="6-D"),
+    pytest.param((2, 3, 2, 32, 64), None, id="5-D, none"),
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("shape", "given"), RANKS)
+def test_other_ranks_are_viewed_with_4_dimensions(
+    torch_npu: ModuleType, shape: tuple[int, ...], given: tuple[int, ...] | None, causal: bool
 ) -> None:
-    shape = (*(1, 2, 1)[: rank - 2], sq, sk)
-    legal = (
-        rank == 4
-        and all(32 <= n <= 4096 and n % 32 == 0 for n in (sq, sk))
-        and dtype != torch.float64
-        and (dtype != torch.float16 or abs(scale) <= 1)
-    )
-    x = torch.randn(shape).to(dtype)
-    mask = torch.rand(sq, sk) < 0.3 if masked else None
-    with ascend() as torch_npu, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
-        y = fusedops.scaled_masked_softmax(x.to("npu"), None if mask is None else mask.to("npu"), scale, causal=causal)
-        assert len(torch_npu.calls) == int(legal)
-    check(y, x, mask, scale, causal)
+    x, mask = torch.randn(shape), None if given is None else torch.rand(given) < 0.3
+    leaf = x.to("npu").requires_grad_()
+    on_device = None if mask is None else mask.to("npu")
+    want_y = testing.expected(OP, (x, mask, 0.5, causal))
+    with fusedops.use("npu", fallback="raise"):
+        y = fusedops.scaled_masked_softmax(leaf, on_device, 0.5, causal=causal)
+        y.backward(want_y.grad.float().to("npu"))
+        decision = fusedops.explain(OP.name, leaf, on_device, 0.5, causal=causal)
+    assert leaf.grad is not None
+    assert y.shape == leaf.grad.shape == shape
+    testing.assert_within(y, want_y.y, OP.tolerance[torch.float32], "y")
+    testing.assert_within(leaf.grad, want_y.gradients["x"], OP.gradient_tolerance[torch.float32], "dx")
+    assert [len(call.shapes[0]) for call in torch_npu.calls] == [4, 4]
+    views = [(a.name, a.direction, a.bytes) for v in decision.candidates for a in v.adaptations if a.name == "4-d"]
+    assert views == [("4-d", "forward", 0), ("4-d", "backward", 0)]
+    assert "adapts: 4-d: viewed with 4 dimensions: free" in str(decision)
 
 
-def test_a_compiled_call_is_served_by_the_vendor_too(torch_npu: ModuleType) -> None:
-    x = torch.randn(1, 2, 32, 64).to("npu")
-    compiled = torch.compile(
-        lambda t: fusedops.scaled_masked_softmax(t, None, 0.5, causal=True) * 2, fullgraph=True, backend="aot_eager"
-    )
-    torch.testing.assert_close(compiled(x).cpu() / 2, want(x, None, 0.5, True).float())
-    assert [call.name for call in torch_npu.calls] == ["npu_scaled_masked_softmax"]
+def test_a_mask_that_skips_between_leading_dimensions_is_refused(torch_npu: ModuleType) -> None:
+    x, mask = torch.randn(2, 3, 2, 32, 32), torch.rand(2, 1, 2, 32, 32) < 0.3
+    with pytest.warns(FallbackWarning, match=r"To qualify for npu: expand mask to \(2, 3, 2, 32, 32\)"):
+        y = fusedops.scaled_masked_softmax(x.to("npu"), mask.to("npu"))
+    check(y, x, mask)
+    assert not torch_npu.calls
+    whole = mask.expand(x.shape)
+    check(fusedops.scaled_masked_softmax(x.to("npu"), whole.to("npu"), backend="npu"), x, whole)
+    assert len(torch_npu.calls) == 1
+
+
+X = TensorSpec((2, 3, 64, 96), torch.bfloat16, "npu")
+PLANE = 64 * 96  # bytes of a bool (Sq, Sk)
+NEEDED: list[Any] = [
+    # a mask, its dtype, causal; the adaptations of forward with the bytes that they write
+    pytest.param((2, 1, 64, 96), torch.bool, False, {}, id="as the vendor takes it"),
+    pytest.param((64, 96), torch.bool, False, {}, id="2-D"),
+    pytest.param((2, 1, 1, 96), torch.bool, False, {"mask": 2 * PLANE}, id="padding"),
+    pytest.param((2, 3, 64, 1), torch.bool, False, {"mask": 6 * PLANE}, id="rows"),
+    pytest.param((96,), torch.bool, False, {"mask": PLANE}, id="1-D"),
+    pytest.param((64, 96), torch.uint8, False, {"mask": PLANE}, id="uint8"),
+    pytest.param((2, 1, 64, 96), torch.bool, True, {"mask": 2 * PLANE, "causal-mask": PLANE}, id="causal too"),
+    pytest.param(None, torch.bool, False, {"no-mask": PLANE}, id="none"),
+    pytest.param(None, torch.bool, True, {"causal-mask": PLANE}, id="causal alone"),
+]
+
+
+@pytest.mark.parametrize(("given", "dtype", "causal", "needed"), NEEDED)
+def test_explain_states_what_a_call_needs_and_its_bytes(
+    torch_npu: ModuleType, given: tuple[int, ...] | None, dtype: torch.dtype, causal: bool, needed: dict[str, int]
+) -> None:
+    mask = None if given is None else TensorSpec(given, dtype, "npu")
+    decision = fusedops.explain(OP.name, X, mask, causal=causal)
+    (verdict,) = [v for v in decision.candidates if v.backend == "npu"]
+    found = [(a.name, a.direction, a.bytes) for a in verdict.adaptations]
+    assert found == [*((name, "forward", size) for name, size in needed.items()), ("no-mask", "backward", PLANE)]
+    # and that is what is there after the first call: x, the result, and what is kept for the next
+    x = torch.zeros(X.shape, dtype=X.dtype, device="npu")
+    real = None if given is None else torch.zeros(given, dtype=dtype, device="npu")
+    sys.modules["fusedops_npu.scaled_masked_softmax"]._no_mask.cache_clear()
+    sys.modules["fusedops_npu.scaled_masked_softmax"]._causal_mask.cache_clear()
+    gc.collect()
+    before = npu_device.memory_allocated()
+    y = fusedops.scaled_masked_softmax(x, real, causal=causal)
+    rows = 0 if given is None else math.prod(given[:-2]) * 64  # bytes that tell which rows are fully masked
+    assert npu_device.memory_allocated() - before == y.nbytes + sum(needed.values()) + rows
+
+
+def test_a_mask_is_freed_with_what_was_learnt_of_it(torch_npu: ModuleType) -> None:
+    x = torch.randn(2, 3, 64, 96).to("npu")
+    fusedops.scaled_masked_softmax(x)
+    for shape in ((2, 1, 64, 96), (2, 1, 1, 96), (64, 96)):
+        gc.collect()
+        before = npu_device.live_storages()
+        for _ in range(3):
+            mask = (torch.rand(shape) < 0.3).to("npu")
+            fusedops.scaled_masked_softmax(x, mask)
+            fusedops.scaled_masked_softmax(x, mask[:])
+        del mask
+        gc.collect()
+        assert npu_device.live_storages() == before, shape
+
+
+# ---------------------------------------------------------------------------------------------------------- adapt="pad"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("given", [None, (2, 1, 50, 100), (2, 1, 1, 100), (50, 100), (50, 1)], ids=str)
+def test_a_length_of_100_is_padded_with_the_numbers_of_eager(
+    torch_npu: ModuleType, given: tuple[int, ...] | None, dtype: torch.dtype, causal: bool
+) -> None:
+    x = torch.randn(2, 3, 50, 100).to(dtype)
+    mask = None if given is None else torch.rand(given) < 0.4
+    if mask is not None and mask.shape[-2] > 1:
+        mask[..., 3, :] = True  # a fully masked row
+    args = (x.to("npu").requires_grad_(), None if mask is None else mask.to("npu"), 0.125)
+    want_y = testing.expected(OP, (x, mask, 0.125, causal))
+    with fusedops.use("npu", fallback="raise", adapt="pad"):
+        y = fusedops.scaled_masked_softmax(*args, causal=causal)
+        y.backward(want_y.grad.to(dtype).to("npu"))
+    testing.assert_within(y, want_y.y, OP.tolerance[dtype], "y")
+    assert args[0].grad is not None
+    testing.assert_within(args[0].grad, want_y.gradients["x"], OP.gradient_tolerance[dtype], "dx")
+    assert [call.shapes[0] for call in torch_npu.calls] == [(2, 3, 64, 128)] * 2
+    eager = x.clone().requires_grad_()
+    theirs = fusedops.scaled_masked_softmax(eager, mask, 0.125, causal=causal)
+    theirs.backward(want_y.grad.to(dtype))
+    testing.assert_within(y, theirs.detach(), OP.tolerance[dtype], "y of eager")
+    assert eager.grad is not None
+    testing.assert_within(args[0].grad, eager.grad, OP.gradient_tolerance[dtype], "dx of eager")
+
+
+def test_explain_states_the_bytes_of_padding(torch_npu: ModuleType) -> None:
+    x, mask = TensorSpec((2, 3, 64, 100), torch.float16, "npu"), TensorSpec((2, 1, 1, 100), torch.bool, "npu")
+    with fusedops.use(adapt="pad"):
+        decision = fusedops.explain(OP.name, x, mask)
+    (npu,) = [v for v in decision.candidates if v.backend == "npu"]
+    tensor = 2 * 3 * 64 * 128 * 2
+    assert (decision.backend, decision.backward) == ("npu", "npu")
+    assert [(a.name, a.direction, a.bytes) for a in npu.adaptations] == [
+        ("pad", "forward", 2 * tensor + 2 * 128),
+        ("mask", "forward", 2 * 64 * 128),
+        ("pad", "backward", 3 * tensor),
+        ("no-mask", "backward", 64 * 128),
+    ]
+    assert f"and the result cropped: {2 * tensor + 256:,} bytes" in str(decision)
+
+
+def test_a_padded_mask_too_is_inspected_once(torch_npu: ModuleType) -> None:
+    mask = (torch.rand(2, 1, 1, 100) < 0.3).to("npu")
+    x = torch.randn(2, 3, 64, 100).to("npu")
+    npu_device.reset()
+    with fusedops.use("npu", fallback="raise", adapt="pad"):
+        for _ in range(24):
+            fusedops.scaled_masked_softmax(x, mask[:])
+    assert npu_device.synchronisations() == 1
+    counted = npu_device.kernels()
+    assert counted["npu_scaled_masked_softmax"] == 24
+    assert counted["all"] == counted["any"] == 1
+
+
+# -------------------------------------------------------------------------------------------------------- the other ops
+
+
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("bias", [None, (96,), (5, 1)], ids=str)
+def test_bias_gelu_is_the_vendors_in_both_forms(
+    torch_npu: ModuleType, approximate: str, dtype: torch.dtype, bias: tuple[int, ...] | None
+) -> None:
+    op = testing.OPS["bias_gelu"]
+    x, added = torch.randn(4, 5, 96).to(dtype), None if bias is None else torch.randn(bias).to(dtype)
+    want_y = testing.expected(op, (x, added, approximate))
+    leaves = [None if t is None else t.to("npu").requires_grad_() for t in (x, added)]
+    with fusedops.use("npu", fallback="raise"):
+        y = fusedops.bias_gelu(*leaves, approximate=approximate)
+        y.backward(want_y.grad.to(dtype).to("npu"))
+    testing.assert_within(y, want_y.y, op.tolerance[dtype], "y")
+    for name, leaf in zip(("x", "bias"), leaves):
+        if leaf is not None:
+            testing.assert_within(leaf.grad, want_y.gradients[name], op.gradient_tolerance[dtype], name)
+    told = [(call.name, call.options) for call in torch_npu.calls]
+    assert told == [("npu_gelu", {"approximate": approximate}), ("npu_gelu_backward", {"approximate": approximate})]
+
+
+def test_the_sum_of_bias_gelu_is_stated(torch_npu: ModuleType) -> None:
+    def bytes_of(x: torch.dtype, bias: torch.dtype | None) -> list[tuple[str, int]]:
+        spec = None if bias is None else TensorSpec((96,), bias, "npu")
+        decision = fusedops.explain("bias_gelu", TensorSpec((4, 96), x, "npu"), spec)
+        return [(a.direction, a.bytes // (4 * 4 * 96)) for v in decision.candidates for a in v.adaptations]
+
+    assert bytes_of(torch.bfloat16, None) == []
+    assert bytes_of(torch.float32, torch.float32) == [("forward", 1), ("backward", 1)]
+    assert bytes_of(torch.bfloat16, torch.bfloat16) == [("forward", 3), ("backward", 3)]
+    assert bytes_of(torch.bfloat16, torch.float32) == [("forward", 2), ("backward", 2)]
+
+
+@pytest.mark.parametrize("name", ["bias_dropout", "bias_dropout_add"])
+def test_what_the_vendor_lacks_runs_eager_on_the_device(
+    torch_npu: ModuleType, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    op = testing.OPS[name]
+    args = list(testing.arguments(op, testing.shrunk(op.cases[0], 2**12), torch.float32, "npu"))
+    want_y = testing.expected(op, args)
+    for parameter in want_y.gradients:
+        args[op.parameters.index(parameter)].requires_grad_()
+    y = op.positional(getattr(fusedops, name))(*args)  # no warning: nobody named npu for it
+    y.backward(want_y.grad.float().to("npu"))
+    assert y.device.type == "npu"
+    testing.assert_within(y, want_y.y, op.tolerance[torch.float32], "y")
+    for parameter, gradient in want_y.gradients.items():
+        got = args[op.parameters.index(parameter)].grad
+        testing.assert_within(got, gradient, op.gradient_tolerance[torch.float32], parameter)
+    assert not torch_npu.calls
+    decision = fusedops.explain(name, *args[:2], *args[2:3] if name == "bias_dropout_add" else ())
+    assert (decision.backend, decision.backward) == ("eager", "eager")
+    assert main(["matrix"]) == 0
+    told = capsys.readouterr().out.partition(f"{name}:")[2]
+    assert "npu      none     no kernel: another backend serves on npu" in told.partition("\nbias")[0]
 
 
 HERE = torch.__version__.partition("+")[0]
@@ -260,10 +437,17 @@ def test_a_broken_installation_is_told_apart(
     assert not any(other in info.why for other in others)
 
 
-def test_no_device_is_told_apart(torch_npu: ModuleType) -> None:
+def test_no_device_is_told_apart(
+    torch_npu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda tool: f"/usr/bin/{tool}" if tool == "npu-smi" else None)
     with no_device():
         probe_again()
         info = next(info for info in fusedops.backends() if info.name == "npu")
+        assert main(["doctor"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
     assert info.state == "unavailable"
     assert "it finds no device" in info.why
     assert "npu-smi info" in info.fix
+    assert info.why in said
+    assert info.fix in said

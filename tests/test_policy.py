@@ -355,8 +355,7 @@ def test_an_unknown_variable_is_warned_of_with_the_nearest(monkeypatch: pytest.M
         warnings.simplefilter("always")
         assert who() == "eager"
         assert who() == "eager"
-    known = "known are FUSEDOPS_AUTOTUNE, FUSEDOPS_BACKEND, FUSEDOPS_FALLBACK, FUSEDOPS_PLUGINS, "
-    known += "FUSEDOPS_STATS; it has no effect"
+    known = f"known are {', '.join(_policy.VARIABLES)}; it has no effect"
     assert [(w.category, str(w.message)) for w in said] == [
         (
             FusedOpsWarning,

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import io
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -411,6 +412,16 @@ def test_each_rule_of_scaled_masked_softmax(torch_npu, change, sentence):
         torch_npu.npu_scaled_masked_softmax(*arguments)
     assert sentence in str(caught.value)
     assert not torch_npu.calls
+
+
+def test_every_rule_names_its_source(torch_npu):
+    lines = pathlib.Path(torch_npu.__file__).read_text().splitlines()
+    known = re.findall(r"^\* ([DR]\d|V):", torch_npu.__doc__, re.M)
+    rules = [at for at, line in enumerate(lines) if "_refuse(" in line and "def " not in line]
+    assert len(rules) >= 12
+    for at in rules:
+        above = [line for line in lines[at - 5 : at] if line.lstrip().startswith("#")]
+        assert any(re.search(rf"# ({'|'.join(known)})\b", line) for line in above), lines[at]
 
 
 def test_the_rules_hold_for_the_backward_too(torch_npu):

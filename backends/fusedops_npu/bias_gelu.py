@@ -6,12 +6,13 @@ Source: torch_npu.npu_gelu and npu_gelu_backward, documented for at most 8 dimen
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fusedops import kernel, ops
+from fusedops import Adaptation, kernel, ops
 from fusedops.constraints import DType, Rank
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -25,12 +26,28 @@ def _sum(x: Tensor, bias: Tensor | None) -> tuple[Tensor, torch.dtype]:
     return x.float() + bias.float(), torch.promote_types(x.dtype, bias.dtype)
 
 
+def _sum_cost(x: Any, bias: Any, approximate: str) -> int | None:
+    """float32 tensors of x's size: the sum, x where it is narrower, and what the vendor returns, before it is cast."""
+    if bias is None:
+        return None
+    narrow = (x.dtype != torch.float32) + (torch.promote_types(x.dtype, bias.dtype) != torch.float32)
+    return 4 * prod(x.shape) * (1 + narrow)
+
+
+def _sum_again_cost(grad: Any, x: Any, bias: Any, approximate: str, needs: tuple[bool, ...]) -> int | None:
+    return _sum_cost(x, bias, approximate)
+
+
+_SUM = "the vendor's op takes no bias: x + bias is a float32 tensor of its own"
+
+
 @kernel(
     ops.bias_gelu,
     DType("x", *_DTYPES),
     DType("bias", *_DTYPES),
     Rank("x", *_RANKS),
     source="torch_npu.npu_gelu",
+    adapts=(Adaptation("sum", _SUM, _sum_cost),),
 )
 def bias_gelu(x: Tensor, bias: Tensor | None = None, *, approximate: str = "tanh") -> Tensor:
     """Both forms, by name."""
@@ -47,6 +64,7 @@ def bias_gelu(x: Tensor, bias: Tensor | None = None, *, approximate: str = "tanh
     Rank("x", *_RANKS),
     direction="backward",
     source="torch_npu.npu_gelu_backward",
+    adapts=(Adaptation("sum", f"{_SUM}, made again", _sum_again_cost),),
 )
 def bias_gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedops._op import Case, Direction, Op, Tolerance
+from fusedops._op import Case, Direction, Op, Padding, Tolerance
+from fusedops._spec import TensorSpec
 from fusedops.errors import InvalidInputError
 from fusedops.ops._checks import (
     FLOATING,
@@ -140,6 +143,53 @@ def _backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
     return (scale * wide_y * (wide_grad - (wide_grad * wide_y).sum(-1, keepdim=True))).to(y.dtype)
 
 
+def _padded(args: Sequence[Any], sizes: tuple[int, ...]) -> tuple[Any, ...]:
+    """Keys beyond Sk are masked out; queries beyond Sq are computed from the keys there are, and cut off."""
+    x, mask, scale, causal = args
+    if mask is not None or sizes[1] > x.shape[-1]:
+        mask = _padded_mask(mask, x, sizes)
+    return _zero_padded(x, sizes), mask, scale, causal
+
+
+def _padded_backward(args: Sequence[Any], sizes: tuple[int, ...]) -> tuple[Any, ...]:
+    grad, y, scale, causal = args
+    return _zero_padded(grad, sizes), _zero_padded(y, sizes), scale, causal
+
+
+def _zero_padded(x: Any, sizes: tuple[int, ...]) -> Any:
+    sq, sk = x.shape[-2:]
+    if isinstance(x, TensorSpec):
+        return replace(x, shape=(*x.shape[:-2], *sizes))
+    return torch.nn.functional.pad(x, (0, sizes[1] - sk, 0, sizes[0] - sq))
+
+
+def _padded_mask(mask: Any, x: Any, sizes: tuple[int, ...]) -> Any:
+    """(..., 1 or Sq, Sk) of the padded call, bool; made once a mask."""
+    sq, sk = x.shape[-2:]
+    rows = 1 if mask is None or mask.dim() < 2 else mask.shape[-2]
+    shape = (*(() if mask is None else mask.shape[:-2]), sizes[0] if rows > 1 else 1, sizes[1])
+    if isinstance(x, TensorSpec):
+        return TensorSpec(shape, torch.bool, x.device)
+    if mask is None:
+        return _keys_beyond(sk, sizes[1], x.device)
+
+    def make() -> Tensor:
+        made = torch.ones(shape, dtype=torch.bool, device=x.device)
+        made[..., :sk] = False
+        made[..., :rows, :sk] = mask
+        return made
+
+    from fusedops.facts import learnt  # not at import: few programs pad
+
+    return learnt(mask, ("padded", sq, sk, sizes), make)
+
+
+@lru_cache(maxsize=16)  # a few lengths are in use at a time; each is Sk bytes on the device
+def _keys_beyond(sk: int, size: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # it outlives the mode, and what is learnt of it is kept by its version
+        return (torch.arange(size, device=device) >= sk)[None]
+
+
 def _output(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -193,6 +243,7 @@ OP = Op(
     ),
     min_bytes=_min_bytes,
     unsharded=(-1,),
+    padding=Padding((-2, -1), _padded, _padded_backward),
     formula="softmax(where(masked, -inf, scale * x), dim=-1)",
     doc=scaled_masked_softmax.__doc__ or "",
 )

@@ -111,7 +111,8 @@ def _scaled_masked_softmax(
     else:
         scaled = values.float() * scale
     # R2: masked by multiplication, so inf and NaN at a masked position become NaN, and softmax spreads it over the row.
-    return _device.to_device(torch.softmax(scaled * (1 - masked) + masked * _FILL, dim=-1).to(x.dtype))
+    y = torch.softmax(scaled * (1 - masked) + masked * _FILL, dim=-1).to(x.dtype)
+    return _device.to_device(y.contiguous())
 
 
 def _scaled_masked_softmax_backward(
