@@ -14,6 +14,7 @@ from fusedops.errors import InvalidInputError
 from fusedops.ops._checks import (
     FLOATING,
     STRIDED,
+    any_nested,
     broadcasts,
     is_probability,
     is_seed,
@@ -68,21 +69,26 @@ def _validate(x: Any, bias: Any, p: Any, training: Any, seed: Any) -> None:
         if (
             x.dtype not in FLOATING
             or x.layout is not STRIDED
-            or x.is_nested
             or not is_probability(p)
             or (training is not True and training is not False)
         ):
             raise _invalid(x, bias, p, training, seed)
-        if bias is not None and (
+        if bias is None:
+            if x.is_nested:
+                raise _invalid(x, bias, p, training, seed)
+        elif (
             bias.dtype not in FLOATING
             or bias.layout is not STRIDED
-            or bias.is_nested
             or bias.device != x.device
             or not broadcasts(bias.shape, x.shape)
         ):
             raise _invalid(x, bias, p, training, seed)
         if (seed is not None or (training and p > 0)) and wrong_dropout(p, training, seed, x) is not None:
             raise _invalid(x, bias, p, training, seed)
+    except RuntimeError:
+        if any_nested(x, bias):
+            raise _invalid(x, bias, p, training, seed) from None
+        raise
     except (AttributeError, TypeError):
         raise _invalid(x, bias, p, training, seed) from None
 

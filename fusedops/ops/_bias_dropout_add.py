@@ -15,6 +15,7 @@ from fusedops.ops import _bias_dropout
 from fusedops.ops._checks import (
     FLOATING,
     STRIDED,
+    any_nested,
     broadcasts,
     is_probability,
     is_seed,
@@ -73,10 +74,8 @@ def _validate(x: Any, bias: Any, residual: Any, p: Any, training: Any, seed: Any
         if (
             x.dtype not in FLOATING
             or x.layout is not STRIDED
-            or x.is_nested
             or residual.dtype not in FLOATING
             or residual.layout is not STRIDED
-            or residual.is_nested
             or residual.shape != x.shape
             or residual.get_device() != x.get_device()
             or residual.is_cpu is not x.is_cpu  # meta has the CPU's index
@@ -87,13 +86,16 @@ def _validate(x: Any, bias: Any, residual: Any, p: Any, training: Any, seed: Any
         if bias is not None and (
             bias.dtype not in FLOATING
             or bias.layout is not STRIDED
-            or bias.is_nested
             or bias.device != x.device
             or not broadcasts(bias.shape, x.shape)
         ):
             raise _invalid(x, bias, residual, p, training, seed)
         if (seed is not None or (training and p > 0)) and wrong_dropout(p, training, seed, x) is not None:
             raise _invalid(x, bias, residual, p, training, seed)
+    except RuntimeError:
+        if any_nested(x, bias, residual):
+            raise _invalid(x, bias, residual, p, training, seed) from None
+        raise
     except (AttributeError, TypeError):
         raise _invalid(x, bias, residual, p, training, seed) from None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fusedops._op import Case, Direction, Op, Tolerance
 from fusedops.errors import InvalidInputError
-from fusedops.ops._checks import FLOATING, STRIDED, broadcasts, word, wrong_beside, wrong_tensor
+from fusedops.ops._checks import FLOATING, STRIDED, any_nested, broadcasts, word, wrong_beside, wrong_tensor
 
 Approximate = Literal["tanh", "none"]
 
@@ -48,16 +48,22 @@ _FORMS = frozenset(("tanh", "none"))  # no tuple: an array is compared with its 
 
 def _validate(x: Any, bias: Any, approximate: Any) -> None:
     try:
-        if x.dtype not in FLOATING or x.layout is not STRIDED or x.is_nested or approximate not in _FORMS:
+        if x.dtype not in FLOATING or x.layout is not STRIDED or approximate not in _FORMS:
             raise _invalid(x, bias, approximate)
-        if bias is not None and (
+        if bias is None:
+            if x.is_nested:
+                raise _invalid(x, bias, approximate)
+        elif (
             bias.dtype not in FLOATING
             or bias.layout is not STRIDED
-            or bias.is_nested
             or bias.device != x.device
             or not broadcasts(bias.shape, x.shape)
         ):
             raise _invalid(x, bias, approximate)
+    except RuntimeError:
+        if any_nested(x, bias):
+            raise _invalid(x, bias, approximate) from None
+        raise
     except (AttributeError, TypeError):
         raise _invalid(x, bias, approximate) from None
 

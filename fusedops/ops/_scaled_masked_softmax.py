@@ -22,6 +22,7 @@ from fusedops.errors import InvalidInputError
 from fusedops.ops._checks import (
     FLOATING,
     STRIDED,
+    any_nested,
     broadcasts,
     is_long,
     is_tensor,
@@ -72,8 +73,7 @@ def _validate(x: Any, mask: Any, scale: Any, causal: Any) -> None:
         if (
             x.dtype not in FLOATING
             or x.layout is not STRIDED
-            or x.is_nested
-            or x.dim() < 2
+            or len(x.shape) < 2
             or not (-_MAX <= scale <= _MAX if isinstance(scale, float) else isinstance(scale, int) and is_long(scale))
             or (causal is not True and causal is not False)
         ):
@@ -81,11 +81,14 @@ def _validate(x: Any, mask: Any, scale: Any, causal: Any) -> None:
         if mask is not None and (
             mask.dtype not in _MASKS
             or mask.layout is not STRIDED
-            or mask.is_nested
             or mask.device != x.device
             or not broadcasts(mask.shape, x.shape)
         ):
             raise _invalid(x, mask, scale, causal)
+    except RuntimeError:
+        if any_nested(x, mask):
+            raise _invalid(x, mask, scale, causal) from None
+        raise
     except (AttributeError, TypeError):
         raise _invalid(x, mask, scale, causal) from None
 

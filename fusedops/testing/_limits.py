@@ -73,7 +73,7 @@ def _outside(subject: Subject, direction: Direction, limit: Constraint, edge: _E
         return
     args = [_hollow(value) if isinstance(value, TensorSpec) else value for value in edge.call.values()]
     try:
-        with fusedops.use(subject.backend, fallback="raise"), torch.no_grad():
+        with fusedops.use(subject.backend, fallback="raise", adapt="none"), torch.no_grad():
             if direction == "forward":
                 subject.public(*args)
             else:

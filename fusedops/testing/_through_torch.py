@@ -142,5 +142,5 @@ def _opcheck(subject: Subject, base: Call, direction: Direction) -> None:
         for arg in args:
             if isinstance(arg, Tensor) and arg.is_floating_point():
                 arg.requires_grad_()
-    with fusedops.use(subject.backend, fallback="raise"):
+    with fusedops.use(subject.backend, fallback="raise", adapt="none"):
         torch.library.opcheck(function, tuple(args), test_utils=utils)
