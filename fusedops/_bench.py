@@ -40,7 +40,7 @@ def interleaved(work: Mapping[str, Callable[[], object]], device: str, seconds: 
     flush = torch.empty(512 * 2**20, dtype=torch.uint8, device=device) if kind == "cuda" else None
 
     def one(function: Callable[[], object]) -> float:
-        return _by_events(function, flush) if flush is not None else _by_the_clock(function, kind != "cpu")
+        return _by_events(function, flush) if flush is not None else _by_the_clock(function, kind)
 
     samples: dict[str, list[float]] = {}
     turns = 3
@@ -63,13 +63,12 @@ def _times(found: list[float]) -> Times:
     return Times(statistics.median(found), cuts[1], cuts[7])
 
 
-def _by_the_clock(function: Callable[[], object], wait: bool) -> float:
-    if wait:
-        torch.accelerator.synchronize()
+def _by_the_clock(function: Callable[[], object], kind: str) -> float:
+    synchronize = torch.get_device_module(kind).synchronize  # does nothing on a CPU
+    synchronize()
     start = time.perf_counter()
     result = function()
-    if wait:
-        torch.accelerator.synchronize()
+    synchronize()
     took = (time.perf_counter() - start) * 1e3
     del result  # after the clock has stopped: freeing is the caller's
     return took
