@@ -97,11 +97,12 @@ def test_a_fingerprint_is_json_and_follows_the_policy() -> None:
     (eager,) = [backend for backend in found["backends"] if backend["name"] == "eager"]
     own = fusedops.__version__
     assert eager == {"name": "eager", "state": "ready", "distribution": "fusedops", "version": own}
-    with fusedops.use("triton; bias_gelu=eager", fallback="silent"):
+    with fusedops.use("triton; bias_gelu=eager", fallback="silent", adapt="pad"):
         inside = testing.fingerprint()
     assert inside["policy"] == {
         "texts": [{"channel": "use()", "text": "triton; bias_gelu=eager"}],
         "fallback": "silent",
+        "adapt": "pad",
     }
     assert {**inside, "policy": None} == {**found, "policy": None}
 

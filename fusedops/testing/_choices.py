@@ -24,7 +24,7 @@ def fingerprint() -> dict[str, Any]:
     Returns:
         ``fusedops`` and ``torch``: their versions. ``packages``: the version of each package that fusedops or a
         backend's distribution declares to need, None where it is not installed. ``policy``: the policy in force, its
-        texts by channel, and its fallback level. ``backends``: each one's name, state, distribution and version. The
+        texts by channel, its fallback level and adapt setting. ``backends``: each one's name, state, distribution and version. The
         same in every process of one installation under one policy.
     """
     import fusedops
@@ -39,6 +39,7 @@ def fingerprint() -> dict[str, Any]:
         "policy": {
             "texts": [{"channel": layer.channel, "text": layer.text} for layer in policy.layers if layer.text],
             "fallback": policy.fallback,
+            "adapt": policy.adapt,
         },
         "backends": [
             {"name": i.name, "state": i.state, "distribution": i.distribution, "version": i.version} for i in infos
