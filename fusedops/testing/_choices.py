@@ -24,8 +24,8 @@ def fingerprint() -> dict[str, Any]:
     Returns:
         ``fusedops`` and ``torch``: their versions. ``packages``: the version of each package that fusedops or a
         backend's distribution declares to need, None where it is not installed. ``policy``: the policy in force, its
-        texts by channel, its fallback level and adapt setting. ``backends``: each one's name, state, distribution and version. The
-        same in every process of one installation under one policy.
+        texts by channel, its fallback level and adapt setting. ``backends``: each one's name, state, distribution and
+        version. The same in every process of one installation under one policy.
     """
     import fusedops
 
