@@ -310,7 +310,8 @@ def _scalar(op: str, name: str, text: str) -> Any:
         return {"float": float, "int": int}.get(kind, str)(text)
     except (KeyError, ValueError):
         raise fusedops.InvalidInputError(
-            f"{op}: {name} is given as {text!r}; needs {'true or false' if kind == 'bool' else f'one {kind}'}"
+            f"{op}: {name} is given as {text!r}; needs {'true or false' if kind == 'bool' else f'one {kind}'}; "
+            f"write it like {'true' if kind == 'bool' else '1'}"
         ) from None
 
 

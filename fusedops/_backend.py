@@ -130,7 +130,8 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
     who = f"backend {backend.name!r}"
     if not backend.name.isidentifier() or backend.name != backend.name.lower() or backend.name == "auto":
         raise PluginError(
-            f"{who}: a name is a lower-case identifier other than 'auto', as policies are written with it"
+            f"{who}: a name needs to be a lower-case identifier other than 'auto', as policies are written with it; "
+            f"rename it"
         )
     _check_api(who, backend.fusedops_api)
     if not isinstance(backend.priority, int):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -145,17 +146,28 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
     seen: dict[tuple[str, Direction], Kernel] = {}
     for item in backend.kernels:
         if not isinstance(item, Kernel):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PluginError(f"{who}: {item!r} is no kernel; decorate it with @fusedops.kernel(op, limits...)")
+            raise PluginError(
+                f"{who}: {item!r} is no kernel; needs a function that is one; decorate it with "
+                f"@fusedops.kernel(op, limits...)"
+            )
         if item.op not in ops:
             known = ", ".join(sorted(ops))
-            raise PluginError(f"{who}: {item.where} is a kernel for {item.op!r}, which is no op; the ops are {known}")
+            raise PluginError(
+                f"{who}: {item.where} is a kernel for {item.op!r}, which is no op; the ops are {known}; name one "
+                f"of these"
+            )
         twin = seen.setdefault((item.op, item.direction), item)
         if twin is not item:
-            raise PluginError(f"{who}: two {item.direction} kernels for {item.op}: {twin.where} and {item.where}")
+            raise PluginError(
+                f"{who}: two {item.direction} kernels for {item.op}: {twin.where} and {item.where}; needs one; "
+                f"remove the other"
+            )
         _check_kernel(who, item, ops[item.op])
     for name, direction in seen:
         if direction == "backward" and (name, "forward") not in seen:
-            raise PluginError(f"{who}: a backward kernel for {name} without a forward kernel; add the forward one")
+            raise PluginError(
+                f"{who}: a backward kernel for {name} without a forward kernel; needs both; add the forward one"
+            )
 
 
 def _check_api(who: str, wanted: str) -> None:
@@ -188,26 +200,29 @@ def _check_kernel(who: str, item: Kernel, op: Op) -> None:
     here = f"{who}: {item.direction} kernel for {op.name} at {item.where}"
     wanted_text, given_text = without_annotations(wanted), without_annotations(given)
     if list(given.parameters) != list(wanted.parameters):
-        raise PluginError(f"{here} takes {given_text}; needs the op's parameters, in order: {wanted_text}")
+        raise PluginError(f"{here} takes {given_text}; needs the op's parameters, in order; write it as {wanted_text}")
     for name, parameter in wanted.parameters.items():
         other = given.parameters[name]
         if other.kind is not parameter.kind:
             raise PluginError(
-                f"{here}: parameter {name!r} is {other.kind.description}; needs {parameter.kind.description}: "
-                f"{wanted_text}"
+                f"{here}: parameter {name!r} is {other.kind.description}; needs {parameter.kind.description}; "
+                f"write it as {wanted_text}"
             )
         if other.default != parameter.default:
             raise PluginError(
-                f"{here}: the default of {name!r} is {_default(other)}; needs {_default(parameter)}: {wanted_text}"
+                f"{here}: the default of {name!r} is {_default(other)}; needs {_default(parameter)}; write it as "
+                f"{wanted_text}"
             )
     for limit in item.limits:
         if not isinstance(limit, Constraint):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PluginError(f"{here}: {limit!r} is no limit; needs one from fusedops.constraints")
+            raise PluginError(
+                f"{here}: {limit!r} is no limit; needs one from fusedops.constraints; write one such as Rank('x', 4)"
+            )
         for name in limit.names:
             if name not in wanted.parameters:
                 raise PluginError(
                     f"{here}: limit {limit.describe()!r} is on {name!r}, which is no parameter; "
-                    f"needs one of {', '.join(wanted.parameters)}"
+                    f"needs one of {', '.join(wanted.parameters)}; name that"
                 )
 
 

@@ -166,7 +166,9 @@ class Op:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidInputError(f"{self.name}: {error}; needs {without_annotations(self.signature)}") from None
+            raise InvalidInputError(
+                f"{self.name}: {error}; needs {without_annotations(self.signature)}; give each argument once, as there"
+            ) from None
         bound.apply_defaults()
         return tuple(bound.arguments[name] for name in self.parameters)
 

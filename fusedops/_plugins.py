@@ -29,10 +29,13 @@ def discover() -> list[Record]:
             records.append(_load(claims[0]))
         elif own:
             records.append(_load(own[0]))
-            records += [_rival(point, f"the name {name!r} is fusedops's own") for point in claims if point not in own]
+            why = f"the name {name!r} is fusedops's own; needs another; rename it"
+            # not `point not in own`: entry points of two distributions are equal where they lead to one module
+            records += [_rival(point, why) for point in claims if _distribution(point) != OWN_DISTRIBUTION]
         else:
             sides = " and ".join(sorted(_distribution(point) for point in claims))
-            records += [_rival(point, f"{sides} both claim the name {name!r}; uninstall one") for point in claims]
+            why = f"{sides} both claim the name {name!r}; needs one owner; uninstall one"
+            records += [_rival(point, why) for point in claims]
     return records
 
 
@@ -57,7 +60,9 @@ def _load(point: EntryPoint) -> Record:
                 f"an entry point"
             )
         if backend.name != point.name:
-            raise PluginError(f"entry point {point.name!r} gives a backend named {backend.name!r}; needs one name")
+            raise PluginError(
+                f"entry point {point.name!r} gives a backend named {backend.name!r}; needs one name; rename either"
+            )
         check_backend(backend, OPS)
         record = _record(point, backend=backend)
         record.observe, record.file = observe, getattr(sys.modules.get(point.module), "__file__", "") or ""
@@ -66,7 +71,7 @@ def _load(point: EntryPoint) -> Record:
         return _record(point, error=error)
     except SystemExit as error:
         left = PluginError(
-            f"backend {point.name!r}: its import called sys.exit({error.code!r}); needs to raise an error"
+            f"backend {point.name!r}: its import called sys.exit({error.code!r}); needs to raise an error; mend it"
         )
         left.__cause__ = error
         return _record(point, error=left)
@@ -104,12 +109,13 @@ def hooks_of(plugin: Any, name: str | None) -> tuple[Backend | None, Observer | 
         manager.register(plugin, name)
         manager.check_pending()
     except (pluggy.PluginValidationError, ValueError) as error:
-        raise PluginError(f"plugin {name or plugin!r}: {error}") from error
+        known = "fusedops_backend and fusedops_observe"
+        raise PluginError(f"plugin {name or plugin!r}: {error}; needs hooks of {known}; mend its functions") from error
     backend = manager.hook.fusedops_backend()
     observe = manager.hook.fusedops_observe if manager.hook.fusedops_observe.get_hookimpls() else None
     if not isinstance(backend, Backend) and not (backend is None and observe is not None):
         raise PluginError(
             f"plugin {name or plugin!r} gives {type(backend).__name__} for fusedops_backend; needs a function "
-            f"marked @fusedops.hookimpl that returns a fusedops.Backend"
+            f"marked @fusedops.hookimpl that returns a fusedops.Backend; add it, as in docs/add-a-backend.md"
         )
     return backend, observe

@@ -139,7 +139,7 @@ def parse(text: str, channel: str, fallback: str | None = None, adapt: str | Non
         elif (op := op.strip()) not in OPS:
             raise PolicyError(f'{channel}: "{text}": {unknown_name("op", op, list(OPS))}')
         elif op in per_op:
-            raise PolicyError(f'{channel}: "{text}" has two orders for {op}; needs one')
+            raise PolicyError(f'{channel}: "{text}" has two orders for {op}; needs one; join them with commas')
         else:
             per_op[op] = wish
     wishes = tuple(per_op.items())
@@ -159,13 +159,16 @@ def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
         if name == AUTO:
             continue
         if not name:
-            raise PolicyError(f'{channel}: "{whole}" has an empty name; needs backends, separated by commas')
+            raise PolicyError(
+                f'{channel}: "{whole}" has an empty name; needs backends, separated by commas; write "npu,triton"'
+            )
         record = registry.find(name)
         if record is None:
             raise PolicyError(f'{channel}: "{whole}": {unknown_name("backend", name, [*known, AUTO])}')
         if record.error is not None and record.backend is None:  # one whose probe raised is a fallback like any other
             raise PluginError(
-                f'{channel}: "{whole}" names {name!r}, which failed to load: {record.error}'
+                f'{channel}: "{whole}" names {name!r}, which failed to load: {record.error}; needs one that loads; '
+                f"fusedops.backends() shows the traceback"
             ) from record.error
     return names
 
@@ -173,10 +176,10 @@ def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
 def unknown_name(kind: str, name: str, known: Sequence[str], cutoff: float = 0.5) -> str:
     """A sentence such as: no backend is called 'tritn'; the nearest is 'triton'; known are eager, npu, triton."""
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=cutoff)
-    hint = f" the nearest is {near[0]!r};" if near else ""
-    return (
-        f"no {kind} is called {name!r};{hint} known are {', '.join(sorted(known)) or 'none (is fusedops installed?)'}"
-    )
+    if not known:
+        return f"no {kind} is called {name!r}; known are none; needs an installed fusedops; run pip install fusedops"
+    hint, todo = (f" the nearest is {near[0]!r};", "") if near else ("", "; name one of these")
+    return f"no {kind} is called {name!r};{hint} known are {', '.join(sorted(known))}{todo}"
 
 
 # ---------------------------------------------------------------------------------------------------------------- state

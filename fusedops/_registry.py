@@ -26,7 +26,7 @@ OWN_DISTRIBUTION = "fusedops"
 
 State = Literal["ready", "unavailable", "failed"]
 Observer = Callable[..., Any]
-_ANOTHER = "choose another name, or fusedops.unregister({!r}) first"
+_ANOTHER = "needs a free name; choose another name, or fusedops.unregister({!r}) first"
 
 
 class Entry:
@@ -224,7 +224,9 @@ class Registry:
                 return
             kept = [record for record in self.records() if record.name != name]
             if len(kept) == len(self.records()):
-                raise PluginError(f"no backend is called {name!r}; registered are {', '.join(self.names())}")
+                raise PluginError(
+                    f"no backend is called {name!r}; registered are {', '.join(self.names())}; name one of these"
+                )
             self._records = kept
         self._changed()
 

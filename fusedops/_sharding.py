@@ -131,7 +131,11 @@ def _distributed(name: str, given: dict[str, Any]) -> dict[str, Any]:
     for key, value in given.items():
         if isinstance(value, DTensor):
             if value.device_mesh != mesh:
-                _refuse(name, f"{key} is on {value.device_mesh}, others on {mesh}; needs one mesh for all tensors")
+                _refuse(
+                    name,
+                    f"{key} is on {value.device_mesh}, others on {mesh}; needs one mesh for all tensors; make all "
+                    f"of them on the same",
+                )
         elif isinstance(value, Tensor):
             # a seed is one number, equal on all ranks by its contract
             if key != "seed" and not DTensor._op_dispatcher._allow_implicit_replication:  # pyright: ignore[reportPrivateUsage]

@@ -36,7 +36,9 @@ class TensorSpec:
                 f"TensorSpec shape is {self.shape!r}; needs sizes; give them as in (8, 16, 512, 512)"
             ) from None
         if any(size < 0 for size in sizes):
-            raise InvalidInputError(f"TensorSpec shape is {sizes}; sizes are at least 0; give the tensor's real shape")
+            raise InvalidInputError(
+                f"TensorSpec shape is {sizes}; needs sizes of at least 0; give the tensor's real shape"
+            )
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "device", str(self.device))
 

@@ -191,7 +191,10 @@ def _record(name: str | None) -> Record:
         raise PolicyError(f"verify: {unknown_name('backend', str(name), [*registry.names(), REFERENCE])}")
     refusal = found.refusal()
     if refusal is not None:
-        raise PolicyError(f"verify: backend {found.name!r} cannot run here: {refusal.detail}; to do: {refusal.fix}")
+        raise PolicyError(
+            f"verify: backend {found.name!r} cannot run here: {refusal.detail}; needs one that can; to do: "
+            f"{refusal.fix}"
+        )
     return found
 
 

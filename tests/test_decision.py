@@ -164,7 +164,7 @@ def test_explain_says_what_it_does_not_understand() -> None:
         fusedops.explain(OP, X, dim=1)
     assert str(error.value) == (
         "scaled_masked_softmax: got an unexpected keyword argument 'dim'; "
-        "needs (x, mask=None, scale=1.0, *, causal=False)"
+        "needs (x, mask=None, scale=1.0, *, causal=False); give each argument once, as there"
     )
     with pytest.raises(InvalidInputError, match="missing a required argument: 'x'"):
         fusedops.explain(OP)

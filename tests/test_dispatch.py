@@ -566,10 +566,10 @@ INVALID: list[tuple[str, Callable[[], Any], str]] = [
      "mask is torch.int64; needs bool or uint8, True where masked out; convert it with mask != 0"),
     ("mask shape", lambda: softmax(X, torch.zeros(2, 7, dtype=torch.bool)),
      "mask has shape (2, 7), which does not broadcast to x (2, 3, 5, 7); needs each size, from the last, to be 1 or "
-     "x's; for padding of shape (b, sk) pass mask[:, None, None, :]"),
+     "x's; give it sizes of 1 where it repeats; for padding of shape (b, sk) pass mask[:, None, None, :]"),
     ("mask rank", lambda: softmax(X, torch.zeros(1, 2, 3, 5, 7, dtype=torch.bool)),
      "mask has shape (1, 2, 3, 5, 7), which does not broadcast to x (2, 3, 5, 7); needs each size, from the last, to "
-     "be 1 or x's; for padding of shape (b, sk) pass mask[:, None, None, :]"),
+     "be 1 or x's; give it sizes of 1 where it repeats; for padding of shape (b, sk) pass mask[:, None, None, :]"),
     ("scale tensor", lambda: softmax(X, None, torch.tensor(0.5)),  # type: ignore[arg-type]
      "scale is a tensor of 1 elements; needs a Python number; use float(scale), or scale.item() of a tensor"),
     ("scale text", lambda: softmax(X, None, "0.5"),  # type: ignore[arg-type]
@@ -582,8 +582,8 @@ INVALID: list[tuple[str, Callable[[], Any], str]] = [
      "scale is inf; needs a finite number; 1 / sqrt(head size) is usual"),
     ("scale nan", lambda: softmax(X, None, float("nan")),
      "scale is nan; needs a finite number; 1 / sqrt(head size) is usual"),
-    ("causal 1", lambda: softmax(X, causal=1), "causal is 1; needs True or False"),  # type: ignore[arg-type]
-    ("causal None", lambda: softmax(X, causal=None), "causal is None; needs True or False"),  # type: ignore[arg-type]
+    ("causal 1", lambda: softmax(X, causal=1), "causal is 1; needs True or False; pass bool(causal)"),  # type: ignore[arg-type]
+    ("causal None", lambda: softmax(X, causal=None), "causal is None; needs True or False; pass bool(causal)"),  # type: ignore[arg-type]
 ]  # fmt: skip
 
 

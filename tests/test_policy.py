@@ -61,19 +61,19 @@ def test_a_text_is_an_order_and_orders_for_single_ops(text: str, order: Any, per
     ("text", "message"),
     [
         ("tritn", f"\"tritn\": no backend is called 'tritn'; the nearest is 'triton'; {KNOWN}"),
-        ("eager,xyzzy", f"\"eager,xyzzy\": no backend is called 'xyzzy'; {KNOWN}"),
+        ("eager,xyzzy", f"\"eager,xyzzy\": no backend is called 'xyzzy'; {KNOWN}; name one of these"),
         ("Eager", f"\"Eager\": no backend is called 'Eager'; the nearest is 'eager'; {KNOWN}"),
         ("eager triton", f"\"eager triton\": no backend is called 'eager triton'; the nearest is 'triton'; {KNOWN}"),
-        ("eager,,triton", '"eager,,triton" has an empty name; needs backends, separated by commas'),
-        ("eager,", '"eager," has an empty name; needs backends, separated by commas'),
-        (f"{OP}=", f'"{OP}=" has an empty name; needs backends, separated by commas'),
+        ("eager,,triton", '"eager,,triton" has an empty name; needs backends, separated by commas; write "npu,triton"'),
+        ("eager,", '"eager," has an empty name; needs backends, separated by commas; write "npu,triton"'),
+        (f"{OP}=", f'"{OP}=" has an empty name; needs backends, separated by commas; write "npu,triton"'),
         (f"{OP}=tritn", f"\"{OP}=tritn\": no backend is called 'tritn'; the nearest is 'triton'; {KNOWN}"),
         (
             "eager; triton",
             '"eager; triton" has two orders for every op; needs one, with the orders for single ops after it, '
             'as in "npu,triton; bias_gelu=eager"',
         ),
-        (f"{OP}=eager; {OP}=npu", f'"{OP}=eager; {OP}=npu" has two orders for {OP}; needs one'),
+        (f"{OP}=eager; {OP}=npu", f'"{OP}=eager; {OP}=npu" has two orders for {OP}; needs one; join them with commas'),
     ],
 )
 def test_what_is_not_understood_is_said(text: str, message: str) -> None:
@@ -355,13 +355,17 @@ def test_an_unknown_variable_is_warned_of_with_the_nearest(monkeypatch: pytest.M
         warnings.simplefilter("always")
         assert who() == "eager"
         assert who() == "eager"
-    known = f"known are {', '.join(_policy.VARIABLES)}; it has no effect"
+    known = f"known are {', '.join(_policy.VARIABLES)}"
     assert [(w.category, str(w.message)) for w in said] == [
         (
             FusedOpsWarning,
-            f"no FUSEDOPS variable is called 'FUSEDOPS_BAKCEND'; the nearest is 'FUSEDOPS_BACKEND'; {known}",
+            f"no FUSEDOPS variable is called 'FUSEDOPS_BAKCEND'; the nearest is 'FUSEDOPS_BACKEND'; {known}; it has no "
+            f"effect",
         ),
-        (FusedOpsWarning, f"no FUSEDOPS variable is called 'FUSEDOPS_XYZZY'; {known}"),
+        (
+            FusedOpsWarning,
+            f"no FUSEDOPS variable is called 'FUSEDOPS_XYZZY'; {known}; name one of these; it has no effect",
+        ),
     ]
 
 
@@ -463,7 +467,8 @@ def test_outside_a_mixed_order_does_what_it_says_and_explain_says_who_decided(ou
 
 def test_outside_the_fallback_level_is_obeyed(outside: dict[str, Any]) -> None:
     assert outside["loud"]["error"] == (
-        "PolicyError: FUSEDOPS_FALLBACK: no fallback level is called 'loud'; known are raise, silent, warn"
+        "PolicyError: FUSEDOPS_FALLBACK: no fallback level is called 'loud'; known are raise, silent, warn; "
+        "name one of these"
     )
     assert (outside["silent"]["error"], outside["silent"]["said"]) == ("", [])
     assert outside["raise"]["error"].startswith(

@@ -54,7 +54,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         with_kernel("names", "SOFTMAX", "(x, attn_mask=None, scale=1.0, *, causal=False)"),
         "PluginError",
         "backend 'names': forward kernel for scaled_masked_softmax at {file}:10 takes (x, attn_mask=None, scale=1.0, "
-        f"*, causal=False); needs the op's parameters, in order: {WANTED}",
+        f"*, causal=False); needs the op's parameters, in order; write it as {WANTED}",
     ),
     "newer": (
         plugin("newer", fusedops_api="'>=0.2,<0.3'"),
@@ -72,19 +72,19 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         with_kernel("kind", "SOFTMAX", "(x, mask=None, scale=1.0, causal=False)"),
         "PluginError",
         "backend 'kind': forward kernel for scaled_masked_softmax at {file}:10: parameter 'causal' is positional or "
-        f"keyword; needs keyword-only: {WANTED}",
+        f"keyword; needs keyword-only; write it as {WANTED}",
     ),
     "default": (
         with_kernel("default", "SOFTMAX", "(x, mask=None, scale=0.5, *, causal=False)"),
         "PluginError",
         "backend 'default': forward kernel for scaled_masked_softmax at {file}:10: the default of 'scale' is 0.5; "
-        f"needs 1.0: {WANTED}",
+        f"needs 1.0; write it as {WANTED}",
     ),
     "required": (
         with_kernel("required", "SOFTMAX", "(x, mask, scale=1.0, *, causal=False)"),
         "PluginError",
         "backend 'required': forward kernel for scaled_masked_softmax at {file}:10: the default of 'mask' is absent; "
-        f"needs None: {WANTED}",
+        f"needs None; write it as {WANTED}",
     ),
     "backward": (
         plugin(
@@ -94,45 +94,47 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         ),
         "PluginError",
         "backend 'backward': backward kernel for scaled_masked_softmax at {file}:10 takes (grad, y, scale); needs the "
-        f"op's parameters, in order: ({', '.join(OP.backward_parameters)})",
+        f"op's parameters, in order; write it as ({', '.join(OP.backward_parameters)})",
     ),
     "unknown": (
         with_kernel("unknown", "'scaled_softmax'", "(x)"),
         "PluginError",
         "backend 'unknown': {file}:10 is a kernel for 'scaled_softmax', which is no op; the ops are "
-        + ", ".join(sorted(OPS)),
+        + ", ".join(sorted(OPS))
+        + "; name one of these",
     ),
     "other": (
         plugin("another"),
         "PluginError",
-        "entry point 'other' gives a backend named 'another'; needs one name",
+        "entry point 'other' gives a backend named 'another'; needs one name; rename either",
     ),
     "junk": (
         "import fusedops\n@fusedops.hookimpl\ndef fusedops_backend(): return {'name': 'junk'}",
         "PluginError",
         "plugin 'junk' gives dict for fusedops_backend; needs a function marked @fusedops.hookimpl that returns a "
-        "fusedops.Backend",
+        "fusedops.Backend; add it, as in docs/add-a-backend.md",
     ),
     "unmarked": (
         "def fusedops_backend(): pass",
         "PluginError",
         "plugin 'unmarked' gives NoneType for fusedops_backend; needs a function marked @fusedops.hookimpl that "
-        "returns a fusedops.Backend",
+        "returns a fusedops.Backend; add it, as in docs/add-a-backend.md",
     ),
     "misspelt": (
         "import fusedops\n@fusedops.hookimpl\ndef fusedops_backends(): pass",
         "PluginError",
-        "plugin 'misspelt': unknown hook 'fusedops_backends' in plugin <module 'misspelt' from '{file}'>",
+        "plugin 'misspelt': unknown hook 'fusedops_backends' in plugin <module 'misspelt' from '{file}'>; needs "
+        "hooks of fusedops_backend and fusedops_observe; mend its functions",
     ),
     "exits": (
         "import sys; sys.exit(3)",
         "PluginError",
-        "backend 'exits': its import called sys.exit(3); needs to raise an error",
+        "backend 'exits': its import called sys.exit(3); needs to raise an error; mend it",
     ),
     "hookexits": (
         "import sys, fusedops\n@fusedops.hookimpl\ndef fusedops_backend(): sys.exit('no licence')",
         "PluginError",
-        "backend 'hookexits': its import called sys.exit('no licence'); needs to raise an error",
+        "backend 'hookexits': its import called sys.exit('no licence'); needs to raise an error; mend it",
     ),
     "watches": (
         "import fusedops\n@fusedops.hookimpl\ndef fusedops_observe(event): pass",
@@ -158,7 +160,8 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "limit": (
         with_kernel("limit", "SOFTMAX, Dim('y', (-1,), at_least=2)", "(x, mask=None, scale=1.0, *, causal=False)"),
         "PluginError",
-        "limit 'y: dim -1 a size of at least 2' is on 'y', which is no parameter; needs one of x, mask, scale, causal",
+        "limit 'y: dim -1 a size of at least 2' is on 'y', which is no parameter; needs one of x, mask, scale, causal; "
+        "name that",
     ),
     "condition": (
         with_kernel(
@@ -168,22 +171,23 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         ),
         "PluginError",
         "limit 'scale: a value in [-1, 1] where q: float16' is on 'q', which is no parameter; needs one of x, mask, "
-        "scale, causal",
+        "scale, causal; name that",
     ),
     "nolimit": (
         with_kernel("nolimit", "SOFTMAX, torch.float16", "(x, mask=None, scale=1.0, *, causal=False)"),
         "PluginError",
-        "torch.float16 is no limit; needs one from fusedops.constraints",
+        "torch.float16 is no limit; needs one from fusedops.constraints; write one such as Rank('x', 4)",
     ),
     "bare": (
         plugin("bare", "bare_function,", "def bare_function(x): return x\n"),
         "PluginError",
-        "is no kernel; decorate it with @fusedops.kernel(op, limits...)",
+        "is no kernel; needs a function that is one; decorate it with @fusedops.kernel(op, limits...)",
     ),
     "twins": (
         plugin("twins", "good, made", "@kernel(SOFTMAX)\ndef made(x, mask=None, scale=1.0, *, causal=False): ...\n"),
         "PluginError",
-        "backend 'twins': two forward kernels for scaled_masked_softmax: {file}:7 and {file}:10",
+        "backend 'twins': two forward kernels for scaled_masked_softmax: {file}:7 and {file}:10; needs one; "
+        "remove the other",
     ),
     "onlyback": (
         plugin(
@@ -192,17 +196,20 @@ BROKEN: dict[str, tuple[str, str, str]] = {
             f"@kernel(SOFTMAX, direction='backward')\ndef made({', '.join(OP.backward_parameters)}): return y\n",
         ),
         "PluginError",
-        "backend 'onlyback': a backward kernel for scaled_masked_softmax without a forward kernel; add the forward one",
+        "backend 'onlyback': a backward kernel for scaled_masked_softmax without a forward kernel; needs both; "
+        "add the forward one",
     ),
     "auto": (
         plugin("auto"),
         "PluginError",
-        "backend 'auto': a name is a lower-case identifier other than 'auto', as policies are written with it",
+        "backend 'auto': a name needs to be a lower-case identifier other than 'auto', as policies are written "
+        "with it; rename it",
     ),
     "Upper": (
         plugin("Upper"),
         "PluginError",
-        "backend 'Upper': a name is a lower-case identifier other than 'auto', as policies are written with it",
+        "backend 'Upper': a name needs to be a lower-case identifier other than 'auto', as policies are written "
+        "with it; rename it",
     ),
     "text": (
         plugin("text", device_types="'cuda'"),
@@ -332,7 +339,7 @@ def test_two_distributions_that_claim_one_name_are_both_failed(broken: pathlib.P
         assert told.state == "failed"
         assert told.why == (
             f"PluginError: backend 'twice' of {told.distribution} is not loaded: first-dist and "
-            "second-dist both claim the name 'twice'; uninstall one"
+            "second-dist both claim the name 'twice'; needs one owner; uninstall one"
         )
     assert fusedops.explain(OP.name, X).backend == "eager"
 
@@ -342,7 +349,8 @@ def test_a_built_in_name_cannot_be_taken(broken: pathlib.Path) -> None:
     told = info("eager", "pretender-dist")
     assert told.state == "failed"
     assert told.why == (
-        "PluginError: backend 'eager' of pretender-dist is not loaded: the name 'eager' is fusedops's own"
+        "PluginError: backend 'eager' of pretender-dist is not loaded: the name 'eager' is fusedops's own; "
+        "needs another; rename it"
     )
     assert fusedops.scaled_masked_softmax(X, backend="eager").sum() == 2
     fusedops.use("eager")
@@ -577,7 +585,8 @@ def test_what_a_policy_in_force_chooses_follows_registration() -> None:
 
 def test_a_name_is_taken_once() -> None:
     with pytest.raises(
-        PluginError, match=r"^backend 'eager' is already registered; choose another name, or fusedops.u"
+        PluginError,
+        match=r"^backend 'eager' is already registered; needs a free name; choose another name, or fusedops.u",
     ):
         fusedops.register(Backend("eager", ("cpu",), 5, (fives,)))
     assert info("eager").distribution == "fusedops"

@@ -326,7 +326,8 @@ def test_observers_have_names_of_their_own() -> None:
     with pytest.raises(fusedops.PluginError) as error:
         fusedops.register(Watcher(), "watcher")
     assert str(error.value) == (
-        "plugin 'watcher' is already registered; choose another name, or fusedops.unregister('watcher') first"
+        "plugin 'watcher' is already registered; needs a free name; choose another name, or "
+        "fusedops.unregister('watcher') first"
     )
 
 

@@ -78,7 +78,10 @@ class SoftmaxOne(torch.nn.Module):
     def __init__(self, dim: int | None = None, denominator_offset: Tensor | float = 1.0) -> None:
         super().__init__()
         if dim not in (None, -1, 3):
-            raise InvalidInputError(f"SoftmaxOne: dim is {dim}; needs -1, the last of (b, np, sq, sk)")
+            raise InvalidInputError(
+                f"SoftmaxOne: dim is {dim}; needs -1, the last of (b, np, sq, sk); transpose x before, and leave "
+                f"dim out"
+            )
         self.dim = dim
         self.denominator_offset = denominator_offset
 

@@ -73,7 +73,7 @@ def wrong_beside(name: str, value: Any, x: Any) -> str | None:
         given, wanted = tuple(value.shape), tuple(x.shape)
         return (
             f"{name} has shape {given}, which does not broadcast to x {wanted}; needs each size, from the last, to be "
-            f"1 or x's"
+            f"1 or x's; give it sizes of 1 where it repeats"
         )
     return None
 
@@ -105,12 +105,12 @@ def is_seed(seed: Any) -> bool:
 def wrong_dropout(p: Any, training: Any, seed: Any, x: Any) -> str | None:
     """What is wrong with the arguments of a dropout, or None."""
     if not is_probability(p):
-        return f"p is {word(p)}; needs a number in [0, 1], the probability of dropping an element"
+        return f"p is {word(p)}; needs a number in [0, 1], the probability of dropping an element; 0.1 drops a tenth"
     if not isinstance(training, bool):
-        return f"training is {word(training)}; needs True or False"
+        return f"training is {word(training)}; needs True or False; pass module.training or bool(...)"
     if not is_seed(seed):
         given = f"{seed.dtype} of {seed.numel()} elements" if is_tensor(seed) else word(seed)
-        return f"seed is {given}; needs None, a 64-bit integer, or an int64 tensor of one element"
+        return f"seed is {given}; needs None, a 64-bit integer, or an int64 tensor of one element; None draws one"
     if not is_tensor(seed) and training and p > 0:
         return (
             f"seed is {word(seed)}; needs an int64 tensor of one element in the registered op; call the public "

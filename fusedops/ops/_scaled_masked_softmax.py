@@ -108,7 +108,7 @@ def _what_is_wrong(x: Any, mask: Any, scale: Any, causal: Any) -> str:
     if not -_MAX <= scale <= _MAX or (isinstance(scale, int) and not is_long(scale)):
         return f"scale is {word(scale)}; needs a finite number; 1 / sqrt(head size) is usual"
     if not isinstance(causal, bool):
-        return f"causal is {word(causal)}; needs True or False"
+        return f"causal is {word(causal)}; needs True or False; pass bool(causal)"
     if not is_tensor(mask):
         return f"mask is {kind(mask)}; needs a bool tensor or None; convert it with torch.as_tensor"
     if mask.dtype not in _MASKS:

@@ -235,7 +235,9 @@ def checks(backend: str, device: str | None = None, op: str | None = None, eleme
     try:
         kind = torch.empty(0, device=where).device.type
     except (RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
-        raise PluginError(f"device is {where!r}, which torch cannot use here: {error}; name one that it can") from error
+        raise PluginError(
+            f"device is {where!r}, which torch cannot use here: {error}; needs one that it can; name another"
+        ) from error
     if not plugin.serves(kind):
         served = ", ".join(plugin.device_types)
         raise PluginError(f"device is {where!r}; needs one that {backend} serves: {served}; leave it out, or name that")
@@ -257,7 +259,9 @@ def _ready(backend: str) -> Record:
         raise PolicyError(f"check: {unknown_name('backend', backend, registry.names())}")
     refusal = record.refusal()
     if refusal is not None:
-        raise PluginError(f"backend {backend!r} cannot be checked here: {refusal.detail}; {refusal.fix}")
+        raise PluginError(
+            f"backend {backend!r} cannot be checked here: {refusal.detail}; needs one that can; to do: {refusal.fix}"
+        )
     return record
 
 
