@@ -27,7 +27,7 @@ demo: $(VENV)/ready  ## trains a small GPT on Shakespeare, and shows who serves 
 	$(BIN)/python examples/train_gpt.py
 
 test: $(VENV)/ready  ## all tests
-	$(BIN)/python -m pytest --features build/features.json $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --features build/features.json $(ARGS)
 
 lint: $(VENV)/ready  ## ruff: format and rules
 	$(BIN)/ruff format --check .

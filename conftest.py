@@ -23,6 +23,8 @@ from typing import Any
 
 # before anything imports triton: the triton backend then serves CPU tensors
 os.environ["TRITON_INTERPRET"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: several processes of several threads each wait for each other
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 from hypothesis import settings

@@ -103,7 +103,9 @@ def test_pytest_loads_no_torch_for_the_plugin(python: Callable[..., Any]) -> Non
 
 SCRIPT = """
 import gc, json, os, sys, time
+before = time.process_time()
 import torch
+of_torch = time.process_time() - before
 torch_modules = set(sys.modules)
 cuda_before = torch.cuda.is_initialized()
 
@@ -128,7 +130,7 @@ watched, os.environ = os.environ, real
 fusedops.ops.scaled_masked_softmax, fusedops.constraints.Dim, fusedops.errors.PolicyError, fusedops.TensorSpec
 loaded = sorted(set(sys.modules) - torch_modules)
 hook = fusedops.hookimpl
-print(json.dumps({"loaded": loaded, "read": watched.read, "ms": wall * 1000, "cpu ms": used * 1000,
+print(json.dumps({"loaded": loaded, "read": watched.read, "ms": wall * 1000, "cpu ms": used * 1000, "of torch": used / of_torch,
                   "cuda": torch.cuda.is_initialized() != cuda_before, "pluggy after hookimpl": "pluggy" in sys.modules,
                   "unknown": hasattr(fusedops, "nonsense")}))
 """
@@ -156,6 +158,6 @@ def test_importing_reads_no_environment_and_starts_no_device(imported: list[dict
     assert not imported[0]["cuda"]
 
 
-def test_importing_adds_at_most_30_ms_to_torch(imported: list[dict[str, Any]]) -> None:
-    # the CPU's time, and the best run's: neighbours on the machine lengthen the others
-    assert min(run["cpu ms"] for run in imported) <= 30, [run["cpu ms"] for run in imported]
+def test_importing_adds_at_most_a_fortieth_to_torch(imported: list[dict[str, Any]]) -> None:
+    # 30 ms of the CPU where torch's own import takes 1.2 s: a share, as neighbours on the machine lengthen both alike
+    assert min(run["of torch"] for run in imported) <= 1 / 40, [(run["of torch"], run["cpu ms"]) for run in imported]
