@@ -130,7 +130,8 @@ watched, os.environ = os.environ, real
 fusedops.ops.scaled_masked_softmax, fusedops.constraints.Dim, fusedops.errors.PolicyError, fusedops.TensorSpec
 loaded = sorted(set(sys.modules) - torch_modules)
 hook = fusedops.hookimpl
-print(json.dumps({"loaded": loaded, "read": watched.read, "ms": wall * 1000, "cpu ms": used * 1000, "of torch": used / of_torch,
+print(json.dumps({"loaded": loaded, "read": watched.read, "ms": wall * 1000, "cpu ms": used * 1000,
+                  "of torch": used / of_torch,
                   "cuda": torch.cuda.is_initialized() != cuda_before, "pluggy after hookimpl": "pluggy" in sys.modules,
                   "unknown": hasattr(fusedops, "nonsense")}))
 """
