@@ -119,7 +119,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from fusedops.constraints import ReasonCode
+    from fusedops._constraint import ReasonCode
 
     op = OPS[options.op]
     given: dict[str, Any] = {}

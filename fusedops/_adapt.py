@@ -12,10 +12,11 @@ from math import lcm, prod
 from typing import Any
 
 from fusedops._backend import Kernel
+from fusedops._constraint import Constraint, Reason
 from fusedops._op import Op, Padding
 from fusedops._registry import Entry
 from fusedops._spec import TensorSpec
-from fusedops.constraints import Constraint, Dim, Reason
+from fusedops.constraints import Dim
 
 Grow = Callable[[Sequence[Any]], "tuple[Any, ...] | None"]
 

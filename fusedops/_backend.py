@@ -14,7 +14,7 @@ from fusedops.errors import PluginError
 
 if TYPE_CHECKING:
     from fusedops._adapt import Adaptation
-    from fusedops.constraints import Constraint
+    from fusedops._constraint import Constraint
 
 # Of what a plugin is written against: Backend, kernel, the limits, and the signatures of the ops and their backwards.
 # The second number rises when a plugin that was right can be wrong.
@@ -193,7 +193,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def _check_kernel(who: str, item: Kernel, op: Op) -> None:
-    from fusedops.constraints import Constraint  # not at import, where it would cost 5 ms
+    from fusedops._constraint import Constraint  # not at import, where it would cost 5 ms
 
     wanted = op.signature if item.direction == "forward" else op.backward_signature
     given = inspect.signature(item.function)

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from fusedops._adapt import offered
+from fusedops._constraint import Reason, ReasonCode
 from fusedops._op import Direction
 from fusedops._plan import Candidate, Plan, make_plan
 from fusedops._registry import Entry
-from fusedops.constraints import Reason, ReasonCode
 
 Status = Literal["chosen", "eligible", "refused"]
 

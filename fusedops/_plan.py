@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from fusedops import _policy
+from fusedops._constraint import Constraint, Reason, ReasonCode
 from fusedops._op import Direction, Op
 from fusedops._policy import AUTO, Policy
 from fusedops._registry import Entry, Record, registry
 from fusedops._stats import Event, Refusal, counted, forget_uses, tell
-from fusedops.constraints import Constraint, Reason, ReasonCode
 from fusedops.errors import FallbackWarning, NoBackendError
 
 # frames of these are not the user's: fusedops itself, and torch's dispatcher on the way through torch.ops

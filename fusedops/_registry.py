@@ -20,7 +20,7 @@ from fusedops._op import OPS, Direction
 from fusedops.errors import PluginError
 
 if TYPE_CHECKING:
-    from fusedops.constraints import Constraint, Reason
+    from fusedops._constraint import Constraint, Reason
 
 OWN_DISTRIBUTION = "fusedops"
 
@@ -35,7 +35,7 @@ class Entry:
     __slots__ = ("backend", "call", "check", "count", "kernel")
 
     def __init__(self, backend: str, kernel: Kernel) -> None:
-        from fusedops.constraints import compile_check  # not at import, where it would cost 5 ms
+        from fusedops._constraint import compile_check  # not at import, where it would cost 5 ms
 
         op = OPS[kernel.op]
         parameters = op.parameters if kernel.direction == "forward" else op.backward_parameters
@@ -102,7 +102,7 @@ class Record:
 
     def refusal(self) -> Reason | None:
         """Why this backend serves nothing here, or None. Probes."""
-        from fusedops.constraints import Reason, ReasonCode
+        from fusedops._constraint import Reason, ReasonCode
 
         self.probe()
         if self.error is not None:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedops._constraint import Reason, ReasonCode
 from fusedops._dispatch import plan_for
 from fusedops._op import Op
 from fusedops._plan import Plan, backward_plan
 from fusedops._registry import registry
-from fusedops.constraints import Reason, ReasonCode
 from fusedops.errors import NoBackendError
 from fusedops.ops._philox import philox, threshold
 

@@ -18,9 +18,9 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fusedops._constraint import Reason
 from fusedops._op import Direction
 from fusedops._registry import Entry, registry
-from fusedops.constraints import Reason
 from fusedops.errors import FusedOpsWarning
 
 VARIABLE = "FUSEDOPS_STATS"

@@ -15,17 +15,17 @@ one.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 import torch
 
+from fusedops._constraint import Arguments, Boundary, Constraint, Reason, ReasonCode, compile_check, plain
 from fusedops._spec import TensorSpec, capability_of
 
 __all__ = [
+    "Arguments",
     "Boundary",
     "Capability",
     "Constraint",
@@ -39,104 +39,6 @@ __all__ = [
     "When",
     "compile_check",
 ]
-
-Arguments = Mapping[str, Any]
-
-
-class ReasonCode(str, Enum):
-    """Why a backend does not serve a call. A closed list, so that tests and tools never read message texts."""
-
-    RANK = "rank"
-    SIZE = "size"
-    DTYPE = "dtype"
-    SCALAR = "scalar"
-    PRESENCE = "presence"
-    CAPABILITY = "capability"
-    DEVICE = "device"
-    NO_KERNEL = "no-kernel"
-    UNAVAILABLE = "unavailable"
-    FAILED = "failed"
-    SHARD = "shard"  # of a DTensor, where only the whole tensor will do
-
-
-@dataclass(frozen=True)
-class Reason:
-    """One reason of a refusal. It cannot be built without a code and all four texts."""
-
-    code: ReasonCode
-    detail: str  # the whole, as a sentence: "dim -1 of x is 500; needs a multiple of 32 in [32, 4096]"
-    given: str
-    needed: str
-    fix: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.code, ReasonCode):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"a Reason needs a code from ReasonCode, got {self.code!r}")
-        if not (self.detail and self.given and self.needed and self.fix):
-            raise ValueError(f"a Reason needs detail, given, needed and fix, got {self!r}")
-
-    def to_dict(self) -> dict[str, str]:
-        """The reason as JSON-ready data."""
-        return {
-            "code": self.code.value,
-            "detail": self.detail,
-            "given": self.given,
-            "needed": self.needed,
-            "fix": self.fix,
-        }
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """One case at an edge of a limit: ``args`` differ from the base case in one value, and are taken or not."""
-
-    label: str
-    args: Arguments
-    taken: bool
-
-
-@dataclass(frozen=True, eq=False)  # identity hash: a constraint object is a key on the hot path
-class Constraint(ABC):
-    """One limit of one kernel, on the argument called ``name``."""
-
-    name: str
-
-    @property
-    @abstractmethod
-    def code(self) -> ReasonCode:
-        """The code of every reason that this limit gives."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every argument that the limit looks at."""
-        return (self.name,)
-
-    @abstractmethod
-    def expression(self, constants: dict[str, object]) -> str:
-        """Python source that is true where the call is taken; values it needs go into ``constants``. Not for None."""
-
-    def test(self, constants: dict[str, object]) -> str:
-        """:meth:`expression`, also true where the argument is None."""
-        return f"({self.name} is None or ({self.expression(constants)}))"
-
-    @abstractmethod
-    def reasons(self, args: Arguments) -> list[Reason]:
-        """Why the call is refused; empty where it is taken. Equal to the compiled check by a property test."""
-
-    @abstractmethod
-    def describe(self) -> str:
-        """The limit as a phrase for the support table."""
-
-    @abstractmethod
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        """Cases just inside and just outside the limit, made from a call ``args`` that is taken."""
-
-    def to_dict(self) -> dict[str, object]:
-        """The limit as JSON-ready data."""
-        fields: dict[str, object] = {"type": type(self).__name__}
-        for key, value in vars(self).items():
-            fields[key] = _plain(value)
-        return fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,13 +213,13 @@ class DType(Constraint):
         tensor = args[self.name]
         if tensor is None or tensor.dtype in self.dtypes:
             return []
-        names = [_plain(dtype) for dtype in self.dtypes]
-        given = f"{self.name} is {_plain(tensor.dtype)}"
+        names = [plain(dtype) for dtype in self.dtypes]
+        given = f"{self.name} is {plain(tensor.dtype)}"
         needed = _either(names)
         return [Reason(self.code, f"{given}; needs {needed}", given, needed, f"convert {self.name} to {needed}")]
 
     def describe(self) -> str:
-        return f"{self.name}: {_either([_plain(dtype) for dtype in self.dtypes])}"
+        return f"{self.name}: {_either([plain(dtype) for dtype in self.dtypes])}"
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
         spec: TensorSpec | None = args[self.name]
@@ -326,7 +228,7 @@ class DType(Constraint):
         floating = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         for dtype in floating if spec.dtype in floating else (torch.bool, torch.uint8):
             yield Boundary(
-                f"{self.name} {_plain(dtype)}", {**args, self.name: replace(spec, dtype=dtype)}, dtype in self.dtypes
+                f"{self.name} {plain(dtype)}", {**args, self.name: replace(spec, dtype=dtype)}, dtype in self.dtypes
             )
 
 
@@ -508,28 +410,6 @@ class When(Constraint):
                 yield Boundary(f"{held.label}, {case.label}", case.args, not self.reasons(case.args))
 
 
-def compile_check(parameters: Sequence[str], limits: Sequence[Constraint]) -> Callable[..., Constraint | None] | None:
-    """Builds the hot path's check: a function of the call's arguments, in order, that returns the limit that refuses.
-
-    Args:
-        parameters: the op's parameter names, in order.
-        limits: the kernel's limits, tested in this order.
-
-    Returns:
-        A function that returns the refusing constraint, or None where the call is taken; or None when there are no
-        limits, so that the caller can skip the call altogether.
-    """
-    if not limits:
-        return None
-    constants: dict[str, object] = {}
-    lines = [f"def check({', '.join(parameters)}):"]
-    for position, limit in enumerate(limits):
-        lines.append(f"    if not {limit.test(constants)}: return limit_{position}")
-        constants[f"limit_{position}"] = limit
-    exec(compile("\n".join(lines), "<fusedops limits>", "exec"), constants)
-    return constants["check"]  # type: ignore[return-value]
-
-
 def _constant(constants: dict[str, object], value: object) -> str:
     """A name for a value that may have no source text (a dtype, infinity)."""
     key = f"constant_{len(constants)}"
@@ -540,13 +420,3 @@ def _constant(constants: dict[str, object], value: object) -> str:
 def _either(values: Sequence[object], word: str = "or") -> str:
     texts = [str(value) for value in values]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {word} {texts[-1]}"
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    if isinstance(value, Constraint):
-        return value.to_dict()
-    if isinstance(value, tuple):
-        return [_plain(item) for item in cast("tuple[object, ...]", value)]
-    return value

@@ -51,7 +51,7 @@ def wrong_layout(name: str, value: Any) -> str | None:
     """What is wrong with the layout of the tensor ``value``, or None."""
     if value.is_nested:
         return f"{name} is a nested tensor; needs a strided one; pad it, as in {name}.to_padded_tensor(0.0)"
-    if value.layout is not torch.strided:
+    if value.layout is not STRIDED:
         return f"{name} is {value.layout}; needs a strided tensor; convert it, as in {name}.to_dense()"
     return None
 
@@ -99,7 +99,7 @@ def is_seed(seed: Any) -> bool:
         return -(2**63) <= seed < 2**64
     if not is_tensor(seed):
         return seed is None
-    return seed.dtype == torch.int64 and seed.layout is torch.strided and not seed.is_nested and seed.numel() == 1
+    return seed.dtype == torch.int64 and seed.layout is STRIDED and not seed.is_nested and seed.numel() == 1
 
 
 def wrong_dropout(p: Any, training: Any, seed: Any, x: Any) -> str | None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import fusedops
+from fusedops._constraint import Constraint
 from fusedops._op import Direction
 from fusedops._spec import TensorSpec
-from fusedops.constraints import Constraint
 from fusedops.errors import NoBackendError
 from fusedops.testing._calls import tensors
 from fusedops.testing._subject import Call, Subject, followed, in_dtype
