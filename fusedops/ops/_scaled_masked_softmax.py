@@ -73,12 +73,15 @@ def _validate(x: Any, mask: Any, scale: Any, causal: Any) -> None:
         if (
             x.dtype not in FLOATING
             or x.layout is not STRIDED
-            or len(x.shape) < 2
+            or x.dim() < 2
             or not (-_MAX <= scale <= _MAX if isinstance(scale, float) else isinstance(scale, int) and is_long(scale))
             or (causal is not True and causal is not False)
         ):
             raise _invalid(x, mask, scale, causal)
-        if mask is not None and (
+        if mask is None:
+            if x.is_nested:
+                raise _invalid(x, mask, scale, causal)
+        elif (
             mask.dtype not in _MASKS
             or mask.layout is not STRIDED
             or mask.device != x.device
