@@ -35,6 +35,7 @@ class {name}(Function):
         _, _, {asks} = ctx.needs_input_grad
         {saved} = ctx.saved_tensors
         backward, {rest_there} = ctx.rest
+        {before}
         if {any}:
             # create_graph=True, a batched or a dual grad: a kernel's result has no graph, and sees no batch or tangent
             plain = is_grad_enabled() or transformed() or is_legacy_batchedtensor(grad)
@@ -47,6 +48,7 @@ class {name}(Function):
             {gradients} = call(grad, {kept})
         else:
             {gradients} = {nothing}
+        {after}
         return None, None, {returned}
 
 def with_gradient(plan, entry, {names}):
@@ -74,17 +76,21 @@ def make_gradient(op: Op) -> Callable[..., torch.Tensor]:
     found = {name: f"d_{name}" for name in wanted}
     if op.passed_through:
         found[op.passed_through] = f"grad if asks_{op.passed_through} else None"
+    x = op.parameters[0]
+    asked = ", ".join(f"{name}_dtype" if what == "dtype" else name for what, name in places if what != "needs")
     kept = [f"{name}.dtype" if what == "dtype" else name for what, name in places]
     source = _SOURCE.format(
         name=f"_{op.name}",
         names=", ".join(op.parameters),
-        first=op.parameters[0],
+        first=x,
         saved=_tuple(saved),
         rest=_tuple([*scalars, *(f"{name}.dtype" for name in dtypes)]),
         rest_there=_tuple([*scalars, *(f"{name}_dtype" for name in dtypes)]),
         asks=_tuple([f"asks_{name}" for name in op.parameters]),
         any=" or ".join(f"asks_{name}" for name in wanted),
         needs=_tuple([f"asks_{name}" for name in wanted]),
+        before=f"same = asks_{x} and identity(grad, {asked}); asks_{x} = asks_{x} and not same" if op.identity else "",
+        after=f"if same: d_{x} = grad" if op.identity else "",
         gradients=", ".join(found[name] for name in wanted),
         nothing=", ".join("None" for _ in wanted),
         kept=", ".join(f"{name}_dtype" if what == "dtype" else name for what, name in places),
@@ -98,6 +104,7 @@ def make_gradient(op: Op) -> Callable[..., torch.Tensor]:
         "profiler": profiler,
         "transformed": transformed,
         "reference_backward": op.backward,
+        "identity": op.identity,
         "unwrap_dead_wrappers": unwrap_dead_wrappers,
         "backward_plan": _backward_plan,
     }

@@ -69,6 +69,8 @@ class Op:
         min_bytes: the fewest bytes any kernel must move for a call, by direction.
         formula: one line for the docs.
         passed_through: a tensor parameter whose gradient is ``grad`` itself, as a residual's is.
+        identity: takes the arguments of backward except ``needs``; whether the first parameter's gradient is ``grad``
+            itself too, as dropout's is where nothing is dropped: no kernel is asked for it then. None: it never is.
         unsharded: the dims of the first parameter that every rank needs whole, where the tensors are DTensors.
         padding: how a call is padded to sizes that a kernel takes; None where it cannot be, or would not help.
         complete: fills in what the public function draws or makes (a seed), for looking at a call without running it.
@@ -87,6 +89,7 @@ class Op:
     formula: str
     doc: str = ""
     passed_through: str | None = None
+    identity: Callable[..., bool] | None = None
     unsharded: tuple[int, ...] = ()
     padding: Padding | None = None
     complete: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda args: args

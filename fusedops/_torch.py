@@ -65,8 +65,12 @@ def register_op(op: Op) -> None:
         wanted: dict[str, bool] = dict(zip(op.parameters, ctx.needs_input_grad))  # arguments left out are not in it
         needs = tuple(wanted.get(name, False) for name in op.differentiable)
         found: dict[str, Any] = {op.passed_through: grad} if op.passed_through else {}
+        kept = _saved(ctx)
+        others = (value for (what, _), value in zip(op.kept, kept) if what != "needs")
+        if op.identity is not None and needs[0] and op.identity(grad, *others):
+            found[op.parameters[0]], needs = grad, (False, *needs[1:])
         if any(needs):
-            args = [needs if what == "needs" else value for (what, _), value in zip(op.kept, _saved(ctx))]
+            args = [needs if what == "needs" else value for (what, _), value in zip(op.kept, kept)]
             function = getattr(torch.ops.fusedops, f"{op.name}_backward").default
             # backward may run on another thread, or after `with use(...)` has ended. Compiled autograd cannot trace it
             with nullcontext() if is_dynamo_compiling() else _policy.within(ctx.frame):

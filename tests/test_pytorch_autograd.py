@@ -103,6 +103,42 @@ def test_only_the_gradients_that_are_wanted_are_computed(op: str, way: Way) -> N
             assert [*ran[1][1][-1]] == [name == wanted for name in differentiable]
 
 
+@pytest.mark.parametrize("op", ["bias_dropout", "bias_dropout_add"])
+@pytest.mark.parametrize("form", ["fusedops", "torch.ops", "compiled"])
+@pytest.mark.parametrize("nothing_dropped", [{"p": 0.0}, {"p": 0.5, "training": False}], ids=["p=0", "evaluation"])
+def test_where_nothing_is_dropped_the_gradient_of_x_is_the_one_given(
+    op: str, form: str, nothing_dropped: dict[str, Any]
+) -> None:
+    ran: list[tuple[Any, ...]] = []
+    noting_backend(op, "noting", ran)
+    function = getattr(torch.ops.fusedops if form == "torch.ops" else fusedops, op)
+    x, bias, *residual = inputs(op)[: OPS[op].parameters.index("p")]
+
+    def call(x: Tensor, bias: Tensor | None) -> Tensor:
+        return function(x, bias, *residual, **{"p": 0.5, **nothing_dropped})
+
+    if form == "compiled":
+        call = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for wanted, narrow in (("x", False), ("x and bias", False), ("x", True)):
+        torch._dynamo.reset()
+        ran.clear()
+        given = x.detach().to(torch.bfloat16 if narrow else x.dtype).requires_grad_()
+        other = bias.clone().requires_grad_(wanted == "x and bias")
+        with fusedops.use("noting"):
+            y = call(given, other)
+            grad = torch.randn_like(y)
+            y.backward(grad)
+        backwards = [args[-1] for who, args in ran if who == "noting backward"]
+        if narrow and y.dtype is not given.dtype:  # a gradient in another dtype is made by a kernel
+            assert [*map(tuple, backwards)] == [(True, False)]
+            close(given.grad, grad.bfloat16())
+            continue
+        assert [*map(tuple, backwards)] == ([(False, True)] if wanted == "x and bias" else [])
+        assert torch.equal(given.grad, grad)
+        if wanted == "x and bias":
+            close(other.grad, grad.sum_to_size(bias.shape))
+
+
 @every_op
 @every_way
 def test_the_graph_is_kept_and_freed_as_torch_does(op: str, way: Way) -> None:

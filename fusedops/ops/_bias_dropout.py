@@ -128,18 +128,34 @@ def _backward(
     return dx, dbias
 
 
+def _identity(
+    grad: Tensor, seed: Tensor | None, bias: Tensor | None, p: float, training: bool, x_dtype: torch.dtype
+) -> bool:
+    return (p == 0 or not training) and x_dtype is grad.dtype
+
+
 def _output(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
     return torch.empty_like(x, dtype=_promoted(x, bias), memory_format=torch.contiguous_format)
 
 
 def _min_bytes(x: Any, bias: Any, p: float, training: bool, seed: Any) -> Mapping[Direction, int]:
     """Read x, write y; read g, write dx. The bias, and its gradient, are read and written once; no mask is stored."""
-    elements, wide = math.prod(x.shape), _promoted(x, bias).itemsize
+    elements, dtype = math.prod(x.shape), _promoted(x, bias)
     small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
     return {
-        "forward": elements * (x.dtype.itemsize + wide) + small,
-        "backward": elements * (wide + x.dtype.itemsize) + small,
+        "forward": elements * (x.dtype.itemsize + dtype.itemsize) + small,
+        "backward": backward_bytes(x, bias, dtype, p, training),
     }
+
+
+def backward_bytes(x: Any, bias: Any, dtype: torch.dtype, p: float, training: bool) -> int:
+    """Read g (of ``dtype``), write dx, unless it is g itself, and the gradient of the bias."""
+    elements = math.prod(x.shape)
+    read = elements * dtype.itemsize
+    small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
+    if (p == 0 or not training) and x.dtype is dtype:
+        return 0 if bias is None else read + small
+    return read + elements * x.dtype.itemsize + small
 
 
 OP = Op(
@@ -147,6 +163,7 @@ OP = Op(
     reference=_reference,
     backward=_backward,
     differentiable=("x", "bias"),
+    identity=_identity,
     validate=_validate,
     output=_output,
     tolerance={

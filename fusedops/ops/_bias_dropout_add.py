@@ -133,12 +133,12 @@ def _output(x: Tensor, bias: Tensor | None, residual: Tensor, *rest: Any) -> Ten
 
 
 def _min_bytes(x: Any, bias: Any, residual: Any, p: float, training: bool, seed: Any) -> Mapping[Direction, int]:
-    """Read x and residual, write y; read g, write dx (the residual's gradient is g itself, and costs nothing)."""
+    """Read x and residual, write y. Backward as bias_dropout: the residual's gradient is g itself."""
     elements, size = math.prod(x.shape), residual.dtype.itemsize
     small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
     return {
         "forward": elements * (x.dtype.itemsize + 2 * size) + small,
-        "backward": elements * (size + x.dtype.itemsize) + small,
+        "backward": _bias_dropout.backward_bytes(x, bias, residual.dtype, p, training),
     }
 
 
@@ -148,6 +148,7 @@ OP = Op(
     backward=_bias_dropout.OP.backward,  # the same function: the residual's gradient is grad itself
     differentiable=("x", "bias"),
     passed_through="residual",
+    identity=_bias_dropout.OP.identity,
     validate=_validate,
     output=_output,
     tolerance=_bias_dropout.OP.tolerance,
