@@ -32,7 +32,7 @@ from loopback import loopback
 from standin import npu_device
 
 import fusedops
-from fusedops import _plan, _policy
+from fusedops import _in_force, _plan
 from fusedops._op import OPS
 from fusedops._registry import registry
 from fusedops.constraints import Constraint
@@ -70,8 +70,8 @@ def clean_fusedops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     if registry.records() != before:
         registry._records = before
-    _policy.process = None
-    _policy.frame.set(None)
+    _in_force.process = None
+    _in_force.frame.set(None)
     _plan.forget_warnings()
 
 

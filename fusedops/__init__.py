@@ -17,12 +17,12 @@ from fusedops._backend import Kernel as Kernel
 from fusedops._backend import Unavailable as Unavailable
 from fusedops._backend import kernel as kernel
 from fusedops._explain import explain as explain
+from fusedops._in_force import checkpoint_contexts as checkpoint_contexts
+from fusedops._in_force import get_policy as get_policy
+from fusedops._in_force import set_policy as set_policy
+from fusedops._in_force import use as use
 from fusedops._op import OPS as _OPS
 from fusedops._policy import Policy as Policy
-from fusedops._policy import checkpoint_contexts as checkpoint_contexts
-from fusedops._policy import get_policy as get_policy
-from fusedops._policy import set_policy as set_policy
-from fusedops._policy import use as use
 from fusedops._registry import BackendInfo as BackendInfo
 from fusedops._registry import backends as backends
 from fusedops._registry import register as register

@@ -13,8 +13,8 @@ from typing import Any
 
 from fusedops._backend import Kernel
 from fusedops._constraint import Constraint, Reason
+from fusedops._entry import Entry
 from fusedops._op import Op, Padding
-from fusedops._registry import Entry
 from fusedops._spec import TensorSpec
 from fusedops.constraints import Dim
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from fusedops._adapt import offered
 from fusedops._constraint import Reason, ReasonCode
+from fusedops._entry import Entry
 from fusedops._op import Direction
 from fusedops._plan import Candidate, Plan, make_plan
-from fusedops._registry import Entry
 
 Status = Literal["chosen", "eligible", "refused"]
 

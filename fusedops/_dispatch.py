@@ -23,15 +23,17 @@ from torch._C._functorch import (
 from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
-from fusedops import _policy
+from fusedops import _in_force
 from fusedops._gradient import make_gradient
 from fusedops._op import without_annotations
+from fusedops._policy import check_text
 from fusedops.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from fusedops._entry import Entry
     from fusedops._op import Op
     from fusedops._plan import Plan
-    from fusedops._registry import Entry
+    from fusedops._policy import Policy
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
@@ -128,17 +130,17 @@ def _made(op: Op, template: str, name: str, more: dict[str, Any]) -> Callable[..
 
 def plan_for(op: Op, x: torch.Tensor, backend: str | None) -> Plan:
     """The plan for a call whose first argument is ``x``, by the policy in force here. Made once, then looked up."""
-    here = _policy.frame.get()
-    policy = (_policy.process or _policy.process_policy()) if here is None else here.policy()
+    here = _in_force.frame.get()
+    policy = (_in_force.process or _in_force.process_policy()) if here is None else here.policy()
     if backend is not None:
-        policy = _policy.with_argument(policy, backend)
+        policy = _in_force.with_argument(policy, backend)
     # a ready-made key spares CPU and CUDA calls the 0.4 us of x.device.type
     key = op.cpu_key if x.is_cpu else op.cuda_key if x.is_cuda else (op.name, x.device.type)
     plan = policy.plans.get(key)
     return plan if plan is not None else _new_plan(op, policy, key)
 
 
-def _new_plan(op: Op, policy: _policy.Policy, key: tuple[str, str]) -> Plan:
+def _new_plan(op: Op, policy: Policy, key: tuple[str, str]) -> Plan:
     from fusedops._plan import make_plan
 
     plan = make_plan(op, policy, key[1])
@@ -187,7 +189,7 @@ def torch_op(op: Op, args: Sequence[Any], backend: str | None) -> Any:
         if name in op.tensors and not (value is None or isinstance(value, torch.Tensor)):
             raise _no_tensor(op, name, value)
     if backend is not None:
-        _policy.check_text(backend, "backend=")
+        check_text(backend, "backend=")
     function = getattr(torch.ops.fusedops, op.name).default
     return function(*args, backend=backend)
 

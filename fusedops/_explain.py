@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusedops._in_force import get_policy, with_argument
 from fusedops._op import OPS
-from fusedops._policy import get_policy, unknown_name, with_argument
+from fusedops._policy import unknown_name
 from fusedops._spec import TensorSpec
 from fusedops.errors import PolicyError
 

@@ -15,8 +15,8 @@ import torch
 
 import fusedops
 from fusedops._backend import Backend
+from fusedops._in_force import process_policy, unknown_variables
 from fusedops._op import OPS
-from fusedops._policy import process_policy, unknown_variables
 from fusedops._registry import BackendInfo, backends, registry
 from fusedops.errors import FusedOpsError, FusedOpsWarning
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from fusedops import _policy
+from fusedops import _in_force
 from fusedops._constraint import Constraint, Reason, ReasonCode
+from fusedops._entry import Entry
 from fusedops._op import Direction, Op
 from fusedops._policy import AUTO, Policy
-from fusedops._registry import Entry, Record, registry
+from fusedops._registry import Record, registry
 from fusedops._stats import Event, Refusal, counted, forget_uses, tell
 from fusedops.errors import FallbackWarning, NoBackendError
 
@@ -258,4 +259,4 @@ def forget_warnings() -> None:
     _warned.clear()
     _told.clear()
     forget_uses()
-    _policy.forget()
+    _in_force.forget()

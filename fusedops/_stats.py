@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fusedops._constraint import Reason
+from fusedops._entry import Entry
 from fusedops._op import Direction
-from fusedops._registry import Entry, registry
+from fusedops._registry import registry
 from fusedops.errors import FusedOpsWarning
 
 VARIABLE = "FUSEDOPS_STATS"

@@ -19,7 +19,7 @@ from torch._library.autograd import (  # what torch.library.register_autograd is
 )
 from torch.compiler import is_dynamo_compiling
 
-from fusedops import _dispatch, _policy
+from fusedops import _dispatch, _in_force
 from fusedops._gradient import transformed
 from fusedops._op import Op
 
@@ -58,7 +58,7 @@ def register_op(op: Op) -> None:
         return op.call_reference(given)
 
     def keep(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
-        ctx.backend, ctx.frame = keyword_only_inputs["backend"], _policy.frame.get()
+        ctx.backend, ctx.frame = keyword_only_inputs["backend"], _in_force.frame.get()
         _save(ctx, op.backward_args(None, output, inputs, ())[1:])
 
     def differentiate(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ def register_op(op: Op) -> None:
             args = [needs if what == "needs" else value for (what, _), value in zip(op.kept, kept)]
             function = getattr(torch.ops.fusedops, f"{op.name}_backward").default
             # backward may run on another thread, or after `with use(...)` has ended. Compiled autograd cannot trace it
-            with nullcontext() if is_dynamo_compiling() else _policy.within(ctx.frame):
+            with nullcontext() if is_dynamo_compiling() else _in_force.within(ctx.frame):
                 gradients = function(grad, *args, backend=ctx.backend)
             gradients = (gradients,) if single else gradients
             found.update((name, g) for name, g, need in zip(op.differentiable, gradients, needs) if need)

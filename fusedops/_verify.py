@@ -14,9 +14,11 @@ from torch import Tensor
 
 from fusedops._backend import Kernel
 from fusedops._decision import in_words
+from fusedops._entry import Entry
+from fusedops._in_force import Frame, frame
 from fusedops._op import OPS, Direction, Op, Tolerance
-from fusedops._policy import Frame, frame, unknown_name
-from fusedops._registry import OWN_DISTRIBUTION, Entry, Record, registry
+from fusedops._policy import unknown_name
+from fusedops._registry import OWN_DISTRIBUTION, Record, registry
 from fusedops._verification import Mismatch, Verification
 from fusedops.errors import FusedOpsWarning, InvalidInputError, MismatchError, PolicyError
 

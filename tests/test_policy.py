@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fusedops
-from fusedops import FusedOpsWarning, PolicyError, _policy
+from fusedops import FusedOpsWarning, PolicyError, _in_force
 from fusedops._policy import AUTO, Layer, parse
+from fusedops._registry import registry
 
 OP = "scaled_masked_softmax"
 OTHER = "bias_gelu"
-KNOWN = f"known are {', '.join(sorted([AUTO, *_policy.registry.names()]))}"
+KNOWN = f"known are {', '.join(sorted([AUTO, *registry.names()]))}"
 X = torch.ones(2, 4)
 
 
@@ -110,7 +111,7 @@ def test_any_text_is_a_layer_or_a_policy_error(text: str) -> None:
     except PolicyError:
         return
     assert isinstance(layer, Layer)
-    assert all(name in (AUTO, *_policy.registry.names()) for name in layer.order or ())
+    assert all(name in (AUTO, *registry.names()) for name in layer.order or ())
 
 
 def test_a_refused_text_changes_nothing() -> None:
@@ -355,7 +356,7 @@ def test_an_unknown_variable_is_warned_of_with_the_nearest(monkeypatch: pytest.M
         warnings.simplefilter("always")
         assert who() == "eager"
         assert who() == "eager"
-    known = f"known are {', '.join(_policy.VARIABLES)}"
+    known = f"known are {', '.join(_in_force.VARIABLES)}"
     assert [(w.category, str(w.message)) for w in said] == [
         (
             FusedOpsWarning,

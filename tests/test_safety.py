@@ -417,13 +417,13 @@ def test_100_forks_with_loaded_backends_work(python: Any) -> None:
 
 HELD = """
     import json, os, signal, threading, torch, fusedops
-    from fusedops import _policy, _stats
+    from fusedops import _in_force, _stats
     from fusedops._registry import registry
     torch.set_num_threads(1)
     fusedops.bias_gelu(torch.ones(3))
     held, done = threading.Event(), threading.Event()
     def hold():
-        with registry._lock, _policy._lock, _stats._reading, registry.find("eager").lock:
+        with registry._lock, _in_force._lock, _stats._reading, registry.find("eager").lock:
             held.set()
             done.wait(60)
     thread = threading.Thread(target=hold)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusedops import _policy
 from fusedops._dispatch import plan_for
+from fusedops._in_force import get_policy
 from fusedops._op import OPS
 from fusedops._plan import backward_plan
 from fusedops._registry import backends, registry
@@ -30,7 +30,7 @@ def fingerprint() -> dict[str, Any]:
     import fusedops
 
     infos = sorted(backends(), key=lambda info: info.name)
-    policy = _policy.get_policy()
+    policy = get_policy()
     needed = {name for info in infos for name in _requirements(info.distribution)}
     return {
         "fusedops": fusedops.__version__,

@@ -15,8 +15,9 @@ from torch import Tensor
 
 import fusedops
 from fusedops._constraint import Constraint
+from fusedops._entry import Entry
 from fusedops._op import Direction, Op
-from fusedops._registry import Entry, registry
+from fusedops._registry import registry
 from fusedops._spec import TensorSpec
 from fusedops.errors import InvalidInputError
 from fusedops.testing._calls import Expected, assert_within, expected, specs
