@@ -100,7 +100,7 @@ def _backward(
     clamp = clamp or sums is None or not sums.dims
     narrow = dx is None or x.dtype is not wide
     needed = (2 if tanh else grad.dtype is not wide) + narrow
-    threads = None if sums is None else 1 if tanh else 2
+    threads = None if sums is None else 2
     size = slab(x.numel(), needed * wide.itemsize, x.dtype.itemsize, threads) if needed else x.numel()
     buffers, a = Buffers(size, wide), torch.tensor(_A, dtype=wide, device="cpu")
     at = None if sums is None else sums.at_rank
