@@ -23,7 +23,7 @@ $(VENV)/ready: pyproject.toml tests/plugins/fusedops-backend-example/pyproject.t
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps tests/plugins/fusedops-backend-example
 	touch $@
 
-demo: $(VENV)/ready  ## trains a small GPT on Shakespeare, and shows who serves its calls (under 3 minutes on 2 cores)
+demo: $(VENV)/ready  ## trains a small GPT on Shakespeare, and shows who serves its calls (2 to 4 minutes on 2 cores)
 	$(BIN)/python examples/train_gpt.py
 
 test: $(VENV)/ready  ## all tests

@@ -65,10 +65,11 @@ def register_op(op: Op) -> None:
         wanted: dict[str, bool] = dict(zip(op.parameters, ctx.needs_input_grad))  # arguments left out are not in it
         needs = tuple(wanted.get(name, False) for name in op.differentiable)
         found: dict[str, Any] = {op.passed_through: grad} if op.passed_through else {}
-        kept = _saved(ctx)
-        others = (value for (what, _), value in zip(op.kept, kept) if what != "needs")
-        if op.identity is not None and needs[0] and op.identity(grad, *others):
-            found[op.parameters[0]], needs = grad, (False, *needs[1:])
+        kept = _saved(ctx) if any(needs) else []
+        if op.identity is not None and needs[0]:
+            others = (value for (what, _), value in zip(op.kept, kept) if what != "needs")
+            if op.identity(grad, *others):
+                found[op.parameters[0]], needs = grad, (False, *needs[1:])
         if any(needs):
             args = [needs if what == "needs" else value for (what, _), value in zip(op.kept, kept)]
             function = getattr(torch.ops.fusedops, f"{op.name}_backward").default

@@ -394,6 +394,11 @@ def test_where_nothing_is_dropped(dtype: torch.dtype) -> None:
             fresh(dx, grad)
             assert dbias is not None
             close(dbias, grad.double().sum(0), dtype, 4)
+            for given_grad in layouts((6, 50), dtype):  # that of the bias alone, as autograd asks for it
+                none, alone = dropout_backward(given_grad, given, bias, p, training, dtype, (False, True))
+                assert none is None
+                assert alone is not None
+                close(alone, given_grad.double().sum(0), dtype, 4)
 
 
 def test_forward_and_backward_use_one_mask() -> None:
@@ -494,17 +499,19 @@ def test_the_bias_gradient_has_the_same_bits_on_every_run_and_with_any_number_of
     x, grad, seed = torch.randn(700, 1111).to(dtype), torch.randn(700, 1111).to(dtype), torch.tensor([8])
     for shape in ((1111,), (700, 1), ()):
         bias = torch.randn(shape).to(dtype)
-        found: list[tuple[Tensor | None, Tensor | None]] = []
+        found: list[tuple[Tensor | None, ...]] = []
         for threads in (1, 1, 2, 3):
             torch.set_num_threads(threads)
             _, one = gelu_backward(grad, x, bias, "tanh", (threads == 3, True))
             _, two = dropout_backward(grad, seed, bias, 0.1, True, dtype, (threads == 3, True))
-            found.append((one, two))
-        for one, two in found:
-            assert one is not None
-            assert two is not None
-            assert torch.equal(one, found[0][0])
-            assert torch.equal(two, found[0][1])
+            _, three = gelu_backward(grad, x, bias, "none", (threads == 3, True))
+            _, four = dropout_backward(grad, None, bias, 0.0, True, dtype, (False, True))
+            found.append((one, two, three, four))
+        for sums in found:
+            for one, first in zip(sums, found[0]):
+                assert one is not None
+                assert first is not None
+                assert torch.equal(one, first)
 
 
 def test_the_bias_gradient_is_summed_in_float32() -> None:

@@ -21,7 +21,8 @@ _A = -2 * math.sqrt(2 / math.pi) / math.log(2)
 _B = 0.044715 * _A
 _aten = torch.ops.aten
 # Below this many elements ATen's own gelu wins: it takes 2 calls to torch (3 in the backward), the slabs 10 (20), and a
-# call takes 5-15 us (Zen 3, 2 threads: at half of it 0.97 of the time forward, 0.7 backward; from it on 1.4 and 1.0).
+# call takes 5-15 us (Zen 3, 2 threads, tanh form: at half of it slabs are 0.97 and 0.7 times as fast, from it on 1.4
+# and 1.0).
 _SMALL = 256 * 1024
 # Beyond it the tanh form's derivative is 0 or 1, in float64 too (1e-138 from either at 16), and u**3 may be infinite.
 _FLAT = 32.0
@@ -101,7 +102,9 @@ def _backward(
     narrow = dx is None or x.dtype is not wide
     needed = (2 if tanh else grad.dtype is not wide) + narrow
     threads = None if sums is None else 2
-    size = slab(x.numel(), needed * wide.itemsize, x.dtype.itemsize, threads) if needed else x.numel()
+    # as in the forward. Whether dx is wanted has no say: the bits of the sum are not a matter of it
+    whole = not tanh and grad.dtype is wide and x.dtype is wide
+    size = x.numel() if whole else slab(x.numel(), needed * wide.itemsize, x.dtype.itemsize, threads)
     buffers, a = Buffers(size, wide), torch.tensor(_A, dtype=wide, device="cpu")
     at = None if sums is None else sums.at_rank
     for part, g, b, o, total in pieces(size, x, grad, at_rank(bias, x.dim()), dx, at):

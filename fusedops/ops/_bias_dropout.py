@@ -131,7 +131,12 @@ def _backward(
 def _identity(
     grad: Tensor, seed: Tensor | None, bias: Tensor | None, p: float, training: bool, x_dtype: torch.dtype
 ) -> bool:
-    return (p == 0 or not training) and x_dtype is grad.dtype
+    return _unchanged(grad.dtype, x_dtype, p, training)
+
+
+def _unchanged(dtype: torch.dtype, x_dtype: torch.dtype, p: float, training: bool) -> bool:
+    """Whether the gradient of x is the one given, which has ``dtype``."""
+    return (p == 0 or not training) and x_dtype is dtype
 
 
 def _output(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
@@ -151,11 +156,10 @@ def _min_bytes(x: Any, bias: Any, p: float, training: bool, seed: Any) -> Mappin
 def backward_bytes(x: Any, bias: Any, dtype: torch.dtype, p: float, training: bool) -> int:
     """Read g (of ``dtype``), write dx, unless it is g itself, and the gradient of the bias."""
     elements = math.prod(x.shape)
-    read = elements * dtype.itemsize
     small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
-    if (p == 0 or not training) and x.dtype is dtype:
-        return 0 if bias is None else read + small
-    return read + elements * x.dtype.itemsize + small
+    if _unchanged(dtype, x.dtype, p, training):
+        return 0 if bias is None else elements * dtype.itemsize + small
+    return elements * (dtype.itemsize + x.dtype.itemsize) + small
 
 
 OP = Op(
