@@ -4,6 +4,7 @@
     python -m benchmarks --sweep cases                # the ops' own cases
     python -m benchmarks --sweep length --ops scaled_masked_softmax
     python -m benchmarks --allocator tuned --threads 2
+    python -m benchmarks --idle 0.65                  # on a shared machine; see benchmarks/idle.py
     python -m benchmarks --allocator tuned --compare benchmarks/results/cpu/large-tuned-2.jsonl
 
 Ctrl-C keeps what is done. How it is counted: docs/performance.md.
@@ -29,6 +30,7 @@ from tqdm import tqdm
 
 import fusedops
 from benchmarks import plots
+from benchmarks.idle import exp2_ns
 from benchmarks.memory import peak_bytes
 from benchmarks.providers import providers
 from fusedops import testing
@@ -133,12 +135,17 @@ def measure(
         }
         del outputs
     least = op.min_bytes(*args)
+    idle = None if options.idle is None else (lambda: exp2_ns() <= options.idle)
     for mode in MODES:
         if mode not in options.modes:
             continue
         # taken off: each backward keeps what its forward saved
         mine = work.pop(mode)
-        times = interleaved({**mine, "copy": copy_of(like)}, device, options.seconds)
+        try:
+            times = interleaved({**mine, "copy": copy_of(like)}, device, options.seconds, idle)
+        except TimeoutError as error:
+            tqdm.write(f"left out: {op.name} {case.name} {mode}: {error}")
+            continue
         moved = least["backward" if mode == "backward" else "forward"]
         copy_gbs = 2 * like.nbytes / times["copy"].p50 / 1e6
         for name, function in mine.items():
@@ -254,6 +261,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.5, help="for each provider and case")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--allocator", default="default", choices=["default", "tuned"])
+    parser.add_argument("--idle", type=float, metavar="NS", help="count only calls between two exp2 of at most NS ns")
     parser.add_argument("--out", type=Path, help="a .jsonl file; plots lie beside it")
     parser.add_argument("--compare", type=Path, help="a stored .jsonl")
     options = parser.parse_args()
@@ -266,7 +274,7 @@ def main() -> int:
         options.out or Path("benchmarks/results/out") / f"{options.sweep}-{options.allocator}-{options.threads}.jsonl"
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    shared = environment(options.device, options.threads, options.allocator)
+    shared = environment(options.device, options.threads, options.allocator) | {"idle_ns": options.idle}
     todo = [
         (testing.OPS[name], case, getattr(torch, dtype))
         for name in options.ops

@@ -38,6 +38,9 @@ and writes each byte once.
   `residual + dropout(x + bias)`. Megatron's torch path is what Megatron-LM runs where its kernel refuses.
 - All providers of a case take turns, so that noise hits all alike; still, on a machine that is not idle only ratios
   within one case mean something. Compiled code is made for exactly these shapes, and its compilation is not counted.
+- "while idle" is a run with `--idle`: a call counts only if the cores did a short calculation at full speed right
+  before and right after it. Neighbours on a shared machine slow simple passes down far more than one long calculation,
+  so that ratios move with them. The other runs were not guarded so.
 - Dropout's mask is replayed in the backward from the seed by the same random number generator on every backend, and
   nothing is saved but the seed. Torch's chain saves a mask of x's size, and on a CPU its backward is quicker for it.
 - The exact GELU's backward computes `x + bias` again; torch's chain has saved it, at the price of a tensor of x's size.
@@ -112,7 +115,9 @@ def page() -> str:
         lines += [
             f"## {path.parent.name}: {path.stem.replace('-', ' ')}",
             "",
-            f"{first['device']}, {first['threads']} threads, {first['allocator']} allocator, torch {first['torch']}, "
+            f"{first['device']}, {first['threads']} threads, {first['allocator']} allocator, "
+            + ("while idle, " if first.get("idle_ns") else "")
+            + f"torch {first['torch']}, "
             f"Python {first['python']}, commit `{first['commit'][:12]}`"
             + (f", driver {first['driver']}" if first["driver"] else "")
             + f". [{path.name}](../benchmarks/results/{path.parent.name}/{path.name})",

@@ -30,11 +30,14 @@ class Times:
     p80: float
 
 
-def interleaved(work: Mapping[str, Callable[[], object]], device: str, seconds: float) -> dict[str, Times]:
+def interleaved(
+    work: Mapping[str, Callable[[], object]], device: str, seconds: float, idle: Callable[[], bool] | None = None
+) -> dict[str, Times]:
     """Times every function in turns, so that noise hits all alike, for about ``seconds`` each.
 
     On a GPU each call is timed by events, with a buffer larger than any L2 cache written in between; on another
-    accelerator by the clock, from one synchronization to the next.
+    accelerator by the clock, from one synchronization to the next. Given ``idle``, a call counts only where it says yes
+    before and after; TimeoutError where too few are found in a hundred times the turns.
     """
     kind = torch.device(device).type
     flush = torch.empty(512 * 2**20, dtype=torch.uint8, device=device) if kind == "cuda" else None
@@ -49,10 +52,15 @@ def interleaved(work: Mapping[str, Callable[[], object]], device: str, seconds: 
         first = one(function)
         samples[name] = []
         turns = max(turns, min(50, int(seconds * 1e3 / max(first, 1e-3))))
-    for _ in range(turns):
+    for _ in range(turns if idle is None else 100 * turns):
         for name, function in work.items():
             if sum(samples[name]) < seconds * 1e3 or len(samples[name]) < 5:
-                samples[name].append(one(function))
+                before = idle is None or idle()
+                took = one(function)
+                if before and (idle is None or idle()):
+                    samples[name].append(took)
+    if few := [name for name, found in samples.items() if len(found) < 3]:
+        raise TimeoutError(f"the machine is not idle: fewer than 3 calls of {', '.join(few)} went undisturbed")
     return {name: _times(found) for name, found in samples.items()}
 
 

@@ -8,17 +8,21 @@ import os
 import re
 import subprocess
 import sys
+import time
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from fusedops._bench import interleaved
+
 ROOT = Path(__file__).parents[1]
 COLUMNS = {
     "op", "mode", "case", "dtype", "shape", "provider", "ms_p50", "ms_p20", "ms_p80", "min_bytes", "gb_per_s",
     "copy_gb_per_s", "pct_of_copy", "copies", "speedup_over_torch", "peak_bytes", "max_error", "device", "driver",
-    "torch", "triton", "python", "fusedops", "commit", "threads", "allocator",
+    "torch", "triton", "python", "fusedops", "commit", "threads", "allocator", "idle_ns",
 }  # fmt: skip
 
 
@@ -68,6 +72,31 @@ def test_a_run(run: tuple[Path, str], performance: ModuleType) -> None:
     assert f"{len(rows)} measurements" in said
     for picture in ("png", "svg"):
         assert out.with_name(f"large-default-1-speedup.{picture}").stat().st_size > 1000
+
+
+def test_only_undisturbed_calls_count() -> None:
+    disturbed = [False]
+    calls = count()
+
+    def work() -> None:  # every second call is slow, for somebody else's reasons
+        disturbed[0] = next(calls) % 2 == 1
+        time.sleep(0.02 if disturbed[0] else 0)
+
+    def idle() -> bool:
+        said, disturbed[0] = not disturbed[0], False
+        return said
+
+    assert interleaved({"work": work}, "cpu", 0.001, idle)["work"].p80 < 10
+    assert interleaved({"work": work}, "cpu", 0.1)["work"].p80 >= 20
+    with pytest.raises(TimeoutError, match="not idle: fewer than 3 calls of one, two went undisturbed"):
+        interleaved({"one": int, "two": int}, "cpu", 0.001, lambda: False)
+
+
+def test_a_machine_that_is_never_idle_is_said(tmp_path: Path) -> None:
+    done = bench("--ops", "bias_gelu", "--modes", "forward", "--idle", "0", "--out", str(tmp_path / "none.jsonl"))
+    assert done.returncode == 0, done.stderr
+    assert "left out: bias_gelu tanh forward: the machine is not idle" in done.stderr + done.stdout
+    assert (tmp_path / "none.jsonl").read_text() == ""
 
 
 def test_a_table_has_each_figure_of_its_rows(run: tuple[Path, str], performance: ModuleType) -> None:
