@@ -36,8 +36,8 @@ def interleaved(
     """Times every function in turns, so that noise hits all alike, for about ``seconds`` each.
 
     On a GPU each call is timed by events, with a buffer larger than any L2 cache written in between; on another
-    accelerator by the clock, from one synchronization to the next. Given ``idle``, a call counts only where it says yes
-    before and after; TimeoutError where too few are found in a hundred times the turns.
+    accelerator by the clock, from one synchronization to the next. Given ``idle``, a call waits until it says yes, and
+    counts only where it still does afterwards; TimeoutError where that takes more than a hundred times ``seconds``.
     """
     kind = torch.device(device).type
     flush = torch.empty(512 * 2**20, dtype=torch.uint8, device=device) if kind == "cuda" else None
@@ -45,22 +45,27 @@ def interleaved(
     def one(function: Callable[[], object]) -> float:
         return _by_events(function, flush) if flush is not None else _by_the_clock(function, kind)
 
+    def undisturbed(function: Callable[[], object], idle: Callable[[], bool]) -> float:
+        while time.monotonic() < end:
+            if idle():
+                took = one(function)
+                if idle():
+                    return took
+        raise TimeoutError(f"the machine is not idle: {patience:g} s were not enough for {', '.join(work)}")
+
     samples: dict[str, list[float]] = {}
+    patience = 100 * seconds * len(work)
+    end = time.monotonic() + patience
     turns = 3
     for name, function in work.items():
         function()  # warms up, compiles
         first = one(function)
         samples[name] = []
         turns = max(turns, min(50, int(seconds * 1e3 / max(first, 1e-3))))
-    for _ in range(turns if idle is None else 100 * turns):
+    for _ in range(turns):
         for name, function in work.items():
             if sum(samples[name]) < seconds * 1e3 or len(samples[name]) < 5:
-                before = idle is None or idle()
-                took = one(function)
-                if before and (idle is None or idle()):
-                    samples[name].append(took)
-    if few := [name for name, found in samples.items() if len(found) < 3]:
-        raise TimeoutError(f"the machine is not idle: fewer than 3 calls of {', '.join(few)} went undisturbed")
+                samples[name].append(one(function) if idle is None else undisturbed(function, idle))
     return {name: _times(found) for name, found in samples.items()}
 
 
