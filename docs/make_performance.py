@@ -56,6 +56,7 @@ TAIL = """
     make bench                                       # these CPU tables, into benchmarks/results/out
     make gpu                                         # on a machine with a GPU: tests, compute-sanitizer, benchmark
     python -m benchmarks --help                      # other ops, dtypes, sweeps, threads
+    python -m benchmarks.idle                        # how fast the cores are while idle, for --idle on a shared machine
     python -m benchmarks --allocator tuned --compare benchmarks/results/cpu/large-tuned-2.jsonl   # what got slower
 """
 

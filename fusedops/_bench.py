@@ -37,7 +37,7 @@ def interleaved(
 
     On a GPU each call is timed by events, with a buffer larger than any L2 cache written in between; on another
     accelerator by the clock, from one synchronization to the next. Given ``idle``, a call waits until it says yes, and
-    counts only where it still does afterwards; TimeoutError where that takes more than a hundred times ``seconds``.
+    counts only where it still does afterwards; TimeoutError where that takes a hundred times as long.
     """
     kind = torch.device(device).type
     flush = torch.empty(512 * 2**20, dtype=torch.uint8, device=device) if kind == "cuda" else None
