@@ -173,6 +173,31 @@ def test_gelu_of_extremes(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(dx, want.expand(3, 8), rtol=1e-6, atol=1e-7)
 
 
+def test_gelu_of_large_numbers_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 1e12 the cube is finite, and nothing is done again."""
+    monkeypatch.setattr(_gelu, "_SMALL", 0)
+    monkeypatch.setattr(Tensor, "clamp_", lambda *_: pytest.fail("done again"))
+    x = torch.tensor([0.0, -0.0, 1e-40, 5, -5, 9, -9, 12, -12, 30, -30, 1e8, -1e8, 1e12, -1e12]).expand(3, 15)
+    grad = torch.tensor([1.0, -1e30, 1e-30])[:, None].expand_as(x)
+    dx, dbias = gelu_backward(grad, x, torch.zeros(15), "tanh", (True, True))
+    want = torch.ops.aten.gelu_backward(grad.double(), x.double(), approximate="tanh")
+    assert dx is not None
+    assert dbias is not None
+    torch.testing.assert_close(dx.double() / grad, want / grad, rtol=2e-5, atol=1e-6)
+    torch.testing.assert_close(dbias.double() / -1e30, want.sum(0) / -1e30, rtol=2e-5, atol=1e-6)
+
+
+def test_an_infinite_gradient_of_gelu_is_no_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gelu, "_SMALL", 0)
+    x, grad = torch.randn(4, 6), torch.randn(4, 6)
+    grad[0, 0], grad[1, 1], grad[2, 2] = INF, -INF, NAN
+    dx, dbias = gelu_backward(grad, x, torch.zeros(6), "tanh", (True, True))
+    want = torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
+    assert dx is not None
+    torch.testing.assert_close(dx, want, rtol=2e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(dbias, want.sum(0), rtol=2e-5, atol=1e-6, equal_nan=True)
+
+
 def test_small_gelu_is_the_large_one() -> None:
     x, bias = torch.randn(8, 100), torch.randn(100)
     for form in ("tanh", "none"):
