@@ -22,7 +22,7 @@ _B = 0.044715 * _A
 _SLOPE = -3 * math.log(2)  # the factor ln(2) of the derivative, with the 3 of ``3 * w``
 _aten = torch.ops.aten
 # Below this many elements ATen's own gelu wins: it takes 2 calls to torch (3 in the backward), the slabs 10 (20), and a
-# call takes 5-15 us (Zen 3, 2 threads, tanh form: at half of it slabs are 0.97 and 0.7 times as fast, from it on 1.4
+# call takes 5-15 us (Zen 3, 2 threads, tanh form: at half of it slabs are 1.2 and 0.75 times as fast, from it on 1.4
 # and 1.0).
 _SMALL = 256 * 1024
 # Beyond it the tanh form's derivative is 0 or 1, in float64 too (1e-138 from either at 16), and u**3 may be infinite.
