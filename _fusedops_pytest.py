@@ -1,11 +1,12 @@
-"""``pytest --fusedops-backend NAME``: the conformance kit's checks as tests, beside whatever else pytest collects.
+"""pytest plugin: the conformance kit as tests (``pytest --fusedops-backend NAME``), and the fixture fusedops_isolated.
 
-A module of its own, outside of the package: pytest imports it in every run, and it imports neither torch nor fusedops
-until the option is given.
+It is outside of the package: pytest imports it in every run, and it imports neither torch nor fusedops until the option
+or the fixture is used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,16 +16,25 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options."""
+    """Add the options."""
     group = parser.getgroup("fusedops", "conformance of fusedops's backends")
     group.addoption("--fusedops-backend", metavar="NAME", help="also run the conformance kit on this backend")
-    group.addoption("--fusedops-device", metavar="DEVICE", help="where: the CPU if it serves that, else its own first")
-    group.addoption("--fusedops-elements", metavar="N", type=int, default=2**17, help="how large named cases may be")
+    group.addoption("--fusedops-device", metavar="DEVICE", help="default: the CPU if served, else its first")
+    group.addoption("--fusedops-elements", metavar="N", type=int, default=2**17, help="size of named cases")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k and the like choose among the tests
+@pytest.fixture
+def fusedops_isolated() -> Iterator[None]:
+    """Undo a test's changes to fusedops at its end: backends, ops, policy, variables and reported fallbacks."""
+    from fusedops.testing import isolated
+
+    with isolated():
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and other options select tests
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Adds one test for each check."""
+    """Add one test for each check."""
     name = config.getoption("--fusedops-backend")
     if name is None:
         return
@@ -42,19 +52,19 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 class _Kit(pytest.Collector):
-    """What the tests belong to; nothing is collected through it."""
+    """The parent of the tests; collects nothing itself."""
 
     def collect(self) -> list[pytest.Item]:
         return []
 
 
 class _FailedError(Exception):
-    """A check failed: its text is the report."""
+    """A failed check; its text is the report."""
 
 
 class _Item(pytest.Item):
-    def __init__(self, *, check: Check, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, check: Check, **fields: Any) -> None:
+        super().__init__(**fields)
         self._check = check
 
     def runtest(self) -> None:

@@ -1,14 +1,12 @@
-"""What every test shares: a clean fusedops before each, real plugin distributions, Pythons of their own, the summary.
+"""Fixtures and options of all tests: isolation of fusedops, plugin distributions, Python processes, the summary.
 
-Helper modules of the tests lie in ``tests/``, which pyproject.toml puts on the path.
+Helper modules of the tests are in ``tests/support``, which pyproject.toml puts on the path.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
-import inspect
 import json
 import os
 import pathlib
@@ -17,25 +15,25 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
-# before anything imports triton: the triton backend then serves CPU tensors
+# before triton is imported: the triton backend then serves CPU tensors
 os.environ["TRITON_INTERPRET"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: several processes of several threads each wait for each other
     os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
+
+# before they are imported: a failed assert in a helper shows its values, as one in a test does
+pytest.register_assert_rewrite(*(path.stem for path in (pathlib.Path(__file__).parent / "tests/support").glob("*.py")))
+
+from fakes import Fakes
 from hypothesis import settings
 from loopback import loopback
 from standin import npu_device
-
-import fusedops
-from fusedops import _in_force, _plan
-from fusedops._op import OPS
-from fusedops._registry import registry
-from fusedops.constraints import Constraint
+from state import isolated, only_own_backends, rediscover
 
 # the same examples on every run: a change is judged by what it changed
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -62,69 +60,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def clean_fusedops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No policy, no environment, no warning said, and the backends that were there before, for each test."""
-    before = list(registry.records())
-    yield
-    for name in [name for name in os.environ if name.startswith("FUSEDOPS_")]:
-        monkeypatch.delenv(name)
-    if registry.records() != before:
-        registry._records = before
-    _in_force.process = None
-    _in_force.frame.set(None)
-    _plan.forget_warnings()
+def clean_fusedops() -> Iterator[None]:
+    """Run each test with no policy, no variables, no warning given before, and the backends of the process."""
+    with isolated():
+        yield
 
 
 @pytest.fixture(autouse=True)
 def loopback_where_it_is_named(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The backend that is the ops' references, for the tests that run on several backends and on this one too."""
+    """Register the backend "loopback", the ops' references, for the tests with a parameter of that name."""
     callspec = getattr(request.node, "callspec", None)
     with loopback() if callspec and callspec.params.get("backend") == "loopback" else nullcontext():
         yield
 
 
-class Fakes:
-    """Backends made for a test: plain torch behind given limits, which write down that they ran."""
-
-    op = OPS["scaled_masked_softmax"]
-
-    def __init__(self) -> None:
-        self.ran: list[str] = []
-
-    def __call__(
-        self,
-        name: str,
-        *limits: Constraint,
-        backward: Sequence[Constraint] | None = (),
-        priority: int = 50,
-        devices: tuple[str, ...] = ("cpu",),
-        run: Callable[..., Any] | None = None,
-        **fields: Any,
-    ) -> fusedops.Backend:
-        """Registers one; ``backward`` are its limits there, or None where it has no backward kernel."""
-        kernels = [fusedops.kernel(self.op.name, *limits)(self._noting(name, run or self.op.reference))]
-        if backward is not None:
-            noting = self._noting(f"{name} backward", self.op.backward)
-            kernels.append(fusedops.kernel(self.op.name, *backward, direction="backward")(noting))
-        return fusedops.register(fusedops.Backend(name, devices, priority, tuple(kernels), **fields))
-
-    def _noting(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def noting(*args: Any, **kwargs: Any) -> Any:
-            self.ran.append(what)
-            return function(*args, **kwargs)
-
-        noting.__signature__ = inspect.signature(  # type: ignore[attr-defined]
-            self.op.backward if what.endswith("backward") else self.op.reference
-        )
-        return noting
-
-
 @pytest.fixture
 def fakes() -> Fakes:
-    """A maker of backends that leave with the test; only fusedops's own are there beside them."""
-    registry._records = [record for record in registry.records() if record.distribution == "fusedops"]
-    registry._changed()
+    """Register backends for the duration of the test; of the others only fusedops's own remain."""
+    only_own_backends()
     return Fakes()
 
 
@@ -133,7 +86,7 @@ def fakes() -> Fakes:
 
 @pytest.fixture
 def distribution(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
-    """Writes an installed distribution, and returns the folder that makes it seen once it is on the path.
+    """Write an installed distribution, and return the folder to put on the path.
 
     ``importlib.metadata`` finds entry points in any folder of the path that holds NAME-VERSION.dist-info.
     """
@@ -154,14 +107,13 @@ def distribution(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
 
 @pytest.fixture
 def rediscovered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[pathlib.Path], None]]:
-    """Makes this process look for plugins again, with one more folder on the path; undone after the test."""
+    """Discover plugins again, with one more folder on the path; undone after the test."""
     modules = set(sys.modules)
 
     def look(site: pathlib.Path) -> None:
         monkeypatch.syspath_prepend(str(site))
         importlib.invalidate_caches()
-        registry._records = None
-        registry._changed()
+        rediscover()
 
     yield look
     for name in set(sys.modules) - modules:
@@ -172,7 +124,7 @@ def rediscovered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[pathlib.
 
 @pytest.fixture(scope="session")
 def python() -> Callable[..., Any]:
-    """Runs a text in a Python of its own and returns what it prints, read as JSON."""
+    """Run a program in a new Python process and return what it prints, read as JSON."""
 
     def run(code: str, *path: pathlib.Path | str, flags: tuple[str, ...] = (), **environ: str) -> Any:
         known = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -193,7 +145,12 @@ def python() -> Callable[..., Any]:
 # ------------------------------------------------------------------------------------------------------- the summary
 
 
-_NO_REASON = ("", "Skipped", "unconditional skip", "<Skipped instance>")  # as pytest says it for skip() and mark.skip
+_NO_REASON = (
+    "",
+    "Skipped",
+    "unconditional skip",
+    "<Skipped instance>",
+)  # pytest writes these
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
@@ -211,7 +168,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Counts, by reason, what this machine could not show."""
+    """Count the skipped tests by reason."""
     reports = [report for report in terminalreporter.stats.get("skipped", []) if hasattr(report, "longrepr")]
     counts = Counter(_reason(report) for report in reports)
     if counts:

@@ -1,1 +1,1 @@
-"""How fast each provider of each op is, against a copy in the same run. ``python -m benchmarks``."""
+"""The speed of each provider of each op, compared with a copy in the same run. ``python -m benchmarks``."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measures every provider, writes JSON lines and plots, and compares with a stored run.
+"""``python -m benchmarks``: measure every provider, write JSON lines and plots, compare with a stored run.
 
     python -m benchmarks                              # 128 MiB calls of every op, on this machine's device
     python -m benchmarks --sweep cases                # the ops' own cases
@@ -7,7 +7,7 @@
     python -m benchmarks --idle 0.65                  # on a shared machine; see benchmarks/idle.py
     python -m benchmarks --allocator tuned --compare benchmarks/results/cpu/large-tuned-2.jsonl
 
-Ctrl-C keeps what is done. How it is counted: docs/performance.md.
+Ctrl-C keeps the finished measurements. docs/performance.md defines the figures.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from benchmarks import plots
 from benchmarks.idle import exp2_ns
 from benchmarks.memory import peak_bytes
 from benchmarks.providers import providers
-from fusedops import testing
-from fusedops._bench import copy_of, interleaved, with_grad
-from fusedops._op import Case, Op
+from fusedops import Case, Op, testing
+from fusedops.testing import interleaved
+from fusedops.testing._timing import backward_of, copy_of, floating, with_grad
 
-# a fresh 128 MiB tensor costs 4-5 times its copy in page faults under glibc's defaults; a training loop's allocator is
-# better modelled by one that keeps memory. The library itself never sets process environment.
+# With glibc's defaults, the page faults of a new 128 MiB tensor cost 4-5 times as much as copying it. An allocator that
+# keeps memory is a better model of a training loop. The library itself never sets environment variables.
 TUNED = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 
-# Calls of 2**25 elements, 128 MiB of float32, by the name that the tables give them. A mask is random, a third of it
-# set, and leaves every row something; "dead rows" has a quarter of the rows fully masked.
+# Calls of 2**25 elements, 128 MiB of float32, by their name in the tables. A mask is random with a third of its values
+# set, and no row is fully masked; in "dead rows", a quarter of the rows is fully masked.
 _SCORES = (4, 16, 512, 1024)
 LARGE: dict[str, dict[str, dict[str, Any]]] = {
     "scaled_masked_softmax": {
@@ -65,14 +65,15 @@ LARGE: dict[str, dict[str, dict[str, Any]]] = {
 }
 MODES = ("inference", "forward", "backward")
 
-_said: set[str] = set()
+_reported: set[str] = set()
 
 
 def cases(op: Op, sweep: str, elements: int) -> Iterator[Case]:
-    """The calls to measure, none with a tensor of more than ``elements``."""
+    """Yield the calls to measure. No tensor has more than ``elements`` elements."""
     if sweep in ("large", "cases"):
-        found = op.cases if sweep == "cases" else (Case(name, args) for name, args in LARGE[op.name].items())
-        yield from (testing.shrunk(case, elements) for case in found)
+        large = [Case(name, args) for name, args in LARGE.get(op.name, {}).items()]
+        all_cases = op.cases if sweep == "cases" or not large else large
+        yield from (testing.shrunk(case, elements) for case in all_cases)
         return
     softmax = op.name == "scaled_masked_softmax"
     widths = [2**n for n in range(6, 16)]
@@ -90,7 +91,7 @@ def cases(op: Op, sweep: str, elements: int) -> Iterator[Case]:
 
 
 def arguments(op: Op, case: Case, dtype: torch.dtype, device: str) -> tuple[Any, ...]:
-    """A call's arguments; the mask as LARGE says, also where a test's would have a fully masked row."""
+    """Return the arguments of a call. The mask is the one described at LARGE, not that of the tests."""
     args = testing.arguments(op, case, dtype, device)
     if "mask" in op.parameters and isinstance(mask := args[op.parameters.index("mask")], Tensor):
         mask[..., 0] = False
@@ -102,55 +103,52 @@ def arguments(op: Op, case: Case, dtype: torch.dtype, device: str) -> tuple[Any,
 def measure(
     op: Op, case: Case, dtype: torch.dtype, device: str, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """One record a provider and mode."""
+    """Yield one record per provider and mode."""
     args = arguments(op, case, dtype, device)
-    found, left = providers(op, args, device)
-    found = {name: function for name, function in found.items() if name not in options.without}
+    functions, skipped = providers(op, args, device)
+    functions = {name: function for name, function in functions.items() if name not in options.without}
     errors: dict[str, float | str | None] = {}
-    for name, function in list(found.items()):
+    for name, function in list(functions.items()):
         try:
             errors[name] = _error(op, args, _without_grad(function, args))
-        except Exception as error:  # a peer's own limit, met at its first call
+        except Exception as error:  # a constraint of a peer, which its first call shows
             if name.startswith(("fusedops", "torch")):
                 raise
-            left[name] = f"{type(error).__name__}: {error}"
-            del found[name]
-    for name, why in left.items():
-        note = f"left out: {name} for {op.name}: {why}"
-        if note not in _said:
-            _said.add(note)
+            skipped[name] = f"{type(error).__name__}: {error}"
+            del functions[name]
+    for name, reason in skipped.items():
+        note = f"left out: {name} for {op.name}: {reason}"
+        if note not in _reported:
+            _reported.add(note)
             tqdm.write(note)
-    leaves, inputs = with_grad(args)
+    leaves, inputs = with_grad(op, args)
     like = torch.empty(args[0].shape, dtype=dtype, device=device)
     work: dict[str, dict[str, Callable[[], object]]] = {
-        "inference": {name: (lambda f=f: _without_grad(f, args)) for name, f in found.items()},
-        "forward": {name: (lambda f=f: f(*leaves)) for name, f in found.items()},
+        "inference": {name: (lambda f=f: _without_grad(f, args)) for name, f in functions.items()},
+        "forward": {name: (lambda f=f: f(*leaves)) for name, f in functions.items()},
     }
     if "backward" in options.modes:
-        grad = torch.randn_like(like)
-        outputs = {name: f(*leaves) for name, f in found.items()}
-        work["backward"] = {
-            name: (lambda y=y: torch.autograd.grad(y, inputs, grad.to(y.dtype), retain_graph=True))
-            for name, y in outputs.items()
-        }
-        del outputs
-    least = op.min_bytes(*args)
+        results = {name: f(*leaves) for name, f in functions.items()}
+        grads = [torch.randn_like(y) for y in floating(results["torch"])]
+        work["backward"] = {name: backward_of(y, inputs, grads) for name, y in results.items()}
+        del results
+    min_bytes = op.min_bytes(*args)
     idle = None if options.idle is None else (lambda: exp2_ns() <= options.idle)
     for mode in MODES:
         if mode not in options.modes:
             continue
-        # taken off: each backward keeps what its forward saved
-        mine = work.pop(mode)
+        # popped, to free the memory: each backward holds the values that its forward saved
+        mode_work = work.pop(mode)
         try:
-            times = interleaved({**mine, "copy": copy_of(like)}, device, options.seconds, idle)
+            times = interleaved({**mode_work, "copy": copy_of(like)}, device, options.seconds, idle)
         except TimeoutError as error:
             tqdm.write(f"left out: {op.name} {case.name} {mode}: {error}")
             continue
-        moved = least["backward" if mode == "backward" else "forward"]
+        moved = min_bytes["backward" if mode == "backward" else "forward"]
         copy_gbs = 2 * like.nbytes / times["copy"].p50 / 1e6
-        for name, function in mine.items():
-            took = times[name]
-            gbs = moved / took.p50 / 1e6
+        for name, function in mode_work.items():
+            time = times[name]
+            gbs = moved / time.p50 / 1e6
             yield {
                 "op": op.name,
                 "mode": mode,
@@ -158,26 +156,27 @@ def measure(
                 "dtype": str(dtype).removeprefix("torch."),
                 "shape": list(args[0].shape),
                 "provider": name,
-                "ms_p50": round(took.p50, 5),
-                "ms_p20": round(took.p20, 5),
-                "ms_p80": round(took.p80, 5),
+                "ms_p50": round(time.p50, 5),
+                "ms_p20": round(time.p20, 5),
+                "ms_p80": round(time.p80, 5),
                 "min_bytes": moved,
                 "gb_per_s": round(gbs, 2),
                 "copy_gb_per_s": round(copy_gbs, 2),
                 "pct_of_copy": round(100 * gbs / copy_gbs, 1),
-                "copies": round(took.p50 / times["copy"].p50, 3),
-                "speedup_over_torch": round(times["torch"].p50 / took.p50, 3),
+                "copies": round(time.p50 / times["copy"].p50, 3),
+                "speedup_over_torch": round(times["torch"].p50 / time.p50, 3),
                 "peak_bytes": peak_bytes(function, device),
                 "max_error": errors[name],
             }
 
 
-def _error(op: Op, args: tuple[Any, ...], y: Tensor) -> float | str | None:
-    """The largest difference to the op's reference; None for dropout, where torch draws other numbers."""
+def _error(op: Op, args: tuple[Any, ...], y: Any) -> float | str | None:
+    """Return the largest difference from the op's reference; None for dropout, where torch drops other elements."""
     if "seed" in op.parameters and args[op.parameters.index("training")]:
         return None
-    error = float((y.float() - op.call_reference(args).float()).abs().max())
-    return error if error == error else "nan"  # JSON has none
+    pairs = zip(floating(y), floating(op.reference(*args)))
+    error = max(float((got.float() - expected.float()).abs().max()) for got, expected in pairs)
+    return error if error == error else "nan"  # JSON has no NaN
 
 
 def _without_grad(function: Callable[..., Tensor], args: tuple[Any, ...]) -> Tensor:
@@ -186,10 +185,10 @@ def _without_grad(function: Callable[..., Tensor], args: tuple[Any, ...]) -> Ten
 
 
 def environment(device: str, threads: int, allocator: str) -> dict[str, Any]:
-    """What the numbers belong to."""
+    """Return the machine, versions and settings of a run."""
     if device == "cuda":
         name = torch.cuda.get_device_name()
-        driver = _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or None
+        driver = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or None
     else:
         name, driver = f"{_processor()}, {os.cpu_count()} cores", None
         if device != "cpu":
@@ -201,15 +200,15 @@ def environment(device: str, threads: int, allocator: str) -> dict[str, Any]:
         "triton": _version("triton"),
         "python": platform.python_version(),
         "fusedops": fusedops.__version__,
-        # results are written into the tree that they are of, so they do not count as a change to it
-        "commit": _said_by("git", "rev-parse", "HEAD")
-        + ("+changes" if _said_by("git", "status", "--porcelain", "--", ":!benchmarks/results") else ""),
+        # a run writes its results into the working tree, so results do not count as changes
+        "commit": _output_of("git", "rev-parse", "HEAD")
+        + ("+changes" if _output_of("git", "status", "--porcelain", "--", ":!benchmarks/results") else ""),
         "threads": threads,
         "allocator": allocator,
     }
 
 
-def _said_by(*command: str) -> str:
+def _output_of(*command: str) -> str:
     if shutil.which(command[0]) is None:
         return ""
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -233,7 +232,7 @@ def _version(distribution: str) -> str | None:
 
 
 def compare(new: list[dict[str, Any]], stored: Path) -> int:
-    """Prints what got slower, in copies or against torch in its own run; returns how many did."""
+    """Print the measurements that take more copies than in the stored run; return their number."""
     key = ("op", "mode", "case", "dtype", "provider", "threads", "allocator")
     old = {tuple(row[k] for k in key): row for row in map(json.loads, stored.read_text().splitlines())}
     slower = 0
@@ -241,14 +240,14 @@ def compare(new: list[dict[str, Any]], stored: Path) -> int:
         before = old.get(tuple(row[k] for k in key))
         if before and row["provider"].startswith("fusedops") and row["copies"] > before["copies"] * 1.15:
             slower += 1
-            what = " ".join(str(row[k]) for k in key[:5])
-            print(f"slower: {what}: {before['copies']:.2f} copies before, {row['copies']:.2f} now")
+            label = " ".join(str(row[k]) for k in key[:5])
+            print(f"slower: {label}: {before['copies']:.2f} copies before, {row['copies']:.2f} now")
     print(f"{slower} of {len(new)} measurements are more than 15 % slower than in {stored}")
     return slower
 
 
 def main() -> int:
-    """Parses the command line, measures, writes."""
+    """Parse the command line, measure, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", nargs="+", default=list(testing.OPS), choices=list(testing.OPS))
     parser.add_argument("--cases", nargs="+", help="only the cases of these names")
@@ -258,15 +257,15 @@ def main() -> int:
     parser.add_argument("--elements", type=int, help="largest tensor; default 2**25 on a CPU, else 2**28")
     parser.add_argument("--without", nargs="+", default=[], help="providers to leave out, such as torch.compile")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each provider and case")
+    parser.add_argument("--seconds", type=float, default=0.5, help="measuring time per provider and case")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--allocator", default="default", choices=["default", "tuned"])
     parser.add_argument("--idle", type=float, metavar="NS", help="count only calls between two exp2 of at most NS ns")
-    parser.add_argument("--out", type=Path, help="a .jsonl file; plots lie beside it")
+    parser.add_argument("--out", type=Path, help="a .jsonl file; plots are written to the same folder")
     parser.add_argument("--compare", type=Path, help="a stored .jsonl")
     options = parser.parse_args()
     if options.allocator == "tuned" and os.environ.get("GLIBC_TUNABLES") != TUNED:
-        os.environ["GLIBC_TUNABLES"] = TUNED  # read by the C library when a process starts: so start again
+        os.environ["GLIBC_TUNABLES"] = TUNED  # the C library reads it when a process starts, so restart
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]])
     torch.set_num_threads(options.threads)
     elements = options.elements or (2**25 if options.device == "cpu" else 2**28)
@@ -292,7 +291,7 @@ def main() -> int:
                     file.write(json.dumps(rows[-1]) + "\n")
                     file.flush()
         except KeyboardInterrupt:
-            print(f"stopped; {len(rows)} measurements are kept in {out}")
+            print(f"stopped; {len(rows)} measurements are in {out}")
     for row in rows:
         print(
             f"{row['op']:22} {row['mode']:9} {row['case']:18} {row['dtype']:8} {row['provider']:22}"
@@ -301,7 +300,7 @@ def main() -> int:
         )
     if rows:
         plots.draw(rows, out.with_suffix(""))
-        print(f"{len(rows)} measurements in {out}, plots beside it")
+        print(f"{len(rows)} measurements in {out}, plots in the same folder")
     return 1 if options.compare and compare(rows, options.compare) else 0
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The CPU measurements of docs/performance.md. Nothing else may run on the machine meanwhile.
+# The CPU measurements of docs/performance.md. No other program may run on the machine during the measurement.
 #   benchmarks/cpu.sh [PYTHON [FOLDER]]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What only a GPU can show: the tests, compute-sanitizer where present, the benchmark. Results: benchmarks/results/<GPU>/
-#   benchmarks/gpu.sh [PYTHON]    a Python that has torch for its GPU, triton, pluggy, pytest, tqdm, matplotlib, and the
-#                                 peers to compare with; fusedops itself need not be installed, and nothing is downloaded
+# The checks that need a GPU: tests, compute-sanitizer if installed, benchmark. Results: benchmarks/results/<GPU>/
+#   benchmarks/gpu.sh [PYTHON]    a Python with torch for the GPU, triton, pluggy, pytest, tqdm, matplotlib and the peers
+#                                 to compare with; fusedops need not be installed, and nothing is downloaded
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:-python3}
@@ -19,10 +19,10 @@ if command -v compute-sanitizer >/dev/null; then
         compute-sanitizer --tool "$tool" --error-exitcode 1 "${tests[@]}" -k sanitizer 2>&1 | tee "$out/$tool.txt"
     done
 else
-    echo "compute-sanitizer is not here: left out" | tee "$out/memcheck.txt"
+    echo "compute-sanitizer is not installed: skipped" | tee "$out/memcheck.txt"
 fi
 "$python" benchmarks/launch.py | tee "$out/launch.txt"
 for sweep in large cases length size; do
     "$python" -m benchmarks --device cuda --sweep "$sweep" --out "$out/$sweep.jsonl"
 done
-echo "results are in $out: \`make docs\` puts them into docs/performance.md"
+echo "results are in $out: \`make docs\` adds them to docs/performance.md"

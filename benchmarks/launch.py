@@ -1,11 +1,11 @@
-"""What a launch costs the host: each launcher of the triton backend, allocation included, against a bare launch.
+"""The host time of a launch: each launcher of the triton backend, including allocation, and a bare launch.
 
-The bare launch is ``kernel[grid](...)`` of the same kernel with the same arguments, all of them at hand. Both in turns,
-medians. Without a GPU a stub driver stands in: Triton compiles and does all of its Python work, and the last call, into
-the GPU's driver, does nothing. Usage: python benchmarks/launch.py
+The bare launch is ``kernel[grid](...)`` of the same kernel with the same, prepared arguments. Both take turns; the
+figures are medians. Without a GPU, a stub driver is used: Triton compiles and runs all of its Python code, and the last
+call, into the GPU's driver, does nothing. Usage: python benchmarks/launch.py
 """
 
-# ruff: noqa: TID251 - it measures this backend's own launchers
+# ruff: noqa: TID251 - this file measures the launchers of one backend
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALLS, ROUNDS = 300, 31
 
 
 class StubDriver:
-    """Stands for a GPU of compute capability 9.0: takes launches, notes them if ``launches`` is a list."""
+    """A Triton driver for a GPU of compute capability 9.0. Record launches if ``launches`` is a list."""
 
     def __init__(self) -> None:
         self.device, self.stream = 0, 100
@@ -56,27 +56,27 @@ class StubDriver:
 
 
 def bare(launcher: Callable[[], Any]) -> Callable[[], Any]:
-    """The launch that ``launcher`` makes, through Triton, with everything it takes at hand."""
-    made: list[Callable[[], Any]] = []
+    """Return a function that repeats the launch of ``launcher`` through Triton, with prepared arguments."""
+    launches: list[Callable[[], Any]] = []
     run = JITFunction.run
 
-    def noting(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        names = (*kernel.arg_names, "num_warps", "enable_fp_fusion")  # the rest Triton has added
-        own = {name: value for name, value in kwargs.items() if name in names}
-        made.append(lambda: kernel[grid](*args, **own))
+    def recording_run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        names = (*kernel.arg_names, "num_warps", "enable_fp_fusion")  # Triton adds other arguments
+        launch_kwargs = {name: value for name, value in kwargs.items() if name in names}
+        launches.append(lambda: kernel[grid](*args, **launch_kwargs))
         return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
 
-    JITFunction.run = noting
+    JITFunction.run = recording_run
     try:
         launcher()
     finally:
         JITFunction.run = run
-    (launch,) = made
+    (launch,) = launches
     return launch
 
 
 def calls(device: str) -> dict[str, Callable[[], Any]]:
-    """Launchers on small tensors, each of which makes one launch."""
+    """Return calls of the launchers on small tensors. Each call does one launch."""
     from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
     from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
     from fusedops_triton._softmax import softmax_backward, softmax_forward
@@ -98,20 +98,20 @@ def calls(device: str) -> dict[str, Callable[[], Any]]:
 
 
 def measure(device: str, rounds: int = ROUNDS) -> dict[str, tuple[float, float]]:
-    """Microseconds of each launcher's bare launch, and of the launcher: medians of rounds in turns."""
+    """Return the times in us of the bare launch and of the launcher: medians of rounds, in turns."""
     work = [(name, bare(launcher), launcher) for name, launcher in calls(device).items()]
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, _, _ in work}
     for _ in range(rounds):
         for name, *both in work:
-            for found, function in zip(times[name], both):
-                found.append(timeit.timeit(function, number=CALLS) / CALLS * 1e6)
+            for rounds_us, function in zip(times[name], both):
+                rounds_us.append(timeit.timeit(function, number=CALLS) / CALLS * 1e6)
                 if device == "cuda":
-                    torch.cuda.synchronize()  # the queue must not fill: then the GPU would be timed
+                    torch.cuda.synchronize()  # with a full queue, the time of the GPU would be measured
     return {name: (statistics.median(plain), statistics.median(whole)) for name, (plain, whole) in times.items()}
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":

@@ -1,4 +1,4 @@
-"""How much memory a call takes."""
+"""The memory use of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(function: Callable[[], Any], device: str) -> int:
-    """The most memory that a call has in use at a time beyond what was there before, its result included."""
+    """Return the peak memory of a call in bytes, including its result, minus the memory in use before the call."""
     if device != "cpu":
         module = torch.get_device_module(device)
         gc.collect()
@@ -23,9 +23,9 @@ def peak_bytes(function: Callable[[], Any], device: str) -> int:
         return peak
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = function()
-    found = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     live = peak = 0
-    for event in sorted(found, key=lambda event: event.start_ns()):
+    for event in sorted(events, key=lambda event: event.start_ns()):
         live += event.nbytes()
         peak = max(peak, live)
     del result

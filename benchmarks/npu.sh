@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What only an Ascend device can show: the conformance kit, the tests, the benchmark. One file to send back: build/npu.tar.gz
-#   benchmarks/npu.sh [PYTHON]    a Python that has torch, torch_npu, pluggy, pytest, tqdm, matplotlib; CANN's set_env.sh
-#                                 sourced. fusedops itself need not be installed, and nothing is downloaded
-# A step that fails is a result too: all are run. CHECK, TESTS and BENCH hold further options of the three.
+# The checks that need an Ascend device: conformance kit, tests, benchmark. The result is one file: build/npu.tar.gz
+#   benchmarks/npu.sh [PYTHON]    a Python with torch, torch_npu, pluggy, pytest, tqdm, matplotlib; CANN's set_env.sh was
+#                                 sourced. fusedops need not be installed, and nothing is downloaded
+# All steps run, even if one fails. CHECK, TESTS and BENCH are additional options of the three checks.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${1:-python3}
@@ -20,7 +20,7 @@ out=$build/npu
 rm -rf "$out"
 mkdir -p "$out"
 failed=()
-step() { # NAME COMMAND...: what it says goes to the terminal and to NAME.txt
+step() { # NAME COMMAND...: print the output and write it to NAME.txt
     local name=$1
     shift
     printf '\n== %s\n' "$name"
@@ -34,11 +34,11 @@ step doctor "$python" -m fusedops doctor
 step check "$python" -m fusedops check npu --json ${CHECK:-}
 step tests "$python" -m pytest --noconftest -o addopts= -o filterwarnings= -q tests/npu ${TESTS:-}
 for sweep in large cases; do
-    # torch.compile has no code generator for this device but where the vendor's is installed
+    # torch.compile supports this device only with the vendor's code generator
     step "benchmark-$sweep" "$python" -m benchmarks --device npu --sweep "$sweep" --without torch.compile \
         --out "$out/$sweep.jsonl" ${BENCH:-}
 done
 printf '%s\n' "${failed[@]:-none}" >"$out/failed.txt"
 tar -czf "$build/npu.tar.gz" -C "$build" npu
-printf '\nfailed: %s\n%s holds it all; please send it back, in an issue\n' "${failed[*]:-none}" "$build/npu.tar.gz"
+printf '\nfailed: %s\n%s contains all results; please attach it to an issue\n' "${failed[*]:-none}" "$build/npu.tar.gz"
 [ ${#failed[@]} -eq 0 ]

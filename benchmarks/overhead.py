@@ -1,10 +1,10 @@
-"""What choosing a backend costs: a call through fusedops, less a direct call of the same kernel, on small CPU tensors.
+"""The cost of selecting a backend: a call through fusedops minus a direct call of its kernel, on small CPU tensors.
 
-The kernel does nothing (it returns its input), so that what is measured is the choosing with its argument checks, and
-not the difference of two larger numbers. The eager kernel stands below, through fusedops and directly, for scale.
+The kernel does nothing (it returns its input), so the figure is the cost of selection and argument checks, and not the
+difference of two larger numbers. The eager kernel, through fusedops and called directly, is printed for comparison.
 
-Absolute times differ between machines: each row also stands as a ratio to ``torch.mul`` on the same tensor, timed in
-the same run. Usage: python benchmarks/overhead.py
+Absolute times differ between machines, so each row also has the ratio to ``torch.mul`` on the same tensor in the same
+run. Usage: python benchmarks/overhead.py
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops._registry import registry
+from fusedops._plugins.registry import registry
 
 CALLS, ROUNDS = 5000, 41
 
 
 def cost(functions: list[Callable[[], Any]]) -> list[float]:
-    """Microseconds a call of each function. In turns, so that noise hits all alike; the median of the rounds."""
+    """Return the us per call of each function: the median of rounds. Functions take turns, so noise affects all."""
     rounds: list[list[float]] = [[] for _ in functions]
     for _ in range(ROUNDS):
         for times, function in zip(rounds, functions):
@@ -32,8 +32,8 @@ def cost(functions: list[Callable[[], Any]]) -> list[float]:
     return [statistics.median(times) for times in rounds]
 
 
-def direct_nothing(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, *, causal: bool = False) -> Tensor:
-    """A kernel that does no work."""
+def direct_nothing(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
+    """Return x: a kernel that does no work."""
     return x
 
 
@@ -42,12 +42,12 @@ nothing = fusedops.kernel("scaled_masked_softmax")(direct_nothing)
 
 @fusedops.kernel("scaled_masked_softmax", direction="backward")
 def nothing_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
-    """Its backward."""
+    """Return grad: the backward of a kernel that does no work."""
     return grad
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     torch.set_num_threads(1)
     x = torch.randn(2, 3, 4, 8)
     padding = torch.zeros(2, 1, 1, 8, dtype=torch.bool)
@@ -55,17 +55,17 @@ def main() -> None:
     record = registry.find("eager")
     assert record is not None
     softmax = fusedops.scaled_masked_softmax
-    eager = record.entries["scaled_masked_softmax", "forward"].kernel.function
+    eager = record.kernels["scaled_masked_softmax", "forward"].kernel.function
     leaf = x.clone().requires_grad_()
     fusedops.register(fusedops.Backend("nothing", ("cpu",), 1000, (nothing, nothing_backward)))
     bound = fusedops.bind("scaled_masked_softmax", x, None, 0.5)
     rows: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
-        ("no mask", lambda: softmax(x, None, 0.5), lambda: direct_nothing(x, None, 0.5)),
-        ("mask [b, 1, 1, sk]", lambda: softmax(x, padding, 0.5), lambda: direct_nothing(x, padding, 0.5)),
-        ("mask of x's shape", lambda: softmax(x, full, 0.5), lambda: direct_nothing(x, full, 0.5)),
-        ("no mask, with grad", lambda: softmax(leaf, None, 0.5), lambda: direct_nothing(x, None, 0.5)),
-        ("bound", lambda: bound(x, None, 0.5), lambda: direct_nothing(x, None, 0.5)),
-        ("bound, with grad", lambda: bound(leaf, None, 0.5), lambda: direct_nothing(x, None, 0.5)),
+        ("no mask", lambda: softmax(x, None, 0.5), lambda: direct_nothing(x, None, 0.5, False)),
+        ("mask [b, 1, 1, sk]", lambda: softmax(x, padding, 0.5), lambda: direct_nothing(x, padding, 0.5, False)),
+        ("mask of x's shape", lambda: softmax(x, full, 0.5), lambda: direct_nothing(x, full, 0.5, False)),
+        ("no mask, with grad", lambda: softmax(leaf, None, 0.5), lambda: direct_nothing(x, None, 0.5, False)),
+        ("bound", lambda: bound(x, None, 0.5), lambda: direct_nothing(x, None, 0.5, False)),
+        ("bound, with grad", lambda: bound(leaf, None, 0.5), lambda: direct_nothing(x, None, 0.5, False)),
     ]
     functions: list[Callable[[], Any]] = [lambda: torch.mul(x, x)]
     for _, through, direct in rows:
@@ -77,7 +77,7 @@ def main() -> None:
         added = through - direct
         print(f"{name:20} {through:7.2f} us {direct:7.2f} us {added:7.2f} us {added / mul:17.2f}x")
     fusedops.unregister("nothing")
-    through, direct = cost([lambda: softmax(x, None, 0.5), lambda: eager(x, None, 0.5)])
+    through, direct = cost([lambda: softmax(x, None, 0.5), lambda: eager(x, None, 0.5, False)])
     print(f"the eager kernel, no mask: {through:.2f} us through fusedops, {direct:.2f} us directly")
     print(f"torch.mul(x, x): {mul:.2f} us")
 

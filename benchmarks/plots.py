@@ -1,4 +1,4 @@
-"""Pictures of a run: percent of a copy against row length, and speed-up over plain torch."""
+"""Plots of a run: percent of a copy over row length, and speed-up over plain torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Rows = list[dict[str, Any]]
 
 
 def draw(rows: Rows, stem: Path) -> None:
-    """Writes ``<stem>-length`` (for sweeps of row length) or ``<stem>-speedup``, as PNG and SVG."""
+    """Write ``<stem>-length`` (for sweeps of row length) or ``<stem>-speedup``, as PNG and SVG."""
     if all(row["case"].startswith("length ") for row in rows):
         _save(_lengths(rows), stem, "length")
     else:
         _save(_bars(rows), stem, "speedup")
 
 
-def _save(figure: Any, stem: Path, what: str) -> None:
-    for kind in ("png", "svg"):
-        figure.savefig(f"{stem}-{what}.{kind}", dpi=120, bbox_inches="tight")
+def _save(figure: Any, stem: Path, suffix: str) -> None:
+    for extension in ("png", "svg"):
+        figure.savefig(f"{stem}-{suffix}.{extension}", dpi=120, bbox_inches="tight")
     plt.close(figure)
 
 
@@ -35,9 +35,9 @@ def _lengths(rows: Rows) -> Any:
     panels = _panels(rows)
     figure, axes = plt.subplots(len(panels), 1, figsize=(8, 3.2 * len(panels)), squeeze=False)
     for axis, panel in zip(axes[:, 0], panels):
-        mine = [row for row in rows if (row["op"], row["mode"], row["dtype"]) == panel]
-        for provider in dict.fromkeys(row["provider"] for row in mine):
-            line = [(row["shape"][-1], row["pct_of_copy"]) for row in mine if row["provider"] == provider]
+        panel_rows = [row for row in rows if (row["op"], row["mode"], row["dtype"]) == panel]
+        for provider in dict.fromkeys(row["provider"] for row in panel_rows):
+            line = [(row["shape"][-1], row["pct_of_copy"]) for row in panel_rows if row["provider"] == provider]
             style = {"linewidth": 2.5} if provider.startswith("fusedops") else {"linewidth": 1, "linestyle": "--"}
             axis.plot(*zip(*sorted(line)), marker="o", markersize=3, label=provider, **style)
         axis.set_xscale("log", base=2)
@@ -52,21 +52,21 @@ def _lengths(rows: Rows) -> Any:
 
 
 def _bars(rows: Rows) -> Any:
-    """A panel a mode and dtype; a group of bars a call; a bar a provider, in one colour; torch is the line."""
-    modes, dtypes = (list(dict.fromkeys(row[what] for row in rows)) for what in ("mode", "dtype"))
+    """Draw one panel per mode and dtype, one group of bars per call, one bar per provider; torch is the line at 1."""
+    modes, dtypes = (list(dict.fromkeys(row[key] for row in rows)) for key in ("mode", "dtype"))
     calls = list(dict.fromkeys((row["op"], row["case"]) for row in rows))
     providers = [name for name in dict.fromkeys(row["provider"] for row in rows) if name != "torch"]
     shape = (len(modes) * len(dtypes), 1)
     figure, axes = plt.subplots(*shape, figsize=(max(6, len(calls)), 2.6 * shape[0] + 1), squeeze=False, sharex=True)
     for axis, (mode, dtype) in zip(axes[:, 0], [(mode, dtype) for mode in modes for dtype in dtypes]):
-        for place, provider in enumerate(providers):
+        for position, provider in enumerate(providers):
             bars = {
                 calls.index((row["op"], row["case"])): row["speedup_over_torch"]
                 for row in rows
                 if (row["mode"], row["dtype"], row["provider"]) == (mode, dtype, provider)
             }
-            at = [call + (place - (len(providers) - 1) / 2) * 0.8 / len(providers) for call in bars]
-            axis.bar(at, list(bars.values()), 0.8 / len(providers), label=provider, color=f"C{place}")
+            x = [call + (position - (len(providers) - 1) / 2) * 0.8 / len(providers) for call in bars]
+            axis.bar(x, list(bars.values()), 0.8 / len(providers), label=provider, color=f"C{position}")
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set_title(f"{mode}, {dtype}", fontsize=10)
         axis.set_ylabel("x torch")
@@ -80,7 +80,7 @@ def _bars(rows: Rows) -> Any:
 
 
 def _legend(figure: Any, axis: Any) -> None:
-    """One for all panels, between the title and the first of them."""
+    """Draw one legend for all panels, between the title and the first panel."""
     inches = figure.get_size_inches()[1]
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(

@@ -1,4 +1,4 @@
-"""Who can compute an op here: fusedops by backend, plain torch, compiled torch, and the peers that are installed."""
+"""The providers of an op: each backend of fusedops, plain torch, compiled torch, and the installed peers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops._bench import PLAIN, on, plain_softmax, refusal
-from fusedops._op import Op
+from fusedops import Op
+from fusedops.ops import OPS
+from fusedops.testing._timing import refusal, served_by
 
 Function = Callable[..., Tensor]  # takes the op's arguments in order
+plain_softmax: Function = OPS["scaled_masked_softmax"].unfused
 
 
 def megatron_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    """What Megatron's module does where its kernel refuses: in float32, filled with -10000, cast back."""
+    """Compute the fallback of Megatron's module: in float32, masked scores filled with -10000, cast back."""
     scores = x.float() * scale
     if causal:
         upper = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
@@ -26,45 +28,45 @@ def megatron_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool)
 
 
 def native_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    """Torch's own kernels with a mask in them: ``_masked_softmax``, or ``softmax`` where there is none to give."""
+    """Compute torch's own masked softmax, ``_masked_softmax``, or the plain chain if causal or without a mask."""
     if causal or mask is None:
         return plain_softmax(x, mask, scale, causal)
     return torch._masked_softmax(x * scale, mask.expand(x.shape), -1, 0)
 
 
 def megatron_bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    """The tanh form written out, as Megatron's function has it before a compiler sees it."""
+    """Compute the tanh form from elementary operations: Megatron's function before compilation."""
     u = x if bias is None else x + bias
     return 0.5 * u * (1.0 + torch.tanh(0.79788456 * u * (1 + 0.044715 * u * u)))
 
 
 def providers(op: Op, args: Sequence[Any], device: str) -> tuple[dict[str, Function], dict[str, str]]:
-    """The providers of a call, and those left out with the reason."""
-    found: dict[str, Function] = {}
-    left: dict[str, str] = {}
+    """Return the providers of a call, and those that are left out, with the reason."""
+    functions: dict[str, Function] = {}
+    skipped: dict[str, str] = {}
     for info in fusedops.backends():
-        why = refusal(info.name, op, tuple(args))
-        if why is not None:
-            left[f"fusedops.{info.name}"] = why
+        reason = refusal(info, op, args)
+        if reason is not None:
+            skipped[f"fusedops.{info.name}"] = reason
         else:
-            found[f"fusedops.{info.name}"] = on(info.name, op)
-    found["torch"] = PLAIN[op.name]
-    found["torch.compile"] = torch.compile(PLAIN[op.name], dynamic=False)
+            functions[f"fusedops.{info.name}"] = served_by(info.name, op)
+    functions["torch"] = op.unfused
+    functions["torch.compile"] = torch.compile(op.unfused, dynamic=False)
     if op.name == "scaled_masked_softmax":
-        found["megatron's torch path"] = megatron_softmax
-        if args[1] is not None and not args[3] and device == "cpu":  # on CUDA it takes other layouts of a mask
-            found["torch._masked_softmax"] = native_softmax
+        functions["megatron's torch path"] = megatron_softmax
+        if args[1] is not None and not args[3] and device == "cpu":  # on CUDA it supports other mask layouts
+            functions["torch._masked_softmax"] = native_softmax
     if op.name == "bias_gelu" and args[2] == "tanh":
-        found["megatron's torch path"] = megatron_bias_gelu
+        functions["megatron's torch path"] = megatron_bias_gelu
     if device == "cuda":
-        for name, make in PEERS.get(op.name, {}).items():
+        for name, load_peer in PEERS.get(op.name, {}).items():
             try:
-                function = make(args)
-            except Exception as error:  # a peer that is not here, or does not fit, is left out by name
-                left[name] = f"{type(error).__name__}: {error}"
+                function = load_peer(args)
+            except Exception as error:  # the peer is not installed, or does not support the call
+                skipped[name] = f"{type(error).__name__}: {error}"
             else:
-                found[name] = function
-    return found, left
+                functions[name] = function
+    return functions, skipped
 
 
 def _plain_softmax_only(args: Sequence[Any]) -> None:
@@ -109,11 +111,11 @@ def _unsloth(args: Sequence[Any]) -> Function:
 def _flag_gems(args: Sequence[Any]) -> Function:
     flag_gems = importlib.import_module("flag_gems")
 
-    def through(*call: Any) -> Tensor:
+    def softmax(*call_args: Any) -> Tensor:
         with flag_gems.use_gems():
-            return plain_softmax(*call)
+            return plain_softmax(*call_args)
 
-    return through
+    return softmax
 
 
 PEERS: dict[str, dict[str, Callable[[Sequence[Any]], Function]]] = {

@@ -1,6 +1,6 @@
-"""The documentation as a site, by Sphinx: ``make site``. The pages are plain Markdown, and read as well without it.
+"""The Sphinx configuration of the documentation site: ``make site``. The pages are plain Markdown.
 
-Nothing is fetched by a reader's browser: fonts are the system's, and formulas are MathML, made here from LaTeX.
+The site loads no external resources: fonts are those of the system, and formulas are MathML, converted from LaTeX here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ version = release = fusedops.__version__
 root_doc = "index"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
-nitpicky = False  # torch's names are not here to link to, and a build that fetches their list needs a network
+nitpicky = False  # links to torch's names would need its inventory, and so a network
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
@@ -44,14 +44,14 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 
 def _contents(text: str) -> str:
-    """The navigation: under each heading of index.md, the pages that it links to, in its order."""
-    found: list[str] = []
+    """Return the navigation: for each heading of index.md, the pages that its section links to, in order."""
+    lines: list[str] = []
     for part in re.split(r"^## ", text, flags=re.M)[1:]:
         caption, _, body = part.partition("\n")
         pages = re.findall(r"^- \[[^\]]+\]\(([\w-]+)\.\w+\)", body, flags=re.M)
         if pages:
-            found += ["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```"]
-    return "\n".join(found)
+            lines += ["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```"]
+    return "\n".join(lines)
 
 
 def _read(app: Sphinx, page: str, source: list[str]) -> None:
@@ -70,7 +70,7 @@ def _block(translator: Any, node: nodes.math_block) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Sphinx's hook."""
+    """Register the extensions of this file; Sphinx calls this hook."""
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.connect("source-read", _read)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,8 +1,9 @@
-"""Writes the table in docs/pytorch.md from the outcome of the tests that it stands for.
+"""Write the table in docs/pytorch.md from the outcomes of tests.
 
-Runs every test with a ``feature`` mark and a parameter ``op``. A cell is "yes" where all tests of the feature and the
-op passed, "no" with the reason where one was skipped; a failed or a missing one is an error, and nothing is written.
-`--check` fails where the file is stale. `--outcomes FILE` takes what `pytest --features FILE` wrote, and runs nothing.
+The script runs every test with a ``feature`` mark and a parameter ``op``. A cell is "yes" if all tests of the feature
+and the op passed, and "no" with the reason if a test was skipped. A failed or missing test is an error, and nothing is
+written. `--check` fails if the file is stale. `--outcomes FILE` reads the file that `pytest --features FILE` wrote, and
+runs no test.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from fusedops._op import OPS
+import fusedops
 
 ROOT = Path(__file__).parents[1]
+OPS = fusedops.ops.__all__
 PAGE = ROOT / "docs" / "pytorch.md"
 BEGIN, END = "<!-- made by docs/make_features.py -->\n", "<!-- end -->\n"
 FEATURES = (
@@ -39,10 +41,10 @@ FEATURES = (
 
 
 class Outcomes:
-    """A pytest plugin: for each (feature, op), how many tests passed, and why the others were skipped.
+    """A pytest plugin that collects, for each (feature, op), the number of passed tests and the reasons of skips.
 
     Args:
-        path: where to write it down at the end, if all that ran passed.
+        path: file to write at the end, if no test failed.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -51,7 +53,7 @@ class Outcomes:
         self.reasons: dict[tuple[str, str], set[str]] = defaultdict(set)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Marks each test with its cell, so that its report carries it here from the process that ran it."""
+        """Add the cell of each test to its properties. Its report transfers them from the process that ran it."""
         for item in items:
             marker = item.get_closest_marker("feature")
             if marker is None:
@@ -62,28 +64,28 @@ class Outcomes:
             item.user_properties.append(("feature", [marker.args[0], item.callspec.params["op"]]))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Counts what passed, and keeps why a test was skipped or expected to fail."""
-        found = dict(report.user_properties).get("feature")
-        if not isinstance(found, list):
+        """Count passed tests, and store the reason of a test that was skipped or failed as expected."""
+        feature_and_op = dict(report.user_properties).get("feature")
+        if not isinstance(feature_and_op, list):
             return
-        cell: tuple[str, str] = (found[0], found[1])
+        cell: tuple[str, str] = (feature_and_op[0], feature_and_op[1])
         if report.skipped:
-            said = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-            self.reasons[cell].add(getattr(report, "wasxfail", "") or re.sub(r"^Skipped: ", "", said))
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+            self.reasons[cell].add(getattr(report, "wasxfail", "") or re.sub(r"^Skipped: ", "", reason))
         elif report.when == "call" and report.passed:
             self.passed[cell] += 1
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Writes the file, in the process that all reports reach."""
+        """Write the file, in the process that receives all reports."""
         if self.path is not None and exitstatus == 0 and not hasattr(session.config, "workerinput"):
             cells = sorted({*self.passed, *self.reasons})
-            found = [[*cell, self.passed[cell], sorted(self.reasons[cell])] for cell in cells]
+            rows = [[*cell, self.passed[cell], sorted(self.reasons[cell])] for cell in cells]
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(found), encoding="utf-8")
+            self.path.write_text(json.dumps(rows), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Outcomes:
-        """What a run wrote."""
+        """Read the file that a run wrote."""
         outcomes = cls()
         for feature, op, passed, reasons in json.loads(path.read_text(encoding="utf-8")):
             outcomes.passed[feature, op] = passed
@@ -92,8 +94,8 @@ class Outcomes:
 
 
 def table(outcomes: Outcomes) -> str:
-    """The table, and below it the reason for each "no"."""
-    ops = list(OPS)
+    """Return the table, followed by the reason for each "no"."""
+    ops = OPS
     lines = [f"| | {' | '.join(f'`{op}`' for op in ops)} |", f"|---|{'---|' * len(ops)}"]
     notes: list[str] = []
     for feature in FEATURES:
@@ -110,11 +112,11 @@ def table(outcomes: Outcomes) -> str:
                 notes.append(text)
             cells.append(f"{'in part' if passed else 'no'} [{notes.index(text) + 1}]")
         lines.append(f"| {feature} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"[{at}] {text}.\n" for at, text in enumerate(notes, 1))])
+    return "\n".join([*lines, "", *(f"[{number}] {text}.\n" for number, text in enumerate(notes, 1))])
 
 
 def main() -> int:
-    """Runs the tests, then writes or checks the page."""
+    """Run the tests, then write or check the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--outcomes", type=Path)
@@ -124,7 +126,7 @@ def main() -> int:
     else:
         outcomes = Outcomes()
         if pytest.main(["-q", "-m", "feature", "--show-capture=no", str(ROOT / "tests")], plugins=[outcomes]):
-            print("docs/pytorch.md is left as it was: a test of a feature failed")
+            print("docs/pytorch.md was not changed: a test of a feature failed")
             return 1
     old = PAGE.read_text(encoding="utf-8")
     before, _, rest = old.partition(BEGIN)

@@ -1,4 +1,4 @@
-"""A small character-level GPT. What is worth fusing comes in from outside, so that two ways to run it can race."""
+"""A small character-level GPT. The fusable operations are an argument, so that two implementations can be compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Ops:
     """The operations of a block that have a fused form.
 
     Attributes:
-        attention_probs: scores (B, H, S, S) and their scale -> probabilities; a query sees no later key.
+        attention_probs: scores (B, H, S, S) and their scale -> probabilities; a query does not attend to later keys.
         bias_gelu: x (B, S, W) and bias (W,) -> gelu(x + bias), tanh form.
         bias_dropout_add: x, bias, residual, p, training, seed -> residual + dropout(x + bias).
     """
@@ -53,12 +53,12 @@ def _plain_bias_dropout_add(
 ) -> Tensor:
     if seed is None or not training:
         return residual + F.dropout(x + bias, p, training)
-    # the mask that fusedops has for this seed, on every backend: so that the two models can be compared
+    # the mask of fusedops for this seed, which is the same on every backend, so that the two models can be compared
     keep = testing.keep_mask(torch.tensor([seed], device=x.device), p, x.shape)
     return residual + torch.where(keep, (x + bias) / (1 - p), 0)
 
 
-@cache  # one a length; made anew in each call, it would slow plain torch down unfairly
+@cache  # one per length; without the cache, the comparison with plain torch would be unfair
 def _later_keys(length: int, device: torch.device) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
@@ -68,15 +68,15 @@ PLAIN = Ops(_plain_attention_probs, _plain_bias_gelu, _plain_bias_dropout_add)
 
 
 class GPT(nn.Module):
-    """Characters in, scores of the next character out: (B, S) int64 -> (B, S, vocabulary).
+    """Compute the scores of the next character for each character: (B, S) int64 -> (B, S, vocabulary).
 
     Args:
         vocabulary: number of different characters.
-        ops: how to run what can be fused; may be exchanged between two calls.
+        ops: the fusable operations; can be replaced between two calls.
         layers: number of blocks.
-        width: size of the vector that stands for a character.
-        heads: attention heads in a block; ``width / heads`` must be even.
-        dropout: probability, in training, of dropping an element of what a block adds.
+        width: size of the vector of a character.
+        heads: attention heads of a block; ``width / heads`` must be even.
+        dropout: probability, in training, of dropping an element of the outputs that a block adds to its input.
     """
 
     def __init__(self, vocabulary: int, ops: Ops, *, layers: int, width: int, heads: int, dropout: float = 0.1) -> None:
@@ -91,15 +91,15 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=0.06)  # GPT-2 has 0.02, for vectors eight times as wide
 
     def forward(self, text: Tensor, seed: int | None = None) -> Tensor:
-        """``seed``: of the dropouts; each takes the next number. None: torch's own generator decides."""
+        """Compute the scores. Dropouts use consecutive seeds from ``seed``. None: torch's generator draws the seeds."""
         x = self.embedding(text)
-        for place, block in enumerate(self.blocks):
-            x = block(x, self.ops, None if seed is None else seed + 2 * place)
+        for index, block in enumerate(self.blocks):
+            x = block(x, self.ops, None if seed is None else seed + 2 * index)
         return self.head(self.norm(x))
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer perceptron, each added to what it got."""
+    """Attention and a two-layer perceptron. Each output is added to its input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, ops: Ops, seed: int | None) -> Tensor:
         seeds = (None, None) if seed is None else (seed, seed + 1)
-        # the linear layers leave out their biases, which the fused operations after them add
+        # linear without the biases, which the fused operations add
         heads, out = self.attention(self.norm_1(x), ops), self.attention.out
         x = ops.bias_dropout_add(F.linear(heads, out.weight), out.bias, x, self.dropout, self.training, seeds[0])
         wide = ops.bias_gelu(F.linear(self.norm_2(x), self.up.weight), self.up.bias)
@@ -119,7 +119,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention, its scores a tensor of their own, which the softmax gets; the block applies ``out``."""
+    """Causal self-attention with materialised scores, for the softmax op. The block applies ``out``."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, ops: Ops) -> Tensor:
         batch, length, width = x.shape
-        # a head's q, k and v lie together, so that qkv can be cut between heads; each becomes (B, H, S, D)
+        # q, k and v of a head are adjacent, so that qkv can be split between heads; each becomes (B, H, S, D)
         q, k, v = self.qkv(x).view(batch, length, self.heads, 3, -1).permute(3, 0, 2, 1, 4)
         scores = _rotated(q) @ _rotated(k).transpose(-2, -1)
         probs = ops.attention_probs(scores, q.shape[-1] ** -0.5)
@@ -136,17 +136,17 @@ class Attention(nn.Module):
 
 
 def _rotated(x: Tensor) -> Tensor:
-    """Turns each vector of x (B, H, S, D) by its place in the text: a score then knows how far apart the two are.
+    """Rotate each vector of x (B, H, S, D) by its position in the text, so that scores depend on the distance.
 
-    RoPE, Su et al. 2021. A table of learned positions needs about three times as many steps to get to the same loss.
+    Source: RoPE, Su et al. 2021. A table of trained positions needs about three times as many steps for the same loss.
     """
     cos, sin = _angles(x.shape[-2], x.shape[-1] // 2, x.device)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
-@cache  # one a length
+@cache  # one per length
 def _angles(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    turns = 1000.0 ** -(torch.arange(size, device=device) / size)  # 10000 is usual, for texts longer than ours
-    angles = torch.arange(length, device=device)[:, None] * turns
+    frequencies = 1000.0 ** -(torch.arange(size, device=device) / size)  # 10000 is usual, for longer texts
+    angles = torch.arange(length, device=device)[:, None] * frequencies
     return angles.cos(), angles.sin()

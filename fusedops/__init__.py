@@ -1,8 +1,8 @@
-"""One set of fused transformer operations; each call goes to Triton, torch_npu or eager torch, and a fallback is seen.
+"""One set of fused transformer operations. Each call is served by the best backend; a fallback is always reported.
 
-import fusedops
-y = fusedops.scaled_masked_softmax(x, mask, scale=0.125)
-print(fusedops.explain("scaled_masked_softmax", x, mask, 0.125))
+>>> import torch, fusedops
+>>> y = fusedops.scaled_masked_softmax(torch.randn(2, 4, 8, 8), scale=0.125, causal=True)
+>>> decision = fusedops.explain("scaled_masked_softmax", torch.randn(2, 4, 8, 8), None, 0.125)
 """
 
 from importlib import import_module
@@ -10,25 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 from fusedops import errors as errors
 from fusedops import ops as ops
-from fusedops._backend import API_VERSION as API_VERSION
-from fusedops._backend import Backend as Backend
-from fusedops._backend import Deviation as Deviation
-from fusedops._backend import Kernel as Kernel
-from fusedops._backend import Unavailable as Unavailable
-from fusedops._backend import kernel as kernel
+from fusedops._contract.backend import API_VERSION as API_VERSION
+from fusedops._contract.backend import Backend as Backend
+from fusedops._contract.backend import Unavailable as Unavailable
+from fusedops._contract.kernel import Adaptation as Adaptation
+from fusedops._contract.kernel import Deviation as Deviation
+from fusedops._contract.kernel import Kernel as Kernel
+from fusedops._contract.kernel import kernel as kernel
+from fusedops._contract.op import Op as Op
+from fusedops._contract.tensor_spec import TensorSpec as TensorSpec
+from fusedops._contract.values import Case as Case
+from fusedops._contract.values import Padding as Padding
+from fusedops._contract.values import Saved as Saved
+from fusedops._contract.values import Shard as Shard
+from fusedops._contract.values import Sharding as Sharding
+from fusedops._contract.values import Tolerance as Tolerance
+from fusedops._dispatch.call import call as call
 from fusedops._explain import explain as explain
-from fusedops._in_force import checkpoint_contexts as checkpoint_contexts
-from fusedops._in_force import get_policy as get_policy
-from fusedops._in_force import set_policy as set_policy
-from fusedops._in_force import use as use
-from fusedops._op import OPS as _OPS
-from fusedops._policy import Policy as Policy
-from fusedops._registry import BackendInfo as BackendInfo
-from fusedops._registry import backends as backends
-from fusedops._registry import register as register
-from fusedops._registry import unregister as unregister
-from fusedops._spec import TensorSpec as TensorSpec
-from fusedops._torch import register_op as _register_op
+from fusedops._policy.context import get_policy as get_policy
+from fusedops._policy.policy import Policy as Policy
+from fusedops._policy.use import checkpoint_contexts as checkpoint_contexts
+from fusedops._policy.use import set_policy as set_policy
+from fusedops._policy.use import use as use
+from fusedops._version import __version__ as __version__
 from fusedops.errors import FallbackWarning as FallbackWarning
 from fusedops.errors import FusedOpsError as FusedOpsError
 from fusedops.errors import FusedOpsWarning as FusedOpsWarning
@@ -37,52 +41,75 @@ from fusedops.errors import MismatchError as MismatchError
 from fusedops.errors import NoBackendError as NoBackendError
 from fusedops.errors import PluginError as PluginError
 from fusedops.errors import PolicyError as PolicyError
-from fusedops.ops import bias_dropout as bias_dropout
-from fusedops.ops import bias_dropout_add as bias_dropout_add
-from fusedops.ops import bias_gelu as bias_gelu
-from fusedops.ops import scaled_masked_softmax as scaled_masked_softmax
-from fusedops.viewless import MakeViewlessTensor as MakeViewlessTensor
-from fusedops.viewless import assert_viewless_tensor as assert_viewless_tensor
-from fusedops.viewless import make_viewless_tensor as make_viewless_tensor
-from fusedops.viewless import safely_set_viewless_tensor_data as safely_set_viewless_tensor_data
+from fusedops.ops import *  # noqa: F403  # every op, so that a new one needs no line here
 
 if TYPE_CHECKING:
+    from fusedops import compat as compat
     from fusedops import constraints as constraints
-    from fusedops._adapt import Adaptation as Adaptation
+    from fusedops import nn as nn
+    from fusedops import philox as philox
+    from fusedops import tensor_cache as tensor_cache
+    from fusedops import testing as testing
+    from fusedops import viewless as viewless
     from fusedops._bind import bind as bind
-    from fusedops._decision import Decision as Decision
-    from fusedops._hooks import hookimpl as hookimpl
-    from fusedops._stats import Event as Event
-    from fusedops._stats import Stats as Stats
-    from fusedops._stats import reset_stats as reset_stats
-    from fusedops._stats import stats as stats
-    from fusedops._verification import Verification as Verification
+    from fusedops._dispatch.stats import reset_stats as reset_stats
+    from fusedops._dispatch.stats import stats as stats
+    from fusedops._plugins.hookspecs import hookimpl as hookimpl
+    from fusedops._plugins.registration import BackendInfo as BackendInfo
+    from fusedops._plugins.registration import backends as backends
+    from fusedops._plugins.registration import register as register
+    from fusedops._plugins.registration import unregister as unregister
+    from fusedops._report.decision import Decision as Decision
+    from fusedops._report.event import Event as Event
+    from fusedops._report.event import Stats as Stats
+    from fusedops._report.mismatch import Mismatch as Mismatch
+    from fusedops._report.mismatch import Verification as Verification
     from fusedops._verify import verify as verify
+    from fusedops.viewless import MakeViewlessTensor as MakeViewlessTensor
+    from fusedops.viewless import assert_viewless_tensor as assert_viewless_tensor
+    from fusedops.viewless import make_viewless_tensor as make_viewless_tensor
+    from fusedops.viewless import safely_set_viewless_tensor_data as safely_set_viewless_tensor_data
 
-__version__ = "0.1.0"
-
-for _each in _OPS.values():
-    _register_op(_each)
-
-
-# Not needed to run a program, so not paid for at import: looking, and what plugins are written with
-_LATER = {
-    "Adaptation": "_adapt",
-    "Decision": "_decision",
-    "Event": "_stats",
-    "Stats": "_stats",
-    "Verification": "_verification",
+# Loaded when first used: a program that runs ops does not need them, and they take a third of the import's time.
+_LAZY = {
+    "BackendInfo": "_plugins.registration",
+    "Decision": "_report.decision",
+    "Event": "_report.event",
+    "MakeViewlessTensor": "viewless",
+    "Mismatch": "_report.mismatch",
+    "Stats": "_report.event",
+    "Verification": "_report.mismatch",
+    "assert_viewless_tensor": "viewless",
+    "backends": "_plugins.registration",
     "bind": "_bind",
+    "compat": "compat",
     "constraints": "constraints",
-    "hookimpl": "_hooks",
-    "reset_stats": "_stats",
-    "stats": "_stats",
+    "hookimpl": "_plugins.hookspecs",
+    "make_viewless_tensor": "viewless",
+    "nn": "nn",
+    "philox": "philox",
+    "register": "_plugins.registration",
+    "reset_stats": "_dispatch.stats",
+    "safely_set_viewless_tensor_data": "viewless",
+    "stats": "_dispatch.stats",
+    "tensor_cache": "tensor_cache",
+    "testing": "testing",
+    "unregister": "_plugins.registration",
     "verify": "_verify",
+    "viewless": "viewless",
 }
+_MODULES = ("import_module", "TYPE_CHECKING", "Any")
+__all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
+    {name for name in globals() if not name.startswith("_") and name not in (*_MODULES, "OPS")} | set(_LAZY)
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module 'fusedops' has no attribute {name!r}")
-    module = import_module(f"fusedops.{_LATER[name]}")
+    module = import_module(f"fusedops.{_LAZY[name]}")
     return getattr(module, name, module)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,31 +1,32 @@
-"""bind: an op with the choosing done once."""
+"""bind: an op with the selection done once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
-import torch
-
-from fusedops._dispatch import make_bound, plan_for
-from fusedops._op import OPS
-from fusedops._policy import unknown_name
-from fusedops._spec import TensorSpec
-from fusedops.errors import InvalidInputError, PolicyError
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._dispatch.call import not_plain, run
+from fusedops._dispatch.select import plan_for, select
+from fusedops._explain import find_op
+from fusedops.errors import InvalidInputError
 
 
-def bind(op: str, *like_args: Any, backend: str | None = None, **like_kwargs: Any) -> Callable[..., torch.Tensor]:
-    """Chooses now who serves calls like this one, and returns the op without the choosing.
+def bind(
+    op: str | Callable[..., Any], *like_args: Any, backend: str | None = None, **like_kwargs: Any
+) -> Callable[..., Any]:
+    """Select the backend for calls like this one now, and return the op without the selection.
 
-    The result has the op's signature, less ``backend``, and gradients as the op's. It checks nothing: you vouch that
-    each call has the shapes, dtypes and device of ``like_args``, the same arguments present, and numbers that the
-    kernel's limits take; what another call gives is undefined. A policy that changes later is not seen. Under
+    The returned function has the op's signature, without ``backend``, and its gradients. It checks nothing: each call
+    must have the shapes, dtypes and device of ``like_args``, the same arguments present, and numbers that the kernel's
+    constraints accept; the result of another call is undefined. A policy that changes later has no effect. Under
     torch.compile, under transforms and for subclasses of tensors, where no kernel can be called directly, it is the
     op itself.
 
     Args:
-        op: the op's name.
-        *like_args: the arguments of one such call, its tensors real. Nothing runs.
+        op: the op's name, or its public function.
+        *like_args: the arguments of one such call, its tensors real. Nothing runs, and no random number is drawn.
         backend: as on the op itself.
         **like_kwargs: the same, by name.
 
@@ -33,17 +34,37 @@ def bind(op: str, *like_args: Any, backend: str | None = None, **like_kwargs: An
         A function of the op's arguments.
 
     Raises:
-        InvalidInputError: the op's contract does not allow these arguments.
-        NoBackendError: nobody serves such a call; its ``decision`` says why.
+        InvalidInputError: the op does not accept these arguments.
+        NoBackendError: no backend serves such a call; its ``decision`` has the reasons.
         PolicyError: an unknown op or backend.
+
+    >>> import torch, fusedops
+    >>> gelu = fusedops.bind("bias_gelu", torch.zeros(2), backend="eager")
+    >>> gelu(torch.zeros(2))
+    tensor([0., 0.])
     """
-    if op not in OPS:
-        raise PolicyError(f"bind: {unknown_name('op', op, list(OPS))}")
-    contract = OPS[op]
-    given = contract.complete(contract.bind(like_args, like_kwargs))
-    contract.validate(*given)
-    if isinstance(given[0], TensorSpec):
+    contract = find_op(op, "bind")
+    first = contract.bind(like_args, like_kwargs)[0]
+    like = contract.bound_specs(like_args, like_kwargs)  # as specs, so that nothing is drawn
+    if isinstance(first, TensorSpec):
         name = contract.parameters[0]
-        raise InvalidInputError(f"bind: {name} is a TensorSpec; needs a tensor, on this machine; explain takes specs")
-    plan = plan_for(contract, given[0], backend)
-    return make_bound(contract, plan, plan.pick(given), backend)
+        raise InvalidInputError(
+            f"bind: got {name} as a TensorSpec, expected a tensor on this machine; to fix: use explain for specs"
+        )
+    plan = plan_for(contract, first, backend)
+    kernel = select(plan, like)
+    public, parameters, defaults = contract.function, contract.parameters, contract.defaults
+    count, complete = len(parameters), contract.complete
+
+    @wraps(public)
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            args = contract.bind(args, kwargs)
+        elif len(args) < count:
+            args += defaults[len(args) :]
+        if not_plain(contract, args):
+            return public(**dict(zip(parameters, args)), backend=backend)
+        return run(contract, plan, kernel, args if complete is None else complete(args))
+
+    bound.__signature__ = contract.signature  # type: ignore[attr-defined]
+    return bound

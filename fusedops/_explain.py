@@ -1,54 +1,68 @@
-"""explain: who would serve a call, without running it."""
+"""explain: the decision for a call, without running it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusedops._in_force import get_policy, with_argument
-from fusedops._op import OPS
-from fusedops._policy import unknown_name
-from fusedops._spec import TensorSpec
+from fusedops._contract.op import Op
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._plugins.registry import registry
+from fusedops._policy.context import active_policy
+from fusedops._report.suggestion import unknown_name
 from fusedops.errors import PolicyError
 
 if TYPE_CHECKING:
-    from fusedops._decision import Decision
+    from fusedops._report.decision import Decision
 
 
-def explain(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> Decision:
-    """Says who would serve a call of ``op``, who refused it, why, and how to qualify. Runs nothing.
+def explain(op: str | Callable[..., Any], /, *args: Any, backend: str | None = None, **kwargs: Any) -> Decision:
+    """Return which backend would serve a call of ``op``, which refuse it, why, and the fixes. Runs nothing.
 
     Args:
-        op: the op's name.
-        *args: the call's arguments. Each tensor may be real, meta, fake, or a :class:`TensorSpec`; with a spec the
-            answer is also given for a device that this machine does not have.
+        op: the op's name, or its public function.
+        *args: the call's arguments. Each tensor may be real, meta, fake, or a :class:`TensorSpec`; a spec may be on a
+            device that this machine does not have.
         **kwargs: the same, by name.
         backend: as on the op itself.
 
     Raises:
-        InvalidInputError: the op's contract does not allow these arguments on any backend.
+        InvalidInputError: the op does not accept these arguments on any backend.
         PolicyError: an unknown op or backend.
-    """
-    from fusedops._decision import decide  # not at import: see fusedops.__getattr__
-    from fusedops._plan import make_plan
 
-    if not isinstance(op, str) or op not in OPS:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PolicyError(f"explain: {unknown_name('op', op, list(OPS))}")
-    contract = OPS[op]
-    given = contract.complete(contract.specs(contract.bind(args, kwargs)))
-    contract.validate(*given)
+    >>> import fusedops
+    >>> decision = fusedops.explain("bias_gelu", fusedops.TensorSpec((8, 64)), backend="eager")
+    >>> decision.backend, decision.backward
+    ('eager', 'eager')
+    """
+    from fusedops._dispatch.decide import decide  # not at import: the decision's data classes take 5 ms
+    from fusedops._dispatch.plan import make_plan
+
+    contract = find_op(op, "explain")
+    given = contract.bound_specs(args, kwargs)
     first: TensorSpec = given[0]
-    policy = get_policy() if backend is None else with_argument(get_policy(), backend)
+    active = active_policy() if backend is None else active_policy().with_argument(backend)
     kind = first.device_type
     assumed = (
         "" if _is_here(kind) else f"a machine with {kind} and the backends for it installed; this one has no {kind}"
     )
-    return decide(make_plan(contract, policy, kind, assume=bool(assumed)), given, assumed)
+    return decide(make_plan(contract, active, kind, assume=bool(assumed)), given, assumed)
+
+
+def find_op(op: object, who: str) -> Op:
+    """Return an op by its name or its public function; PolicyError where there is none."""
+    name = op if isinstance(op, str) else getattr(op, "__name__", op)
+    if isinstance(name, str) and name not in registry.ops:
+        registry.records()  # it may be a plugin's
+    if not isinstance(name, str) or name not in registry.ops:
+        raise PolicyError(f"{who}: {unknown_name('op', str(name), list(registry.ops))}")
+    return registry.ops[name]
 
 
 def _is_here(device_type: str) -> bool:
-    """Whether this machine has a device of that type. Imports no vendor's library."""
+    """Return True where this machine has a device of that type. Imports no vendor's library."""
     if device_type in ("cpu", "meta"):
         return True
     module = getattr(torch, device_type, None)

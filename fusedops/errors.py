@@ -1,12 +1,12 @@
-"""Everything fusedops raises or warns with. Each text says what was given, what is needed, and what to do."""
+"""The exceptions and warnings of fusedops. Every message has the form "got X, expected Y; to fix: Z"."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fusedops._decision import Decision
-    from fusedops._verification import Mismatch
+    from fusedops._report.decision import Decision
+    from fusedops._report.mismatch import Mismatch
 
 __all__ = [
     "FallbackWarning",
@@ -21,19 +21,19 @@ __all__ = [
 
 
 class FusedOpsError(Exception):
-    """Base of every error that fusedops itself raises. A kernel's own error reaches the user unchanged."""
+    """The base of every error that fusedops itself raises. A kernel's own error reaches the user unchanged."""
 
 
 class InvalidInputError(FusedOpsError, ValueError):
-    """An argument breaks the op's contract on every backend. Raised before anything runs."""
+    """An argument violates a constraint of the op, on every backend. Raised before anything runs."""
 
 
 class PolicyError(FusedOpsError, ValueError):
-    """A policy text, or the name of a backend or op in it, is not understood."""
+    """A policy text is invalid, or names an unknown backend or op; or ``use()`` blocks were left out of order."""
 
 
 class PluginError(FusedOpsError):
-    """A backend plugin does not fit: its import failed, its name is taken, or a kernel differs from the op."""
+    """A plugin is invalid: its import failed, its name is taken, or a kernel does not match the op."""
 
 
 class NoBackendError(FusedOpsError):
@@ -48,14 +48,14 @@ class NoBackendError(FusedOpsError):
         self.decision = decision
 
     def __reduce__(self) -> tuple[type[NoBackendError], tuple[Decision]]:
-        return type(self), (self.decision,)  # pickled by worker processes; the message is made anew
+        return type(self), (self.decision,)  # worker processes pickle it; the message is built again
 
 
 class MismatchError(FusedOpsError):
-    """Under :func:`fusedops.verify`: a kernel's result is further from the other's than the op's tolerance allows.
+    """Under :func:`fusedops.verify`, a kernel's result differs from the expected one by more than the tolerance.
 
     Attributes:
-        mismatch: what was compared, by how much it is off, and the call's own arguments.
+        mismatch: what was compared, the difference, and the call's own arguments.
     """
 
     def __init__(self, mismatch: Mismatch) -> None:
@@ -63,12 +63,12 @@ class MismatchError(FusedOpsError):
         self.mismatch = mismatch
 
     def __reduce__(self) -> tuple[type[MismatchError], tuple[Mismatch]]:
-        return type(self), (self.mismatch,)  # as above
+        return type(self), (self.mismatch,)  # see NoBackendError
 
 
 class FusedOpsWarning(UserWarning):
-    """Base of every warning that fusedops gives."""
+    """The base of every warning of fusedops."""
 
 
 class FallbackWarning(FusedOpsWarning):
-    """A call was served by another backend than the preferred one. Given once per (op, backend, reason)."""
+    """A call was served by another backend than the preferred one. Given once per (op, backend, reason code)."""

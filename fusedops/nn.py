@@ -1,7 +1,9 @@
 """The ops as modules, for models that are built of modules. They have settings, and no parameters or buffers.
 
-import fusedops.nn
-softmax = fusedops.nn.ScaledMaskedSoftmax(scale=0.125, causal=True)
+>>> import torch, fusedops
+>>> fusedops.nn.ScaledMaskedSoftmax(scale=0.125, causal=True)(torch.zeros(1, 2, 2))
+tensor([[[1.0000, 0.0000],
+         [0.5000, 0.5000]]])
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ class ScaledMaskedSoftmax(Module):
     Args:
         scale: a finite number.
         causal: also masks the keys after each query.
-        backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in force.
+        backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in effect.
+
+    >>> import fusedops
+    >>> fusedops.nn.ScaledMaskedSoftmax(0.5)
+    ScaledMaskedSoftmax(scale=0.5, causal=False)
     """
 
     def __init__(self, scale: float = 1.0, *, causal: bool = False, backend: str | None = None) -> None:
@@ -31,7 +37,7 @@ class ScaledMaskedSoftmax(Module):
         self.backend = backend
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attention probabilities.
+        """Return attention probabilities.
 
         Args:
             x: (..., Sq, Sk), float16, bfloat16, float32 or float64.
@@ -47,8 +53,8 @@ class ScaledMaskedSoftmax(Module):
         return ops.scaled_masked_softmax(x, mask, self.scale, causal=self.causal, backend=self.backend)
 
     def extra_repr(self) -> str:
-        """The settings."""
-        return f"scale={self.scale}, causal={self.causal}{_told(self.backend)}"
+        """Return the settings."""
+        return f"scale={self.scale}, causal={self.causal}{_backend_repr(self.backend)}"
 
 
 class BiasGELU(Module):
@@ -56,7 +62,11 @@ class BiasGELU(Module):
 
     Args:
         approximate: "tanh", or "none" for the exact form.
-        backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in force.
+        backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in effect.
+
+    >>> import fusedops
+    >>> fusedops.nn.BiasGELU(backend="eager")
+    BiasGELU(approximate='tanh', backend='eager')
     """
 
     def __init__(self, approximate: Approximate = "tanh", *, backend: str | None = None) -> None:
@@ -65,7 +75,7 @@ class BiasGELU(Module):
         self.backend = backend
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """GELU of ``x + bias``.
+        """Return GELU of ``x + bias``.
 
         Args:
             x: (..., H), float16, bfloat16, float32 or float64.
@@ -81,16 +91,20 @@ class BiasGELU(Module):
         return ops.bias_gelu(x, bias, approximate=self.approximate, backend=self.backend)
 
     def extra_repr(self) -> str:
-        """The settings."""
-        return f"approximate={self.approximate!r}{_told(self.backend)}"
+        """Return the settings."""
+        return f"approximate={self.approximate!r}{_backend_repr(self.backend)}"
 
 
 class BiasDropoutAdd(Module):
-    """The module of :func:`fusedops.bias_dropout_add`. It drops in training mode alone, as torch.nn.Dropout does.
+    """The module of :func:`fusedops.bias_dropout_add`. It drops only in training mode, as torch.nn.Dropout does.
 
     Args:
         p: probability of dropping an element, in [0, 1].
-        backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in force.
+        backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in effect.
+
+    >>> import fusedops
+    >>> fusedops.nn.BiasDropoutAdd(0.1)
+    BiasDropoutAdd(p=0.1)
     """
 
     def __init__(self, p: float = 0.5, *, backend: str | None = None) -> None:
@@ -99,7 +113,7 @@ class BiasDropoutAdd(Module):
         self.backend = backend
 
     def forward(self, x: Tensor, bias: Tensor | None, residual: Tensor, *, seed: int | Tensor | None = None) -> Tensor:
-        """``residual + dropout(x + bias)``. No input is written.
+        """Return ``residual + dropout(x + bias)``. No input is written.
 
         Args:
             x: (...), float16, bfloat16, float32 or float64.
@@ -117,9 +131,10 @@ class BiasDropoutAdd(Module):
         return ops.bias_dropout_add(x, bias, residual, self.p, training=self.training, seed=seed, backend=self.backend)
 
     def extra_repr(self) -> str:
-        """The settings."""
-        return f"p={self.p}{_told(self.backend)}"
+        """Return the settings."""
+        return f"p={self.p}{_backend_repr(self.backend)}"
 
 
-def _told(backend: str | None) -> str:
+def _backend_repr(backend: str | None) -> str:
+    """Return the backend's part of a repr."""
     return "" if backend is None else f", backend={backend!r}"

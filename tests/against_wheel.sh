@@ -23,4 +23,6 @@ assert (site / "fusedops" / "py.typed").exists(), "py.typed is missing"
 assert [path.name for path in (site / "bin").iterdir()] == ["fusedops"], "the command line is missing"
 assert all(info.state != "failed" for info in fusedops.backends()), fusedops.backends()
 CHECK
-"$python" -m pytest -q -p no:cacheprovider tests/test_conformance.py tests/test_policy.py tests/test_decision.py tests/test_npu.py
+"$python" -m pytest -q -p no:cacheprovider \
+  tests/testing/test_conformance.py tests/policy/test_{policy_grammar,policy_channels,use,environment}.py \
+  tests/dispatch/test_{explain,explain_agrees,no_backend,fallback_warnings}.py tests/backends/npu/test_npu_{softmax,padding,bias,installation}.py

@@ -9,7 +9,7 @@ from fusedops_eager.scaled_masked_softmax import scaled_masked_softmax, scaled_m
 
 @fusedops.hookimpl
 def fusedops_backend() -> fusedops.Backend:
-    """The hook by which fusedops finds this backend."""
+    """Return the description of this backend; fusedops calls this hook."""
     return fusedops.Backend(
         name="eager",
         device_types=("*",),

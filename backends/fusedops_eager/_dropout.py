@@ -1,8 +1,8 @@
-"""Bias + dropout (+ residual) in plain torch on a CPU: slab by slab, each slab with its stretch of the Philox mask.
+"""Bias + dropout (+ residual) in plain torch on a CPU. Each slab is processed with its range of the Philox mask.
 
-The mask comes as the integers 1 and 0, and is multiplied into the bits of the floats: a dropped element is exactly 0,
-whatever it was, in one vectorised pass (masked_fill with a bool mask takes 10 to 40 times as long, and a product of
-floats would make NaN of a dropped inf).
+The mask is a tensor of the integers 1 and 0. It is multiplied with the bits of the floats, which sets a dropped element
+to exactly 0, whatever its value, in one vectorised pass. ``masked_fill`` with a bool mask takes 10 to 40 times as long,
+and a product of floats would turn a dropped inf into NaN.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ import torch
 from torch import Tensor
 
 from fusedops.ops import OPS
-from fusedops.ops._philox import threshold
-from fusedops_eager._bias import BiasGradient, add, at_rank, slab
-from fusedops_eager._philox import Keep
+from fusedops.philox import threshold
+from fusedops_eager._bias import BiasGradient, add, slab_elements, with_rank
+from fusedops_eager._philox import KeepMask
 from fusedops_eager._slabs import Buffers, pieces
 
-# The mask's bytes for each element of a slab, by half: it takes 65 calls, so that larger slabs are worth the memory.
-_MASK = Keep.BYTES // 2
-_INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
+# Half the bytes that the mask takes per element of a slab. Only half is counted, which makes slabs larger: the mask
+# takes 65 torch calls per slab, so fewer slabs are worth the memory.
+_MASK_BYTES = KeepMask.BYTES // 2
+_INTEGER_DTYPE = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 def dropout_forward(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float, training: bool, seed: Tensor | None
 ) -> Tensor:
-    """``dropout(x + bias)``, or ``residual + dropout(x + bias)``.
+    """Compute ``dropout(x + bias)``, or ``residual + dropout(x + bias)``.
 
     Args:
         x: (...), floating, any strides.
         bias: broadcastable to x, floating, or None.
-        residual: (...), of the shape of x, floating, or None. x and the bias are taken in its dtype first.
+        residual: (...), the shape of x, floating, or None. x and the bias are first converted to its dtype.
         p: probability of dropping, in [0, 1].
         training: False drops nothing.
         seed: int64, one element. None: nothing is dropped.
@@ -39,10 +40,10 @@ def dropout_forward(
     Returns:
         (...), contiguous. Computed in float32 (float64 for float64).
     """
-    if not _serves(x):
+    if not _supports_slabs(x):
         if residual is None:
-            return OPS["bias_dropout"].reference(x, bias, p, training=training, seed=seed).contiguous()
-        return OPS["bias_dropout_add"].reference(x, bias, residual, p, training=training, seed=seed).contiguous()
+            return OPS["bias_dropout"].reference(x, bias, p, training, seed).contiguous()
+        return OPS["bias_dropout_add"].reference(x, bias, residual, p, training, seed).contiguous()
     if not training or p == 0:
         seed = None
     dtype = residual.dtype if residual is not None else x.dtype
@@ -52,10 +53,11 @@ def dropout_forward(
     if _drops_all(p, seed):
         return out.zero_() if residual is None else out.copy_(residual)
     wide = torch.promote_types(dtype, torch.float32)
-    needed = 1 if dtype is wide or residual is None else 2
-    size = slab(x.numel(), needed * wide.itemsize + (seed is not None) * _MASK, dtype.itemsize)
-    drop, buffers = _Drop(seed, p, size), Buffers(size, wide)
-    for o, part, b, r in pieces(size, out, x, at_rank(bias, x.dim()), residual):
+    buffer_count = 1 if dtype is wide or residual is None else 2
+    buffer_bytes = buffer_count * wide.itemsize + (seed is not None) * _MASK_BYTES
+    size = slab_elements(x.numel(), buffer_bytes, dtype.itemsize)
+    drop, buffers = _Dropout(seed, p, size), Buffers(size, wide)
+    for o, part, b, r in pieces(size, out, x, with_rank(bias, x.dim()), residual):
         u, y = buffers(0, o.shape), o if dtype is wide else buffers(0, o.shape)
         if residual is None:
             if seed is None:
@@ -79,21 +81,22 @@ def dropout_backward(
     x_dtype: torch.dtype,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of x and of the bias, with the mask of the forward.
+    """Compute the gradients of x and of the bias, with the mask of the forward.
 
     Args:
         grad: (...), floating, any strides.
         seed: as in the forward.
-        bias: as in the forward; only its shape and dtype are looked at.
+        bias: as in the forward; only its shape and dtype are used.
         p: as in the forward.
         training: as in the forward.
-        x_dtype: of the gradient of x.
-        needs: whether that of x is wanted, and that of the bias.
+        x_dtype: dtype of the gradient of x.
+        needs: (gradient of x is wanted, gradient of the bias is wanted).
 
     Returns:
-        (...), contiguous, and the bias's shape; None where not wanted. The sum is taken in float32, in one order.
+        (...), contiguous, and the shape of the bias; None for a gradient that is not wanted. The sum is accumulated in
+        float32 (float64 for float64), in a fixed order.
     """
-    if not _serves(grad):
+    if not _supports_slabs(grad):
         dx, dbias = OPS["bias_dropout"].backward(grad, seed, bias, p, training, x_dtype, needs)
         return None if dx is None else dx.contiguous(), dbias
     if not training or p == 0:
@@ -105,15 +108,15 @@ def dropout_backward(
         return None if dx is None else dx.zero_(), None if sums is None else sums.result()
     if dx is None and sums is None:
         return None, None
-    if dx is None and sums is not None and seed is None and grad.dtype is wide:  # nothing but a sum of what is there
-        sums.add(grad.contiguous(), sums.at_rank)
+    if dx is None and sums is not None and seed is None and grad.dtype is wide:  # the sum of grad is all that is needed
+        sums.add(grad.contiguous(), sums.sum_at_rank)
         return None, sums.result()
-    narrow = dx is None or x_dtype is not wide
-    needed = narrow * wide.itemsize + (seed is not None) * _MASK
-    size = slab(grad.numel(), needed, x_dtype.itemsize, None if sums is None else 2)
-    drop, buffers = _Drop(seed, p, size), Buffers(size, wide)
-    for g, o, total in pieces(size, grad, dx, None if sums is None else sums.at_rank):
-        du = buffers(0, g.shape) if narrow else o
+    needs_buffer = dx is None or x_dtype is not wide
+    buffer_bytes = needs_buffer * wide.itemsize + (seed is not None) * _MASK_BYTES
+    size = slab_elements(grad.numel(), buffer_bytes, x_dtype.itemsize, None if sums is None else 2)
+    drop, buffers = _Dropout(seed, p, size), Buffers(size, wide)
+    for g, o, total in pieces(size, grad, dx, None if sums is None else sums.sum_at_rank):
+        du = buffers(0, g.shape) if needs_buffer else o
         if g.dtype is wide:
             torch.mul(g, drop.scale, out=du)
         else:
@@ -121,15 +124,19 @@ def dropout_backward(
             if drop.scale != 1.0:
                 du.mul_(drop.scale)
         drop(du)
-        if narrow and o is not None:
+        if needs_buffer and o is not None:
             o.copy_(du)
         if sums is not None:
             sums.add(du, total)
     return dx, None if sums is None else sums.result()
 
 
-def _serves(x: Tensor) -> bool:
-    """Whether the slabs may: they read the seed, which elsewhere waits for the device, and the halves of an int64."""
+def _supports_slabs(x: Tensor) -> bool:
+    """Return True if slabs can be used for ``x``.
+
+    Slabs read the value of the seed, which on another device waits for the device. They also view an int64 as two
+    int32, which depends on the byte order.
+    """
     return x.is_cpu and sys.byteorder == "little"
 
 
@@ -138,27 +145,27 @@ def _drops_all(p: float, seed: Tensor | None) -> bool:
 
 
 def _rounded(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """``t`` as it would be in ``dtype``: converted only where that rounds, for widening is left to the sum."""
+    """Convert ``t`` to ``dtype`` if that rounds. A widening conversion is left to the addition that follows."""
     return t if torch.promote_types(t.dtype, dtype) is dtype else t.to(dtype)
 
 
-class _Drop:
+class _Dropout:
     """The mask and the scale of one call.
 
     Args:
         seed: as in the forward.
         p: as in the forward.
-        size: elements of the largest slab.
+        size: number of elements of the largest slab.
     """
 
     def __init__(self, seed: Tensor | None, p: float, size: int) -> None:
         self.scale = 1.0 if seed is None else 1 / (1 - p)
-        self._keep = None if seed is None else Keep(int(seed.item()), p, size)
-        self._at = 0  # slabs come in order, each a stretch of the linear index
+        self._keep_mask = None if seed is None else KeepMask(int(seed.item()), p, size)
+        self._next_index = 0  # slabs come in order, and each is a range of linear indices
 
     def __call__(self, u: Tensor) -> Tensor:
-        """Makes the dropped elements of the next slab 0. ``u`` is contiguous, float32 or float64."""
-        if self._keep is not None and u.numel():
-            u.view(_INTEGER[u.dtype]).mul_(self._keep(self._at, u.numel()).view(u.shape))
-            self._at += u.numel()
+        """Set the dropped elements of the next slab to 0, in place. ``u`` is contiguous, float32 or float64."""
+        if self._keep_mask is not None and u.numel():
+            u.view(_INTEGER_DTYPE[u.dtype]).mul_(self._keep_mask(self._next_index, u.numel()).view(u.shape))
+            self._next_index += u.numel()
         return u

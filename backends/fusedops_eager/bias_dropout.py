@@ -1,4 +1,4 @@
-"""bias_dropout in plain torch: no limits. What it does is in ``_dropout.py``."""
+"""bias_dropout in plain torch, without constraints. The computation is in ``_dropout.py``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from fusedops_eager._dropout import dropout_backward, dropout_forward
 
 
 @kernel(ops.bias_dropout, source="fusedops_eager/_dropout.py")
-def bias_dropout(
-    x: Tensor, bias: Tensor | None = None, p: float = 0.5, *, training: bool = True, seed: Tensor | None = None
-) -> Tensor:
-    """Any device, rank and bias shape."""
+def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """Compute the op on any device, for any rank and bias shape."""
     return dropout_forward(x, bias, None, p, training, seed)
 
 
@@ -27,5 +25,5 @@ def bias_dropout_backward(
     x_dtype: torch.dtype,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of x and of the bias, with the mask of the seed."""
+    """Compute the gradients of x and of the bias, with the mask that follows from the seed."""
     return dropout_backward(grad, seed, bias, p, training, x_dtype, needs)

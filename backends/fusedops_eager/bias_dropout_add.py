@@ -1,4 +1,4 @@
-"""bias_dropout_add in plain torch: no limits. What it does is in ``_dropout.py``."""
+"""bias_dropout_add in plain torch, without constraints. The computation is in ``_dropout.py``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ def bias_dropout_add(
     x: Tensor,
     bias: Tensor | None,
     residual: Tensor,
-    p: float = 0.5,
-    *,
-    training: bool = True,
-    seed: Tensor | None = None,
+    p: float,
+    training: bool,
+    seed: Tensor | None,
 ) -> Tensor:
-    """Any device, rank and bias shape."""
+    """Compute the op on any device, for any rank and bias shape."""
     return dropout_forward(x, bias, residual, p, training, seed)
 
 
@@ -33,5 +32,5 @@ def bias_dropout_add_backward(
     x_dtype: torch.dtype,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of x and of the bias, with the mask of the seed; the residual's is ``grad`` itself."""
+    """Compute the gradients of x and of the bias. The gradient of the residual is ``grad`` itself."""
     return dropout_backward(grad, seed, bias, p, training, x_dtype, needs)

@@ -1,4 +1,4 @@
-"""bias_gelu in plain torch: no limits. What it does is in ``_gelu.py``."""
+"""bias_gelu in plain torch, without constraints. The computation is in ``_gelu.py``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fusedops_eager._gelu import gelu_backward, gelu_forward
 
 
 @kernel(ops.bias_gelu, source="fusedops_eager/_gelu.py")
-def bias_gelu(x: Tensor, bias: Tensor | None = None, *, approximate: str = "tanh") -> Tensor:
-    """Any device, rank and bias shape."""
+def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """Compute the op on any device, for any rank and bias shape."""
     return gelu_forward(x, bias, approximate)
 
 
@@ -18,5 +18,5 @@ def bias_gelu(x: Tensor, bias: Tensor | None = None, *, approximate: str = "tanh
 def bias_gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of x and of the bias, from the inputs."""
+    """Compute the gradients of x and of the bias from the inputs."""
     return gelu_backward(grad, x, bias, approximate, needs)

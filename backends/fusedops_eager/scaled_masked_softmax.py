@@ -1,4 +1,4 @@
-"""scaled_masked_softmax in plain torch: no limits. What it does is in ``_softmax.py``."""
+"""scaled_masked_softmax in plain torch, without constraints. The computation is in ``_softmax.py``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fusedops_eager._softmax import softmax_backward, softmax_forward
 
 
 @kernel(ops.scaled_masked_softmax, source="fusedops_eager/_softmax.py")
-def scaled_masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, *, causal: bool = False) -> Tensor:
-    """Any device, rank, length and mask shape."""
+def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
+    """Compute the op on any device, for any rank, row length and mask shape."""
     return softmax_forward(x, mask, scale, causal)
 
 
 @kernel(ops.scaled_masked_softmax, direction="backward", source="fusedops_eager/_softmax.py")
 def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
-    """The gradient of x from the saved y."""
+    """Compute the gradient of x from the saved y."""
     return softmax_backward(grad, y, scale, causal)

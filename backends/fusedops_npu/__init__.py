@@ -1,4 +1,4 @@
-"""The Ascend backend: ``npu`` tensors, through torch_npu's kernels. Importing this imports no torch_npu."""
+"""The Ascend backend: kernels of torch_npu for ``npu`` tensors. Importing this package does not import torch_npu."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_mas
 
 
 def _probe() -> fusedops.Unavailable | None:
-    # find_spec proves nothing: installed without CANN, or beside a CUDA build of torch, the import itself raises; so
-    # import it and keep what it said
+    # find_spec is not enough: without CANN, or with a CUDA build of torch, the import itself raises. So import it and
+    # report the error.
     try:
         import torch_npu  # noqa: F401  # pyright: ignore[reportMissingImports,reportUnusedImport]
     except ModuleNotFoundError as error:
@@ -22,31 +22,31 @@ def _probe() -> fusedops.Unavailable | None:
             return fusedops.Unavailable(
                 "torch_npu is not installed", "pip install 'fusedops[npu]' on a machine with CANN"
             )
-        return _broken(error)
+        return _diagnose(error)
     except Exception as error:
-        return _broken(error)
+        return _diagnose(error)
     if not torch.npu.is_available():  # pyright: ignore[reportUnknownMemberType,reportAttributeAccessIssue]
         return fusedops.Unavailable(
             "torch_npu is installed, but torch.npu.is_available() is False: it finds no device",
-            "check the driver and the devices with `npu-smi info`, ASCEND_RT_VISIBLE_DEVICES, and that CANN's "
-            "set_env.sh was sourced",
+            "check the driver and the devices with `npu-smi info`, check ASCEND_RT_VISIBLE_DEVICES, and check that "
+            "CANN's set_env.sh was sourced",
         )
     return None
 
 
-def _broken(error: Exception) -> fusedops.Unavailable:
-    """Which of the known ways of being broken it is: each has a cure of its own."""
+def _diagnose(error: Exception) -> fusedops.Unavailable:
+    """Return the known cause of a failed import of torch_npu, with its fix."""
     raised = f"import torch_npu raised {type(error).__name__}: {error}"
-    built_for, here = _release(_version()), _release(torch.__version__)
-    if built_for and built_for != here:
+    built_for, installed = _release(_version()), _release(torch.__version__)
+    if built_for and built_for != installed:
         return fusedops.Unavailable(
             f"torch_npu {_version()} is for torch {built_for}, and this is torch {torch.__version__}: {raised}",
-            f"install torch {built_for}, or the torch_npu for torch {here}: one that begins with {here}",
+            f"install torch {built_for}, or the torch_npu for torch {installed}: version {installed}*",
         )
     if torch.version.cuda is not None:
         return fusedops.Unavailable(
             f"torch_npu is installed beside a CUDA build of torch, {torch.__version__}: {raised}",
-            f"install the CPU build of torch {here}, which torch_npu is built against",
+            f"install the CPU build of torch {installed}, which torch_npu is built against",
         )
     if isinstance(error, ImportError) and "cannot open shared object file" in str(error):
         library = str(error).partition(":")[0]
@@ -54,7 +54,9 @@ def _broken(error: Exception) -> fusedops.Unavailable:
             f"torch_npu is installed, but CANN's {library} is not found: {raised}",
             "install CANN (toolkit and kernels), and source its set_env.sh in this shell",
         )
-    return fusedops.Unavailable(raised, "source CANN's set_env.sh, and install the torch_npu that matches this torch")
+    return fusedops.Unavailable(
+        raised, "source CANN's set_env.sh, and install the torch_npu version that matches this torch"
+    )
 
 
 def _version() -> str:
@@ -65,14 +67,14 @@ def _version() -> str:
 
 
 def _release(version: str) -> str:
-    """``2.7.1`` of ``2.7.1.post4`` and of ``2.7.1+cpu``."""
-    found = re.match(r"\d+\.\d+\.\d+", version)
-    return found[0] if found else ""
+    """Return the release part of a version: ``2.7.1`` for ``2.7.1.post4`` and for ``2.7.1+cpu``."""
+    match = re.match(r"\d+\.\d+\.\d+", version)
+    return match[0] if match else ""
 
 
 @fusedops.hookimpl
 def fusedops_backend() -> fusedops.Backend:
-    """The hook by which fusedops finds this backend."""
+    """Return the description of this backend; fusedops calls this hook."""
     return fusedops.Backend(
         name="npu",
         device_types=("npu",),

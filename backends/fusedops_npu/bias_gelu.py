@@ -1,7 +1,7 @@
-"""bias_gelu on Ascend: the vendor has no op with a bias, so the sum comes first, then torch_npu's GELU.
+"""bias_gelu on Ascend. The vendor has no op with a bias, so the bias is added first; then torch_npu's GELU is called.
 
-Never ``F.gelu`` on this device: it ignores ``approximate`` and computes the tanh form; ``fast_gelu`` is quick GELU.
-Source: torch_npu.npu_gelu and npu_gelu_backward, documented for at most 8 dimensions.
+``F.gelu`` cannot be used on this device: it ignores ``approximate`` and computes the tanh form. ``fast_gelu`` is quick
+GELU. Source: torch_npu.npu_gelu and npu_gelu_backward, documented for at most 8 dimensions.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _RANKS = tuple(range(1, 9))
 
 
-def _sum(x: Tensor, bias: Tensor | None) -> tuple[Tensor, torch.dtype]:
-    """``x + bias`` in float32, as the contract asks, and the dtype of the result."""
+def _add_bias(x: Tensor, bias: Tensor | None) -> tuple[Tensor, torch.dtype]:
+    """Return ``x + bias`` in float32, as the op requires, and the dtype of the op's result."""
     if bias is None:
-        return x, x.dtype  # npu_gelu computes in float32 inside; there is no sum to round
+        return x, x.dtype  # npu_gelu computes in float32 internally, and there is no sum to round
     return x.float() + bias.float(), torch.promote_types(x.dtype, bias.dtype)
 
 
 def _sum_cost(x: Any, bias: Any, approximate: str) -> int | None:
-    """float32 tensors of x's size: the sum, x where it is narrower, and what the vendor returns, before it is cast."""
+    """Return the bytes of the float32 tensors: the sum, x if it is narrower, the vendor's result if it is cast."""
     if bias is None:
         return None
-    narrow = (x.dtype != torch.float32) + (torch.promote_types(x.dtype, bias.dtype) != torch.float32)
-    return 4 * prod(x.shape) * (1 + narrow)
+    casts = (x.dtype != torch.float32) + (torch.promote_types(x.dtype, bias.dtype) != torch.float32)
+    return 4 * prod(x.shape) * (1 + casts)
 
 
-def _sum_again_cost(grad: Any, x: Any, bias: Any, approximate: str, needs: tuple[bool, ...]) -> int | None:
+def _backward_sum_cost(grad: Any, x: Any, bias: Any, approximate: str, needs: tuple[bool, ...]) -> int | None:
     return _sum_cost(x, bias, approximate)
 
 
-_SUM = "the vendor's op takes no bias: x + bias is a float32 tensor of its own"
+_SUM_SENTENCE = "the vendor's op has no bias: x + bias is computed as a float32 tensor"
 
 
 @kernel(
@@ -47,14 +47,14 @@ _SUM = "the vendor's op takes no bias: x + bias is a float32 tensor of its own"
     DType("bias", *_DTYPES),
     Rank("x", *_RANKS),
     source="torch_npu.npu_gelu",
-    adapts=(Adaptation("sum", _SUM, _sum_cost),),
+    adapts=(Adaptation("sum", _SUM_SENTENCE, _sum_cost),),
 )
-def bias_gelu(x: Tensor, bias: Tensor | None = None, *, approximate: str = "tanh") -> Tensor:
-    """Both forms, by name."""
+def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """Compute the tanh form or the exact form."""
     import torch_npu  # pyright: ignore[reportMissingImports]
 
-    u, out = _sum(x, bias)
-    return cast("Tensor", torch_npu.npu_gelu(u.contiguous(), approximate=approximate)).to(out)  # pyright: ignore
+    u, dtype = _add_bias(x, bias)
+    return cast("Tensor", torch_npu.npu_gelu(u.contiguous(), approximate=approximate)).to(dtype)  # pyright: ignore
 
 
 @kernel(
@@ -64,15 +64,15 @@ def bias_gelu(x: Tensor, bias: Tensor | None = None, *, approximate: str = "tanh
     Rank("x", *_RANKS),
     direction="backward",
     source="torch_npu.npu_gelu_backward",
-    adapts=(Adaptation("sum", f"{_SUM}, made again", _sum_again_cost),),
+    adapts=(Adaptation("sum", f"{_SUM_SENTENCE}, again", _backward_sum_cost),),
 )
 def bias_gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of x and bias; the bias's summed in float32."""
+    """Compute the gradients of x and of the bias. The gradient of the bias is summed in float32."""
     import torch_npu  # pyright: ignore[reportMissingImports]
 
-    u, _ = _sum(x, bias)
+    u, _ = _add_bias(x, bias)
     vendor: Any = torch_npu  # pyright: ignore[reportUnknownVariableType]
     du: Tensor = vendor.npu_gelu_backward(grad.to(u.dtype).contiguous(), u.contiguous(), approximate=approximate)
     dbias = du.float().sum_to_size(bias.shape).to(bias.dtype) if bias is not None and needs[1] else None

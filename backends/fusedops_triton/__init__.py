@@ -1,7 +1,7 @@
-"""The Triton backend: NVIDIA and AMD GPUs; CPU tensors too under TRITON_INTERPRET=1, for tests and debugging.
+"""The Triton backend: NVIDIA and AMD GPUs, and CPU tensors under TRITON_INTERPRET=1 for tests and debugging.
 
-Importing this imports no triton: the launchers and jit functions (modules with a leading underscore) are imported by
-the first call.
+Importing this package does not import triton. The first call imports the launchers and jit functions, which are in the
+modules with a leading underscore.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _interpreted() -> bool:
 def _probe() -> fusedops.Unavailable | None:
     try:
         import triton  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except Exception as error:  # a broken installation raises more than ImportError
+    except Exception as error:  # a broken installation can raise other errors than ImportError
         return fusedops.Unavailable(
             f"import triton raised {type(error).__name__}: {error}", "pip install 'fusedops[triton]'"
         )
@@ -31,19 +31,20 @@ def _probe() -> fusedops.Unavailable | None:
     if not torch.cuda.is_available() and not _interpreted():
         return fusedops.Unavailable(
             "torch.cuda.is_available() is False",
-            "install a CUDA or ROCm build of torch on a machine with a GPU, or set TRITON_INTERPRET=1 to try on a CPU",
+            "install a CUDA or ROCm build of torch on a machine with a GPU, or set TRITON_INTERPRET=1 to run on a CPU",
         )
     return None
 
 
 @fusedops.hookimpl
 def fusedops_backend() -> fusedops.Backend:
-    """The hook by which fusedops finds this backend."""
+    """Return the description of this backend; fusedops calls this hook."""
     interpreted = _interpreted()
     return fusedops.Backend(
         name="triton",
         device_types=("cuda", "cpu") if interpreted else ("cuda",),
-        priority=-100 if interpreted else 100,  # the interpreter is thousands of times slower: only for who names it
+        # the interpreter is thousands of times slower than eager, so it is selected only if a policy names it
+        priority=-100 if interpreted else 100,
         kernels=(
             scaled_masked_softmax,
             scaled_masked_softmax_backward,
@@ -58,4 +59,5 @@ def fusedops_backend() -> fusedops.Backend:
         needs="triton and an NVIDIA or AMD GPU",
         packages=("triton",),
         tools=("nvidia-smi", "rocm-smi"),
+        variables=(("FUSEDOPS_AUTOTUNE", "1 times launch settings on this GPU and stores the fastest."),),
     )

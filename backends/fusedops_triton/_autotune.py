@@ -1,13 +1,13 @@
-"""FUSEDOPS_AUTOTUNE=1: the GPU tries a few settings beside the table's, and the quickest is kept, also for later runs.
+"""Autotuning of launch settings, enabled by FUSEDOPS_AUTOTUNE=1. The fastest setting is stored for later runs.
 
-Only when asked for. The first call of a kernel, width and element size on a device that is large enough to be timed
-tries the table's setting (``_settings.py``) and its neighbours, on the call's own tensors: kernels write what they
-return and nothing else, so that they may run again. What won is kept in the process, and in a JSON file of the user's
-cache folder, for this GPU, these versions and these sources.
+Autotuning runs at the first call of a kernel, width and element size on a device, if the output is large enough to be
+timed. It times the default setting (``_settings.py``) and its neighbours on the tensors of the call. Kernels only write
+their results, so they can run repeatedly. The fastest setting is cached in the process, and in a JSON file in the
+user's cache folder for this GPU, these versions and these sources.
 
-Kernels that sum the gradient of a bias are never tuned: their settings are the order of the sum, and so its bits. Those
-of the flat tiles cannot change a bit. Softmax's can, in the last place of a row's sum: its bits are then those of one
-machine and one file.
+Kernels that sum the gradient of a bias are never tuned: their settings determine the order of the sum, and with it the
+bits of the result. The settings of flat tiles do not change any bit. The settings of softmax can change the last place
+of the sum of a row, so with autotuning its bits depend on the machine and the file.
 """
 
 from __future__ import annotations
@@ -35,119 +35,130 @@ from fusedops_triton._settings import Plan, Tile, neighbours
 
 VARIABLE = "FUSEDOPS_AUTOTUNE"
 
-#: The smallest output that is timed. One that is written and read at 3 TB/s takes 20 us then, twice what a launch costs
-#: the host: below, the host would be timed.
+#: The smallest output that is timed. At 3 TB/s, writing and reading it takes 20 us, twice the host time of a launch.
+#: With smaller outputs, the host time would be measured.
 LEAST_BYTES = 32 * 2**20
 
-#: Calls of each setting that are timed, in turns.
+#: Number of timed calls of each setting. The settings take turns.
 TURNS = 20
 
 S = TypeVar("S", Plan, Tile)
 
 
-def tuned(make: Callable[[S], Launch], table: S, width: int, element_size: int) -> Launch | Tuned:
-    """What to launch: of the table's setting, or where autotuning was asked for, of the best.
+def tuned(make_launch: Callable[[S], Launch], default: S, width: int, element_size: int) -> Launch | Tuned:
+    """Return a launch with the default setting, or one with the fastest setting if autotuning is enabled.
 
     Args:
-        make: a launch with a setting.
-        table: the table's setting.
-        width: columns of a row, as a power of two; 0 where a kernel knows none.
-        element_size: bytes.
+        make_launch: return a launch with the given setting.
+        default: the setting from ``_settings.py``.
+        width: columns of a row, rounded up to a power of two; 0 for a kernel that does not depend on it.
+        element_size: bytes per element.
     """
-    launch = make(table)
-    return Tuned(make, table, launch, width, element_size) if _asked() else launch
+    launch = make_launch(default)
+    return Tuned(make_launch, default, launch, width, element_size) if _enabled() else launch
 
 
 @functools.cache
-def _asked() -> bool:
+def _enabled() -> bool:
     value = os.environ.get(VARIABLE, "").strip()
     if value not in ("", "0", "1"):
-        _warn(f"{VARIABLE}={value!r} has no effect; set it to 1 to have launch settings tuned, or unset it")
+        _warn(f"{VARIABLE}={value!r} has no effect; set it to 1 to tune launch settings, or unset it")
     return value == "1"
 
 
 class Tuned:
-    """A launch whose setting is found by the first call on each device. Called as ``Launch`` is."""
+    """A launch whose setting is selected at the first call on each device. It is called like a ``Launch``."""
 
-    def __init__(self, make: Callable[[S], Launch], table: S, launch: Launch, width: int, element_size: int) -> None:
-        self._make: Callable[[Any], Launch] = make
-        self._table: Plan | Tile = table
+    def __init__(
+        self, make_launch: Callable[[S], Launch], default: S, launch: Launch, width: int, element_size: int
+    ) -> None:
+        self._make_launch: Callable[[Any], Launch] = make_launch
+        self._default: Plan | Tile = default
         self._launch = launch
         kernel: Any = launch.kernel
         module = kernel.fn.__module__.rpartition(".")[2]
         self._name = f"{module}.{kernel.fn.__name__} {width} {element_size}"
-        self._found: dict[int, Launch] = {}
+        self._selected: dict[int, Launch] = {}
 
-    def __call__(self, home: Tensor, *args: Any) -> Any:
-        """Launches on the device of ``home``, which is as large as the output."""
-        launch = self._found.get(home.get_device()) or self._find(home, args)
-        return launch(home, *args)
+    def __call__(self, device_tensor: Tensor, *args: Any) -> Any:
+        """Launch on the device of ``device_tensor``, which has the size of the output."""
+        launch = self._selected.get(device_tensor.get_device()) or self._select(device_tensor, args)
+        return launch(device_tensor, *args)
 
-    def _find(self, home: Tensor, args: tuple[Any, ...]) -> Launch:
-        store = store_of(_device_name(home))
-        settings = [self._table, *neighbours(self._table)]
+    def _select(self, device_tensor: Tensor, args: tuple[Any, ...]) -> Launch:
+        store = store_for(_device_name(device_tensor))
+        settings = [self._default, *neighbours(self._default)]
         setting = store.get(self._name, settings)
         if setting is None:
-            if home.nbytes < LEAST_BYTES or _capturing(home):
-                return self._launch  # and the next call asks again
-            setting = self._best(settings, home, args)
+            if device_tensor.nbytes < LEAST_BYTES or _capturing(device_tensor):
+                return self._launch  # not cached: the next call tries again
+            setting = self._time_settings(settings, device_tensor, args)
             store.put(self._name, setting)
-        launch = self._launch if setting == self._table else self._make(setting)
-        self._found[home.get_device()] = launch
+        launch = self._launch if setting == self._default else self._make_launch(setting)
+        self._selected[device_tensor.get_device()] = launch
         return launch
 
-    def _best(self, settings: Sequence[Plan | Tile], home: Tensor, args: tuple[Any, ...]) -> Plan | Tile:
+    def _time_settings(
+        self, settings: Sequence[Plan | Tile], device_tensor: Tensor, args: tuple[Any, ...]
+    ) -> Plan | Tile:
+        """Return the fastest of the settings. A setting other than the default is skipped if registers spill."""
         calls: dict[Plan | Tile, Callable[[], object]] = {}
         for setting in settings:
-            launch = self._launch if setting == self._table else self._make(setting)
+            launch = self._launch if setting == self._default else self._make_launch(setting)
             try:
-                compiled = launch(home, *args)
-            except OutOfResources:  # more registers, threads or shared memory than there are
+                compiled = launch(device_tensor, *args)
+            except OutOfResources:  # registers, threads or shared memory
                 continue
-            if setting == self._table or not getattr(compiled, "n_spills", 0):
-                calls[setting] = functools.partial(launch, home, *args)
-        times = timer(list(calls.values()), home)
+            if setting == self._default or not getattr(compiled, "n_spills", 0):
+                calls[setting] = functools.partial(launch, device_tensor, *args)
+        times = timer(list(calls.values()), device_tensor)
         return min(zip(times, calls), key=lambda pair: pair[0])[1]
 
 
-def cuda_milliseconds(calls: Sequence[Callable[[], object]], home: Tensor) -> list[float]:
-    """The median time of each call, by events, in turns so that noise hits all alike."""
-    with torch.cuda.device(home.device):
+def cuda_milliseconds(calls: Sequence[Callable[[], object]], device_tensor: Tensor) -> list[float]:
+    """Return the median time of each call in ms, measured with events. Calls take turns, so noise affects all."""
+    with torch.cuda.device(device_tensor.device):
         times: list[list[float]] = [[] for _ in calls]
         for _ in range(TURNS):
-            for call, found in zip(calls, times):
+            for call, call_times in zip(calls, times):
                 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 start.record()
                 call()
                 end.record()
                 end.synchronize()
-                found.append(start.elapsed_time(end))
-    return [median(found) for found in times]
+                call_times.append(start.elapsed_time(end))
+    return [median(call_times) for call_times in times]
 
 
-#: What times settings; tests put another here.
+#: The function that times settings. Tests replace it.
 timer: Callable[[Sequence[Callable[[], object]], Tensor], list[float]] = cuda_milliseconds
 
 
-def _capturing(home: Tensor) -> bool:
-    return home.is_cuda and torch.cuda.is_current_stream_capturing()
+def _capturing(device_tensor: Tensor) -> bool:
+    return device_tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _device_name(home: Tensor) -> str:
-    return torch.cuda.get_device_name(home.device) if home.is_cuda else f"{home.device.type} interpreter"
+def _device_name(device_tensor: Tensor) -> str:
+    if device_tensor.is_cuda:
+        return torch.cuda.get_device_name(device_tensor.device)
+    return f"{device_tensor.device.type} interpreter"
 
 
 # ------------------------------------------------------------------------------------------------------------ the file
 
 
 @functools.cache
-def store_of(device: str) -> Store:
-    """What is known of a kind of GPU, by its name."""
+def store_for(device: str) -> Store:
+    """Return the store of a GPU model, by its name."""
     return Store(device)
 
 
 class Store:
-    """The settings that won on one kind of GPU, in this process and in its file."""
+    """The fastest settings on one GPU model, in this process and in a file.
+
+    Args:
+        device: name of the GPU model.
+    """
 
     def __init__(self, device: str) -> None:
         sources = hashlib.sha256()
@@ -162,24 +173,25 @@ class Store:
         name = re.sub(r"\W+", "-", device).strip("-").lower()
         digest = hashlib.sha256(json.dumps(self._key).encode()).hexdigest()[:12]
         self.path = _cache_folder() / "fusedops" / f"autotune-{name}-{digest}.json"
-        self._writes = True  # no more after a file that could not be read or written: one warning is enough
+        self._writes = True  # False after a read or write failed: one warning is enough
         self._settings = self._read()
 
-    def get(self, name: str, possible: Sequence[Plan | Tile]) -> Plan | Tile | None:
-        """The setting that won, or None. One that is not among the ``possible`` is none."""
+    def get(self, name: str, candidates: Sequence[Plan | Tile]) -> Plan | Tile | None:
+        """Return the stored setting of a kernel, or None if there is none or it is not one of ``candidates``."""
         values = self._settings.get(name)
         if values is None:
             return None
-        found = next((setting for setting in possible if list(setting) == values), None)
-        if found is None:
-            self._give_up(f"{values} for {name} is none of {[list(setting) for setting in possible]}", _DELETE)
+        stored = next((setting for setting in candidates if list(setting) == values), None)
+        if stored is None:
+            expected = [list(setting) for setting in candidates]
+            self._stop_writing(f"got {values} for {name}, expected one of {expected}", _DELETE)
             del self._settings[name]
-        return found
+        return stored
 
     def put(self, name: str, setting: Plan | Tile) -> None:
-        """Keeps a setting that won, beside those that other processes have written meanwhile.
+        """Store a setting, and keep the settings that other processes have written to the file.
 
-        Of two that write in the same millisecond one loses its setting: a later process finds it again.
+        If two processes write within the same millisecond, one setting is lost. A later process tunes it again.
         """
         self._settings[name] = list(setting)
         if self._writes:
@@ -193,22 +205,22 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
-            self._give_up(f"{type(error).__name__}: {error}", "make it readable, or delete it")
+            self._stop_writing(f"{type(error).__name__}: {error}", "make it readable, or delete it")
             return {}
         try:
             content: Any = json.loads(written)
             if content["key"] != self._key:
-                raise ValueError(f"it is of {content['key']}, not of {self._key}")
+                raise ValueError(f"got key {content['key']}, expected {self._key}")
             settings = cast("dict[str, list[Any]]", content["settings"])
             if not all(type(values) is list for values in settings.values()):
-                raise TypeError("settings are no lists")
+                raise TypeError("expected a list for each setting")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            self._give_up(f"{type(error).__name__}: {error}", _DELETE)
+            self._stop_writing(f"{type(error).__name__}: {error}", _DELETE)
             return {}
         return settings
 
     def _write(self) -> None:
-        # a file of its own, then renamed: who reads sees the old one or the new one, never a part
+        # write a temporary file and rename it, so that a reader never gets a partial file
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, written = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
@@ -220,28 +232,30 @@ class Store:
                 os.unlink(written)
                 raise
         except OSError as error:
-            todo = f"let XDG_CACHE_HOME name a folder that can be written, or unset {VARIABLE}"
-            self._give_up(f"cannot be written: {type(error).__name__}: {error}", todo)
+            fix = f"set XDG_CACHE_HOME to a writable folder, or unset {VARIABLE}"
+            self._stop_writing(f"cannot be written: {type(error).__name__}: {error}", fix)
 
-    def _give_up(self, what: str, todo: str) -> None:
+    def _stop_writing(self, problem: str, fix: str) -> None:
         if self._writes:
             self._writes = False
-            _warn(f"{self.path}: {what}. Without it every process tunes its launch settings anew; {todo}")
+            _warn(
+                f"{self.path}: {problem}. Without this file, every process tunes launch settings again; to fix: {fix}"
+            )
 
 
-_DELETE = "delete the file, and the next run writes a new one"
+_DELETE = "delete the file; the next run writes a new one"
 
 
 def _cache_folder() -> Path:
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(named) if os.path.isabs(named) else Path.home() / ".cache"  # as the XDG specification has it
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"  # as the XDG specification defines it
 
 
 def _warn(text: str) -> None:
     warnings.warn(text, FusedOpsWarning, stacklevel=2)
 
 
-def forget() -> None:
-    """For tests: the variable and the files are read again."""
-    _asked.cache_clear()
-    store_of.cache_clear()
+def clear_caches() -> None:
+    """Clear the caches, so that the environment variable and the files are read again. For tests."""
+    _enabled.cache_clear()
+    store_for.cache_clear()

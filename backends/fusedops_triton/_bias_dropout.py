@@ -1,25 +1,26 @@
-"""Bias + dropout, with and without a residual, in Triton: two launchers, and the three kernels that they choose from.
+"""Bias + dropout, with and without a residual, in Triton: two launchers and three kernels.
 
     forward             flat tiles: read x (and residual), write y
-    backward, columns   for a bias (H,) whose gradient is wanted: dx, and sums over columns in the same pass
-    backward, flat      else. For a bias of another shape the gradient is made in float32 too, and torch sums it
+    backward, columns   for the gradient of a bias (H,): dx, and sums over columns in the same pass
+    backward, flat      otherwise. For a bias of another shape, a gradient in float32 is also written, and torch sums it
 
-What holds for all of them:
+Common to all kernels:
 
-- Whether an element is kept follows from the seed and its linear index alone (fusedops/ops/_philox.py): nothing is
-  stored, backward asks again. The seed is read on the device, so nothing waits for it and graphs may capture a call.
-- One run of Philox serves four neighbours. Their four bits are packed into a number, spread over the four and tested
-  there: this keeps 16-byte accesses without a shuffle (joining the words moves them through shared memory). With
-  multiplications of 32 * 32 to 64 bits, all of it without a bias is 19 instructions an element on sm_90; with
-  tl.randint4x, which multiplies twice for the two halves, 24. An H200 has time for some 25 while it moves 4 bytes.
-- x, residual and grad are made contiguous first if they are not. Where the bias lies, and how the sums are shared out:
-  _bias.py.
+- The seed and the linear index of an element determine if it is kept (fusedops/philox.py). Nothing is saved:
+  backward computes the mask again. The kernel reads the seed on the device, so there is no synchronisation, and CUDA
+  graphs can capture a call.
+- One Philox call gives four words, for four neighbouring elements. Their four bits are packed into a number, which is
+  broadcast to the four elements and tested there. This keeps 16-byte accesses without a shuffle; joining the words
+  would move them through shared memory. With multiplications of 32 * 32 to 64 bits, the kernel without a bias takes 19
+  instructions per element on sm_90; with tl.randint4x, which multiplies twice for the two halves, it takes 24. An H200
+  has time for about 25 while it moves 4 bytes.
+- x, residual and grad are made contiguous if they are not. _bias.py has the layout of the bias and the sums.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # pyright: reportArgumentType=false, reportCallIssue=false
-# Triton is not typed, and the body of a jit function is a language of its own that only looks like Python.
+# Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 
 from __future__ import annotations
 
@@ -30,48 +31,48 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops.ops._philox import threshold
+from fusedops.philox import threshold
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import (
-    Bias,
+    BiasLayout,
     add_sums,
+    allocate_sums,
     bias_at,
     column_tile,
     flat_tile,
     locate,
     rounded,
     store_sums,
-    summed,
-    sums_for,
+    sum_to_bias,
     unit,
-    wide,
 )
-from fusedops_triton._launch import Launch, by_layout, scalar_for
+from fusedops_triton._common import compute_dtype, scalar
+from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import Columns, Tile, ceil_div, share_columns, tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
-class _Dropout(NamedTuple):
-    """Dropout as kernels take it."""
+class _DropoutArguments(NamedTuple):
+    """The kernel arguments for dropout."""
 
-    seed: Tensor | None  # None: keep everything
-    scale: float | int  # of what is kept, see ``scalar_for``
-    last: int  # the largest word that drops its element: an unsigned number, as int32 has the same bits
-
-
-def _dropout(p: float, training: bool, seed: Tensor | None, dtype: torch.dtype) -> _Dropout:
-    drops, scale, last = _numbers(p if training else 0.0, dtype)
-    return _Dropout(seed if drops else None, scale, last)
+    seed: Tensor | None  # None: keep all elements
+    scale: float | int  # factor of the kept elements, see ``scalar_for``
+    last: int  # the largest word whose element is dropped: an unsigned number, passed as the int32 with the same bits
 
 
-@by_layout  # 0.2 us instead of 0.7
-def _numbers(p: float, dtype: torch.dtype) -> tuple[bool, float | int, int]:
-    """Whether any element is dropped, and ``scale`` and ``last`` of ``_Dropout``."""
+def _dropout_arguments(p: float, training: bool, seed: Tensor | None, dtype: torch.dtype) -> _DropoutArguments:
+    drops, scale, last = _scale_and_last(p if training else 0.0, dtype)
+    return _DropoutArguments(seed if drops else None, scale, last)
+
+
+@cached_by_layout  # 0.2 us instead of 0.7 us
+def _scale_and_last(p: float, dtype: torch.dtype) -> tuple[bool, float | int, int]:
+    """Return if any element is dropped, and ``scale`` and ``last`` of ``_DropoutArguments``."""
     if p == 0:
         return False, scalar_for(1.0, dtype), 0
     scale = scalar_for(1 / (1 - p) if p < 1 else 0.0, dtype)
-    # p = 1: the threshold 2**32 is no 32-bit number, the last word that drops is. p below 2**-33: no word drops.
+    # The threshold of p = 1, 2**32, does not fit in 32 bits; threshold - 1 does. For p below 2**-33 it is -1.
     last = threshold(p) - 1
     return last >= 0, scale, last - 2**32 if last >= 2**31 else last
 
@@ -79,15 +80,15 @@ def _numbers(p: float, dtype: torch.dtype) -> tuple[bool, float | int, int]:
 def dropout_forward(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float, training: bool, seed: Tensor | None
 ) -> Tensor:
-    """``dropout(x + bias)``, or ``residual + dropout(x + bias)``.
+    """Compute ``dropout(x + bias)``, or ``residual + dropout(x + bias)``.
 
     Args:
         x: (...), float16, bfloat16, float32 or float64, any strides.
-        bias: broadcastable to x, any of these dtypes, any strides. Or None.
-        residual: the shape of x, any of these dtypes, any strides; x and bias are taken in its dtype. Or None.
+        bias: broadcastable to x, any of these dtypes, any strides; or None.
+        residual: the shape of x, any of these dtypes, any strides; x and bias are converted to its dtype. Or None.
         p: probability of dropping.
         training: False drops nothing.
-        seed: int64, one element. Not used where nothing is dropped.
+        seed: int64, one element. It is not used if nothing is dropped.
 
     Returns:
         (...), contiguous, the dtype of residual; without one, of x + bias.
@@ -98,11 +99,11 @@ def dropout_forward(
     n = y.numel()
     if n == 0:
         return y
-    x, place = x.contiguous(), locate(bias, x.shape)
-    residual = None if residual is None else residual.contiguous()
-    drop = _dropout(p, training, seed, dtype)
-    launch = _forward_launch(n, min(x.element_size(), y.element_size()), dtype, *place[1:])
-    launch(y, y, x, place.tensor, residual, *drop)
+    x, layout = x.resolve_neg().contiguous(), locate(bias, x.shape)
+    residual = None if residual is None else residual.resolve_neg().contiguous()
+    dropout = _dropout_arguments(p, training, seed, dtype)
+    launch = _forward_launch(n, min(x.element_size(), y.element_size()), dtype, *layout[1:])
+    launch(y, y, x, layout.tensor, residual, *dropout)
     return y
 
 
@@ -115,84 +116,92 @@ def dropout_backward(
     x_dtype: torch.dtype,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of x and of bias, each in its dtype, None where ``needs`` does not ask for it.
+    """Compute the gradients of x and of the bias, each in its dtype; None for one that is not wanted.
 
     Args:
         grad: (...), the gradient of y, dtype of y, any strides.
-        seed: as forward had it.
-        bias: as forward had it; only its shape and dtype are used.
-        p: as forward had it.
-        training: as forward had it.
-        x_dtype: of x.
-        needs: is the gradient of x, of bias wanted.
+        seed: as in the forward.
+        bias: as in the forward; only its shape and dtype are used.
+        p: as in the forward.
+        training: as in the forward.
+        x_dtype: dtype of x.
+        needs: (gradient of x is wanted, gradient of the bias is wanted).
     """
     dx = torch.empty_like(grad, dtype=x_dtype, memory_format=torch.contiguous_format) if needs[0] else None
-    target = bias if needs[1] else None  # whose gradient is wanted
-    if grad.numel() == 0 or not (needs[0] or target is not None):
-        return dx, None if target is None else torch.zeros_like(target, memory_format=torch.contiguous_format)
-    grad = grad.contiguous()
-    drop = _dropout(p, training, seed, grad.dtype)
-    place = locate(target, grad.shape)
-    # rows that are no multiple of 4 would tear the groups that share a run of Philox
-    if target is not None and place.columns and (drop.seed is None or place.columns % 4 == 0):
-        return dx, _backward_of_columns(dx, grad, drop, place, target)
+    bias = bias if needs[1] else None
+    if grad.numel() == 0 or not (needs[0] or bias is not None):
+        return dx, None if bias is None else torch.zeros_like(bias, memory_format=torch.contiguous_format)
+    grad = grad.resolve_neg().contiguous()
+    dropout = _dropout_arguments(p, training, seed, grad.dtype)
+    layout = locate(bias, grad.shape)
+    # with a row length that is not a multiple of 4, rows would split the groups that share a Philox call
+    if bias is not None and layout.columns and (dropout.seed is None or layout.columns % 4 == 0):
+        return dx, _columns_backward(dx, grad, dropout, layout, bias)
     du = None
-    if target is not None:  # one gradient for each element: the bias's own, or in the dtype of sums for torch to sum
-        sums = torch.promote_types(grad.dtype, torch.float32)
-        du = torch.empty_like(grad, dtype=target.dtype if target.numel() == grad.numel() else sums)
+    if bias is not None:  # the gradient of x + bias: in the dtype of a bias of x's size, else in the dtype of sums
+        sum_dtype = torch.promote_types(grad.dtype, torch.float32)
+        du = torch.empty_like(grad, dtype=bias.dtype if bias.numel() == grad.numel() else sum_dtype)
     launch = _flat_launch(grad.numel(), min(grad.element_size(), x_dtype.itemsize), grad.dtype)
-    launch(grad, dx, du, grad, *drop)
-    return dx, None if target is None or du is None else summed(du, target)
+    launch(grad, dx, du, grad, *dropout)
+    return dx, None if bias is None or du is None else sum_to_bias(du, bias)
 
 
-def _backward_of_columns(dx: Tensor | None, grad: Tensor, drop: _Dropout, place: Bias, bias: Tensor) -> Tensor:
-    """Fills dx, if it is wanted, and returns the gradient of a bias (H,)."""
+def _columns_backward(
+    dx: Tensor | None, grad: Tensor, dropout: _DropoutArguments, layout: BiasLayout, bias: Tensor
+) -> Tensor:
+    """Write dx, unless it is None, and return the gradient of a bias (H,)."""
     narrowest = grad.element_size() if dx is None else min(grad.element_size(), dx.element_size())
-    launch, share = _columns_launch(grad.numel() // place.columns, narrowest, grad.dtype, place.unit, place.sizes[0])
-    dbias, sums = sums_for(share, bias, wide(grad.dtype))
-    launch(grad, dx, sums, grad, *drop)
+    n_rows = grad.numel() // layout.columns
+    launch, columns = _columns_launch(n_rows, narrowest, grad.dtype, layout.unit, layout.sizes[0])
+    dbias, sums = allocate_sums(columns, bias, compute_dtype(grad.dtype))
+    launch(grad, dx, sums, grad, *dropout)
     if sums is not dbias:
         add_sums(dbias, sums)
     return dbias
 
 
-@by_layout
+@cached_by_layout
 def _forward_launch(
-    n: int, narrowest: int, dtype: torch.dtype, kind: str, unit_of: int, sizes: tuple[int, ...]
+    n: int, narrowest: int, dtype: torch.dtype, kind: str, bias_unit: int, sizes: tuple[int, ...]
 ) -> Launch | Tuned:
-    """_forward for n elements; of the bias, what ``locate`` says."""
-    unit_n = unit(n)
+    """Return the launch of ``_forward`` for n elements; kind, bias_unit and sizes are from ``locate``."""
+    unit_n, wide = unit(n), compute_dtype(dtype)
 
-    def make(setting: Tile) -> Launch:
-        constants = {"KIND": kind, "UNIT": unit_of, "UNIT_N": unit_n, "BLOCK": setting.block, "WIDE": wide(dtype)}
+    def make_launch(setting: Tile) -> Launch:
+        constants = {"KIND": kind, "UNIT": bias_unit, "UNIT_N": unit_n, "BLOCK": setting.block, "WIDE": wide}
         return Launch(_forward, (ceil_div(n, setting.block),), (n // unit_n, *sizes), constants, setting.warps)
 
-    return tuned(make, tile(narrowest), 0, narrowest)
+    return tuned(make_launch, tile(narrowest), 0, narrowest)
 
 
-@by_layout
+@cached_by_layout
 def _flat_launch(n: int, narrowest: int, dtype: torch.dtype) -> Launch | Tuned:
-    """_backward_flat for n elements."""
+    """Return the launch of ``_backward_flat`` for n elements."""
     unit_n = unit(n)
 
-    def make(setting: Tile) -> Launch:
-        constants = {"UNIT_N": unit_n, "BLOCK": setting.block, "WIDE": wide(dtype)}
+    def make_launch(setting: Tile) -> Launch:
+        constants = {"UNIT_N": unit_n, "BLOCK": setting.block, "WIDE": compute_dtype(dtype)}
         return Launch(_backward_flat, (ceil_div(n, setting.block),), (n // unit_n,), constants, setting.warps)
 
-    return tuned(make, tile(narrowest), 0, narrowest)
+    return tuned(make_launch, tile(narrowest), 0, narrowest)
 
 
-@by_layout
-def _columns_launch(n_rows: int, narrowest: int, dtype: torch.dtype, unit_of: int, size: int) -> tuple[Launch, Columns]:
-    """_backward_columns for (n_rows, size * unit_of), and how its sums are shared out."""
-    share = share_columns(n_rows, size * unit_of, narrowest)
-    constants = {"UNIT": unit_of, "STEPS": share.steps, "ROWS": share.rows, "COLS": share.cols, "WIDE": wide(dtype)}
-    return Launch(_backward_columns, (share.tiles, share.parts), (n_rows, size), constants, share.warps), share
+@cached_by_layout
+def _columns_launch(
+    n_rows: int, narrowest: int, dtype: torch.dtype, bias_unit: int, size: int
+) -> tuple[Launch, Columns]:
+    """Return the launch of ``_backward_columns`` for (n_rows, size * bias_unit), and the setting of its sums."""
+    columns = share_columns(n_rows, size * bias_unit, narrowest)
+    constants = {
+        "UNIT": bias_unit, "STEPS": columns.steps, "ROWS": columns.rows, "COLS": columns.cols,
+        "WIDE": compute_dtype(dtype),
+    }  # fmt: skip
+    return Launch(_backward_columns, (columns.tiles, columns.parts), (n_rows, size), constants, columns.warps), columns
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels
-# No integer is specialised on: what the compiler should know of their alignment is in UNIT and UNIT_N. Nor is the
-# seed's address: it is read once.
+# Triton does not specialise on any integer here: UNIT and UNIT_N give the compiler the alignment. It does not
+# specialise on the address of the seed either, which is read once.
 
 
 @triton.jit(do_not_specialize=["seed_ptr", "scale", "last", "n", "size", "inner", "wrap", "outer", "step"])
@@ -200,10 +209,10 @@ def _forward(
     y_ptr, x_ptr, bias_ptr, residual_ptr, seed_ptr, scale, last, n, size, inner, wrap, outer, step,
     KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements. Grid (cdiv(n * UNIT_N, BLOCK),).
+    """Compute BLOCK elements. Grid (cdiv(n * UNIT_N, BLOCK),).
 
     y_ptr, x_ptr: (n * UNIT_N,). residual_ptr: the same, or None. bias_ptr and from ``size`` to ``step``: see
-    ``bias_at``. seed_ptr: (1,) int64, or None. scale, last: see ``_Dropout``.
+    ``bias_at``. seed_ptr: (1,) int64, or None. scale, last: see ``_DropoutArguments``.
     """
     base, at, inside = flat_tile(n, UNIT_N, BLOCK)
     x = tl.load(x_ptr + base + at, mask=inside, other=0.0)
@@ -215,7 +224,7 @@ def _forward(
         if residual_ptr is not None:
             bias = rounded(bias, y_ptr)
         u += bias.to(WIDE)
-    u *= _scalar(scale, WIDE)
+    u *= scalar(scale, WIDE)
     if seed_ptr is not None:
         u = tl.where(_kept(seed_ptr, base // 4, last, BLOCK), u, 0.0)
     if residual_ptr is not None:
@@ -228,9 +237,9 @@ def _backward_flat(
     dx_ptr, du_ptr, grad_ptr, seed_ptr, scale, last, n,
     UNIT_N: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements of the gradient, to dx_ptr and to du_ptr, either of which may be None. Else as _forward."""
+    """Write BLOCK elements of the gradient to dx_ptr and du_ptr. Each can be None. Other arguments as in _forward."""
     base, at, inside = flat_tile(n, UNIT_N, BLOCK)
-    du = tl.load(grad_ptr + base + at, mask=inside, other=0.0).to(WIDE) * _scalar(scale, WIDE)
+    du = tl.load(grad_ptr + base + at, mask=inside, other=0.0).to(WIDE) * scalar(scale, WIDE)
     if seed_ptr is not None:
         du = tl.where(_kept(seed_ptr, base // 4, last, BLOCK), du, 0.0)
     if dx_ptr is not None:
@@ -244,15 +253,15 @@ def _backward_columns(
     dx_ptr, sums_ptr, grad_ptr, seed_ptr, scale, last, n_rows, size,
     UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """COLS columns of STEPS * ROWS rows. Grid (cdiv(H, COLS), parts), H = size * UNIT, a multiple of 4 with a seed.
+    """Write and sum COLS columns of STEPS * ROWS rows. Grid (cdiv(H, COLS), parts).
 
-    dx_ptr: (n_rows, H), or None. sums_ptr: (parts, H), the sum over this program's rows. grad_ptr: (n_rows, H). Else as
-    _forward.
+    H = size * UNIT, a multiple of 4 with a seed. dx_ptr: (n_rows, H), or None. sums_ptr: (parts, H), the sum over this
+    program's rows. grad_ptr: (n_rows, H). Other arguments as in _forward.
     """
-    sums = tl.zeros([ROWS, COLS], dtype=WIDE)  # every lane adds up its own; one reduction at the end
+    sums = tl.zeros([ROWS, COLS], dtype=WIDE)  # each lane adds up its own elements; one reduction at the end
     for step in range(STEPS):
         at, inside, row = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS)
-        du = tl.load(grad_ptr + at, mask=inside, other=0.0).to(WIDE) * _scalar(scale, WIDE)
+        du = tl.load(grad_ptr + at, mask=inside, other=0.0).to(WIDE) * scalar(scale, WIDE)
         if seed_ptr is not None:
             first = row * (size.to(tl.int64) * UNIT // 4) + tl.program_id(0).to(tl.int64) * (COLS // 4)
             du = tl.where(_kept(seed_ptr, first[:, None], last, COLS), du, 0.0)
@@ -266,18 +275,10 @@ def _backward_columns(
 
 
 @triton.jit
-def _scalar(value, WIDE: tl.constexpr):
-    """A float32 as it is; for float64 the bits of a double, as ``_launch.scalar_for`` passes them."""
-    if WIDE == tl.float64:  # noqa: SIM300 - ruff takes any upper case name for a constant
-        value = value.to(tl.int64).to(tl.float64, bitcast=True)
-    return value
-
-
-@triton.jit
 def _kept(seed_ptr, first, last, SIZE: tl.constexpr):
-    """Which elements are kept: of SIZE, from counter ``first`` (their index // 4) on, 64-bit.
+    """Return the keep-mask of SIZE elements from counter ``first``, 64-bit: the linear index of an element // 4.
 
-    first: a number, for (SIZE,), or (R, 1), for (R, SIZE).
+    first: a number, for a mask (SIZE,); or (R, 1), for a mask (R, SIZE).
     """
     bits = _bits(tl.load(seed_ptr), first + tl.arange(0, SIZE // 4), last.to(tl.uint32, bitcast=True))
     element = tl.arange(0, SIZE) % 4
@@ -292,7 +293,7 @@ def _kept(seed_ptr, first, last, SIZE: tl.constexpr):
 
 @triton.jit
 def _bits(seed, counter, last):
-    """For each counter (int64) an int32: bit k says that output word k of Philox is above ``last``, a uint32."""
+    """Return an int32 for each counter (int64). Bit k is set if output word k of Philox is above ``last``, a uint32."""
     w0, w1, w2, w3 = _philox(seed, counter)
     low = (w0 > last).to(tl.int32) | ((w1 > last).to(tl.int32) << 1)
     return low | ((w2 > last).to(tl.int32) << 2) | ((w3 > last).to(tl.int32) << 3)
@@ -300,7 +301,7 @@ def _bits(seed, counter, last):
 
 @triton.jit
 def _philox(seed, counter):
-    """The four words (uint32) of Philox4x32-10 for each counter, seed and counter int64."""
+    """Return the four words (uint32) of Philox4x32-10 for each counter. seed and counter are int64."""
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     c2 = tl.zeros_like(c0)

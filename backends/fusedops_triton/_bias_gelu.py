@@ -1,21 +1,21 @@
-"""Bias + GELU in Triton: two launchers, and the three kernels that they choose from.
+"""Bias + GELU in Triton: two launchers and three kernels.
 
     forward             flat tiles: read x, write y
-    backward, columns   for a bias (H,) whose gradient is wanted: dx, and sums over columns in the same pass
-    backward, flat      else. For a bias of another shape dx is made in float32 too, and torch sums it
+    backward, columns   for the gradient of a bias (H,): dx, and sums over columns in the same pass
+    backward, flat      otherwise. For a bias of another shape, dx is also written in float32, and torch sums it
 
-What holds for all of them:
+Common to all kernels:
 
-- The sum, the function and the sums are in float32, in float64 for float64.
-- 0.5 * (1 + tanh(z)) is the logistic function of 2z; with exp(-|2z|), which does not overflow, it is good to its last
-  places in both tails, and so is its slope: no 1 - tanh(z)**2, which cancels.
-- x and grad are made contiguous first if they are not. Where the bias lies, and how the sums are shared out: _bias.py.
+- ``x + bias``, GELU and sums are computed in float32, in float64 for float64.
+- 0.5 * (1 + tanh(z)) is the logistic function of 2z. With exp(-|2z|), which does not overflow, it is accurate to the
+  last places in both tails. So is its derivative, which avoids the cancellation of 1 - tanh(z)**2.
+- x and grad are made contiguous if they are not. _bias.py has the layout of the bias and the sums.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # pyright: reportArgumentType=false, reportCallIssue=false
-# Triton is not typed, and the body of a jit function is a language of its own that only looks like Python.
+# Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from torch import Tensor
 
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import (
-    Bias,
+    BiasLayout,
     add_sums,
+    allocate_sums,
     bias_at,
     column_tile,
     flat_tile,
     locate,
     rounded,
     store_sums,
-    summed,
-    sums_for,
+    sum_to_bias,
     unit,
-    wide,
 )
-from fusedops_triton._launch import Launch, by_layout
+from fusedops_triton._common import compute_dtype
+from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import Columns, Tile, ceil_div, share_columns, tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
 def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    """``gelu(x + bias)``.
+    """Compute ``gelu(x + bias)``.
 
     Args:
         x: (...), float16, bfloat16, float32 or float64, any strides.
-        bias: broadcastable to x, any of these dtypes, any strides. Or None.
-        approximate: "tanh", or "none" for erf.
+        bias: broadcastable to x, any of these dtypes, any strides; or None.
+        approximate: "tanh", or "none" for the exact form.
 
     Returns:
         (...), contiguous, the dtype of x + bias.
@@ -61,90 +61,92 @@ def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     n = y.numel()
     if n == 0:
         return y
-    x, place = x.contiguous(), locate(bias, x.shape)
+    x, layout = x.resolve_neg().contiguous(), locate(bias, x.shape)
     narrowest = min(x.element_size(), y.element_size())
-    launch = _flat_launch(False, n, narrowest, dtype, approximate, *place[1:])
-    launch(y, y, x, place.tensor)
+    launch = _flat_launch(False, n, narrowest, dtype, approximate, *layout[1:])
+    launch(y, y, x, layout.tensor)
     return y
 
 
 def gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of x and of bias, each in its dtype, None where ``needs`` does not ask for it.
+    """Compute the gradients of x and of the bias, each in its dtype; None for one that is not wanted.
 
     Args:
         grad: (...), the gradient of y, dtype of y, any strides.
-        x: as forward had it.
-        bias: as forward had it.
-        approximate: as forward had it.
-        needs: is the gradient of x, of bias wanted.
+        x: as in the forward.
+        bias: as in the forward.
+        approximate: as in the forward.
+        needs: (gradient of x is wanted, gradient of the bias is wanted).
     """
     dx = torch.empty_like(x, memory_format=torch.contiguous_format) if needs[0] else None
-    target = bias if needs[1] else None  # whose gradient is wanted
-    if x.numel() == 0 or not (needs[0] or target is not None):
-        return dx, None if target is None else torch.zeros_like(target, memory_format=torch.contiguous_format)
-    grad, x, place = grad.contiguous(), x.contiguous(), locate(bias, x.shape)
-    if target is not None and place.columns:
-        return dx, _backward_of_columns(dx, grad, x, place, target, approximate)
+    wanted_bias = bias if needs[1] else None
+    if x.numel() == 0 or not (needs[0] or wanted_bias is not None):
+        return dx, None if wanted_bias is None else torch.zeros_like(wanted_bias, memory_format=torch.contiguous_format)
+    grad, x, layout = grad.resolve_neg().contiguous(), x.resolve_neg().contiguous(), locate(bias, x.shape)
+    if wanted_bias is not None and layout.columns:
+        return dx, _columns_backward(dx, grad, x, layout, wanted_bias, approximate)
     du = None
-    if target is not None:  # one gradient for each element: the bias's own, or in the dtype of sums for torch to sum
-        sums = torch.promote_types(grad.dtype, torch.float32)
-        du = torch.empty_like(x, dtype=target.dtype if target.numel() == x.numel() else sums)
+    if wanted_bias is not None:  # the gradient of x + bias: in the dtype of a bias of x's size, else in that of sums
+        sum_dtype = torch.promote_types(grad.dtype, torch.float32)
+        du = torch.empty_like(x, dtype=wanted_bias.dtype if wanted_bias.numel() == x.numel() else sum_dtype)
     narrowest = min(grad.element_size(), x.element_size())
-    launch = _flat_launch(True, x.numel(), narrowest, grad.dtype, approximate, *place[1:])
-    launch(x, dx, du, grad, x, place.tensor)
-    return dx, None if target is None or du is None else summed(du, target)
+    launch = _flat_launch(True, x.numel(), narrowest, grad.dtype, approximate, *layout[1:])
+    launch(x, dx, du, grad, x, layout.tensor)
+    return dx, None if wanted_bias is None or du is None else sum_to_bias(du, wanted_bias)
 
 
-def _backward_of_columns(
-    dx: Tensor | None, grad: Tensor, x: Tensor, place: Bias, bias: Tensor, approximate: str
+def _columns_backward(
+    dx: Tensor | None, grad: Tensor, x: Tensor, layout: BiasLayout, bias: Tensor, approximate: str
 ) -> Tensor:
-    """Fills dx, if it is wanted, and returns the gradient of a bias (H,)."""
+    """Write dx, unless it is None, and return the gradient of a bias (H,)."""
     narrowest = min(grad.element_size(), x.element_size())
-    launch, share = _columns_launch(
-        x.numel() // place.columns, narrowest, grad.dtype, approximate, place[2], place[3][0]
-    )
-    dbias, sums = sums_for(share, bias, wide(grad.dtype))
-    launch(x, dx, sums, grad, x, place.tensor)
+    n_rows = x.numel() // layout.columns
+    launch, columns = _columns_launch(n_rows, narrowest, grad.dtype, approximate, layout.unit, layout.sizes[0])
+    dbias, sums = allocate_sums(columns, bias, compute_dtype(grad.dtype))
+    launch(x, dx, sums, grad, x, layout.tensor)
     if sums is not dbias:
         add_sums(dbias, sums)
     return dbias
 
 
-@by_layout
+@cached_by_layout
 def _flat_launch(
-    backward: bool, n: int, narrowest: int, dtype: torch.dtype, approximate: str, kind: str, unit_of: int,
+    backward: bool, n: int, narrowest: int, dtype: torch.dtype, approximate: str, kind: str, bias_unit: int,
     sizes: tuple[int, ...],
 ) -> Launch | Tuned:  # fmt: skip
-    """_forward or _backward_flat for n elements; of the bias, what ``locate`` says."""
+    """Return the launch of ``_forward`` or ``_backward_flat`` for n elements.
+
+    kind, bias_unit and sizes are from ``locate``.
+    """
     kernel, unit_n = _backward_flat if backward else _forward, unit(n)
 
-    def make(setting: Tile) -> Launch:
+    def make_launch(setting: Tile) -> Launch:
         constants = {
-            "TANH": approximate == "tanh", "KIND": kind, "UNIT": unit_of, "UNIT_N": unit_n, "BLOCK": setting.block,
-            "WIDE": wide(dtype),
+            "TANH": approximate == "tanh", "KIND": kind, "UNIT": bias_unit, "UNIT_N": unit_n, "BLOCK": setting.block,
+            "WIDE": compute_dtype(dtype),
         }  # fmt: skip
         return Launch(kernel, (ceil_div(n, setting.block),), (n // unit_n, *sizes), constants, setting.warps)
 
-    return tuned(make, tile(narrowest), 0, narrowest)
+    return tuned(make_launch, tile(narrowest), 0, narrowest)
 
 
-@by_layout
+@cached_by_layout
 def _columns_launch(
-    n_rows: int, narrowest: int, dtype: torch.dtype, approximate: str, unit_of: int, size: int
+    n_rows: int, narrowest: int, dtype: torch.dtype, approximate: str, bias_unit: int, size: int
 ) -> tuple[Launch, Columns]:
-    """_backward_columns for (n_rows, size * unit_of), and how its sums are shared out."""
-    share = share_columns(n_rows, size * unit_of, narrowest)
+    """Return the launch of ``_backward_columns`` for (n_rows, size * bias_unit), and the setting of its sums."""
+    columns = share_columns(n_rows, size * bias_unit, narrowest)
     constants = {
-        "TANH": approximate == "tanh", "UNIT": unit_of, "STEPS": share.steps, "ROWS": share.rows, "COLS": share.cols,
-        "WIDE": wide(dtype),
+        "TANH": approximate == "tanh", "UNIT": bias_unit, "STEPS": columns.steps, "ROWS": columns.rows,
+        "COLS": columns.cols, "WIDE": compute_dtype(dtype),
     }  # fmt: skip
-    return Launch(_backward_columns, (share.tiles, share.parts), (n_rows, size), constants, share.warps), share
+    return Launch(_backward_columns, (columns.tiles, columns.parts), (n_rows, size), constants, columns.warps), columns
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels
-# No integer is specialised on: what the compiler should know of their alignment is in UNIT and UNIT_N.
+# Triton does not specialise on any integer here: UNIT and UNIT_N give the compiler the alignment.
 
 
 @triton.jit(do_not_specialize=["n", "size", "inner", "wrap", "outer", "step"])
@@ -153,7 +155,7 @@ def _forward(
     TANH: tl.constexpr, KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements. Grid (cdiv(n * UNIT_N, BLOCK),).
+    """Compute BLOCK elements. Grid (cdiv(n * UNIT_N, BLOCK),).
 
     y_ptr, x_ptr: (n * UNIT_N,). bias_ptr and from ``size`` to ``step``: see ``bias_at``.
     """
@@ -170,7 +172,7 @@ def _backward_flat(
     TANH: tl.constexpr, KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements of the gradient, to dx_ptr and to du_ptr, either of which may be None. Else as _forward."""
+    """Write BLOCK elements of the gradient to dx_ptr and du_ptr. Each can be None. Other arguments as in _forward."""
     base, at, inside = flat_tile(n, UNIT_N, BLOCK)
     u = tl.load(x_ptr + base + at, mask=inside, other=0.0).to(WIDE)
     if KIND != "none":
@@ -188,14 +190,14 @@ def _backward_columns(
     TANH: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """COLS columns of STEPS * ROWS rows. Grid (cdiv(H, COLS), parts), H = size * UNIT.
+    """Write and sum COLS columns of STEPS * ROWS rows. Grid (cdiv(H, COLS), parts), H = size * UNIT.
 
     dx_ptr: (n_rows, H), or None. sums_ptr: (parts, H), the sum over this program's rows. grad_ptr, x_ptr: (n_rows, H).
     bias_ptr: (H,).
     """
     col = tl.program_id(0).to(tl.int64) * COLS + tl.arange(0, COLS)
     bias = tl.load(bias_ptr + col, mask=col < size.to(tl.int64) * UNIT, other=0.0).to(WIDE)[None, :]
-    sums = tl.zeros([ROWS, COLS], dtype=WIDE)  # every lane adds up its own; one reduction at the end
+    sums = tl.zeros([ROWS, COLS], dtype=WIDE)  # each lane adds up its own elements; one reduction at the end
     for step in range(STEPS):
         at, inside, _ = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS)
         x = tl.load(x_ptr + at, mask=inside, other=0.0)
@@ -212,7 +214,7 @@ def _backward_columns(
 
 @triton.jit
 def _gelu(u, TANH: tl.constexpr):
-    """GELU of u, float32 or float64."""
+    """Compute GELU of u, float32 or float64."""
     if TANH:
         t, e = _logistic(u, u * u)
         return u * tl.where(t > 0, 1.0, e) / (1.0 + e)
@@ -221,14 +223,14 @@ def _gelu(u, TANH: tl.constexpr):
 
 @triton.jit
 def _slope(u, TANH: tl.constexpr):
-    """The derivative of GELU at u."""
+    """Compute the derivative of GELU at u."""
     if TANH:
         square = u * u
         t, e = _logistic(u, square)
         r = 1.0 / (1.0 + e)
         er = e * r
-        # 2z has the slope 2 * sqrt(2 / pi) * (1 + 3 * 0.044715 * u * u), the logistic function e * r * r. u * e comes
-        # first: it is 0 long before u**3 is infinite
+        # The derivative of 2z is 2 * sqrt(2 / pi) * (1 + 3 * 0.044715 * u * u), that of the logistic function is
+        # e * r * r. u * e is computed first: it becomes 0 long before u**3 overflows.
         return tl.where(t > 0, r, er) + (u * (er * r)) * (1.5957691216057308 + 0.21406444881780076 * square)
     cdf = 0.5 + 0.5 * tl.erf(0.7071067811865476 * u)
     return cdf + u * (0.3989422804014327 * tl.exp2(-0.7213475204444817 * u * u))
@@ -236,6 +238,6 @@ def _slope(u, TANH: tl.constexpr):
 
 @triton.jit
 def _logistic(u, square):
-    """With z = sqrt(2 / pi) * (u + 0.044715 * u**3): 2z / ln(2), and exp(-|2z|), which is a power of 2 of that."""
+    """Return t = 2z / ln(2) and exp(-|2z|) = 2**-|t|, where z = sqrt(2 / pi) * (u + 0.044715 * u**3)."""
     t = u * (2.302208198144325 + 0.1029432395800235 * square)
     return t, tl.exp2(-tl.abs(t))

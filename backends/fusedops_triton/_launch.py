@@ -1,14 +1,14 @@
-"""Launching: on the right device, and for little host time where a call looks like one before it.
+"""Kernel launches on the right device, with less host time for repeated calls.
 
-``kernel[grid](...)`` binds the arguments, makes a key of them all and looks the compiled kernel up, at each call. Here
-most of that is done once: what the layout of a call decides (grid, sizes, constexprs, warps) is kept in a ``Launch``,
-which an op looks up by that layout. So what is left to tell one compiled kernel from another is how Triton specialises
-on the tensors and scalars, and Triton's own function is asked for it. A ``Launch`` that has seen the answer before
-calls the compiled kernel as ``JITFunction.run`` would; whatever is new goes through Triton, which compiles.
+At each call, ``kernel[grid](...)`` binds the arguments, computes a key from all of them and looks up the compiled
+kernel. Here most of this is done once. The values that follow from the layout of a call (grid, sizes, constexprs,
+warps) are stored in a ``Launch``, which is cached by that layout. What remains is how Triton specialises on the tensors
+and scalars; Triton's own function computes it. For a specialisation that a ``Launch`` has cached, it calls the compiled
+kernel as ``JITFunction.run`` does. For a new one it calls Triton, which compiles.
 
-This uses what Triton does not promise to keep. So the short way is for the versions that were read, on a GPU; in
-others, and in the interpreter, each call goes through Triton. Which it is, is decided once and said in the log
-"fusedops.triton" (level DEBUG).
+This uses private parts of Triton. So the fast path is enabled only on a GPU, with the versions whose source was read.
+With other versions, and in the interpreter, each call goes through Triton. The path is selected once and reported in
+the log "fusedops.triton" (level DEBUG).
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportArgumentType=false
@@ -27,72 +27,73 @@ import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-#: Versions of Triton whose JITFunction.run was read: they differ in nothing that matters here.
+#: Versions of Triton whose JITFunction.run was read. They do not differ in the parts that are used here.
 READ_VERSIONS = ("3.6", "3.7", "3.8", "3.9")
 
-#: Launch options of every kernel. a * b + c in one instruction, with one rounding, is the default of Triton up to 3.9,
-#: which warns that 3.10 will have another. Said here, results stay what they are and users see no warning.
+#: Launch options of every kernel. Computing a * b + c in one instruction, with one rounding, is the default of Triton
+#: up to 3.9, which warns that 3.10 changes it. With the explicit option, results do not change and users see no
+#: warning.
 OPTIONS = {"enable_fp_fusion": True}
 
-#: Knobs that Triton makes options of the compilation at each call. Where a program has set one, Triton sees to it.
-_COMPILED_IN = frozenset(("instrumentation_mode", "fpsan_homomorphic_casts"))
+#: Knobs that Triton turns into compilation options at each call. If a program has set one, calls go through Triton.
+_COMPILATION_KNOBS = frozenset(("instrumentation_mode", "fpsan_homomorphic_casts"))
 
 _log = logging.getLogger("fusedops.triton")
 
 
-class _ShortWay(NamedTuple):
-    """What of Triton a short launch uses."""
+class _FastPath(NamedTuple):
+    """The parts of Triton that a launch on the fast path uses."""
 
-    driver: Any  # triton.runtime.driver: its .active knows the current device and stream
+    driver: Any  # triton.runtime.driver: its .active returns the current device and stream
     specialize: Callable[..., tuple[object, ...]]  # (backend, argument, is_const, specialize, align)
-    backend: Any  # of the compiler: AMD's specialises on more
-    compiled: type[Any]  # what a launch through Triton returns
-    knobs: Any  # hooks, and what changes how kernels are compiled; older versions have none
+    backend: Any  # the compiler's backend: AMD's specialises on more properties
+    compiled: type[Any]  # the type that a launch through Triton returns
+    knobs: Any  # launch hooks and compilation settings
 
 
 @cache
-def short_way(kernel_type: type[Any]) -> _ShortWay | None:
-    """How to launch past ``JITFunction.run``, or None where each launch has to go through Triton."""
+def fast_path(kernel_type: type[Any]) -> _FastPath | None:
+    """Return the parts of Triton that replace ``JITFunction.run``, or None if each launch must go through Triton."""
     try:
-        return _short_way(kernel_type)
+        return _find_fast_path(kernel_type)
     except (AttributeError, ImportError, RuntimeError, TypeError, ValueError) as error:
         _log.debug("each launch goes through Triton %s: %s: %s", triton.__version__, type(error).__name__, error)
         return None
 
 
-def _short_way(kernel_type: type[Any]) -> _ShortWay:
+def _find_fast_path(kernel_type: type[Any]) -> _FastPath:
     from triton import knobs
     from triton._C.libtriton import native_specialize_impl
     from triton.compiler import CompiledKernel, make_backend
     from triton.runtime import driver
 
     if kernel_type is not JITFunction:
-        raise TypeError(f"kernels are {kernel_type.__name__}, as under TRITON_INTERPRET=1; needs JITFunction")
+        raise TypeError(f"got {kernel_type.__name__}, as under TRITON_INTERPRET=1, expected JITFunction")
     if ".".join(triton.__version__.split(".")[:2]) not in READ_VERSIONS:
-        raise ValueError(f"needs one of {', '.join(READ_VERSIONS)}, whose launching is known")
+        raise ValueError(f"expected one of {', '.join(READ_VERSIONS)}, the versions whose source was read")
     active: Any = driver.active
     backend = make_backend(active.get_current_target())
     if native_specialize_impl(backend, 2**40, False, False, True)[0] != "i64":
-        raise ValueError("native_specialize_impl does not say i64 of 2**40")
-    # read at each launch
+        raise ValueError("native_specialize_impl does not return i64 for 2**40")
+    # each launch reads these; raise AttributeError now if one is missing
     _ = CompiledKernel.run, active.get_current_device, active.get_current_stream, knobs.runtime.debug, knobs.compilation
     _ = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, knobs.runtime.add_stages_inspection_hook
-    _log.debug("launches seen before go past JITFunction.run of Triton %s", triton.__version__)
-    return _ShortWay(driver, native_specialize_impl, backend, CompiledKernel, knobs)
+    _log.debug("repeated launches bypass JITFunction.run of Triton %s", triton.__version__)
+    return _FastPath(driver, native_specialize_impl, backend, CompiledKernel, knobs)
 
 
 class Launch:
-    """A kernel with what the layout of a call decides: everything but tensors and scalars. Calling it launches.
+    """A kernel with all launch arguments except tensors and scalars. Calling it launches the kernel.
 
     Args:
-        kernel: its parameters are tensors and scalars, then sizes, then constexprs.
-        grid: programs along each axis.
+        kernel: a jit function. Its parameters are tensors and scalars, then sizes, then constexprs.
+        grid: number of programs along each axis.
         sizes: the integer arguments.
         constants: the constexprs by name, in any order.
-        warps: of a program.
+        warps: number of warps per program.
     """
 
-    __slots__ = ("_grid", "_ready", "constants", "grid", "kernel", "sizes", "warps")
+    __slots__ = ("_compiled", "_grid", "constants", "grid", "kernel", "sizes", "warps")
 
     def __init__(
         self, kernel: Any, grid: tuple[int, ...], sizes: Sequence[int], constants: dict[str, Any], warps: int
@@ -103,92 +104,96 @@ class Launch:
         self.constants = constants
         self.warps = warps
         self._grid = grid + (1,) * (3 - len(grid))
-        # compiled kernels: by device, and what Triton specialises on of each tensor and scalar
-        self._ready: dict[tuple[object, ...], tuple[Any, ...]] = {}
+        # compiled kernels by device and by Triton's specialisation of each tensor and scalar
+        self._compiled: dict[tuple[object, ...], tuple[Any, ...]] = {}
 
-    def __call__(self, home: Tensor, *args: Any) -> Any:
-        """Launches on the device of ``home``, on its current stream. Returns the compiled kernel (interpreted: None).
+    def __call__(self, device_tensor: Tensor, *args: Any) -> Any:
+        """Launch on the device of ``device_tensor``, on the current stream.
 
         Args:
-            home: one of the tensors; Triton launches on the current device, wherever its arguments are.
+            device_tensor: one of the tensors. Triton launches on the current device, even if its arguments are on
+                another one.
             *args: the kernel's first arguments: tensors, None, numbers.
-        """
-        way = short_way(type(self.kernel))
-        if way is None:
-            device = torch.cuda.current_device() if home.is_cuda else -1
-        else:
-            device = way.driver.active.get_current_device()
-        if home.is_cuda and home.get_device() != device:
-            with torch.cuda.device(home.device):
-                return self._launch(way, home.get_device(), args)
-        return self._launch(way, device, args)
 
-    def _launch(self, way: _ShortWay | None, device: int, args: tuple[Any, ...]) -> Any:
-        if way is None or self._watched(way.knobs):
-            return self._through_triton(args)
-        backend, specialize = way.backend, way.specialize
+        Returns:
+            The compiled kernel; None in the interpreter.
+        """
+        path = fast_path(type(self.kernel))
+        if path is None:
+            device = torch.cuda.current_device() if device_tensor.is_cuda else -1
+        else:
+            device = path.driver.active.get_current_device()
+        if device_tensor.is_cuda and device_tensor.get_device() != device:
+            with torch.cuda.device(device_tensor.device):
+                return self._launch(path, device_tensor.get_device(), args)
+        return self._launch(path, device, args)
+
+    def _launch(self, path: _FastPath | None, device: int, args: tuple[Any, ...]) -> Any:
+        if path is None or self._must_use_triton(path.knobs):
+            return self._launch_with_triton(args)
+        backend, specialize = path.backend, path.specialize
         key = (device, *[specialize(backend, arg, False, True, True) for arg in args])
-        ready = self._ready.get(key)
-        if ready is None:
-            compiled = self._through_triton(args)
-            if isinstance(compiled, way.compiled):
+        cached = self._compiled.get(key)
+        if cached is None:
+            compiled = self._launch_with_triton(args)
+            if isinstance(compiled, path.compiled):
                 names = self.kernel.arg_names[len(args) + len(self.sizes) :]
-                tail = self.sizes + tuple([self.constants[name] for name in names])
-                self._ready[key] = (compiled, compiled.run, compiled.function, compiled.packed_metadata, tail)
+                last_args = self.sizes + tuple([self.constants[name] for name in names])
+                self._compiled[key] = (compiled, compiled.run, compiled.function, compiled.packed_metadata, last_args)
             return compiled
-        compiled, run, function, metadata, tail = ready
+        compiled, run, function, metadata, last_args = cached
         x, y, z = self._grid
-        # the current stream is asked for each time: a graph captures on one of its own
-        stream = way.driver.active.get_current_stream(device)
-        run(x, y, z, stream, function, metadata, None, None, None, *args, *tail)
+        # not cached: CUDA graphs capture on a stream of their own
+        stream = path.driver.active.get_current_stream(device)
+        run(x, y, z, stream, function, metadata, None, None, None, *args, *last_args)
         return compiled
 
-    def _watched(self, knobs: Any) -> bool:
-        """Does somebody look at launches, or change how kernels are compiled? Then Triton has to see to it."""
+    def _must_use_triton(self, knobs: Any) -> bool:
+        """Return True if a launch hook is set, or a setting that changes how kernels are compiled."""
         runtime = knobs.runtime
         return bool(
-            _called(runtime.launch_enter_hook)
-            or _called(runtime.launch_exit_hook)
+            _has_calls(runtime.launch_enter_hook)
+            or _has_calls(runtime.launch_exit_hook)
             or self.kernel.pre_run_hooks
             or runtime.debug
             or runtime.add_stages_inspection_hook is not None
-            or not _COMPILED_IN.isdisjoint(knobs.compilation.__dict__)
+            or not _COMPILATION_KNOBS.isdisjoint(knobs.compilation.__dict__)
         )
 
-    def _through_triton(self, args: tuple[Any, ...]) -> Any:
+    def _launch_with_triton(self, args: tuple[Any, ...]) -> Any:
         return self.kernel[self.grid](*args, *self.sizes, **self.constants, num_warps=self.warps, **OPTIONS)
 
 
-def _called(hook: Any) -> bool:
-    """Is there anything in this launch hook? Triton's chain of hooks is there also when it is empty."""
+def _has_calls(hook: Any) -> bool:
+    """Return True if the launch hook calls anything. Triton's chain of hooks exists even when it is empty."""
     return hook is not None and bool(getattr(hook, "calls", True))
 
 
 # ------------------------------------------------------------------------------------------------------------- layouts
 
 F = TypeVar("F", bound=Callable[..., Any])
-_forgetting: list[Callable[[], None]] = []
+_cache_clears: list[Callable[[], None]] = []
 
 
-def by_layout(function: F) -> F:
-    """Keeps what ``function`` makes of shapes, strides, dtypes and flags: the 1024 that were used last."""
-    kept: Any = lru_cache(maxsize=1024)(function)
-    _forgetting.append(kept.cache_clear)
-    return kept
+def cached_by_layout(function: F) -> F:
+    """Cache the results of ``function`` by its arguments: shapes, strides, dtypes and flags. 1024 entries, LRU."""
+    cached: Any = lru_cache(maxsize=1024)(function)
+    _cache_clears.append(cached.cache_clear)
+    return cached
 
 
-def forget_layouts() -> None:
-    """For tests that change settings: every launch is planned anew."""
-    for forget in _forgetting:
-        forget()
+def clear_layout_caches() -> None:
+    """Clear the caches of ``cached_by_layout``. For tests that change settings."""
+    for clear in _cache_clears:
+        clear()
 
 
 def scalar_for(value: float, dtype: torch.dtype) -> float | int:
-    """``value`` as a kernel argument that does not lose precision.
+    """Return ``value`` as a kernel argument that does not lose precision.
 
-    Triton makes a Python float a float32 argument. That is what the float16, bfloat16 and float32 kernels want; the
-    float64 kernels take the 64 bits of the double as an integer instead, and cast them back. The
-    other ways are worse: an argument annotated as float64 puts float64 instructions in every kernel, a constexpr
-    compiles anew for each value, a one-element tensor is a copy to the device.
+    Triton passes a Python float as float32. This is enough for the float16, bfloat16 and float32 kernels. The float64
+    kernels take the 64 bits of the double as an integer and cast them back. The alternatives are worse: an argument
+    annotated as float64 adds float64 instructions to every kernel, a constexpr compiles a kernel for each value, and a
+    one-element tensor is a copy to the device.
     """
     return struct.unpack("<q", struct.pack("<d", value))[0] if dtype == torch.float64 else float(value)

@@ -1,4 +1,4 @@
-"""bias_dropout on Triton: its limits, and the way to the launchers in ``_bias_dropout.py``."""
+"""bias_dropout on Triton: the kernels with their constraints. The launchers are in ``_bias_dropout.py``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from fusedops import kernel, ops
 from fusedops.constraints import Capability
 
 
-# Triton itself supports NVIDIA GPUs from compute capability 8.0 (Ampere) on
+# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
 @kernel(ops.bias_dropout, Capability("x", (8, 0)), source="fusedops_triton/_bias_dropout.py")
-def bias_dropout(
-    x: Tensor, bias: Tensor | None = None, p: float = 0.5, *, training: bool = True, seed: Tensor | None = None
-) -> Tensor:
-    """Any shape, stride and shape of bias."""
-    from fusedops_triton._bias_dropout import dropout_forward  # triton is imported by the first call, not before
+def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """Compute the op for any shape, strides and bias shape."""
+    from fusedops_triton._bias_dropout import dropout_forward  # imports triton, so not at module level
 
     return dropout_forward(x, bias, None, p, training, seed)
 
@@ -30,7 +28,10 @@ def bias_dropout_backward(
     x_dtype: torch.dtype,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of x and bias, by the mask made again from the seed; that of a bias (H,) in the same pass."""
+    """Compute the gradients of x and of the bias. The mask is recomputed from the seed.
+
+    The gradient of a bias (H,) is computed in the same pass as the gradient of x.
+    """
     from fusedops_triton._bias_dropout import dropout_backward
 
     return dropout_backward(grad, seed, bias, p, training, x_dtype, needs)

@@ -1,4 +1,4 @@
-"""bias_dropout_add on Triton: its limits, and the way to the launchers in ``_bias_dropout.py``."""
+"""bias_dropout_add on Triton: the kernels with their constraints. The launchers are in ``_bias_dropout.py``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from fusedops import kernel, ops
 from fusedops.constraints import Capability
 
 
-# Triton itself supports NVIDIA GPUs from compute capability 8.0 (Ampere) on
+# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
 @kernel(ops.bias_dropout_add, Capability("x", (8, 0)), source="fusedops_triton/_bias_dropout.py")
 def bias_dropout_add(
     x: Tensor,
     bias: Tensor | None,
     residual: Tensor,
-    p: float = 0.5,
-    *,
-    training: bool = True,
-    seed: Tensor | None = None,
+    p: float,
+    training: bool,
+    seed: Tensor | None,
 ) -> Tensor:
-    """Any shape, stride and shape of bias, any mix of dtypes."""
-    from fusedops_triton._bias_dropout import dropout_forward  # triton is imported by the first call, not before
+    """Compute the op for any shape, strides, bias shape and mix of dtypes."""
+    from fusedops_triton._bias_dropout import dropout_forward  # imports triton, so not at module level
 
     return dropout_forward(x, bias, residual, p, training, seed)
 
@@ -38,7 +37,7 @@ def bias_dropout_add_backward(
     x_dtype: torch.dtype,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """As bias_dropout's: the residual's gradient is grad itself, and not a kernel's business."""
+    """Compute the gradients of x and of the bias, as in bias_dropout. The gradient of the residual is ``grad``."""
     from fusedops_triton._bias_dropout import dropout_backward
 
     return dropout_backward(grad, seed, bias, p, training, x_dtype, needs)

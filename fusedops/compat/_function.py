@@ -1,4 +1,4 @@
-"""What the autograd Functions of the drop-ins share."""
+"""Helpers for the autograd Functions of the replacements."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch import Tensor
 
 
 class OpFunction(torch.autograd.Function):
-    """An autograd Function whose ``apply`` is an op of fusedops.
+    """An autograd Function whose ``apply`` calls an op of fusedops.
 
-    The op has its own autograd: with second derivatives, torch.func, and a backward that was chosen along with forward.
-    So a Function here names the op as ``_op``, a static method. Its ``forward`` and ``backward`` are for those who call
-    them, for torch.compile, which traces them, and for subclasses, which inherit no ``_op``: their apply is torch's.
+    The op has its own autograd, with second derivatives and torch.func. Its backward is selected together with its
+    forward. So a subclass sets the static method ``_op``, which ``apply`` calls. ``forward`` and ``backward`` exist for
+    callers that use them directly, for torch.compile, which traces them, and for subclasses of the subclass: these do
+    not inherit ``_op``, so their ``apply`` is torch's.
     """
 
     _op: Callable[..., Tensor] | None = None
@@ -26,12 +27,12 @@ class OpFunction(torch.autograd.Function):
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Tensor:
-        """Calls the op on the arguments of ``forward`` after ctx."""
+        """Call the op with the arguments of ``forward``, without ``ctx``."""
         return cast("Tensor", super().apply(*args, **kwargs)) if cls._op is None else cls._op(*args, **kwargs)
 
 
 def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor | None, needs: list[bool]) -> tuple[Tensor | None, ...]:
-    """The gradients of ``x`` and ``bias`` for the tanh form, by the backend of the policy; None where not needed."""
-    run = torch.ops.fusedops.bias_gelu_backward.default
-    found: tuple[Tensor, ...] = run(grad, x, bias, "tanh", needs)
-    return tuple(gradient if need else None for gradient, need in zip(found, needs))
+    """Compute the gradients of ``x`` and ``bias`` for the tanh form with the selected backend; None if not needed."""
+    backward = torch.ops.fusedops.bias_gelu_backward.default
+    gradients: tuple[Tensor, ...] = backward(grad, x, bias, "tanh", needs)
+    return tuple(gradient if need else None for gradient, need in zip(gradients, needs))

@@ -1,4 +1,4 @@
-"""Attention masks as Megatron makes and names them."""
+"""Megatron's attention masks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from fusedops.errors import InvalidInputError
 
 
 class AttnMaskType(enum.Enum):
-    """Megatron's kinds of attention mask. Everywhere here a member of Megatron's or apex's own enum does as well."""
+    """Megatron's types of attention mask. Members of Megatron's and apex's own enums are supported too.
+
+    >>> AttnMaskType.causal.name
+    'causal'
+    """
 
     padding = 1
     causal = 2
@@ -23,30 +27,39 @@ class AttnMaskType(enum.Enum):
 
 
 def is_causal(attn_mask_type: object) -> bool:
-    """Whether the mask type is ``causal``, told by its name: an enum of another library has other members.
+    """Return True if the mask type is ``causal``. Types are compared by name, so enums of other libraries work.
 
     Raises:
-        InvalidInputError: a name that no mask type has.
+        InvalidInputError: no mask type has this name.
+
+    >>> is_causal(AttnMaskType.causal), is_causal("padding")
+    (True, False)
     """
     name = getattr(attn_mask_type, "name", attn_mask_type)
     if isinstance(name, str) and name not in AttnMaskType.__members__:
         raise InvalidInputError(
-            f"attn_mask_type is {name!r}; needs one of {', '.join(AttnMaskType.__members__)}; see AttnMaskType"
+            f"attn_mask_type: got {name!r}, expected one of {', '.join(AttnMaskType.__members__)}; to fix: use a "
+            f"member of AttnMaskType"
         )
     return name == AttnMaskType.causal.name
 
 
 def get_default_causal_mask(sq: int, device: torch.device | str | None = None) -> Tensor:
-    """The causal mask for ``sq`` queries and keys.
+    """Create the causal mask for ``sq`` queries and keys.
 
     Args:
-        sq: number of queries, and of keys.
-        device: where the mask is made. None: the machine's accelerator if it has one, else the CPU.
+        sq: number of queries and of keys.
+        device: device of the mask. None: the machine's accelerator if it has one, otherwise the CPU.
 
     Returns:
         (sq, sq), bool, True where masked out: above the diagonal.
 
-    Source: Megatron-LM, ``megatron/core/transformer/utils.py``, which makes it on CUDA alone.
+    Source: Megatron-LM, ``megatron/core/transformer/utils.py``, which supports only CUDA.
+
+    >>> get_default_causal_mask(3, "cpu").int()
+    tensor([[0, 1, 1],
+            [0, 0, 1],
+            [0, 0, 0]], dtype=torch.int32)
     """
     return torch.ones(sq, sq, dtype=torch.bool, device=_device(device)).triu_(1)
 
@@ -54,19 +67,24 @@ def get_default_causal_mask(sq: int, device: torch.device | str | None = None) -
 def get_sliding_window_causal_mask(
     sq: int, skv: int, window_size: Sequence[int], device: torch.device | str | None = None
 ) -> Tensor:
-    """The mask of a sliding window, whose last query stands at the last key.
+    """Create the mask of a sliding window. The last query is at the position of the last key.
 
     Args:
         sq: number of queries.
         skv: number of keys.
-        window_size: (left, right): how many keys before and after its own a query sees. -1 means all of them.
-        device: where the mask is made. None: the machine's accelerator if it has one, else the CPU.
+        window_size: (left, right): the number of keys before and after its own position that a query attends to. -1
+            means all keys.
+        device: device of the mask. None: the machine's accelerator if it has one, otherwise the CPU.
 
     Returns:
         (sq, skv), bool, True where masked out.
 
-    Source: Megatron-LM, ``megatron/core/transformer/utils.py``; -1 is as its TransformerConfig describes it, which
-    that function does not carry out.
+    Source: Megatron-LM, ``megatron/core/transformer/utils.py``. -1 has the meaning that its TransformerConfig
+    documents; the original function does not implement it.
+
+    >>> get_sliding_window_causal_mask(2, 4, (1, 0), "cpu").int()
+    tensor([[1, 0, 0, 1],
+            [1, 1, 0, 0]], dtype=torch.int32)
     """
     left, right = window_size
     device = _device(device)
@@ -81,16 +99,19 @@ def get_sliding_window_causal_mask(
 
 
 def attention_mask_func(attention_scores: Tensor, attention_mask: Tensor) -> Tensor:
-    """Fills masked scores with -10000, in place, as Megatron's function of this name does.
+    """Fill masked scores with -10000, in place, as Megatron's function of this name.
 
-    FusedScaleMaskSoftmax knows it by its name and does not call it: it masks exactly.
+    FusedScaleMaskSoftmax recognises this function by its name and does not call it: it masks exactly.
 
     Args:
-        attention_scores: (..., Sq, Sk), any floating dtype. Written.
+        attention_scores: (..., Sq, Sk), any floating dtype. Modified in place.
         attention_mask: bool, broadcastable to the scores, True where masked out.
 
     Returns:
         ``attention_scores``.
+
+    >>> attention_mask_func(torch.tensor([[1.0, 2.0]]), torch.tensor([[False, True]]))
+    tensor([[ 1.0000e+00, -1.0000e+04]])
     """
     return attention_scores.masked_fill_(attention_mask, -10000.0)
 

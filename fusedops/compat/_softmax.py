@@ -1,4 +1,4 @@
-"""The softmax Functions of Megatron and apex, and apex's functional forms, over fusedops.scaled_masked_softmax."""
+"""The softmax Functions of Megatron and apex, and apex's functional forms, with fusedops.scaled_masked_softmax."""
 
 from __future__ import annotations
 
@@ -28,25 +28,32 @@ def _backward(ctx: Any, output_grads: Tensor) -> Tensor:
 class ScaledMaskedSoftmax(OpFunction):
     """Scale, mask, softmax: ``apply(inputs, mask, scale)``.
 
-    ``inputs``: (b, np, sq, sk), or any rank from 2, any floating dtype. ``mask``: bool or uint8, broadcastable to it,
-    True where masked out, or None. ``scale``: a number.
+    ``inputs``: (b, np, sq, sk), or any rank from 2, any floating dtype. ``mask``: bool or uint8, broadcastable to
+    ``inputs``, True where masked out, or None. ``scale``: a number.
+
+    >>> ScaledMaskedSoftmax.apply(torch.zeros(1, 3), torch.tensor([[False, False, True]]), 1.0)
+    tensor([[0.5000, 0.5000, 0.0000]])
     """
 
     _op = staticmethod(ops.scaled_masked_softmax)
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        """The probabilities, as ``inputs`` in shape and dtype."""
+        """Compute the probabilities, in the shape and dtype of ``inputs``."""
         return _forward(ctx, inputs, mask, scale, False)
 
     @staticmethod
     def backward(ctx: Any, output_grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The gradient of ``inputs``; mask and scale have none. ``output_grads`` is not written."""
+        """Compute the gradient of ``inputs``. ``output_grads`` is not modified."""
         return _backward(ctx, output_grads), None, None
 
 
 class GenericScaledMaskedSoftmax(ScaledMaskedSoftmax):
-    """apex's form without a limit on the number of keys; here no form has one."""
+    """apex's form for any number of keys. Here every form supports any number of keys.
+
+    >>> GenericScaledMaskedSoftmax.apply(torch.zeros(1, 2), None, 1.0)
+    tensor([[0.5000, 0.5000]])
+    """
 
     _op = staticmethod(ops.scaled_masked_softmax)
 
@@ -56,18 +63,23 @@ def _causal_softmax(inputs: Tensor, scale: float) -> Tensor:
 
 
 class ScaledUpperTriangMaskedSoftmax(OpFunction):
-    """Scale, causal mask, softmax: ``apply(inputs, scale)``. ``inputs``: (attn_batches, sq, sk), or any rank from 2."""
+    """Scale, causal mask, softmax: ``apply(inputs, scale)``. ``inputs``: (attn_batches, sq, sk), or any rank from 2.
+
+    >>> ScaledUpperTriangMaskedSoftmax.apply(torch.zeros(2, 2), 1.0)
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]])
+    """
 
     _op = staticmethod(_causal_softmax)
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, scale: float) -> Tensor:
-        """The probabilities, as ``inputs`` in shape and dtype; exactly 0 above the diagonal."""
+        """Compute the probabilities, in the shape and dtype of ``inputs``; exactly 0 above the diagonal."""
         return _forward(ctx, inputs, None, scale, True)
 
     @staticmethod
     def backward(ctx: Any, output_grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The gradient of ``inputs``; scale has none. ``output_grads`` is not written."""
+        """Compute the gradient of ``inputs``. ``output_grads`` is not modified."""
         return _backward(ctx, output_grads), None
 
 
@@ -76,18 +88,22 @@ def _softmax(inputs: Tensor, scale: float) -> Tensor:
 
 
 class ScaledSoftmax(OpFunction):
-    """Scale, softmax: ``apply(inputs, scale)``. ``inputs``: (b, np, sq, sk), or any rank from 2."""
+    """Scale, softmax: ``apply(inputs, scale)``. ``inputs``: (b, np, sq, sk), or any rank from 2.
+
+    >>> ScaledSoftmax.apply(torch.zeros(1, 2), 1.0)
+    tensor([[0.5000, 0.5000]])
+    """
 
     _op = staticmethod(_softmax)
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, scale: float) -> Tensor:
-        """The probabilities, as ``inputs`` in shape and dtype."""
+        """Compute the probabilities, in the shape and dtype of ``inputs``."""
         return _forward(ctx, inputs, None, scale, False)
 
     @staticmethod
     def backward(ctx: Any, output_grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The gradient of ``inputs``; scale has none. ``output_grads`` is not written."""
+        """Compute the gradient of ``inputs``. ``output_grads`` is not modified."""
         return _backward(ctx, output_grads), None
 
 
@@ -95,33 +111,49 @@ class ScaledSoftmax(OpFunction):
 
 
 def _autocast(inputs: Tensor) -> Tensor:
-    """``inputs`` in the dtype of torch.autocast where it is on, as apex's functional forms take them."""
-    kind = inputs.device.type
-    if inputs.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+    """Return ``inputs`` in the dtype of torch.autocast if autocast is enabled, as apex's functional forms do."""
+    device_type = inputs.device.type
+    if inputs.dtype == torch.float64 or not torch.is_autocast_enabled(device_type):
         return inputs
-    return inputs.to(torch.get_autocast_dtype(kind))
+    return inputs.to(torch.get_autocast_dtype(device_type))
 
 
 def scaled_masked_softmax(inputs: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """The functional form of apex: ``inputs`` (b, np, sq, sk), ``mask`` True where masked out, or None."""
+    """Compute apex's functional form: ``inputs`` (b, np, sq, sk), ``mask`` True where masked out, or None.
+
+    >>> scaled_masked_softmax(torch.zeros(1, 2), torch.tensor([[False, True]]), 1.0)
+    tensor([[1., 0.]])
+    """
     return ops.scaled_masked_softmax(_autocast(inputs), mask, scale)
 
 
 def generic_scaled_masked_softmax(inputs: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """The functional form of apex for any number of keys; the same as :func:`scaled_masked_softmax` here."""
+    """Compute apex's functional form for any number of keys; here the same as :func:`scaled_masked_softmax`.
+
+    >>> generic_scaled_masked_softmax(torch.zeros(1, 2), None, 1.0)
+    tensor([[0.5000, 0.5000]])
+    """
     return ops.scaled_masked_softmax(_autocast(inputs), mask, scale)
 
 
 def scaled_softmax(inputs: Tensor, scale: float) -> Tensor:
-    """ScaledSoftmax as a function. apex has none of this name: there it is scaled_masked_softmax without a mask."""
+    """Compute ScaledSoftmax as a function. In apex it is scaled_masked_softmax without a mask.
+
+    >>> scaled_softmax(torch.zeros(1, 2), 1.0)
+    tensor([[0.5000, 0.5000]])
+    """
     return ops.scaled_masked_softmax(_autocast(inputs), None, scale)
 
 
 def scaled_upper_triang_masked_softmax(inputs: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """The functional form of apex: ``inputs`` (b, np, sq, sq), causal. A ``mask``, which apex ignores, masks as well.
+    """Compute apex's functional form: ``inputs`` (b, np, sq, sq), causal. apex ignores ``mask``; here it masks too.
 
     Raises:
-        AssertionError: there are not as many keys as queries.
+        AssertionError: the number of keys differs from the number of queries.
+
+    >>> scaled_upper_triang_masked_softmax(torch.zeros(2, 2), None, 1.0)
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]])
     """
     if inputs.shape[-2] != inputs.shape[-1]:
         raise not_square(*inputs.shape[-2:])
@@ -129,8 +161,8 @@ def scaled_upper_triang_masked_softmax(inputs: Tensor, mask: Tensor | None, scal
 
 
 def not_square(sq: int, sk: int) -> AssertionError:
-    """What a causal form says of ``sq`` queries and ``sk`` other keys. Returned, not raised."""
+    """Return the error of a causal form for ``sq`` queries and a different number ``sk`` of keys."""
     return AssertionError(
-        f"a causal mask is only for self attention; input has {sq} queries and {sk} keys; needs as many keys as "
-        f"queries, or a mask that says which keys each query sees"
+        f"a causal mask is only for self attention: got {sq} queries and {sk} keys, expected equal numbers; to fix: "
+        f"pass a mask with the keys of each query"
     )

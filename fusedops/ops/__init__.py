@@ -1,11 +1,28 @@
-"""The ops, one file each. To add one: a file beside this, and a line in each of the two places below."""
+"""The ops, one file each. To add one: a file beside this one, and one import below."""
 
-from fusedops._op import OPS as OPS
-from fusedops.ops import _bias_dropout, _bias_dropout_add, _bias_gelu, _scaled_masked_softmax
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import fusedops._dispatch.torch_library  # registers each new op with torch  # pyright: ignore  # noqa: F401
+from fusedops._plugins.registry import registry
 from fusedops.ops._bias_dropout import bias_dropout as bias_dropout
 from fusedops.ops._bias_dropout_add import bias_dropout_add as bias_dropout_add
 from fusedops.ops._bias_gelu import bias_gelu as bias_gelu
 from fusedops.ops._scaled_masked_softmax import scaled_masked_softmax as scaled_masked_softmax
 
-for _op in (_scaled_masked_softmax.OP, _bias_gelu.OP, _bias_dropout.OP, _bias_dropout_add.OP):
-    OPS[_op.name] = _op
+OPS = registry.ops  # every op of this process by name, those of plugins included
+
+
+def _public() -> dict[str, Callable[..., Any]]:
+    """Return the public functions, which are the functions above, by name."""
+    return {
+        name: value
+        for name, value in globals().items()
+        if callable(value) and getattr(value, "__module__", "") == f"{__name__}._{name}"
+    }
+
+
+__all__ = [*_public()]  # pyright: ignore[reportUnsupportedDunderAll]
+for _function in _public().values():
+    registry.add_op(sys.modules[_function.__module__].OP)

@@ -9,20 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._op import Case, Direction, Op, Tolerance
-from fusedops.errors import InvalidInputError
-from fusedops.ops._checks import (
-    FLOATING,
-    STRIDED,
-    any_nested,
-    broadcasts,
-    is_probability,
-    is_seed,
-    wrong_beside,
-    wrong_dropout,
-    wrong_tensor,
-)
-from fusedops.ops._philox import as_seed, dropped, with_seed
+from fusedops._contract.op import Op
+from fusedops._contract.values import Case, Sharding, Tolerance
+from fusedops._dispatch.call import call
+from fusedops.constraints import Broadcasts, Flag, Floating, OneElement, Probability, SameDevice
+from fusedops.ops import _dropout
+from fusedops.ops._bias_gelu import promoted
+from fusedops.philox import dropped
 
 
 def bias_dropout(
@@ -34,10 +27,10 @@ def bias_dropout(
     seed: int | Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Dropout of ``x + bias``.
+    """Compute dropout of ``x + bias``.
 
-    The mask is a pure function of the seed and of each element's linear index, the same bits on every backend; nothing
-    but the seed is kept for backward.
+    The keep-mask is a pure function of the seed and of each element's linear index, the same bits on every backend.
+    Backward needs the seed alone.
 
     Args:
         x: (...), float16, bfloat16, float32 or float64.
@@ -46,7 +39,7 @@ def bias_dropout(
         training: False drops nothing, and draws no random number; so does p = 0.
         seed: a 64-bit number, or an int64 tensor of one element on the device of ``x``. None: drawn from torch's
             generator of that device.
-        backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in force.
+        backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
 
     Returns:
         (...), contiguous, the dtype of ``x + bias`` by torch's promotion. Computed in float32 (float64 for float64).
@@ -56,64 +49,25 @@ def bias_dropout(
         NoBackendError: the policy forbids a fallback and its backend does not take the call.
 
     Source: Srivastava et al. 2014 (dropout); Salmon et al. 2011 (Philox); Slapo, ``slapo.op.fused_bias``.
+
+    >>> import torch, fusedops
+    >>> fusedops.bias_dropout(torch.ones(4), p=0.5, seed=7)
+    tensor([2., 2., 0., 0.])
     """
-    # what is not as annotated is left to validate, and its words
-    plain = isinstance(x, Tensor) and isinstance(training, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if plain and is_probability(p) and is_seed(seed):
-        seed = as_seed(seed, p, training, x)
-    return OP.run(x, bias, p, training, seed, backend)
+    if seed is not None:
+        seed = _dropout.seed_tensor("bias_dropout", seed, x)
+    return call(OP, (x, bias, p, training, seed), backend)
 
 
-def _validate(x: Any, bias: Any, p: Any, training: Any, seed: Any) -> None:
-    try:
-        if (
-            x.dtype not in FLOATING
-            or x.layout is not STRIDED
-            or not is_probability(p)
-            or (training is not True and training is not False)
-        ):
-            raise _invalid(x, bias, p, training, seed)
-        if bias is None:
-            if x.is_nested:
-                raise _invalid(x, bias, p, training, seed)
-        elif (
-            bias.dtype not in FLOATING
-            or bias.layout is not STRIDED
-            or bias.device != x.device
-            or not broadcasts(bias.shape, x.shape)
-        ):
-            raise _invalid(x, bias, p, training, seed)
-        if (seed is not None or (training and p > 0)) and wrong_dropout(p, training, seed, x) is not None:
-            raise _invalid(x, bias, p, training, seed)
-    except RuntimeError:
-        if any_nested(x, bias):
-            raise _invalid(x, bias, p, training, seed) from None
-        raise
-    except (AttributeError, TypeError):
-        raise _invalid(x, bias, p, training, seed) from None
-
-
-def _invalid(x: Any, bias: Any, p: Any, training: Any, seed: Any) -> InvalidInputError:
-    wrong = wrong_tensor("x", x) or wrong_dropout(p, training, seed, x)
-    if wrong is None:
-        wrong = wrong_tensor("bias", bias) or wrong_beside("bias", bias, x)
-    return InvalidInputError(f"bias_dropout: {wrong}")
-
-
-def _promoted(x: Any, bias: Any) -> torch.dtype:
-    return x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
-
-
-def _reference(
-    x: Tensor, bias: Tensor | None = None, p: float = 0.5, *, training: bool = True, seed: Tensor | None = None
-) -> Tensor:
-    out = _promoted(x, bias)
+def reference(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """Compute the op in plain torch."""
+    out = promoted(x, bias)
     wide = torch.promote_types(out, torch.float32)
     u = x.to(wide) if bias is None else x.to(wide) + bias.to(wide)
     return dropped(u, p, seed if training and p > 0 else None).to(out)
 
 
-def _backward(
+def backward(
     grad: Tensor,
     seed: Tensor | None,
     bias: Tensor | None,
@@ -122,54 +76,63 @@ def _backward(
     x_dtype: torch.dtype,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of x and bias by the keep-mask of the seed."""
     du = dropped(grad.to(torch.promote_types(grad.dtype, torch.float32)), p, seed if training and p > 0 else None)
     dx = du.to(x_dtype, copy=True) if needs[0] else None
     dbias = du.sum_to_size(bias.shape).to(bias.dtype, copy=True) if bias is not None and needs[1] else None
     return dx, dbias
 
 
-def _identity(
+def identity(
     grad: Tensor, seed: Tensor | None, bias: Tensor | None, p: float, training: bool, x_dtype: torch.dtype
 ) -> bool:
-    return _unchanged(grad.dtype, x_dtype, p, training)
+    """Return True where the gradient of x is the output's gradient itself."""
+    return (p == 0 or not training) and x_dtype is grad.dtype
 
 
-def _unchanged(dtype: torch.dtype, x_dtype: torch.dtype, p: float, training: bool) -> bool:
-    """Whether the gradient of x is the one given, which has ``dtype``."""
-    return (p == 0 or not training) and x_dtype is dtype
+def unfused(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """Compute the op as models do without fused ops, with torch's own random numbers."""
+    return torch.nn.functional.dropout(x if bias is None else x + bias, p, training)
 
 
-def _output(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
-    return torch.empty_like(x, dtype=_promoted(x, bias), memory_format=torch.contiguous_format)
-
-
-def _min_bytes(x: Any, bias: Any, p: float, training: bool, seed: Any) -> Mapping[Direction, int]:
-    """Read x, write y; read g, write dx. The bias, and its gradient, are read and written once; no mask is stored."""
-    elements, dtype = math.prod(x.shape), _promoted(x, bias)
+def min_bytes(x: Any, bias: Any, p: float, training: bool, seed: Any) -> Mapping[Any, int]:
+    """Read x, write y; read grad, write dx. The bias, and its gradient, move once; no mask is stored."""
+    elements, dtype = math.prod(x.shape), promoted(x, bias)
     small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
     return {
         "forward": elements * (x.dtype.itemsize + dtype.itemsize) + small,
-        "backward": backward_bytes(x, bias, dtype, p, training),
+        "backward": _dropout.backward_bytes(x, bias, dtype, p, training),
     }
 
 
-def backward_bytes(x: Any, bias: Any, dtype: torch.dtype, p: float, training: bool) -> int:
-    """Read g (of ``dtype``), write dx, unless it is g itself, and the gradient of the bias."""
-    elements = math.prod(x.shape)
-    small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
-    if _unchanged(dtype, x.dtype, p, training):
-        return 0 if bias is None else elements * dtype.itemsize + small
-    return elements * (dtype.itemsize + x.dtype.itemsize) + small
+def _sample(batch: int, length: int) -> Mapping[str, Any]:
+    return {"x": (batch, length, 6), "bias": (6,), "p": 0.4, "seed": 3}
 
 
+SHARDING = Sharding(
+    replicated=("seed",),
+    forward=_dropout.forward_of_shard,
+    backward=_dropout.backward_of_shard,
+    applies=_dropout.drops,
+    reason="a kernel counts the index of a dropped element from the shard's own start",
+)
 OP = Op(
-    name="bias_dropout",
-    reference=_reference,
-    backward=_backward,
+    bias_dropout,
+    constraints=[
+        Floating("x"),
+        Probability("p"),
+        Flag("training"),
+        OneElement("seed", torch.int64),
+        SameDevice("seed", "x"),
+        Floating("bias"),
+        SameDevice("bias", "x"),
+        Broadcasts("bias", "x"),
+    ],
+    reference=reference,
+    backward=backward,
     differentiable=("x", "bias"),
-    identity=_identity,
-    validate=_validate,
-    output=_output,
+    identity=identity,
+    output_dtype=promoted,
     tolerance={
         torch.float16: Tolerance(1e-3, 1e-3),  # one rounding to an 11-bit mantissa
         torch.bfloat16: Tolerance(1e-2, 1.6e-2),  # one rounding to an 8-bit mantissa
@@ -183,15 +146,26 @@ OP = Op(
         torch.float32: Tolerance(1e-4, 1e-5),
         torch.float64: Tolerance(1e-11, 1e-12),
     },
-    cases=(
+    cases=[
         Case("gpt2_small", {"x": (8, 1024, 768), "bias": (768,), "p": 0.1, "seed": 1}, "GPT-2, after the MLP"),
         Case("ragged", {"x": (3, 1001), "bias": (1001,), "p": 0.5, "seed": 2**40 + 7}, "elements not divisible by 4"),
         Case("no_bias", {"x": (4, 33, 96), "p": 0.9, "seed": -5}),
         Case("evaluation", {"x": (4, 128), "bias": (128,), "p": 0.1, "training": False}),
         Case("all_dropped", {"x": (4, 128), "bias": (128,), "p": 1.0, "seed": 3}),
-    ),
-    min_bytes=_min_bytes,
+    ],
+    min_bytes=min_bytes,
+    unfused=unfused,
     formula="dropout(x + bias, p)",
-    complete=with_seed,
-    doc=bias_dropout.__doc__ or "",
+    sharding=SHARDING,
+    complete=_dropout.with_seed,
+    sample=_sample,
+    large=[Case("training", {"x": (8192, 4096), "bias": (4096,), "p": 0.1, "seed": 1})],
+    sweep=lambda rows, width: {"x": (rows, width), "bias": (width,), "p": 0.1, "seed": 1},
+    peers="""
+| peer | what is dropped depends on | dtype of the result |
+|---|---|---|
+| Slapo, `bias_dropout` | the device | as torch promotes |
+| torch_npu | there is no such op | |
+| fusedops | the seed and the element's index alone | as torch promotes |
+""",
 )

@@ -1,26 +1,33 @@
-"""Real calls of an op, the float64 answer, and the comparison within the op's own tolerance."""
+"""Calls of an op: as specs, and with random tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import prod
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fusedops._op import Case, Op, Tolerance
-from fusedops._spec import TensorSpec
+from fusedops._contract.op import Op
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._contract.values import Case
+from fusedops.testing._roles import dtype_of, masks, one_elements
 
-_SEED = 2**40 + 7  # of a dropout whose call gives a spec for it
+Call = dict[str, Any]  # a forward call by parameter, in the op's order; each tensor as a TensorSpec
+
+_SEED = 2**40 + 7  # the value of a tensor of one integer, such as a seed: it needs more than 32 bits
 
 
 def shrunk(case: Case, elements: int, rows: int = 32) -> Case:
-    """The case with its leading sizes cut until no tensor has more than ``elements`` elements, for slow devices.
+    """Return the case with its leading sizes cut until no tensor has more than ``elements`` elements.
 
-    The last dimension is kept; the second last is not cut below ``rows``, and with 32 it is kept a multiple of 32 where
-    it was one: limits still hold.
+    For slow devices. The last dimension is kept. The second last is not cut below ``rows``: with 32 it stays a multiple
+    of 32 where it was one, so that constraints are still met.
+
+    >>> from fusedops import testing
+    >>> testing.shrunk(testing.Case("large", {"x": (8, 1024, 768)}), 2**16).args
+    {'x': (1, 64, 768)}
     """
     shapes: dict[str, list[int]] = {n: [*value] for n, value in case.args.items() if isinstance(value, tuple)}
     largest = max(shapes.values(), key=prod)
@@ -37,92 +44,87 @@ def shrunk(case: Case, elements: int, rows: int = 32) -> Case:
 
 
 def arguments(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]:
-    """A call's arguments, in the op's order, with random tensors of the case's shapes.
+    """Return the arguments of a call, in the op's order, with random tensors of the case's shapes.
 
-    A parameter called ``mask`` gets a bool tensor with about a third set and, where it has room, one fully masked row.
+    A mask has about a third of its positions set and, where it has several rows, one fully masked row.
+
+    >>> import torch
+    >>> from fusedops import testing
+    >>> x, bias, approximate = testing.arguments(
+    ...     testing.OPS["bias_gelu"], testing.Case("small", {"x": (2, 3)}), torch.float32
+    ... )
+    >>> x.shape, bias, approximate
+    (torch.Size([2, 3]), None, 'tanh')
     """
-    made = tensors(specs(op, case, dtype, device), seed)
-    return op.complete(op.bind((), made))
+    return op.completed(op.bind((), tensors(op, specs(op, case, dtype, device), seed)))
 
 
-def specs(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu") -> dict[str, Any]:
-    """The case's arguments by name, with a TensorSpec for each tensor: ``mask`` is bool, the others are ``dtype``."""
-    found: dict[str, Any] = {}
-    for name in case.args:
-        value: Any = case.args[name]
-        kind = torch.bool if name == "mask" else dtype
-        found[name] = TensorSpec(cast("tuple[int, ...]", value), kind, device) if isinstance(value, tuple) else value
-    return found
-
-
-def tensors(call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
-    """The call with a random tensor for each spec: floating ones, masks of bool and uint8, and a dropout's seed."""
-    generator = torch.Generator().manual_seed(seed)
-    made: dict[str, Any] = {}
-    for name, value in call.items():
-        if not isinstance(value, TensorSpec):
-            made[name] = value
-            continue
-        if value.dtype == torch.int64:
-            tensor = torch.full(value.shape, _SEED)
-        elif value.is_floating_point():
-            tensor = (torch.randn(value.shape, generator=generator) * 3).to(value.dtype)
+def specs(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu") -> Call:
+    """Return the case's arguments by name, with a TensorSpec of ``dtype``, where accepted, for each tensor."""
+    call: Call = {}
+    for name, value in case.args.items():
+        if isinstance(value, tuple):
+            shape = cast("tuple[int, ...]", value)
+            call[name] = TensorSpec(shape, dtype_of(op, name, dtype), device)
         else:
-            mask = torch.rand(value.shape, generator=generator) < 0.35
-            if mask.dim() > 1 and mask.shape[-2] > 1:
-                mask[..., -1, :] = True
-            tensor = mask.to(value.dtype)
-        made[name] = tensor.to(value.device)
-    return made
+            call[name] = value
+    return call
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The float64 answer for a call: the output, the output's gradient used, and the gradients by parameter name."""
-
-    y: Tensor
-    grad: Tensor
-    gradients: dict[str, Tensor]
-
-
-def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | None = None) -> Expected:
-    """Computes the answer and gradients of a call in float64 on the CPU, by the op's reference.
-
-    ``grad`` is the output's gradient. None: random, by ``seed``.
-    """
-    wide: list[Any] = []
-    wanted = (*op.differentiable, *([op.passed_through] if op.passed_through else []))
-    for name, arg in zip(op.parameters, args):
-        if isinstance(arg, Tensor):
-            arg = arg.detach().cpu()
-            if arg.is_floating_point():
-                arg = arg.double().requires_grad_(name in wanted)
-        wide.append(arg)
-    y = op.call_reference(wide)
-    if grad is None:
-        grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        grad = grad.to(args[0].dtype)  # what a backend gets is rounded to its dtype: only the kernel is to be judged
-    grad = grad.cpu().double()
-    names = [name for name in wanted if wide[op.parameters.index(name)] is not None]
-    inputs = [wide[op.parameters.index(name)] for name in names]
-    return Expected(y.detach(), grad, dict(zip(names, torch.autograd.grad(y, inputs, grad))))
+def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
+    """Return the call with a random tensor for each spec."""
+    generator = torch.Generator().manual_seed(seed)
+    first: TensorSpec = call[op.parameters[0]]
+    real: dict[str, Any] = {}
+    for name, value in call.items():
+        real[name] = _random(op, name, value, first, generator) if isinstance(value, TensorSpec) else value
+    return real
 
 
-def assert_within(got: Tensor, want: Tensor, allowed: Tolerance, what: str) -> None:
-    """Asserts ``|got - want| <= absolute + relative * |want|``; NaN equals NaN.
+def _random(op: Op, name: str, spec: TensorSpec, first: TensorSpec, generator: torch.Generator) -> Tensor:
+    if spec.is_floating_point():
+        tensor = torch.randn(spec.shape, generator=generator) * 3
+    elif name in one_elements(op):
+        tensor = torch.full(spec.shape, _SEED)
+    elif name in masks(op) or spec.dtype == torch.bool:
+        tensor = torch.rand(spec.shape, generator=generator) < 0.35
+        if tensor.dim() > 1 and tensor.shape[-2] > 1:
+            tensor[..., -1, :] = True
+    else:  # integers are positions in the last dimension of the first tensor, such as classes
+        tensor = torch.randint(max(first.shape[-1], 1), spec.shape, generator=generator)
+    return tensor.to(spec.dtype).to(spec.device)
 
-    Raises:
-        AssertionError: how many elements are off, and the worst of them: where, what it is and what it should be.
-    """
-    got, want = got.detach().cpu().double(), want.detach().cpu().double()
-    if got.shape != want.shape:
-        raise AssertionError(f"{what} has shape {tuple(got.shape)}; needs {tuple(want.shape)}")
-    off = ~torch.isclose(got, want, rtol=allowed.relative, atol=allowed.absolute, equal_nan=True)
-    count = int(off.sum())
-    if count:
-        distance = (got - want).abs().nan_to_num(nan=float("inf")).where(off, -1.0)
-        at = tuple(int(i) for i in torch.unravel_index(distance.argmax(), distance.shape))
-        raise AssertionError(
-            f"{what} is off in {count} of {off.numel()} elements; the worst is {float(got[at]):.9g} at {at}, needs "
-            f"{float(want[at]):.9g} within {allowed.absolute:g} + {allowed.relative:g} of it"
-        )
+
+def followed(op: Op, call: Call, name: str, shape: tuple[int, ...]) -> Call:
+    """Return the call with one tensor of another shape; tensors that had its sizes, or its rank, follow."""
+    old: tuple[int, ...] = call[name].shape
+    fixed = one_elements(op)
+    changed: Call = {}
+    for other, value in call.items():
+        if other == name:
+            changed[other] = value.replace(shape=shape)
+        elif isinstance(value, TensorSpec) and other not in fixed:
+            changed[other] = value.replace(shape=_following(value.shape, old, shape))
+        else:
+            changed[other] = value
+    return changed
+
+
+def _following(sizes: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
+    if sizes == old:
+        return new
+    aligned = range(-min(len(sizes), len(new)), 0)
+    return tuple(new[at] if -at <= len(old) and sizes[at] == old[at] else sizes[at] for at in aligned)
+
+
+def in_dtype(call: Call, dtype: torch.dtype) -> Call:
+    """Return the call with every floating tensor in ``dtype``."""
+    return {
+        name: value.replace(dtype=dtype) if isinstance(value, TensorSpec) and value.is_floating_point() else value
+        for name, value in call.items()
+    }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return ``float32``, without torch's name before it."""
+    return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""What says whether two runs, or the ranks of one, choose alike."""
+"""Comparison of what selects backends, between two runs and between the ranks of one."""
 
 from __future__ import annotations
 
@@ -8,36 +8,40 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusedops._dispatch import plan_for
-from fusedops._in_force import get_policy
-from fusedops._op import OPS
-from fusedops._plan import backward_plan
-from fusedops._registry import backends, registry
+from fusedops._dispatch.plan import Plan, make_plan
+from fusedops._plugins.registration import backends
+from fusedops._plugins.registry import registry
+from fusedops._policy.context import active_policy, get_policy
+from fusedops._report.direction import call_name
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
 def fingerprint() -> dict[str, Any]:
-    """What decides how the ops run here, as JSON-ready data: a checkpoint can carry it, and a later run compare.
+    """Return what decides how the ops run here, as JSON-ready data, for a checkpoint that a later run compares.
 
     Returns:
         ``fusedops`` and ``torch``: their versions. ``packages``: the version of each package that fusedops or a
-        backend's distribution declares to need, None where it is not installed. ``policy``: the policy in force, its
-        texts by channel, its fallback level and adapt setting. ``backends``: each one's name, state, distribution and
-        version. The same in every process of one installation under one policy.
+        backend's distribution requires, None where it is not installed. ``policy``: the policy in effect, its texts by
+        channel, its fallback level and adapt setting. ``backends``: the name, state, distribution and version of each.
+        The same in every process of one installation under one policy.
+
+    >>> from fusedops import testing
+    >>> [*testing.fingerprint()]
+    ['fusedops', 'torch', 'packages', 'policy', 'backends']
     """
-    import fusedops
+    from fusedops._version import __version__
 
     infos = sorted(backends(), key=lambda info: info.name)
     policy = get_policy()
-    needed = {name for info in infos for name in _requirements(info.distribution)}
+    required = {name for info in infos for name in _requirements(info.distribution)}
     return {
-        "fusedops": fusedops.__version__,
+        "fusedops": __version__,
         "torch": str(torch.__version__),
-        "packages": {name: _version(name) for name in sorted(needed)},
+        "packages": {name: _version(name) for name in sorted(required)},
         "policy": {
-            "texts": [{"channel": layer.channel, "text": layer.text} for layer in policy.layers if layer.text],
+            "texts": [{"channel": source.channel, "text": source.text} for source in policy.sources if source.text],
             "fallback": policy.fallback,
             "adapt": policy.adapt,
         },
@@ -49,10 +53,10 @@ def fingerprint() -> dict[str, Any]:
 
 def _requirements(distribution: str) -> list[str]:
     try:
-        given = metadata.requires(distribution) or []
+        requirements = metadata.requires(distribution) or []
     except (metadata.PackageNotFoundError, ValueError):  # ValueError: a backend registered by hand has no name
         return []
-    return [re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in given]
+    return [re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in requirements]
 
 
 def _version(package: str) -> str | None:
@@ -63,9 +67,9 @@ def _version(package: str) -> str | None:
 
 
 def assert_same_choices(group: ProcessGroup | None = None) -> dict[str, str]:
-    """Asserts that every rank would run every op, forward and backward, by the same backends in the same order.
+    """Assert that every rank would run every op, forward and backward, by the same backends in the same order.
 
-    Looks at tensors of the device that the group's ranks compute on, and at the policy in force in this thread. All
+    Considers tensors of the device that the group's ranks compute on, and the policy in effect in this thread. All
     ranks of the group call it together: it gathers their choices.
 
     Args:
@@ -75,7 +79,15 @@ def assert_same_choices(group: ProcessGroup | None = None) -> dict[str, str]:
         For each op and its backward the backends, each with its distribution and version, the first one first.
 
     Raises:
-        AssertionError: on every rank, where two differ: which ranks, which op, both choices, and what to do.
+        AssertionError: on every rank, where two differ: the ranks, the op, both choices, and the fix.
+
+    >>> from torch import distributed
+    >>> from fusedops import testing
+    >>> distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    >>> choices = testing.assert_same_choices()
+    >>> distributed.destroy_process_group()
+    >>> "bias_gelu backward" in choices
+    True
     """
     from torch import distributed
 
@@ -84,29 +96,37 @@ def assert_same_choices(group: ProcessGroup | None = None) -> dict[str, str]:
     gathered: list[dict[str, str]] = [{} for _ in ranks]
     distributed.all_gather_object(gathered, mine, group=group)
     first = gathered[0]
-    told = [
-        f"rank {rank} would run {what} by {choice}, rank {ranks[0]} by {first[what]}"
+    differences = [
+        f"rank {rank} would run {call} by {choice}, rank {ranks[0]} by {first.get(call, 'no backend')}"
         for rank, theirs in zip(ranks, gathered)
-        for what, choice in theirs.items()
-        if choice != first[what]
+        for call, choice in theirs.items()
+        if choice != first.get(call)
     ]
-    if told:
+    if differences:
         raise AssertionError(
-            f"{'; '.join(told)}. Needs the same on every rank: call fusedops.set_policy with one text everywhere, set "
-            f"FUSEDOPS_BACKEND for all ranks, and see in fusedops.backends() on both ranks why one backend is not ready"
+            f"got other choices on some ranks: {'; '.join(differences)}; expected the same on every rank; to fix: call "
+            f"fusedops.set_policy with one text everywhere, set FUSEDOPS_BACKEND for all ranks, and compare the states "
+            f"in fusedops.backends()"
         )
     return mine
 
 
 def _choices() -> dict[str, str]:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    x = torch.empty(0, device=accelerator or "cpu")
-    found: dict[str, str] = {}
-    for op in OPS.values():
-        plan = plan_for(op, x, None)
-        backward = backward_plan(plan, plan.first.backend if plan.first else "")
-        for what, each in ((op.name, plan), (f"{op.name} backward", backward)):
-            records = [registry.find(entry.backend) for entry in each.entries]
-            words = [f"{record.name} ({record.distribution} {record.version})" for record in records if record]
-            found[what] = ", then ".join(words) or "nobody"
-    return found
+    device_type = accelerator.type if accelerator else "cpu"
+    active = active_policy()
+    registry.records()  # loads the plugins, whose ops count too
+    choices: dict[str, str] = {}
+    for op in registry.ops.values():
+        plan = make_plan(op, active, device_type)  # not plan_for, which reports fallbacks: nothing runs here
+        prefer = plan.first.backend if plan.first else None
+        backward = make_plan(op, active, device_type, "backward", prefer=prefer)
+        choices[op.name], choices[call_name(op.name, "backward")] = _order(plan), _order(backward)
+    return choices
+
+
+def _order(plan: Plan) -> str:
+    names = dict.fromkeys(kernel.backend for kernel in plan.kernels)
+    records = [registry.find(name) for name in names]
+    texts = [f"{record.name} ({record.distribution} {record.version})" for record in records if record]
+    return ", then ".join(texts) or "no backend"

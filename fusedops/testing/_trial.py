@@ -11,9 +11,9 @@ class Trial:
     """One case of a check.
 
     Attributes:
-        case: its name, one of a kind within the check.
-        run: raises AssertionError with what was seen; whatever else it raises is the kernel's.
-        excuse: the deviation that a backend may declare to differ here.
+        case: its name, unique within the check.
+        run: raises AssertionError with what differs; any other exception comes from the kernel.
+        excuse: the deviation that excuses this case, where the backend declares it.
     """
 
     case: str

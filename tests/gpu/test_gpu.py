@@ -1,4 +1,4 @@
-"""What only a GPU shows of the Triton backend: ``make gpu`` runs this there, without the root conftest.
+"""The Triton backend where a GPU is needed: ``make gpu`` runs this there, without the root conftest.
 
 Everywhere else it is skipped. (GPU_TESTS_ON=cpu under TRITON_INTERPRET=1 tries those that need no CUDA, smaller.)
 """
@@ -9,15 +9,18 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import fusedops
 from fusedops import testing
-from fusedops._op import Case, Op
-from fusedops.ops._philox import philox, threshold
+from fusedops.philox import philox, threshold
+from fusedops.testing import Case
+
+if TYPE_CHECKING:
+    from fusedops import Op
 
 DEVICE = os.environ.get("GPU_TESTS_ON", "cuda")
 CUDA = DEVICE == "cuda"

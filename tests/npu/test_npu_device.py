@@ -1,13 +1,13 @@
-"""What the npu backend takes for granted of the vendor's kernels: ``make npu`` asks the device (no root conftest).
+"""Assumptions of the npu backend about the vendor's kernels; ``make npu`` checks them on the device (no root conftest).
 
-Everywhere else the stand-in answers, smaller: a test here that the stand-in passes and a device does not is news.
+Everywhere else the stand-in answers, smaller: a test here that the stand-in passes and a device does not is a finding.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,7 +15,10 @@ from torch import Tensor
 
 import fusedops
 from fusedops import testing
-from fusedops._op import Case, Op
+from fusedops.testing import Case
+
+if TYPE_CHECKING:
+    from fusedops import Op
 
 try:
     import torch_npu as _vendor  # type: ignore[import-not-found]

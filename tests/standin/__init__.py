@@ -1,14 +1,14 @@
 """A stand-in for an Ascend machine: a device in plain Python, and a strict fake of ``torch_npu``.
 
-The context managers set what ``import torch_npu`` gives::
+The context managers define the result of ``import torch_npu``::
 
     with installed() as torch_npu: ...          # the fake; torch.npu.is_available() is True
     with installed(), no_device(): ...          # torch_npu without hardware
     with broken(ImportError("libhccl.so: cannot open shared object file")): ...   # torch_npu without CANN
     with absent(): ...                          # torch_npu not installed
 
-Call ``npu_device.register()`` before the first backward of the process (a conftest is the place): autograd counts
-devices then. Registered later, backward on the device works in the registering thread only.
+Call ``npu_device.register()`` before the first backward of the process, for example in a conftest: the first backward
+counts the devices. If the device is registered later, backward on it works only in the registering thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from . import npu_device
 from .npu_device import no_device
 
-# One module, whichever of the two names a test knows it by: a second copy could not register the device again.
+# One module object for both names that tests import: a second copy could not register the device again.
 for _alias in ("standin", "tests.standin"):
     sys.modules.setdefault(_alias, sys.modules[__name__])
     sys.modules.setdefault(f"{_alias}.npu_device", npu_device)
@@ -40,36 +40,36 @@ _NAME = "torch_npu"
 _loaded: dict[str, types.ModuleType] = {}
 
 
-def _is_vendors(name: str) -> bool:
+def _is_torch_npu(name: str) -> bool:
     return name == _NAME or name.startswith(_NAME + ".")
 
 
-def _take_out() -> dict[str, types.ModuleType]:
-    """Takes torch_npu and its submodules out of ``sys.modules``."""
-    return {name: sys.modules.pop(name) for name in list(sys.modules) if _is_vendors(name)}
+def _pop_modules() -> dict[str, types.ModuleType]:
+    """Remove torch_npu and its submodules from ``sys.modules``, and return them."""
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if _is_torch_npu(name)}
 
 
 @contextlib.contextmanager
 def _restored() -> Iterator[None]:
-    """Gives back ``sys.modules`` (as far as it is torch_npu's), ``sys.path``, ``sys.meta_path`` and ``torch.npu``."""
-    modules, path, finders, device_module = _take_out(), sys.path[:], sys.meta_path[:], getattr(torch, "npu", None)
+    """Restore torch_npu's entries of ``sys.modules``, ``sys.path``, ``sys.meta_path`` and ``torch.npu`` on exit."""
+    modules, path, finders, device_module = _pop_modules(), sys.path[:], sys.meta_path[:], getattr(torch, "npu", None)
     try:
         yield
     finally:
-        _take_out()
+        _pop_modules()
         sys.modules.update(modules)
         sys.path[:], sys.meta_path[:] = path, finders
         if device_module is not None:
-            _show(device_module)
+            _set_device_module(device_module)
         importlib.invalidate_caches()
 
 
-def _show(device_module: types.ModuleType) -> None:
+def _set_device_module(device_module: types.ModuleType) -> None:
     torch.npu = sys.modules["torch.npu"] = device_module
 
 
-def _hide_device_module() -> None:
-    """Without a working torch_npu there is no ``torch.npu``."""
+def _remove_device_module() -> None:
+    """Remove ``torch.npu``, which only a working torch_npu creates."""
     sys.modules.pop("torch.npu", None)
     if hasattr(torch, "npu"):
         del torch.npu
@@ -77,23 +77,23 @@ def _hide_device_module() -> None:
 
 @contextlib.contextmanager
 def installed() -> Iterator[types.ModuleType]:
-    """``import torch_npu`` finds the fake, and there is a device. Yields the fake, its log of calls emptied."""
+    """Make ``import torch_npu`` return the fake, with a device. Yield the fake, with an empty log of calls."""
     device_module = npu_device.register()
     with _restored():
-        _show(device_module)
+        _set_device_module(device_module)
         sys.path.insert(0, _HERE)
         importlib.invalidate_caches()
-        # Its ops, once registered, stay; a second execution of the file would define them twice.
+        # Registered ops cannot be removed; a second execution of the file would define them twice.
         sys.modules.update(_loaded)
         module = importlib.import_module(_NAME)
-        _loaded.update({name: found for name, found in sys.modules.items() if _is_vendors(name)})
+        _loaded.update({name: loaded for name, loaded in sys.modules.items() if _is_torch_npu(name)})
         module.calls.clear()
         npu_device.reset()
         yield module
 
 
-class _Breaking(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds torch_npu, so that ``find_spec`` is content, and raises when it is executed."""
+class _BrokenLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """A finder and loader of a torch_npu that ``find_spec`` finds, and whose execution raises."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -107,7 +107,7 @@ class _Breaking(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        # The real one leaves the submodules it had imported before it failed.
+        # The real package leaves the submodules that it imported before it failed.
         for name in ("torch_npu.version", "torch_npu.utils"):
             sys.modules[name] = types.ModuleType(name)
         raise self.error
@@ -115,21 +115,21 @@ class _Breaking(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextlib.contextmanager
 def broken(error: Exception) -> Iterator[None]:
-    """torch_npu is installed, ``find_spec`` finds it, and importing it raises ``error`` and leaves partial modules."""
+    """Install a torch_npu that ``find_spec`` finds; importing it raises ``error`` and leaves partial modules."""
     with _restored():
-        _hide_device_module()
-        sys.meta_path.insert(0, _Breaking(error))
+        _remove_device_module()
+        sys.meta_path.insert(0, _BrokenLoader(error))
         importlib.invalidate_caches()
         yield
 
 
 @contextlib.contextmanager
 def absent() -> Iterator[None]:
-    """torch_npu is not installed: importing it raises ModuleNotFoundError."""
+    """Hide torch_npu: importing it raises ModuleNotFoundError."""
     with _restored():
-        _hide_device_module()
+        _remove_device_module()
         sys.path[:] = [entry for entry in sys.path if entry != _HERE]
         importlib.invalidate_caches()
         if importlib.util.find_spec(_NAME) is not None:
-            sys.modules[_NAME] = None  # a real one is here: this hides it
+            sys.modules[_NAME] = None  # hides a real torch_npu
         yield

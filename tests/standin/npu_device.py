@@ -1,18 +1,17 @@
 """An Ascend device in plain Python: PrivateUse1 under the name ``npu``, its memory on the CPU.
 
-``register()`` makes ``torch.device("npu")`` work in this process. The tensors are plain ``torch.Tensor`` with the
-dispatch keys a real NPU tensor has, so autograd, views, in-place ops and dispatch modes take the paths that they take
-on hardware.
+``register()`` enables ``torch.device("npu")`` in this process. The tensors are plain ``torch.Tensor`` with the dispatch
+keys of a real NPU tensor, so autograd, views, in-place ops and dispatch modes use the same paths as on hardware.
 
-How it works. Every device storage is a ``torch.UntypedStorage`` on ``npu:0`` that points at the bytes of a CPU storage;
-a table, keyed by ``untyped_storage()._cdata``, keeps that CPU storage alive until the device storage dies. Ops without
-a kernel of their own reach ``_fallback``, which runs the CPU kernel on CPU aliases of the same bytes. View ops run the
-CPU kernel on the device tensor itself (they touch only sizes and strides), so views share storage as on any device.
+Implementation: every device storage is a ``torch.UntypedStorage`` on ``npu:0`` that points to the bytes of a CPU
+storage. A table, keyed by ``untyped_storage()._cdata``, keeps the CPU storage alive until the device storage is freed.
+Ops without their own kernel reach ``_fallback``, which runs the CPU kernel on CPU aliases of the same bytes. View ops
+run the CPU kernel on the device tensor (they change only sizes and strides), so views share storage as on any device.
 
-Stricter than needed, on purpose: a CPU tensor among device tensors raises, as do the generators of another device, and
-fresh floating memory is filled with NaN, so that a result that depends on uninitialised memory is seen.
+The stand-in is stricter than necessary: a CPU tensor among device tensors raises, a generator of another device raises,
+and new floating-point memory is filled with NaN, so that a result that depends on uninitialised memory is visible.
 
-Registration cannot be undone. It leaves CPU tensors, ``torch.compile`` on the CPU and autograd alone (tested).
+Registration cannot be undone. It does not affect CPU tensors, ``torch.compile`` on the CPU and autograd (tested).
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from torch.utils import backend_registration
 DEVICE = "npu"
 
 calls: Counter[str] = Counter()
-"""Calls that reached the device, by op name, without the overload and without the ``_`` of in-place ops, which torch
-often runs as the out= overload: ``add``, ``masked_fill``, ``npu_gelu``. Copies: ``copy``, ``copy_to_host``,
+"""The number of calls on the device by op name, such as ``add``, ``masked_fill``, ``npu_gelu``. Names have no overload
+and no ``_`` of in-place ops, which torch often runs as the out= overload. Copies are ``copy``, ``copy_to_host`` and
 ``copy_to_device``."""
 
 VIEWS = frozenset(
     {"as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex", "set", "resize"}
 )
 ALLOCATIONS = frozenset({"empty", "empty_strided"})
-# The host waits for the device: it asks to, takes a Python value or a copy, or the result's shape depends on the data.
+# Ops that synchronise: explicitly, by a Python value or a copy to the host, or because the shape depends on the data.
 _DATA_DEPENDENT = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "repeat_interleave"}
 SYNCHRONISING = frozenset({"synchronize", "_local_scalar_dense", "equal", "copy_to_host", "bincount", *_DATA_DEPENDENT})
-# As on CUDA, these take their index tensors from the host too.
+# As on CUDA, these accept index tensors on the host.
 _TAKES_HOST_INDICES = frozenset({"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"})
 # op-plugin's docs, torch_npu-npu_gelu.md: "on an NPU the native gelu ignores `approximate` and computes tanh" (D).
 _ALWAYS_TANH = frozenset({"aten::gelu", "aten::gelu_", "aten::gelu_backward"})
@@ -57,26 +56,26 @@ _present = True
 _in_use = 0
 _peak = 0
 registered_late = False
-"""A backward had run before ``register()``: backward on the device then works in the registering thread only."""
+"""True if a backward ran before ``register()``. Backward on the device then works only in the registering thread."""
 
 
 def reset() -> None:
-    """Sets the counter of calls to zero."""
+    """Set the counter of calls to zero."""
     calls.clear()
 
 
 def kernels() -> Counter[str]:
-    """The calls so far that would have started a kernel: all but views, allocations and waits for the device."""
+    """Return the calls that would start a kernel: all except views, allocations and explicit synchronisations."""
     return Counter({k: n for k, n in calls.items() if k not in VIEWS | ALLOCATIONS | {"synchronize"}})
 
 
 def synchronisations() -> int:
-    """How often the host has waited for the device since the last reset."""
+    """Return the number of device synchronisations since the last reset."""
     return sum(n for name, n in calls.items() if name in SYNCHRONISING)
 
 
 def live_storages() -> int:
-    """How many device storages are alive."""
+    """Return the number of device storages that are alive."""
     return len(_memory)
 
 
@@ -90,23 +89,25 @@ class _DeviceStorage(torch.UntypedStorage):
         done = memo.setdefault("torch", {})
         if self._cdata not in done:
             done[self._cdata] = _device_storage(_memory[self._cdata][0].clone())
-            # Tensor.__deepcopy__ asks for exactly this class; set_, which it calls next, puts ours back.
+            # Tensor.__deepcopy__ requires exactly this class; set_, which it calls next, sets _DeviceStorage again.
             done[self._cdata].__class__ = torch.UntypedStorage
         return done[self._cdata]
 
     def resize_(self, size: int) -> None:
-        raise NotImplementedError("the stand-in cannot resize the storage of a device tensor; resize the tensor")
+        raise NotImplementedError(
+            "the stand-in cannot resize the storage of a device tensor; to fix: resize the tensor"
+        )
 
 
 def _device_storage(cpu: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A storage on the device over the bytes of ``cpu``, which the table keeps alive as long."""
+    """Return a storage on the device with the bytes of ``cpu``, which the table keeps alive as long."""
     global _in_use, _peak
     storage = torch._C._construct_storage_from_data_pointer(cpu.data_ptr(), torch.device(DEVICE, 0), cpu.nbytes())
     storage.__class__ = _DeviceStorage
     key = storage._cdata
     _memory[key] = cpu, cpu.nbytes()
-    # The storage's Python object lives as long as the C++ storage does, so this runs when the last view is gone, and
-    # before the address can be used again for another storage.
+    # The Python object of the storage lives as long as the C++ storage, so this runs when the last view is freed, and
+    # before another storage can reuse the address.
     weakref.finalize(storage, _free, key).atexit = False
     _in_use += cpu.nbytes()
     _peak = max(_peak, _in_use)
@@ -119,26 +120,26 @@ def _free(key: int) -> None:
 
 
 def _set(tensor: torch.Tensor, storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    """Points the device tensor at ``storage``, with the offset, sizes and strides of ``like``."""
+    """Set the storage of the device tensor, with the offset, sizes and strides of ``like``."""
     op = torch.ops.aten.set_.source_Storage_storage_offset
     return op.redispatch(_CPU_KERNEL, tensor, storage, like.storage_offset(), like.shape, like.stride())
 
 
 def to_device(cpu: torch.Tensor, storage: torch.UntypedStorage | None = None) -> torch.Tensor:
-    """A device tensor over the same bytes as the CPU tensor: nothing is copied."""
+    """Return a device tensor with the bytes of the CPU tensor, without a copy."""
     tensor = torch._C._acc.create_empty_tensor((0,), cpu.dtype)
     return _set(tensor, _device_storage(cpu.untyped_storage()) if storage is None else storage, cpu)
 
 
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the same bytes as the device tensor, without its autograd history: nothing is copied."""
+    """Return a CPU tensor with the bytes of the device tensor, without its autograd history and without a copy."""
     memory = _memory[tensor.untyped_storage()._cdata][0]
     alias = torch.empty(0, dtype=tensor.dtype, device="cpu")
     return alias.set_(cast(Any, memory), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def is_ours(value: object) -> bool:
-    """Whether the value is a tensor on the device."""
+    """Return True if the value is a tensor on the device."""
     return isinstance(value, torch.Tensor) and value.device.type == DEVICE
 
 
@@ -150,7 +151,7 @@ def _name(op: torch._ops.OpOverload) -> str:
 
 
 class _Aliases:
-    """The CPU aliases of one call's arguments, and the way back from what the CPU kernel returned."""
+    """The CPU aliases of the arguments of a call, and the conversion of the CPU kernel's result to the device."""
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
         self.op = op
@@ -184,7 +185,7 @@ class _Aliases:
     def leave(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             for tensor, alias in self.pairs:
-                if value is alias:  # an in-place or out= op hands its argument back
+                if value is alias:  # an in-place or out= op returns its argument
                     return tensor
             for tensor, alias in self.pairs:
                 if value.untyped_storage()._cdata == alias.untyped_storage()._cdata:
@@ -195,7 +196,7 @@ class _Aliases:
         return value
 
     def take_over_resizes(self) -> None:
-        # out= arguments of the wrong size, and resize_, change the alias; its tensor must follow.
+        # resize_ and out= arguments of another size change the alias; apply the change to its tensor.
         for tensor, alias in self.pairs:
             grown = alias.untyped_storage().nbytes() != tensor.untyped_storage().nbytes()
             if grown or alias.shape != tensor.shape or alias.stride() != tensor.stride():
@@ -204,7 +205,7 @@ class _Aliases:
 
 
 def _with_generator(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Makes an op that draws random numbers draw them from the device's generator."""
+    """Add the device's generator to the arguments of an op that draws random numbers."""
     for position, argument in enumerate(op._schema.arguments):
         if argument.name == "generator" and position >= len(args):
             if kwargs.get("generator") is not None:
@@ -214,12 +215,12 @@ def _with_generator(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: di
 
 
 def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Runs the CPU kernel of the op on the same bytes."""
+    """Run the CPU kernel of the op on the same bytes."""
     aliases = _Aliases(op)
     calls[aliases.name] += 1
     if op._schema.name in _ALWAYS_TANH:
         kwargs["approximate"] = "tanh"
-    if op._schema.name.startswith("aten::bitwise_"):  # torch hands a number over as it is, and takes none back here
+    if op._schema.name.startswith("aten::bitwise_"):  # torch passes a number here, but the overload needs a tensor
         args = tuple(torch.tensor(arg) if isinstance(arg, int) else arg for arg in args)
     cpu_args = aliases.enter(args)
     cpu_kwargs = {name: aliases.enter(value) for name, value in _with_generator(op, args, kwargs).items()}
@@ -231,7 +232,7 @@ def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 def _on_the_tensor_itself(op: torch._ops.OpOverload) -> Callable[..., Any]:
-    """A kernel for a view op: sizes and strides change, no byte is touched, so the CPU kernel does for any device."""
+    """Return a kernel for a view op. It changes only sizes and strides, so the CPU kernel works on any device."""
     name = _name(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -320,7 +321,7 @@ def _fused_sdp_choice(*args: Any, **kwargs: Any) -> int:
 
 
 def memory_allocated(device: object = None) -> int:
-    """Bytes of device memory in use."""
+    """Return the bytes of device memory in use."""
     return _in_use
 
 
@@ -354,7 +355,7 @@ def _nothing(*args: object, **kwargs: object) -> None:
 
 
 class _Stream:
-    """The one stream there is; all work on it is done when the call returns."""
+    """The only stream. All work is finished when a call returns."""
 
     stream_id = 0
     synchronize = wait_stream = wait_event = record_event = staticmethod(_nothing)
@@ -364,7 +365,7 @@ class _Stream:
 
 
 def _device_module() -> types.ModuleType:
-    module = types.ModuleType("torch.npu", "What torch_npu puts at torch.npu, as far as the tests need it.")
+    module = types.ModuleType("torch.npu", "The part of torch_npu's torch.npu that the tests need.")
     names: dict[str, Any] = {
         "is_available": lambda: _present,
         "device_count": lambda: int(_present),
@@ -391,7 +392,7 @@ def _device_module() -> types.ModuleType:
         "is_bf16_supported": lambda: True,
         "_is_in_bad_fork": lambda: False,
         "_lazy_init": _nothing,
-        "_standin": sys.modules[__name__],  # the fake torch_npu finds this module here, however it was imported
+        "_standin": sys.modules[__name__],  # for the fake torch_npu; independent of this module's import name
     }
     for name, value in names.items():
         setattr(module, name, value)
@@ -411,7 +412,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
 @contextlib.contextmanager
 def no_device() -> Iterator[None]:
-    """torch_npu is installed, but ``torch.npu.is_available()`` is False, as on a machine without the hardware."""
+    """Make ``torch.npu.is_available()`` return False, as on a machine with torch_npu and without the hardware."""
     global _present
     before, _present = _present, False
     try:
@@ -421,10 +422,10 @@ def no_device() -> Iterator[None]:
 
 
 def _let_late_registration_run_backward() -> None:
-    """Makes backward work on the device in this thread, though the autograd engine may have started without it.
+    """Enable backward on the device in this thread, even if the autograd engine started before registration.
 
-    The engine counts the devices at the first backward of the process. Registered later, the device has no thread of
-    its own, and backward raises an internal assertion; without device threads, it runs in the calling thread.
+    The engine counts the devices at the first backward of the process. A device that is registered later has no thread,
+    and backward raises an internal assertion. Without device threads, backward runs in the calling thread.
     """
     global registered_late
     one = torch.ones((), device=DEVICE, requires_grad=True)
@@ -439,10 +440,10 @@ def _let_late_registration_run_backward() -> None:
 
 
 def register() -> types.ModuleType:
-    """Registers the device, once per process, and returns what stands at ``torch.npu``.
+    """Register the device, once per process, and return the module ``torch.npu``.
 
     Raises:
-        RuntimeError: If another backend has taken PrivateUse1, or this file was imported under two names.
+        RuntimeError: another backend uses PrivateUse1, or this file was imported under two names.
     """
     with _lock:
         if _libraries:
@@ -450,12 +451,12 @@ def register() -> types.ModuleType:
         taken = torch._C._get_privateuse1_backend_name()
         if taken != "privateuseone":
             raise RuntimeError(
-                f"PrivateUse1 is taken, as {taken!r}: by another backend, or by this file under another name."
+                f"PrivateUse1 is in use as {taken!r}: by another backend, or by this file under another name."
             )
         backend_registration._setup_privateuseone_for_python_backend(DEVICE, backend_module=_module, hook=_Hooks())
         everything = torch.library.Library("_", "IMPL")
         everything.fallback(_fallback, "PrivateUse1")
-        # torch.autocast("npu") runs and casts nothing: torch_npu's lists of ops to cast are not imitated.
+        # torch.autocast("npu") runs and casts nothing: torch_npu's lists of ops to cast are not implemented.
         autocast = torch.library.Library("_", "IMPL")
         autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
         aten = torch.library.Library("aten", "IMPL")
@@ -483,7 +484,7 @@ def register() -> types.ModuleType:
         }.items():
             aten.impl(name, kernel, "PrivateUse1")
         torch.serialization.register_package(
-            # Before torch's own way (priority 21 to 23), which would construct a plain storage.
+            # Before torch's own function (priority 21 to 23), which would construct a plain storage.
             15,
             lambda storage: f"{DEVICE}:0" if storage.device.type == DEVICE else None,
             lambda storage, place: _device_storage(storage.clone()) if place.startswith(DEVICE) else None,

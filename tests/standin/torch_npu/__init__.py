@@ -1,6 +1,6 @@
-"""A fake torch_npu: as strict as the vendor's documents, as odd as the vendor's kernels.
+"""A fake torch_npu with the constraints of the vendor's documents and the deviations of the vendor's kernels.
 
-Sources (R read in a source, V run, D a document only):
+Sources (R: read in source code, V: verified by running, D: documentation only):
 
 * D1: the vendor's page "ScaledMaskedSoftmax & ScaledMaskedSoftmaxGrad".
 * D2: op-plugin, ``docs/.../torch_npu-npu_scaled_masked_softmax.md``: fixed_triu_mask is "reserved, only False".
@@ -9,7 +9,8 @@ Sources (R read in a source, V run, D a document only):
 * R2: the kernels behind op-plugin: the fill, the scaling in float16, the masking by multiplication.
 * V: the registry of torch_npu 2.13, run by us without a device.
 
-Where newer kernels are looser than the documents, the documents hold. A broken rule is a RuntimeError with a sentence.
+If newer kernels are less strict than the documents, the fake follows the documents. A violated constraint raises a
+RuntimeError.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ npu: Any = torch.npu
 _device = npu._standin  # tests/standin/npu_device.py, however it was imported
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_FILL = -10000.0  # R2: the kernels fill a finite number, though D1 says -inf
+_FILL = -10000.0  # R2: the kernels fill a finite number, though D1 documents -inf
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call that reached a kernel: with its tensors in the order of the schema, and its other arguments."""
+    """One call of a kernel: its tensors in the order of the schema, and its other arguments."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
@@ -39,7 +40,7 @@ class Call:
 
 
 calls: list[Call] = []
-"""The calls that passed the rules, first to last."""
+"""The calls that satisfied the constraints, in order."""
 
 
 def _log(name: str, *tensors: torch.Tensor, **options: Any) -> None:
@@ -52,9 +53,9 @@ def _refuse(name: str, sentence: str) -> NoReturn:
 
 
 def _require_npu(name: str, **tensors: torch.Tensor | None) -> None:
-    # R1: the ops have kernels for PrivateUse1 only. (With no device tensor at all, the dispatcher itself refuses.)
+    # R1: the ops have kernels only for PrivateUse1. (Without any device tensor, the dispatcher raises.)
     for argument, tensor in tensors.items():
-        # R1: `Tensor mask`, not `Tensor? mask`; the dispatcher of torch lets a None through all the same.
+        # R1: `Tensor mask`, not `Tensor? mask`; torch's dispatcher accepts None nevertheless.
         if tensor is None:
             _refuse(name, f"{argument} is required; it is None.")
         if tensor.device.type != "npu":
@@ -165,7 +166,7 @@ def _gelu_backward(grad_output: torch.Tensor, self: torch.Tensor, *, approximate
     return _device.to_device(torch.ops.aten.gelu_backward(grad, values, approximate=approximate).to(dtype))
 
 
-# R1; of the first two, V too.
+# R1; the first two also V.
 _SCHEMAS = (
     "npu_scaled_masked_softmax(Tensor x, Tensor mask, Scalar scale=1, bool fixed_triu_mask=False) -> Tensor",
     "npu_scaled_masked_softmax_backward"
@@ -183,7 +184,7 @@ for _op, _kernel in {
     "npu_gelu_backward": _gelu_backward,
 }.items():
     _library.impl(_op, _kernel, "PrivateUse1")
-# V: the meta kernels check nothing.
+# V: the meta kernels do not check anything.
 _library.impl("npu_scaled_masked_softmax", lambda x, mask, scale=1, fixed_triu_mask=False: torch.empty_like(x), "Meta")
 _library.impl(
     "npu_scaled_masked_softmax_backward",
@@ -219,7 +220,7 @@ torch.library.register_autograd(
 )
 torch.library.register_autograd("npu::npu_gelu", _differentiate_gelu, setup_context=_save_gelu, lib=_library)
 
-# torch_npu hands out the ops themselves under these names, so the schema's argument names and defaults hold.
+# torch_npu exports the ops themselves under these names, with the argument names and defaults of the schemas.
 npu_scaled_masked_softmax = torch.ops.npu.npu_scaled_masked_softmax
 npu_scaled_masked_softmax_backward = torch.ops.npu.npu_scaled_masked_softmax_backward
 npu_gelu = torch.ops.npu.npu_gelu

@@ -1,0 +1,24 @@
+"""Helpers for all kernels: the compute dtype, and scalar arguments."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+def compute_dtype(dtype: torch.dtype) -> tl.dtype:
+    """Return the dtype of sums and functions for tensors of ``dtype``. Kernels get it as the constexpr WIDE."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+@triton.jit
+def scalar(value, WIDE: tl.constexpr):
+    """Return a scalar argument: a float32 unchanged; for float64, the double whose bits ``scalar_for`` passed."""
+    if WIDE == tl.float64:  # noqa: SIM300 - ruff takes any upper case name for a constant
+        value = value.to(tl.int64).to(tl.float64, bitcast=True)
+    return value

@@ -1,0 +1,157 @@
+"""The values of the command line: tensors, dtypes, devices and numbers. Each error names the nearest valid value."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import math
+import re
+from typing import Any
+
+import torch
+
+from fusedops._cli.installation import devices
+from fusedops._contract.op import Op
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._plugins.registry import registry
+from fusedops._report.suggestion import unknown_name
+from fusedops.constraints import DType
+from fusedops.errors import InvalidInputError
+
+_SHORT = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "f16": torch.float16, "half": torch.float16, "fp32": torch.float32,
+    "f32": torch.float32, "float": torch.float32, "fp64": torch.float64, "f64": torch.float64, "double": torch.float64,
+}  # fmt: skip
+_COMMON = (*_SHORT, "bfloat16", "float16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
+_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "meta")
+
+
+def dtype(name: str) -> torch.dtype:
+    """Return a dtype by its name in torch, or a short one: bf16, fp16, fp32, fp64."""
+    value = _SHORT.get(name, vars(torch).get(name))
+    if not isinstance(value, torch.dtype):
+        raise InvalidInputError(unknown_name("dtype", name, _COMMON))
+    return value
+
+
+def device(text: str) -> str:
+    """Return a device as torch writes it. This machine need not have it; its type must exist."""
+    kind, colon, index = text.partition(":")
+    of_backends = [kind for record in registry.records() if record.backend for kind in record.backend.device_types]
+    known = list(dict.fromkeys([*_DEVICE_TYPES, *(each for each in of_backends if each != "*")]))
+    if kind not in known:
+        try:
+            torch.device(kind)
+        except (RuntimeError, ValueError):
+            raise InvalidInputError(unknown_name("device type", kind, known)) from None
+    if colon and not re.fullmatch("[0-9]{1,3}", index):
+        raise InvalidInputError(
+            f"got device {text!r}, expected a device type, or one with an index; to fix: write it like {kind}:0"
+        )
+    return text
+
+
+def usable_device(text: str) -> str:
+    """Return a device that computes on this machine."""
+    kind, _, index = device(text).partition(":")
+    here = devices()
+    if kind not in here:
+        raise InvalidInputError(
+            f"got device {text!r}, expected one that is on this machine: {', '.join(here)}; to fix: leave out "
+            f"--device, or write --device {next(iter(here))}"
+        )
+    if index and int(index) >= len(here[kind]):
+        last = f"{kind}:{len(here[kind]) - 1}"
+        raise InvalidInputError(f"got device {text!r}, expected at most {last}; to fix: write --device {last}")
+    return text
+
+
+def default_dtype(op: Op, name: str) -> torch.dtype:
+    """Return the dtype of a tensor whose dtype is not written: float32, or the first that the op accepts there."""
+    for constraint in op.constraints:
+        if constraint.name == name and isinstance(constraint, DType) and torch.float32 not in constraint.dtypes:
+            return constraint.dtypes[0]
+    return torch.float32
+
+
+def tensor(text: str, default: torch.dtype, on: str) -> TensorSpec:
+    """Return the spec of a tensor written as ``sizes[:dtype][@device]``, such as ``8,16,512,512:bf16@npu``.
+
+    Args:
+        text: as written.
+        default: the dtype where none is written.
+        on: the device where none is written.
+    """
+    rest, at, where = text.partition("@")
+    sizes, colon, name = rest.partition(":")
+    parts = re.split("[,x]", sizes) if sizes else []
+    if not all(re.fullmatch("[0-9]{1,18}", part) for part in parts):
+        raise InvalidInputError(
+            f"got tensor {text!r}, expected sizes[:dtype][@device]; to fix: write it like 8,16,512,512:bf16@npu"
+        )
+    return TensorSpec(tuple(map(int, parts)), dtype(name) if colon else default, device(where) if at else on)
+
+
+def is_optional(op: Op, name: str) -> bool:
+    """Return True where a parameter of an op may be None."""
+    return "None" in _types(op, name)
+
+
+def type_name(op: Op, name: str) -> str:
+    """Return the type of a parameter without None: "float", "int", "bool", "str", "Tensor", ..."""
+    return next((each for each in _types(op, name) if each != "None"), "str")
+
+
+def _types(op: Op, name: str) -> list[str]:
+    return [each.strip() for each in op.types[name].split("|")]
+
+
+def scalar(op: Op, name: str, text: str) -> Any:
+    """Return the value of an argument that is no tensor, by the type of the op's parameter."""
+    kind = type_name(op, name)
+    if is_optional(op, name) and text.lower() == "none":
+        return None
+    if kind == "bool":
+        value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
+        return _checked(op, name, text, value, "true or false", "true")
+    if kind in ("int", "float"):
+        number: Any = None
+        with contextlib.suppress(ValueError):
+            number = int(text) if kind == "int" else float(text)
+        return _checked(op, name, text, number, "an integer" if kind == "int" else "a number", "1")
+    if kind == "torch.dtype":
+        return dtype(text)
+    if kind != "str" and not kind.startswith("Literal"):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return ast.literal_eval(text)
+    return text
+
+
+def _checked(op: Op, name: str, text: str, value: Any, expected: str, example: str) -> Any:
+    if value is None:
+        raise InvalidInputError(
+            f"{op.name}: got {name} = {text!r}, expected {expected}; to fix: write it like {example}"
+        )
+    return value
+
+
+def count(text: str) -> int:
+    """Return a whole number of at least 1, for argparse."""
+    if not re.fullmatch("[0-9]{1,18}", text) or int(text) == 0:
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}, expected a whole number of at least 1; to fix: write it like 65536"
+        )
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Return a finite number above 0, for argparse."""
+    value = math.nan
+    with contextlib.suppress(ValueError):
+        value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}, expected a number of seconds above 0; to fix: write it like 0.2"
+        )
+    return value

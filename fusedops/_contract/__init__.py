@@ -1,0 +1,1 @@
+"""The data model: what an op, a constraint, a kernel and a backend are. No state."""

@@ -1,0 +1,189 @@
+"""BackwardCall: how a backward call is assembled from what forward saved, for autograd, torch.library and DTensor."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from fusedops._contract.values import Saved
+
+Getter = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+class BackwardCall:
+    """The arguments of an op's backward: where each comes from.
+
+    The parameters of backward are, in order: the gradients of the outputs (``grad`` where there is one output, else
+    ``grad_<output>`` for each), then by name any of: an output, a saved value, a parameter of the op,
+    ``<parameter>_dtype``, and ``needs`` (a bool for each differentiable parameter: is its gradient wanted).
+
+    Attributes:
+        tensors: picks the tensors that backward takes from ``(*arguments, *outputs, *saved values)`` of forward.
+        values: picks what else backward takes from the op's arguments: numbers, texts, dtypes.
+        arguments_of: orders ``(*grads, *tensors, *values, needs)`` as the parameters of backward.
+
+    Args:
+        op: the op's name, for messages.
+        names: the parameters of backward.
+        parameters: the op's parameters.
+        tensors: those that are tensors.
+        outputs: the op's outputs.
+        saved: the op's saved values. The parameters of their references are kept for backward too.
+        differentiable: the parameters for which backward returns a gradient, in order.
+        passed_through: the parameter whose gradient is the output's, or None.
+        identity: tells where the first parameter's gradient is the output's too, or None.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        names: Sequence[str],
+        parameters: Sequence[str],
+        tensors: Sequence[str],
+        outputs: Sequence[str],
+        saved: Sequence[Saved],
+        differentiable: Sequence[str],
+        passed_through: str | None,
+        identity: Callable[..., bool] | None,
+    ) -> None:
+        self.grads = ("grad",) if len(outputs) == 1 else tuple(f"grad_{name}" for name in outputs)
+        kept = list(names[len(self.grads) :])
+        if tuple(names[: len(self.grads)]) != self.grads:
+            raise ValueError(f"op {op}: backward takes {tuple(names)}; it must begin with {self.grads}")
+        # forward has (*arguments, *outputs, *saved values) at hand: where each kept value is among them
+        saved_names = [value.name for value in saved]
+        at_hand = [*parameters, *outputs, *saved_names]
+        dtypes = [name for name in kept if name not in at_hand and name.removesuffix("_dtype") in parameters]
+        unknown = [name for name in kept if name not in at_hand and name not in dtypes and name != "needs"]
+        if unknown:
+            raise ValueError(
+                f"op {op}: backward takes {', '.join(unknown)}; it may take {', '.join(at_hand)}, "
+                f"<parameter>_dtype and needs"
+            )
+        self._saved = {value.name: (value, tuple(inspect.signature(value.reference).parameters)) for value in saved}
+        for _, needed in self._saved.values():
+            kept += [name for name in needed if name not in kept]
+        self.outputs = tuple(outputs)
+        is_tensor = {*tensors, *outputs, *saved_names}
+        self.kept_tensors = tuple(name for name in kept if name in is_tensor)
+        scalars = [name for name in kept if name in parameters and name not in is_tensor]
+        self.tensors = _getter([at_hand.index(name) for name in self.kept_tensors])
+        self._scalar_names = scalars
+        dtypes_of = [parameters.index(name.removesuffix("_dtype")) for name in dtypes]
+        self.values = _with_dtypes(_getter([at_hand.index(name) for name in scalars]), dtypes_of)
+        order = [*self.grads, *self.kept_tensors, *scalars, *dtypes, "needs"]
+        self.arguments_of = _getter([order.index(name) for name in names])
+        self._traceable_arguments_of = _traceable_getter([order.index(name) for name in names])
+        self._without_needs = _traceable_getter([order.index(name) for name in names if name != "needs"])
+        self._gradient_at = [parameters.index(name) for name in differentiable]
+        self._passed_at = -1 if passed_through is None else parameters.index(passed_through)
+        self._identity = identity
+        self._count = len(parameters)
+        self._single = len(differentiable) == 1
+
+    def arguments(
+        self, grads: Sequence[Any], tensors: Sequence[Any], values: Sequence[Any], needs: tuple[bool, ...]
+    ) -> tuple[Any, ...]:
+        """Return the arguments of backward, in order."""
+        return self.arguments_of((*grads, *tensors, *values, needs))
+
+    def differentiable_tensors(self, tensors: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the kept tensors with each saved value computed again, so that autograd sees how it depends on x.
+
+        For a second derivative: a saved value that a kernel computed has no graph.
+        """
+        if not self._saved:
+            return tuple(tensors)
+        kept = self.by_name(tensors, values)
+        for name, (value, needed) in self._saved.items():
+            if kept.get(name) is not None:
+                kept[name] = value.reference(*(kept[each] for each in needed))
+        return tuple(kept[name] for name in self.kept_tensors)
+
+    def by_name(self, tensors: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+        """Return the kept tensors and numbers by name."""
+        return {**dict(zip(self.kept_tensors, tensors)), **dict(zip(self._scalar_names, values))}
+
+    def of_saved(self, tensors: Sequence[Any], values: Sequence[Any], grads: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the gradients of parameters and outputs that follow from gradients of saved values, by name."""
+        kept = self.by_name(tensors, values)
+        totals: dict[str, Any] = {}
+        for name, grad in grads.items():
+            value, needed = self._saved[name]
+            inputs = [each for each in needed if isinstance(kept[each], torch.Tensor)]
+            compute = _of_tensors(value.reference, kept, needed, inputs)
+            pullback = torch.func.vjp(compute, *(kept[each] for each in inputs))[1]
+            for each, gradient in zip(inputs, pullback(grad)):
+                totals[each] = totals[each] + gradient if each in totals else gradient
+        return totals
+
+    def gradients(
+        self,
+        grads: Sequence[Any],
+        tensors: Sequence[Any],
+        values: Sequence[Any],
+        wanted: Sequence[bool],
+        run: Callable[[tuple[Any, ...]], Any],
+    ) -> list[Any]:
+        """Return one gradient for each parameter of the op, None where it has none or it is not wanted.
+
+        Args:
+            grads: the gradients of the outputs.
+            tensors: what :meth:`tensors` returned in forward.
+            values: what :meth:`values` returned in forward.
+            wanted: for each parameter of the op, True where its gradient is wanted.
+            run: computes backward from its arguments, by a kernel or otherwise. Called where a gradient is wanted that
+                is not the output's own.
+        """
+        gradients: list[Any] = [None] * self._count
+        if self._passed_at >= 0 and wanted[self._passed_at]:
+            gradients[self._passed_at] = grads[0]
+        needs = tuple([wanted[at] for at in self._gradient_at])
+        if self._identity is not None and needs[0]:
+            given = (*grads, *tensors, *values)
+            if self._identity(*self._without_needs(given)):
+                gradients[self._gradient_at[0]] = grads[0]
+                needs = (False, *needs[1:])
+        if True in needs:
+            arguments_of = self._traceable_arguments_of if is_dynamo_compiling() else self.arguments_of
+            computed = run(arguments_of((*grads, *tensors, *values, needs)))
+            for at, need, gradient in zip(self._gradient_at, needs, (computed,) if self._single else computed):
+                if need:
+                    gradients[at] = gradient
+        return gradients
+
+
+def _getter(places: list[int]) -> Getter:
+    """Return a function that picks these places out of a sequence, as a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return _traceable_getter(places)
+
+
+def _traceable_getter(places: list[int]) -> Getter:
+    """Return such a function that dynamo can trace, which it cannot operator.itemgetter."""
+    return lambda values: tuple([values[place] for place in places])
+
+
+def _with_dtypes(scalars: Getter, dtypes_of: list[int]) -> Getter:
+    """Return a function of the op's arguments that picks what ``scalars`` picks, and the dtypes of some tensors."""
+    if not dtypes_of:
+        return scalars
+    return lambda args: (*scalars(args), *[args[at].dtype for at in dtypes_of])
+
+
+def _of_tensors(
+    function: Callable[..., Any], kept: Mapping[str, Any], names: Sequence[str], tensors: Sequence[str]
+) -> Callable[..., Any]:
+    """Return ``function`` of all ``names`` as a function of the tensors among them."""
+
+    def compute(*values: Any) -> Any:
+        given = {**kept, **dict(zip(tensors, values))}
+        return function(*(given[name] for name in names))
+
+    return compute

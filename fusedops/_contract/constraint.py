@@ -1,0 +1,200 @@
+"""Constraint: a condition on a call's arguments as data, and the compiled check of several constraints."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import reprlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._report.reason import Reason, ReasonCode
+
+Arguments = Mapping[str, Any]
+_compiled = itertools.count()
+
+
+class Boundary(NamedTuple):
+    """One case at an edge of a constraint: ``args`` differ from the base case in one value, and are taken or not.
+
+    >>> import fusedops
+    >>> from fusedops.constraints import Dim
+    >>> edges = Dim("x", (-1,), at_most=8).boundaries({"x": fusedops.TensorSpec((2, 8))})
+    >>> [(edge.args["x"].shape, edge.taken) for edge in edges]
+    [..., ((2, 8), True), ((2, 9), False)]
+    """
+
+    label: str
+    args: Arguments
+    taken: bool
+
+
+class Constraint:
+    """One condition on the argument called ``name``. It is met where the argument is None, unless a class differs.
+
+    A subclass implements :meth:`expression`, :meth:`reasons`, :meth:`describe` and :meth:`boundaries`. The compiled
+    check and the reasons must agree: a property test compares them.
+
+    Args:
+        name: the argument.
+
+    >>> from fusedops.constraints import Constraint, Dim
+    >>> constraint = Dim("x", (-1,), multiple_of=8)
+    >>> isinstance(constraint, Constraint), constraint.names, constraint.describe()
+    (True, ('x',), 'x: dim -1 a multiple of 8')
+    """
+
+    code = ReasonCode.SIZE  # of every reason that this constraint gives
+    none_is_met = True
+    reads_shapes = False  # True where the compiled check reads the shapes of all its tensors, which a nested one lacks
+
+    def __init__(self, name: str) -> None:
+        if type(name) is not str or not name.isidentifier():
+            raise ValueError(
+                f"{type(self).__name__}: got name {name!r}, expected a parameter's name; to fix: write it as a str"
+            )
+        self.name = name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every argument that the constraint looks at."""
+        return (self.name,)
+
+    def expression(self, constants: dict[str, object]) -> str:
+        """Return Python source that is true where the constraint is met, for an argument that is not None.
+
+        Values that have no literal go into ``constants`` under a new name, see :func:`constant`.
+        """
+        raise NotImplementedError
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        """Return why the arguments violate the constraint; empty where they meet it."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """Return the constraint as a phrase for tables."""
+        raise NotImplementedError
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        """Yield cases just inside and just outside the constraint, made from a call ``args`` that meets it."""
+        raise NotImplementedError
+
+    def test(self, constants: dict[str, object]) -> str:
+        """Return :meth:`expression`, also true where the argument is None and None meets the constraint."""
+        expression = self.expression(constants)
+        return f"({self.name} is None or ({expression}))" if self.none_is_met else f"({expression})"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the constraint as JSON-ready data."""
+        return {"type": type(self).__name__, **{key: plain(value) for key, value in vars(self).items()}}
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{key}={value!r}" for key, value in vars(self).items() if value is not None)
+        return f"{type(self).__name__}({fields})"
+
+
+def compile_check(
+    parameters: Sequence[str],
+    constraints: Sequence[Constraint],
+    title: str = "constraints",
+    never_none: Collection[str] = (),
+) -> Callable[..., Constraint | None]:
+    """Compile the check of a call's arguments.
+
+    Args:
+        parameters: the names of the arguments, in order.
+        constraints: tested in this order.
+        title: names the source in tracebacks.
+        never_none: arguments that the constraints themselves require.
+
+    Returns:
+        A function of the arguments that returns the first violated constraint, or None where all are met.
+
+    >>> import torch
+    >>> from fusedops.constraints import Rank, compile_check
+    >>> check = compile_check(("x",), [Rank("x", 2)])
+    >>> check(torch.ones(2, 4)), check(torch.ones(4))
+    (None, Rank(name='x', ranks=(2,)))
+    """
+    constants: dict[str, object] = {}
+    lines = [f"def check({', '.join(parameters)}):"]
+    # one test for None serves all the constraints on an optional argument
+    for (name, skip_none), group in itertools.groupby(
+        enumerate(constraints), lambda item: (item[1].name, item[1].none_is_met)
+    ):
+        indent = "    "
+        if skip_none and name not in never_none:
+            lines.append(f"{indent}if {name} is not None:")
+            indent *= 2
+        for position, item in group:
+            lines.append(f"{indent}if not ({item.expression(constants)}): return constraint_{position}")
+            constants[f"constraint_{position}"] = item
+    source = "\n".join([*lines, "    return None"]) + "\n"
+    filename = f"<fusedops: {title} #{next(_compiled)}>"
+    exec(compile(source, filename, "exec"), constants)
+    # so that tracebacks and debuggers show the line; entries without a time are not checked against the disk
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    return cast("Callable[..., Constraint | None]", constants["check"])
+
+
+def reasons_of(constraint: Constraint, args: Arguments) -> list[Reason]:
+    """Return the reasons for a violated constraint: at least one, also where its own ``reasons`` returns none."""
+    rule = constraint.describe()
+    fallback = Reason(
+        constraint.code, f"a value of {constraint.name} that violates it", rule, f"change it to meet: {rule}"
+    )
+    return constraint.reasons(args) or [fallback]
+
+
+def constant(constants: dict[str, object], value: object) -> str:
+    """Return a new name in ``constants`` for a value that has no literal (a dtype, infinity, a function).
+
+    >>> from math import inf
+    >>> from fusedops.constraints import constant
+    >>> constants = {}
+    >>> f"x < {constant(constants, inf)}", constants
+    ('x < constant_0', {'constant_0': inf})
+    """
+    key = f"constant_{len(constants)}"
+    constants[key] = value
+    return key
+
+
+def plain(value: object) -> object:
+    """Return a value of a constraint as JSON-ready data."""
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Constraint):
+        return value.to_dict()
+    if isinstance(value, (tuple, frozenset)):
+        return [plain(item) for item in cast("tuple[object, ...]", value)]
+    return value
+
+
+def is_tensor(value: object) -> bool:
+    """Return True for a tensor and for a TensorSpec."""
+    return isinstance(value, (Tensor, TensorSpec))
+
+
+def shown(value: object) -> str:
+    """Return a value for a message. Of a tensor only the size is read; integers of thousands of digits are cut."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.numel()} element{'s' * (value.numel() != 1)}"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    return reprlib.repr(value)
+
+
+def listed(values: Sequence[object], word: str = "or") -> str:
+    """Return values as a list in a sentence.
+
+    >>> from fusedops.constraints import listed
+    >>> listed(["a", "b", "c"])
+    'a, b or c'
+    """
+    texts = [str(value) for value in values]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {word} {texts[-1]}"

@@ -1,0 +1,107 @@
+"""Kernel: one backend's function for one op and direction, with its constraints, deviations and adaptations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusedops._contract.constraint import Constraint
+from fusedops._report.direction import Direction
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A difference from the op's contract that the backend can neither correct nor refuse: a name and one sentence.
+
+    >>> import fusedops
+    >>> fusedops.Deviation("finite-fill", "masked scores are -10000, not -inf").name
+    'finite-fill'
+    """
+
+    name: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """A change to the arguments of some calls that lets a kernel take them, and its cost.
+
+    Args:
+        name: short, for programs.
+        sentence: what is changed, and how often.
+        cost: from the call's arguments, in the kernel's order, each tensor real or a ``TensorSpec``: the bytes written
+            beside the result, 0 where it is free, None where the call does not need it.
+
+    >>> import fusedops
+    >>> fusedops.Adaptation("4-d", "x is viewed with 4 dimensions", lambda x, *_: None if x.dim() == 4 else 0).name
+    '4-d'
+    """
+
+    name: str
+    sentence: str
+    cost: Callable[..., int | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One backend's function for one op and direction, with its constraints. Made by :func:`kernel`.
+
+    >>> import fusedops
+    >>> from fusedops.constraints import Rank
+    >>> @fusedops.kernel("bias_gelu", Rank("x", 2))
+    ... def forward(x, bias, approximate): ...
+    >>> isinstance(forward, fusedops.Kernel), forward.op, forward.constraints
+    (True, 'bias_gelu', (Rank(name='x', ranks=(2,)),))
+    """
+
+    op: str
+    direction: Direction
+    function: Callable[..., Any]
+    constraints: tuple[Constraint, ...] = ()
+    source: str = ""
+    deviations: tuple[Deviation, ...] = ()
+    adaptations: tuple[Adaptation, ...] = ()
+
+    @property
+    def location(self) -> str:
+        """File and line of the function, for messages."""
+        code = getattr(self.function, "__code__", None)
+        return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
+
+
+def kernel(
+    op: str | Callable[..., Any],
+    *constraints: Constraint,
+    direction: Direction = "forward",
+    source: str = "",
+    deviations: Sequence[Deviation] = (),
+    adapts: Sequence[Adaptation] = (),
+) -> Callable[[Callable[..., Any]], Kernel]:
+    """Return a decorator that makes a function a kernel.
+
+    The function takes the op's parameters by position, in order, without defaults (and ``save`` after them where the op
+    has saved values); of direction "backward", the parameters of the op's backward.
+
+    Args:
+        op: the public function, as in ``ops.scaled_masked_softmax``, or its name.
+        *constraints: from :mod:`fusedops.constraints`, the cheapest first; all must be met.
+        direction: "forward" or "backward".
+        source: the vendor's function or document.
+        deviations: differences from the contract that remain.
+        adapts: changes to calls that the vendor's function would not take as they are.
+
+    >>> import torch, fusedops
+    >>> from fusedops.constraints import DType
+    >>> @fusedops.kernel("bias_gelu", DType("x", torch.float32))
+    ... def bias_gelu(x, bias, approximate):
+    ...     return torch.nn.functional.gelu(x if bias is None else x + bias, approximate=approximate)
+    >>> bias_gelu.direction
+    'forward'
+    """
+    name = op if isinstance(op, str) else op.__name__
+
+    def declare(function: Callable[..., Any]) -> Kernel:
+        return Kernel(name, direction, function, constraints, source, tuple(deviations), tuple(adapts))
+
+    return declare

@@ -1,0 +1,246 @@
+"""Op: the contract of one fused operation. Tests, benchmarks, tables, the command line and docs follow from it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.backward import BackwardCall
+from fusedops._contract.constraint import Constraint, compile_check
+from fusedops._contract.plain_tensor import plain_tensors
+from fusedops._contract.signature import annotation_texts, bound_arguments, op_signature, signature_text
+from fusedops._contract.tensor_spec import TensorSpec, capability_of
+from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Case, Padding, Saved, Sharding, Tolerance
+from fusedops._report.direction import Direction
+from fusedops._report.reason import Reason
+from fusedops.errors import InvalidInputError
+
+
+class Op:
+    """The contract of one fused operation. Every backend's kernels compute what ``reference`` computes.
+
+    Args:
+        function: the public function. Its name, parameters and defaults, without ``backend``, are the op's; its
+            docstring is the op's documentation.
+        constraints: the op's own conditions on the arguments. A violated one is an InvalidInputError.
+        reference: the meaning of the op in plain differentiable torch. Takes the op's parameters in order, annotated
+            with ``Tensor``, ``Tensor | None``, ``float``, ``int``, ``bool`` or ``str``. Returns the output, or a tuple.
+        backward: the gradient in plain differentiable torch. Its parameters are ``grad`` (``grad_<output>`` for each of
+            several outputs), then by name what forward keeps for it: outputs, saved values, parameters of the op,
+            ``<parameter>_dtype``, and ``needs`` (a bool for each of ``differentiable``: is its gradient wanted).
+            Returns one gradient for each of ``differentiable``, None where not wanted; a tuple where there are several.
+        differentiable: the tensor parameters that have a gradient.
+        tolerance: of the outputs, by dtype of the first argument.
+        gradient_tolerance: of the gradients: wider, as backward starts from rounded values and subtracts.
+        cases: real calls.
+        min_bytes: from the arguments, the fewest bytes that a kernel must move, by direction.
+        unfused: the chain of torch functions that a model runs without fused ops, the baseline of benchmarks. Takes
+            the op's parameters in order.
+        formula: one line for tables.
+        outputs: names of the outputs.
+        output_dtype: from the arguments, the dtype of the output. None: the first argument's.
+        empty: from the arguments, empty outputs with the right shapes, dtypes and device. None: one output of the first
+            argument's shape.
+        saved: what forward saves for backward besides outputs and arguments. A forward kernel of an op with saved
+            values takes one more argument, ``save``, and returns the outputs, then the saved values (None without
+            ``save``).
+        passed_through: a tensor parameter whose gradient is the output's gradient itself, as a residual's is.
+        identity: takes the arguments of backward except ``needs``; True where the first differentiable parameter's
+            gradient is the output's itself, as without dropout: no kernel is called for it then.
+        padding: how a call is padded to sizes that a kernel takes; None where it cannot be.
+        sharding: how the op acts on DTensors.
+        complete: fills in what the public function draws (a seed), to inspect a call without running it.
+        sample: ``(batch, length) -> arguments by name``, a small call for tests of torch's features and of DTensor;
+            tuples are shapes. None: the first case.
+        large: the calls that benchmarks measure, which fill a device. None: the cases.
+        sweep: ``(rows, width) -> arguments by name``, for benchmarks over lengths and sizes.
+        peers: a Markdown table of what other libraries accept, for the docs.
+
+    Raises:
+        ValueError: reference, backward or a constraint does not fit the function.
+
+    >>> import fusedops
+    >>> fusedops.ops.OPS["bias_gelu"].parameters
+    ('x', 'bias', 'approximate')
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        constraints: Sequence[Constraint],
+        reference: Callable[..., Any],
+        backward: Callable[..., Any],
+        differentiable: tuple[str, ...],
+        tolerance: Mapping[torch.dtype, Tolerance],
+        gradient_tolerance: Mapping[torch.dtype, Tolerance],
+        cases: Sequence[Case],
+        min_bytes: Callable[..., Mapping[Direction, int]],
+        unfused: Callable[..., Any],
+        formula: str,
+        outputs: tuple[str, ...] = ("y",),
+        output_dtype: Callable[..., torch.dtype] | None = None,
+        empty: Callable[..., Any] | None = None,
+        saved: tuple[Saved, ...] = (),
+        passed_through: str | None = None,
+        identity: Callable[..., bool] | None = None,
+        padding: Padding | None = None,
+        sharding: Sharding = ROWS_ARE_INDEPENDENT,
+        complete: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
+        sample: Callable[[int, int], Mapping[str, Any]] | None = None,
+        large: Sequence[Case] | None = None,
+        sweep: Callable[[int, int], Mapping[str, Any]] | None = None,
+        peers: str = "",
+    ) -> None:
+        self.name = function.__name__
+        self.function = function
+        self.reference, self.backward = reference, backward
+        self.differentiable, self.passed_through = differentiable, passed_through
+        self.tolerance, self.gradient_tolerance = tolerance, gradient_tolerance
+        self.cases, self.min_bytes, self.unfused, self.formula = tuple(cases), min_bytes, unfused, formula
+        self.outputs, self.saved = outputs, saved
+        self.padding, self.sharding, self.complete, self.peers = padding, sharding, complete, peers
+        self.sample, self.sweep = sample, sweep
+        self.large = self.cases if large is None else tuple(large)
+        self.empty, self._output_dtype = empty or self._empty, output_dtype
+        self.constraints = tuple(constraints)
+        self.single = len(outputs) == 1
+        if padding is not None and (saved or not self.single):
+            raise ValueError(
+                f"op {self.name}: got padding, expected none for an op with several outputs or saved values"
+            )
+        self.signature, self.types = op_signature(function, self.reference)
+        self.parameters = tuple(self.types)
+        self.defaults = tuple(parameter.default for parameter in self.signature.parameters.values())
+        self.tensors = tuple(name for name, text in self.types.items() if text.startswith("Tensor"))
+        self.required_tensors = tuple(name for name in self.tensors if self.types[name] == "Tensor")
+        self.backward_types = annotation_texts(backward)
+        self.backward_parameters = tuple(self.backward_types)
+        self.backward_call = BackwardCall(
+            self.name,
+            self.backward_parameters,
+            self.parameters,
+            self.tensors,
+            outputs,
+            saved,
+            differentiable,
+            passed_through,
+            identity,
+        )
+        # where call.py looks for a gradient; the plan's keys for the usual devices, made once
+        with_gradient = (*differentiable, passed_through) if passed_through else differentiable
+        self.gradient_places = tuple(map(self.parameters.index, with_gradient))
+        self.tensor_places = tuple(map(self.parameters.index, self.tensors))
+        self.cpu_key, self.cuda_key = (self.name, "cpu"), (self.name, "cuda")
+        self.autograd_apply: Callable[..., Any] | None = None  # made by autograd.py at the first gradient
+        self.check: Callable[..., Constraint | None] = self._compile_and_check
+
+    def _compile_and_check(self, *args: Any) -> Constraint | None:
+        """Serve the first call of :attr:`check`, which then becomes the compiled function."""
+        title = f"constraints of {self.name}"
+        self.check = compile_check(self.parameters, self._conditions(), title, self.required_tensors)
+        return self.check(*args)
+
+    def _conditions(self) -> tuple[Constraint, ...]:
+        return (*plain_tensors(self.tensors, self.required_tensors, self.constraints), *self.constraints)
+
+    def invalid(self, args: Sequence[Any]) -> Reason | None:
+        """Return why a call is invalid on every backend, or None. Takes tensors of any kind, and specs."""
+        given = dict(zip(self.parameters, args))
+        return next((reasons[0] for each in self._conditions() if (reasons := each.reasons(given))), None)
+
+    def validate(self, args: Sequence[Any]) -> None:
+        """Raise InvalidInputError where a call violates a constraint of the op."""
+        reason = self.invalid(args)
+        if reason is not None:
+            raise InvalidInputError(f"{self.name}: {reason}")
+
+    # ---------------------------------------------------------------------------------------------------- calls
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments of a call in the op's order, with defaults filled in."""
+        return bound_arguments(self.name, self.signature, args, kwargs)
+
+    def completed(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments with what the public function would draw or make."""
+        return args if self.complete is None else self.complete(args)
+
+    def specs(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arguments with each tensor replaced by its TensorSpec."""
+        return tuple(TensorSpec.of(arg) if isinstance(arg, Tensor) else arg for arg in args)
+
+    def bound_specs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return a valid call's arguments as specs, complete, or raise InvalidInputError. Nothing is drawn."""
+        given = self.bind(args, kwargs)
+        tensors = [arg for arg in given if isinstance(arg, Tensor)]
+        if any(tensor.is_nested for tensor in tensors):  # it has no shape
+            self.validate(given)
+        specs = self.completed(self.specs(given))
+        self.validate(specs)
+        return specs
+
+    def each(self, results: Any) -> tuple[Any, ...]:
+        """Return the outputs as a tuple, also of an op with one output."""
+        return (results,) if self.single else tuple(results)
+
+    def outputs_of(self, results: Any) -> Any:
+        """Return what the public function returns, from what a forward kernel returned."""
+        if not self.saved:
+            return results
+        return results[0] if self.single else tuple(results[: len(self.outputs)])
+
+    def call_kernel(self, run: Callable[..., Any], args: Sequence[Any], save: bool = False) -> Any:
+        """Call a forward kernel, which takes ``save`` where the op has saved values."""
+        return run(*args, save) if self.saved else run(*args)
+
+    def reference_with_saved(self, *args: Any) -> Any:
+        """Compute what a forward kernel returns, by the references. Takes ``save`` where the op has saved values."""
+        if not self.saved:
+            return self.reference(*args)
+        given, save = args[:-1], args[-1]
+        outputs = self.each(self.reference(*given))
+        return (*outputs, *(self.saved_references(given, outputs) if save else [None] * len(self.saved)))
+
+    def saved_references(self, args: Sequence[Any], outputs: Sequence[Any]) -> list[Tensor]:
+        """Compute the saved values of a call by their references."""
+        known = {**dict(zip(self.parameters, args)), **dict(zip(self.outputs, outputs))}
+        names = [inspect.signature(value.reference).parameters for value in self.saved]
+        return [value.reference(*(known[name] for name in each)) for value, each in zip(self.saved, names)]
+
+    def call_public(self, *args: Any, backend: str | None = None) -> Any:
+        """Call the public function with every argument by position."""
+        return self.function(**dict(zip(self.parameters, args)), backend=backend)
+
+    def backward_arguments(
+        self, grads: Sequence[Any], results: Sequence[Any], args: Sequence[Any], needs: tuple[bool, ...]
+    ) -> tuple[Any, ...]:
+        """Return the arguments of backward from the outputs' gradients, forward's results and its arguments."""
+        parts = self.backward_call
+        return parts.arguments(grads, parts.tensors((*args, *results)), parts.values(args), needs)
+
+    def _empty(self, *args: Any) -> Tensor:
+        """Return an empty contiguous output of the first argument's shape."""
+        dtype = None if self._output_dtype is None else self._output_dtype(*args)
+        return torch.empty_like(args[0], dtype=dtype, memory_format=torch.contiguous_format)
+
+    def stand_in(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return arguments of backward for its constraints, before forward has run: x stands for outputs and grads.
+
+        Saved values are None: a backward kernel has no constraints on them.
+        """
+        x: Any = args[0]
+        if self._output_dtype is not None and (dtype := self._output_dtype(*args)) is not x.dtype:
+            x = TensorSpec(tuple(x.shape), dtype, str(x.device), capability_of(x))
+        outputs = [x] * len(self.outputs)
+        return self.backward_arguments(outputs, [*outputs, *[None] * len(self.saved)], args, ())
+
+    def parameters_of(self, direction: Direction) -> tuple[str, ...]:
+        """Return the parameter names of forward or backward."""
+        return self.parameters if direction == "forward" else self.backward_parameters
+
+    def __repr__(self) -> str:
+        return f"<Op {self.name}{signature_text(self.signature)}>"

@@ -1,0 +1,63 @@
+"""Signatures of ops: parameters, annotations as text, and the arguments of a call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fusedops.errors import InvalidInputError
+
+
+def op_signature(
+    function: Callable[..., Any], reference: Callable[..., Any]
+) -> tuple[inspect.Signature, dict[str, str]]:
+    """Return the signature of a public function without ``backend``, and the types of its parameters as text.
+
+    The types are the reference's: the public function may accept more, such as a seed as a number.
+
+    Raises:
+        ValueError: the reference has other parameters.
+    """
+    public = inspect.signature(function)
+    parameters = {name: p for name, p in public.parameters.items() if name != "backend"}
+    types = annotation_texts(reference)
+    if list(types) != list(parameters):
+        raise ValueError(
+            f"op {function.__name__}: got a reference of ({', '.join(types)}), expected ({', '.join(parameters)}); "
+            f"to fix: give it the parameters of the function, without backend"
+        )
+    return public.replace(parameters=list(parameters.values())), types
+
+
+def bound_arguments(
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return the arguments of a call in order, with defaults filled in; InvalidInputError where they do not fit."""
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        text = str(error).removeprefix("got ").replace("missing a required argument:", "no argument")
+        raise InvalidInputError(
+            f"{name}: got {text}, expected {signature_text(signature)}; to fix: give each argument once"
+        ) from None
+    bound.apply_defaults()
+    return tuple(bound.arguments.values())
+
+
+def annotation_texts(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the annotations of a function's parameters as text: ``"Tensor | None"``, however they are written."""
+    return {name: _annotation_text(p) for name, p in inspect.signature(function).parameters.items()}
+
+
+def _annotation_text(parameter: inspect.Parameter) -> str:
+    annotation: Any = parameter.annotation
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = text.replace("torch.Tensor", "Tensor").replace("typing.", "")
+    return f"{text[9:-1]} | None" if text.startswith("Optional[") else text
+
+
+def signature_text(signature: inspect.Signature) -> str:
+    """Return a signature without annotations, for a message."""
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))

@@ -1,0 +1,126 @@
+"""The parts of an op's contract: tolerances, named cases, saved values, padding, sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+# NamedTuples, not dataclasses: importing fusedops builds these classes, and a dataclass takes 0.4 ms to build
+
+
+class Tolerance(NamedTuple):
+    """The largest accepted difference from the float64 reference: ``|got - want| <= absolute + relative * |want|``.
+
+    >>> import fusedops
+    >>> fusedops.Tolerance(1e-6, 1e-5).absolute
+    1e-06
+    """
+
+    absolute: float
+    relative: float
+
+
+class Case(NamedTuple):
+    """A named call from a real model, from which tests and benchmarks are made.
+
+    Args:
+        name: short, unique within the op.
+        args: the arguments by name. A tuple is the shape of a tensor; anything else is passed as it is.
+        source: the model or document that the sizes come from.
+
+    >>> import fusedops
+    >>> fusedops.Case("gpt2", {"x": (8, 1024, 768), "eps": 1e-5}, "GPT-2 small").name
+    'gpt2'
+    """
+
+    name: str
+    args: Mapping[str, Any]
+    source: str = ""
+
+
+class Saved(NamedTuple):
+    """A tensor that forward computes for backward and that is not an output.
+
+    Args:
+        name: as backward's parameter is called.
+        reference: computes it in plain torch: the definition of its value, shape and dtype. Its parameters are named
+            after parameters or outputs of the op, which are then kept for backward: a second derivative computes it
+            again.
+        optional: True where a kernel may return None for it; backward then recomputes what it needs.
+
+    >>> import fusedops
+    >>> fusedops.Saved("rstd", lambda x, eps: (x.float().square().mean(-1) + eps).rsqrt()).optional
+    False
+    """
+
+    name: str
+    reference: Callable[..., Tensor]
+    optional: bool = False
+
+
+class Padding(NamedTuple):
+    """A way to enlarge a call of an op, so that its cropped result is the result of the original call.
+
+    Args:
+        dims: the dims of the first parameter that can grow, counted from the end: (-2, -1).
+        forward: ``(args, sizes) -> args``, the call with these dims grown to ``sizes``; its tensors are all real, or
+            all specs. The result grows with the first parameter.
+        backward: the same for the arguments of backward, which returns one gradient, of the first parameter.
+
+    >>> import torch, fusedops
+    >>> def grown(args, sizes):
+    ...     return (torch.nn.functional.pad(args[0], (0, sizes[0] - args[0].shape[-1])), *args[1:])
+    >>> fusedops.Padding((-1,), grown, grown).forward((torch.ones(3),), (5,))
+    (tensor([1., 1., 1., 0., 0.]),)
+    """
+
+    dims: tuple[int, ...]
+    forward: Callable[[Sequence[Any], tuple[int, ...]], tuple[Any, ...]]
+    backward: Callable[[Sequence[Any], tuple[int, ...]], tuple[Any, ...]]
+
+
+class Shard(NamedTuple):
+    """One rank's part of a DTensor's whole: the whole's shape, the part's shape, and where the part starts.
+
+    >>> import fusedops
+    >>> fusedops.Shard(whole=(8, 16), part=(4, 16), start=(4, 0)).start
+    (4, 0)
+    """
+
+    whole: tuple[int, ...]
+    part: tuple[int, ...]
+    start: tuple[int, ...]
+
+
+class Sharding(NamedTuple):
+    """The rule of an op for DTensors. By default every dim of the first parameter may be sharded, and each rank's part
+    is an independent call.
+
+    Args:
+        whole: the dims of the first parameter that every rank needs whole, such as (-1,) for a softmax.
+        replicated: the tensor parameters that are the same on every rank, such as a seed.
+        adjust: ``(arguments by name, shard) -> arguments by name``, changes a rank's local call where it depends on the
+            position of its part (a causal mask). For forward and for backward.
+        forward: ``(arguments by name, shard) -> output``, serves a rank's part in plain torch where no kernel can,
+            because a kernel counts positions from its part's own start; None where a kernel can.
+        backward: the same for backward.
+        applies: ``(arguments by name) -> bool``, True where ``forward`` and ``backward`` are needed for a call.
+        reason: why a kernel cannot take a part, for the refusal.
+
+    >>> import fusedops
+    >>> fusedops.Sharding(whole=(-1,)).replicated
+    ()
+    """
+
+    whole: tuple[int, ...] = ()
+    replicated: tuple[str, ...] = ()
+    adjust: Callable[[dict[str, Any], Shard], dict[str, Any]] | None = None
+    forward: Callable[[Mapping[str, Any], Shard], Any] | None = None
+    backward: Callable[[Mapping[str, Any], Shard], Any] | None = None
+    applies: Callable[[Mapping[str, Any]], bool] | None = None
+    reason: str = ""
+
+
+ROWS_ARE_INDEPENDENT = Sharding()

@@ -1,0 +1,1 @@
+"""The path of a call: the plan, the selection, fallback, autograd, and the ways in from torch."""

@@ -1,0 +1,148 @@
+"""The ops on DTensors: where each tensor must be placed, and each rank's local call.
+
+Loaded once there can be a DTensor, never by ``import fusedops``. The rules are torch-dispatch rules of the registered
+ops, not sharding strategies: torch takes a strategy's inputs wherever they are and gathers them without being asked,
+and a strategy cannot pass a kernel the position of its part.
+
+One rule for all ops. Every tensor broadcasts to the first one; a dim that is sharded for one of them is sharded for
+all that have it. A replicated tensor is cut, which moves nothing; a partial one is summed, by a reduce-scatter where
+the others are sharded. Any other placement would gather, and is refused; only backward redistributes the output's
+gradient, which no caller can place. What is special about an op is its :class:`Sharding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed._functional_collectives import broadcast  # pyright: ignore[reportUnknownVariableType]
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from fusedops._contract import values
+from fusedops._contract.op import Op
+from fusedops._dispatch.decide import decide
+from fusedops._dispatch.fallback import report
+from fusedops._dispatch.placement import common_layout, distributed, local_arguments, whole_result, whole_tensor
+from fusedops._dispatch.plan import Plan
+from fusedops._dispatch.select import backward_plan, plan_for, select
+from fusedops._plugins.registry import registry
+from fusedops._report.reason import Reason, ReasonCode
+from fusedops.errors import NoBackendError
+
+_with_rules: set[str] = set()
+
+
+def register_rules(name: str) -> None:
+    """Register the rules of an op for DTensors, once."""
+    if name in _with_rules:
+        return
+    _with_rules.add(name)
+    op = registry.ops[name]
+    torch.library.register_torch_dispatch(f"fusedops::{name}", DTensor, partial(_forward, op))
+    if op.saved:
+        torch.library.register_torch_dispatch(f"fusedops::{name}_with_saved", DTensor, partial(_forward, op))
+    torch.library.register_torch_dispatch(f"fusedops::{name}_backward", DTensor, partial(_backward, op))
+
+
+def shared_draw(drawn: Tensor, x: Tensor) -> Tensor:
+    """Return a tensor that this rank drew for a call with ``x``; for a DTensor that of its mesh's first rank."""
+    if isinstance(x, DTensor):
+        for dim in range(x.device_mesh.ndim):
+            drawn = broadcast(drawn, 0, (x.device_mesh, dim))  # torch.compile cannot trace distribute_tensor
+    return drawn
+
+
+def _forward(
+    op: Op, cls: type, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    args = (*args, *op.defaults[len(args) :])  # torch leaves out trailing arguments that equal the schema's default
+    op.validate(args)
+    given = distributed(op, op.name, dict(zip(op.parameters, args)))
+    first = op.parameters[0]
+    layout = common_layout(op, op.name, given, first, op.tensors)
+    local, shard = local_arguments(op, op.name, given, layout), layout.shard()
+    if op.sharding.adjust is not None:
+        local = op.sharding.adjust(local, shard)
+    if _needs_composite(op, local, shard):
+        _report_composite(plan_for(op, local[first], kwargs.get("backend")), tuple(local.values()))
+        assert op.sharding.forward is not None
+        results = op.sharding.forward(local, shard)
+    else:
+        results = func(*local.values(), **kwargs)
+    if isinstance(results, Tensor):
+        return whole_tensor(results, layout, layout.shape, layout.of(layout.shape))
+    # of several results each has the leading dims of the first argument, cut as they are
+    return tuple(whole_result(result, shard, layout) for result in results)
+
+
+def _backward(
+    op: Op, cls: type, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    name = f"{op.name}_backward"
+    given = distributed(op, name, dict(zip(op.backward_parameters, args)))
+    grads = op.backward_call.grads
+    kept = [n for n, value in given.items() if isinstance(value, DTensor) and n not in grads]
+    saved = {value.name for value in op.saved}
+    layout = common_layout(op, name, given, grads[0], (*(n for n in kept if n not in saved), *grads))
+    for grad in grads:
+        given[grad] = given[grad].redistribute(placements=layout.of(given[grad].shape))
+    local, shard = local_arguments(op, name, given, layout, saved), layout.shard()
+    if op.sharding.adjust is not None:
+        local = op.sharding.adjust(local, shard)
+    if _needs_composite(op, local, shard):
+        forward = plan_for(op, local[grads[0]], kwargs.get("backend"))
+        after = backward_plan(forward, forward.first.backend if forward.first else "")
+        _report_composite(after, tuple(local.values()))
+        assert op.sharding.backward is not None
+        computed: Any = op.sharding.backward(local, shard)
+        nothing = local[grads[0]].new_empty(0)
+        if isinstance(computed, tuple):
+            several = cast("tuple[Tensor | None, ...]", computed)
+            computed = tuple(nothing if gradient is None else gradient for gradient in several)
+    else:
+        computed = func(*local.values(), **kwargs)
+    single = len(op.differentiable) == 1
+    needs = given.get("needs", [True] * len(op.differentiable))
+    whole: list[DTensor] = []
+    for place, gradient in enumerate((computed,) if single else computed):
+        like = given.get(op.differentiable[place])  # None where backward does not take it: it is like the gradient
+        if not needs[place]:
+            shape, placements = tuple(gradient.shape), tuple(Replicate() for _ in layout.dims)  # an empty stand-in
+        else:
+            shape = layout.shape if like is None else tuple(like.shape)
+            placements = layout.of(shape, absent=Partial())
+        whole.append(whole_tensor(gradient, layout, shape, placements))
+    return whole[0] if single else tuple(whole)
+
+
+def _needs_composite(op: Op, local: Mapping[str, Any], shard: values.Shard) -> bool:
+    """Return True where a kernel cannot take a part, as it counts positions from the part's own start."""
+    sharding = op.sharding
+    if sharding.forward is None or shard.part == shard.whole:
+        return False
+    return sharding.applies is None or sharding.applies(local)
+
+
+def _report_composite(plan: Plan, args: tuple[Any, ...]) -> None:
+    """Report the fallback, or raise, where a kernel for this device would have served the whole tensor."""
+    kernel = select(plan, args)
+    record = registry.find(kernel.backend)
+    if record is None or record.backend is None or "*" in record.backend.device_types:
+        return
+    first = plan.op.parameters[0]
+    reason = Reason(
+        ReasonCode.SHARD,
+        f"a shard of {first}",
+        f"the whole {first}: {plan.op.sharding.reason}",
+        f"replicate it, as in {first}.redistribute(placements=[Replicate()])",
+    )
+    if plan.policy.fallback != "raise":
+        report(plan, kernel.backend, reason, "plain torch")
+        return
+    decision = decide(plan, args)
+    refused = tuple(replace(c, status="refused", reasons=c.reasons or (reason,)) for c in decision.candidates)
+    raise NoBackendError(replace(decision, backend=None, backward=None, candidates=refused))

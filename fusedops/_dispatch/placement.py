@@ -1,0 +1,176 @@
+"""Where the tensors of a call are placed on a mesh, and each rank's part of them.
+
+Loaded with ``dtensor.py``, once there can be a DTensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from fusedops._contract import values
+from fusedops._contract.op import Op
+from fusedops.errors import InvalidInputError
+
+
+class Layout(NamedTuple):
+    """The placement of a call's tensors on a mesh: the whole's shape, and the dim that each mesh dim shards."""
+
+    mesh: DeviceMesh
+    shape: tuple[int, ...]
+    dims: tuple[int | None, ...]  # of ``shape``; None: replicated
+
+    def of(self, shape: Sequence[int], absent: Placement | None = None) -> tuple[Placement, ...]:
+        """Return the placements of a tensor that broadcasts to the whole; ``absent`` where it lacks the sharded dim."""
+        placements: list[Placement] = []
+        for dim in self.dims:
+            at = None if dim is None else dim - len(self.shape) + len(shape)
+            has = at is not None and at >= 0 and (shape[at] != 1 or self.shape[at - len(shape)] == 1)
+            placements.append(Shard(at) if has else Replicate() if dim is None else absent or Replicate())  # pyright: ignore[reportArgumentType]
+        return tuple(placements)
+
+    def leading(self, shape: Sequence[int]) -> tuple[Placement, ...]:
+        """Return the placements of a tensor whose dims are the leading dims of the whole, such as a saved ``rstd``."""
+        return tuple(
+            Shard(dim) if dim is not None and dim < len(shape) and shape[dim] == self.shape[dim] else Replicate()
+            for dim in self.dims
+        )
+
+    def shard(self) -> values.Shard:
+        """Return this rank's part of the whole. Parts are torch.chunk's."""
+        sizes, starts = list(self.shape), [0] * len(self.shape)
+        for at, dim in enumerate(self.dims):
+            if dim is not None:
+                chunk = -(-sizes[dim] // self.mesh.size(at))
+                skipped = min(chunk * self.mesh.get_local_rank(at), sizes[dim])
+                sizes[dim] = min(chunk, sizes[dim] - skipped)
+                starts[dim] += skipped
+        return values.Shard(self.shape, tuple(sizes), tuple(starts))
+
+
+def distributed(op: Op, name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments, every tensor a DTensor on one mesh; only a replicated parameter may be a plain tensor."""
+    mesh = next(value.device_mesh for value in given.values() if isinstance(value, DTensor))
+    for key, value in given.items():
+        if isinstance(value, DTensor):
+            if value.device_mesh != mesh:
+                _refuse(
+                    name,
+                    f"{key} on {value.device_mesh} and others on {mesh}",
+                    "one mesh for all tensors",
+                    "distribute all of them on the same mesh",
+                )
+        elif isinstance(value, Tensor):
+            implicit = DTensor._op_dispatcher._allow_implicit_replication  # pyright: ignore[reportPrivateUsage]
+            if key not in op.sharding.replicated and not implicit:
+                _refuse(
+                    name,
+                    f"{key} as a plain tensor beside DTensors",
+                    "a DTensor on their mesh",
+                    f"use distribute_tensor({key}, mesh, placements)",
+                )
+            given[key] = DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return given
+
+
+def common_layout(op: Op, name: str, given: Mapping[str, Any], first: str, order: Sequence[str]) -> Layout:
+    """Return the common placement of the tensors. The first in ``order`` decide; a gradient may have any placement."""
+    mesh: DeviceMesh = given[first].device_mesh
+    shape = tuple(given[first].shape)
+    uncut = {dim % len(shape) for dim in op.sharding.whole} if shape else set[int]()
+    grads = op.backward_call.grads
+    dims: list[int | None] = []
+    for at in range(mesh.ndim):
+        cut: int | None = None
+        for key in order:
+            tensor = given[key]
+            if tensor is None or key in op.sharding.replicated:
+                continue
+            placement = tensor.placements[at]
+            if type(placement) is Shard:
+                dim = cast("int", placement.dim) % tensor.ndim + len(shape) - tensor.ndim
+                if dim in uncut and key not in grads:
+                    _refuse(
+                        name,
+                        f"{key} with {placement!r} on mesh dim {at}",
+                        f"dim {dim - len(shape)} whole on every rank",
+                        f"shard another dim, as in {key}.redistribute(placements={_text(_uncut(tensor, at))})",
+                    )
+                if cut is None and dim not in uncut and tensor.shape[placement.dim] == shape[dim]:
+                    cut = dim
+            elif not isinstance(placement, (Replicate, Partial)):
+                _refuse(
+                    name,
+                    f"{key} with {placement!r} on mesh dim {at}",
+                    "Shard, Replicate or Partial",
+                    f"call {key}.redistribute",
+                )
+        dims.append(cut)
+    return Layout(mesh, shape, tuple(dims))
+
+
+def _uncut(tensor: DTensor, at: int) -> list[Placement]:
+    """Return the placements with mesh dim ``at`` on the first dim."""
+    placements = list(tensor.placements)
+    placements[at] = Shard(0) if tensor.ndim > 2 else Replicate()
+    return placements
+
+
+def local_arguments(
+    op: Op, name: str, given: Mapping[str, Any], layout: Layout, saved: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return this rank's part of every argument, each tensor cut or summed to match the layout."""
+    local = dict(given)
+    for key, value in given.items():
+        if isinstance(value, DTensor):
+            if key in op.sharding.replicated:
+                wanted: tuple[Placement, ...] = tuple(Replicate() for _ in layout.dims)
+            else:
+                wanted = layout.leading(value.shape) if key in saved else layout.of(value.shape)
+            if not _gathers_nothing(value.placements, wanted):
+                _refuse(
+                    name,
+                    f"{key} with {_text(value.placements)}, which would have to be gathered",
+                    f"{_text(wanted)}, as the other tensors are placed",
+                    f"call {key}.redistribute(placements={_text(wanted)})",
+                )
+            local[key] = value.redistribute(placements=wanted).to_local()
+    return local
+
+
+def _gathers_nothing(now: Sequence[Placement], wanted: Sequence[Placement]) -> bool:
+    for at, (old, new) in enumerate(zip(now, wanted)):
+        if old == new:
+            continue
+        # a dim that a later mesh dim cuts already cannot be cut by an earlier one first without an exchange
+        if isinstance(old, Shard) or (isinstance(new, Shard) and new in now[at + 1 :]):
+            return False
+    return True
+
+
+def whole_tensor(local: Tensor, layout: Layout, shape: tuple[int, ...], placements: Sequence[Placement]) -> DTensor:
+    like = torch.empty(shape, device="meta")  # contiguous, as every op's output is
+    return DTensor.from_local(local, layout.mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
+def whole_result(local: Tensor, shard: values.Shard, layout: Layout) -> DTensor:
+    """Return one of several results as a DTensor: its leading dims are those of the first argument."""
+    shape = tuple(
+        layout.shape[dim] if dim < len(shard.part) and size == shard.part[dim] else size
+        for dim, size in enumerate(local.shape)
+    )
+    return whole_tensor(local, layout, shape, layout.leading(shape))
+
+
+def _text(placements: Sequence[Placement]) -> str:
+    return f"[{', '.join(map(repr, placements))}]"
+
+
+def _refuse(name: str, given: str, needed: str, fix: str) -> NoReturn:
+    raise InvalidInputError(f"{name}: got {given}, expected {needed}; to fix: {fix}")

@@ -1,0 +1,140 @@
+"""The ops as ``torch.ops.fusedops.*``: what torch.compile, export, fake tensors and tensor subclasses use.
+
+Registered for CompositeExplicitAutograd, so that every device is served; the CPU and CUDA keys alone would exclude
+Ascend (PrivateUse1). All parameters are positional except ``backend``: torch's autograd registration takes no
+keyword-only tensors, and a dropout's seed is one.
+
+``<op>`` returns the outputs. An op with saved values also has ``<op>_with_saved``, which returns the outputs and the
+required saved values; autograd calls that one. ``<op>_backward`` returns the gradients, an empty tensor for each that
+is not wanted.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from sys import modules
+from typing import Any
+
+import torch
+
+from fusedops._contract.op import Op
+from fusedops._dispatch.registered_autograd import (
+    autograd_kernel,
+    autograd_of,
+    autograd_through_saved,
+    double_backward,
+    keep_everything,
+)
+from fusedops._dispatch.registered_kernels import BackwardKernels, ForwardKernels
+from fusedops._plugins.registry import registry
+from fusedops._policy.policy import check_text
+from fusedops.errors import InvalidInputError
+
+_libraries: dict[str, torch.library.Library] = {}
+_SCHEMA_TYPES = {
+    "Tensor": "Tensor",
+    "Tensor | None": "Tensor?",
+    "float": "float",
+    "float | None": "float?",
+    "bool": "bool",
+    "int": "int",
+    "int | None": "int?",
+    "str": "str",
+    "tuple[bool, ...]": "bool[]",
+    "torch.dtype": "ScalarType",
+}
+
+
+def call_registered(op: Op, args: Sequence[Any], backend: str | None) -> Any:
+    """Call ``torch.ops.fusedops.<op>``."""
+    prepare(op.name)
+    if backend is not None:
+        check_text(backend, "backend=")
+    return getattr(torch.ops.fusedops, op.name).default(*op.completed(tuple(args)), backend=backend)
+
+
+def prepare(name: str) -> None:
+    """Make sure that an op is registered, and that the rules for DTensor are once there can be one."""
+    if name not in _libraries:
+        registry.records()  # a plugin's op: plugins are loaded when first needed
+    if name not in _libraries:
+        raise InvalidInputError(
+            f"{name}: got a call of an op that is not registered, expected one of {', '.join(sorted(_libraries))}; to "
+            f"fix: call fusedops.register(OP), or return it from the plugin's fusedops_op"
+        )
+    if "torch.distributed.tensor" in modules:
+        import fusedops._dispatch.dtensor as dtensor
+
+        dtensor.register_rules(name)
+
+
+# called while tracing, never traced: the mark of torch.compiler.assume_constant_result, which would load dynamo
+prepare._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def register_op(op: Op) -> None:
+    """Define the registered ops of an op: forward, forward with saved values, and backward."""
+    library = torch.library.Library("fusedops", "FRAGMENT")
+    _libraries[op.name] = library
+    parameters = ", ".join(_schema(name, op.types[name], default) for name, default in zip(op.parameters, op.defaults))
+    outputs = ["Tensor"] * len(op.outputs)
+    differentiate, keep = autograd_of(op)
+    ready = partial(prepare, op.name)
+    forward = ForwardKernels(op, save=False)
+    if op.saved:
+        name, saving = f"{op.name}_with_saved", ForwardKernels(op, save=True)
+        required = ["Tensor" for value in op.saved if not value.optional]
+        autograd = autograd_kernel(name, saving.reference, differentiate, keep, ready)
+        _define(
+            library, name, f"({parameters}, *, str? backend=None) -> {_types(outputs + required)}", saving, autograd
+        )
+        autograd = autograd_through_saved(op, ready)
+    else:
+        autograd = autograd_kernel(op.name, forward.reference, differentiate, keep, ready)
+    _define(library, op.name, f"({parameters}, *, str? backend=None) -> {_types(outputs)}", forward, autograd)
+    name, backward = f"{op.name}_backward", BackwardKernels(op)
+    parameters = ", ".join(_schema(each, text) for each, text in op.backward_types.items())
+    gradients = _types(["Tensor"] * len(op.differentiable))
+    autograd = autograd_kernel(name, backward.reference, double_backward(op), keep_everything, ready)
+    _define(library, name, f"({parameters}, *, str? backend=None) -> {gradients}", backward, autograd)
+
+
+def unregister_op(op: Op) -> None:
+    """Remove the registered ops of an op."""
+    library = _libraries.pop(op.name, None)
+    if library is not None:
+        library._destroy()  # pyright: ignore[reportPrivateUsage]
+
+
+def _types(types: list[str]) -> str:
+    return types[0] if len(types) == 1 else f"({', '.join(types)})"
+
+
+def _schema(name: str, text: str, default: Any = inspect.Parameter.empty) -> str:
+    """Return a parameter in torch's schema language."""
+    if text not in _SCHEMA_TYPES:
+        raise ValueError(f"got parameter {name!r} annotated {text!r}, expected one of {', '.join(_SCHEMA_TYPES)}")
+    declared = f"{_SCHEMA_TYPES[text]} {name}"
+    if default is inspect.Parameter.empty:
+        return declared
+    return f'{declared}="{default}"' if isinstance(default, str) else f"{declared}={default}"
+
+
+def _define(
+    library: torch.library.Library,
+    name: str,
+    schema: str,
+    kernels: ForwardKernels | BackwardKernels,
+    autograd: Callable[..., Any],
+) -> None:
+    library.define(f"{name}{schema}")
+    library.impl(name, kernels.run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fusedops::{name}", kernels.fake, lib=library)
+    library.impl(name, autograd, "Autograd", with_keyset=True)
+    library.impl(name, kernels.reference, "FuncTorchBatched")
+
+
+registry.on_new_op.append(register_op)
+registry.on_removed_op.append(unregister_op)

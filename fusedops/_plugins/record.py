@@ -1,0 +1,165 @@
+"""Record: one backend as the registry holds it, and its kernels prepared for calls."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Set
+from copy import copy
+from functools import partial
+from typing import Any, Literal
+
+from torch.autograd.profiler import record_function
+
+from fusedops._contract.backend import Backend, Unavailable
+from fusedops._contract.constraint import compile_check
+from fusedops._contract.kernel import Kernel
+from fusedops._contract.op import Op
+from fusedops._report.direction import Direction
+from fusedops._report.reason import Reason, ReasonCode
+from fusedops.errors import PluginError
+
+State = Literal["ready", "unavailable", "failed"]
+
+
+class PreparedKernel:
+    """A kernel prepared for calls: its compiled check, its function, and a count of its calls.
+
+    Attributes:
+        backend: the backend's name.
+        op: the op.
+        kernel: the kernel as declared.
+        check: decides admission: a function of the arguments that returns the violated constraint, or None where the
+            kernel takes them.
+        unconditional: True where the kernel has no constraints.
+        call: the function that computes. Padding and verify replace it in a copy.
+        count: one ``next`` for each call; a plan's copy shares it with :func:`fusedops.stats`.
+    """
+
+    __slots__ = ("backend", "call", "check", "count", "kernel", "op", "unconditional")
+
+    def __init__(self, backend: str, kernel: Kernel, op: Op) -> None:
+        self.backend = backend
+        self.op = op
+        self.kernel = kernel
+        self.check = compile_check(
+            op.parameters_of(kernel.direction),
+            kernel.constraints,
+            f"constraints of {backend}'s {op.name} {kernel.direction}",
+        )
+        self.unconditional = not kernel.constraints
+        self.call = kernel.function
+        self.count: Iterator[int] = itertools.count()
+
+    def with_call(self, call: Callable[..., Any]) -> PreparedKernel:
+        """Return a copy that calls another function."""
+        changed = copy(self)
+        changed.call = call
+        return changed
+
+    def in_profiler_range(self) -> PreparedKernel:
+        """Return a copy whose calls are ranges of torch.profiler, named ``fusedops::<op>[<backend>]``."""
+        suffix = "" if self.kernel.direction == "forward" else "_backward"
+        return self.with_call(partial(_in_range, f"fusedops::{self.kernel.op}{suffix}[{self.backend}]", self.call))
+
+
+def _in_range(name: str, call: Callable[..., Any], *args: Any) -> Any:
+    with record_function(name):
+        return call(*args)
+
+
+class Record:
+    """One backend as the registry holds it: loaded, or failed with its error.
+
+    Args:
+        name: as policies use it.
+        backend: None where the plugin failed to load, or is not allowed to.
+        error: why it failed, or None.
+        unavailable: why it cannot run here, or None.
+        distribution: the installed package that it comes from.
+        version: of the distribution.
+        file: of its module.
+        observe: its observing hook, or None.
+        ops: the names of the ops that the plugin brings.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend | None = None,
+        error: BaseException | None = None,
+        unavailable: Unavailable | None = None,
+        distribution: str = "",
+        version: str = "",
+        file: str = "",
+        observe: Callable[..., Any] | None = None,
+        ops: tuple[str, ...] = (),
+    ) -> None:
+        self.name, self.backend, self.error, self.unavailable = name, backend, error, unavailable
+        self.distribution, self.version, self.file, self.observe = distribution, version, file, observe
+        self.ops = ops
+        self.kernels: Mapping[tuple[str, Direction], PreparedKernel] = {}
+        self.lock = threading.RLock()
+        self._probed = False
+
+    @property
+    def has_only_ops(self) -> bool:
+        """True for a plugin that brings ops and no backend."""
+        return self.backend is None and bool(self.ops) and self.error is None
+
+    @property
+    def is_empty(self) -> bool:
+        """True for a plugin of which nothing is left after its ops are removed."""
+        return self.backend is None and self.error is None and self.unavailable is None and not self.ops
+
+    def without_ops(self, names: Set[str]) -> Record:
+        """Return this record, or a copy without these ops where its plugin brings one of them."""
+        if names.isdisjoint(self.ops):
+            return self
+        changed = copy(self)
+        changed.ops = tuple(op for op in self.ops if op not in names)
+        return changed
+
+    def prepare(self, ops: Mapping[str, Op]) -> None:
+        """Compile the constraints of all kernels: one that cannot be compiled is the plugin's failure, not a call's."""
+        kernels = self.backend.kernels if self.backend else ()
+        self.kernels = {(item.op, item.direction): PreparedKernel(self.name, item, ops[item.op]) for item in kernels}
+
+    def probe(self) -> None:
+        """Run the backend's probe, once. A probe that raises makes the backend a failed one."""
+        with self.lock:
+            if self._probed or self.backend is None or self.unavailable is not None:
+                return
+            try:
+                result = self.backend.probe()
+                valid = isinstance(result, Unavailable) and result.why and result.fix
+                if result is not None and not valid:
+                    raise TypeError(f"the probe returned {result!r}, expected None or Unavailable(why, fix)")
+                self.unavailable = result
+            except KeyboardInterrupt:
+                raise
+            # a plugin's probe must not end the program, not by sys.exit() either; the error is kept and shown
+            except BaseException as error:
+                self.error = PluginError(f"backend {self.name!r}: its probe raised {error_text(error)}")
+                self.error.__cause__ = error
+            self._probed = True
+
+    def refusal(self) -> Reason | None:
+        """Return why this backend serves no call on this machine, or None. Probes."""
+        self.probe()
+        if self.error is not None:
+            why = error_text(self.error)
+            remove = f"uninstall {self.distribution}" if self.version else f"call fusedops.unregister({self.name!r})"
+            fix = f"correct {self.name}, or {remove}; fusedops.backends() shows the traceback"
+            return Reason(ReasonCode.FAILED, why, "a plugin that loads", fix, f"failed: {why}")
+        if self.unavailable is not None:
+            why, fix = self.unavailable.why, self.unavailable.fix
+            needed = self.backend.needs if self.backend and self.backend.needs else "an installation that runs here"
+            code = ReasonCode.NOT_INSTALLED if self.unavailable.optional else ReasonCode.UNAVAILABLE
+            return Reason(code, why, needed, fix, f"unavailable: {why}")
+        return None
+
+
+def error_text(error: BaseException) -> str:
+    """Return an exception's class and message."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,133 @@
+"""Checks of what a plugin provides. Each error names the plugin, what it has, what is expected and the fix."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from fusedops._contract.backend import API_VERSION, Backend
+from fusedops._contract.constraint import Constraint, shown
+from fusedops._contract.kernel import Adaptation, Deviation, Kernel
+from fusedops._contract.op import Op
+from fusedops._contract.signature import signature_text
+from fusedops._report.direction import Direction
+from fusedops.errors import PluginError
+
+
+def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
+    """Raise PluginError where a backend does not fit the ops."""
+    where = f"backend {backend.name!r}"
+    name: Any = backend.name
+    if not isinstance(name, str) or not name.isidentifier() or name != name.lower() or name == "auto":
+        raise PluginError(
+            f"{where}: got name {name!r}, expected a lower-case identifier other than 'auto', as policies use it; to "
+            f"fix: rename it"
+        )
+    if backend.fusedops_api not in (0, API_VERSION):
+        raise PluginError(
+            f"{where}: got fusedops_api {backend.fusedops_api!r}, expected {API_VERSION}, this fusedops's version; "
+            f"to fix: install a release of the backend for API version {API_VERSION}, or a fusedops with API version "
+            f"{backend.fusedops_api!r}"
+        )
+    if type(backend.priority) is not int or abs(backend.priority) > 10**9:
+        raise PluginError(
+            f"{where}: got priority {shown(backend.priority)}, expected an integer within 10**9 of 0; to fix: use "
+            f"100 for one device type, 0 for a fallback"
+        )
+    device_types: Any = backend.device_types
+    if not isinstance(device_types, tuple) or not device_types or not all(map(_is_device_type, backend.device_types)):
+        raise PluginError(
+            f"{where}: got device_types {device_types!r}, expected a tuple of device types; to fix: write ('cuda',), "
+            f"or ('*',) for all"
+        )
+    variables: Any = backend.variables
+    if not isinstance(variables, tuple) or not all(isinstance(each, tuple) and len(each) == 2 for each in variables):  # pyright: ignore
+        raise PluginError(
+            f"{where}: got variables {variables!r}, expected pairs of a name and a sentence; to fix: write "
+            f"(('MY_VARIABLE', 'What it sets.'),)"
+        )
+    kernels: Any = backend.kernels
+    if not isinstance(kernels, (tuple, list)):
+        raise PluginError(
+            f"{where}: got kernels of type {type(kernels).__name__}, expected a tuple of kernels; to fix: write "
+            f"(forward, backward)"
+        )
+    seen: dict[tuple[str, Direction], Kernel] = {}
+    for item in backend.kernels:
+        if not isinstance(item, Kernel):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PluginError(
+                f"{where}: got {item!r} among its kernels, expected a kernel; to fix: decorate it with "
+                f"@fusedops.kernel(op, constraints...)"
+            )
+        if item.op not in ops:
+            raise PluginError(
+                f"{where}: got a kernel for {item.op!r} at {item.location}, expected one of the ops "
+                f"{', '.join(sorted(ops))}; to fix: name one of these, or return the op from fusedops_op"
+            )
+        twin = seen.setdefault((item.op, item.direction), item)
+        if twin is not item:
+            raise PluginError(
+                f"{where}: got two {item.direction} kernels for {item.op}, at {twin.location} and {item.location}, "
+                f"expected one; to fix: remove the other"
+            )
+        _check_kernel(where, item, ops[item.op])
+    for name, direction in seen:
+        if direction == "backward" and (name, "forward") not in seen:
+            raise PluginError(
+                f"{where}: got a backward kernel for {name} and no forward kernel, expected both; to fix: add the "
+                f"forward one"
+            )
+
+
+def _is_device_type(value: object) -> bool:
+    return value == "*" or (type(value) is str and value.isidentifier())
+
+
+def _check_kernel(where: str, item: Kernel, op: Op) -> None:
+    at = f"{where}: {item.direction} kernel for {op.name} at {item.location}"
+    expected = list(op.parameters_of(item.direction))
+    if item.direction == "forward" and op.saved:
+        expected.append("save")
+    if item.direction not in ("forward", "backward"):
+        raise PluginError(
+            f"{at}: got direction {item.direction!r}, expected 'forward' or 'backward'; to fix: write one of these"
+        )
+    for field, kind in (("deviations", Deviation), ("adaptations", Adaptation)):
+        values: Any = getattr(item, field)
+        if not all(isinstance(value, kind) for value in values):
+            raise PluginError(
+                f"{at}: got {field} {values!r}, expected fusedops.{kind.__name__} objects; to fix: make them so"
+            )
+    try:
+        signature = inspect.signature(item.function)
+    except ValueError:
+        raise PluginError(
+            f"{at}: got a function without a signature, expected ({', '.join(expected)}); to fix: wrap it in a Python "
+            f"function"
+        ) from None
+    given = signature.parameters
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if list(given) != expected or any(p.kind not in positional for p in given.values()):
+        raise PluginError(
+            f"{at}: got parameters {signature_text(signature)}, expected ({', '.join(expected)}), all passed by "
+            f"position; to fix: use these parameters"
+        )
+    for constraint in item.constraints:
+        if not isinstance(constraint, Constraint):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PluginError(
+                f"{at}: got {constraint!r} as a constraint, expected one of fusedops.constraints; to fix: write one, "
+                f"such as Rank('x', 4)"
+            )
+        saved = [value.name for value in op.saved]
+        for name in constraint.names:
+            if name in saved:
+                raise PluginError(
+                    f"{at}: got constraint {constraint.describe()!r} on {name!r}, a saved value, expected one on what "
+                    f"is known before forward has run; to fix: handle every {name} in the kernel"
+                )
+            if name not in expected:
+                raise PluginError(
+                    f"{at}: got constraint {constraint.describe()!r} on {name!r}, expected one of its parameters, "
+                    f"{', '.join(expected)}; to fix: name one of these"
+                )

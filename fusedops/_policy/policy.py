@@ -1,0 +1,155 @@
+"""Policy: the preferences, as a plain value, and the parser of policy texts.
+
+A policy text is an order of preference, then orders for single ops: ``"npu,triton; scaled_masked_softmax=eager"``. The
+name ``auto`` stands for the default order. Texts come through four channels; the innermost that has an order for an op
+wins: ``backend=`` argument > ``use()`` > ``set_policy()`` > environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from fusedops._plugins.registry import registry
+from fusedops._report.suggestion import unknown_name
+from fusedops.errors import PluginError, PolicyError
+
+Fallback = Literal["warn", "silent", "raise"]
+Adapt = Literal["none", "pad"]
+
+AUTO = "auto"
+LEVELS: tuple[str, ...] = get_args(Fallback)
+ADAPTS: tuple[str, ...] = get_args(Adapt)
+
+
+@dataclass(frozen=True)
+class PolicySource:
+    """The settings that came through one channel.
+
+    Attributes:
+        channel: "backend=", "use()", "set_policy()", or the name of an environment variable.
+        text: the policy text as given; empty where only a fallback level or an adapt setting was given.
+        order: the order for every op, or None where none was given.
+        per_op: the orders for single ops.
+        fallback: the fallback level, or None where none was given.
+        adapt: the adapt setting, or None where none was given.
+    """
+
+    channel: str
+    text: str
+    order: tuple[str, ...] | None = None
+    per_op: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    fallback: Fallback | None = None
+    adapt: Adapt | None = None
+
+    def order_for(self, op: str) -> tuple[str, ...] | None:
+        """Return the order that applies to an op, or None."""
+        return dict(self.per_op).get(op, self.order)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The preferences that apply to a call, by source, the innermost first. A plain value; ``str()`` lists the sources.
+
+    >>> import fusedops
+    >>> with fusedops.use("eager", fallback="raise") as policy:
+    ...     print(policy)
+    use(): "eager"; fallback raise (from use())
+    """
+
+    sources: tuple[PolicySource, ...] = ()
+
+    @property
+    def fallback(self) -> Fallback:
+        """The fallback level: the innermost that was given, else "warn"."""
+        given: list[Fallback] = [source.fallback for source in self.sources if source.fallback]
+        return given[0] if given else "warn"
+
+    @property
+    def adapt(self) -> Adapt:
+        """Which costly adaptations are allowed: the innermost setting that was given, else "none"."""
+        given: list[Adapt] = [source.adapt for source in self.sources if source.adapt]
+        return given[0] if given else "none"
+
+    def source_for(self, op: str) -> PolicySource | None:
+        """Return the source whose order applies to an op, or None where no source has one."""
+        return next((source for source in self.sources if source.order_for(op) is not None), None)
+
+    def order(self, op: str) -> tuple[str, ...]:
+        """Return the order of preference for an op; ("auto",) where no source has one."""
+        source = self.source_for(op)
+        return (source and source.order_for(op)) or (AUTO,)
+
+    def __str__(self) -> str:
+        orders = [f'{source.channel}: "{source.text}"' for source in self.sources if source.text]
+        level = next((f"from {source.channel}" for source in self.sources if source.fallback), "default")
+        adapt = next((f"; adapt {source.adapt} (from {source.channel})" for source in self.sources if source.adapt), "")
+        return f"{'; '.join(orders) or 'auto (nothing set)'}; fallback {self.fallback} ({level}){adapt}"
+
+
+def parse(text: str, channel: str, fallback: str | None = None, adapt: str | None = None) -> PolicySource:
+    """Parse a policy text.
+
+    Raises:
+        PolicyError: the text is invalid, or names an unknown backend, op, fallback level or adapt setting.
+        PluginError: it names a backend that failed to load; the cause is that backend's own error.
+    """
+    check_text(text, channel)
+    if fallback is not None and fallback not in LEVELS:
+        raise PolicyError(f"{channel}: {unknown_name('fallback level', fallback, LEVELS)}")
+    if adapt is not None and adapt not in ADAPTS:
+        raise PolicyError(f"{channel}: {unknown_name('adapt setting', adapt, ADAPTS)}")
+    order: tuple[str, ...] | None = None
+    per_op: dict[str, tuple[str, ...]] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        op, equals, names = part.rpartition("=")
+        backends = _names(names, channel, text)
+        op = op.strip()
+        if not equals:
+            if order is not None:
+                raise PolicyError(
+                    f'{channel}: got "{text}", which has two orders for every op, expected one; to fix: write the '
+                    f'orders for single ops after it, as in "npu,triton; bias_gelu=eager"'
+                )
+            order = backends
+        elif op not in registry.ops:
+            raise PolicyError(f'{channel}: in "{text}": {unknown_name("op", op, list(registry.ops))}')
+        elif op in per_op:
+            raise PolicyError(
+                f'{channel}: got "{text}", which has two orders for {op}, expected one; to fix: join them with commas'
+            )
+        else:
+            per_op[op] = backends
+    return PolicySource(
+        channel, text, order, tuple(per_op.items()), cast("Fallback | None", fallback), cast("Adapt | None", adapt)
+    )
+
+
+def check_text(text: object, channel: str) -> None:
+    """Raise PolicyError where a policy is not a str."""
+    if not isinstance(text, str):
+        raise PolicyError(
+            f'{channel}: got a policy of type {type(text).__name__}, expected a str; to fix: write "npu,triton"'
+        )
+
+
+def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    known = registry.names()
+    for name in names:
+        if name == AUTO:
+            continue
+        if not name:
+            raise PolicyError(
+                f'{channel}: got "{whole}", which has an empty name, expected backends separated by commas; to fix: '
+                f'write "npu,triton"'
+            )
+        record = registry.find(name)
+        if record is None:
+            raise PolicyError(f'{channel}: in "{whole}": {unknown_name("backend", name, [*known, AUTO])}')
+        if record.error is not None and record.backend is None:  # one whose probe raised is passed over with a reason
+            raise PluginError(
+                f'{channel}: got "{whole}", but backend {name!r} failed to load ({record.error}), expected one that '
+                f"loads; to fix: see its traceback in fusedops.backends()"
+            ) from record.error
+    return names

@@ -1,0 +1,177 @@
+"""The result of applying a policy and the constraints to one call, as text and as data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from fusedops._report.direction import Direction
+from fusedops._report.reason import NOT_ABOUT_ARGUMENTS, Reason, ReasonCode
+from fusedops._report.table import html_table
+
+Status = Literal["selected", "eligible", "refused"]
+
+
+@dataclass(frozen=True)
+class AppliedAdaptation:
+    """An adaptation that a call needs.
+
+    Attributes:
+        name: the adaptation's name.
+        direction: the direction of the kernel that needs it.
+        sentence: what it changes.
+        bytes: how many bytes it writes beside the result; 0 where it is free.
+    """
+
+    name: str
+    direction: Direction
+    sentence: str
+    bytes: int
+
+    def __str__(self) -> str:
+        name = self.name if self.direction == "forward" else f"{self.name} (backward)"
+        return f"{name}: {self.sentence}: {f'{self.bytes:,} bytes' if self.bytes else 'free'}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One backend of a decision. ``reasons`` is empty unless the backend refused the call."""
+
+    backend: str
+    status: Status
+    reasons: tuple[Reason, ...] = ()
+    deviations: tuple[str, ...] = ()
+    adaptations: tuple[AppliedAdaptation, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """The reasons, fixes, deviations and adaptations, a line each."""
+        return [
+            *(reason.detail for reason in self.reasons),
+            *(f"to fix: {reason.fix}" for reason in self.reasons if _is_decisive(reason)),
+            *(f"deviation: {deviation}" for deviation in self.deviations),
+            *(f"adapts: {adaptation}" for adaptation in self.adaptations),
+        ]
+
+
+@dataclass(frozen=True)
+class Preference:
+    """An order of backends that applies to the op: where it was set, its text, and whether it is the one in effect."""
+
+    channel: str
+    text: str
+    in_effect: bool
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The backend selected for a call, the refusals with their reasons, and the preferences. ``str()`` is a table.
+
+    Attributes:
+        op: the op's name.
+        given: the call's arguments as text.
+        backend: the selected backend, or None.
+        backward: the backend that serves the gradient, or None.
+        candidates: every backend, in the order in which they are tried.
+        preferences: the channels that set an order for this op, the innermost first.
+        fallback: the fallback level.
+        assumed: what was assumed where the device is not on this machine; empty otherwise.
+        adapt: the adapt setting.
+
+    >>> import fusedops
+    >>> decision = fusedops.explain("bias_gelu", fusedops.TensorSpec((2, 4)), backend="eager")
+    >>> decision.backend, decision.backward
+    ('eager', 'eager')
+    """
+
+    op: str
+    given: str
+    backend: str | None
+    backward: str | None
+    candidates: tuple[Candidate, ...]
+    preferences: tuple[Preference, ...]
+    fallback: str
+    assumed: str = ""
+    adapt: str = "none"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the decision as JSON-ready data."""
+        return {
+            "op": self.op,
+            "given": self.given,
+            "backend": self.backend,
+            "backward": self.backward,
+            "fallback": self.fallback,
+            "adapt": self.adapt,
+            "assumed": self.assumed,
+            "preferences": [asdict(preference) for preference in self.preferences],
+            "candidates": [
+                {
+                    "backend": candidate.backend,
+                    "status": candidate.status,
+                    "reasons": [reason.to_dict() for reason in candidate.reasons],
+                    "deviations": list(candidate.deviations),
+                    "adaptations": [asdict(adaptation) for adaptation in candidate.adaptations],
+                }
+                for candidate in self.candidates
+            ],
+        }
+
+    def __str__(self) -> str:
+        lines = [self._headline(), f"  given     {self.given}"]
+        for preference in self.preferences:
+            suffix = "" if preference.in_effect else " (overridden)"
+            lines.append(f'  prefer    {preference.channel}: "{preference.text}"{suffix}')
+        if not self.preferences:
+            lines.append("  prefer    nothing set: default order, by priority")
+        lines.append(f"  fallback  {self.fallback}")
+        if self.adapt != "none":
+            lines.append(f"  adapt     {self.adapt}")
+        if self.assumed:
+            lines.append(f"  assumed   {self.assumed}")
+        for candidate in self.candidates:
+            first, *others = candidate.notes or [""]
+            lines.append(f"  {candidate.status:9} {candidate.backend:8} {first}".rstrip())
+            lines += [f"{'':21}{note}" for note in others]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [(c.status, c.backend, "; ".join(c.notes)) for c in self.candidates]
+        return html_table(self._headline(), ("status", "backend", "notes"), rows)
+
+    def _headline(self) -> str:
+        return f"{self.op}: served by {self.backend or 'no backend'} (backward: {self.backward or 'no backend'})"
+
+    def refusal_text(self) -> str:
+        """Return NoBackendError's message: the call, the reasons about its arguments first, then the nearest fix."""
+        applied = next((preference for preference in self.preferences if preference.in_effect), None)
+        policy = f'policy "{applied.text}" from {applied.channel}' if applied else "default order"
+        lines = [f'no backend takes this call of {self.op} (fallback="{self.fallback}", {policy})']
+        lines.append(f"  given     {self.given}")
+        # refusals about the arguments come first; the others share one line (xformers#1263 asked for that)
+        decisive = [c for c in self.candidates if any(_is_decisive(reason) for reason in c.reasons)]
+        for candidate in decisive:
+            for position, reason in enumerate(candidate.reasons):
+                head = "refused" if candidate is decisive[0] and position == 0 else ""
+                name = candidate.backend if position == 0 else ""
+                lines.append(f"  {head:9} {name:8} {reason.detail}")
+        others = [c for c in self.candidates if c.reasons and c not in decisive]
+        if others:
+            lines.append(f"  ({'; '.join(f'{c.backend}: {c.reasons[0].detail}' for c in others)})")
+        withheld = [c.backend for c in self.candidates if not c.reasons]
+        if withheld:
+            lines.append(f'  (fallback="{self.fallback}" does not allow {", ".join(withheld)})')
+        if decisive:
+            fixes = dict.fromkeys(reason.fix for reason in decisive[0].reasons)
+            lines.append(f"  to fix    {decisive[0].backend}: {'; '.join(fixes)}")
+        elif others:
+            on_device = [c for c in others if c.reasons[0].code is not ReasonCode.DEVICE]
+            nearest = (others if applied else on_device or others)[0]  # the backend named, else one for this device
+            lines.append(f"  to fix    {nearest.backend}: {nearest.reasons[0].fix}")
+        return "\n".join(lines)
+
+
+def _is_decisive(reason: Reason) -> bool:
+    return reason.code not in NOT_ABOUT_ARGUMENTS

@@ -1,0 +1,76 @@
+"""Constraints as data. One declaration gives five things.
+
+From ``Dim("x", (-2, -1), at_least=32, at_most=4096, multiple_of=32)`` come
+
+1. a compiled check for each call (:func:`compile_check`), built once, as dataclasses build their methods;
+2. the reasons of a refusal: the value, the rule and the fix (:meth:`Constraint.reasons`);
+3. the row of the support table (:meth:`Constraint.describe`);
+4. boundary cases for tests (:meth:`Constraint.boundaries`);
+5. JSON for other tools (:meth:`Constraint.to_dict`).
+
+Constraints are about shapes, dtypes, device capability, numbers and presence; never about strides (a launcher handles
+those), never about data. The same classes state what an op accepts and what a kernel accepts. A constraint on an
+argument that is None is met; :class:`Present` requires one.
+
+>>> import fusedops
+>>> from fusedops.constraints import Dim
+>>> x = fusedops.TensorSpec((8, 16, 500, 500))
+>>> print(Dim("x", (-1,), multiple_of=32).reasons({"x": x})[0])
+got dim -1 of x = 500, expected a multiple of 32; to fix: pad dim -1 of x from 500 to 512
+"""
+
+from fusedops._contract.constraint import Arguments as Arguments
+from fusedops._contract.constraint import Boundary as Boundary
+from fusedops._contract.constraint import Constraint as Constraint
+from fusedops._contract.constraint import compile_check as compile_check
+from fusedops._contract.constraint import constant as constant
+from fusedops._contract.constraint import listed as listed
+from fusedops._report.reason import Reason as Reason
+from fusedops._report.reason import ReasonCode as ReasonCode
+from fusedops.constraints._conditions import Capability as Capability
+from fusedops.constraints._conditions import Present as Present
+from fusedops.constraints._conditions import When as When
+from fusedops.constraints._dtypes import DType as DType
+from fusedops.constraints._dtypes import Floating as Floating
+from fusedops.constraints._dtypes import Mask as Mask
+from fusedops.constraints._dtypes import OneElement as OneElement
+from fusedops.constraints._numbers import Finite as Finite
+from fusedops.constraints._numbers import Flag as Flag
+from fusedops.constraints._numbers import OneOf as OneOf
+from fusedops.constraints._numbers import Probability as Probability
+from fusedops.constraints._numbers import Scalar as Scalar
+from fusedops.constraints._relations import Broadcasts as Broadcasts
+from fusedops.constraints._relations import SameDevice as SameDevice
+from fusedops.constraints._relations import SameShape as SameShape
+from fusedops.constraints._relations import broadcasts as broadcasts
+from fusedops.constraints._tensors import Dim as Dim
+from fusedops.constraints._tensors import Rank as Rank
+
+__all__ = [
+    "Arguments",
+    "Boundary",
+    "Broadcasts",
+    "Capability",
+    "Constraint",
+    "DType",
+    "Dim",
+    "Finite",
+    "Flag",
+    "Floating",
+    "Mask",
+    "OneElement",
+    "OneOf",
+    "Present",
+    "Probability",
+    "Rank",
+    "Reason",
+    "ReasonCode",
+    "SameDevice",
+    "SameShape",
+    "Scalar",
+    "When",
+    "broadcasts",
+    "compile_check",
+    "constant",
+    "listed",
+]

@@ -1,0 +1,139 @@
+"""Constraints on one tensor's dtype and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, listed, plain
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._report.reason import Reason, ReasonCode
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MASKS = (torch.bool, torch.uint8)
+
+
+class DType(Constraint):
+    """The dtype of a tensor is one of ``dtypes``.
+
+    >>> import torch
+    >>> from fusedops.constraints import DType
+    >>> DType("x", torch.float16, torch.bfloat16).describe()
+    'x: float16 or bfloat16'
+    """
+
+    code = ReasonCode.DTYPE
+
+    def __init__(self, name: str, *dtypes: torch.dtype) -> None:
+        super().__init__(name)
+        if not dtypes or not all(isinstance(dtype, torch.dtype) for dtype in dtypes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"DType({name!r}): got {dtypes!r}, expected torch dtypes; to fix: give at least one")
+        self.dtypes = dtypes
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"{self.name}.dtype in {constant(constants, frozenset(self.dtypes))}"
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        tensor = args[self.name]
+        if tensor is None or tensor.dtype in self.dtypes:
+            return []
+        needed = listed([plain(dtype) for dtype in self.dtypes])
+        given = f"{self.name} of {plain(tensor.dtype)}"
+        return [Reason(self.code, given, needed, self._fix(tensor.dtype, needed))]
+
+    def _fix(self, dtype: torch.dtype, needed: str) -> str:
+        return f"convert {self.name} to {needed}"
+
+    def describe(self) -> str:
+        return f"{self.name}: {listed([plain(dtype) for dtype in self.dtypes])}"
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        spec: TensorSpec | None = args[self.name]
+        if spec is None:
+            return
+        for dtype in FLOATING if spec.dtype in FLOATING else MASKS:
+            changed = {**args, self.name: spec.replace(dtype=dtype)}
+            yield Boundary(f"{self.name} {plain(dtype)}", changed, dtype in self.dtypes)
+
+
+class _Strided(DType):
+    """A tensor of some dtypes that is strided: neither sparse nor nested.
+
+    The compiled check does not ask whether the tensor is nested, which takes 0.05 us: an op's check asks it of the
+    first tensor, and reading the shape of another nested one raises.
+    """
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"{super().expression(constants)} and {self.name}.layout is {constant(constants, torch.strided)}"
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        tensor = args[self.name]
+        if tensor is None:
+            return []
+        if tensor.is_nested:
+            fix = f"pad it, as in {self.name}.to_padded_tensor(0.0)"
+            return [Reason(ReasonCode.LAYOUT, f"{self.name} as a nested tensor", "a strided tensor", fix)]
+        if tensor.layout is not torch.strided:
+            fix = f"convert it, as in {self.name}.to_dense()"
+            return [Reason(ReasonCode.LAYOUT, f"{self.name} of layout {tensor.layout}", "a strided tensor", fix)]
+        return super().reasons(args)
+
+
+class Floating(_Strided):
+    """A strided tensor of float16, bfloat16, float32 or float64.
+
+    >>> from fusedops.constraints import Floating
+    >>> Floating("x").describe()
+    'x: float16, bfloat16, float32 or float64'
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, *FLOATING)
+
+    def _fix(self, dtype: torch.dtype, needed: str) -> str:
+        return f"convert it, as in {self.name}.float()"
+
+
+class Mask(_Strided):
+    """A strided tensor of bool or uint8, where True or non-zero means masked out.
+
+    >>> import fusedops, torch
+    >>> from fusedops.constraints import Mask
+    >>> print(Mask("mask").reasons({"mask": fusedops.TensorSpec((4, 4))})[0])
+    got mask of float32, expected bool or uint8; to fix: for an additive mask pass mask < 0: True means masked out
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, *MASKS)
+
+    def _fix(self, dtype: torch.dtype, needed: str) -> str:
+        if dtype.is_floating_point:
+            return f"for an additive mask pass {self.name} < 0: True means masked out"
+        return f"pass {self.name} != 0: True means masked out"
+
+
+class OneElement(_Strided):
+    """A strided tensor of one element and one dtype, such as a seed.
+
+    >>> import torch
+    >>> from fusedops.constraints import OneElement
+    >>> OneElement("seed", torch.int64).describe()
+    'seed: int64, one element'
+    """
+
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        super().__init__(name, dtype)
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"{super().expression(constants)} and {self.name}.numel() == 1"
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        reasons, tensor = super().reasons(args), args[self.name]
+        if reasons or tensor is None or tensor.numel() == 1:
+            return reasons
+        given = f"{self.name} of {tensor.numel()} elements"
+        return [Reason(ReasonCode.SIZE, given, "one element", f"pass one element, as in {self.name}[:1]")]
+
+    def describe(self) -> str:
+        return f"{super().describe()}, one element"

@@ -1,0 +1,236 @@
+"""Constraints on numbers, flags and texts."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, listed, shown
+from fusedops._report.reason import Reason, ReasonCode
+
+_MAX = sys.float_info.max
+SYMBOLIC = (torch.SymFloat, torch.SymInt)
+
+
+class _Value(Constraint):
+    """A constraint on an argument that is no tensor. Subclasses define what they accept."""
+
+    code = ReasonCode.SCALAR
+
+    def accepts(self, value: Any) -> bool:
+        """Return True where the value meets the constraint."""
+        raise NotImplementedError
+
+    def rule(self) -> str:
+        """Return what is accepted, as a phrase."""
+        raise NotImplementedError
+
+    def fix(self, value: Any) -> str:
+        """Return what to do about a value that is not accepted."""
+        return f"pass {self.name} as {self.rule()}"
+
+    def values(self) -> Iterator[Any]:
+        """Yield values at the edges."""
+        raise NotImplementedError
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        value = args[self.name]
+        if (value is None and self.none_is_met) or self.accepts(value):
+            return []
+        return [Reason(self.code, f"{self.name} = {shown(value)}", self.rule(), self.fix(value))]
+
+    def describe(self) -> str:
+        return f"{self.name}: {self.rule()}"
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        for value in self.values():
+            yield Boundary(f"{self.name} = {value!r}", {**args, self.name: value}, self.accepts(value))
+
+
+class Scalar(_Value):
+    """A number is at most ``abs_at_most`` in absolute value, or is one of ``one_of``.
+
+    >>> from fusedops.constraints import Scalar
+    >>> Scalar("scale", abs_at_most=1.0).describe()
+    'scale: a value in [-1, 1]'
+    """
+
+    def __init__(
+        self, name: str, abs_at_most: float | None = None, one_of: tuple[bool | int | float | str, ...] | None = None
+    ) -> None:
+        super().__init__(name)
+        if abs_at_most is None and not one_of:
+            raise ValueError(
+                f"Scalar({name!r}): expected abs_at_most, or at least one value in one_of; to fix: give it"
+            )
+        if abs_at_most is not None and (type(abs_at_most) not in (int, float) or not math.isfinite(abs_at_most)):
+            raise ValueError(f"Scalar({name!r}): got {abs_at_most!r}, expected a finite number; to fix: give one")
+        if any(type(value) not in (bool, int, float, str) for value in one_of or ()):
+            raise ValueError(f"Scalar({name!r}): got {one_of!r}, expected bools, numbers or texts; to fix: give those")
+        self.abs_at_most, self.one_of = abs_at_most, one_of
+
+    def expression(self, constants: dict[str, object]) -> str:
+        tests: list[str] = []
+        if self.abs_at_most is not None:
+            bound = constant(constants, self.abs_at_most)
+            tests.append(f"-{bound} <= {self.name} <= {bound}")
+        if self.one_of is not None:
+            tests.append(f"{self.name} in {constant(constants, self.one_of)}")
+        return " and ".join(tests)
+
+    def accepts(self, value: Any) -> bool:
+        inside = self.abs_at_most is None or -self.abs_at_most <= value <= self.abs_at_most
+        return inside and (self.one_of is None or value in self.one_of)
+
+    def rule(self) -> str:
+        rules: list[str] = []
+        if self.abs_at_most is not None:
+            rules.append(f"a value in [-{self.abs_at_most:g}, {self.abs_at_most:g}]")
+        if self.one_of is not None:
+            rules.append(listed([repr(value) for value in self.one_of]))
+        return " and ".join(rules)
+
+    def values(self) -> Iterator[Any]:
+        yield from self.one_of or ()
+        if self.one_of and all(isinstance(value, bool) for value in self.one_of):
+            yield from {True, False} - set(self.one_of)
+        elif numbers := [value for value in self.one_of or () if isinstance(value, (int, float))]:
+            yield max(numbers) * 2 + 1
+        if self.abs_at_most is not None:
+            yield from (-self.abs_at_most, self.abs_at_most, self.abs_at_most * 1.5, -self.abs_at_most * 1.5)
+
+
+class Finite(_Value):
+    """A finite Python number, of at least ``at_least`` where that is given. Integers have at most 64 bits, as torch's.
+
+    >>> from fusedops.constraints import Finite
+    >>> print(Finite("scale").reasons({"scale": float("inf")})[0])
+    got scale = inf, expected a finite Python number; to fix: pass scale as a finite Python number
+    """
+
+    none_is_met = False
+
+    def __init__(self, name: str, at_least: float | None = None) -> None:
+        super().__init__(name)
+        if at_least is not None and (type(at_least) not in (int, float) or not math.isfinite(at_least)):
+            raise ValueError(f"Finite({name!r}): got {at_least!r}, expected a finite number; to fix: give one")
+        self.at_least = at_least
+
+    def expression(self, constants: dict[str, object]) -> str:
+        low = constant(constants, -_MAX if self.at_least is None else self.at_least)
+        whole = f"{constant(constants, _is_long)}({self.name})"
+        return f"{low} <= {self.name} <= {constant(constants, _MAX)} if type({self.name}) is float else {whole}" + (
+            "" if self.at_least is None else f" and {self.name} >= {low}"
+        )
+
+    def accepts(self, value: Any) -> bool:
+        if isinstance(value, SYMBOLIC):
+            return True
+        low = -_MAX if self.at_least is None else self.at_least
+        is_number = low <= value <= _MAX if isinstance(value, float) else _is_long(value) and value >= low
+        return bool(is_number)
+
+    def rule(self) -> str:
+        return "a finite Python number" + ("" if self.at_least is None else f" of at least {self.at_least:g}")
+
+    def fix(self, value: Any) -> str:
+        if hasattr(value, "item"):
+            return f"use {self.name}.item()"
+        return super().fix(value)
+
+    def values(self) -> Iterator[Any]:
+        yield from (0.0, 1, 1.5, math.inf, math.nan, 2**70)
+        if self.at_least is not None:
+            yield from (self.at_least, self.at_least - 1)
+
+
+class Probability(_Value):
+    """A Python number in [0, 1].
+
+    >>> from fusedops.constraints import Probability
+    >>> Probability("p").describe()
+    'p: a number in [0, 1]'
+    """
+
+    none_is_met = False
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"isinstance({self.name}, {constant(constants, (float, int))}) and 0 <= {self.name} <= 1"
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, SYMBOLIC) or (isinstance(value, (float, int)) and 0 <= value <= 1)
+
+    def rule(self) -> str:
+        return "a number in [0, 1]"
+
+    def values(self) -> Iterator[Any]:
+        yield from (0, 0.0, 0.5, 1, 1.0, -0.1, 1.1, math.nan)
+
+
+class Flag(_Value):
+    """True or False, as a bool.
+
+    >>> from fusedops.constraints import Flag
+    >>> print(Flag("causal").reasons({"causal": 1})[0])
+    got causal = 1, expected True or False; to fix: pass bool(causal)
+    """
+
+    none_is_met = False
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"{self.name} is True or {self.name} is False"
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, bool)
+
+    def rule(self) -> str:
+        return "True or False"
+
+    def fix(self, value: Any) -> str:
+        return f"pass bool({self.name})"
+
+    def values(self) -> Iterator[Any]:
+        yield from (True, False, 1, None)
+
+
+class OneOf(_Value):
+    """One of some texts.
+
+    >>> from fusedops.constraints import OneOf
+    >>> OneOf("approximate", "tanh", "none").describe()
+    "approximate: 'tanh' or 'none'"
+    """
+
+    none_is_met = False
+
+    def __init__(self, name: str, *choices: str) -> None:
+        super().__init__(name)
+        if not choices or any(type(choice) is not str for choice in choices):
+            raise ValueError(f"OneOf({name!r}): got {choices!r}, expected texts; to fix: give at least one str")
+        self.choices = choices
+
+    def expression(self, constants: dict[str, object]) -> str:
+        # a set, not a tuple: an array would be compared with each text, element by element
+        return f"{self.name} in {constant(constants, frozenset(self.choices))}"
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, str) and value in self.choices
+
+    def rule(self) -> str:
+        return listed([repr(choice) for choice in self.choices])
+
+    def values(self) -> Iterator[Any]:
+        yield from (*self.choices, "another", None)
+
+
+def _is_long(value: Any) -> bool:
+    """Return True for an int that torch takes as a number, for a float subclass, and for a symbolic number."""
+    if isinstance(value, SYMBOLIC):  # in a traced call; to look at its value would compile for this value alone
+        return True
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, float) and -_MAX <= value <= _MAX

@@ -1,0 +1,152 @@
+"""The check of constraints: calls just inside each of them are served, and right; calls just outside are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.constraint import Constraint
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._policy.use import use
+from fusedops._report.direction import Direction
+from fusedops.errors import NoBackendError
+from fusedops.testing._calls import Call, followed, in_dtype, tensors
+from fusedops.testing._subject import Subject
+from fusedops.testing._trial import Trial
+
+_LARGEST = 2**20  # elements; for a larger call inside a constraint only the admission is checked
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """A call at the edge of a constraint.
+
+    Attributes:
+        label: names it.
+        args: what the kernel gets, by its own parameters.
+        call: the forward call that gives the kernel these arguments, or None where this machine has none.
+        taken: True inside the constraint.
+    """
+
+    label: str
+    args: Mapping[str, Any]
+    call: Call | None
+    taken: bool
+
+
+def constraints(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield, for each constraint, the calls at its boundaries."""
+    for constraint in subject.constraints(direction):
+        edges = list(_edges(subject, direction, constraint))
+        if all(edge.taken for edge in edges):
+            yield Trial(constraint.describe(), partial(_check_refuses, constraint, len(edges)))
+        for edge in edges:
+            check = _check_inside if edge.taken else _check_outside
+            yield Trial(edge.label, partial(check, subject, direction, constraint, edge))
+
+
+def _check_refuses(constraint: Constraint, count: int) -> None:
+    raise AssertionError(
+        f"got no refusal by the constraint {constraint.describe()!r}, expected one: the op accepts {count} calls at "
+        f"its edges, and all are inside; to fix: remove it"
+    )
+
+
+def _check_inside(subject: Subject, direction: Direction, constraint: Constraint, edge: _Edge) -> None:
+    refusing = subject.kernels[direction].check(*edge.args.values())
+    if refusing is not None:
+        raise AssertionError(
+            f"got a refusal by {refusing.describe()!r}, whose reasons() are empty, expected the call to be taken: it "
+            f"is inside {constraint.describe()!r}"
+        )
+    if edge.call is None or prod(edge.call[subject.op.parameters[0]].shape) > _LARGEST:
+        return
+    subject.assert_right(direction, tuple(tensors(subject.op, edge.call).values()))
+
+
+def _check_outside(subject: Subject, direction: Direction, constraint: Constraint, edge: _Edge) -> None:
+    rule = constraint.describe()
+    if subject.kernels[direction].check(*edge.args.values()) is None:
+        raise AssertionError(f"got a call taken that is outside the constraint {rule!r}, expected a refusal")
+    if not constraint.reasons(edge.args):
+        raise AssertionError(f"got a refusal by {rule!r} without a reason, expected one from reasons()")
+    if edge.call is None:
+        return
+    try:
+        with use(subject.backend, fallback="raise", adapt="none"), torch.no_grad():
+            if direction == "forward":
+                subject.public(*map(_without_memory, edge.call.values()))
+            else:
+                args = subject.arguments_of(edge.call, "backward").values()
+                getattr(torch.ops.fusedops, f"{subject.op.name}_backward").default(*map(_without_memory, args))
+    except NoBackendError:
+        return
+    raise AssertionError(f"got a call served that is outside the constraint {rule!r}, expected NoBackendError")
+
+
+def _without_memory(value: Any) -> Any:
+    """Return a tensor of a spec that takes no memory, anything else as it is."""
+    if not isinstance(value, TensorSpec):
+        return value
+    zero: Tensor = torch.zeros((), dtype=value.dtype, device=value.device)
+    return zero.expand(value.shape)
+
+
+def _edges(subject: Subject, direction: Direction, constraint: Constraint) -> Iterator[_Edge]:
+    others = [other for other in subject.constraints(direction) if other is not constraint]
+    seen: set[str] = set()
+    for base in subject.bases(direction):
+        args = subject.arguments_of(base, direction)
+        for boundary in constraint.boundaries(args):
+            edge = _edge(subject, direction, base, args, boundary.label, boundary.args, boundary.taken)
+            if edge is None or edge.label in seen:
+                continue
+            if edge.taken and any(other.reasons(edge.args) for other in others):
+                continue  # inside this constraint, and outside another
+            seen.add(edge.label)
+            yield edge
+    for label, call in subject.named():  # calls that this constraint alone refuses, such as a mask where none is taken
+        args = subject.arguments_of(call, direction)
+        if constraint.reasons(args) and not any(other.reasons(args) for other in others):
+            yield _Edge(label, args, call, taken=False)
+
+
+def _edge(
+    subject: Subject,
+    direction: Direction,
+    base: Call,
+    args: Mapping[str, Any],
+    label: str,
+    wanted: Mapping[str, Any],
+    taken: bool,
+) -> _Edge | None:
+    """Return the forward call that gives the kernel the ``wanted`` arguments; None where the op accepts none."""
+    op, call = subject.op, base
+    changed = {name: value for name, value in wanted.items() if value != args[name]}
+    if any(_differs_in_capability(value, args[name]) for name, value in changed.items()):
+        return _Edge(label, wanted, None, taken)  # for another device than this machine's
+    for name, value in changed.items():
+        target = name if name in op.parameters else op.parameters[0]  # gradients and outputs follow x's shape
+        if isinstance(value, TensorSpec) and isinstance(call[target], TensorSpec):
+            call = followed(op, call, target, value.shape)
+            if name != target and value.dtype != args[name].dtype:
+                call = in_dtype(call, value.dtype)
+    # a tensor that followed another one may be changed itself
+    call = {**call, **{name: value for name, value in changed.items() if name in op.parameters}}
+    if not subject.allows(call):
+        return None
+    actual = subject.arguments_of(call, direction)
+    return _Edge(label, actual, call, taken) if all(actual[name] == wanted[name] for name in changed) else None
+
+
+def _differs_in_capability(value: Any, before: Any) -> bool:
+    """Return True where two specs differ in the capability alone."""
+    if not isinstance(value, TensorSpec) or not isinstance(before, TensorSpec):
+        return False
+    return value != before and value.replace(capability=before.capability) == before

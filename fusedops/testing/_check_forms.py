@@ -1,0 +1,165 @@
+"""Checks of the kernels that need no special values: one function for each check, which yields its cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._report.direction import Direction
+from fusedops.testing._calls import Call, dtype_name, followed, in_dtype, tensors
+from fusedops.testing._subject import Form, Subject
+from fusedops.testing._trial import Trial
+
+_LONG = 17  # times the rows of the smallest call: more than one block of a kernel has
+
+
+def kernel(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield one case: there is a kernel, and it takes a call."""
+
+    def check_kernel() -> None:
+        if direction not in subject.kernels:
+            raise AssertionError(
+                "got no backward kernel, expected one: another backend serves the gradient of what this one computes"
+            )
+        if not subject.bases(direction):
+            raise AssertionError("got constraints that refuse the op's named cases in every dtype, at every size tried")
+
+    yield Trial("takes a call", check_kernel, "no-backward")
+
+
+def inputs(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield one case for each dtype: no input is written, gradients included."""
+    for base in subject.bases(direction)[:1]:
+        for dtype in subject.op.tolerance:
+            call = in_dtype(base, dtype)
+            if subject.takes(call, direction):
+                yield Trial(dtype_name(dtype), partial(_check_inputs, subject, direction, call))
+
+
+def _check_inputs(subject: Subject, direction: Direction, call: Call) -> None:
+    _results(subject, direction, call)
+
+
+def _results(subject: Subject, direction: Direction, call: Call) -> list[Tensor]:
+    """Return the kernel's results, right or wrong, and check their layout and that no input is written."""
+    args = tuple(tensors(subject.op, call).values())
+    if direction == "backward":
+        return [*subject.gradients(subject.answer(args), args).values()]
+    if not subject.op.saved:
+        return [*subject.forward(args)]
+    outputs, saved = subject.forward_with_saved(args)
+    return [*outputs, *(value for value in saved.values() if value is not None)]
+
+
+def dtypes(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield one case for each tensor, in bfloat16 beside others in float32: each result has its own dtype."""
+    for base in subject.bases(direction)[:1]:
+        wide = in_dtype(base, torch.float32)
+        floating = [name for name, value in wide.items() if isinstance(value, TensorSpec) and value.is_floating_point()]
+        for name in floating:
+            call = {**wide, name: wide[name].replace(dtype=torch.bfloat16)}
+            if subject.output_dtype(call) == torch.float32 and subject.takes(call, direction):
+                yield Trial(f"{name} bfloat16", partial(_check_call, subject, direction, call))
+
+
+def _check_call(subject: Subject, direction: Direction, call: Call) -> None:
+    subject.assert_right(direction, tuple(tensors(subject.op, call).values()))
+
+
+def strides(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield transposed tensors, ones cut out of a wider one, and expanded ones, as inputs and as gradients."""
+    for base in subject.bases(direction)[:1]:
+        for form in (transposed, cut, expanded):
+            yield Trial(form.__name__, partial(_check_strides, subject, direction, base, form))
+        if direction == "backward":
+            yield Trial("gradient of sum()", partial(_check_sum, subject, base))
+
+
+def _check_sum(subject: Subject, base: Call) -> None:
+    args = tuple(tensors(subject.op, base).values())
+    subject.assert_right("backward", args, lambda grad: grad.new_ones(()).expand(grad.shape))
+
+
+def _check_strides(subject: Subject, direction: Direction, base: Call, form: Form) -> None:
+    subject.assert_right(direction, in_form(tensors(subject.op, base), form), form)
+
+
+def in_form(call: Call, form: Form) -> tuple[object, ...]:
+    """Return a call's arguments with each tensor of two dimensions or more in other strides."""
+    return tuple(form(value) if isinstance(value, Tensor) and value.dim() > 1 else value for value in call.values())
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """Return the same values with the last two dimensions exchanged in memory."""
+    return tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor
+
+
+def cut(tensor: Tensor) -> Tensor:
+    """Return the same values as every second column of a wider tensor."""
+    wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))
+    wide[..., ::2] = tensor
+    return wide[..., ::2]
+
+
+def expanded(tensor: Tensor) -> Tensor:
+    """Return the first row for every row, in the memory of one: stride 0."""
+    return tensor[..., :1, :].expand(tensor.shape) if tensor.dim() > 1 else tensor
+
+
+def empty(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield calls without rows, without columns and without a batch."""
+    first = subject.op.parameters[0]
+    for base in subject.bases(direction)[:1]:
+        shape: tuple[int, ...] = base[first].shape
+        for dim in range(len(shape)):
+            call = followed(subject.op, base, first, (*shape[:dim], 0, *shape[dim + 1 :]))
+            if subject.takes(call, direction):
+                yield Trial(f"{first} dim {dim - len(shape)} = 0", partial(_check_call, subject, direction, call))
+
+
+def determinism(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield one case: three runs give the same bits."""
+    first = subject.op.parameters[0]
+    for base in subject.bases(direction)[:1]:
+        shape: tuple[int, ...] = base[first].shape
+        long = followed(subject.op, base, first, (_LONG * shape[0], *shape[1:]))
+        call = long if subject.takes(long, direction) else base
+        yield Trial("three runs", partial(_check_determinism, subject, direction, call), "nondeterministic")
+
+
+def _check_determinism(subject: Subject, direction: Direction, call: Call) -> None:
+    first_run, *others = [_results(subject, direction, call) for _ in range(3)]
+    for other_run in others:
+        for first, second in zip(first_run, other_run):
+            count = int((first != second).sum())
+            if count:
+                raise AssertionError(
+                    f"got two runs that differ in {count} of {first.numel()} elements of "
+                    f"{_result_names(subject, direction)}, expected the same bits"
+                )
+
+
+def _result_names(subject: Subject, direction: Direction) -> str:
+    op = subject.op
+    if direction == "backward":
+        return f"the gradients of {' and '.join(op.differentiable)}"
+    return "the output" if op.single and not op.saved else " and ".join((*op.outputs, *(s.name for s in op.saved)))
+
+
+def needs(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield each gradient, wanted alone."""
+    for base in subject.bases(direction)[:1]:
+        for name in subject.op.differentiable:
+            if base[name] is not None:
+                yield Trial(f"{name} alone", partial(_check_needs, subject, base, name))
+
+
+def _check_needs(subject: Subject, base: Call, name: str) -> None:
+    args = tuple(tensors(subject.op, base).values())
+    answer = subject.answer(args)
+    alone = tuple(other == name for other in subject.op.differentiable)
+    subject.assert_gradients(subject.gradients(answer, args, alone), answer.want, args)

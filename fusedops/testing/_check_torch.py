@@ -1,0 +1,160 @@
+"""Checks of the kernels through torch: autograd, checkpoints, compiled code, fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import (
+    checkpoint as torch_checkpoint,  # pyright: ignore[reportUnknownVariableType]
+)
+
+from fusedops._policy.use import checkpoint_contexts, use
+from fusedops._report.direction import Direction
+from fusedops.testing._calls import Call, dtype_name, in_dtype, tensors
+from fusedops.testing._check_forms import in_form, transposed
+from fusedops.testing._subject import Form, Subject
+from fusedops.testing._trial import Trial
+
+Public = Callable[..., Any]
+Way = Callable[[Public, Sequence[Any]], Any]  # calls the public function, such as within a checkpoint
+
+
+def fake(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield layouts in which the registered op of fake tensors has the shapes, dtypes and strides of the kernel's."""
+    for base in subject.bases(direction)[:1]:
+        yield Trial("contiguous", partial(_check_fake, subject, direction, base, torch.Tensor.contiguous))
+        yield Trial("transposed", partial(_check_fake, subject, direction, base, transposed))
+        narrow = in_dtype(base, torch.bfloat16)
+        if subject.takes(narrow, direction):
+            yield Trial("bfloat16", partial(_check_fake, subject, direction, narrow, torch.Tensor.contiguous))
+
+
+def _check_fake(subject: Subject, direction: Direction, call: Call, form: Form) -> None:
+    for function, bound, results in _registered(subject, direction, in_form(tensors(subject.op, call), form), form):
+        with torch.no_grad(), subject.alone({direction: 1}, bound):
+            real = _each(function(*bound.values()))
+        with FakeTensorMode() as mode, torch.no_grad():
+            fake_args = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in bound.values()]
+            predicted = _each(function(*fake_args))
+        for what, got, expected in zip(results, real, predicted):
+            if _layout(got) != _layout(expected):
+                raise AssertionError(
+                    f"got {what} as {_layout(got)}, expected {_layout(expected)}, the fake tensor's, by which code is "
+                    f"compiled"
+                )
+
+
+def _registered(
+    subject: Subject, direction: Direction, args: Sequence[Any], form: Form | None = None
+) -> Iterator[tuple[Any, dict[str, Any], list[str]]]:
+    """Yield the registered ops of one direction: each with its arguments by name and the names of its results."""
+    op, registered = subject.op, torch.ops.fusedops
+    if direction == "backward":
+        bound = subject.backward_arguments(subject.answer(args, form), args)
+        names = [f"the gradient of {name}" for name in op.differentiable]
+        yield getattr(registered, f"{op.name}_backward").default, bound, names
+        return
+    bound = dict(zip(op.parameters, args))
+    outputs = [subject.output_name(name) for name in op.outputs]
+    yield getattr(registered, op.name).default, bound, outputs
+    if op.saved:
+        saved = [f"the saved value {value.name}" for value in op.saved if not value.optional]
+        yield getattr(registered, f"{op.name}_with_saved").default, bound, [*outputs, *saved]
+
+
+def _each(results: Any) -> tuple[Tensor, ...]:
+    """Return the results of a registered op, one tensor or several, as a tuple."""
+    return (results,) if isinstance(results, Tensor) else tuple(cast("Sequence[Tensor]", results))
+
+
+def _layout(tensor: Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)} with strides {tuple(tensor.stride())}"
+
+
+def autograd(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield the public function under autograd, in every dtype: the backend serves both directions."""
+    for base in _both(subject):
+        for dtype in subject.op.tolerance:
+            call = in_dtype(base, dtype)
+            if subject.takes(call, "forward") and subject.takes(call, "backward"):
+                yield Trial(dtype_name(dtype), partial(_check_gradients, subject, call, 1, _direct))
+
+
+def checkpoint(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield an activation checkpoint: forward runs again, by the same backend."""
+    for base in _both(subject):
+        yield Trial("non-reentrant", partial(_check_gradients, subject, base, 2, _checkpointed))
+
+
+def compile_(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield code compiled by torch.compile(fullgraph=True)."""
+    for base in _both(subject):
+        yield Trial("fullgraph", partial(_check_compiled, subject, base))
+
+
+def _check_compiled(subject: Subject, base: Call) -> None:
+    try:
+        _check_gradients(subject, base, 1, _compiled)
+    finally:
+        torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+
+def _both(subject: Subject) -> list[Call]:
+    return [call for call in subject.bases("forward") if subject.takes(call, "backward")][:1]
+
+
+def _direct(public: Public, args: Sequence[Any]) -> Any:
+    return public(*args)
+
+
+def _checkpointed(public: Public, args: Sequence[Any]) -> Any:
+    run = cast("Callable[..., Any]", torch_checkpoint)
+    return run(public, *args, use_reentrant=False, context_fn=checkpoint_contexts)
+
+
+def _compiled(public: Public, args: Sequence[Any]) -> Any:
+    return torch.compile(lambda *values: public(*values), fullgraph=True, backend="aot_eager")(*args)
+
+
+def _check_gradients(subject: Subject, call: Call, forwards: int, way: Way) -> None:
+    op = subject.op
+    real = tensors(op, call)
+    want, grads, _, _ = subject.answer(tuple(real.values()))
+    for name in want.gradients:
+        real[name] = real[name].requires_grad_()
+    args = tuple(real.values())
+    unchanged = {**real, **dict(zip(op.backward_call.grads, grads))}
+    with subject.alone({"forward": forwards, "backward": 1}, unchanged):
+        outputs = op.each(way(subject.public, args))
+        gradients = torch.autograd.grad(outputs, [real[name] for name in want.gradients], grads)
+    subject.check_outputs(outputs, args)
+    subject.assert_outputs(outputs, want, args)
+    subject.assert_gradients(dict(zip(want.gradients, gradients)), want, args)
+
+
+def opcheck(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield torch.library.opcheck of the registered ops."""
+    for base in _both(subject):
+        yield Trial("forward", partial(_check_opcheck, subject, base, "forward"))
+        yield Trial("backward", partial(_check_opcheck, subject, base, "backward"))
+
+
+def _check_opcheck(subject: Subject, base: Call, direction: Direction) -> None:
+    utils = ["test_schema", "test_faketensor"]
+    differentiable = torch.device(subject.device).type in ("cpu", "cuda")  # torch's other tests support these alone
+    if differentiable:
+        utils.append("test_autograd_registration")
+        if direction == "forward":  # whose trace contains backward
+            utils.append("test_aot_dispatch_dynamic")
+    args = tuple(tensors(subject.op, base).values())
+    for function, bound, _ in _registered(subject, direction, args):
+        for arg in bound.values():
+            if differentiable and isinstance(arg, Tensor) and arg.is_floating_point():
+                arg.requires_grad_()
+        with use(subject.backend, fallback="raise", adapt="none"):
+            torch.library.opcheck(function, tuple(bound.values()), test_utils=utils)

@@ -1,0 +1,134 @@
+"""Calls of one op that one backend's kernels take, as specs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.constraint import Constraint
+from fusedops._contract.op import Op
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._plugins.record import PreparedKernel
+from fusedops._plugins.registry import registry
+from fusedops._report.direction import Direction
+from fusedops.errors import InvalidInputError
+from fusedops.testing._calls import Call, dtype_name, followed, specs
+from fusedops.testing._expected import empty_outputs, on_meta
+
+_ROWS = (9, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_COLUMNS = (33, 8, *_ROWS[1:])
+# (each leading size, rows, columns), the smallest and most odd first: constraints on sizes are met by one of them
+_SIZES = sorted(product((2, 1), _ROWS, _COLUMNS), key=lambda s: (_ROWS.index(s[1]) + _COLUMNS.index(s[2]), -s[0]))
+
+
+class KernelCalls:
+    """One backend's kernels for one op, on one device, and the calls that they take.
+
+    Args:
+        backend: its name.
+        op: the op.
+        device: where the tensors are.
+        elements: the size to which the op's named cases are cut, about.
+    """
+
+    def __init__(self, backend: str, op: Op, device: str, elements: int) -> None:
+        record = registry.find(backend)
+        assert record is not None
+        self.backend, self.op, self.device, self.elements = backend, op, device, elements
+        self.kernels: dict[Direction, PreparedKernel] = {
+            direction: kernel for (name, direction), kernel in record.kernels.items() if name == op.name
+        }
+
+    def constraints(self, direction: Direction) -> Sequence[Constraint]:
+        """Return the constraints that the kernel declares."""
+        return self.kernels[direction].kernel.constraints
+
+    @cached_property
+    def deviations(self) -> frozenset[str]:
+        """The names of the deviations that the kernels declare."""
+        return frozenset(d.name for kernel in self.kernels.values() for d in kernel.kernel.deviations)
+
+    def arguments_of(self, call: Call, direction: Direction) -> dict[str, Any]:
+        """Return what the kernel of that direction gets for a call, by its own parameters, as specs."""
+        if direction == "forward":
+            return call
+        args = tuple(call.values())
+        outputs = [self._spec(y) for y in empty_outputs(self.op, args)]
+        saved = [self._spec(value) for value in self.empty_saved(args)]
+        return self.assembled(outputs, outputs, saved, args, self.needs(args))
+
+    def output_dtype(self, call: Call) -> torch.dtype:
+        """Return the dtype of the first output."""
+        return empty_outputs(self.op, tuple(call.values()))[0].dtype
+
+    def empty_saved(self, args: Sequence[Any]) -> list[Tensor]:
+        """Return tensors without memory of the saved values' shapes and dtypes."""
+        with torch.no_grad():
+            return self.op.saved_references([on_meta(arg) for arg in args], empty_outputs(self.op, args))
+
+    def _spec(self, tensor: Tensor) -> TensorSpec:
+        return TensorSpec(tuple(tensor.shape), tensor.dtype, self.device)
+
+    def assembled(
+        self,
+        grads: Sequence[Any],
+        outputs: Sequence[Any],
+        saved: Sequence[Any],
+        args: Sequence[Any],
+        needs: tuple[bool, ...],
+    ) -> dict[str, Any]:
+        """Return the arguments of backward by name, real or as specs."""
+        call = self.op.backward_call
+        values = call.arguments(grads, call.tensors((*args, *outputs, *saved)), call.values(args), needs)
+        return dict(zip(self.op.backward_parameters, values))
+
+    def allows(self, call: Call) -> bool:
+        """Return True where the op accepts the call, on any backend."""
+        try:
+            self.op.validate(tuple(call.values()))
+        except InvalidInputError:
+            return False
+        return True
+
+    def takes(self, call: Call, direction: Direction) -> bool:
+        """Return True where the op accepts the call and the kernel's constraints are met."""
+        if not self.allows(call):
+            return False
+        return self.kernels[direction].check(*self.arguments_of(call, direction).values()) is None
+
+    def named(self) -> Iterator[tuple[str, Call]]:
+        """Yield the op's named cases in every dtype, float32 first."""
+        for dtype in sorted(self.op.tolerance, key=lambda dtype: dtype != torch.float32):
+            for case in self.op.cases:
+                yield f"{case.name} {dtype_name(dtype)}", self.complete(specs(self.op, case, dtype, self.device))
+
+    def complete(self, call: Mapping[str, Any]) -> Call:
+        """Return the call with every parameter, in the op's order."""
+        return dict(zip(self.op.parameters, self.op.completed(self.op.bind((), call))))
+
+    def bases(self, direction: Direction) -> list[Call]:
+        """Return small calls that the kernel takes: one for each set of tensors that is present, most tensors first."""
+        smallest: dict[tuple[str, ...], Call] = {}
+        for _, case in self.named():
+            present = tuple(name for name in self.op.tensors if case[name] is not None)
+            if present not in smallest and (call := self._small(case, direction)):
+                smallest[present] = call
+        return [smallest[present] for present in sorted(smallest, key=len, reverse=True)]
+
+    def _small(self, case: Call, direction: Direction) -> Call | None:
+        first = self.op.parameters[0]
+        rank = case[first].dim()
+        for leading, rows, columns in _SIZES:
+            call = followed(self.op, case, first, ((leading,) * (rank - 2) + (rows, columns))[-rank:])
+            if self.takes(call, direction):
+                return call
+        return None
+
+    def needs(self, args: Sequence[Any]) -> tuple[bool, ...]:
+        """Return True for each gradient that exists."""
+        return tuple(args[self.op.parameters.index(name)] is not None for name in self.op.differentiable)

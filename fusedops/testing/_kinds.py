@@ -1,0 +1,104 @@
+"""The kinds of checks, for any op: the name, the directions, the contract, and the function that yields the cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+from fusedops._contract.op import Op
+from fusedops._report.direction import Direction
+from fusedops.testing import _check_constraints, _check_forms, _check_saved, _check_torch, _check_values
+from fusedops.testing._roles import masks
+from fusedops.testing._subject import Subject
+from fusedops.testing._trial import Trial
+
+Side = Literal["forward", "backward", "both"]
+
+
+class Kind(NamedTuple):
+    """A kind of check.
+
+    Attributes:
+        name: its name.
+        sides: the directions that it has; "both" is a call with its gradient.
+        contract: what it checks, as a phrase.
+        trials: yields the cases.
+        concerns: tells whether it applies to an op.
+    """
+
+    name: str
+    sides: tuple[Side, ...]
+    contract: str
+    trials: Callable[[Subject, Direction], Iterator[Trial]]
+    concerns: Callable[[Op], bool] = lambda op: True
+
+
+def _several(op: Op) -> bool:
+    return len(op.differentiable) > 1
+
+
+def _masked(op: Op) -> bool:
+    return bool(masks(op))
+
+
+def _saving(op: Op) -> bool:
+    return bool(op.saved)
+
+
+_EACH: tuple[Side, ...] = ("forward", "backward")
+KINDS = (
+    Kind("kernel", _EACH, "a kernel for each direction, which takes some call of the op", _check_forms.kernel),
+    Kind(
+        "constraints",
+        _EACH,
+        "calls inside a declared constraint are served, and right; calls outside are refused, with the reason",
+        _check_constraints.constraints,
+    ),
+    Kind("float64", _EACH, "within the op's tolerance of its reference in float64", _check_values.float64),
+    Kind("inputs", _EACH, "no input is written, nor a gradient of an output", _check_forms.inputs),
+    Kind(
+        "dtypes",
+        _EACH,
+        "the output has the promoted dtype, each gradient its own input's",
+        _check_forms.dtypes,
+        _several,
+    ),
+    Kind("strides", _EACH, "tensors of any strides, gradients too", _check_forms.strides),
+    Kind("empty", _EACH, "tensors without elements", _check_forms.empty),
+    Kind(
+        "special", ("forward",), "NaN, inf and large values go where the reference lets them go", _check_values.special
+    ),
+    Kind(
+        "masked_rows",
+        _EACH,
+        "a fully masked row is exactly 0, and so is its gradient",
+        _check_values.masked_rows,
+        _masked,
+    ),
+    Kind(
+        "dropout",
+        _EACH,
+        "the elements kept are those of fusedops.testing.keep_mask",
+        _check_values.dropout,
+        _check_values.has_dropout,
+    ),
+    Kind(
+        "saved",
+        _EACH,
+        "saved values are their references', for any backend's backward; an optional one may be None",
+        _check_saved.saved,
+        _saving,
+    ),
+    Kind("needs", ("backward",), "any of the gradients may be wanted alone", _check_forms.needs, _several),
+    Kind("fake", _EACH, "shapes, dtypes and strides are those of the op's fake tensors", _check_torch.fake),
+    Kind("determinism", _EACH, "the same bits on every run", _check_forms.determinism),
+    Kind("autograd", ("both",), "forward and backward of one call by one backend", _check_torch.autograd),
+    Kind("opcheck", ("both",), "torch.library.opcheck reports nothing", _check_torch.opcheck),
+    Kind("compile", ("both",), "the same within torch.compile(fullgraph=True)", _check_torch.compile_),
+    Kind("checkpoint", ("both",), "the same within an activation checkpoint", _check_torch.checkpoint),
+)
+
+
+def kind_of(name: str) -> Kind:
+    """Return the kind of a check by its name."""
+    return next(kind for kind in KINDS if kind.name == name)

@@ -1,0 +1,65 @@
+"""The roles of an op's arguments, read from its constraints: no check depends on an argument's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from fusedops._contract.constraint import Constraint
+from fusedops._contract.op import Op
+from fusedops.constraints import Broadcasts, DType, Finite, Flag, Mask, OneElement, Probability, When
+
+
+def masks(op: Op) -> tuple[str, ...]:
+    """Return the arguments that mask positions out."""
+    return _named(op, Mask)
+
+
+def masked_tensor(op: Op, mask: str) -> str | None:
+    """Return the tensor that a mask broadcasts to, or None where no constraint names one."""
+    tensors = [c.other for c in _constraints(op) if isinstance(c, Broadcasts) and c.name == mask]
+    return tensors[0] if tensors else None
+
+
+def one_elements(op: Op) -> tuple[str, ...]:
+    """Return the tensors of one element, whose shape does not follow the others'."""
+    return _named(op, OneElement)
+
+
+def seeds(op: Op) -> tuple[str, ...]:
+    """Return the seeds: tensors of one int64."""
+    kinds = (c for c in _constraints(op) if isinstance(c, OneElement) and torch.int64 in c.dtypes)
+    return tuple(dict.fromkeys(c.name for c in kinds))
+
+
+def probabilities(op: Op) -> tuple[str, ...]:
+    """Return the arguments that are probabilities."""
+    return _named(op, Probability)
+
+
+def flags(op: Op) -> tuple[str, ...]:
+    """Return the arguments that are True or False."""
+    return _named(op, Flag)
+
+
+def numbers(op: Op) -> tuple[str, ...]:
+    """Return the arguments that are finite numbers."""
+    return _named(op, Finite)
+
+
+def dtype_of(op: Op, name: str, wanted: torch.dtype) -> torch.dtype:
+    """Return the wanted dtype where the op accepts it for an argument, else the first that it accepts."""
+    for constraint in _constraints(op):
+        if isinstance(constraint, DType) and constraint.name == name and wanted not in constraint.dtypes:
+            return constraint.dtypes[0]
+    return wanted
+
+
+def _named(op: Op, kind: type[Constraint]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(c.name for c in _constraints(op) if isinstance(c, kind)))
+
+
+def _constraints(op: Op) -> Iterator[Constraint]:
+    for constraint in op.constraints:
+        yield constraint.then if isinstance(constraint, When) else constraint

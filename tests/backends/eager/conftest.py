@@ -1,0 +1,28 @@
+"""Fixtures of the tests in this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fusedops_eager import _gelu, _slabs
+
+
+@pytest.fixture(params=["one slab", "tiny slabs"])
+def slabs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slabs of 64 elements cross every boundary at sizes that a test can afford."""
+    monkeypatch.setattr(_gelu, "_MIN_SLAB_ELEMENTS", 0)
+    if request.param == "tiny slabs":
+        monkeypatch.setattr(_slabs, "SLAB", 64)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On a busy machine the threads' barriers cost ten times what these small sizes do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,211 @@
+"""All eager kernels with a bias: sizes of models, sums, memory, autocast, devices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from eager_bias_cases import BF16, DTYPES, F32, close, gelu_of, words_of
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from fusedops_eager import _gelu
+from fusedops_eager._dropout import dropout_backward, dropout_forward
+from fusedops_eager._gelu import gelu_backward, gelu_forward
+
+SIZES = [
+    ((1, 262_144), (262_144,)),
+    ((3, 262_145), (262_145,)),
+    ((1_048_577,), (1,)),
+    ((700, 1111), (1111,)),
+    ((700, 1111), (700, 1)),
+    ((2, 3, 130, 1030), (1030,)),
+    ((5, 7, 30_011), (7, 30_011)),
+    ((90_000, 7), (7,)),
+    ((600, 1000), (600, 1000)),
+]
+
+
+@pytest.mark.parametrize("dtypes", [(F32, F32), (BF16, BF16), (BF16, F32)])
+@pytest.mark.parametrize(("shape", "bias_shape"), SIZES)
+def test_true_sizes(
+    shape: tuple[int, ...], bias_shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """Slabs as they are in use, with sizes that divide nothing: rows within a slab, and slabs within a row."""
+    x, bias, seed = torch.randn(shape).to(dtypes[0]), torch.randn(bias_shape).to(dtypes[1]), torch.tensor([-3])
+    dtype = torch.promote_types(*dtypes)
+    residual, grad = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    u, wide = x.double() + bias.double(), grad.double()
+    close(gelu_forward(x, bias, "tanh"), torch.nn.functional.gelu(u, approximate="tanh"), dtype)
+    du = torch.ops.aten.gelu_backward(wide, u, approximate="tanh")
+    dx, dbias = gelu_backward(grad, x, bias, "tanh", (True, True))
+    assert dx is not None
+    assert dbias is not None
+    close(dx, du, dtypes[0], 2)
+    sums = 1 + math.sqrt(x.numel() / bias.numel())  # of so many roundings, at random
+    close(dbias, du.sum_to_size(bias_shape), dtypes[1], sums)
+
+    keep = torch.from_numpy(words_of(-3, 0, x.numel()) >= round(0.1 * 2**32)).view(shape)
+    dropped = torch.where(keep, u / 0.9, 0.0)
+    close(dropout_forward(x, bias, None, 0.1, True, seed), dropped, dtype)
+    close(dropout_forward(x, bias, residual, 0.1, True, seed), residual.double() + dropped, dtype)
+    du = torch.where(keep, wide / 0.9, 0.0)
+    dx, dbias = dropout_backward(grad, seed, bias, 0.1, True, dtypes[0], (True, True))
+    assert dx is not None
+    assert dbias is not None
+    close(dx, du, dtypes[0])
+    close(dbias, du.sum_to_size(bias_shape), dtypes[1], sums)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_the_bias_gradient_has_the_same_bits_on_every_run_and_with_any_number_of_threads(dtype: torch.dtype) -> None:
+    x, grad, seed = torch.randn(700, 1111).to(dtype), torch.randn(700, 1111).to(dtype), torch.tensor([8])
+    for shape in ((1111,), (700, 1), ()):
+        bias = torch.randn(shape).to(dtype)
+        found: list[tuple[Tensor | None, ...]] = []
+        for threads in (1, 1, 2, 3):
+            torch.set_num_threads(threads)
+            _, one = gelu_backward(grad, x, bias, "tanh", (threads == 3, True))
+            _, two = dropout_backward(grad, seed, bias, 0.1, True, dtype, (threads == 3, True))
+            _, three = gelu_backward(grad, x, bias, "none", (threads == 3, True))
+            _, four = dropout_backward(grad, None, bias, 0.0, True, dtype, (False, True))
+            found.append((one, two, three, four))
+        for sums in found:
+            for one, first in zip(sums, found[0]):
+                assert one is not None
+                assert first is not None
+                assert torch.equal(one, first)
+
+
+def test_the_bias_gradient_is_summed_in_float32() -> None:
+    """4096 ones of bfloat16 summed in bfloat16 would be 256."""
+    grad, bias = torch.ones(4096, 8, dtype=BF16), torch.zeros(8, dtype=BF16)
+    _, dbias = dropout_backward(grad, None, bias, 0.5, False, BF16, (True, True))
+    assert dbias is not None
+    assert torch.equal(dbias, torch.full((8,), 4096, dtype=BF16))
+    _, dbias = gelu_backward(2 * grad, torch.zeros(4096, 8, dtype=BF16), bias, "tanh", (False, True))
+    assert dbias is not None
+    assert torch.equal(dbias, torch.full((8,), 4096, dtype=BF16))
+
+
+def test_no_gradient_is_made_that_is_not_needed() -> None:
+    x, bias = torch.randn(6, 3000), torch.randn(3000)
+    assert gelu_backward(x, x, bias, "tanh", (False, False)) == (None, None)
+    assert dropout_backward(x, None, bias, 0.3, False, F32, (False, False)) == (None, None)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 4)])
+def test_empty(shape: tuple[int, ...]) -> None:
+    seed = torch.tensor([8])
+    for dtype, form in itertools.product(DTYPES, ("tanh", "none")):
+        x = torch.randn(shape).to(dtype)
+        for bias in (None, torch.randn(shape[-1:]).to(dtype), torch.randn(1).to(dtype)):
+            assert gelu_forward(x, bias, form).shape == shape
+            for p in (0.5, 1.0):
+                assert dropout_forward(x, bias, None, p, True, seed).shape == shape
+                assert dropout_forward(x, bias, x, p, True, seed).shape == shape
+                for dx, dbias in (
+                    gelu_backward(x, x, bias, form, (True, True)),
+                    dropout_backward(x, seed, bias, p, True, dtype, (True, True)),
+                ):
+                    assert dx is not None
+                    assert dx.shape == shape
+                    if bias is not None:
+                        assert dbias is not None
+                        assert dbias.shape == bias.shape
+                        assert (dbias == 0).all()
+
+
+@pytest.mark.usefixtures("slabs")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_autocast_and_grad_mode_change_nothing(dtype: torch.dtype) -> None:
+    x, bias, residual, seed = (
+        torch.randn(6, 50).to(dtype),
+        torch.randn(50),
+        torch.randn(6, 50).to(dtype),
+        torch.tensor([5]),
+    )
+
+    def everything() -> list[Tensor | None]:
+        made: list[Tensor | None] = []
+        for form in ("tanh", "none"):
+            made.append(gelu_forward(x, bias, form))
+            made.extend(gelu_backward(made[-1], x, bias, form, (True, True)))  # pyright: ignore[reportArgumentType]
+        made.append(dropout_forward(x, bias, None, 0.3, True, seed))
+        made.append(dropout_forward(x, bias, residual, 0.3, True, seed))
+        made.extend(dropout_backward(residual, seed, bias, 0.3, True, dtype, (True, True)))
+        return made
+
+    with torch.no_grad():
+        plain = everything()
+    for mode in (torch.enable_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
+        with mode:
+            for one, other in zip(everything(), plain):
+                torch.testing.assert_close(one, other, atol=0, rtol=0)
+
+
+def test_the_default_device_does_not_matter() -> None:
+    x, bias, seed = torch.randn(6, 3000), torch.randn(3000), torch.tensor([5])
+    with torch.device("meta"):
+        for made in (
+            gelu_forward(x, bias, "tanh"),
+            *gelu_backward(x, x, bias, "tanh", (True, True)),
+            dropout_forward(x, bias, x, 0.3, True, seed),
+            *dropout_backward(x, seed, bias[:1], 0.3, True, F32, (True, True)),
+        ):
+            assert made is not None
+            assert made.is_cpu
+
+
+def test_other_devices_are_asked_nothing() -> None:
+    """On the meta device any look at the data raises: what runs there synchronises nowhere."""
+    seed = torch.empty(1, dtype=torch.int64, device="meta")
+    for dtype, form in itertools.product(DTYPES, ("tanh", "none")):
+        x = torch.empty(90, 80, dtype=dtype, device="meta").T
+        for bias in (None, torch.empty(90, device="meta")):
+            made = [gelu_forward(x, bias, form), *gelu_backward(x, x, bias, form, (True, True))]
+            made += [dropout_forward(x, bias, residual, 0.5, True, seed) for residual in (None, x)]
+            made += dropout_backward(x, seed, bias, 0.5, True, dtype, (True, True))
+            for y in made[:2] + made[3:6]:
+                assert y is not None
+                assert y.shape == x.shape
+                assert y.is_contiguous()
+
+
+def test_the_exact_form_elsewhere() -> None:
+    """Not by F.gelu, which makes the tanh form of either on npu."""
+    x = torch.linspace(-8, 8, 1001)
+    y = _gelu._erf_form(x)
+    torch.testing.assert_close(y.double(), gelu_of(x.double(), "none"), atol=2e-6, rtol=1.3e-6)
+
+
+def peak(function: Callable[[], object], size: int) -> float:
+    """Bytes allocated at the worst moment, as a multiple of ``size``; by the allocator's own events."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        result = function()
+    assert result is not None
+    events = [(e.start_ns(), e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = worst = 0
+    for _, change in sorted(events, key=lambda event: event[0]):
+        live += change
+        worst = max(worst, live)
+    assert live >= size, "the profiler saw no allocation: this test would pass whatever happened"
+    return worst / size
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_peak_memory(dtype: torch.dtype) -> None:
+    """Memory beside the result depends on the slab, not on the tensor."""
+    shape, seed = (16384, 1024) if dtype is BF16 else (8192, 1024), torch.tensor([5])
+    x, bias = torch.randn(shape).to(dtype), torch.randn(1024).to(dtype)
+    size = x.numel() * x.element_size()
+    assert size == 2**25
+    assert peak(lambda: x + bias + 1, size) > 1.9
+    assert peak(lambda: gelu_forward(x, bias, "tanh"), size) < 1.1
+    assert peak(lambda: gelu_backward(x, x, bias, "tanh", (True, True)), size) < 1.25
+    assert peak(lambda: dropout_forward(x, bias, None, 0.1, True, seed), size) < 1.25
+    assert peak(lambda: dropout_forward(x, bias, x, 0.1, True, seed), size) < 1.25
+    assert peak(lambda: dropout_backward(x, seed, bias, 0.1, True, dtype, (True, True)), size) < 1.35

@@ -1,0 +1,60 @@
+"""Fixtures of the tests of the triton backend. Without triton the tests are skipped, so imports are in the fixtures."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Give each test the same random numbers."""
+    torch.manual_seed(20240607)
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sum in several parts of several steps each over some 50 rows, as long tensors do."""
+    from fusedops_triton import _launch, _settings
+
+    _launch.clear_layout_caches()
+    monkeypatch.setattr(_settings, "MAX_ROWS", 4)
+    yield
+    _launch.clear_layout_caches()
+
+
+@pytest.fixture
+def nothing_tuned() -> Iterator[None]:
+    """Forget all tuned settings, before and after."""
+    from autotune_cases import forget
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The folder of the files, which does not exist yet; autotuning is on, for tensors of any size."""
+    from fusedops_triton import _autotune
+
+    monkeypatch.setenv("FUSEDOPS_AUTOTUNE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(_autotune, "LEAST_BYTES", 0)
+    return tmp_path / "cache" / "fusedops"
+
+
+@pytest.fixture
+def timer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stub in place of the timer."""
+    from autotune_cases import Timer
+
+    from fusedops_triton import _autotune
+
+    stub = Timer()
+    monkeypatch.setattr(_autotune, "timer", stub)
+    return stub

@@ -1,0 +1,173 @@
+"""Shapes and layouts of biases, sums in parts, and shares in the triton kernels."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
+pytest.importorskip("triton", reason="triton is not installed")
+from triton_bias_cases import DTYPES, NEEDS, check_dropout, check_gelu, seed_of
+
+from fusedops_triton import _bias
+from fusedops_triton._bias import locate, unit
+from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
+from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
+from fusedops_triton._settings import share_columns, tile
+
+
+def test_every_shape_of_bias_is_found() -> None:
+    shape = torch.Size((2, 1, 3, 2, 5))
+    kinds = set()
+    for rank in range(6):
+        for kept in itertools.product((False, True), repeat=rank):
+            bias = torch.randn([size if keep else 1 for size, keep in zip(shape[5 - rank :], kept, strict=True)])
+            place = locate(bias, shape)
+            at, (size, inner, wrap, outer, step) = torch.arange(shape.numel()), place.sizes
+            if "tail" in place.kind:
+                at = at % (size * place.unit)
+            elif place.kind == "other":
+                at = at // outer % wrap * step + at // inner % size
+            assert place.tensor is not None
+            assert torch.equal(place.tensor.flatten()[at].view(shape), bias.expand(shape)), (kept, place)
+            kinds.add(place.kind)
+    assert kinds == {"all", "tail", "other"}
+
+
+@pytest.mark.parametrize(
+    "bias_shape",
+    [
+        *((2, 3, 4, 8), (8,), (4, 8), (1, 1, 8), (), (1,), (4, 1), (3, 1, 1), (2, 1, 1, 8), (1, 3, 1, 1)),
+        *((2, 1, 4, 1), (1, 3, 1, 8), (2, 3, 1, 8)),
+    ],
+    ids=str,
+)
+def test_shapes_of_bias(bias_shape: tuple[int, ...]) -> None:
+    x, bias = torch.randn(2, 3, 4, 8), torch.randn(bias_shape)
+    check_gelu(x, bias)
+    check_dropout(x, bias, x + 1)
+
+
+def test_a_bias_may_be_a_view() -> None:
+    x = torch.randn(6, 8)
+    for bias in (torch.randn(16)[::2], torch.randn(1).expand(8), torch.randn(8, 6).t(), torch.randn(8).expand(6, 8)):
+        check_gelu(x, bias)
+        check_dropout(x, bias, x + 1)
+
+
+def _layouts() -> dict[str, Tensor]:
+    return {
+        "transposed": torch.randn(20, 6).t(),
+        "every second row": torch.randn(12, 20)[::2],
+        "every second column": torch.randn(6, 40)[:, ::2],
+        "a window": torch.randn(8, 30)[1:7, 3:23],
+        "expanded rows": torch.randn(1, 20).expand(6, 20),
+        "expanded columns": torch.randn(6, 1).expand(6, 20),
+        "one number": torch.randn(()).expand(6, 20),
+        "misaligned": torch.randn(121)[1:].view(6, 20),
+        "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "one dimension": torch.randn(33),
+        "none": torch.randn(()),
+        "rank six": torch.randn(2, 1, 3, 1, 2, 4),
+    }
+
+
+@pytest.mark.parametrize("layout", list(_layouts()))
+def test_layouts_of_x_residual_and_grad(layout: str) -> None:
+    x = _layouts()[layout]
+    bias = torch.randn(x.shape[-1:])
+    check_gelu(x, bias)
+    check_gelu(torch.randn(x.shape), bias, grad=x)
+    check_dropout(x, bias)
+    check_dropout(torch.randn(x.shape), bias, x, grad=x)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 8), (3, 0), (2, 0, 8)], ids=str)
+def test_empty(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    for bias in (None, torch.randn(shape[-1:]), torch.randn(1)):
+        assert gelu_forward(x, bias, "tanh").shape == shape
+        assert dropout_forward(x, bias, x, 0.5, True, seed_of(1)).shape == shape
+        for dx, dbias in (
+            gelu_backward(x, x, bias, "tanh", (True, True)),
+            dropout_backward(x, seed_of(1), bias, 0.5, True, x.dtype, (True, True)),
+        ):
+            assert dx is not None
+            assert dx.shape == shape
+            assert bias is None or torch.equal(dbias, torch.zeros_like(bias))
+
+
+# ------------------------------------------------------------------------------------------------------ sums of columns
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("parts")
+def test_sums_in_parts(dtype: torch.dtype) -> None:
+    x, bias = torch.randn(51, 20).to(dtype), torch.randn(20).to(dtype)
+    share = share_columns(51, 20, dtype.itemsize)
+    assert (share.parts, share.steps) == (4, 4)
+    check_gelu(x, bias, all_needs=NEEDS[::2])
+    check_dropout(x, bias, all_needs=NEEDS[::2])
+
+
+@pytest.mark.parametrize("parts", [2, 37, 256, 600])
+@pytest.mark.parametrize("size", [1, 40])
+def test_parts_are_added(parts: int, size: int) -> None:
+    sums = torch.randint(-9, 9, (parts, size)).float()
+    dbias = torch.empty(size)
+    _bias.add_sums(dbias, sums)
+    assert torch.equal(dbias, sums.sum(0))
+
+
+def test_sums_are_wide() -> None:
+    # float16 holds no 70000, bfloat16 no 257. The bias, and so its gradient, is float32
+    for dtype, each, rows in ((torch.float16, 2000.0, 40), (torch.bfloat16, 1.0, 300)):
+        x, grad = torch.full((rows, 4), 20.0, dtype=dtype), torch.full((rows, 4), each)
+        _, dbias = gelu_backward(grad, x, torch.zeros(4), "tanh", (True, True))
+        assert dbias is not None
+        assert (dbias == rows * each).all()
+
+
+@pytest.mark.usefixtures("parts")
+def test_the_same_bits_again() -> None:
+    x, bias, grad = torch.randn(60, 24), torch.randn(24), torch.randn(60, 24)
+    for call in (
+        lambda: gelu_backward(grad, x, bias, "tanh", (True, True)),
+        lambda: dropout_backward(grad, seed_of(3), bias, 0.3, True, torch.float32, (True, True)),
+    ):
+        for one, other in zip(call(), call(), strict=True):
+            assert torch.equal(one, other)
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+
+WIDTHS = (1, 2, 31, 64, 96, 768, 1000, 4096, 5120, 16384, 32768, 250_000)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shares(dtype: torch.dtype) -> None:
+    each = dtype.itemsize
+    for size, n_rows in itertools.product(WIDTHS, (1, 3, 64, 1000, 8192, 65536, 1 << 22)):
+        rows, cols, steps, tiles, parts, warps = share_columns(n_rows, size, each)
+        assert rows * cols <= tile(each)[0]
+        assert tiles * cols >= size > (tiles - 1) * cols
+        assert parts * steps * rows >= n_rows > (parts - 1) * steps * rows, "a part without a row"
+        assert parts <= 1024
+        assert warps in (1, 2, 4)
+        elements = n_rows * size
+        if elements * each > 16 * 2**20:  # else sums stay in a cache
+            share = 2 * parts * size * max(each, 4) / (3 * elements * each)
+            assert parts == 1 or share < 0.03
+
+
+def test_units() -> None:
+    assert [unit(n) for n in (1, 2, 3, 4, 1000, 1001, 4096, 48)] == [1, 2, 1, 4, 8, 1, 16, 16]
+
+
+def test_tiles() -> None:
+    assert [tile(each) for each in (2, 4, 8)] == [(2048, 4), (1024, 4), (512, 4)]

@@ -1,0 +1,223 @@
+"""The compiled Triton kernels for sm_80, sm_90, sm_100 and gfx942, on a machine without any of them.
+
+``triton_aot.py`` compiles, in two processes of its own (see there). Read off the assembly: no spilled
+registers, 16-byte accesses of global memory, 64-bit addresses, and no float64 where the input is not float64.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from repository import SUPPORT
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
+
+Case = dict[str, Any]
+
+#: Bytes a thread. ptxas moves a register or two out by its own choice, to fit one more program on a multiprocessor (it
+#: stops at 40 registers of 128 allowed): noise beside 128 bytes of real traffic. Past the limits it is 48 and more.
+SPILL_NOISE = 16
+WIDTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # the last is beyond what fits on chip
+CORNERS = [64, 1024, 16384, 32768, 65536]
+
+
+def _case(op: str, size_k: int, dtype: str, target: str, **more: Any) -> Case:
+    case: Case = {"op": op, "shape": [4, 8, 128, size_k], "dtype": dtype, "target": target, **more}
+    if op == "forward":
+        case.setdefault("mask", [4, 1, 128, size_k])
+    return case
+
+
+def _cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for op in ("forward", "backward"):
+        for causal in (False, True):
+            for dtype in ("bfloat16", "float32"):
+                for size_k in WIDTHS:
+                    cases[f"{op}-{size_k}-{dtype}-{causal}-sm_90"] = _case(op, size_k, dtype, "sm_90", causal=causal)
+                for size_k in CORNERS:
+                    # causal and plain in turn: half the compilations, and either on every target
+                    if (CORNERS.index(size_k) % 2 == 0) == causal:
+                        for target in ("sm_80", "sm_100", "gfx942"):
+                            case = _case(op, size_k, dtype, target, causal=causal)
+                            cases[f"{op}-{size_k}-{dtype}-{causal}-{target}"] = case
+        for size_k in CORNERS:
+            cases[f"{op}-{size_k}-float64-sm_90"] = _case(op, size_k, "float64", "sm_90")
+        cases[f"{op}-1024-float16-sm_90"] = _case(op, 1024, "float16", "sm_90")
+    cases["forward-1024-no-mask"] = _case("forward", 1024, "bfloat16", "sm_90", mask=None)
+    cases["forward-65536-no-mask"] = _case("forward", 65536, "bfloat16", "sm_90", mask=None, causal=True)
+    cases["forward-1024-padding-mask"] = _case("forward", 1024, "bfloat16", "sm_90", mask=[4, 1, 1, 1024])
+    return cases
+
+
+CASES = _cases()
+
+#: Cases that the checks above would fail on, and why: they show that the checks see something.
+ODD = {
+    "row length 1001": _case("forward", 1001, "bfloat16", "sm_90"),
+    "misaligned pointers": _case("backward", 1024, "bfloat16", "sm_90", aligned=False),
+    "more than 2**31 rows": {"op": "backward", "shape": [1 << 31, 2, 8], "dtype": "bfloat16", "target": "sm_90"},
+    "one column": {"op": "forward", "shape": [5, 7, 1], "mask": [1], "dtype": "float32", "target": "sm_90"},
+    "forward, 2 bytes, twice the limit": _case("forward", 65536, "bfloat16", "sm_90", on_chip=65536),
+    "backward, 2 bytes, twice the limit": _case("backward", 32768, "bfloat16", "sm_90", on_chip=32768),
+    "backward, 4 bytes, twice the limit": _case("backward", 32768, "float32", "sm_90", on_chip=32768),
+    "forward, 8 bytes, twice the limit": _case("forward", 32768, "float64", "sm_90", on_chip=32768),
+    "backward, 8 bytes, twice the limit": _case("backward", 16384, "float64", "sm_90", on_chip=16384),
+}
+
+
+BIAS_OPS = ("gelu", "gelu_backward", "dropout", "dropout_add", "dropout_backward")
+
+
+def _bias_case(op: str, size: int, dtype: str, target: str, **more: Any) -> Case:
+    return {"op": op, "shape": [8192, size], "dtype": dtype, "target": target, **more}
+
+
+def _bias_cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for op in BIAS_OPS:
+        # 1000 * 2 bytes is a multiple of 16, though 1000 is not one of 16
+        for size in (64, 1000, 4096, 16384, 32768):
+            cases[f"{op}-{size}-bfloat16-sm_90"] = _bias_case(op, size, "bfloat16", "sm_90")
+        for dtype, size in (("float32", 1000), ("float32", 4096), ("float64", 4096)):
+            cases[f"{op}-{size}-{dtype}-sm_90"] = _bias_case(op, size, dtype, "sm_90")
+        for target in ("sm_80", "sm_100", "gfx942"):
+            for dtype, size in (("bfloat16", 1000), ("float32", 4096)):
+                cases[f"{op}-{size}-{dtype}-{target}"] = _bias_case(op, size, dtype, target)
+    for op in BIAS_OPS[:2]:
+        cases[f"{op}-erf-4096-bfloat16-sm_90"] = _bias_case(op, 4096, "bfloat16", "sm_90", approximate="none")
+        cases[f"{op}-full-4096-float16-sm_90"] = _bias_case(op, 4096, "float16", "sm_90", bias=[8192, 4096])
+    return cases
+
+
+BIAS_CASES = _bias_cases()
+BIAS_ODD = {
+    "gelu, row length 1001": _bias_case("gelu", 1001, "bfloat16", "sm_90"),
+    "gelu_backward, row length 1001": _bias_case("gelu_backward", 1001, "bfloat16", "sm_90"),
+    "dropout, misaligned pointers": _bias_case("dropout", 4096, "bfloat16", "sm_90", aligned=False),
+    "gelu_backward, one column": _bias_case("gelu_backward", 1, "float32", "sm_90"),
+    "gelu_backward, more than 2**40 elements": {
+        "op": "gelu_backward", "shape": [1 << 30, 4096], "dtype": "bfloat16", "target": "sm_90",
+    },
+    **{f"{op}, no bias": _bias_case(op, 4096, "bfloat16", "sm_90", bias=None) for op in BIAS_OPS},
+    "dropout_add, a bias for each row": _bias_case("dropout_add", 4096, "bfloat16", "sm_90", bias=[8192, 1]),
+    **{f"sums of {parts} parts": {"op": "sums", "shape": [parts, 4096], "dtype": "float32", "target": "sm_90"}
+       for parts in (32, 1024)},
+}  # fmt: skip
+ALL = CASES | BIAS_CASES | ODD | BIAS_ODD
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The facts of every case, by its name."""
+    # ODD last, and all of it in one process: on_chip stays set in there
+    cases = [*CASES.values(), *BIAS_CASES.values(), *BIAS_ODD.values()]
+    shares = [cases[0::2], cases[1::2] + list(ODD.values())]
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    env |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SUPPORT / "triton_aot.py")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+        )
+        for _ in shares
+    ]  # fmt: skip
+    for process, share in zip(processes, shares, strict=True):
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(share))
+        process.stdin.close()
+        process.stdin = None  # communicate() would close it again
+    facts: dict[str, dict[str, Any]] = {}
+    names = {json.dumps(case): name for name, case in ALL.items()}
+    for process in processes:
+        out, err = process.communicate(timeout=600)
+        for line in out.splitlines():
+            result = json.loads(line)
+            facts[names[json.dumps(result["case"])]] = result["facts"]
+        assert process.returncode == 0, f"after {len(facts)} compilations:\n{err}"
+    return facts
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    case, facts = CASES[name], compiled[name]
+    assert facts["spilled"] <= SPILL_NOISE
+    assert facts["float64"] == (case["dtype"] == "float64")
+    assert facts["address_64"]
+    assert facts["registers"] <= 255
+    if not 8192 < case["shape"][-1] < 65536:  # in between it depends on the dtype and the direction
+        assert facts["kernel"] == f"_{case['op']}_{'long' if case['shape'][-1] == 65536 else 'on_chip'}"
+    # scores, gradients and results go 16 bytes at a time; mask bytes as many at a time as scores do
+    assert set(facts["stores"]) == {"16"}
+    assert "16" in facts["loads"]
+    assert set(facts["loads"]) <= ({"16", "8", "4", "2"} if case.get("mask") else {"16"})
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if "twice" in name])
+def test_past_its_limit_a_row_spills(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    assert compiled[name]["kernel"].endswith("on_chip")
+    assert compiled[name]["spilled"] > SPILL_NOISE
+
+
+def test_without_alignment_there_are_no_wide_accesses(compiled: dict[str, dict[str, Any]]) -> None:
+    assert "16" not in compiled["misaligned pointers"]["loads"]
+    assert "16" not in compiled["row length 1001"]["stores"]
+
+
+def test_extreme_shapes_compile(compiled: dict[str, dict[str, Any]]) -> None:
+    assert compiled["more than 2**31 rows"]["address_64"]
+    assert compiled["one column"]["kernel"] == "_forward_on_chip"
+
+
+@pytest.mark.parametrize("name", BIAS_CASES)
+def test_with_a_bias_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    case, facts = BIAS_CASES[name], compiled[name]
+    assert facts["spilled"] <= SPILL_NOISE
+    assert facts["float64"] == (case["dtype"] == "float64")
+    assert facts["address_64"]
+    assert facts["registers"] <= 128  # at 128 threads: four programs on a multiprocessor, or more
+    if case["op"].endswith("backward") and "bias" not in case:
+        assert facts["kernel"] == "_backward_columns"
+        # besides: the bias, the seed and the sums, once a program
+        assert facts["loads"]["16"] >= 2
+        assert facts["stores"]["16"] >= 2
+        assert set(facts["loads"]) | set(facts["stores"]) <= {"16", "8", "4"}
+        return
+    assert set(facts["stores"]) == {"16"}
+    assert set(facts["loads"]) <= {"16", "8"}
+    assert facts["loads"].get("8", 0) == (case["op"].startswith("dropout") and case["target"] != "gfx942")  # the seed
+    if case["dtype"] != "float64":  # no layout is changed on the way from random words to elements
+        assert facts["shared"] == 0
+
+
+def test_flat_tiles_are_wide_for_any_row_length(compiled: dict[str, dict[str, Any]]) -> None:
+    assert compiled["gelu, row length 1001"]["stores"] == {"16": 2}
+    assert "2" in compiled["gelu, row length 1001"]["loads"]  # the bias
+    assert "16" not in compiled["gelu_backward, row length 1001"]["stores"]  # it goes by columns
+    assert "16" not in compiled["dropout, misaligned pointers"]["stores"]
+
+
+@pytest.mark.parametrize("name", BIAS_ODD)
+def test_odd_shapes_with_a_bias_do_not_spill(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    assert compiled[name]["spilled"] <= SPILL_NOISE
+
+
+def test_table(compiled: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints the facts (pytest -rP shows them); fails if a case is missing."""
+    assert set(compiled) == set(ALL)
+    print(f"{'case':44} {'kernel':18} {'warps':>5} {'regs':>5} {'spill':>5} {'loads':26} stores")
+    for name, facts in compiled.items():
+        print(
+            f"{name:44} {facts['kernel']:18} {facts['warps']:5} {facts['registers']:5} {facts['spilled']:5} "
+            f"{_brief(facts['loads']):26} {_brief(facts['stores'])}"
+        )
+
+
+def _brief(widths: dict[str, int]) -> str:
+    return " ".join(f"{count}x{width}B" for width, count in sorted(widths.items(), key=lambda item: -int(item[0])))

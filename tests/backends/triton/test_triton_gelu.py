@@ -1,0 +1,84 @@
+"""The bias_gelu kernels of the triton backend, run by Triton's interpreter on a CPU, against float64.
+
+For what the interpreter shows and what it does not, see test_triton_softmax.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+
+import pytest
+import torch
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
+pytest.importorskip("triton", reason="triton is not installed")
+from triton_bias_cases import DTYPES, NEEDS, check_gelu
+
+from fusedops.ops import _bias_gelu
+from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
+
+FORMS = ("tanh", "none")
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 7), (37, 100), (3, 1000), (2, 2056)])
+def test_gelu(rows: int, size: int, dtype: torch.dtype, approximate: str) -> None:
+    x, bias = (3 * torch.randn(rows, size)).to(dtype), torch.randn(size).to(dtype)
+    check_gelu(x, bias, approximate)
+    check_gelu(x, None, approximate)
+
+
+@pytest.mark.parametrize("needs", NEEDS)
+@pytest.mark.parametrize("bias_shape", [None, (8,), (6, 8), (6, 1)], ids=str)
+def test_gelu_computes_what_is_needed(bias_shape: tuple[int, ...] | None, needs: tuple[bool, bool]) -> None:
+    bias = None if bias_shape is None else torch.randn(bias_shape)
+    check_gelu(torch.randn(6, 8), bias, all_needs=(needs,))
+
+
+@pytest.mark.parametrize("dtypes", [(a, b) for a, b in itertools.product(DTYPES, repeat=2) if a != b], ids=str)
+def test_gelu_of_mixed_dtypes(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    x = torch.randn(5, 24).to(dtypes[0])
+    for shape in ((24,), (5, 24), (5, 1)):
+        check_gelu(x, torch.randn(shape).to(dtypes[1]))
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+def test_gelu_keeps_float64_digits(approximate: str) -> None:
+    x = torch.linspace(-9, 9, 301, dtype=torch.float64)
+    want = _bias_gelu.OP.reference(x, None, approximate)
+    torch.testing.assert_close(gelu_forward(x, None, approximate), want, rtol=4e-15, atol=4e-16)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of what overflows, a GPU does not
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_gelu_of_large_numbers(dtype: torch.dtype, approximate: str) -> None:
+    high = torch.finfo(dtype).max
+    x = torch.tensor([high, 1e18, 1e4, 300.0, 20.0, -20.0, -300.0, -1e4, -1e18, -high], dtype=dtype)
+    y = gelu_forward(x, None, approximate)
+    assert torch.equal(y[:5], x[:5])
+    assert (y[5:].abs() < 1e-37).all()
+    dx, _ = gelu_backward(torch.ones_like(x), x, None, approximate, (True, False))
+    assert dx is not None
+    assert (dx[1:5] == 1).all()
+    assert (dx[5:9].abs() < 1e-37).all()
+    odd = torch.tensor([math.nan, math.inf, -math.inf], dtype=dtype)
+    # not what torch gives: for "none" that is nan where a CPU has AVX-512, and inf elsewhere
+    want = torch.tensor([math.nan, math.inf, math.nan], dtype=dtype)
+    torch.testing.assert_close(gelu_forward(odd, None, approximate), want, equal_nan=True)
+
+
+def test_gelu_in_the_left_tail_is_good_to_its_own_size() -> None:
+    # in float32 1 + tanh(z) is 0 from -5.1 on, and the slope of tanh, 1 - tanh(z)**2
+    x = torch.linspace(-8, -4, 64)
+    u = x.double().requires_grad_()
+    want = u * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (u + 0.044715 * u**3))
+    torch.testing.assert_close(gelu_forward(x, None, "tanh").double(), want.detach(), rtol=1e-5, atol=0.0)
+    (slope,) = torch.autograd.grad(want.sum(), u)
+    dx, _ = gelu_backward(torch.ones_like(x), x, None, "tanh", (True, False))
+    assert dx is not None
+    torch.testing.assert_close(dx.double(), slope, rtol=1e-5, atol=0.0)

@@ -1,0 +1,148 @@
+"""fusedops bench: what it measures, what it prints, and what stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from command_line import documented, keys, run
+
+import fusedops
+from fusedops import testing
+from fusedops._cli import bench
+from fusedops._cli.main import main
+from fusedops.testing import OPS
+
+BENCH = ["bench", "bias_gelu", "--device", "cpu", "--elements", "64", "--seconds", "0.001"]
+CASES = OPS["bias_gelu"].cases[-2:]
+
+
+@pytest.fixture(autouse=True)
+def _two_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter takes long for each; a busy machine is the subject of one test alone."""
+    monkeypatch.setattr(bench, "cases", lambda ops, elements: [(op, case) for op in ops for case in op.cases[-2:]])
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+
+
+def test_every_backend_that_takes_the_case(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = run(*BENCH, "--json", capsys=capsys)
+    records = json.loads(output)
+    assert code == 0
+    assert keys(records) == documented("bench")
+    assert {record["case"] for record in records} == {case.name for case in CASES}
+    for case in CASES:
+        for direction in ("forward", "backward"):
+            rows = {r["provider"]: r for r in records if (r["case"], r["direction"]) == (case.name, direction)}
+            assert {"plain torch", "eager", "triton"} <= set(rows)
+            assert "npu" not in rows, "npu takes no cpu tensors"
+            assert rows["plain torch"]["speedup"] == 1.0
+            for row in rows.values():
+                assert 0 < row["ms_p20"] <= row["ms"] <= row["ms_p80"]
+                assert row["dtype"] == "float32"
+
+
+def test_a_table_with_the_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = run(*BENCH, "--dtype", "bf16", capsys=capsys)
+    assert code == 0
+    assert f"bias_gelu, {CASES[0].name}: {CASES[0].args['x']} bf16 on cpu" in output
+    assert re.search(r"^direction +provider +ms +p20-p80 +copies +x plain torch$", output, re.M)
+    assert re.search(r"^backward +eager +[\d.]+ +[\d.]+-[\d.]+ +[\d.]+ +[\d.]+$", output, re.M)
+    assert [line for line in output.splitlines() if len(line) > 80] == []
+
+
+def test_copies_and_plain_torch_are_the_units(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = {"plain torch": 6.0, "eager": 3.0, "triton": 2.0, "copy": 1.5}
+
+    def timed(work: Mapping[str, Callable[[], object]], device: str, seconds: float) -> dict[str, testing.Times]:
+        assert (device, seconds) == ("cpu", 0.001)
+        for function in work.values():
+            function()
+        return {name: testing.Times(times.get(name, 1.0), 0.1, 9.0) for name in work}
+
+    monkeypatch.setattr(testing, "interleaved", timed)
+    _, output = run(*BENCH, "--json", capsys=capsys)
+    rows = {(r["provider"], r["ms"], r["copies"], r["speedup"]) for r in json.loads(output) if r["provider"] in times}
+    assert rows == {("plain torch", 6.0, 4.0, 1.0), ("eager", 3.0, 2.0, 2.0), ("triton", 2.0, 1.33, 3.0)}
+
+
+@pytest.mark.parametrize("json_too", [[], ["--json"]])
+def test_an_interrupt_keeps_what_is_measured(
+    json_too: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = bench.measure
+
+    def measure(op: Any, case: Any, *args: Any) -> Iterator[dict[str, Any]]:
+        records = real(op, case, *args)
+        yield next(records)
+        if case.name == CASES[-1].name:
+            raise KeyboardInterrupt
+        yield from records
+
+    monkeypatch.setattr(bench, "measure", measure)
+    code = main([*BENCH, *json_too])
+    captured = capsys.readouterr()
+    assert code == 130
+    (count,) = re.findall(r"^fusedops: warning: stopped; (\d+) measurements are kept$", captured.err, re.M)
+    if json_too:
+        assert len(json.loads(captured.out)) == int(count)
+    else:
+        assert len(re.findall(r"^(?:for|back)ward ", captured.out, re.M)) == int(count)
+        assert f"bias_gelu, {CASES[-1].name}" in captured.out
+
+
+def test_a_busy_machine_is_a_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench, "measure", lambda *args: iter(()))
+    cores = os.cpu_count() or 1
+    for load, warned in ((cores - 0.5, False), (cores + 0.5, True)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert main(BENCH) == 0
+        assert ("fusedops: warning: got a load average of" in capsys.readouterr().err) == warned
+
+
+def test_a_kernel_that_raises_is_left_out(fakes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    @fusedops.kernel("bias_gelu")
+    def broken(x: Any, bias: Any, approximate: str) -> Any:
+        raise RuntimeError("out of registers")
+
+    fusedops.register(fusedops.Backend("broken", ("cpu",), 300, (broken,)))
+    code = main([*BENCH, "--json"])
+    captured = capsys.readouterr()
+    assert code == 0
+    assert "left out: broken for bias_gelu: RuntimeError: out of registers" in captured.err
+    assert "eager" in {record["provider"] for record in json.loads(captured.out)}
+
+
+@pytest.mark.parametrize(
+    ("argv", "fix"),
+    [
+        (["bias_gelo"], "write 'bias_gelu'"),
+        (["--dtype", "int8"], "write it like bf16"),
+        (["--dtype", "bf61"], "write 'bf16'"),
+        (["--device", "cdua"], "write 'cuda'"),
+        (["--device", "npu"], "leave out --device, or write --device cpu"),
+        (["--device", "meta"], "leave out --device, or write --device cpu"),
+        (["--device", "cpu:1"], "write --device cpu:0"),
+        (["--elements", "-5"], "write it like 65536"),
+        (["--seconds", "-1"], "write it like 0.2"),
+        (["--seconds", "nan"], "write it like 0.2"),
+    ],
+)
+def test_what_cannot_be_measured(argv: list[str], fix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fusedops: ")
+    assert captured.err.endswith(f"; to fix: {fix}\n")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--device", "cuda:1"]) == 2
+    assert "got device 'cuda:1', expected one that is on this machine: cpu" in capsys.readouterr().err

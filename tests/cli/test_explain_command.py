@@ -1,0 +1,126 @@
+"""fusedops explain: its exit codes are those of the call, its settings are those of a program."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from command_line import NPU_CALL, flat, run
+from fakes import Fakes
+
+import fusedops
+from fusedops._cli.main import main
+from fusedops.constraints import Dim
+
+SOFTMAX = "scaled_masked_softmax"
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["--x", "4,8,16,16"], 0),
+        (["--x", "4,8,512,512:bf16@npu"], 0),
+        (["--x", "4x8x512x512:bf16@npu:3"], 0),
+        (["--x", "4,8,512,500:bf16@npu"], 1),
+        (["--x", "4,8,512,500:bf16@npu", "--adapt", "pad"], 0),
+        (["--x", "4,8,512,500:bf16@npu", "--policy", "eager"], 0),
+        (["--x", "4,8,512,500:bf16@npu", "--policy", "npu,eager"], 1),
+        (["--x", "4,8,512,500:bf16@npu", "--policy", "npu", "--backend", "eager"], 0),
+        (["--x", "4,8,512,500:bf16@npu", "--fallback", "silent"], 1),
+        (["--x", "4,8,512,500:bf16@npu", "--fallback", "raise"], 3),
+        (["--x", "4,8,512,500:bf16@npu", "--fallback", "raise", "--adapt", "pad"], 0),
+        (["--x", "4,8,512,512:fp64@npu"], 1),
+        (["--x", "4,8,512,512:bf16@npu", "--backend", "eager"], 0),
+        (["--x", "4,8,512,512:bf16@npu", "--mask", "512,512", "--scale", "0.125", "--causal", "true"], 0),
+        (["--x", "4,8,16,16", "--mask", "none", "--scale", "-1e-3"], 0),
+        (["--x", "4,8,16,16", "--backend", "npu"], 1),
+        (["--x", "4,8,16,16", "--backend", "npu,eager"], 0),
+        (["--x", "4,eight"], 2),
+        (["--x", "4,8:int9"], 2),
+        (["--x", "none"], 2),
+        (["--x", "4,8,16,16", "--scale", "much"], 2),
+        (["--x", "4,8,16,16", "--scale", "-inf"], 2),
+        (["--x", "4,8,16,16", "--causal", "perhaps"], 2),
+        (["--x", "4,8,16,16", "--backend", "tritn"], 2),
+        (["--x", "4,8,16,16", "--policy", "eagr"], 2),
+        (["--x", "4,8,16,16", "--fallback", "warm"], 2),
+        (["--x", "4,8,16,16", "--adapt", "path"], 2),
+        (["--mask", "4,8"], 2),
+    ],
+)
+@pytest.mark.usefixtures("fakes")
+def test_exit_codes(argv: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", SOFTMAX, *argv]) == code
+    captured = capsys.readouterr()
+    assert bool(captured.err) == (code == 2)
+    if code == 2:
+        assert captured.out == ""
+        assert captured.err.startswith("fusedops: ")
+        assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("policy", [None, "a", "b", "b,a", "c", "c,b", "a,c", "bias_gelu=b"])
+@pytest.mark.parametrize("fallback", ["warn", "raise"])
+@pytest.mark.parametrize("size", [8, 12, 13])
+def test_the_exit_code_is_what_the_call_does(policy: str | None, fallback: str, size: int, fakes: Fakes) -> None:
+    """Backend a takes multiples of 8, b multiples of 4, c is for another device type."""
+
+    def kernels(multiple: int) -> list[fusedops.Kernel]:
+        op = fusedops.ops.OPS["bias_gelu"]
+        condition = Dim("x", (-1,), multiple_of=multiple)
+        return [
+            fusedops.kernel(op.name, condition)(op.reference),
+            fusedops.kernel(op.name, direction="backward")(op.backward),
+        ]
+
+    fusedops.register(fusedops.Backend("a", ("cpu",), 200, kernels(8)))
+    fusedops.register(fusedops.Backend("b", ("cpu",), 150, kernels(4)))
+    fusedops.register(fusedops.Backend("c", ("npu",), 400, kernels(1)))
+    with fusedops.use(policy, fallback=fallback), warnings.catch_warnings(record=True) as caught:  # type: ignore[arg-type]
+        warnings.simplefilter("always")
+        try:
+            fusedops.bias_gelu(torch.ones(2, size))
+        except fusedops.NoBackendError:
+            expected = 3
+        else:
+            expected = int(any(issubclass(each.category, fusedops.FallbackWarning) for each in caught))
+    options = [] if policy is None else ["--policy", policy]
+    assert main(["explain", "bias_gelu", "--x", f"2,{size}", "--fallback", fallback, *options]) == expected
+
+
+def test_no_backend_serves(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FUSEDOPS_FALLBACK", "raise")
+    code, output = run("explain", SOFTMAX, "--x", "4,8,512,500:bf16@npu", "--backend", "npu", capsys=capsys)
+    assert code == 3
+    assert "served by no backend" in output
+    assert "fallback  raise" in output
+
+
+def test_the_mask_is_bool_on_the_device_of_x(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output = run(*NPU_CALL, capsys=capsys)
+    assert "mask bool[8, 1, 512, 500] on npu" in flat(output)
+    assert "pad dim -1 of x from 500 to 512" in flat(output)
+
+
+def test_a_seed_is_int64(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = run("explain", "bias_dropout", "--x", "4,8", "--seed", "1", capsys=capsys)
+    assert code == 0
+    assert "seed int64[1] on cpu" in flat(output)
+
+
+@pytest.mark.parametrize("bias", [[], ["--bias", "none"], ["--bias", "None"]])
+def test_a_tensor_that_may_be_none(bias: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = run("explain", "bias_dropout_add", "--x", "4,8", *bias, "--residual", "4,8", capsys=capsys)
+    assert code == 0
+    assert "bias None" in flat(output)
+
+
+def test_settings_and_where_they_were_set(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*NPU_CALL, "--backend", "npu", "--policy", "eager", "--fallback", "silent", "--adapt", "pad"]
+    code, output = run(*argv, capsys=capsys)
+    assert code == 0
+    text = flat(output)
+    assert "served by npu (backward: npu)" in text
+    assert 'prefer backend=: "npu" prefer use(): "eager" (overridden) fallback silent adapt pad' in text
+    assert "adapts: pad" in text

@@ -1,0 +1,165 @@
+"""Odd invocations: an error on one line and a documented exit code, and never a traceback."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+import pytest
+from command_line import exit_code
+
+GELU = "explain bias_gelu"
+SOFTMAX = "explain scaled_masked_softmax"
+DROPOUT = "explain bias_dropout_add --x 4,4 --residual 4,4"
+DIGITS = "9" * 5000
+
+# a command line, its exit code, and a part of what it prints; "" where any will do
+ODD = [
+    ("", 2, "usage: fusedops"),
+    ("''", 2, "got command ''"),
+    ("explian", 2, "to fix: write 'explain'"),
+    ("Info", 2, "to fix: write 'info'"),
+    ("--jsno", 2, "--help"),
+    ("--json", 2, "COMMAND"),
+    ("-x", 2, "COMMAND"),
+    ("info extra", 2, "got argument 'extra'"),
+    ("info --jsno", 2, "to fix: write '--json'"),
+    ("info --json=1", 2, "--json"),
+    ("info info", 2, "got argument 'info'"),
+    ("info --json --json", 0, ""),
+    ("explain", 2, "OP"),
+    ("explain --json", 2, "OP"),
+    ("explain gelu", 2, "to fix: write 'bias_gelu'"),
+    ("explain ''", 2, "got op ''"),
+    ("explain 3", 2, "got op '3'"),
+    (GELU, 2, "got no argument 'x'"),
+    (f"{GELU} --x", 2, "expected one argument"),
+    (f"{GELU} --x ''", 0, "x float32[] on cpu"),
+    (f"{GELU} --x 4,,8", 2, "got tensor '4,,8'"),
+    (f"{GELU} --x ,", 2, "got tensor ','"),
+    (f"{GELU} --x 4,-8", 2, "got tensor '4,-8'"),
+    (f"{GELU} --x -4,8", 2, "got tensor '-4,8'"),
+    (f"{GELU} --x 4.0,8", 2, "got tensor '4.0,8'"),
+    (f"{GELU} --x 4,8:", 2, "got dtype ''"),
+    (f"{GELU} --x 4,8:bf17", 2, "to fix: write 'bf16'"),
+    (f"{GELU} --x 4,8:compile", 2, "got dtype 'compile'"),
+    (f"{GELU} --x 4,8:int64", 2, "int64"),
+    (f"{GELU} --x 4,8:float8_e4m3fn", 2, "float8_e4m3fn"),
+    (f"{GELU} --x 4,8@", 2, "got device type ''"),
+    (f"{GELU} --x 4,8@cdua", 2, "to fix: write 'cuda'"),
+    (f"{GELU} --x 4,8@cuda:abc", 2, "to fix: write it like cuda:0"),
+    (f"{GELU} --x 4,8@cuda:", 2, "to fix: write it like cuda:0"),
+    (f"{GELU} --x 4,8@cuda:-1", 2, "to fix: write it like cuda:0"),
+    (f"{GELU} --x 4,8@cuda:{DIGITS}", 2, "to fix: write it like cuda:0"),
+    (f"{GELU} --x 4,8@cpu@npu", 2, "cpu@npu"),
+    (f"{GELU} --x 4:8:bf16", 2, "got dtype '8:bf16'"),
+    (f"{GELU} --x 0,0", 0, "[0, 0]"),
+    (f"{GELU} --x 4,8@meta", 0, "on meta"),
+    (f"{GELU} --x {DIGITS}", 2, "expected sizes"),
+    (f"{GELU} --x 999999999999999999,999999999999999999,99", 0, ""),
+    (f"{GELU} --x {','.join('1' * 300)}", 0, ""),
+    (f"{GELU} --x \uff14,8", 2, "expected sizes"),
+    (f"{GELU} --x SURROGATE", 2, "expected sizes"),
+    (f"{GELU} --x none", 2, "x = None"),
+    (f"{GELU} --x 4,8 --bias 7", 2, "bias"),
+    (f"{GELU} --x 4,8 --bias 8@npu", 2, "device"),
+    (f"{GELU} --x 4,8 --bais 8", 2, "to fix: write '--bias'"),
+    (f"{GELU} --x 4,8 --approximate erf", 2, "erf"),
+    (f"{GELU} --x 4,8 --x 4", 0, "x float32[4]"),
+    (f"{GELU} --x 4,8 5", 2, "got argument '5'"),
+    (f"{GELU} --x 4,8 --backend", 2, "expected one argument"),
+    (f"{GELU} --x 4,8 --backend ''", 0, ""),
+    (f"{GELU} --x 4,8 --backend ';;'", 0, ""),
+    (f"{GELU} --x 4,8 --backend ,", 2, "empty name"),
+    (f"{GELU} --x 4,8 --backend 'gelu=eager'", 2, "to fix: write 'bias_gelu'"),
+    (f"{GELU} --x 4,8 --policy 'eager;eager'", 2, "two orders"),
+    (f"{GELU} --x 4,8 --fallback loudly", 2, "got fallback level 'loudly'"),
+    (f"{GELU} --x 4,8 --adapt padd", 2, "to fix: write 'pad'"),
+    (f"{SOFTMAX} --x 4,8,8 --mask 4,8,8:fp32", 2, "mask"),
+    (f"{SOFTMAX} --x 8", 2, "dimension"),
+    (f"{SOFTMAX} --x 4,4 --scale nan", 2, "scale"),
+    (f"{SOFTMAX} --x 4,4 --scale -inf", 2, "scale"),
+    (f"{SOFTMAX} --x 4,4 --scale 1e999", 2, "scale"),
+    (f"{SOFTMAX} --x 4,4 --scale ''", 2, "expected a number"),
+    (f"{SOFTMAX} --x 4,4 --scale -2", 0, "scale -2"),
+    (f"{SOFTMAX} --x 4,4 --causal 2", 2, "expected true or false"),
+    (f"{SOFTMAX} --x 4,4 --causal TRUE", 0, "causal True"),
+    (f"{DROPOUT} --bias none", 0, "bias None"),
+    (f"{DROPOUT} --p -0.1", 2, "p"),
+    (f"{DROPOUT} --p 2", 2, "p"),
+    (f"{DROPOUT} --seed 2", 2, "seed"),
+    (f"{DROPOUT} --residual none", 2, "residual = None"),
+    ("matrix --op gelu", 2, "to fix: write 'bias_gelu'"),
+    ("matrix --backend tritn", 2, "to fix: write 'triton'"),
+    ("matrix --device npux", 2, "to fix: write 'npu'"),
+    ("matrix --op", 2, "expected one argument"),
+    ("doctor --fix", 2, "got argument '--fix'"),
+    ("check", 2, "NAME"),
+    ("check eagre", 2, "to fix: write 'eager'"),
+    ("check npu", 2, "npu"),
+    ("check eager --elements 0", 2, "at least 1"),
+    ("check eager --elements 1e6", 2, "at least 1"),
+    (f"check eager --elements {DIGITS}", 2, "at least 1"),
+    ("check eager --device cuda:99", 2, "cuda:99"),
+    ("bench gelu", 2, "to fix: write 'bias_gelu'"),
+    ("bench --dtype complex64", 2, "floating dtype"),
+    ("bench bias_gelu --dtype float8_e5m2 --elements 64", 2, "float8_e5m2"),
+    ("bench --seconds inf", 2, "above 0"),
+    ("bench --seconds 0", 2, "above 0"),
+    ("bench --seconds -1e-3", 2, "above 0"),
+    ("bench --elements -1", 2, "at least 1"),
+    ("bench --device ''", 2, "device"),
+    ("bench --device cpu:7", 2, "to fix: write --device cpu:0"),
+]
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize(("line", "code", "part"), ODD, ids=[line[:60] or "nothing" for line, _, _ in ODD])
+def test_no_traceback(
+    line: str, code: int, part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))  # bench warns on a busy machine
+    argv = [word.replace("SURROGATE", "\udcff") for word in shlex.split(line)]
+    assert exit_code(*argv) == code
+    captured = capsys.readouterr()
+    text = " ".join((captured.err if code == 2 else captured.out).split())
+    assert part in text
+    if code == 2 and argv:
+        assert captured.out == ""
+        assert captured.err.startswith("fusedops: ")
+        assert captured.err.count("\n") == 1
+        assert "; to fix: " in captured.err
+
+
+def test_there_are_enough() -> None:
+    assert len({line for line, _, _ in ODD}) >= 60
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize(
+    ("variables", "code"),
+    [
+        ({"FUSEDOPS_BACKEND": "tritn"}, 2),
+        ({"FUSEDOPS_BACKEND": "\udcff"}, 2),
+        ({"FUSEDOPS_FALLBACK": "maybe"}, 2),
+        ({"FUSEDOPS_ADAPT": "all"}, 2),
+        ({"FUSEDOPS_PLUGINS": "none"}, 0),
+        ({"FUSEDOPS_PLUGINS": "tritn,,"}, 0),
+        ({"FUSEDOPS_BACKENDS": "eager"}, 0),
+        ({"COLUMNS": "0"}, 0),
+        ({"COLUMNS": "-3"}, 0),
+        ({"COLUMNS": "wide"}, 0),
+        ({"COLUMNS": "1"}, 0),
+        ({"NO_COLOR": ""}, 0),
+    ],
+    ids=str,
+)
+def test_odd_environments(
+    variables: dict[str, str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert exit_code(*GELU.split(), "--x", "4,8") == code
+    assert exit_code("info") == 0
+    assert exit_code("doctor") in (0, 1)
+    assert "Traceback" not in capsys.readouterr().err

@@ -1,0 +1,156 @@
+"""The constraints of ops: the compiled check of a call and the reason of an InvalidInputError agree."""
+
+from __future__ import annotations
+
+import copy
+import decimal
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fusedops
+from fusedops import TensorSpec
+from fusedops.constraints import Reason
+from fusedops.testing import OPS
+
+# what the path of a call takes for a violation too, see fusedops/_dispatch/call.py
+ODD_VALUE = (AttributeError, TypeError, RuntimeError)
+
+
+class Subclass(torch.Tensor):
+    """A tensor that is not plain."""
+
+
+class Symbolic(float):
+    """A float of another class, as numpy's float64 is."""
+
+
+def tensor(shape: tuple[int, ...], dtype: torch.dtype, kind: str) -> Any:
+    """Return a tensor of zeros of one of several kinds."""
+    if kind == "spec":
+        return TensorSpec(shape, dtype, "npu:1")
+    zeros = torch.zeros(shape, dtype=dtype, device="meta" if kind == "meta" else "cpu")
+    if kind == "sparse":
+        return zeros.to_sparse()
+    if kind == "subclass":
+        return zeros.as_subclass(Subclass)
+    if kind == "parameter" and dtype.is_floating_point:
+        return torch.nn.Parameter(zeros)
+    if kind in ("nested", "jagged") and shape:
+        layout = torch.jagged if kind == "jagged" else torch.strided
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own: the API of nested tensors is in prototype stage
+            return torch.nested.nested_tensor([zeros, zeros], layout=layout)
+    return zeros
+
+
+KINDS = ("plain", "plain", "plain", "meta", "sparse", "subclass", "parameter", "nested", "jagged", "spec")
+DTYPES = (torch.float32, torch.float16, torch.float64, torch.bool, torch.uint8, torch.int64, torch.complex64)
+SHAPES = ((), (1,), (4,), (3, 4), (3, 1), (1, 4), (2, 3, 4), (2, 1, 1, 4), (2, 1, 3, 4), (0, 4), (5,))
+ANYTHING = (
+    None, "tanh", "none", "erf", 0, 1, -1, 0.5, 1.0, -0.0, 2.0, math.inf, -math.inf, math.nan, True, False, 2**63,
+    -(2**70), 1j, decimal.Decimal("0.5"), Symbolic(0.5), Symbolic("nan"), np.float64(0.5), np.float32(0.5), np.int64(1),
+    np.bool_(True), np.zeros(3), [1.0], (), {}, object(), torch.float32, torch.tensor(0.5), torch.ones(2),
+)  # fmt: skip
+anything = st.sampled_from(ANYTHING)
+tensors = st.builds(tensor, st.sampled_from(SHAPES), st.sampled_from(DTYPES), st.sampled_from(KINDS))
+likely = st.builds(tensor, st.sampled_from(SHAPES), st.sampled_from(DTYPES[:3]), st.just("plain"))
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "Tensor": st.one_of(likely, likely, tensors, anything),
+    "Tensor | None": st.one_of(st.none(), likely, tensors, anything),
+    "float": st.one_of(st.floats(), st.sampled_from([0.5, 1.0]), anything),
+    "int": st.one_of(st.integers(), anything),
+    "bool": st.one_of(st.booleans(), anything),
+    "str": st.one_of(st.sampled_from(["tanh", "none", "erf"]), anything),
+}
+
+
+def violates(op: Any, args: tuple[Any, ...]) -> bool | None:
+    """Return what the compiled check finds: True or False; None where a tensor is not plain, or a value is odd."""
+    try:
+        violated = op.check(*args)
+    except ODD_VALUE:
+        return True
+    if violated is None:
+        return False
+    return None if type(violated).__name__ == "PlainTensor" else True
+
+
+@pytest.mark.parametrize("name", OPS)
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_the_check_and_the_reason_agree(name: str, data: st.DataObject) -> None:
+    op = OPS[name]
+    args = tuple(data.draw(VALUES[op.types[parameter]], label=parameter) for parameter in op.parameters)
+    reason = op.invalid(args)
+    assert reason is None or isinstance(reason, Reason)
+    found = violates(op, args)
+    if found is not None:
+        assert found == (reason is not None), (found, reason)
+    if all(is_strided(value) for value in args if isinstance(value, torch.Tensor)):
+        again = op.invalid(op.specs(args))
+        assert (again and again.code) == (reason and reason.code), "the specs of a call are judged as the call"
+
+
+def is_strided(tensor: torch.Tensor) -> bool:
+    return not tensor.is_nested and tensor.layout is torch.strided
+
+
+@pytest.mark.parametrize("name", OPS)
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_call_is_served_or_is_an_invalid_input_error(name: str, data: st.DataObject) -> None:
+    op = OPS[name]
+    args = tuple(data.draw(VALUES[op.types[parameter]], label=parameter) for parameter in op.parameters)
+    if any(type(arg) in (TensorSpec, Subclass) for arg in args):
+        return
+    reason = op.invalid(args)
+    if op.complete is not None and not isinstance(args[-1], torch.Tensor):
+        args = (*args[:-1], None)  # numbers become tensors before the check
+        reason = op.invalid(args)
+    if reason is None:
+        y = op.call_public(*args, backend="eager")
+        assert isinstance(y, torch.Tensor)
+    else:
+        with pytest.raises(fusedops.InvalidInputError) as error:
+            op.call_public(*args, backend="eager")
+        assert str(error.value) == f"{name}: {reason}"
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_boundaries_of_an_ops_constraints_agree_with_its_check(name: str) -> None:
+    op = OPS[name]
+    sides: dict[str, set[bool]] = {}
+    for case in op.cases:
+        args = {
+            key: TensorSpec(value, torch.bool if key == "mask" else torch.float32)
+            if isinstance(value, tuple)
+            else value
+            for key, value in case.args.items()
+        }
+        call = dict(zip(op.parameters, op.completed(op.bind((), args))))
+        assert op.invalid(tuple(call.values())) is None
+        for constraint in op.constraints:
+            for boundary in constraint.boundaries(call):
+                sides.setdefault(repr(constraint), set()).add(boundary.taken)
+                invalid = op.invalid(tuple(boundary.args.values()))
+                alone = constraint.reasons(boundary.args)
+                assert (not alone) == boundary.taken, (constraint, boundary.label)
+                assert (invalid is None) <= boundary.taken, (constraint, boundary.label)
+    assert set(sides) == {repr(constraint) for constraint in op.constraints}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_case_and_sample_of_an_op_is_valid(name: str) -> None:
+    op = OPS[name]
+    for case in op.cases:
+        assert set(case.args) <= set(op.parameters)
+    assert op.sample is None or set(op.sample(2, 3)) <= set(op.parameters)
+    assert op.constraints
+    assert copy.copy(op).parameters == op.parameters

@@ -1,0 +1,162 @@
+"""The sources of the core: one `exec`, readable tracebacks, short files, and no op known by name."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import pathlib
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fusedops
+from fusedops.constraints import Constraint, Reason
+from fusedops.testing import OPS
+
+CORE = pathlib.Path(fusedops.__file__).parent
+FILES = sorted(CORE.rglob("*.py"))
+X = torch.ones(2, 4)
+OWN_OPS = ("bias_dropout", "bias_dropout_add", "bias_gelu", "scaled_masked_softmax")
+
+
+def relative(path: pathlib.Path) -> str:
+    return str(path.relative_to(CORE))
+
+
+# --------------------------------------------------------------------------------------------------- generated source
+
+
+def test_exec_and_compile_appear_once_and_eval_never() -> None:
+    calls: dict[str, list[str]] = {"exec": [], "eval": [], "compile": []}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Name) and node.id in calls:
+                calls[node.id].append(relative(path))
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in ("exec", "eval")
+                and ast.unparse(node.value) == "builtins"
+            ):
+                calls[node.attr].append(relative(path))
+    assert calls == {"exec": ["_contract/constraint.py"], "eval": [], "compile": ["_contract/constraint.py"]}
+
+
+class Raises(Constraint):
+    """A constraint whose compiled expression divides by zero."""
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"{self.name}.dim() // 0"
+
+    def reasons(self, args: Any) -> list[Reason]:
+        return []
+
+    def describe(self) -> str:
+        return f"{self.name}: impossible"
+
+
+def failing(x: Any, bias: Any, approximate: str) -> Any:
+    raise LookupError("the kernel failed")
+
+
+def failing_backward(grad: Any, x: Any, bias: Any, approximate: str, needs: Any) -> Any:
+    raise LookupError("the backward kernel failed")
+
+
+def working(x: Any, bias: Any, approximate: str) -> Any:
+    return x.clone()
+
+
+def register(forward: Any, *constraints: Constraint, backward: Any = None) -> None:
+    kernels = [fusedops.kernel("bias_gelu", *constraints)(forward)]
+    if backward is not None:
+        kernels.append(fusedops.kernel("bias_gelu", direction="backward")(backward))
+    fusedops.register(fusedops.Backend("mine", ("cpu",), -5, tuple(kernels)))
+
+
+def backward() -> None:
+    x = X.clone().requires_grad_()
+    fusedops.bias_gelu(x).sum().backward()
+
+
+CALLS: dict[str, tuple[Callable[[], Any], type[Exception], Callable[[], Any]]] = {
+    "a kernel": (lambda: register(failing), LookupError, lambda: fusedops.bias_gelu(X)),
+    "a kernel under autograd": (lambda: register(failing), LookupError, backward),
+    "a backward kernel": (lambda: register(working, backward=failing_backward), LookupError, backward),
+    "the registered op": (lambda: register(failing), LookupError, lambda: torch.ops.fusedops.bias_gelu(X)),
+    "bind": (lambda: register(failing), LookupError, lambda: fusedops.bind("bias_gelu", X)(X)),
+    "a compiled check": (lambda: register(working, Raises("x")), ZeroDivisionError, lambda: fusedops.bias_gelu(X)),
+}
+
+
+@pytest.mark.parametrize(("prepare", "kind", "call"), CALLS.values(), ids=CALLS.keys())
+def test_every_frame_of_a_traceback_shows_its_line(
+    prepare: Callable[[], Any], kind: type[Exception], call: Callable[[], Any]
+) -> None:
+    prepare()
+    with fusedops.use("mine", fallback="silent"), pytest.raises(kind) as raised:
+        call()
+    linecache.checkcache()  # as printing any traceback does
+    frames = traceback.extract_tb(raised.tb)
+    without = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames if not frame.line]
+    assert not without
+    if kind is ZeroDivisionError:
+        assert frames[-1].filename.startswith("<fusedops: constraints of mine's bias_gelu forward")
+        assert "x.dim() // 0" in (frames[-1].line or "")
+
+
+# -------------------------------------------------------------------------------------------------------------- length
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_a_file_is_short(path: pathlib.Path) -> None:
+    most = 180 if path.parent.name == "ops" else 250
+    count = len(path.read_text("utf-8").splitlines())
+    assert count <= most, f"{relative(path)} has {count} lines, of at most {most}"
+
+
+# ----------------------------------------------------------------------------------------------------------- op names
+
+
+def docstrings(tree: ast.Module) -> set[int]:
+    """Return the ids of the constants that are docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, documented)]
+    return {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+
+
+def op_names(source: str) -> list[tuple[int, str]]:
+    """Return where a source names an op outside a docstring: a text with the name in it, an attribute, or a name."""
+    tree = ast.parse(source)
+    documented = docstrings(tree)
+    result: list[tuple[int, str]] = []
+    for node in ast.walk(tree):
+        text = ""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+            text = node.value
+        elif isinstance(node, ast.Attribute):
+            text = node.attr
+        elif isinstance(node, ast.Name):
+            text = node.id
+        elif isinstance(node, ast.alias):
+            text = node.name.rpartition(".")[2].lstrip("_")
+        result += [(node.lineno, name) for name in OWN_OPS if text.removesuffix("_backward") == name]
+    return result
+
+
+GENERIC = [path for path in FILES if not {"ops", "compat"} & set(path.relative_to(CORE).parts) and path.name != "nn.py"]
+
+
+@pytest.mark.parametrize("path", GENERIC, ids=relative)
+def test_generic_code_names_no_op(path: pathlib.Path) -> None:
+    assert op_names(path.read_text("utf-8")) == []
+
+
+def test_the_search_finds_every_kind_of_name() -> None:
+    assert set(OWN_OPS) <= set(OPS)
+    assert op_names('"""bias_gelu"""\nOPS["bias_gelu"]') == [(2, "bias_gelu")]
+    assert op_names("torch.ops.fusedops.bias_gelu_backward") == [(1, "bias_gelu")]
+    assert op_names("from fusedops.ops._bias_gelu import OP") == []
+    assert op_names("from fusedops.ops import _bias_gelu") == [(1, "bias_gelu")]

@@ -1,0 +1,200 @@
+"""explain: a decision as data and as a table, offline as well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fallback_cases import LONG, OP, SHORT, X, softmax
+from standin import no_device
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fusedops
+from fusedops import FallbackWarning, InvalidInputError, PolicyError, TensorSpec, Unavailable
+
+
+def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
+    fakes("short", *SHORT)
+    fusedops.set_policy("triton")
+    with fusedops.use("short", fallback="silent"):
+        decision = fusedops.explain(OP, torch.ones(2, 9, dtype=torch.float64), None, 0.125)
+    data = decision.to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert data == {
+        "op": OP,
+        "given": "x float64[2, 9] on cpu, mask None, scale 0.125, causal False",
+        "backend": "eager",
+        "backward": "eager",
+        "fallback": "silent",
+        "adapt": "none",
+        "assumed": "",
+        "preferences": [
+            {"channel": "use()", "text": "short", "in_effect": True},
+            {"channel": "set_policy()", "text": "triton", "in_effect": False},
+        ],
+        "candidates": [
+            {
+                "backend": "short",
+                "status": "refused",
+                "reasons": [
+                    {
+                        "code": "size",
+                        "detail": "got dim -1 of x = 9, expected a size of at most 8",
+                        "given": "dim -1 of x = 9",
+                        "needed": "a size of at most 8",
+                        "fix": "split x so that dim -1 is at most 8",
+                    },
+                    {
+                        "code": "dtype",
+                        "detail": "got x of float64, expected float32",
+                        "given": "x of float64",
+                        "needed": "float32",
+                        "fix": "convert x to float32",
+                    },
+                ],
+                "deviations": [],
+                "adaptations": [],
+            },
+            {
+                "backend": "npu",
+                "status": "refused",
+                "reasons": [
+                    {
+                        "code": "device",
+                        "detail": "serves npu, not cpu",
+                        "given": "cpu",
+                        "needed": "npu",
+                        "fix": "move the tensors to npu",
+                    }
+                ],
+                "deviations": [],
+                "adaptations": [],
+            },
+            {"backend": "eager", "status": "selected", "reasons": [], "deviations": [], "adaptations": []},
+            {"backend": "triton", "status": "eligible", "reasons": [], "deviations": [], "adaptations": []},
+        ],
+    }
+    assert str(decision) == (
+        "scaled_masked_softmax: served by eager (backward: eager)\n"
+        "  given     x float64[2, 9] on cpu, mask None, scale 0.125, causal False\n"
+        '  prefer    use(): "short"\n'
+        '  prefer    set_policy(): "triton" (overridden)\n'
+        "  fallback  silent\n"
+        "  refused   short    got dim -1 of x = 9, expected a size of at most 8\n"
+        "                     got x of float64, expected float32\n"
+        "                     to fix: split x so that dim -1 is at most 8\n"
+        "                     to fix: convert x to float32\n"
+        "  refused   npu      serves npu, not cpu\n"
+        "  selected  eager\n"
+        "  eligible  triton"
+    )
+
+
+def test_explain_takes_real_meta_and_fake_tensors_and_specs(fakes: Any) -> None:
+    fakes("short", *SHORT, devices=("cpu", "meta"))
+    with FakeTensorMode():
+        fake = torch.ones(2, 4)
+    for like in (X, fake, TensorSpec((2, 4)), torch.nn.Parameter(X)):
+        decision = fusedops.explain(OP, like, scale=0.5, causal=True)
+        assert (decision.backend, decision.backward) == ("short", "short")
+        assert decision.given == "x float32[2, 4] on cpu, mask None, scale 0.5, causal True"
+        assert decision.assumed == ""
+    assert fusedops.explain(OP, torch.ones(2, 4, device="meta")).given.startswith("x float32[2, 4] on meta")
+    assert fusedops.explain(OP, torch.ones(2, 4, device="meta")).backend == "short"
+    mask = TensorSpec((1, 4), torch.bool)
+    assert "mask bool[1, 4] on cpu" in fusedops.explain(OP, X, mask).given
+    with FakeTensorMode():
+        cuda = torch.ones(2, 4, device="cuda")
+    assert fusedops.explain(OP, cuda).given.startswith("x float32[2, 4] on cuda:0")
+
+
+def test_explain_runs_nothing_and_warns_of_nothing(fakes: Any) -> None:
+    fakes("away", probe=lambda: Unavailable("no chip", "buy one"))
+    fakes("short", *SHORT, backward=None)
+    for policy in (None, "away", "short", "npu,triton", "away,short"):
+        with fusedops.use(policy):
+            for x in (X, LONG):
+                fusedops.explain(OP, x)
+    assert fakes.ran == []
+    with pytest.warns(FallbackWarning):  # explain counts no warning as given
+        softmax(LONG, backend="short")
+
+
+def test_explain_reports_invalid_arguments() -> None:
+    with pytest.raises(
+        PolicyError, match=r"^explain: got op 'scaled_masked_softmx', expected one of .*; to fix: write 'scaled_mas"
+    ):
+        fusedops.explain("scaled_masked_softmx", X)
+    with pytest.raises(PolicyError, match=r"^backend=: in \"tritn\": got backend 'tritn', expected one of"):
+        fusedops.explain(OP, X, backend="tritn")
+    with pytest.raises(InvalidInputError, match="got x of int64, expected float16, bfloat16, float32 or float64"):
+        fusedops.explain(OP, TensorSpec((2, 4), torch.int64, "npu"))
+    with pytest.raises(InvalidInputError, match="got mask of shape"):
+        fusedops.explain(OP, TensorSpec((2, 4), device="cuda"), TensorSpec((3, 4), torch.bool, "cuda"))
+    with pytest.raises(InvalidInputError) as error:
+        fusedops.explain(OP, X, dim=1)
+    assert str(error.value) == (
+        "scaled_masked_softmax: got an unexpected keyword argument 'dim', "
+        "expected (x, mask=None, scale=1.0, *, causal=False); to fix: give each argument once"
+    )
+    with pytest.raises(InvalidInputError, match="got no argument 'x'"):
+        fusedops.explain(OP)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "npu"])
+def test_a_mask_on_another_device_is_invalid_also_offline(device: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"got mask on cpu and x on {device}"):
+        fusedops.explain(OP, TensorSpec((2, 4), device=device), TensorSpec((2, 4), torch.bool))
+    fusedops.explain(OP, TensorSpec((2, 4), device=device), TensorSpec((2, 4), torch.bool, device))
+
+
+def test_offline_answers(python: Callable[..., Any]) -> None:
+    printed = python(
+        """
+        import json, torch, fusedops
+        from fusedops import TensorSpec
+        S, B = "scaled_masked_softmax", torch.bfloat16
+        mask = TensorSpec((8, 1, 512, 512), torch.bool, "npu")
+        calls = {
+            "ascend": fusedops.explain(S, TensorSpec((8, 16, 512, 512), B, "npu"), mask, 0.125),
+            "ragged": fusedops.explain(S, TensorSpec((8, 16, 512, 500), B, "npu:0"), None, 0.125),
+            "h200": fusedops.explain(S, TensorSpec((8, 16, 512, 500), B, "cuda", (9, 0)), None, 0.125),
+            "v100": fusedops.explain(S, TensorSpec((8, 16, 512, 500), B, "cuda", (7, 0)), None, 0.125),
+            "mac": fusedops.explain(S, TensorSpec((8, 16, 512, 500), B, "mps"), None, 0.125),
+        }
+        print(json.dumps({name: [str(call), call.to_dict()] for name, call in calls.items()}))
+        """
+    )
+    selected = {name: (data["backend"], data["backward"]) for name, (_, data) in printed.items()}
+    assert selected == {
+        "ascend": ("npu", "npu"),
+        "ragged": ("eager", "eager"),
+        "h200": ("triton", "triton"),
+        "v100": ("eager", "eager"),
+        "mac": ("eager", "eager"),
+    }
+    table, data = printed["ragged"]
+    assert table.startswith(
+        "scaled_masked_softmax: served by eager (backward: eager)\n"
+        "  given     x bfloat16[8, 16, 512, 500] on npu:0, mask None, scale 0.125, causal False\n"
+        "  prefer    nothing set: default order, by priority\n"
+        "  fallback  warn\n"
+        "  assumed   a machine with npu and the backends for it installed; this one has no npu\n"
+        "  refused   npu      got dim -1 of x = 500, expected a multiple of 32 in [32, 4096]\n"
+        '                     to fix: pad dim -1 of x from 500 to 512, or allow adapt="pad"\n'
+    )
+    assert data["assumed"]
+    assert [v["backend"] for v in printed["ascend"][1]["candidates"] if v["status"] == "eligible"] == ["eager"]
+    (triton,) = [v for v in printed["v100"][1]["candidates"] if v["backend"] == "triton"]
+    assert [reason["code"] for reason in triton["reasons"]] == ["capability"]
+
+
+def test_a_deviation_is_shown() -> None:
+    with no_device():
+        decision = fusedops.explain(OP, TensorSpec((1, 1, 32, 32), device="npu"), backend="npu")
+    (npu,) = [v for v in decision.candidates if v.backend == "npu"]
+    assert [text.partition(":")[0] for text in npu.deviations] == ["nonfinite-under-mask", "finite-fill"]
+    assert "deviation: nonfinite-under-mask: older kernels mask by multiplication" in str(decision)

@@ -1,0 +1,139 @@
+"""The benchmark: it runs, its records are complete, it finds slower ops, and its page is made of its files alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from repository import ROOT
+
+import fusedops
+from fusedops.testing import interleaved
+
+COLUMNS = {
+    "op", "mode", "case", "dtype", "shape", "provider", "ms_p50", "ms_p20", "ms_p80", "min_bytes", "gb_per_s",
+    "copy_gb_per_s", "pct_of_copy", "copies", "speedup_over_torch", "peak_bytes", "max_error", "device", "driver",
+    "torch", "triton", "python", "fusedops", "commit", "threads", "allocator", "idle_ns",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def performance() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_performance", ROOT / "docs" / "make_performance.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def bench(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", "--elements", "4096", "--seconds", "0.001", "--dtypes", "float32"]
+    command += ["--without", "torch.compile", *options]
+    quick = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}  # it takes minutes
+    return subprocess.run(command, cwd=ROOT, env=quick, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("bench") / "large-default-1.jsonl"
+    done = bench("--threads", "1", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+def test_a_run(run: tuple[Path, str], performance: ModuleType) -> None:
+    out, expected = run
+    rows = performance.read(out)
+    assert all(set(row) == COLUMNS for row in rows)
+    assert {(row["op"], row["mode"]) for row in rows} == {
+        (op, mode) for op in fusedops.ops.__all__ for mode in ("inference", "forward", "backward")
+    }
+    providers = {row["provider"] for row in rows if row["op"] == "scaled_masked_softmax"}
+    peers = {name for name in providers if not name.startswith("fusedops.")}  # other backends may be installed
+    assert "fusedops.eager" in providers
+    assert peers == {"torch", "megatron's torch path", "torch._masked_softmax"}
+    for row in rows:
+        assert row["ms_p20"] <= row["ms_p50"] <= row["ms_p80"]
+        assert row["peak_bytes"] > 0
+        if row["provider"] == "fusedops.eager" and row["max_error"] is not None:  # "nan" would be a TypeError
+            assert row["max_error"] < 1e-5, row
+    assert f"{len(rows)} measurements" in expected
+    for picture in ("png", "svg"):
+        assert out.with_name(f"large-default-1-speedup.{picture}").stat().st_size > 1000
+
+
+def test_only_undisturbed_calls_count() -> None:
+    disturbed = [False]
+    calls = count()
+
+    def work() -> None:  # every second call is slow, as on a machine with other programs
+        disturbed[0] = next(calls) % 2 == 1
+        time.sleep(0.02 if disturbed[0] else 0)
+
+    def idle() -> bool:
+        expected, disturbed[0] = not disturbed[0], False
+        return expected
+
+    assert interleaved({"work": work}, "cpu", 0.001, idle)["work"].p80 < 10
+    assert interleaved({"work": work}, "cpu", 0.1)["work"].p80 >= 20
+    with pytest.raises(TimeoutError, match=r"not idle: 0\.2 s were not enough for one, two"):
+        interleaved({"one": int, "two": int}, "cpu", 0.001, lambda: False)
+
+
+def test_a_machine_that_is_never_idle_is_reported(tmp_path: Path) -> None:
+    done = bench("--ops", "bias_gelu", "--modes", "forward", "--idle", "0", "--out", str(tmp_path / "none.jsonl"))
+    assert done.returncode == 0, done.stderr
+    assert "left out: bias_gelu tanh forward: the machine is not idle" in done.stderr + done.stdout
+    assert (tmp_path / "none.jsonl").read_text() == ""
+
+
+def test_a_table_has_each_figure_of_its_rows(run: tuple[Path, str], performance: ModuleType) -> None:
+    rows = [row for row in performance.read(run[0]) if row["op"] == "bias_gelu" and row["case"] == "tanh"]
+    lines = performance.table(rows)
+    mine = {row["mode"]: row for row in rows if row["provider"] == "fusedops.eager"}
+    chain = {row["mode"]: row for row in rows if row["provider"] == "torch"}
+    assert len(lines) == 2 + len(mine) == 5
+    for line in lines[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        row = mine[cells[3]]
+        assert cells[6] == f"{row['copies']:.2f}"
+        assert cells[8] == f"{chain[cells[3]]['ms_p50'] / row['ms_p50']:.2f}"
+
+
+@pytest.mark.slow
+def test_compare_finds_slower_ops(run: tuple[Path, str], performance: ModuleType, tmp_path: Path) -> None:
+    stored = tmp_path / "stored.jsonl"
+    for factor, code, expected in (
+        (1000.0, 0, "0 of"),
+        (0.0001, 1, "slower: bias_gelu forward erf float32 fusedops.eager"),
+    ):
+        rows: list[dict[str, Any]] = performance.read(run[0])
+        stored.write_text("".join(json.dumps({**row, "copies": row["copies"] * factor}) + "\n" for row in rows))
+        options = ["--threads", "1", "--ops", "bias_gelu", "--modes", "forward", "--out", str(tmp_path / "new.jsonl")]
+        done = bench(*options, "--compare", str(stored))
+        assert done.returncode == code, done.stderr
+        assert expected in done.stdout
+
+
+def test_the_page_is_made_of_the_committed_runs_alone(performance: ModuleType) -> None:
+    assert performance.PAGE.read_text(encoding="utf-8") == performance.page(), "run `make docs`"
+    found = list(performance.runs())
+    assert found, "no run is committed"
+    for path, rows in found:
+        commits = {row["commit"] for row in rows}
+        assert len(commits) == 1, f"{path} is of several commits"
+        assert re.fullmatch(r"[0-9a-f]{40}", commits.pop()), f"{path} is not of one committed state"
+    # the prose has no figure of its own
+    prose = re.sub(r"`[^`]*`", "", performance.HEAD + performance.TAIL)
+    assert not re.findall(r"\d+(?:\.\d+)?\s*(?:x|%|ms|us|GB|copies)", prose)

@@ -1,0 +1,69 @@
+"""The demo, a few steps of it, in a Python of its own as a user runs it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from repository import ROOT
+
+DEMO = ROOT / "examples" / "train_gpt.py"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def run(*options: object) -> subprocess.CompletedProcess[str]:
+    # without what the tests set: under TRITON_INTERPRET the triton backend would serve the training, very slowly
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(DEMO), *map(str, options)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
+    """The output of a short run, and the folder that it wrote to."""
+    out = tmp_path_factory.mktemp("demo") / "out"
+    done = run("--steps", 4, "--block", 32, "--device", "cpu", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no bar without a terminal, and no fallback in training
+    return done.stdout, out
+
+
+def test_both_models_lose_the_same(demo: tuple[str, pathlib.Path]) -> None:
+    with (demo[1] / "loss.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["1", "2", "3", "4"]
+    for row in rows:
+        assert float(row["fusedops"]) == pytest.approx(float(row["plain_torch"]), abs=1e-4)
+    assert float(rows[-1]["fusedops"]) < float(rows[0]["fusedops"])
+
+
+def test_a_picture_is_drawn(demo: tuple[str, pathlib.Path]) -> None:
+    picture = (demo[1] / "loss.png").read_bytes()
+    assert picture.startswith(PNG)
+    assert len(picture) > 10_000
+
+
+def test_it_tells_who_serves_and_why(demo: tuple[str, pathlib.Path]) -> None:
+    text = re.sub(r"\s+", " ", demo[0])  # lines are wrapped
+    assert "served by eager (backward: eager) given x float32[8, 6, 32, 32] on cpu" in text
+    assert "served by triton (backward: triton) given x float32[8, 6, 32, 32] on cuda" in text
+    assert "served by npu (backward: npu) given x float32[8, 6, 32, 32] on npu" in text
+    assert "pad dim -1 of x from 100 to 128" in text
+    assert "FallbackWarning: scaled_masked_softmax runs on eager, not on npu" in text
+    assert "NoBackendError: no backend takes this call" in text
+
+
+def test_it_fits_the_terminal(demo: tuple[str, pathlib.Path]) -> None:
+    lines = [line for line in demo[0].splitlines() if str(demo[1]) not in line]
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_run_without_steps_is_refused() -> None:
+    done = run("--steps", 0)
+    assert done.returncode == 2
+    assert "--steps and --block must be at least 1" in done.stderr

@@ -1,0 +1,157 @@
+"""The pages: every example runs and prints the output on the page, and every link has a target.
+
+Every ```python block is run, those of a page in order and in one namespace, on a CPU. Its output is in the ```text
+block after it, where ``...`` matches anything. A block that cannot run here has a comment before it with the reason:
+``<!-- not run: it takes two processes -->``.
+"""
+
+from __future__ import annotations
+
+import doctest
+import json
+import pathlib
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from repository import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKED = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "backends").glob("*.md"))]
+RUN_HERE = [path for path in PAGES if path.name != "add-an-op.md"]  # test_template runs it, with the op installed
+ids = [str(path.relative_to(ROOT)) for path in RUN_HERE]
+
+FILE = re.compile(r"^\*\*`[^`]+`\*\*\n\n\Z", re.M)  # before a block: it is a file, which test_template writes
+FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>\S*)[^\n]*\n(?P<body>.*?)^(?P=indent)```$", re.S | re.M)
+
+RUN = """
+import contextlib, io, json, sys, traceback, warnings
+
+import torch
+
+import fusedops
+
+warnings.simplefilter("error")
+torch.set_num_threads(1)
+for info in fusedops.backends():
+    if info.distribution != "fusedops":  # others may be installed beside it, as the example of the tests is
+        fusedops.unregister(info.name)
+known = {info.name for info in fusedops.backends()}
+outputs = {}
+for page, blocks in json.loads(sys.argv[1]).items():
+    outputs[page] = []
+    names = {"__name__": "__main__"}
+    for line, code in blocks:
+        out = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(out):
+                exec(compile("\\n" * line + code, page, "exec"), names)
+        except Exception:
+            traceback.print_exc(file=out)  # differs from every output on a page
+        outputs[page].append(out.getvalue())
+    fusedops.set_policy(None)
+    for info in fusedops.backends():
+        if info.name not in known:
+            fusedops.unregister(info.name)
+print(json.dumps(outputs))
+"""
+
+
+class Block(NamedTuple):
+    """A ```python block of a page: where it is, its code, its expected output, and the reason if it is not run."""
+
+    line: int
+    code: str
+    output: str | None
+    why_not: str
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Yield the Python blocks of a page that are examples."""
+    fences = list(FENCE.finditer(text))
+    for at, fence in enumerate(fences):
+        if fence["kind"] != "python" or FILE.search(text[: fence.start()]):
+            continue
+        before = re.search(r"<!-- not run: (.+?) -->\s*$", text[: fence.start()], re.S)
+        after = fences[at + 1] if at + 1 < len(fences) else None
+        output = None
+        if after is not None and after["kind"] == "text" and not text[fence.end() : after.start()].strip():
+            output = textwrap.dedent(after["body"])
+        yield Block(
+            text.count("\n", 0, fence.start()) + 1, textwrap.dedent(fence["body"]), output, before[1] if before else ""
+        )
+
+
+def test_a_page_is_read_as_it_looks() -> None:
+    page = "a\n```python\nprint(1)\n```\n\n```text\n1\n```\nb\n<!-- not run: no\nmeans -->\n\n  ```python\n  x\n  ```\n"
+    assert list(blocks(page)) == [Block(2, "print(1)\n", "1\n", ""), Block(13, "x\n", None, "no\nmeans")]
+
+
+@pytest.fixture(scope="module")
+def printed(python: Callable[..., Any]) -> dict[str, list[str]]:
+    """Return the output of the examples of each page."""
+    to_run = {
+        str(page.relative_to(ROOT)): [(b.line, b.code) for b in blocks(page.read_text("utf-8")) if not b.why_not]
+        for page in RUN_HERE
+    }
+    code = f"import sys; sys.argv = ['', {json.dumps(json.dumps(to_run))}]\n{RUN}"
+    return python(code, *_here())
+
+
+def _here() -> list[str]:
+    """Return the folders from which fusedops and its backends are imported, for another process."""
+    import fusedops
+    import fusedops_eager
+
+    return [str(pathlib.Path(module.__file__ or "").parents[1]) for module in (fusedops, fusedops_eager)]
+
+
+@pytest.mark.parametrize("page", RUN_HERE, ids=ids)
+def test_the_examples_print_the_output_on_the_page(page: pathlib.Path, printed: dict[str, list[str]]) -> None:
+    run = [block for block in blocks(page.read_text("utf-8")) if not block.why_not]
+    for block, got in zip(run, printed[str(page.relative_to(ROOT))], strict=True):
+        where = f"{page.name}:{block.line}"
+        assert got == "" or block.output is not None, f"{where} prints, and the page has no output for it:\n{got}"
+        if block.output is not None:
+            right = doctest.OutputChecker().check_output(block.output, got, doctest.ELLIPSIS)
+            assert right, f"{where} prints\n{got}\nand the page has\n{block.output}"
+
+
+# ---------------------------------------------------------------------------------------------------------------- links
+
+
+def links(text: str) -> list[str]:
+    """Return the targets of the links and images of a page that are not on the network."""
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
+    found = re.findall(r"\]\(([^()\s]+)\)", text)
+    return [target for target in found if not re.match(r"[a-z]+:", target)]
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_has_a_target(page: pathlib.Path) -> None:
+    for target in links(page.read_text("utf-8")):
+        name, _, anchor = target.partition("#")
+        there = (page.parent / name).resolve() if name else page
+        assert there.exists(), f"{page.name} links to {target}: there is no such file"
+        if anchor:
+            assert anchor in anchors(there.read_text("utf-8")), f"{page.name} links to {target}: no such heading"
+
+
+def test_links_and_anchors_are_read() -> None:
+    text = "# A `b_c`: d, e\n[x](y.md#z) ![p](q.png)\n```python\n[no](no.md)\n```\n`[no](no)` [h](https://x.y)\n"
+    assert links(text) == ["y.md#z", "q.png"]
+    assert anchors(text) == {"a-b_c-d-e"}
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    there = {target.partition("#")[0] for target in links(index)}
+    assert {page.name for page in PAGES[1:]} - there == {"index.md"}

@@ -1,0 +1,125 @@
+"""The language rules of the sources and pages, and the examples in docstrings."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from repository import DOCS, ROOT
+
+import fusedops
+
+BANNED = re.compile(
+    r"\b(wish(?:es|ed)?|told|said|say|says|saying|shall|nobody|learnt|mend|loud|news|so many times as fast)\b",
+    re.IGNORECASE,
+)
+SOURCES = sorted([*(ROOT / "fusedops").rglob("*.py"), *(ROOT / "backends").rglob("*.py")])
+PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", *(ROOT / "backends").glob("*.md")])
+
+
+def relative(path: pathlib.Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *PAGES], ids=relative)
+def test_no_banned_word(path: pathlib.Path) -> None:
+    lines = path.read_text("utf-8").splitlines()
+    # a name with an underscore is one word to \b: each part of it counts
+    hits = [(n, m.group()) for n, line in enumerate(lines, 1) for m in BANNED.finditer(line.replace("_", " "))]
+    assert not hits, [f"{relative(path)}:{number}: {word}: {lines[number - 1].strip()}" for number, word in hits]
+
+
+def test_the_search_finds_words_and_parts_of_names() -> None:
+    assert BANNED.search("What the user Said")
+    assert BANNED.search("what_is_told".replace("_", " "))
+    assert not BANNED.search("essays, commendable, aloud, newsletter, mended")
+
+
+def docstrings(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """Yield each docstring of a file with its line."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "lineno", 1), text
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_a_docstring_starts_with_a_verb_or_a_name(path: pathlib.Path) -> None:
+    wrong = [
+        f"{relative(path)}:{line}: {text.splitlines()[0]}"
+        for line, text in docstrings(path)
+        if re.match(r"(What|Whether|How|Who)\b", text)
+    ]
+    assert not wrong
+
+
+# ----------------------------------------------------------------------------------------------------------- examples
+
+
+def public_objects() -> dict[str, Any]:
+    """Return each public function and class by name, but exceptions: raising one is the library's part."""
+    objects: dict[str, Any] = {}
+    for module in (fusedops, fusedops.constraints, fusedops.nn, fusedops.testing, *compat_modules()):
+        names = getattr(module, "__all__", None) or [
+            name for name, value in vars(module).items() if getattr(value, "__module__", "").startswith(module.__name__)
+        ]
+        for name in names:
+            value = getattr(module, name)
+            if name.startswith("_") or not (inspect.isfunction(value) or inspect.isclass(value)):
+                continue
+            if not (inspect.isclass(value) and issubclass(value, BaseException)):
+                objects[f"{module.__name__}.{name}"] = value
+    return objects
+
+
+def compat_modules() -> list[Any]:
+    folder = pathlib.Path(fusedops.compat.__file__ or "").parent
+    names = [path.stem for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")]
+    return [importlib.import_module(f"fusedops.compat.{name}") for name in names]
+
+
+OBJECTS = public_objects()
+
+
+def test_there_are_public_objects_in_every_module() -> None:
+    modules = {name.rpartition(".")[0] for name in OBJECTS}
+    assert {
+        "fusedops",
+        "fusedops.constraints",
+        "fusedops.nn",
+        "fusedops.testing",
+        "fusedops.compat.megatron",
+    } <= modules
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_public_name_has_an_example(name: str) -> None:
+    value = OBJECTS[name]
+    assert value.__doc__, f"{name} has no docstring"
+    assert ">>> " in value.__doc__, f"{name} has no example ({inspect.getsourcefile(value)})"
+
+
+def modules_of(package: str) -> list[str]:
+    root = ROOT / package
+    parts = [path.relative_to(root).with_suffix("").parts for path in sorted(root.rglob("*.py"))]
+    return [".".join((package, *each)).removesuffix(".__init__") for each in parts if each[-1] != "__main__"]
+
+
+@pytest.mark.parametrize("name", modules_of("fusedops"))
+def test_the_examples_run(name: str) -> None:
+    module = importlib.import_module(name)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    output: list[str] = []
+    for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):
+        torch.manual_seed(0)
+        runner.run(test, out=output.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(output)

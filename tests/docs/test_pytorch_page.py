@@ -1,0 +1,99 @@
+"""The table in docs/pytorch.md: it is made from outcomes of tests, and no cell is empty."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from types import ModuleType
+
+import pytest
+from repository import ROOT
+
+import fusedops
+
+pytest_plugins = ["pytester"]
+DOCS = ROOT / "docs"
+
+TESTS = """
+import pytest
+every = pytest.mark.parametrize("op", ["one", "two"])
+
+@every
+@pytest.mark.feature("export")
+def test_a(op):
+    pass
+
+@every
+@pytest.mark.feature("export")
+def test_b(op):
+    if op == "two":
+        pytest.skip("needs what is not here")
+
+@every
+@pytest.mark.feature("vmap")
+def test_c(op):
+    pytest.skip("torch has no rule for it")
+
+def test_of_no_feature():
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def make() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_features", DOCS / "make_features.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def outcomes(make: ModuleType, pytester: pytest.Pytester, text: str) -> object:
+    pytester.makeini("[pytest]\nmarkers = feature(name): a cell")
+    pytester.makepyfile(text)
+    seen = make.Outcomes()
+    pytester.inline_run("-p", "no:cacheprovider", plugins=[seen]).assertoutcome(passed=4, skipped=3)
+    return seen
+
+
+def test_a_cell_shows_the_outcome_of_its_tests(
+    make: ModuleType, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = outcomes(make, pytester, TESTS)
+    monkeypatch.setattr(make, "FEATURES", ("export", "vmap"))
+    monkeypatch.setattr(make, "OPS", ("one", "two"))
+    assert make.table(seen).splitlines() == [
+        "| | `one` | `two` |",
+        "|---|---|---|",
+        "| export | yes | in part [1] |",
+        "| vmap | no [2] | no [2] |",
+        "",
+        "[1] needs what is not here.",
+        "",
+        "[2] torch has no rule for it.",
+    ]
+
+
+def test_a_cell_without_a_test_is_an_error(
+    make: ModuleType, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = outcomes(make, pytester, TESTS)
+    monkeypatch.setattr(make, "FEATURES", ("export", "jvp", "vmap"))
+    monkeypatch.setattr(make, "OPS", ("one", "two"))
+    with pytest.raises(SystemExit, match="no test shows 'jvp' of one"):
+        make.table(seen)
+
+
+def test_the_page_has_every_feature_of_every_op(make: ModuleType) -> None:
+    page = (DOCS / "pytorch.md").read_text(encoding="utf-8")
+    made = page.partition(make.BEGIN)[2].partition(make.END)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in made.splitlines() if line.startswith("|")]
+    assert rows[0][1:] == [f"`{op}`" for op in fusedops.ops.__all__]
+    assert [row[0] for row in rows[2:]] == list(make.FEATURES)
+    for row in rows[2:]:
+        assert len(row) == 1 + len(fusedops.ops.__all__)
+        for cell in row[1:]:
+            found = re.fullmatch(r"yes|(?:no|in part) \[(\d+)\]", cell)
+            assert found, f"{row[0]}: {cell!r}"
+            assert found[1] is None or f"\n[{found[1]}] " in made, f"{row[0]}: {cell!r} has no reason"

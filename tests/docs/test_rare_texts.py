@@ -1,0 +1,149 @@
+"""Texts of rare errors, word for word: those that no table of another folder has."""
+
+import contextvars
+import io
+import os
+import re
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import plugin_ops
+import pytest
+import torch
+from error_calls import INVALID, NO_BACKEND, POLICY, X, alone, dropout, gelu, made, registered
+from error_texts import Table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fusedops
+from fusedops._cli import bench, main
+from fusedops.constraints import Rank
+
+TABLE = Table(__file__)
+pin = TABLE.pin
+SPEC = (2, 4)
+
+
+class Silent(Rank):
+    """A constraint that gives no reason."""
+
+    def reasons(self, args: Any) -> list[Any]:
+        return []
+
+
+def unregistered() -> None:
+    alone(made())
+    with fusedops.use("mine", fallback="raise"):
+        fusedops.unregister("mine")
+        fusedops.bias_gelu(X)
+
+
+class Mode(TorchDispatchMode):
+    """A dispatch mode, under which every call is one of a registered op."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def op_that_is_not_registered() -> None:
+    module = types.ModuleType("a_plugin")
+    exec(plugin_ops.SOURCE, vars(module))
+    with Mode():
+        module.my_square(X)
+
+
+def without_lines(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return the call, with {here} in place of the file and the line of each block in its text."""
+
+    def run() -> None:
+        try:
+            call()
+        except POLICY as error:
+            raise POLICY(re.sub(r"(?<= of )[^ ]+?\.py:\d+", "{here}", str(error))) from None
+
+    return run
+
+
+def left_elsewhere() -> None:
+    block = fusedops.use("eager")
+    contextvars.copy_context().run(block.__enter__)
+    block.__exit__(None, None, None)
+
+
+def left_out_of_order() -> None:
+    outer, inner = fusedops.use("eager"), fusedops.use("triton")
+    outer.__enter__()
+    inner.__enter__()
+    try:
+        outer.__exit__(None, None, None)
+    finally:
+        inner.__exit__(None, None, None)
+
+
+class Full(io.StringIO):
+    """An output that cannot be written."""
+
+    def flush(self) -> None:
+        raise OSError("disk full")
+
+
+def printed(*words: str) -> Callable[[], Any]:
+    """Return a command on a busy machine with a full disk, which raises its first message."""
+
+    def stop(text: object) -> None:
+        raise fusedops.FusedOpsWarning(re.sub(r"(?<=on )\d+(?= cores)", "{count}", str(text)))
+
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(main, "print_error", stop)
+            patch.setattr(bench, "print_warning", stop)
+            patch.setattr(bench, "measure", lambda *args: iter(()))
+            patch.setattr(sys, "stdout", Full())
+            patch.setattr(os, "getloadavg", lambda: (1234.5, 0.0, 0.0), raising=False)
+            main.main(words)
+
+    return run
+
+
+def narrow_dtype() -> None:
+    op = fusedops.ops.OPS["bias_gelu"]
+    list(bench.measure(op, op.cases[0], torch.int8, "cpu", 0.1))
+
+
+pin("a spec's dtype", lambda: fusedops.TensorSpec(SPEC, "f32"), INVALID, "dtype 'f32'", "a torch.dtype", "use torch.")  # type: ignore[arg-type]
+pin("a spec's device", lambda: fusedops.TensorSpec(SPEC, device=0), INVALID, "device 0", "a device", "'npu:0'")  # type: ignore[arg-type]
+pin(
+    "seed's size",
+    dropout(X, seed=torch.ones(2, dtype=torch.int64)),
+    INVALID,
+    "of 2 elements",
+    "one element",
+    "seed[:1]",
+)
+pin(
+    "a constraint without a reason",
+    registered(Silent("x", 3), call=gelu(X)),
+    NO_BACKEND, "a value of x that violates it", "expected x: 3-D", "change it to meet",
+)  # fmt: skip
+pin("no longer registered", unregistered, NO_BACKEND, "no backend 'mine'", "expected a registered", "register 'mine'")
+pin(
+    "an op that is not registered",
+    op_that_is_not_registered,
+    INVALID, "my_square: got a call of an op", "expected one of", "call fusedops.register(OP)",
+)  # fmt: skip
+pin("a block elsewhere", without_lines(left_elsewhere), POLICY, "not entered", "where it was entered", "`with`")
+pin("a block out of order", without_lines(left_out_of_order), POLICY, "inside use(", "to end first", "nest the two")
+pin("a busy machine", printed("bench"), fusedops.FusedOpsWarning, "1234.5", "an idle machine", "stop other programs")
+pin("a full disk", printed("info"), fusedops.FusedOpsWarning, "disk full", "that can be written", "write it elsewhere")
+pin("bench's dtype", narrow_dtype, INVALID, "--dtype int8", "that the op accepts", "write --dtype")
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("name", TABLE.pins)
+def test_a_text(name: str) -> None:
+    TABLE.check(name)
+
+
+def test_no_text_is_left_over() -> None:
+    TABLE.check_complete()

@@ -1,0 +1,115 @@
+"""docs/add-a-backend.md and docs/add-an-op.md, followed word for word.
+
+Their files are written and their commands are run, in an installation of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from repository import EXAMPLE_PLUGIN, ROOT
+
+Run = Callable[..., str]
+EXIT_CODES = {"fusedops explain scaled_masked_softmax": 1}  # as on the page; the others end with 0
+
+
+class Page:
+    """A page: its files, its shell commands, and its last Python block with the output."""
+
+    def __init__(self, name: str) -> None:
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        self.files: dict[str, str] = dict(re.findall(r"^\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)^```$", text, re.M | re.S))
+        shell = re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)
+        self.commands: list[str] = [line for block in shell for line in block.splitlines()]
+        before, _, self.output = text.rpartition("```\n\n```text\n")
+        self.output = self.output.partition("```")[0]
+        self.example = before.rpartition("```python\n")[2]
+
+
+BACKEND, OP = Page("add-a-backend.md"), Page("add-an-op.md")
+OP_PLUGIN = EXAMPLE_PLUGIN.with_name("fusedops-op-example")
+
+
+@pytest.mark.parametrize(("page", "plugin"), [(BACKEND, EXAMPLE_PLUGIN), (OP, OP_PLUGIN)], ids=["backend", "op"])
+def test_the_page_is_the_example_plugin(page: Page, plugin: pathlib.Path) -> None:
+    sources = [p for p in plugin.rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    assert {str(p.relative_to(plugin.parent)): p.read_text(encoding="utf-8") for p in sources} == page.files
+
+
+def test_an_op_takes_less_than_80_lines() -> None:
+    assert len(OP.files["fusedops-op-example/fusedops_norm/rms_norm.py"].splitlines()) < 80
+
+
+@pytest.fixture
+def run(tmp_path: pathlib.Path) -> Run:
+    """Run a command of a page in a folder with its files, with fusedops installed in a folder of its own."""
+    site, work = tmp_path / "site", tmp_path / "work"
+    work.mkdir()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("FUSEDOPS_", "PYTEST_"))}
+    environ.pop("TRITON_INTERPRET", None)  # a user has not set it
+    environ["PYTHONPATH"] = str(site)
+    environ["OMP_NUM_THREADS"] = "1"  # these sizes are small: on a busy machine threads wait for each other
+    # from what is installed, and without an index
+    pip = ["pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target", str(site)]
+
+    def run(*command: str, expected: int = 0) -> str:
+        if command[0] == "pip":
+            command = (*pip, *command[2:])
+        done = subprocess.run(
+            [sys.executable, "-m", *command] if command[0] != "-c" else [sys.executable, *command],
+            cwd=work,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == expected, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    run("pip", "install", str(ROOT))
+    return run
+
+
+def follow(page: Page, run: Run, work: pathlib.Path) -> list[str]:
+    """Write the files of a page, run its commands, and return their outputs, of pip left out."""
+    for name, text in page.files.items():
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(text, encoding="utf-8")
+    outputs: list[str] = []
+    for line in page.commands:
+        code = next((code for start, code in EXIT_CODES.items() if line.startswith(start)), 0)
+        output = run(*shlex.split(line), expected=code)
+        if not line.startswith("pip"):
+            outputs.append(output)
+    return outputs
+
+
+@pytest.mark.slow
+def test_add_a_backend_word_for_word(run: Run, tmp_path: pathlib.Path) -> None:
+    info, explained, checked, tested = follow(BACKEND, run, tmp_path / "work")
+    assert re.search(r"^example +ready .* fusedops-backend-example 1\.0\.0$", info, re.M)
+    assert "dim -1 of x = 2000, expected a size of at most 1024" in explained
+    words = " ".join(checked.split())
+    assert re.search(
+        r"none of \d+ checks failed, none of \d+ cases; excused by a declared deviation: finite-fill$", words
+    )
+    checks = int(re.findall(r"none of (\d+) checks", checked)[0])
+    assert f"= {checks} passed" in tested
+    assert (tmp_path / "work" / "report.xml").read_text().count("<testcase ") == checks
+
+
+@pytest.mark.slow
+def test_add_an_op_word_for_word(run: Run, tmp_path: pathlib.Path) -> None:
+    explained, checked, measured = follow(OP, run, tmp_path / "work")
+    assert explained.startswith("rms_norm: served by norm (backward: norm)")
+    assert re.search(r"none of \d+ checks failed", checked)
+    assert re.search(r"^forward +norm ", measured, re.M)
+    assert re.search(r"^backward +norm ", measured, re.M)
+    assert run("-c", OP.example) == OP.output

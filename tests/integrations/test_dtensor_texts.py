@@ -1,0 +1,94 @@
+"""Every text about DTensors, word for word."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from error_calls import DROPOUT, INVALID, NO_BACKEND, X, alone, made
+from error_texts import Table
+from torch import Tensor
+
+import fusedops
+
+TABLE = Table(__file__)
+pin = TABLE.pin
+
+
+@contextmanager
+def mesh() -> Iterator[Any]:
+    """A mesh of 2 x 2 ranks of which this process plays the first: torch's fake process group sends nothing."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    hook = sys.excepthook
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    finally:
+        distributed.destroy_process_group()
+        sys.excepthook = hook
+
+
+def sharded(call: Callable[..., Any]) -> Callable[[], Any]:
+    """``call`` with DTensor, a mesh, and the kinds of placement."""
+
+    def run() -> None:
+        from torch.distributed import tensor
+
+        with mesh() as whole:
+            call(tensor, whole["tp"], whole)
+
+    return run
+
+
+def on(tensor: Any, mesh_: Any, *placements: Any, x: Tensor = X) -> Any:
+    return tensor.DTensor.from_local(x, mesh_, placements, run_check=False)
+
+
+pin(
+    "two meshes",
+    sharded(lambda t, m, w: fusedops.bias_gelu(on(t, m, t.Replicate()), on(t, w["dp"], t.Replicate(), x=X[0]))),
+    INVALID, "bias on {mesh}", "expected one mesh", "distribute all of them",
+)  # fmt: skip
+pin(
+    "a plain tensor beside DTensors",
+    sharded(lambda t, m, w: fusedops.bias_gelu(on(t, m, t.Replicate()), X[0])),
+    INVALID, "bias as a plain tensor", "expected a DTensor", "distribute_tensor(bias",
+)  # fmt: skip
+pin(
+    "a dim that is to be whole",
+    sharded(lambda t, m, w: fusedops.scaled_masked_softmax(on(t, m, t.Shard(1)))),
+    INVALID, "x with Shard(dim=1)", "expected dim -1 whole", "x.redistribute(",
+)  # fmt: skip
+pin(
+    "a strange placement",
+    sharded(lambda t, m, w: fusedops.bias_gelu(on(t, m, t.placement_types._StridedShard(0, split_factor=2)))),
+    INVALID, "_StridedShard", "expected Shard, Replicate or Partial", "call x.redistribute",
+)  # fmt: skip
+pin(
+    "what would gather",
+    sharded(lambda t, m, w: fusedops.bias_gelu(on(t, m, t.Shard(0)), on(t, m, t.Shard(0), x=X[0, :2]))),
+    INVALID, "bias with [Shard(dim=0)]", "expected [Replicate()]", "bias.redistribute(",
+)  # fmt: skip
+
+
+def shard_of_dropout(t: Any, m: Any, w: Any) -> None:
+    alone(made(op="bias_dropout", form=DROPOUT))
+    with fusedops.use("mine", fallback="raise"):
+        fusedops.bias_dropout(on(t, m, t.Shard(0)), seed=3)
+
+
+pin("dropout's shard", sharded(shard_of_dropout), NO_BACKEND, "a shard of x", "from the shard's own", "replicate it")
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("name", TABLE.pins)
+def test_a_text(name: str) -> None:
+    TABLE.check(name)
+
+
+def test_no_text_is_left_over() -> None:
+    TABLE.check_complete()

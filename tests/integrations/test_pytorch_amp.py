@@ -1,0 +1,105 @@
+"""torch.autocast: the table in docs/pytorch.md, row by row. The inputs' dtypes decide; the arithmetic is in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ascend import ascend
+from calls import arguments, every_op, inputs, loss, public, reference
+from repository import ROOT
+from torch import Tensor
+
+import fusedops
+from fusedops.testing import OPS
+
+PAGE = ROOT / "docs" / "pytorch.md"
+
+
+def rows(op: str) -> list[list[torch.dtype]]:
+    """For each row of the op in the page's table: the dtypes of the floating inputs, and of the result."""
+    table = PAGE.read_text(encoding="utf-8").partition("\n## AMP\n")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if f"`{op}`" in line]
+    found = [[getattr(torch, name) for name in row[1:] if name] for row in cells if row[0] == f"`{op}`"]
+    assert found, f"the page has no row of {op}"
+    return found
+
+
+def call(op: str, dtypes: list[torch.dtype], device: str = "cpu") -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """The inputs of these dtypes, the result, and the gradients of its sum of squares."""
+    wanted = iter(dtypes)
+    tensors = [
+        tensor.to(next(wanted)).to(device).requires_grad_() if tensor.is_floating_point() else tensor.to(device)
+        for tensor in (t[..., :32] for t in inputs(op, 32))  # sizes that Ascend's kernels take
+    ]
+    y = public(op)(*tensors)
+    return tensors, y, list(torch.autograd.grad(loss(y), [t for t in tensors if t.requires_grad]))
+
+
+@every_op
+@pytest.mark.parametrize("backend", ["eager", "triton", "loopback"])
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.feature("AMP")
+def test_autocast_on_a_cpu(op: str, autocast: torch.dtype, backend: str) -> None:
+    for *given, result in rows(op):
+        with fusedops.use(backend, fallback="raise"):
+            _, plain, plain_gradients = call(op, given)
+            with torch.autocast("cpu", autocast):
+                tensors, y, gradients = call(op, given)
+        assert y.dtype == result
+        assert [gradient.dtype for gradient in gradients] == given
+        assert torch.equal(y, plain)
+        assert all(map(torch.equal, gradients, plain_gradients))
+        # one rounding of a float32 result and no more: arithmetic in the narrow dtype would be further off.
+        # Triton's interpreter cuts bfloat16 off instead of rounding it
+        exact = reference(op)(*(t.detach().double() if t.is_floating_point() else t for t in tensors))
+        unit = torch.finfo(result).eps / (1 if backend == "triton" else 2)
+        torch.testing.assert_close(y.double(), exact, rtol=1.01 * unit + 4e-6, atol=1e-6)
+
+
+@every_op
+@pytest.mark.feature("AMP")
+def test_autocast_on_the_stand_in_for_ascend(op: str) -> None:
+    with ascend(), fusedops.use(fallback="silent"):
+        for *given, result in rows(op):
+            _, plain, plain_gradients = call(op, given, "npu")
+            with torch.autocast("npu", torch.bfloat16):
+                _, y, gradients = call(op, given, "npu")
+            assert (y.dtype, y.device.type) == (result, "npu")
+            assert [gradient.dtype for gradient in gradients] == given
+            assert torch.equal(y.cpu(), plain.cpu())
+            assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(gradients, plain_gradients))
+
+
+@every_op
+def test_autocast_and_transforms(op: str) -> None:
+    """The reference, which serves transforms and second derivatives, is plain torch, where autocast could reach in."""
+    for *given, result in rows(op):
+        wanted = iter(given)
+        tensors = [t.to(next(wanted)) if t.is_floating_point() else t for t in inputs(op)]
+
+        def loss(x: Tensor, rest: Any = tuple(tensors[1:])) -> Tensor:
+            y = public(op)(x, *rest)
+            assert y.dtype == result  # noqa: B023 - called in this turn of the loop
+            return y.square().sum()
+
+        plain = torch.func.grad(loss)(tensors[0]), torch.func.jvp(loss, (tensors[0],), (tensors[0],))[1]
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = torch.func.grad(loss)(tensors[0]), torch.func.jvp(loss, (tensors[0],), (tensors[0],))[1]
+        assert mixed[0].dtype == given[0]
+        torch.testing.assert_close(mixed, plain)
+
+
+@every_op
+def test_a_compiled_call_under_autocast(op: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(public(op), fullgraph=True, backend="aot_eager")
+    for *given, result in rows(op):
+        wanted = iter(given)
+        tensors = [t.to(next(wanted)) if t.is_floating_point() else t for t in inputs(op)]
+        with torch.autocast("cpu", torch.bfloat16):
+            y = compiled(*tensors)
+        assert y.dtype == result
+        assert torch.equal(y, public(op)(*tensors))
+    assert OPS[op].empty(*arguments(op, tensors)).dtype == result

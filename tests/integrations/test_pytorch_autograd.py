@@ -1,0 +1,311 @@
+"""Autograd and torch.func: every op, the numbers of its reference, by the public function and the registered op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from calls import (
+    arguments,
+    close,
+    every_op,
+    gradients,
+    growing,
+    inputs,
+    loss,
+    noting_backend,
+    public,
+    reference,
+    registered,
+    shapes,
+)
+from torch import Tensor
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+import fusedops
+from fusedops.testing import OPS
+
+every_way = pytest.mark.parametrize("way", [public, registered], ids=["fusedops", "torch.ops"])
+Way = Callable[[str], Callable[..., Tensor]]
+
+
+def floating(
+    function: Callable[..., Tensor], tensors: list[Tensor]
+) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """``function`` as one of the floating tensors alone, and those."""
+    places = [place for place, tensor in enumerate(tensors) if tensor.is_floating_point()]
+
+    def run(*changed: Tensor) -> Tensor:
+        whole = list(tensors)
+        for place, tensor in zip(places, changed):
+            whole[place] = tensor
+        return function(*whole)
+
+    return run, tuple(tensors[place] for place in places)
+
+
+def one(op: str, tensors: list[Tensor], sample: int) -> list[Tensor]:
+    """The tensors of one sample; a bias serves all."""
+    return [tensor[sample] if tensor.dim() > 1 else tensor for tensor in tensors]
+
+
+# ------------------------------------------------------------------------------------------------------------- autograd
+
+
+@every_op
+@pytest.mark.parametrize(
+    ("way", "backend"),
+    [(public, "eager"), (registered, "eager"), (public, "triton")],
+    ids=["fusedops", "torch.ops", "triton"],
+)
+@pytest.mark.feature("gradgradcheck")
+def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
+    fast = backend == "triton"  # along one direction: the interpreter is slow
+    function, xs = floating(way(op), inputs(op, length=3, batch=2))
+    xs = tuple(growing(list(xs)))
+    with fusedops.use(backend, fallback="raise"):
+        assert gradcheck(function, xs, fast_mode=fast)
+        assert gradgradcheck(function, xs, fast_mode=fast)
+
+
+@every_op
+@every_way
+@pytest.mark.parametrize("backend", ["eager", "triton", "loopback"])
+def test_batched_gradients_are_those_of_a_loop(op: str, way: Way, backend: str) -> None:
+    tensors = growing(inputs(op))
+    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    with fusedops.use(backend, fallback="raise"):
+        y = way(op)(*tensors)
+        several = torch.stack([torch.randn_like(y) for _ in range(3)])
+        got = torch.autograd.grad(y, wanted, several, is_grads_batched=True, retain_graph=True)
+        each = [torch.autograd.grad(y, wanted, grad, retain_graph=True) for grad in several]
+    for place, found in enumerate(got):
+        close(found, torch.stack([grads[place] for grads in each]))
+
+
+@every_op
+@every_way
+def test_only_the_gradients_that_are_wanted_are_computed(op: str, way: Way) -> None:
+    ran: list[tuple[Any, ...]] = []
+    noting_backend(op, "noting", ran)
+    differentiable = OPS[op].differentiable
+    names = [*differentiable, *([OPS[op].passed_through] if OPS[op].passed_through else [])]
+    for wanted in names:
+        tensors = inputs(op)
+        at = [*shapes(op)].index(wanted)
+        tensors[at].requires_grad_()
+        ran.clear()
+        with fusedops.use("noting"):
+            loss(way(op)(*tensors)).backward()
+        assert tensors[at].grad is not None
+        assert [who for who, _ in ran] == ["noting", *(["noting backward"] if wanted in differentiable else [])]
+        if wanted in differentiable and "needs" in OPS[op].backward_parameters:
+            assert [*ran[1][1][-1]] == [name == wanted for name in differentiable]
+
+
+@pytest.mark.parametrize("op", ["bias_dropout", "bias_dropout_add"])
+@pytest.mark.parametrize("form", ["fusedops", "torch.ops", "compiled"])
+@pytest.mark.parametrize("nothing_dropped", [{"p": 0.0}, {"p": 0.5, "training": False}], ids=["p=0", "evaluation"])
+def test_where_nothing_is_dropped_the_gradient_of_x_is_the_one_given(
+    op: str, form: str, nothing_dropped: dict[str, Any]
+) -> None:
+    ran: list[tuple[Any, ...]] = []
+    noting_backend(op, "noting", ran)
+    function = getattr(torch.ops.fusedops if form == "torch.ops" else fusedops, op)
+    x, bias, *residual = inputs(op)[: OPS[op].parameters.index("p")]
+
+    def call(x: Tensor, bias: Tensor | None) -> Tensor:
+        return function(x, bias, *residual, **{"p": 0.5, **nothing_dropped})
+
+    if form == "compiled":
+        call = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for wanted, narrow in (("x", False), ("x and bias", False), ("x", True)):
+        torch._dynamo.reset()
+        ran.clear()
+        given = x.detach().to(torch.bfloat16 if narrow else x.dtype).requires_grad_()
+        other = bias.clone().requires_grad_(wanted == "x and bias")
+        with fusedops.use("noting"):
+            y = call(given, other)
+            grad = torch.randn_like(y)
+            y.backward(grad)
+        backwards = [args[-1] for who, args in ran if who == "noting backward"]
+        if narrow:  # a gradient in another dtype is made by a kernel
+            assert [*map(tuple, backwards)] == [(True, False)]
+            close(given.grad, grad.bfloat16())
+            continue
+        assert [*map(tuple, backwards)] == ([(False, True)] if wanted == "x and bias" else [])
+        assert torch.equal(given.grad, grad)
+        if wanted == "x and bias":
+            close(other.grad, grad.sum_to_size(bias.shape))
+
+
+@every_op
+@every_way
+def test_the_graph_is_kept_and_freed_as_torch_does(op: str, way: Way) -> None:
+    tensors = growing(inputs(op))
+    y = way(op)(*tensors)
+    first = gradients(y, tensors, retain_graph=True)
+    close(gradients(y, tensors), first)
+    with pytest.raises(RuntimeError, match="second time"):
+        gradients(y, tensors)
+
+
+@every_op
+@every_way
+@pytest.mark.filterwarnings("always")  # anomaly mode reports by a warning where forward ran
+def test_anomaly_mode_names_the_line_of_forward(op: str, way: Way, recwarn: pytest.WarningsRecorder) -> None:
+    tensors = growing(inputs(op))
+    with torch.autograd.detect_anomaly(check_nan=True):
+        y = way(op)(*tensors)
+        with pytest.raises(RuntimeError, match="returned nan values in its 0th output"):
+            y.backward(torch.full_like(y, float("nan")))
+    assert any("y = way(op)(*tensors)" in str(warning.message) for warning in recwarn)
+
+
+@every_op
+@every_way
+def test_saved_tensors_hooks_see_what_is_kept(op: str, way: Way) -> None:
+    tensors = growing(inputs(op))
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> int:
+        packed.append(tensor.detach().clone())
+        return len(packed) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda place: packed[place]):
+        y = way(op)(*tensors)
+    kept = len(packed)
+    found = gradients(y, tensors)
+    assert kept == sum(isinstance(value, Tensor) for value in kept_for_backward(op, tensors))
+    close(found, gradients(reference(op)(*tensors), tensors))
+
+
+def kept_for_backward(op: str, tensors: list[Tensor]) -> tuple[Any, ...]:
+    """Return the arguments of backward that forward keeps; the first tensor stands for outputs and saved values."""
+    contract, args = OPS[op], arguments(op, tensors)
+    results = [args[0]] * (len(contract.outputs) + len(contract.saved))
+    grads = [None] * len(contract.outputs)
+    return contract.backward_arguments(grads, results, args, ())[len(grads) :]
+
+
+@every_op
+@every_way
+def test_a_kept_tensor_changed_in_place_is_torchs_own_error(op: str, way: Way) -> None:
+    tensors = growing(inputs(op))
+    args = arguments(op, [tensor * 1.0 if tensor.requires_grad else tensor for tensor in tensors])  # torch lets no leaf
+    contract = OPS[op]
+    y = contract.call_public(*args) if way is public else getattr(torch.ops.fusedops, op)(*args)
+    at_hand = dict(zip((*contract.parameters, *contract.outputs), (*args, *contract.each(y))))
+    kept = next(name for name in contract.backward_call.kept_tensors if isinstance(at_hand.get(name), Tensor))
+    with torch.no_grad():  # the softmax keeps y, GELU keeps x, dropout keeps the seed
+        at_hand[kept].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss(y).backward()
+
+
+@every_op
+@every_way
+def test_no_grad_and_inference_mode(op: str, way: Way) -> None:
+    want = reference(op)(*inputs(op))
+    for mode in (torch.no_grad, torch.inference_mode):
+        tensors = growing(inputs(op))
+        with mode():
+            y = way(op)(*tensors)
+            inside = [tensor.clone() for tensor in inputs(op)]
+        assert not y.requires_grad
+        assert y.is_inference() is (mode is torch.inference_mode)
+        close(y, want)
+        close(way(op)(*inside), want)  # tensors made there serve outside it
+
+
+# ----------------------------------------------------------------------------------------------------------- torch.func
+
+
+@every_op
+@every_way
+@pytest.mark.feature("jvp")
+def test_jvp_and_forward_mode(op: str, way: Way) -> None:
+    function, xs = floating(way(op), inputs(op))
+    plain = floating(reference(op), inputs(op))[0]
+    along = tuple(x.flip(0) + 1 for x in xs)
+    want = torch.func.jvp(plain, xs, along)
+    assert want[1].abs().max() > 0.01  # a tangent that got lost would be zero
+    close(torch.func.jvp(function, xs, along), want)
+    with forward_ad.dual_level():
+        y = function(*(forward_ad.make_dual(x, t) for x, t in zip(xs, along)))
+        close(tuple(forward_ad.unpack_dual(y)), want)
+    # a dual gradient in backward, and one that was made with a graph: forward over reverse
+    grown = tuple(growing(list(xs)))
+    y, g = function(*grown), torch.randn_like(want[0])
+    with forward_ad.dual_level():
+        found = torch.autograd.grad(y, grown, forward_ad.make_dual(g, g + 1))
+        tangents = [forward_ad.unpack_dual(t).tangent for t in found]
+    close(tangents, list(torch.autograd.grad(plain(*grown), grown, g + 1)))
+
+
+@every_op
+@every_way
+def test_grad_vjp_and_hessian(op: str, way: Way) -> None:
+    function, xs = floating(way(op), inputs(op, length=2, batch=1))
+    plain = floating(reference(op), inputs(op, length=2, batch=1))[0]
+    every = tuple(range(len(xs)))
+    grads = [torch.func.grad(lambda *a, f=f: loss(f(*a)), every)(*xs) for f in (function, plain)]
+    close(*grads)
+    y, pullback = torch.func.vjp(function, *xs)
+    close(pullback(2 * y), grads[1])
+    hessians = [torch.func.hessian(lambda x, f=f: loss(f(x, *xs[1:])))(xs[0]) for f in (function, plain)]
+    close(*hessians)
+    close(torch.func.jacrev(function)(*xs), torch.func.jacfwd(function)(*xs))
+
+
+@every_op
+@every_way
+@pytest.mark.feature("vmap")
+def test_vmap_is_a_loop(op: str, way: Way) -> None:
+    tensors = inputs(op)
+    dims = tuple(0 if tensor.dim() > 1 else None for tensor in tensors)
+    loop = torch.stack([reference(op)(*one(op, tensors, sample)) for sample in range(3)])
+    close(torch.vmap(way(op), dims)(*tensors), loop)
+    # another dimension, only x batched, and vmap in vmap
+    moved = [tensor.movedim(0, -1) if dim == 0 else tensor for tensor, dim in zip(tensors, dims)]
+    close(torch.vmap(way(op), tuple(dim and -1 if dim is None else -1 for dim in dims))(*moved), loop)
+    first = one(op, tensors, 0)
+    alone = torch.vmap(lambda x: way(op)(x, *first[1:]))(tensors[0])
+    close(alone, torch.stack([reference(op)(x, *first[1:]) for x in tensors[0]]))
+    twice = torch.vmap(torch.vmap(lambda x: way(op)(x, *first[1:])))(torch.stack([tensors[0], tensors[0] + 1]))
+    close(twice[0], alone)
+
+
+@every_op
+@every_way
+@pytest.mark.feature("vmap")
+def test_gradients_of_each_sample(op: str, way: Way) -> None:
+    tensors = inputs(op)
+    wanted = tuple(place for place, tensor in enumerate(tensors) if tensor.is_floating_point())
+    dims = tuple(0 if tensor.dim() > 1 else None for tensor in tensors)
+    got = torch.vmap(torch.func.grad(lambda *a: loss(way(op)(*a)), wanted), dims)(*tensors)
+    for sample in range(3):
+        grown = growing(one(op, tensors, sample))
+        close([found[sample] for found in got], gradients(public(op)(*grown), grown))
+
+
+@pytest.mark.parametrize("op", ["bias_dropout", "bias_dropout_add"])
+def test_the_masks_of_vmap(op: str) -> None:
+    """A given seed: every sample's mask, as in a loop. None: by vmap's ``randomness``, as for torch's own dropout."""
+    x, *rest = [torch.ones_like(tensor) for tensor in one(op, inputs(op), 0)]
+    batch = torch.stack([x] * 4)
+
+    def call(x: Tensor, seed: Any = None) -> Tensor:
+        return getattr(fusedops, op)(x, *rest, p=0.5, seed=seed)
+
+    with pytest.raises(RuntimeError, match="randomness"):
+        torch.vmap(call)(batch)
+    same = torch.vmap(call, randomness="same")(batch)
+    assert all(torch.equal(sample, same[0]) for sample in same)
+    different = torch.vmap(call, randomness="different")(batch)
+    assert len({sample.numpy().tobytes() for sample in different}) == 4
+    seeds = torch.arange(4)
+    close(torch.vmap(call)(batch, seeds), torch.stack([call(x, seed) for seed in seeds]))
+    close(torch.vmap(lambda x: call(x, 7))(batch), torch.stack([call(x, 7)] * 4))

@@ -1,0 +1,89 @@
+"""Every text of an InvalidInputError of a call, word for word."""
+
+import pytest
+import torch
+from error_calls import INVALID, META, NESTED, X, dropout, gelu, softmax
+from error_texts import Table
+
+import fusedops
+
+TABLE = Table(__file__)
+pin = TABLE.pin
+
+pin("no tensor", gelu([1.0]), INVALID, "x of type list", "expected a torch.Tensor", "torch.as_tensor")
+pin("dtype", gelu(torch.ones(2, dtype=torch.int64)), INVALID, "x of int64", "expected float16", "x.float()")
+pin("layout", gelu(torch.ones(2).to_sparse()), INVALID, "torch.sparse_coo", "expected a strided", "x.to_dense()")
+pin("rank", softmax(torch.ones(4)), INVALID, "x with 1 dim", "at least 2 dimensions", "view x with 2")
+pin(
+    "scale's kind", softmax(X, None, torch.ones(())), INVALID, "a tensor of 1", "a finite Python number", "scale.item()"
+)
+pin("scale's value", softmax(X, None, float("inf")), INVALID, "scale = inf", "expected a finite", "pass scale as")
+pin("scale's size", softmax(X, None, 2**70), INVALID, "an integer of 71 bits", "expected a finite", "pass scale as")
+pin("causal", softmax(X, causal=1), INVALID, "causal = 1", "expected True or False", "bool(causal)")
+pin(
+    "mask's kind",
+    softmax(X, [True]),
+    INVALID,
+    "mask of type list",
+    "expected a torch.Tensor or None",
+    "torch.as_tensor",
+)
+pin("an additive mask", softmax(X, X), INVALID, "mask of float32", "expected bool or uint8", "mask < 0")
+pin("mask's dtype", softmax(X, X.int()), INVALID, "mask of int32", "expected bool or uint8", "mask != 0")
+pin("mask's layout", softmax(X, X.bool().to_sparse()), INVALID, "torch.sparse_coo", "a strided", "mask.to_dense()")
+pin("mask's device", softmax(X, META.bool()), INVALID, "mask on meta and x on cpu", "expected one", "mask.to(x.device)")
+pin(
+    "mask's shape",
+    softmax(X, X[:, :3].bool()),
+    INVALID,
+    "shape (2, 3)",
+    "broadcasts to x (2, 4)",
+    "give mask sizes of 1",
+)
+pin("bias's shape", gelu(X, torch.ones(3)), INVALID, "bias of shape (3,)", "broadcasts to x", "give bias sizes of 1")
+pin("bias's kind", gelu(X, 1.0), INVALID, "bias of type float", "expected a torch.Tensor or None", "torch.as_tensor")
+pin(
+    "form",
+    gelu(X, approximate="erf"),
+    INVALID,
+    "approximate = 'erf'",
+    "expected 'tanh' or 'none'",
+    "pass approximate as",
+)
+pin("p", dropout(X, None, 1.5), INVALID, "p = 1.5", "expected a number in [0, 1]", "pass p as")
+pin("training", dropout(X, training=1), INVALID, "training = 1", "expected True or False", "bool(training)")
+pin("seed", dropout(X, seed="7"), INVALID, "seed = '7'", "expected None, a 64-bit integer", "pass None")
+pin("seed's dtype", dropout(X, seed=torch.ones(2)), INVALID, "seed of float32", "expected int64", "convert seed")
+pin("seed's device", dropout(X, seed=META.long()[0, :1]), INVALID, "seed on meta", "expected one device", "seed.to(")
+pin(
+    "a seed that the registered op needs",
+    lambda: torch.ops.fusedops.bias_dropout(X, None, 0.5, True, None),
+    INVALID, "a registered call without", "expected every argument", "call fusedops.bias_dropout",
+)  # fmt: skip
+pin(
+    "residual's shape",
+    lambda: fusedops.bias_dropout_add(X, None, X[:1]),
+    INVALID, "residual of shape (1, 4)", "expected the shape of x", "expand the smaller",
+)  # fmt: skip
+pin("nested", gelu(NESTED), INVALID, "x as a nested tensor", "expected a strided", "x.to_padded_tensor")
+pin(
+    "a spec",
+    gelu(fusedops.TensorSpec((2, 4))),
+    INVALID,
+    "x as a TensorSpec",
+    "expected a torch.Tensor",
+    "fusedops.explain",
+)
+pin("an argument", lambda: fusedops.explain("bias_gelu"), INVALID, "no argument 'x'", "expected (x,", "give each")
+pin("a spec's sizes", lambda: fusedops.TensorSpec((2, -1)), INVALID, "(2, -1)", "at least 0", "the tensor's real")
+pin("a spec's shape", lambda: fusedops.TensorSpec("ab"), INVALID, "'ab'", "expected sizes", "like (8, 16")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("name", TABLE.pins)
+def test_a_text(name: str) -> None:
+    TABLE.check(name)
+
+
+def test_no_text_is_left_over() -> None:
+    TABLE.check_complete()

@@ -1,0 +1,190 @@
+"""10,000 random and hostile calls of each op: each gives a correct result, or an error of fusedops with the cause.
+
+A valid call must be served correctly; any other must be an InvalidInputError (of ``backend=``, a PolicyError). No other
+error is allowed: no raw error of torch or of a backend, no warning, no crash. See hostile_calls.py for the calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from calls import dtype_of, options, shapes
+from hostile_calls import KINDS, WILD_SCALES, Dice, Given, _negated, beside, check, main_tensor
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fusedops
+from fusedops import InvalidInputError, TensorSpec, testing
+
+SCALES = (1.0, 0.125, -0.7, 1, 0, -0.0, 1e-30, 50.0, True, np.float64(0.5))
+
+WRONG_SCALES = (math.nan, math.inf, -math.inf, 10**400, "1", None, [1.0], 1j, np.float32(1), torch.tensor(1.0))
+WRONG_SCALES += (Fraction(1, 2), Decimal(1), torch.tensor([1.0, 2.0]), np.ones(3), 2**63, -(2**70))
+
+FLAGS, WRONG_FLAGS = (True, False), (1, 0, None, "yes", np.True_, torch.tensor(True), torch.ones(2) > 0, np.ones(2), [])
+
+RATES = (0, 0.0, 0.5, 0.1, 1, 1.0, True, 1e-320, 1 - 1e-16, -0.0, np.float64(0.3))
+
+WRONG_RATES = (-0.1, 1.1, math.nan, math.inf, "0.5", None, [0.5], 1j, 10**400, torch.tensor(0.5), np.float32(0.3))
+WRONG_RATES += (Fraction(1, 2), Decimal(0), torch.ones(2), np.ones(2))
+
+ONE = torch.tensor([7])
+
+SEEDS = (None, 0, 3, -1, 2**64 - 1, -(2**63), ONE, ONE.view(()), ONE.view(1, 1), torch.arange(4)[2:3])
+SEEDS += (ONE.to("meta"),)
+
+WRONG_SEEDS = (2**64, -(2**63) - 1, 1.5, True, "1", [1], np.int64(1), torch.tensor([1.0]), torch.arange(2))
+WRONG_SEEDS += (ONE.int(), ONE.to_sparse(), torch.empty(0, dtype=torch.int64), np.ones(1, int), TensorSpec((1,)))
+
+FORMS, WRONG_FORMS = ("tanh", "none"), (None, "erf", "", "TANH", 1, True, ["tanh"], ONE, np.ones(2), b"tanh", {})
+
+MASKS = (torch.bool, torch.uint8) * 8 + (torch.float32, torch.int64, torch.complex64, torch.float16)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors as small as these take four times as long with two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def many(check_one: Callable[[Dice], None]) -> Callable[[int], None]:
+    """Return a test of 2,500 calls, and of 10,000 where it may be slow: ten calls for each seed of Hypothesis's.
+
+    Hypothesis takes 1.7 ms for an example of its own, and a call with its check 0.4. Of a failure it shows the dice:
+    ``check_one(Dice(...))`` makes that call again.
+    """
+
+    @pytest.mark.parametrize("calls", [2_500, pytest.param(10_000, marks=pytest.mark.slow)])
+    def test(calls: int) -> None:
+        @settings(max_examples=calls // 10, deadline=None, derandomize=True, database=None)
+        @given(seed=st.integers(0, 2**60))
+        def check_calls(seed: int) -> None:
+            for at in range(10):
+                note(f"Dice({10 * seed + at})")
+                check_one(Dice(10 * seed + at))
+
+        check_calls()
+
+    return test
+
+
+def seeded(dice: Dice, x: Given, others: dict[str, Given]) -> dict[str, Given]:
+    """Return a call of dropout. A seed tensor is valid on x's device alone, even where nothing is dropped."""
+    p, training, seed = dice.often(RATES, WRONG_RATES), dice.often(FLAGS, WRONG_FLAGS), dice.often(SEEDS, WRONG_SEEDS)
+    if isinstance(seed.value, Tensor) and isinstance(x.value, Tensor):
+        seed = Given(seed.value, seed.good and seed.value.device == x.value.device)
+    return {"x": x, **others, "p": p, "training": training, "seed": seed}
+
+
+@many
+def test_scaled_masked_softmax(dice: Dice) -> None:
+    x = main_tensor(dice, rank=2)
+    scale, causal = dice.often(SCALES + WILD_SCALES, WRONG_SCALES), dice.often(FLAGS, WRONG_FLAGS)
+    call = {"x": x, "mask": beside(dice, x, MASKS), "scale": scale, "causal": causal}
+    check("scaled_masked_softmax", call, dice)
+
+
+@many
+def test_bias_gelu(dice: Dice) -> None:
+    x = main_tensor(dice)
+    check("bias_gelu", {"x": x, "bias": beside(dice, x), "approximate": dice.often(FORMS, WRONG_FORMS)}, dice)
+
+
+@many
+def test_bias_dropout(dice: Dice) -> None:
+    x = main_tensor(dice)
+    check("bias_dropout", seeded(dice, x, {"bias": beside(dice, x)}), dice)
+
+
+@many
+def test_bias_dropout_add(dice: Dice) -> None:
+    x = main_tensor(dice)
+    residual = beside(dice, x, kinds=("same",) * 9 + KINDS[-3:])
+    check("bias_dropout_add", seeded(dice, x, {"bias": beside(dice, x), "residual": residual}), dice)
+
+
+def least_call(name: str, x: Tensor) -> dict[str, Any]:
+    """Return a call with x and what has no default: the other tensors are x, or its first row."""
+    op, sizes = testing.OPS[name], shapes(name)
+    call = {key: options(name).get(key) for key, value in zip(op.parameters, op.defaults) if value is inspect._empty}
+    for key in op.required_tensors:
+        row = (0,) * (x.dim() - len(sizes[key]))
+        value = x if sizes[key] == sizes[op.parameters[0]] else x.detach()[row]
+        call[key] = value.to(dtype_of(name, key, x.dtype))
+    return call
+
+
+def first_output(name: str, call: dict[str, Any], backend: str | None = None) -> Tensor:
+    """Return the first output of a call."""
+    op = testing.OPS[name]
+    return op.each(op.function(**call, backend=backend))[0]
+
+
+@pytest.mark.parametrize("name", testing.OPS)
+def test_triton_reads_no_memory_that_holds_the_negative(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = pytest.importorskip("fusedops_triton._launch", reason="needs triton")
+    seen: list[Tensor] = []
+
+    def spy(self: Any, home: Tensor, *args: Any) -> Any:
+        seen.extend(arg for arg in args if isinstance(arg, Tensor))
+        return self._launch(None, -1, args)
+
+    monkeypatch.setattr(launch.Launch, "__call__", spy)
+    x = _negated(torch.ones(2, 4)).requires_grad_()
+    (grad,) = torch.autograd.grad(
+        first_output(name, least_call(name, x), backend="triton"), x, _negated(torch.ones(2, 4))
+    )
+    assert grad.shape == x.shape
+    assert len(seen) >= 4
+    assert not any(tensor.is_neg() for tensor in seen)
+
+
+def test_a_residual_is_needed_and_has_the_shape_of_x() -> None:
+    x = torch.ones(2, 3)
+    for residual in (None, torch.ones(3), torch.ones(2, 1), torch.ones(1, 2, 3)):
+        with pytest.raises(InvalidInputError, match=r"^bias_dropout_add: got residual "):
+            fusedops.bias_dropout_add(x, None, residual, seed=1)
+
+
+# A call's own form is Python's business: a TypeError that names the argument
+@pytest.mark.parametrize("name", testing.OPS)
+def test_a_wrong_form_of_call_is_a_type_error(name: str) -> None:
+    x = torch.ones(2, 3)
+    for args, kwargs in (((), {}), ((x,) * 9, {}), ((x,), {"rate": 1}), ((x,), {"x": x})):
+        with pytest.raises(TypeError, match=rf"^{name}\(\) "):
+            getattr(fusedops, name)(*args, **kwargs)
+
+
+# Sizes beyond any memory: on meta, and as empty tensors
+@pytest.mark.parametrize("name", testing.OPS)
+@pytest.mark.parametrize("shape", [(2**40, 2**14), (2**31, 3), (3, 2**31)], ids=str)
+def test_more_elements_than_memory(name: str, shape: tuple[int, ...]) -> None:
+    x = torch.empty(1, device="meta").expand(shape)
+    y = first_output(name, least_call(name, x))
+    assert (y.shape, y.device.type) == (shape, "meta")
+
+
+@pytest.mark.parametrize("name", testing.OPS)
+@pytest.mark.parametrize("shape", [(2**40, 0), (0, 2**40), (2**20, 2**20, 0), (2**31, 0, 2**20)], ids=str)
+def test_no_elements_in_many_rows(name: str, shape: tuple[int, ...]) -> None:
+    x = torch.empty(shape, requires_grad=True)
+    call = least_call(name, x)
+    if shape[-1] < 2**30 and "bias" in testing.OPS[name].parameters:
+        call["bias"] = torch.empty(shape[-1:], requires_grad=True)
+    y = first_output(name, call)
+    y.backward(torch.empty(shape))
+    assert y.shape == shape
+    assert x.grad is not None
+    assert x.grad.shape == shape

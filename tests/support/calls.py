@@ -1,0 +1,152 @@
+"""A small call of each op, for the tests of torch's own features: tensors in, the outputs out, the rest fixed.
+
+Made from each op's ``sample`` and constraints, so that a new op needs no line here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusedops
+from fusedops.constraints import DType
+from fusedops.testing import OPS
+
+
+def sample(op: str, batch: int = 3, length: int = 5) -> Mapping[str, Any]:
+    """Return a small call by parameter; tuples are shapes."""
+    contract = OPS[op]
+    return contract.cases[0].args if contract.sample is None else contract.sample(batch, length)
+
+
+def shapes(op: str, batch: int = 3, length: int = 5) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the call's tensors by parameter, in the op's order."""
+    call = sample(op, batch, length)
+    return {name: call[name] for name in OPS[op].parameters if isinstance(call.get(name), tuple)}
+
+
+def options(op: str) -> dict[str, Any]:
+    """Return the call's arguments that are no tensors, by parameter."""
+    return {name: value for name, value in sample(op).items() if value is not None and not isinstance(value, tuple)}
+
+
+OPTIONS: dict[str, dict[str, Any]] = {op: options(op) for op in OPS}
+every_op = pytest.mark.parametrize("op", OPTIONS)
+
+
+def dtype_of(op: str, name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return ``dtype`` where the op's constraints accept it for a parameter, else the first one that they accept."""
+    accepted = [item.dtypes for item in OPS[op].constraints if isinstance(item, DType) and item.name == name]
+    return dtype if all(dtype in each for each in accepted) else accepted[0][0]
+
+
+def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: int = 0, batch: int = 3) -> list[Tensor]:
+    """Return the call's tensors, in the op's order."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = shapes(op, batch, length)
+    columns = next(iter(sizes.values()))[-1]
+    tensors: list[Tensor] = []
+    for name, shape in sizes.items():
+        numbers, kind = torch.randn(shape, generator=generator, dtype=torch.float64), dtype_of(op, name, dtype)
+        if kind is torch.bool:
+            numbers = numbers > 0.5
+        elif not kind.is_floating_point:  # positions in the last dimension of the first tensor, such as classes
+            numbers = (numbers.abs() * columns) % columns
+        tensors.append(numbers.to(kind))
+    return tensors
+
+
+def public(op: str) -> Callable[..., Any]:
+    """Return the public function of the tensors alone."""
+    function, names = OPS[op].function, [*shapes(op)]
+    fixed = OPTIONS[op] if op in OPTIONS else options(op)
+    return lambda *tensors: function(**dict(zip(names, tensors)), **fixed)
+
+
+def arguments(op: str, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return the arguments of the registered op, and of the reference, in order."""
+    contract = OPS[op]
+    return contract.completed(contract.bind((), {**dict(zip(shapes(op), tensors)), **options(op)}))
+
+
+def registered(op: str) -> Callable[..., Any]:
+    """Return ``torch.ops.fusedops.<op>`` as a function of the tensors alone."""
+    return lambda *tensors: getattr(torch.ops.fusedops, op)(*arguments(op, tensors))
+
+
+def reference(op: str) -> Callable[..., Any]:
+    """Return the op's reference as a function of the tensors alone."""
+    return lambda *tensors: OPS[op].reference(*arguments(op, tensors))
+
+
+def growing(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies, with requires_grad where they are floating."""
+    return [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors]
+
+
+def outputs(y: Any) -> tuple[Tensor, ...]:
+    """Return the outputs of a call as a tuple."""
+    return (y,) if isinstance(y, Tensor) else tuple(y)
+
+
+def loss(y: Any) -> Tensor:
+    """Return the sum of the squares of the outputs."""
+    return sum((each.square().sum() for each in outputs(y)), torch.zeros(()))
+
+
+def gradients(y: Any, tensors: Sequence[Tensor], **options: Any) -> list[Tensor]:
+    """Return the gradients of :func:`loss` by the tensors that require them."""
+    return list(torch.autograd.grad(loss(y), [t for t in tensors if t.requires_grad], **options))
+
+
+def close(got: Any, want: Any) -> None:
+    """Assert that the two are equal but for the rounding of float64."""
+    torch.testing.assert_close(got, want, atol=1e-12, rtol=1e-10)
+
+
+def contiguous(results: Any) -> Any:
+    """Return the results of a reference with the contiguous strides that a kernel's have."""
+    if isinstance(results, Tensor):
+        return results.contiguous()
+    return tuple(None if each is None else each.contiguous() for each in results)
+
+
+def reference_kernels(
+    op: str, name: str, ran: list[tuple[Any, ...]], *constraints: Any, backward: Sequence[Any] | None = ()
+) -> list[fusedops.Kernel]:
+    """Return kernels that are the op's references, and append (``name`` or "<name> backward", arguments) to ``ran``.
+
+    Args:
+        op: the op's name.
+        name: the backend's.
+        ran: one entry a call.
+        *constraints: of the forward kernel.
+        backward: the constraints of the backward kernel, or None for no such kernel.
+    """
+    contract = OPS[op]
+
+    def noting(label: str, function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            ran.append((label, args))
+            return contiguous(function(*args))
+
+        parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in names]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return run
+
+    taken = (*contract.parameters, "save") if contract.saved else contract.parameters
+    kernels = [fusedops.kernel(op, *constraints)(noting(name, contract.reference_with_saved, taken))]
+    if backward is not None:
+        run = noting(f"{name} backward", contract.backward, contract.backward_parameters)
+        kernels.append(fusedops.kernel(op, *backward, direction="backward")(run))
+    return kernels
+
+
+def noting_backend(op: str, name: str, ran: list[tuple[Any, ...]], priority: int = -9) -> None:
+    """Register a backend for the CPU whose kernels are :func:`reference_kernels`."""
+    fusedops.register(fusedops.Backend(name, ("cpu",), priority, tuple(reference_kernels(op, name, ran))))

@@ -1,0 +1,298 @@
+"""Compare the calls in backends/fusedops_npu with the real torch_npu, release by release. `make npu-contract` runs it.
+
+There is no Ascend device here, and no CANN. Two sources take their place:
+
+- Each release's wheel, from the package index. Its shared object holds the schemas that it registers, as text.
+- For the release that matches the torch at hand, torch_npu itself: `import torch_npu` works when shared objects that
+  export what it asks of CANN are on the loader's path. They are made here: functions that return 0. Fake tensors on
+  "npu" then go through torch_npu's own dispatcher, shape functions and autograd, up to where a kernel would run. That
+  shows names, order, types and derivative formulas; no number is computed, and none is shown.
+
+    python tests/support/npu_contract.py            # writes docs/torch_npu.md
+    python tests/support/npu_contract.py --check    # fails where a call does not fit a release, or the page is stale
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from repository import ROOT
+
+BACKEND = ROOT / "backends" / "fusedops_npu"
+PAGE = ROOT / "docs" / "torch_npu.md"
+
+#: The releases that the npu backend supports, the newest first.
+RELEASES = ("2.14.0", "2.13.0", "2.9.1", "2.7.1", "2.5.1.post1", "2.1.0.post17")
+
+_SCHEMA = re.compile(rb"(npu_\w+)\((?:[^()\0]|\([^()\0]*\))*\) -> [^\0]{1,60}")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of ``torch_npu.<op>`` in the backend's source: the types of its arguments, as far as they are seen."""
+
+    op: str
+    where: str
+    positional: tuple[str, ...]
+    keywords: tuple[tuple[str, str], ...]
+
+
+def used() -> list[Call]:
+    """Every call of a torch_npu op in the backend."""
+    found: list[Call] = []
+    for path in sorted(BACKEND.glob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                types = {
+                    a.arg: ast.unparse(a.annotation)
+                    for a in function.args.args + function.args.kwonlyargs
+                    if a.annotation
+                }
+                for node in ast.walk(function):
+                    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                        continue
+                    if node.func.attr.startswith("npu_"):
+                        found.append(
+                            Call(
+                                node.func.attr,
+                                f"{path.name}:{node.lineno}",
+                                tuple(_type(arg, types) for arg in node.args),
+                                tuple((keyword.arg or "**", _type(keyword.value, types)) for keyword in node.keywords),
+                            )
+                        )
+    return found
+
+
+def _type(node: ast.expr, types: dict[str, str]) -> str:
+    if isinstance(node, ast.Constant):
+        return type(node.value).__name__
+    return types.get(node.id, "Tensor") if isinstance(node, ast.Name) else "Tensor"
+
+
+def misfits(call: Call, schema: str) -> Iterator[str]:
+    """Return the parts of a call that do not fit a schema."""
+    parameters = torch._C.parse_schema(f"npu::{schema}").arguments
+    takes = {
+        "Tensor": ("Tensor",),
+        "float": ("number", "float"),
+        "int": ("number", "int"),
+        "bool": ("bool",),
+        "str": ("str",),
+    }
+    by_name = {parameter.name: parameter for parameter in parameters}
+    places = [parameter for parameter in parameters if not parameter.kwarg_only]
+    given = list(zip(places, call.positional))
+    if len(call.positional) > len(places):
+        yield f"{len(call.positional)} positional arguments; it takes {len(places)}"
+    for name, kind in call.keywords:
+        if name not in by_name:
+            yield f"no argument is called {name!r}; it takes {', '.join(by_name)}"
+        else:
+            given.append((by_name[name], kind))
+    for parameter, kind in given:
+        if str(parameter.type) not in takes.get(kind, (kind,)):
+            yield f"{parameter.name} is given {kind}; it takes {parameter.type}"
+    missing = {p.name for p in parameters if not p.has_default_value()} - {parameter.name for parameter, _ in given}
+    if missing:
+        yield f"{', '.join(sorted(missing))} is not given"
+
+
+# ------------------------------------------------------------------------------------------------ the wheels' own files
+
+
+def download(release: str, folder: Path) -> Path:
+    """The wheel of a release. Of the one to be imported the build for this Python, of the rest any."""
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        str(folder),
+    ]
+    if release != matching():
+        platforms = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+        pip += ["--python-version", "3.11", *(part for name in platforms for part in ("--platform", name))]
+    subprocess.run([*pip, f"torch_npu=={release}"], check=True)
+    return next(folder.glob(f"torch_npu-{release}-*.whl"))
+
+
+def matching() -> str:
+    """The release whose torch is the one at hand."""
+    return torch.__version__.partition("+")[0]
+
+
+def schemas(wheel: Path) -> dict[str, str]:
+    """The schemas that a wheel's shared object registers, by op."""
+    with zipfile.ZipFile(wheel) as files:
+        library = files.read("torch_npu/lib/libtorch_npu.so")
+    found: dict[str, str] = {}
+    for call in used():  # a search for the name is quick, a pattern over 100 MB is not
+        for start in re.finditer(re.escape(call.op.encode()) + rb"\(", library):
+            match = _SCHEMA.match(library, start.start())
+            if match is not None:
+                found[call.op] = match[0].decode()
+    return found
+
+
+# ------------------------------------------------------------------------------------- torch_npu itself, without CANN
+
+# What must be more than "return 0": functions that hand out something through a pointer, which is then used.
+_HANDS_OUT = """
+static char thing[4096];
+#define HANDLE(name) long name(void **out) { *out = thing; return 0; }
+HANDLE(aclrtCreateStream) HANDLE(aclrtCreateStreamV2) HANDLE(aclrtCreateStreamWithConfig)
+HANDLE(aclrtCreateStreamWithConfigV2) HANDLE(aclrtCreateContext) HANDLE(aclrtGetCurrentContext)
+long aclrtGetDevice(int *device) { *device = 0; return 0; }
+long aclrtGetDeviceCount(unsigned *count) { *count = 1; return 0; }
+"""
+
+
+def live(wheel: Path, folder: Path) -> dict[str, Any]:
+    """Return the schemas of torch_npu, imported beside stand-ins for CANN's libraries."""
+    site, stubs = folder / "site", folder / "stubs"
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(site)
+    stubs.mkdir()
+    own = [*(site / "torch_npu" / "lib").glob("*.so"), *(site / "torch_npu").glob("_C*.so")]
+    theirs = [*(Path(torch.__file__).parent / "lib").glob("*.so*"), *own]
+    wanted = _symbols("--undefined-only", own) - _symbols("--defined-only", theirs)
+    # and what it looks up by name when it runs
+    wanted |= set(
+        re.findall(
+            r"\b(?:acl|Hccl|Rt|rt)[A-Za-z0-9_]+\b", (own[0].parent / "libtorch_npu.so").read_bytes().decode("latin1")
+        )
+    )
+    named = set(re.findall(r"\b(aclrt\w+)\b", _HANDS_OUT))
+    plain = sorted(
+        name
+        for name in wanted
+        if re.fullmatch(r"[A-Za-z_]\w*", name) and not name.startswith(("Py", "_Py")) and name not in named
+    )
+    source = folder / "stubs.c"
+    source.write_text("\n".join(f"long {name}(void) {{ return 0; }}" for name in plain) + _HANDS_OUT)
+    nothing = folder / "nothing.c"
+    nothing.write_text("")
+    _compile(source, stubs / "libascendcl.so")
+    environment = {
+        **os.environ,
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # `import torch` would import torch_npu, and fail with it
+        "LD_LIBRARY_PATH": str(stubs),
+        "PYTHONPATH": os.pathsep.join([str(site), str(ROOT), str(BACKEND.parent)]),
+    }
+    for _ in range(30):  # each try names one more library of CANN's
+        command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("npu_contract_live.py"))]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+        absent = re.search(r"(lib\w+\.so[\d.]*): cannot open shared object file", done.stderr)
+        if absent is None:
+            break
+        _compile(nothing, stubs / absent[1])
+    if done.returncode != 0:
+        raise SystemExit(
+            f"torch_npu {matching()} did not come up beside the stand-ins for CANN:\n{done.stderr[-3000:]}"
+        )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _symbols(which: str, libraries: list[Path]) -> set[str]:
+    symbols = subprocess.run(
+        ["nm", "-D", which, *map(str, libraries)], capture_output=True, text=True, check=False
+    ).stdout
+    # with a version behind "@" they are the C library's
+    return {line.split()[-1] for line in symbols.splitlines() if line and "@" not in line and not line.endswith(":")}
+
+
+def _compile(source: Path, library: Path) -> None:
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", str(library), str(source)], check=True)
+
+
+# ------------------------------------------------------------------------------------------------------------- the page
+
+
+def page(fits: dict[str, dict[str, str]], found: dict[str, Any] | None) -> str:
+    """docs/torch_npu.md."""
+    ops = sorted({call.op for call in used()})
+    lines = [
+        "# What the npu backend calls, in each release of torch_npu",
+        "",
+        "Made by `make npu-contract`, from the wheels: names, order, types and defaults of the schemas that a release",
+        "registers, against every call in `backends/fusedops_npu`. It shows that the calls fit; it computes nothing,",
+        "and is no evidence from an Ascend device, of which none has been used so far.",
+        "",
+        f"| torch_npu | {' | '.join(f'`{op}`' for op in ops)} |",
+        "|---|" + "---|" * len(ops),
+        *(f"| {release} | {' | '.join(fits[release][op] for op in ops)} |" for release in RELEASES),
+    ]
+    if found is not None:
+        lines += [
+            "",
+            f"torch_npu {matching()} was also imported, beside stand-ins for CANN's libraries, and fusedops's kernels",
+            "called on fake npu tensors, through its dispatcher and shape functions. What its autograd calls in turn:",
+            "",
+            "| forward | its derivative, by torch_npu's own formula |",
+            "|---|---|",
+            *(f"| `{forward}` | `{backward}` |" for forward, backward in found["derivatives"].items()),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Downloads, compares, writes or checks the page."""
+    calls = used()
+    failures: list[str] = []
+    fits: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = None
+        for release in RELEASES:
+            wheel = download(release, folder)
+            known = schemas(wheel)
+            fits[release] = {}
+            for call in calls:
+                wrong = list(misfits(call, known[call.op])) if call.op in known else ["this release has no such op"]
+                fits[release][call.op] = "matches" if not wrong else "**differs**"
+                failures += [f"torch_npu {release}, {call.op} at {call.where}: {what}" for what in wrong]
+            print(f"torch_npu {release}: {fits[release]}")
+            if release == matching():
+                found = live(wheel, folder)
+                print(f"torch_npu {release}, imported: {json.dumps(found, indent=2)}")
+                failures += found["failures"]
+                failures += [
+                    f"{op}: registered as {found['schemas'][op]!r}, read from the wheel as {known[op]!r}"
+                    for op in {call.op for call in calls}
+                    if _plain(found["schemas"][op]) != _plain(known[op])
+                ]
+            wheel.unlink()
+    if found is None:
+        failures.append(f"no release in {RELEASES} is for torch {matching()}: none was imported")
+    text = page(fits, found)
+    if "--check" not in sys.argv:
+        PAGE.write_text(text, encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+        failures.append("docs/torch_npu.md is stale: run `python tests/support/npu_contract.py`")
+    print("\n".join(failures) or f"every call of the npu backend fits torch_npu {', '.join(RELEASES)}")
+    return int(bool(failures))
+
+
+def _plain(schema: str) -> str:
+    return str(torch._C.parse_schema(schema if "::" in schema else f"npu::{schema}"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Run by npu_contract.py, where torch_npu can be imported though there is no CANN: prints what it found, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch_npu
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
+
+OPS = ("npu_scaled_masked_softmax", "npu_scaled_masked_softmax_backward", "npu_gelu", "npu_gelu_backward")
+
+
+class Seen(TorchDispatchMode):
+    """Note the vendor's ops that run, with their arguments that are not tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "npu":
+            names = [argument.name for argument in func._schema.arguments]
+            given = [name if isinstance(arg, torch.Tensor) else f"{name}={arg!r}" for name, arg in zip(names, args)]
+            given += [f"{name}={value!r}" for name, value in (kwargs or {}).items()]
+            self.calls.append(f"{func._schema.name.removeprefix('npu::')}({', '.join(given)})")
+        return func(*args, **(kwargs or {}))
+
+
+def calls(function: Callable[[], Any]) -> list[str]:
+    with Seen() as seen:
+        function()
+    return seen.calls
+
+
+def main() -> None:
+    failures: list[str] = []
+    derivatives: dict[str, str] = {}
+    with FakeTensorMode():
+        x = torch.empty(2, 4, 64, 96, dtype=torch.bfloat16, device="npu:0", requires_grad=True)
+        mask = torch.empty(2, 1, 64, 96, dtype=torch.bool, device="npu:0")
+        for forward in (
+            lambda: torch_npu.npu_scaled_masked_softmax(x, mask, 0.5, False),
+            lambda: torch_npu.npu_gelu(x, approximate="tanh"),
+        ):
+            (made,) = calls(forward)
+            y = forward()
+            (derivatives[made],) = calls(lambda y=y: torch.autograd.grad(y, x, torch.empty_like(y)))
+        x = x.detach()
+        kernels: dict[str, Callable[[], Any]] = {
+            "npu_scaled_masked_softmax": lambda: scaled_masked_softmax.function(x, mask, 0.5, False),
+            "npu_scaled_masked_softmax_backward": lambda: scaled_masked_softmax_backward.function(x, x, 0.5, False),
+            "npu_gelu": lambda: bias_gelu.function(x, x[0, 0, 0], "tanh"),
+            "npu_gelu_backward": lambda: bias_gelu_backward.function(x, x, x[0, 0, 0], "none", (True, True)),
+        }
+        for op, kernel in kernels.items():
+            made = calls(kernel)
+            if [call.partition("(")[0] for call in made] != [op]:
+                failures.append(f"fusedops's kernel for {op} made the vendor's calls {made}; needs that one alone")
+    schemas = {op: str(getattr(torch.ops.npu, op).default._schema) for op in OPS}
+    exposed = [op for op in OPS if not hasattr(torch_npu, op)]
+    failures += [f"torch_npu has no {op}" for op in exposed]
+    print(json.dumps({"schemas": schemas, "derivatives": derivatives, "failures": failures}))
+
+
+main()

@@ -1,0 +1,174 @@
+"""The conformance kit reports each broken backend for its own fault, and excuses declared deviations."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from broken_backends import BROKEN, DECLARED, Broken, float32_dbias, gelu_backward, wrong_signature
+from loopback import reference_kernels, registered
+from repository import ROOT, SUPPORT
+
+import fusedops
+from fusedops import Deviation, testing
+from fusedops.constraints import Capability, Constraint, Dim, DType, Present, Rank, Scalar, When
+from fusedops.testing import OPS
+
+
+def results(broken: Broken) -> list[testing.Result]:
+    """Run all checks but the two that take two thirds of the time and run the same kernels once more."""
+    with registered(broken.backend()):
+        checks = testing.checks(broken.name, elements=2**11)
+        return [check.run() for check in checks if check.name not in ("opcheck", "compile")]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+def test_a_broken_backend_fails_for_its_reason(broken: Broken) -> None:
+    failed = {result.check.id: result for result in results(broken) if result.failures}
+    assert broken.check in failed, {name: str(result) for name, result in failed.items()}
+    for failure in failed[broken.check].failures:
+        assert re.match(broken.pattern, failure.seen), failure.seen
+    others = {result.check.name for name, result in failed.items() if name != broken.check}
+    assert others <= {*broken.also, broken.check.rpartition("/")[2]}, "checks of other things failed"
+
+
+def test_a_wrong_signature_is_refused_before_any_check() -> None:
+    with pytest.raises(
+        fusedops.PluginError, match=r"got parameters \(x, bias, form\), expected \(x, bias, approximate\)"
+    ):
+        fusedops.register(wrong_signature())
+
+
+def test_a_declared_deviation_excuses_the_check_that_it_names() -> None:
+    declared = results(DECLARED)
+    assert not [str(result) for result in declared if result.failures]
+    assert [(r.check.id, r.excused) for r in declared if r.excused] == [
+        ("bias_gelu/backward/determinism", [("three runs", "nondeterministic")])
+    ]
+
+
+# constraints of every kind, on x and on tensors beside it
+CONSTRAINTS = [
+    Rank("x", 4),
+    Rank("x", 2, 3),
+    Rank("mask", 2),
+    Dim("x", (-1,), at_least=32, at_most=64, multiple_of=32),
+    Dim("x", (0,), at_least=2),
+    Dim("x", (-2, -1), at_least=5),
+    Dim("mask", (-2,), at_most=1),
+    DType("x", torch.float32, torch.float64),
+    DType("mask", torch.bool),
+    Scalar("scale", abs_at_most=1.0),
+    Scalar("causal", one_of=(False,)),
+    Present("mask"),
+    Present("mask", present=False),
+    Capability("x", (8, 0)),
+    When(DType("x", torch.float16), Scalar("scale", abs_at_most=1.0)),
+    When(Rank("x", 4), Present("mask")),
+]
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.describe())
+def test_a_right_constraint_of_any_kind_passes(constraint: Constraint) -> None:
+    constrained = Broken("constrained", lambda: reference_kernels(OPS["scaled_masked_softmax"], constraint), "", "")
+    with registered(constrained.backend()):
+        (check,) = [check for check in testing.checks("constrained") if check.name == "constraints"]
+        result = check.run()
+    assert not result.failures, str(result)
+    assert result.cases > 1
+
+
+def test_one_case_can_be_run_alone() -> None:
+    broken = next(broken for broken in BROKEN if broken.name == "off_by_one")
+    with registered(broken.backend()):
+        (check,) = [check for check in testing.checks(broken.name) if check.id == broken.check]
+        (failure,) = check.run().failures
+        assert failure.case == "x dim -1 = 80"
+        assert failure.reproduce == (
+            'python -c \'from fusedops import testing; testing.reproduce("off_by_one", '
+            '"scaled_masked_softmax/forward/constraints", "x dim -1 = 80", device="cpu", elements=131072)\''
+        )
+        with pytest.raises(RuntimeError, match="room for 79 columns"):
+            testing.reproduce(broken.name, check.id, failure.case)
+        testing.reproduce(broken.name, check.id, "x dim -1 = 79")
+        with pytest.raises(fusedops.PolicyError, match="write 'x dim -1 = 8"):
+            testing.reproduce(broken.name, check.id, "x dim -1 = 8")
+        with pytest.raises(fusedops.PolicyError, match="got check of off_by_one 'constraints'"):
+            testing.reproduce(broken.name, "constraints", failure.case)
+
+
+def test_the_printed_command_runs() -> None:
+    broken = next(broken for broken in BROKEN if broken.name == "dead_row")
+    with registered(broken.backend()):
+        (check,) = [check for check in testing.checks(broken.name, elements=2**11) if check.id == broken.check]
+        command = check.run().failures[0].reproduce
+    right = command.replace("dead_row", "eager").replace("python ", f"{sys.executable} ", 1)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(right, shell=True, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout
+    wrong = right.replace("every row, bool", "every row, int8")
+    done = subprocess.run(wrong, shell=True, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "PolicyError: reproduce: got case of scaled_masked_softmax/forward/masked_rows" in done.stderr
+
+
+def test_a_deviation_excuses_no_other_check() -> None:
+    """A backend that declares one deviation and has another fault still fails for the fault."""
+    deviation = Deviation("nondeterministic", "sums by atomic additions")
+    broken = Broken("other_fault", lambda: gelu_backward(float32_dbias, deviations=(deviation,)), "", "")
+    failed = {result.check.id for result in results(broken) if result.failures}
+    assert "bias_gelu/backward/dtypes" in failed
+
+
+def test_a_backend_that_cannot_be_checked_has_a_reason() -> None:
+    with pytest.raises(fusedops.PolicyError, match=r"check: got backend 'egaer', expected .*; to fix: write 'eager'"):
+        testing.checks("egaer")
+    with pytest.raises(fusedops.PolicyError, match=r"check: got op of eager 'gelu', .*; to fix: write 'bias_gelu'"):
+        testing.checks("eager", op="gelu")
+    with pytest.raises(fusedops.PluginError, match="got backend 'npu', which is unavailable: torch_npu is not"):
+        testing.checks("npu")
+    with pytest.raises(fusedops.PluginError, match="got device 'meta', expected one that triton serves: cuda, cpu"):
+        testing.checks("triton", "meta")
+    with pytest.raises(fusedops.PluginError, match="got device 'nowhere', which torch cannot use here"):
+        testing.checks("eager", "nowhere")
+
+
+def test_the_kit_as_pytest_tests(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        textwrap.dedent(
+            """
+            import fusedops
+            from broken_backends import BROKEN
+            fusedops.register(next(broken for broken in BROKEN if broken.name == "off_by_one").backend())
+            """
+        )
+    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    by_name = ["-p", "no:fusedops", "-p", "_fusedops_pytest"]  # not by the entry point, which is there when installed
+    command = ["-m", "pytest", *by_name, "--fusedops-backend", "off_by_one", "-k", "constraints or special"]
+    done = subprocess.run(
+        [sys.executable, *command, "--junitxml", "report.xml", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 1 passed, " in done.stdout
+    assert "case       x dim -1 = 80" in done.stdout
+    report = ElementTree.parse(tmp_path / "report.xml")
+    cases = {case.get("name"): case.find("failure") for case in report.iter("testcase")}
+    assert {name for name, failure in cases.items() if failure is None} == {"scaled_masked_softmax/forward/special"}
+    failure = cases["scaled_masked_softmax/forward/constraints"]
+    assert failure is not None
+    assert "the kernel has room for 79 columns" in (failure.text or "")

@@ -1,0 +1,67 @@
+"""The pytest plugin: the fixture fusedops_isolated, and what it imports."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from repository import ROOT
+
+# by name, not by the entry point, which exists where fusedops is installed
+PLUGIN = ("-p", "no:fusedops", "-p", "_fusedops_pytest", "-p", "no:cacheprovider")
+
+
+def run_pytest(folder: pathlib.Path, text: str, *options: str) -> str:
+    """Run pytest in a process of its own on one test file, and return what it prints."""
+    (folder / "test_it.py").write_text(textwrap.dedent(text))
+    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *PLUGIN, *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+TEXT = """
+    import os
+    import fusedops
+
+    {before}
+
+    def test_changes(fusedops_isolated):
+        fusedops.register(fusedops.Backend("mine", ("cpu",), -1, ()))
+        fusedops.set_policy("mine")
+        os.environ["FUSEDOPS_FALLBACK"] = "raise"
+
+    def test_nothing_is_left():
+        assert "mine" not in {{info.name for info in fusedops.backends()}}
+        assert fusedops.get_policy() == fusedops.Policy()
+        assert "FUSEDOPS_FALLBACK" not in os.environ
+"""
+
+
+@pytest.mark.parametrize("plugins_loaded", [True, False])
+def test_the_fixture_undoes_a_tests_changes(tmp_path: pathlib.Path, plugins_loaded: bool) -> None:
+    text = TEXT.format(before="fusedops.backends()" if plugins_loaded else "")
+    assert "2 passed" in run_pytest(tmp_path, text)
+
+
+def test_the_plugin_imports_nothing_until_it_is_used(tmp_path: pathlib.Path) -> None:
+    text = """
+        import sys
+
+        def test_it():
+            assert "_fusedops_pytest" in sys.modules
+            assert not {"torch", "fusedops"} & set(sys.modules)
+    """
+    assert "1 passed" in run_pytest(tmp_path, text)
+    assert "fusedops_isolated" in run_pytest(tmp_path, text, "--fixtures")

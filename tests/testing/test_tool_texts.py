@@ -1,0 +1,190 @@
+"""Every text of verify, bind, the conformance kit, stats and autotuning, word for word."""
+
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import runpy
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from error_calls import GOOD, INVALID, PLUGIN, POLICY, X, alone, unavailable, with_mine
+from error_texts import Table
+from state import without_backends
+
+import fusedops
+
+TRITON = importlib.util.find_spec("triton") is not None  # without it the texts of autotuning are not shown
+CORE = pathlib.Path(fusedops.__file__).parent
+TABLE = Table(__file__)
+pin = TABLE.pin
+
+
+def verifying(**how: Any) -> Callable[[], Any]:
+    """A call of a kernel that is wrong, for it gives x."""
+
+    def run() -> None:
+        alone(GOOD)
+        with fusedops.verify(against="reference", **how):
+            fusedops.bias_gelu(X)
+
+    return run
+
+
+def with_unavailable(then: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> None:
+        alone(GOOD, probe=unavailable)
+        then()
+
+    return run
+
+
+def verify(against: str, **how: Any) -> Callable[[], Any]:
+    return lambda: fusedops.verify(against, **how)
+
+
+def bind(*args: Any) -> Callable[[], Any]:
+    return lambda: fusedops.bind(*args)
+
+
+def checks(*args: Any, **kwargs: Any) -> Callable[[], Any]:
+    def run() -> Any:
+        from fusedops.testing import checks
+
+        return checks(*args, **kwargs)
+
+    return run
+
+
+def reproduce(*args: Any) -> Callable[[], Any]:
+    def run() -> Any:
+        from fusedops.testing import reproduce
+
+        return reproduce(*args)
+
+    return run
+
+
+CHECK = "bias_gelu/forward/kernel"
+pin(
+    "a mismatch",
+    verifying(),
+    fusedops.MismatchError,
+    "element (0, 0) is 1",
+    "expected it within",
+    "correct the kernel at",
+)
+pin(
+    "mismatches",
+    verifying(raise_on_mismatch=False),
+    fusedops.FusedOpsWarning, "got 1 result", "expected it within", "prefer another backend",
+)  # fmt: skip
+pin("verify's every", verify("eager", every=0), INVALID, "every = 0", "expected a positive", "pass 10")
+pin("verify's backend", verify("eagr"), POLICY, "'eagr'", "expected one of", "write 'eager'")
+pin(
+    "verify's kernel",
+    with_unavailable(verify("mine")),
+    POLICY,
+    "libmine.so is",
+    "expected one that can",
+    "install libmine",
+)
+pin("bind's op", bind("gelu"), POLICY, "'gelu'", "expected one of", "write 'bias_gelu'")
+pin(
+    "bind's x",
+    bind("bias_gelu", fusedops.TensorSpec((2, 4))),
+    INVALID,
+    "a TensorSpec",
+    "expected a tensor",
+    "use explain",
+)
+pin("the kit's backend", checks("eagr"), POLICY, "'eagr'", "expected one of", "write 'eager'")
+pin("nothing", without_backends(checks("eager")), POLICY, "there is none", "expected an installed", "pip install")
+pin("the kit's op", checks("eager", op="gelu"), POLICY, "'gelu'", "expected one of", "write 'bias_gelu'")
+pin(
+    "the kit's machine",
+    with_unavailable(checks("mine")),
+    PLUGIN,
+    "libmine.so is",
+    "expected one that is ready",
+    "install libmine",
+)
+pin(
+    "the kit's device",
+    with_mine(checks("mine", "meta")),
+    PLUGIN,
+    "device 'meta'",
+    "expected one that mine serves",
+    "leave it out",
+)
+pin("no device", with_mine(checks("mine", "gpu")), PLUGIN, "device 'gpu'", "expected one that", "name another")
+pin(
+    "the kit's check",
+    with_mine(reproduce("mine", "values", "")),
+    POLICY,
+    "'values'",
+    "expected one of",
+    "use one of these",
+)
+pin(
+    "the kit's case",
+    with_mine(reproduce("mine", CHECK, "x")),
+    POLICY,
+    "'x'",
+    "expected one of takes a",
+    "use one of these",
+)
+
+
+def counting() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FUSEDOPS_STATS", "yes")
+        patch.setattr(os, "register_at_fork", lambda **_: None, raising=False)
+        runpy.run_path(str(CORE / "_dispatch" / "stats.py"))
+
+
+pin(
+    "FUSEDOPS_STATS", counting, fusedops.FusedOpsWarning, "'yes', which has no effect", "expected 1 or 0", "set it to 1"
+)
+
+
+def tuning() -> None:
+    from fusedops_triton import _autotune
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FUSEDOPS_AUTOTUNE", "yes")
+        _autotune.clear_caches()
+        try:
+            _autotune._enabled()
+        finally:
+            _autotune.clear_caches()
+
+
+def tuned() -> None:
+    from fusedops_triton._autotune import Store
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", folder)
+        store = Store("a GPU")
+        store._settings["softmax"] = [5]
+        try:
+            store.get("softmax", [])
+        except fusedops.FusedOpsWarning as warning:
+            raise fusedops.FusedOpsWarning(str(warning).replace(str(store.path), "{file}")) from None
+
+
+if TRITON:
+    pin("FUSEDOPS_AUTOTUNE", tuning, fusedops.FusedOpsWarning, "'yes' has no effect", "set it to 1", "unset it")
+    pin("a setting", tuned, fusedops.FusedOpsWarning, "[5] for softmax", "expected one of", "delete the file")
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("name", TABLE.pins)
+def test_a_text(name: str) -> None:
+    TABLE.check(name)
+
+
+def test_no_text_is_left_over() -> None:
+    TABLE.check_complete(absent=() if TRITON else ("FUSEDOPS_AUTOTUNE", "a setting"))

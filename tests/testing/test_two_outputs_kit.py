@@ -1,0 +1,189 @@
+"""The conformance kit on an op with two outputs, a required and an optional saved value: right and wrong kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from loopback import reference_kernels
+from two_outputs import BACKEND, OP, add_center_scale, backward_kernel, forward_kernel, two_outputs
+
+import fusedops
+from fusedops import Backend, testing
+
+SLOW = ("opcheck", "compile")  # two thirds of the time: run once, on the right backend
+Results = Callable[[tuple[Any, ...]], Any]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(plugin: Backend, *, skip: tuple[str, ...] = SLOW) -> dict[str, testing.Result]:
+    """Return the results of the kit's checks on a backend, by direction and name."""
+    with two_outputs(plugin):
+        checks = testing.checks(plugin.name, elements=2**11)
+        return {f"{check.direction}/{check.name}": check.run() for check in checks if check.name not in skip}
+
+
+def failed(plugin: Backend) -> dict[str, str]:
+    """Return the first failure of each check that failed."""
+    return {name: result.failures[0].seen for name, result in run(plugin).items() if result.failures}
+
+
+@pytest.mark.parametrize("kernels", ["its own", "the references"])
+def test_the_kit_passes(kernels: str) -> None:
+    plugin = BACKEND if kernels == "its own" else Backend("references", ("cpu",), -60, reference_kernels(OP))
+    results = run(plugin, skip=())
+    assert not [str(result) for result in results.values() if result.failures]
+    assert all(result.cases for result in results.values())
+    assert {"forward/saved", "backward/saved", "backward/needs", "both/compile"} <= set(results)
+
+
+def test_a_forward_that_saves_no_optional_value_passes() -> None:
+    def forward(x: Any, residual: Any, weight: Any, eps: Any, save: Any) -> Any:
+        y, s, rstd, _ = forward_kernel.function(x, residual, weight, eps, save)
+        return y, s, rstd, None
+
+    assert not failed(Backend("no_mean", ("cpu",), -60, (fusedops.kernel(OP.name)(forward), backward_kernel)))
+
+
+def wrong_s(results: tuple[Any, ...]) -> Any:
+    y, s, *saved = results
+    return (y, s * 1.05, *saved)
+
+
+def exchanged(results: tuple[Any, ...]) -> Any:
+    y, s, *saved = results
+    return (s, y, *saved)
+
+
+def wrong_rstd(results: tuple[Any, ...]) -> Any:
+    y, s, rstd, mean = results
+    return y, s, None if rstd is None else rstd * 1.001, mean
+
+
+def wrong_mean(results: tuple[Any, ...]) -> Any:
+    y, s, rstd, mean = results
+    return y, s, rstd, None if mean is None else mean + 0.01
+
+
+def no_rstd(results: tuple[Any, ...]) -> Any:
+    y, s, _, mean = results
+    return y, s, None, mean
+
+
+def flat_rstd(results: tuple[Any, ...]) -> Any:
+    y, s, rstd, mean = results
+    return y, s, None if rstd is None else rstd.squeeze(-1), mean
+
+
+def half_rstd(results: tuple[Any, ...]) -> Any:
+    y, s, rstd, mean = results
+    return y, s, None if rstd is None else rstd.to(torch.bfloat16), mean
+
+
+def three_results(results: tuple[Any, ...]) -> Any:
+    return results[:3]
+
+
+FORWARD: dict[Results, tuple[str, str]] = {
+    wrong_s: ("forward/float64", "got the output s beyond the tolerance in"),
+    exchanged: ("forward/float64", "got the output y beyond the tolerance in"),
+    wrong_rstd: ("forward/saved", "got the saved value rstd beyond the tolerance in"),
+    wrong_mean: ("forward/saved", "got the saved value mean beyond the tolerance in"),
+    no_rstd: ("forward/saved", "got None for the saved value rstd, expected a tensor: it is required"),
+    flat_rstd: ("forward/saved", "got the saved value rstd as float32"),
+    half_rstd: ("forward/saved", "got the saved value rstd as bfloat16"),
+    three_results: ("forward/saved", "got a tuple from forward, expected a tuple of y, s, rstd, mean"),
+}
+
+
+@pytest.mark.parametrize("change", FORWARD, ids=lambda change: change.__name__)
+def test_a_wrong_forward_fails(change: Results) -> None:
+    def forward(x: Any, residual: Any, weight: Any, eps: Any, save: Any) -> Any:
+        return change(forward_kernel.function(x, residual, weight, eps, save))
+
+    check, text = FORWARD[change]
+    failures = failed(Backend("wrong", ("cpu",), -60, (fusedops.kernel(OP.name)(forward), backward_kernel)))
+    assert failures[check].startswith(text), failures
+
+
+def test_saving_without_a_gradient_fails() -> None:
+    def forward(x: Any, residual: Any, weight: Any, eps: Any, save: Any) -> Any:
+        return forward_kernel.function(x, residual, weight, eps, True)
+
+    failures = failed(Backend("saves", ("cpu",), -60, (fusedops.kernel(OP.name)(forward), backward_kernel)))
+    assert failures == {"forward/saved": "got rstd and mean with save = False, expected None: no gradient is wanted"}
+
+
+def test_a_backward_that_depends_on_its_own_forward_fails() -> None:
+    """Forward saves rstd times 2, and backward divides it by 2: right together, wrong beside any other backend."""
+
+    def forward(x: Any, residual: Any, weight: Any, eps: Any, save: Any) -> Any:
+        y, s, rstd, mean = forward_kernel.function(x, residual, weight, eps, save)
+        return y, s, rstd * 2 if save else None, mean
+
+    def backward(
+        grad_y: Any, grad_s: Any, s: Any, rstd: Any, mean: Any, weight: Any, residual_dtype: Any, needs: Any
+    ) -> Any:
+        return backward_kernel.function(grad_y, grad_s, s, rstd / 2, mean, weight, residual_dtype, needs)
+
+    kernels = (fusedops.kernel(OP.name)(forward), fusedops.kernel(OP.name, direction="backward")(backward))
+    results = run(Backend("pair", ("cpu",), -60, kernels))
+    failures = {name for name, result in results.items() if result.failures}
+    assert {"forward/saved", "backward/saved", "backward/float64"} <= failures
+    assert "both/autograd" not in failures
+
+
+def test_a_backward_that_requires_an_optional_value_fails() -> None:
+    def backward(
+        grad_y: Any, grad_s: Any, s: Any, rstd: Any, mean: Any, weight: Any, residual_dtype: Any, needs: Any
+    ) -> Any:
+        return backward_kernel.function(grad_y, grad_s, s, rstd, mean + 0, weight, residual_dtype, needs)
+
+    kernels = (forward_kernel, fusedops.kernel(OP.name, direction="backward")(backward))
+    results = run(Backend("needs_mean", ("cpu",), -60, kernels))
+    failures = {name: result for name, result in results.items() if result.failures}
+    assert set(failures) == {"backward/saved"}
+    assert {failure.case for failure in failures["backward/saved"].failures} == {
+        f"{dtype}, mean None" for dtype in ("float16", "bfloat16", "float32", "float64")
+    }
+
+
+def test_a_backward_that_ignores_the_second_gradient_fails() -> None:
+    def backward(
+        grad_y: Any, grad_s: Any, s: Any, rstd: Any, mean: Any, weight: Any, residual_dtype: Any, needs: Any
+    ) -> Any:
+        return backward_kernel.function(grad_y, grad_s * 0, s, rstd, mean, weight, residual_dtype, needs)
+
+    kernels = (forward_kernel, fusedops.kernel(OP.name, direction="backward")(backward))
+    failures = failed(Backend("one_grad", ("cpu",), -60, kernels))
+    assert failures["backward/float64"].startswith("got the gradient of x beyond the tolerance in")
+    assert "both/autograd" in failures
+
+
+def test_expected_has_every_output_and_saved_value() -> None:
+    x, residual = torch.tensor([[1.0, 3.0]]), torch.zeros(1, 2)
+    want = testing.expected(OP, (x, residual, None, 0.0), grad=(torch.zeros(1, 2), torch.ones(1, 2)))
+    assert [y.tolist() for y in want.outputs] == [[[-1.0, 1.0]], [[1.0, 3.0]]]
+    assert want.y is want.outputs[0]
+    assert want.grad is want.grads[0]
+    assert {name: value.tolist() for name, value in want.saved.items()} == {"rstd": [[1.0]], "mean": [[2.0]]}
+    assert want.gradients["x"].tolist() == [[1.0, 1.0]]
+    assert [*want.gradients] == ["x", "residual"]
+
+
+def test_the_public_function() -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    with two_outputs():
+        y, s = add_center_scale(x, torch.randn(3, 8))
+        (y.sum() + s.sum()).backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, torch.ones(3, 8))
