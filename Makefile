@@ -6,8 +6,10 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+# platforms of `make wheels`
+TARGETS ?= linux-x86_64 linux-aarch64 macos-x86_64 macos-arm64 windows-x86_64
 
-.PHONY: help demo test test-slow lint types docs docs-check site wheel npu-contract bench gpu npu overhead clean
+.PHONY: help demo test test-slow lint types docs docs-check site wheel wheels npu-contract bench gpu npu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -46,6 +48,7 @@ docs: $(VENV)/ready  ## write the pages generated from constraints, test outcome
 	$(BIN)/python docs/make_features.py
 
 wheel: $(VENV)/ready  ## build the wheel, and run the tests against it from another directory
+	rm -f dist/fusedops-*.whl  # a pure wheel beside a platform wheel
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist
 	tests/against_wheel.sh $(BIN)/python
 
@@ -56,6 +59,10 @@ docs-check: $(VENV)/ready  ## fail if a page is stale; run the feature tests, un
 
 site: $(VENV)/ready  ## build the documentation site in build/site; a Sphinx warning is an error
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env docs build/site
+
+wheels: $(VENV)/ready  ## build the wheels of all platforms with ziglang, in dist/all (a minute each)
+	for target in $(TARGETS); do FUSEDOPS_CPU_TARGET=$$target \
+	    $(BIN)/python -m build --no-isolation --wheel --outdir dist/all || exit 1; done
 
 npu-contract: $(VENV)/ready  ## the npu backend's calls against the real torch_npu, release by release (200 MB of wheels)
 	$(BIN)/python tests/support/npu_contract.py --check

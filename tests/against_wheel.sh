@@ -13,14 +13,20 @@ cd "$work"
 # ahead of the editable installation, which is of the same name
 export PYTHONPATH="$work/site"
 "$python" - <<'CHECK'
-import os, pathlib, fusedops, fusedops_eager, fusedops_npu, fusedops_triton
+import os, pathlib, fusedops, fusedops_cpu, fusedops_eager, fusedops_npu, fusedops_triton
 site = pathlib.Path(os.environ["PYTHONPATH"])
-for module in (fusedops, fusedops_eager, fusedops_npu, fusedops_triton):
+for module in (fusedops, fusedops_cpu, fusedops_eager, fusedops_npu, fusedops_triton):
     assert pathlib.Path(module.__file__).is_relative_to(site), f"{module.__file__} is not of the wheel"
 top = sorted(path.name for path in site.iterdir() if not path.name.endswith((".dist-info", "__pycache__")))
-assert top == ["_fusedops_pytest.py", "bin", "fusedops", "fusedops_eager", "fusedops_npu", "fusedops_triton"], top
+assert top == ["_fusedops_pytest.py", "bin", "fusedops", "fusedops_cpu", "fusedops_eager", "fusedops_npu", "fusedops_triton"], top
 assert (site / "fusedops" / "py.typed").exists(), "py.typed is missing"
 assert [path.name for path in (site / "bin").iterdir()] == ["fusedops"], "the command line is missing"
+# built where there is a compiler: a platform wheel with the library, else a pure one without it
+libraries = list((site / "fusedops_cpu").glob("libfusedops_cpu-*"))
+(tags,) = site.glob("fusedops-*.dist-info/WHEEL")
+assert bool(libraries) == ("Root-Is-Purelib: false" in tags.read_text()), libraries
+if libraries:
+    fusedops.register(fusedops_cpu)
 assert all(info.state != "failed" for info in fusedops.backends()), fusedops.backends()
 CHECK
 "$python" -m pytest -q -p no:cacheprovider \

@@ -1,0 +1,37 @@
+"""bias_dropout in the compiled library: its constraints; the launchers are in ``_dropout.py``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops.constraints import Rank
+from fusedops_cpu._constraints import one_dtype, row_bias
+from fusedops_cpu._dropout import dropout_backward, dropout_forward
+
+
+@kernel(ops.bias_dropout, *one_dtype("x"), *row_bias("x"), source="fusedops_cpu/src/dropout.cpp")
+def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """Compute dropout(x + bias); x of any rank and strides."""
+    return dropout_forward(x, bias, None, p, training, seed)
+
+
+@kernel(
+    ops.bias_dropout,
+    *one_dtype("grad"),
+    Rank("bias", 0, 1),
+    direction="backward",
+    source="fusedops_cpu/src/dropout.cpp",
+)
+def bias_dropout_backward(
+    grad: Tensor,
+    seed: Tensor | None,
+    bias: Tensor | None,
+    p: float,
+    training: bool,
+    x_dtype: torch.dtype,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of x and bias."""
+    return dropout_backward("bias_dropout", grad, seed, bias, p, training, x_dtype, needs)

@@ -1,0 +1,44 @@
+"""bias_dropout_add in the compiled library: its constraints; the launchers are in ``_dropout.py``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops.constraints import Rank
+from fusedops_cpu._constraints import one_dtype, row_bias
+from fusedops_cpu._dropout import dropout_backward, dropout_forward
+
+
+@kernel(ops.bias_dropout_add, *one_dtype("x", "residual"), *row_bias("x"), source="fusedops_cpu/src/dropout.cpp")
+def bias_dropout_add(
+    x: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    p: float,
+    training: bool,
+    seed: Tensor | None,
+) -> Tensor:
+    """Compute residual + dropout(x + bias); x and residual of one dtype, any rank and strides."""
+    return dropout_forward(x, bias, residual, p, training, seed)
+
+
+@kernel(
+    ops.bias_dropout_add,
+    *one_dtype("grad"),
+    Rank("bias", 0, 1),
+    direction="backward",
+    source="fusedops_cpu/src/dropout.cpp",
+)
+def bias_dropout_add_backward(
+    grad: Tensor,
+    seed: Tensor | None,
+    bias: Tensor | None,
+    p: float,
+    training: bool,
+    x_dtype: torch.dtype,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of x and bias; that of the residual is grad itself."""
+    return dropout_backward("bias_dropout_add", grad, seed, bias, p, training, x_dtype, needs)

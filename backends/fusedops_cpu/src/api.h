@@ -1,0 +1,90 @@
+// The exported functions. Each takes the address of one struct, whose fields have 8 bytes each: a caller passes one
+// packed array of bytes (with ctypes 0.3 us, with an argument for each field 1.2 us). Tensors are contiguous unless a
+// field gives strides. Each function returns a Status. tests/backends/cpu/test_library.py compares the structs with
+// _library.py.
+#pragma once
+
+#include <cstdint>
+
+#include "vector.h"
+
+#ifdef _WIN32
+#define FUSEDOPS_EXPORT extern "C" __declspec(dllexport)
+#else
+#define FUSEDOPS_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+namespace fusedops {
+
+enum DTypeCode : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+constexpr int64_t MAX_DIMS = 16;  // of a masked softmax
+
+struct SoftmaxForward {
+  const void* x;        // (rows, sk)
+  const uint8_t* mask;  // non-zero = masked out; null: none
+  void* y;              // (rows, sk)
+  int64_t dtype, rows, sq, sk, causal;
+  double scale;
+  int64_t dims, mask_dims;  // followed in memory by the shape of x, the shape of mask and the strides of mask, in
+                            // bytes; mask broadcasts to x, and the stride of its last dimension is 0 or 1
+  const int64_t* shapes() const { return (const int64_t*)(this + 1); }
+};
+
+struct SoftmaxBackward {
+  const void *grad, *y;  // (rows, sk)
+  void* dx;              // (rows, sk)
+  int64_t dtype, rows, sq, sk, causal;
+  double scale;
+};
+
+struct GeluForward {
+  const void *x, *bias;  // bias: (columns), or null
+  void* y;
+  int64_t dtype, count, columns, tanh;
+};
+
+struct GeluBackward {
+  const void *grad, *x, *bias;
+  void *dx, *dbias;  // null: not wanted
+  int64_t dtype, count, columns, tanh;
+};
+
+struct DropoutForward {
+  const void *x, *bias, *residual;  // bias: (columns), or null; residual: null for none
+  void* y;
+  const uint64_t* seed;  // null: nothing is dropped
+  int64_t dtype, count, columns, threshold;
+  double scale;
+};
+
+struct DropoutBackward {
+  const void* grad;
+  void *dx, *dbias;  // null: not wanted
+  const uint64_t* seed;
+  int64_t dtype, count, columns, threshold;
+  double scale;
+};
+
+// Calls f with a value of the element type.
+template <class F>
+auto with_dtype(int64_t dtype, F f) {
+  switch (dtype) {
+    case FLOAT32:
+      return f(float{});
+    case BFLOAT16:
+      return f(bfloat16{});
+    default:
+      return f(float16{});
+  }
+}
+
+}  // namespace fusedops
+
+FUSEDOPS_EXPORT void fusedops_use_threads(void* parallel_for, void* get_num_threads);
+FUSEDOPS_EXPORT int fusedops_softmax_forward(const fusedops::SoftmaxForward* call);
+FUSEDOPS_EXPORT int fusedops_softmax_backward(const fusedops::SoftmaxBackward* call);
+FUSEDOPS_EXPORT int fusedops_gelu_forward(const fusedops::GeluForward* call);
+FUSEDOPS_EXPORT int fusedops_gelu_backward(const fusedops::GeluBackward* call);
+FUSEDOPS_EXPORT int fusedops_dropout_forward(const fusedops::DropoutForward* call);
+FUSEDOPS_EXPORT int fusedops_dropout_backward(const fusedops::DropoutBackward* call);

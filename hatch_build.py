@@ -1,0 +1,160 @@
+"""Build hook: compile the library of the ``cpu`` backend into the wheel.
+
+The compiler is ``$CXX``, else the system's ``g++``, ``clang++`` or ``c++``, else ``ziglang`` where it is installed.
+Without one, or where it fails, the wheel is pure Python and the backend is unavailable.
+
+``FUSEDOPS_CPU_TARGET`` selects a row of ``TARGETS`` to cross-compile for with ziglang; a failure is then an error.
+``FUSEDOPS_CPU_TARGET=none`` builds the pure wheel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PACKAGE = Path("backends/fusedops_cpu")
+# No fast-math: NaN and inf mean what IEEE 754 gives them. A product and a sum may become one operation.
+FLAGS = (
+    *("-std=c++17", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"),
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
+)
+X86_LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+NEON = ("aarch64",)
+
+
+class Target(NamedTuple):
+    """A platform to build for.
+
+    Args:
+        levels: the instruction sets, one library each, as `_library.py` names them.
+        suffix: of a shared library.
+        tag: the platform tag of the wheel.
+        zig: the target as ziglang names it; None: no cross compilation.
+        link: flags of the linker.
+    """
+
+    levels: tuple[str, ...]
+    suffix: str
+    tag: str
+    zig: str | None = None
+    link: tuple[str, ...] = ("-fPIC", "-shared", "-s")
+
+
+TARGETS = {
+    "linux-x86_64": Target(X86_LEVELS, "so", "manylinux_2_17_x86_64.manylinux2014_x86_64", "x86_64-linux-gnu.2.17"),
+    "linux-aarch64": Target(NEON, "so", "manylinux_2_17_aarch64.manylinux2014_aarch64", "aarch64-linux-gnu.2.17"),
+    "macos-x86_64": Target(X86_LEVELS, "dylib", "macosx_10_13_x86_64", "x86_64-macos.10.13"),
+    "macos-arm64": Target(NEON, "dylib", "macosx_11_0_arm64", "aarch64-macos.11.0"),
+    "windows-x86_64": Target(X86_LEVELS, "dll", "win_amd64", "x86_64-windows-gnu", ("-shared", "-s")),
+}  # fmt: skip
+
+
+def this_machine() -> tuple[str, Target] | None:
+    """Return the name and the target of this machine with the tag of a local build, or None where it has no kernels."""
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    if sys.maxsize < 2**32 or machine not in ("x86_64", "aarch64"):
+        return None
+    system = {"linux": "linux", "darwin": "macos", "win32": "windows"}.get(sys.platform)
+    name = f"{system}-{'arm64' if system == 'macos' and machine == 'aarch64' else machine}"
+    target = TARGETS.get(name)
+    if target is not None and system == "linux":
+        target = target._replace(tag=f"linux_{machine}", link=(*target.link, "-Wl,--as-needed"))
+    return None if target is None else (name, target)
+
+
+def compiler(target: Target, cross: bool) -> tuple[list[str], bool] | None:
+    """Return the command of a compiler for a target, and whether it is ziglang; or None where there is none."""
+    if not cross and sys.platform != "win32":
+        if os.environ.get("CXX"):
+            return shlex.split(os.environ["CXX"]), False
+        for name in ("g++", "clang++", "c++"):
+            if path := shutil.which(name):
+                return [path], False
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "c++", "-target", str(target.zig), "-fno-sanitize=undefined"], True
+    return None
+
+
+def compile_library(root: Path, target: Target, command: list[str], is_zig: bool, level: str) -> Path:
+    """Compile the sources for one instruction set into ``build/cpu``, unless the same result is already there.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler fails; its ``stderr`` has the reason.
+    """
+    sources = sorted((root / PACKAGE / "src").glob("*.cpp"))
+    headers = sorted((root / PACKAGE / "src").glob("*.h"))
+    architecture = []
+    if level != "aarch64":
+        architecture = [f"-mcpu={level.replace('-', '_')}" if is_zig else f"-march={level}"]
+    arguments = [*command, *FLAGS, *target.link, *architecture, *map(str, sources)]
+    key = hashlib.sha256("\0".join([*arguments, *(p.read_text() for p in (*sources, *headers))]).encode())
+    out = root / "build" / "cpu" / key.hexdigest()[:16] / f"libfusedops_cpu-{level}.{target.suffix}"
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = out.with_suffix(".unfinished")
+        subprocess.run([*arguments, "-o", str(unfinished)], check=True, capture_output=True, text=True)
+        unfinished.replace(out)
+    return out
+
+
+def compile_libraries(root: Path, target: Target, cross: bool) -> list[Path]:
+    """Compile one library for each instruction set, several at a time.
+
+    Raises:
+        RuntimeError: there is no compiler, or it fails.
+    """
+    selected = compiler(target, cross)
+    if selected is None:
+        raise RuntimeError("found no C++ compiler; to fix: install g++ or clang++, or `pip install ziglang`")
+    command, is_zig = selected
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(lambda level: compile_library(root, target, command, is_zig, level), target.levels))
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(f"{command[0]} failed: {error.stderr[-2000:]}") from error
+    except OSError as error:
+        raise RuntimeError(f"{command[0]} does not run: {error}") from error
+
+
+class CpuLibraryHook(BuildHookInterface):
+    """Add the libraries to a wheel, and the platform to its tag."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, before hatchling collects the files."""
+        named = os.environ.get("FUSEDOPS_CPU_TARGET", "")
+        if self.target_name != "wheel" or named == "none":
+            return
+        root = Path(self.root)
+        selected = (named, TARGETS[named]) if named else this_machine()
+        if selected is None:
+            self.app.display_warning("fusedops: the cpu backend has no kernels for this machine; building without it")
+            return
+        target = selected[1]
+        try:
+            libraries = compile_libraries(root, target, bool(named))
+        except RuntimeError as error:
+            if named:
+                raise
+            self.app.display_warning(f"fusedops: building without the cpu backend's library: {error}")
+            return
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{target.tag}"
+        if version == "editable":  # imported from the source tree
+            for library in libraries:
+                unfinished = root / PACKAGE / f"{library.name}.unfinished"
+                shutil.copyfile(library, unfinished)
+                unfinished.replace(root / PACKAGE / library.name)  # a process may have the old file loaded
+        else:
+            build_data["force_include"].update({str(p): f"fusedops_cpu/{p.name}" for p in libraries})

@@ -1,0 +1,83 @@
+"""Random calls of every op beside the eager backend: shapes, strides, dtypes, masks, special values."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusedops
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+
+
+def tensor(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(rng.randrange(2**31))) * rng.choice([0.1, 1, 4])
+    if rng.random() < 0.2 and values.numel():
+        values.view(-1)[rng.randrange(values.numel())] = rng.choice([math.nan, math.inf, -math.inf, -0.0, 1e-40])
+    values = values.to(dtype)
+    if len(shape) > 1 and rng.random() < 0.3:
+        values = values.mT.contiguous().mT
+    return values.requires_grad_()
+
+
+def shape_of(rng: random.Random) -> tuple[int, ...]:
+    return (
+        *tuple(rng.choice([1, 2, 3, 7]) for _ in range(rng.randrange(3))),
+        rng.randrange(1, 40),
+        rng.randrange(1, 300),
+    )
+
+
+def compare(rng: random.Random, call: object, inputs: list[Tensor]) -> None:
+    results: list[list[Tensor]] = []
+    seed = rng.randrange(2**31)
+    for backend in ("cpu", "eager"):
+        y = call(backend)  # type: ignore[operator]
+        grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)).to(y.dtype)
+        results.append([y.detach(), *torch.autograd.grad(y, inputs, grad)])
+    for position, (ours, theirs) in enumerate(zip(*results, strict=True)):
+        tolerance = TOLERANCE[ours.dtype]
+        rows = max(1, results[0][0].numel() // max(1, ours.numel()))
+        torch.testing.assert_close(
+            ours,
+            theirs,
+            rtol=tolerance,
+            atol=tolerance * 4 * math.sqrt(rows),
+            equal_nan=True,
+            msg=lambda m, p=position: f"{p}: {m}",
+        )
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_softmax(number: int) -> None:
+    rng = random.Random(number)
+    shape, dtype = shape_of(rng), rng.choice([*TOLERANCE])
+    x = tensor(rng, shape, dtype)
+    mask = None
+    if rng.random() < 0.7:
+        mask_shape = tuple(size if rng.random() < 0.6 else 1 for size in shape)[rng.randrange(len(shape)) :]
+        mask = torch.rand(mask_shape, generator=torch.Generator().manual_seed(number)) < rng.choice([0.1, 0.5, 0.95])
+        mask = mask if rng.random() < 0.5 else mask.to(torch.uint8) * 7
+    scale, causal = rng.choice([1.0, 0.125, -0.3, 3]), rng.random() < 0.5
+    compare(rng, lambda b: fusedops.scaled_masked_softmax(x, mask, scale, causal=causal, backend=b), [x])
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_rows(number: int) -> None:
+    rng = random.Random(number)
+    shape, dtype = shape_of(rng), rng.choice([*TOLERANCE])
+    x, residual = tensor(rng, shape, dtype), tensor(rng, shape, dtype)
+    bias = tensor(rng, rng.choice([shape[-1:], (1,), ()]), dtype) if rng.random() < 0.7 else None
+    inputs = [x] if bias is None else [x, bias]
+    p, seed = rng.choice([0.0, 0.1, 0.5, 1.0]), rng.randrange(2**63)
+    compare(rng, lambda b: fusedops.bias_dropout(x, bias, p, seed=seed, backend=b), inputs)
+    compare(rng, lambda b: fusedops.bias_dropout_add(x, bias, residual, p, seed=seed, backend=b), [*inputs, residual])
+    finite = [t.detach().nan_to_num(1.0, 1.0, -1.0).requires_grad_() for t in inputs]
+    form = rng.choice(["tanh", "none"])
+    compare(rng, lambda b: fusedops.bias_gelu(*finite, approximate=form, backend=b), finite)

@@ -1,0 +1,43 @@
+"""The conformance kit, and verify over the ops' cases, on the cpu backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fusedops
+from fusedops import testing
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread(threads: None) -> None:
+    """Use one thread: on a busy machine barriers between threads take ten times as long as these small sizes."""
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("op", testing.OPS)
+def test_the_kit_passes(op: str) -> None:
+    results = [check.run() for check in testing.checks("cpu", op=op, elements=2**13)]
+    assert not [str(result) for result in results if result.failures]
+    assert sum(result.cases for result in results) > 100
+
+
+@pytest.mark.parametrize("op", testing.OPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_verify_finds_no_difference(op: str, dtype: torch.dtype) -> None:
+    contract = testing.OPS[op]
+    calls = [testing.arguments(contract, testing.shrunk(case, 2**13), dtype) for case in contract.cases]
+    with fusedops.use("cpu", fallback="silent"):
+        decisions = [fusedops.explain(op, **dict(zip(contract.parameters, args))) for args in calls]
+    served = [args for args, decision in zip(calls, decisions) if decision.backend == "cpu"]
+    assert len(served) >= len(calls) - 2  # a bias of several rows is refused
+    with fusedops.verify("reference") as report:
+        for args in served:
+            leaves = [arg.requires_grad_() for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point()]
+            y = contract.call_public(*args)
+            torch.autograd.grad(y, leaves, torch.randn_like(y))
+    assert not report.skipped
+    assert {row.backend for row in report.rows} == {"cpu"}
+    assert sum(row.count for row in report.rows) >= 2 * len(served)

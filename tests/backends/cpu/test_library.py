@@ -1,0 +1,129 @@
+"""The library file: its selection, and what happens where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from struct import calcsize
+
+import pytest
+import torch
+
+import fusedops
+import fusedops_cpu
+from fusedops_cpu import _library
+
+_KIT = """
+import json, fusedops, fusedops_cpu
+from fusedops import testing
+from fusedops_cpu._library import library_path
+fusedops.register(fusedops_cpu)
+results = [check.run() for check in testing.checks("cpu")]
+failures = [str(result) for result in results if result.failures]
+print(json.dumps([library_path().name, failures, sum(result.cases for result in results)]))
+"""
+LEVELS = {"DEFAULT": "x86-64-v2", "AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+# the instruction sets that this processor runs
+RUNS = [*LEVELS][: 1 + [*LEVELS].index(torch.backends.cpu.get_cpu_capability())] if X86 else []
+
+
+def info() -> fusedops.BackendInfo:
+    fusedops.register(fusedops_cpu)
+    return next(info for info in fusedops.backends() if info.name == "cpu")
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_library, "library_path", lambda: Path("none.so"))
+
+
+@pytest.fixture
+def loads_again() -> Iterator[None]:
+    _library.library.cache_clear()
+    yield
+    _library.library.cache_clear()
+
+
+def test_importing_the_package_switches_nothing_on() -> None:
+    assert "cpu" not in [info.name for info in fusedops.backends()]
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_it_is_selected_once_switched_on() -> None:
+    with fusedops.use("auto"):
+        assert fusedops.explain("bias_gelu", torch.ones(3)).backend == "cpu"
+
+
+@pytest.mark.skipif(not X86, reason="needs x86-64")
+@pytest.mark.parametrize("capability", LEVELS)
+def test_the_instruction_set_follows_torch(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert LEVELS[capability] in _library.library_path().name
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("capability", RUNS)
+def test_the_kit_passes_on_each_instruction_set(capability: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _KIT],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ATEN_CPU_CAPABILITY": capability.lower(), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    name, failures, cases = json.loads(done.stdout.splitlines()[-1])
+    assert LEVELS[capability] in name
+    assert not failures
+    assert cases > 1000
+
+
+@pytest.mark.usefixtures("no_library")
+def test_without_a_library_the_backend_is_unavailable() -> None:
+    cpu = info()
+    assert cpu.state == "unavailable"
+    assert "none.so" in cpu.why
+    assert "ziglang" in cpu.fix
+
+
+@pytest.mark.usefixtures("no_library", "switched_on")
+def test_without_a_library_there_is_no_warning_unless_a_policy_names_the_backend() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fusedops.bias_gelu(torch.ones(3))
+    with pytest.warns(fusedops.FallbackWarning, match=r"none\.so"):
+        fusedops.bias_gelu(torch.ones(3), backend="cpu")
+
+
+@pytest.mark.usefixtures("on_cpu", "loads_again")
+def test_a_torch_without_its_thread_pool_exported_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    fusedops.unregister("cpu")
+    monkeypatch.setattr(_library, "_TORCH_LIBRARIES", dict.fromkeys(["linux", "darwin", "win32"], "no.so"))
+    cpu = info()
+    assert cpu.state == "unavailable"
+    assert "does not load" in cpu.why
+
+
+def test_structs_have_the_sizes_of_their_packing() -> None:
+    # sizes as self_test.cpp prints them; test_sources.py compares
+    formats = ["3P5qd2q", "3P5qd", "3P4q", "5P4q", "5P4qd", "4P4qd"]
+    assert [calcsize(text) for text in formats] == [88, 72, 56, 72, 80, 72]
+
+
+def test_no_other_library_is_needed() -> None:
+    """No OpenMP and no C++ runtime: only the C library."""
+    libraries = list(Path(fusedops_cpu.__file__).parent.glob("libfusedops_cpu-*.so"))
+    if not libraries or sys.platform != "linux":
+        pytest.skip("no library, or no ELF")
+    for library in libraries:
+        content = library.read_bytes()
+        assert b"libgomp" not in content
+        assert b"libstdc++" not in content
+    assert sum(library.stat().st_size for library in libraries) < 2**20

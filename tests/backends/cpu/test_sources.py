@@ -1,0 +1,99 @@
+"""The C++ sources: warnings, format, accuracy of the functions, sanitizers."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[3]
+SOURCES = ROOT / "backends" / "fusedops_cpu" / "src"
+HERE = Path(__file__).parent
+FLAGS = (
+    *("-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"),
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
+)
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ or clang++")
+
+
+def levels() -> list[str]:
+    """The -march options that this processor runs; an empty one on other architectures."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return [""]
+    runs = {"AVX512": 3, "AVX2": 2}.get(CAPABILITY, 1)
+    return ["-march=x86-64-v2", "-march=x86-64-v3", "-march=x86-64-v4"][:runs]
+
+
+def build(out: Path, level: str, *arguments: object) -> Path:
+    assert COMPILER is not None
+    march = [level] if level else []
+    command = [COMPILER, *FLAGS, *march, f"-I{SOURCES}", *map(str, arguments), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("clang_format") is None, reason="needs clang-format")
+def test_format() -> None:
+    files = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"), *HERE.glob("*.cpp")])
+    assert files
+    command = Path(sys.executable).with_name("clang-format")
+    done = subprocess.run([command, "--dry-run", "--Werror", *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# FUNCTION: units in the last place of the result, units of 2**-23 (accuracy.cpp has the domains)
+BOUNDS = {
+    "exp": (2.0, 1.0),
+    "exp2": (2.0, 1.0),
+    "gelu_tanh": (3.0, 2.0),
+    "gelu_erf": (8.0, 2.5),
+    "derivative_tanh": (20.0, 2.5),
+    "derivative_erf": (20.0, 2.5),
+}
+
+
+def check_accuracy(folder: Path, level: str, step: int) -> None:
+    program = build(folder / "accuracy", level, "-O2", HERE / "accuracy.cpp")
+    for function, (relative, absolute) in BOUNDS.items():
+        done = subprocess.run([program, function, str(step)], capture_output=True, text=True, check=True)
+        ulps, ulps_at, scaled, scaled_at, wrong = map(float, done.stdout.split())
+        assert ulps <= relative, f"{function}({ulps_at}) is {ulps} units off"
+        assert scaled <= absolute, f"{function}({scaled_at}) is {scaled} units of 2**-23 off"
+        assert not wrong, f"{function}: {wrong} wrong results at NaN, infinities and zeros"
+
+
+@needs_compiler
+@pytest.mark.parametrize("level", levels())
+def test_accuracy_of_a_sample(tmp_path: Path, level: str) -> None:
+    check_accuracy(tmp_path, level, 4099)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("level", levels())
+def test_accuracy_of_all_float32_numbers(tmp_path: Path, level: str) -> None:
+    check_accuracy(tmp_path, level, 1)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+@pytest.mark.parametrize("level", levels())
+def test_sanitizers(tmp_path: Path, level: str, sanitizers: str) -> None:
+    options = ["-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
+    if sanitizers == "thread":  # GCC rejects std::atomic_thread_fence there, which <thread> has and nothing here calls
+        options.append("-Wno-tsan")
+    program = build(tmp_path / "self_test", level, *options, HERE / "self_test.cpp", *SOURCES.glob("*.cpp"))
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert "structs of 88 72 56 72 80 72 bytes, 0 failures" in done.stdout
