@@ -131,3 +131,13 @@ def test_check(capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(output)
     assert {check["op"] for check in data["checks"]} == {"scaled_keep"}
     assert code == int(any(check["failures"] for check in data["checks"]))
+
+
+@pytest.mark.parametrize(("backend", "wrong"), [("keeper", False), ("kepper", True)])
+def test_doctor(backend: str, wrong: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEDOPS_BACKEND", f"auto; scaled_keep={backend}")
+    code, output = run("doctor", "--json", capsys=capsys)
+    about = [finding for finding in json.loads(output) if backend in str(finding)]
+    assert bool(about) == wrong
+    assert code == 1 or not wrong  # this machine may have a problem of its own
+    assert not wrong or "to fix: write 'keeper'" in output
