@@ -9,7 +9,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loa
 # platforms of `make wheels`
 TARGETS ?= linux-x86_64 linux-aarch64 macos-x86_64 macos-arm64 windows-x86_64
 
-.PHONY: help demo test test-slow lint types docs docs-check site wheel wheels npu-contract bench gpu npu overhead clean
+.PHONY: help demo test test-slow test-long lint types docs docs-check site wheel wheels npu-contract bench gpu npu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -29,11 +29,14 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 demo: $(VENV)/ready  ## train a small GPT on Shakespeare, and show the selected backends (2 to 4 minutes on 2 cores)
 	$(BIN)/python examples/train_gpt.py
 
-test: $(VENV)/ready  ## the tests, but for the slow ones (8 minutes on 2 idle cores)
+test: $(VENV)/ready  ## run the tests, except the slow ones (5 minutes on 2 cores)
 	$(PYTEST) -m "not slow" --features build/features.json $(ARGS)
 
-test-slow: $(VENV)/ready  ## the tests that take more than ten seconds each: real compilers, several processes, many examples
-	$(PYTEST) -m slow $(ARGS)
+test-slow: $(VENV)/ready  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples
+	$(PYTEST) -m "slow and not long" $(ARGS)
+
+test-long: $(VENV)/ready  ## run the tests that take minutes: every float32 number, cross-compilation; CI does not
+	$(PYTEST) -m long $(ARGS)
 
 lint: $(VENV)/ready  ## check format and rules with ruff
 	$(BIN)/ruff format --check .

@@ -77,6 +77,7 @@ def test_a_compiler_gives_a_wheel_of_the_platform(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="needs ziglang")
 @pytest.mark.parametrize("target", ["linux-aarch64", "windows-x86_64"])
 def test_cross_compilation(tmp_path: Path, target: str) -> None:

@@ -80,6 +80,7 @@ def test_accuracy_of_a_sample(tmp_path: Path, level: str) -> None:
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("level", levels())
 def test_accuracy_of_all_float32_numbers(tmp_path: Path, level: str) -> None:
     check_accuracy(tmp_path, level, 1)
