@@ -94,7 +94,8 @@ def follow(page: Page, run: Run, work: pathlib.Path) -> list[str]:
 @pytest.mark.slow
 def test_add_a_backend_word_for_word(run: Run, tmp_path: pathlib.Path) -> None:
     info, explained, checked, tested = follow(BACKEND, run, tmp_path / "work")
-    assert re.search(r"^example +ready .* fusedops-backend-example 1\.0\.0$", info, re.M)
+    assert re.search(r"^example +ready .* fusedops-backend-example", info, re.M)
+    assert "version 1.0.0" in info
     assert "dim -1 of x = 2000, expected a size of at most 1024" in explained
     words = " ".join(checked.split())
     assert re.search(
