@@ -35,7 +35,7 @@ test: $(VENV)/ready  ## run the tests, except the slow ones (5 minutes on 2 core
 test-slow: $(VENV)/ready  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples
 	$(PYTEST) -m "slow and not long" $(ARGS)
 
-test-long: $(VENV)/ready  ## run the tests that take minutes: every float32 number, cross-compilation; CI does not
+test-long: $(VENV)/ready  ## run the tests that take minutes: every float32 number, sanitizers, cross-compilation; CI does not
 	$(PYTEST) -m long $(ARGS)
 
 lint: $(VENV)/ready  ## check format and rules with ruff

@@ -69,6 +69,7 @@ def test_the_instruction_set_follows_torch(capability: str, monkeypatch: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("capability", RUNS)
 def test_the_kit_passes_on_each_instruction_set(capability: str) -> None:

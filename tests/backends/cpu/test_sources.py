@@ -88,6 +88,7 @@ def test_accuracy_of_all_float32_numbers(tmp_path: Path, level: str) -> None:
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 @pytest.mark.parametrize("level", levels())
 def test_sanitizers(tmp_path: Path, level: str, sanitizers: str) -> None:
