@@ -122,7 +122,7 @@ def test_no_other_library_is_needed() -> None:
     """No OpenMP and no C++ runtime: only the C library."""
     libraries = list(Path(fusedops_cpu.__file__).parent.glob("libfusedops_cpu-*.so"))
     if not libraries or sys.platform != "linux":
-        pytest.skip("no library, or no ELF")
+        pytest.skip("needs libfusedops_cpu on Linux, which an install builds where there is a C++ compiler")
     for library in libraries:
         content = library.read_bytes()
         assert b"libgomp" not in content
