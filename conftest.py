@@ -16,7 +16,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 # before triton is imported: the triton backend then serves CPU tensors
@@ -33,7 +33,7 @@ from fakes import Fakes
 from hypothesis import settings
 from loopback import loopback
 from standin import npu_device
-from state import isolated, only_own_backends, rediscover
+from state import isolated, no_optional_backends, only_own_backends, rediscover
 
 # the same examples on every run: a change is judged by what it changed
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -76,9 +76,16 @@ def loopback_where_it_is_named(request: pytest.FixtureRequest) -> Iterator[None]
 
 @pytest.fixture
 def fakes() -> Fakes:
-    """Register backends for the duration of the test; of the others only fusedops's own remain."""
+    """Register backends for the duration of the test, beside fusedops's own without the optional ones."""
     only_own_backends()
+    no_optional_backends()
     return Fakes()
+
+
+@pytest.fixture
+def no_compiled_backend() -> None:
+    """Remove the optional backends, so that one backend serves the CPU on every machine."""
+    no_optional_backends()
 
 
 # ------------------------------------------------------------------------------------------------ plugins and Pythons
@@ -107,13 +114,15 @@ def distribution(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
 
 @pytest.fixture
 def rediscovered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[pathlib.Path], None]]:
-    """Discover plugins again, with one more folder on the path; undone after the test."""
+    """Discover plugins again, with one more folder on the path, without optional ones; undone after the test."""
     modules = set(sys.modules)
 
     def look(site: pathlib.Path) -> None:
         monkeypatch.syspath_prepend(str(site))
         importlib.invalidate_caches()
         rediscover()
+        with suppress(KeyboardInterrupt):  # of a plugin of the test, which raises it again
+            no_optional_backends()
 
     yield look
     for name in set(sys.modules) - modules:

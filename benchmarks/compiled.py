@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fusedops
 from benchmarks.__main__ import TUNED, environment
 from benchmarks.memory import peak_bytes
 from fusedops import Op
@@ -78,6 +79,7 @@ def main() -> None:
         os.environ["GLIBC_TUNABLES"] = TUNED
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.compiled", *sys.argv[1:]])
     torch.set_num_threads(options.threads)
+    fusedops.set_policy("eager")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("w", encoding="utf-8") as file:
         for name, (block, op_name, shape, small) in BLOCKS.items():

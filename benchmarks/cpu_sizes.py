@@ -198,7 +198,6 @@ def main() -> None:
         "wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
     }
     out = open(options.out, "a") if options.out else None  # noqa: SIM115
-    fusedops.register(fusedops_cpu)
     with fusedops.use("cpu", fallback="raise"):
         for dtype in options.dtypes:
             for op, make, form in CASES:

@@ -1,7 +1,7 @@
 """The CPU backend: kernels in C++, in a library that is built with the package where there is a compiler.
 
-It has no entry point: ``fusedops.register(fusedops_cpu)`` switches it on. Importing this package does not load the
-library; the probe does.
+``optional``: what the library does not take, eager computes, without a report. Importing this package does not load
+the library; the probe does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _probe() -> fusedops.Unavailable | None:
 
     path = _library.library_path()
     if not path.exists():
-        return fusedops.Unavailable(f"this installation has no compiled library {path.name}", _FIX, optional=True)
+        return fusedops.Unavailable(f"this installation has no compiled library {path.name}", _FIX)
     try:
         _library.library()
     except (OSError, AttributeError) as error:
@@ -49,6 +49,7 @@ def fusedops_backend() -> fusedops.Backend:
             bias_dropout_add_backward,
         ),
         probe=_probe,
+        optional=True,
         needs="the compiled library, for x86-64 or aarch64",
         fusedops_api=2,
     )

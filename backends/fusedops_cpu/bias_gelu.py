@@ -45,6 +45,10 @@ def bias_gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients of x and bias; the sum for the bias does not depend on the number of threads."""
+    if grad.dtype is not x.dtype:  # Megatron's bias_gelu_back takes any; computed in float32, rounded once
+        wide = (grad.float(), x.float(), bias if bias is None else bias.float())
+        dx, dbias = bias_gelu_backward.function(*wide, approximate, needs)
+        return dx if dx is None else dx.to(x.dtype), dbias if dbias is None else dbias.to(x.dtype)
     check_same_layout("bias_gelu", grad, x, "x")
     grad, x = dense(grad), dense(x)
     dx = torch.empty_like(x) if needs[0] else None

@@ -19,8 +19,6 @@ class Unavailable:
     Args:
         why: one sentence.
         fix: what to do.
-        optional: True where an installation without the backend is an ordinary one: passing over it is reported only
-            where a policy names it.
 
     >>> import fusedops
     >>> fusedops.Unavailable("torch_npu is not installed", "pip install torch_npu").fix
@@ -29,7 +27,6 @@ class Unavailable:
 
     why: str
     fix: str
-    optional: bool = False
 
 
 def _available() -> Unavailable | None:
@@ -53,6 +50,9 @@ class Backend:
         tools: the commands that the driver of its devices installs, such as "nvidia-smi". With one on the path there is
             a device, and ``fusedops doctor`` reports why no backend serves it.
         variables: the environment variables that it reads, each with one sentence.
+        optional: True where a call that it does not take is an ordinary one, as with a faster form of another backend.
+            Where no policy names the backend, its refusals are no fallback: they are not reported, ``fallback="raise"``
+            goes on to the next backend, and ``explain``, ``stats`` and ``fusedops doctor`` show them.
         fusedops_api: the ``fusedops.API_VERSION`` that the plugin is written for; with another the backend is refused.
             0: any.
 
@@ -70,6 +70,7 @@ class Backend:
     packages: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
+    optional: bool = False
     fusedops_api: int = 0
 
     def serves(self, device_type: str) -> bool:

@@ -40,10 +40,12 @@ def report_refusals(
 ) -> list[Refusal]:
     """Report that ``kernel`` serves a call that others refused for its arguments, and return the refusals."""
     bound = dict(zip(plan.parameters, args))
+    optional = {planned.backend for planned in plan.backends if planned.optional}
     refusals: list[Refusal] = []
     for refusing, constraint in refused:
         reason = with_padding_fix(plan.op, refusing.kernel, args, reasons_of(constraint, bound)[:1])[0]
-        report(plan, refusing.backend, reason, kernel.backend)
+        if refusing.backend not in optional:
+            report(plan, refusing.backend, reason, kernel.backend)
         refusals.append(Refusal(refusing.backend, constraint.describe(), reason))
     return refusals
 

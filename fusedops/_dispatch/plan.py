@@ -27,6 +27,7 @@ class PlannedBackend:
         backend: its name.
         named: True where the policy names it.
         kernel: its kernel, or None.
+        optional: True where its refusals are no fallback: the backend is declared optional, and no policy names it.
         refusal: why it serves no such call, whatever the arguments; None where it may.
         padded: serves calls that ``kernel`` takes once they are padded, where the policy allows that.
     """
@@ -36,16 +37,17 @@ class PlannedBackend:
     kernel: PreparedKernel | None
     refusal: Reason | None
     padded: PreparedKernel | None = None
+    optional: bool = False
 
     @property
     def silent(self) -> bool:
-        """True where passing over it needs no report: it is for another device; or no policy names it, and it has no
-        kernel for the op or is not part of this installation.
+        """True where passing over it needs no report: it is for another device; or no policy names it, and it is
+        optional or has no kernel for the op.
         """
         code = self.refusal.code if self.refusal else None
         if self.named:
             return code is ReasonCode.DEVICE
-        return code in (ReasonCode.DEVICE, ReasonCode.NO_KERNEL, ReasonCode.NOT_INSTALLED)
+        return self.optional or code in (ReasonCode.DEVICE, ReasonCode.NO_KERNEL)
 
 
 @dataclass(eq=False)
@@ -152,7 +154,7 @@ def make_plan(
     if prefer is not None:
         backends.sort(key=lambda planned: planned.backend != prefer)
     if policy.fallback == "raise":
-        serving = _only_backend(backends, prefer)
+        serving = _without_fallback(backends, prefer)
     else:
         serving = [planned for planned in backends if planned.refusal is None]
     kernels = tuple(kernel for b in serving for kernel in (b.kernel, b.padded) if kernel is not None)
@@ -163,17 +165,20 @@ def make_plan(
     return plan
 
 
-def _only_backend(backends: list[PlannedBackend], prefer: str | None) -> list[PlannedBackend]:
-    """Return the only backend that fallback="raise" allows: the first named one (with none named, the first of all)
-    that is for the tensor's device. For backward, the one that served forward.
+def _without_fallback(backends: list[PlannedBackend], prefer: str | None) -> list[PlannedBackend]:
+    """Return what fallback="raise" allows: the first named backend (with none named, the first of all) that is for the
+    tensor's device, and the optional ones before it. For backward, the one that served forward comes first.
     """
     candidates = [b for b in backends if b.backend == prefer] or [b for b in backends if b.named] or backends
+    if candidates[0].optional:
+        candidates = backends
+    serving: list[PlannedBackend] = []
     for planned in candidates:
         if planned.refusal is None:
-            return [planned]
-        if not planned.silent:
-            return []
-    return []
+            serving.append(planned)
+        if not (planned.optional if planned.refusal is None else planned.silent):
+            break
+    return serving
 
 
 def _planned(
@@ -182,6 +187,7 @@ def _planned(
     backend = record.backend
     if backend is None:
         return PlannedBackend(record.name, named, None, record.refusal() or _not_registered(record.name))
+    optional = backend.optional and not named
     if not backend.serves(device_type):
         serves = ", ".join(backend.device_types)
         fix = f"move the tensors to {serves}"
@@ -197,8 +203,8 @@ def _planned(
         reason = Reason(
             ReasonCode.NO_KERNEL, f"kernels for {have}", f"one for {what}", fix, f"has no kernel for {what}"
         )
-        return PlannedBackend(record.name, named, None, reason)
-    return PlannedBackend(record.name, named, kernel, None if assume else record.refusal())
+        return PlannedBackend(record.name, named, None, reason, optional=optional)
+    return PlannedBackend(record.name, named, kernel, None if assume else record.refusal(), optional=optional)
 
 
 def _not_registered(name: str) -> Reason:

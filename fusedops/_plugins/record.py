@@ -155,8 +155,7 @@ class Record:
         if self.unavailable is not None:
             why, fix = self.unavailable.why, self.unavailable.fix
             needed = self.backend.needs if self.backend and self.backend.needs else "an installation that runs here"
-            code = ReasonCode.NOT_INSTALLED if self.unavailable.optional else ReasonCode.UNAVAILABLE
-            return Reason(code, why, needed, fix, f"unavailable: {why}")
+            return Reason(ReasonCode.UNAVAILABLE, why, needed, fix, f"unavailable: {why}")
         return None
 
 

@@ -26,7 +26,6 @@ class ReasonCode(str, Enum):
     NO_KERNEL = "no-kernel"
     NOT_REGISTERED = "not-registered"
     UNAVAILABLE = "unavailable"
-    NOT_INSTALLED = "not-installed"  # unavailable, in an ordinary installation
     FAILED = "failed"
     SHARD = "shard"  # the call has a part of a DTensor where the kernel needs the whole
 
@@ -38,7 +37,6 @@ NOT_ABOUT_ARGUMENTS = frozenset(
         ReasonCode.NO_KERNEL,
         ReasonCode.NOT_REGISTERED,
         ReasonCode.UNAVAILABLE,
-        ReasonCode.NOT_INSTALLED,
     }
 )
 

@@ -26,6 +26,8 @@ from fusedops.constraints import (
     When,
 )
 
+pytestmark = pytest.mark.usefixtures("no_compiled_backend")
+
 
 @pytest.mark.parametrize("missing", ["given", "needed", "fix"])
 def test_a_reason_without_a_text_cannot_be_built(missing: str) -> None:

@@ -89,10 +89,8 @@ def test_every_backend_folder_is_declared() -> None:
     folders = {path.name for path in (ROOT / "backends").iterdir() if (path / "__init__.py").exists()}
     points = project["project"]["entry-points"]["fusedops.backends"]
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    opt_in = set(project["tool"]["fusedops"]["opt-in-backends"])  # in the wheel, without an entry point
-    assert opt_in <= folders
-    assert {value.partition(":")[0] for value in points.values()} == folders - opt_in
-    assert {f"fusedops_{name}" for name in points} == folders - opt_in
+    assert {value.partition(":")[0] for value in points.values()} == folders
+    assert {f"fusedops_{name}" for name in points} == folders
     assert set(packages) == {"fusedops", "_fusedops_pytest.py", *(f"backends/{name}" for name in folders)}
 
 

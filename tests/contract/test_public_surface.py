@@ -14,6 +14,8 @@ import torch
 
 import fusedops
 
+pytestmark = pytest.mark.usefixtures("no_compiled_backend")
+
 LAZY = ("compat", "constraints", "nn", "philox", "tensor_cache", "testing", "viewless")
 EXPECTED = {
     "API_VERSION", "Adaptation", "Backend", "BackendInfo", "Case", "Decision", "Deviation", "Event", "FallbackWarning",

@@ -16,6 +16,8 @@ from fusedops import FallbackWarning, InvalidInputError, NoBackendError, PolicyE
 from fusedops.constraints import Dim
 from fusedops.testing import OPS
 
+pytestmark = pytest.mark.usefixtures("no_compiled_backend")
+
 OP = "scaled_masked_softmax"
 X = torch.ones(2, 4)
 SHORT = Dim("x", (-1,), at_most=8)

@@ -100,6 +100,7 @@ def test_a_machine_that_is_never_idle_is_reported(tmp_path: Path) -> None:
 
 def test_a_table_has_each_figure_of_its_rows(run: tuple[Path, str], performance: ModuleType) -> None:
     rows = [row for row in performance.read(run[0]) if row["op"] == "bias_gelu" and row["case"] == "tanh"]
+    rows = [row for row in rows if row["provider"] != "fusedops.cpu"]  # where the library is built
     lines = performance.table(rows)
     mine = {row["mode"]: row for row in rows if row["provider"] == "fusedops.eager"}
     chain = {row["mode"]: row for row in rows if row["provider"] == "torch"}

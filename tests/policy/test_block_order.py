@@ -14,6 +14,8 @@ from policy_cases import who
 import fusedops
 from fusedops import PolicyError
 
+pytestmark = pytest.mark.usefixtures("no_compiled_backend")
+
 
 def rows() -> Iterator[str | None]:
     with fusedops.use("triton"):

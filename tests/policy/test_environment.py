@@ -13,6 +13,8 @@ from state import VARIABLES
 import fusedops
 from fusedops import FusedOpsWarning, PolicyError
 
+pytestmark = pytest.mark.usefixtures("no_compiled_backend")
+
 
 def test_set_policy_none_reads_the_environment_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert who() == "eager"
@@ -72,7 +74,7 @@ ENVIRONMENTS = {
     "none": {"FUSEDOPS_PLUGINS": "none"},
     "list": {"FUSEDOPS_PLUGINS": "stranger, unheard"},
     "all": {"FUSEDOPS_PLUGINS": "all"},
-    "barred": {"FUSEDOPS_PLUGINS": "none", "FUSEDOPS_BACKEND": "stranger"},
+    "barred": {"FUSEDOPS_PLUGINS": "none", "FUSEDOPS_BACKEND": "stranger,eager"},
 }
 
 SCRIPT = """

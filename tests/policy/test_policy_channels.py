@@ -10,6 +10,8 @@ from state import AUTO
 
 import fusedops
 
+pytestmark = pytest.mark.usefixtures("no_compiled_backend")
+
 
 def test_the_default_is_the_order_of_priority() -> None:
     assert fusedops.get_policy().order(OP) == (AUTO,)

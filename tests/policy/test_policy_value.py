@@ -14,6 +14,8 @@ from policy_cases import OP, OTHER, X, preferences, who
 import fusedops
 from fusedops import Policy, PolicyError
 
+pytestmark = pytest.mark.usefixtures("no_compiled_backend")
+
 
 def test_a_policy_is_a_value() -> None:
     with fusedops.use(f"triton; {OTHER}=eager", fallback="raise") as policy:

@@ -11,6 +11,8 @@ from policy_cases import OP, OTHER, X, preferences, who
 
 import fusedops
 
+pytestmark = pytest.mark.usefixtures("no_compiled_backend")
+
 
 def test_use_gives_the_policy_and_ends_with_its_block_also_by_an_error() -> None:
     with fusedops.use("eager") as policy:

@@ -70,6 +70,11 @@ def only_own_backends() -> None:
     _replace_records([record for record in registry.records() if record.distribution == "fusedops"])
 
 
+def no_optional_backends() -> None:
+    """Remove the optional backends: which of them serves depends on what was compiled at the installation."""
+    _replace_records([record for record in registry.records() if not (record.backend and record.backend.optional)])
+
+
 def remove_observers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the plugins that observe events, until the end of the test."""
     monkeypatch.setattr(registry, "_observers", {})

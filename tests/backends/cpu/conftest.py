@@ -8,17 +8,10 @@ import pytest
 import torch
 
 import fusedops
-import fusedops_cpu
 
 
 @pytest.fixture
-def switched_on() -> None:
-    """Register the backend, which has no entry point; the fixture of every test that isolates fusedops removes it."""
-    fusedops.register(fusedops_cpu)
-
-
-@pytest.fixture
-def on_cpu(switched_on: None) -> Iterator[None]:
+def on_cpu() -> Iterator[None]:
     """Serve every call of the test by the cpu backend, or raise; skipped where it is unavailable."""
     (info,) = [info for info in fusedops.backends() if info.name == "cpu"]
     if info.state != "ready":
