@@ -6,10 +6,13 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+# of `make fuzz`
+MINUTES ?= 60
+CONCURRENCY_MINUTES ?= 10
 # platforms of `make wheels`
 TARGETS ?= linux-x86_64 linux-aarch64 macos-x86_64 macos-arm64 windows-x86_64
 
-.PHONY: help demo test test-slow test-long lint types docs docs-check site wheel wheels npu-contract bench gpu npu overhead clean
+.PHONY: help demo test test-slow test-long fuzz lint types docs docs-check site wheel wheels npu-contract bench gpu npu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -37,6 +40,10 @@ test-slow: $(VENV)/ready  ## run the tests that take more than ten seconds each:
 
 test-long: $(VENV)/ready  ## run the tests that take minutes: every float32 number, sanitizers, cross-compilation; CI does not
 	$(PYTEST) -m long $(ARGS)
+
+fuzz: $(VENV)/ready  ## compare random calls of all ops and backends with float64, for MINUTES, then threads and forks
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
+	$(BIN)/python -m tests.fuzz --concurrency --minutes $(CONCURRENCY_MINUTES)
 
 lint: $(VENV)/ready  ## check format and rules with ruff
 	$(BIN)/ruff format --check .

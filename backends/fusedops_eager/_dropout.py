@@ -42,7 +42,9 @@ def dropout_forward(
     """
     if not _supports_slabs(x):
         if residual is None:
-            return OPS["bias_dropout"].reference(x, bias, p, training, seed).contiguous()
+            y: Tensor = OPS["bias_dropout"].reference(x, bias, p, training, seed)
+            # without a bias and dropout it is x itself: a change of the result would change x
+            return y.clone(memory_format=torch.contiguous_format) if y is x else y.contiguous()
         return OPS["bias_dropout_add"].reference(x, bias, residual, p, training, seed).contiguous()
     if not training or p == 0:
         seed = None

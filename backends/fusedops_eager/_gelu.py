@@ -28,6 +28,7 @@ _MIN_SLAB_ELEMENTS = 256 * 1024
 # For larger abs(u), the derivative of the tanh form is 0 or 1, in float64 too (it differs by 1e-138 at 16), and u**3
 # can overflow.
 _TANH_SATURATION = 32.0
+_ERF_SATURATION = 32.0  # for larger u, the exact form is u, in float64 too
 
 
 def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
@@ -45,7 +46,7 @@ def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     wide = torch.promote_types(dtype, torch.float32)
     if not x.is_cpu or x.numel() < _MIN_SLAB_ELEMENTS:
         y = _plain_forward(x, bias, approximate, wide).to(dtype).contiguous()
-        return y if approximate == "tanh" else _restore_infinity(y, x, bias)
+        return y if approximate == "tanh" else _restore_large(y, x, bias)
     out = torch.empty(x.shape, dtype=dtype, device="cpu")
     tanh = approximate == "tanh"
     one_slab = not tanh and dtype is wide  # two torch calls, the second in place: slabs would only add calls
@@ -62,13 +63,17 @@ def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
             _aten.gelu.out(u, out=y)
         if y is not o:
             o.copy_(y)
-    return out if tanh else _restore_infinity(out, x, bias)
+    return out if tanh else _restore_large(out, x, bias)
 
 
-def _restore_infinity(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Set the exact form's result for inf to inf: torch's kernel for AVX-512 returns NaN for it (torch 2.13)."""
+def _restore_large(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Set the exact form's result for large ``u = x + bias`` to u, which it is.
+
+    torch's kernel for AVX-512 returns NaN for inf, and inf for u above half of the largest float32 (torch 2.13).
+    """
     if torch.backends.cpu.get_cpu_capability() == "AVX512" and y.is_cpu and not torch.isfinite(y.sum()):
-        y.masked_fill_((x if bias is None else x + bias) == math.inf, math.inf)
+        u = (x if bias is None else x + bias).to(y.dtype)
+        torch.where(u > _ERF_SATURATION, u, y, out=y)
     return y
 
 
@@ -169,4 +174,4 @@ def _plain_backward(
 
 def _erf_form(u: Tensor) -> Tensor:
     """Compute the exact form from elementary operations. torch_npu's gelu computes the tanh form for both values."""
-    return u * (torch.erf(u * math.sqrt(0.5)) + 1) * 0.5
+    return 0.5 * u * (torch.erf(u * math.sqrt(0.5)) + 1)  # 0.5 first: u * 2 overflows for the largest numbers

@@ -156,6 +156,15 @@ def test_where_nothing_is_dropped(dtype: torch.dtype) -> None:
                 close(alone, given_grad.double().sum(0), dtype, 4)
 
 
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_result_without_bias_and_dropout_is_a_copy(device: str, training: bool) -> None:
+    x = torch.ones(6, 50, device=device)
+    y = dropout_forward(x, None, None, 0.0, training, None)
+    y.zero_()
+    assert x.cpu().all(), "a change of the result changed x"
+
+
 def test_forward_and_backward_use_one_mask() -> None:
     x, bias, residual = torch.randn(300, 1000, requires_grad=True), torch.randn(1000), torch.randn(300, 1000)
     for call in (

@@ -82,6 +82,22 @@ def test_gelu_of_extremes(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(dx, want.expand(3, 8), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+@pytest.mark.parametrize("slabs", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("form", ["tanh", "none"])
+def test_gelu_of_the_largest_number_is_that_number(
+    form: str, dtype: torch.dtype, slabs: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if slabs:
+        monkeypatch.setattr(_gelu, "_MIN_SLAB_ELEMENTS", 0)
+    largest = torch.finfo(dtype).max
+    x = torch.tensor([largest, -largest, 1.0, INF] * 9, dtype=dtype)
+    y = gelu_forward(x.to(device), None, form).cpu()
+    assert torch.equal(y.view(9, 4)[:, [0, 3]], x.view(9, 4)[:, [0, 3]])
+    assert not y.view(9, 4)[:, 1].any()
+
+
 def test_gelu_of_large_numbers_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to 1e12 the cube is finite, and nothing is done again."""
     monkeypatch.setattr(_gelu, "_MIN_SLAB_ELEMENTS", 0)

@@ -1,0 +1,149 @@
+"""The comparison of a call's results with float64.
+
+A call of ordinary numbers must agree with float64 within the op's tolerance on every element. With special or large
+numbers, or with mixed dtypes, the formula in the call's own dtypes is a second answer: an element must agree with one
+of the two, unless they disagree with each other, where the result depends on rounding. Such elements are counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops import Tolerance
+from fusedops._plugins.registry import registry
+from fusedops.testing import assert_within, expected
+
+_ORDINARY = 64.0  # magnitudes above are special numbers: no tolerance grows with them
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A call and what it gave.
+
+    Attributes:
+        op: the op.
+        args: every argument, in the op's order, complete.
+        grads: the gradients of the outputs; empty where no gradient is wanted.
+        outputs: the outputs.
+    """
+
+    op: Any
+    args: tuple[Any, ...]
+    grads: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+def compare(answer: Answer, gradients: Mapping[str, Tensor], decision: Any) -> tuple[int, tuple[str, ...]]:
+    """Assert that outputs and gradients are right.
+
+    Args:
+        answer: the call and its outputs.
+        gradients: by the first parameter of each leaf: the sum over the parameters that it is given for.
+        decision: names the backends that served.
+
+    Returns:
+        The number of elements that depend on rounding, and the results that a deviation of the backend excuses.
+    """
+    op = answer.op
+    args = tuple(arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in answer.args)
+    grads = tuple(grad.cpu() for grad in answer.grads)
+    want = expected(op, args, grad=grads or [torch.zeros_like(y, device="cpu") for y in answer.outputs])
+    exact = _ordinary(args)
+    with torch.no_grad():
+        near = op.each(op.reference(*args))
+    rows: list[tuple[str, str, Tensor, Tensor, Tensor | None, Tolerance]] = []
+    for name, y, wide, narrow in zip(op.outputs, answer.outputs, want.outputs, near):
+        rows.append((decision.backend, f"output {name}", y, wide, narrow, _allowed(op, "forward", args, y)))
+    if gradients:
+        narrow_gradients = _closed_form(answer, args, grads)
+        ids = {name: id(arg) for name, arg in zip(op.parameters, answer.args)}
+        for name, gradient in gradients.items():
+            shared = [other for other in want.gradients if ids[other] == ids[name]]
+            wide = sum((want.gradients[other] for other in shared[1:]), want.gradients[shared[0]])
+            parts = [narrow_gradients[other].double() for other in shared]
+            narrow = sum(parts[1:], parts[0])
+            allowed = _allowed(op, "backward", (*grads, *args), gradient)
+            rows.append((decision.backward, f"gradient of {name}", gradient, wide, narrow, allowed))
+    undetermined, excused = 0, list[str]()
+    for backend, what, got, wide, narrow, allowed in rows:
+        try:
+            undetermined += _within(got, wide, None if exact else narrow, allowed, what)
+        except AssertionError:
+            if exact or not _deviates(backend, op.name):
+                raise
+            excused.append(what)
+    return undetermined, tuple(excused)
+
+
+def _ordinary(args: Sequence[Any]) -> bool:
+    floating = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
+    finite = all(bool((arg.abs() <= _ORDINARY).all()) for arg in floating)
+    numbers = [abs(float(arg)) for arg in args if isinstance(arg, (int, float))]
+    return finite and len({arg.dtype for arg in floating}) == 1 and all(n == 0 or 1e-6 < n < 1e3 for n in numbers)
+
+
+def _closed_form(answer: Answer, args: tuple[Any, ...], grads: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Return the gradients by the op's own backward, in the call's dtypes."""
+    op = answer.op
+    with torch.no_grad():
+        outputs = tuple(y.cpu() for y in answer.outputs)
+        saved = op.saved_references(args, outputs)
+        needs = tuple(args[op.parameters.index(name)] is not None for name in op.differentiable)
+        results = op.backward(*op.backward_arguments(grads, (*outputs, *saved), args, needs))
+    each = (results,) if isinstance(results, Tensor) else tuple(results)
+    found = {name: result for name, result in zip(op.differentiable, each) if result is not None}
+    if op.passed_through and args[op.parameters.index(op.passed_through)] is not None:
+        found[op.passed_through] = grads[0].to(args[op.parameters.index(op.passed_through)].dtype)
+    return found
+
+
+def _allowed(op: Any, direction: str, args: Sequence[Any], result: Tensor) -> Tolerance:
+    """Return the op's tolerance for the coarsest dtype, in proportion to the ordinary numbers and to the sums."""
+    table = op.tolerance if direction == "forward" else op.gradient_tolerance
+    floating = [arg for arg in (*args, result) if isinstance(arg, Tensor) and arg.is_floating_point()]
+    coarsest = max((table[tensor.dtype] for tensor in floating), key=lambda tolerance: tolerance.relative)
+    size = math.prod(max(1.0, abs(float(arg))) for arg in args if isinstance(arg, (int, float)))
+    largest = max((float(_magnitudes(arg).max()) for arg in floating[:-1] if arg.numel()), default=0.0)
+    size *= max(1.0, largest / 16 if direction == "forward" else largest / 4)
+    elements = max((arg.numel() for arg in floating), default=1)
+    size *= math.sqrt(max(1.0, elements / max(result.numel(), 1)))  # a result that is a sum
+    dtypes = {tensor.dtype for tensor in floating}
+    rounding = max(torch.finfo(dtype).eps for dtype in dtypes) * largest if len(dtypes) > 1 else 0.0  # of arguments
+    return Tolerance((coarsest.absolute + rounding) * size, coarsest.relative)
+
+
+def _magnitudes(tensor: Tensor) -> Tensor:
+    sizes = tensor.detach().abs().double().cpu()
+    return torch.where(sizes <= _ORDINARY, sizes, 0.0)
+
+
+def _within(got: Tensor, wide: Tensor, narrow: Tensor | None, allowed: Tolerance, what: str) -> int:
+    """Assert that a result agrees with an answer, and return the number of elements where the answers disagree."""
+    if narrow is None:
+        assert_within(got, wide, allowed, what)
+        return 0
+    got, wide, narrow = (each.detach().cpu().double() for each in (got, wide, narrow))
+    if got.shape != wide.shape:
+        assert_within(got, wide, allowed, what)
+    right = _close(got, wide, allowed) | _close(got, narrow, allowed)
+    # a kernel may give the limit where the formula is NaN, as a derivative is at infinity: inf * 0
+    unsure = ~right & (~_close(wide, narrow, allowed) | wide.isnan())
+    assert_within(torch.where(right | unsure, wide, got), wide, allowed, what)
+    return int(unsure.sum())
+
+
+def _close(one: Tensor, other: Tensor, allowed: Tolerance) -> Tensor:
+    return torch.isclose(one, other, rtol=allowed.relative, atol=allowed.absolute, equal_nan=True)
+
+
+def _deviates(backend: str, op: str) -> bool:
+    """Return True where the backend declares a deviation for an op."""
+    record = registry.find(backend)
+    kernels = record.kernels.items() if record else ()
+    return any(kernel.kernel.deviations for (name, _), kernel in kernels if name == op)

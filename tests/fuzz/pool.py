@@ -1,0 +1,103 @@
+"""Calls whose results are known, for runs of many threads and processes: what each backend gives, bit for bit."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fusedops
+from fusedops.testing import OPS
+from tests.fuzz.call import Made
+from tests.fuzz.generate import generate
+from tests.fuzz.machine import SMALL, Target
+
+Bits = tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A call and its results.
+
+    Attributes:
+        target: its op and the backend that takes it.
+        args: every argument, in the op's order, complete.
+        bits: of the outputs and gradients, by backend.
+    """
+
+    target: Target
+    args: tuple[Any, ...]
+    bits: dict[str, Bits]
+
+    def run(self, backend: str | None = None) -> Bits:
+        """Make the call with its gradients, and return the bytes of all results."""
+        op = OPS[self.target.op]
+        outputs = op.each(op.call_public(*self.args, backend=backend))
+        leaves = [arg for arg in self.args if isinstance(arg, Tensor) and arg.requires_grad]
+        grads = [torch.full_like(y, 0.5) for y in outputs]
+        found = torch.autograd.grad(outputs, leaves, grads) if leaves else ()
+        return tuple(_bytes(each) for each in (*outputs, *found))
+
+    def decision(self, backend: str | None = None) -> Any:
+        """Return the decision for the call."""
+        return fusedops.explain(self.target.op, **dict(zip(OPS[self.target.op].parameters, self.args)), backend=backend)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def known_calls(aims: Sequence[Target], others: Sequence[str], dice: random.Random, count: int) -> list[Known]:
+    """Return ``count`` calls for each target that its backend takes, forward and backward.
+
+    Args:
+        aims: the targets.
+        others: backends whose results are wanted besides those of the targets.
+        dice: draws the calls.
+        count: for each target.
+    """
+    calls: list[Known] = []
+    names = list(dict.fromkeys([*(aim.backend for aim in aims), *others]))
+    for aim in aims:
+        added = 0
+        while added < count:
+            args = _arguments(aim, dice)
+            if args is None:
+                continue
+            known = Known(aim, args, {})
+            for name in names:
+                decision = known.decision(name)
+                if (decision.backend, decision.backward) == (name, name):
+                    known.bits[name] = known.run(name)
+            if aim.backend in known.bits:
+                calls.append(known)
+                added += 1
+    return calls
+
+
+def _arguments(aim: Target, dice: random.Random) -> tuple[Any, ...] | None:
+    """Return the arguments of a small valid call, with a gradient for every tensor that has one; None for others."""
+    op = OPS[aim.op]
+    call = generate(aim._replace(elements=min(aim.elements, SMALL)), f"pool:{dice.random()}")
+    if any(made.alias for made in call.tensors().values()):
+        return None
+    lines = [line for name, made in call.tensors().items() for line in made.lines(name)]
+    space: dict[str, Any] = {"torch": torch, "math": math}
+    exec("\n".join(lines), space)
+    values = {name: space[name] if isinstance(value, Made) else value for name, value in call.args.items()}
+    try:
+        args = op.completed(op.bind((), values))
+        op.validate(args)
+    except fusedops.InvalidInputError:
+        return None
+    wanted = (*op.differentiable, op.passed_through)
+    return tuple(
+        arg.detach().requires_grad_() if isinstance(arg, Tensor) and name in wanted else arg
+        for name, arg in zip(op.parameters, args)
+    )

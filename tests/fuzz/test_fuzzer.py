@@ -1,0 +1,116 @@
+"""The fuzzer: it finds a planted fault of each kind and prints a program that shows it; and 60 seconds of it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from repository import ROOT
+
+
+def fuzz(*options: str, planted: str = "right", seconds: float = 600) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    return python("-m", "tests.fuzz", *options, planted=planted, seconds=seconds)
+
+
+def python(*arguments: str, planted: str = "right", seconds: float = 600) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PLANTED": planted, "OMP_NUM_THREADS": "1"}
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=seconds
+    )
+
+
+PLANTED = ("--plugin", "planted_backend", "--backend", "planted", "--seed", "1", "--calls")
+
+
+def program_of(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the first program that a run printed."""
+    found = re.search(r"^---- .*?\n# .*?\n(.*?outcome = .*?\n)", done.stderr, re.S | re.M)
+    assert found is not None, done.stderr
+    return found[1]
+
+
+def test_a_wrong_number_is_found_and_its_program_is_small_and_shows_it(tmp_path: pathlib.Path) -> None:
+    done = fuzz(*PLANTED, "40", planted="value")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "seed 1\n" in done.stdout
+    assert re.search(r"^bias_gelu +planted +cpu ", done.stdout, re.M)
+    program = program_of(done)
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    shown = python(str(path), planted="value")
+    assert shown.returncode == 1
+    assert "got output y beyond the tolerance in 1 of 33 elements" in shown.stderr
+    assert python(str(path)).returncode == 0, "without the fault the program passes"
+    sizes = {
+        int(size)
+        for shape in re.findall(r"(?:randn|zeros)\(\(([\d, ]*)\)", program)
+        for size in shape.split(",")
+        if size.strip()
+    }
+    assert sizes <= {1, 33}
+    assert not re.search(r"expand|transpose|stack|view|requires_grad|set_policy|inference'", program), program
+
+
+def test_a_backend_without_fault_passes_and_a_seed_gives_the_same_calls() -> None:
+    one, other = (fuzz(*PLANTED, "30") for _ in range(2))
+    assert one.returncode == 0, one.stderr
+    assert "0 wrong, 0 crash, 0 hang" in one.stdout
+    assert one.stdout == other.stdout
+    assert one.stdout != fuzz(*PLANTED[:-2], "2", "--calls", "30").stdout
+
+
+@pytest.mark.parametrize(("fault", "column"), [("crash", "crash"), ("hang", "hang")])
+def test_the_end_of_the_process_is_reported_with_its_call_and_the_others_run(fault: str, column: str) -> None:
+    done = fuzz(*PLANTED, "40", "--hang", "3", planted=fault)
+    assert done.returncode == 1
+    count = re.search(rf"(\d+) calls: .*?(\d+) {column}", done.stdout)
+    assert count is not None, done.stdout + done.stderr
+    assert int(count[1]) == 40
+    assert 1 <= int(count[2]) < 20
+    assert re.search(r"(randn|zeros)\(\(\d+,\)", program_of(done))
+
+
+FAULTS = {
+    "written": "written by the call",
+    "alias": "shares memory with x",
+    "draw": "another state of torch's generator",
+    "strides": "expected a contiguous one",
+    "unsteady": "expected the same bits",
+    "raises": "the kernel needs contiguous rows",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_kind_of_fault_is_found(fault: str) -> None:
+    done = fuzz(*PLANTED, "150", planted=fault)
+    assert done.returncode == 1, done.stdout
+    assert FAULTS[fault] in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--op", "--backend"])
+def test_an_unknown_name_is_an_error_that_lists_the_names(option: str) -> None:
+    done = fuzz(option, "nosuch", "--calls", "1")
+    assert done.returncode == 1
+    assert f"got {option[2:]} 'nosuch', expected one of " in done.stderr
+
+
+@pytest.mark.slow
+def test_60_seconds_over_all_ops_and_backends() -> None:
+    """The calls are fixed by the seed and their number, which takes about 60 seconds."""
+    done = fuzz("--seed", "20240607", "--calls", "120")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 wrong, 0 crash, 0 hang" in done.stdout
+
+
+@pytest.mark.slow
+def test_threads_forks_and_the_end_of_the_interpreter() -> None:
+    done = fuzz("--concurrency", "--seed", "1", "--calls", "2", seconds=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("2 clean, 0 wrong, 0 crash, 0 hang") == 3
