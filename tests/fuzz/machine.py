@@ -44,19 +44,9 @@ def prepare(plugins: Sequence[str] = ()) -> None:
     import fusedops
 
     names = {info.name for info in fusedops.backends()}
-    for module in map(importlib.import_module, (*_opt_in(), *plugins)):
+    for module in map(importlib.import_module, plugins):
         if module.fusedops_backend().name not in names:
             fusedops.register(module)
-
-
-def _opt_in() -> list[str]:
-    """Return the modules of the backends that are in the wheel and have no entry point."""
-    if sys.version_info < (3, 11):
-        return []
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    return list(project["tool"]["fusedops"]["opt-in-backends"])
 
 
 class Target(NamedTuple):
