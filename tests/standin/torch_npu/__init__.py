@@ -154,7 +154,9 @@ def _gelu(self: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
     _require_gelu("npu_gelu", approximate, self=self)
     _log("npu_gelu", self, approximate=approximate)
     values = _device.on_cpu(self).float()
-    return _device.to_device(torch.ops.aten.gelu(values, approximate=approximate).to(self.dtype))
+    result = torch.ops.aten.gelu(values, approximate=approximate)
+    # torch's vectorised erf form is NaN at inf, at some lengths
+    return _device.to_device(torch.where(values == float("inf"), values, result).to(self.dtype))
 
 
 def _gelu_backward(grad_output: torch.Tensor, self: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
