@@ -54,7 +54,8 @@ def pieces(max_elements: int, lead: Tensor, *others: Tensor | None, rows: bool =
                     cut = [t if t is None or t.size(dim) == 1 else t.narrow(dim, start, n) for t in others]
                     yield from pieces(max_elements, lead.narrow(dim, start, n), *cut, rows=rows)
                 return
-    yield (lead, *others)
+    # copy_ from float16 to float32 ignores the negative bit of its source (torch 2.13)
+    yield tuple(t if t is None or not t.is_neg() else t.resolve_neg() for t in (lead, *others))
 
 
 class Buffers:

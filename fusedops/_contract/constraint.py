@@ -36,8 +36,8 @@ class Boundary(NamedTuple):
 class Constraint:
     """One condition on the argument called ``name``. It is met where the argument is None, unless a class differs.
 
-    A subclass implements :meth:`expression`, :meth:`reasons`, :meth:`describe` and :meth:`boundaries`. The compiled
-    check and the reasons must agree: a property test compares them.
+    A subclass implements :meth:`expression`, :meth:`reasons`, :meth:`describe` and :meth:`boundaries`; :meth:`examples`
+    is optional. The compiled check and the reasons must agree: a property test compares them.
 
     Args:
         name: the argument.
@@ -82,6 +82,14 @@ class Constraint:
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
         """Yield cases just inside and just outside the constraint, made from a call ``args`` that meets it."""
         raise NotImplementedError
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        """Return values of the argument that meet the constraint, each under a label that names argument and value.
+
+        The conformance kit makes its calls from them. A tensor is a TensorSpec that differs from the one of ``args`` in
+        what the constraint is about. Empty where the constraint has none to offer.
+        """
+        return {}
 
     def test(self, constants: dict[str, object]) -> str:
         """Return :meth:`expression`, also true where the argument is None and None meets the constraint."""

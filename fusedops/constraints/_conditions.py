@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant
 from fusedops._contract.tensor_spec import TensorSpec, capability_of
@@ -133,3 +134,6 @@ class When(Constraint):
                 # where both are on one argument, the inner case replaces the outer one's value: test the result
                 taken = not self.reasons(inner.args)
                 yield Boundary(f"{outer.label}, {inner.label}", inner.args, taken)
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        return self.then.examples(args)

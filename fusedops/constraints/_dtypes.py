@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -55,6 +56,12 @@ class DType(Constraint):
         for dtype in FLOATING if spec.dtype in FLOATING else MASKS:
             changed = {**args, self.name: spec.replace(dtype=dtype)}
             yield Boundary(f"{self.name} {plain(dtype)}", changed, dtype in self.dtypes)
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        spec: TensorSpec | None = args[self.name]
+        if spec is None:
+            return {}
+        return {f"{self.name} {plain(dtype)}": spec.replace(dtype=dtype) for dtype in self.dtypes}
 
 
 class _Strided(DType):
@@ -137,3 +144,9 @@ class OneElement(_Strided):
 
     def describe(self) -> str:
         return f"{super().describe()}, one element"
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        spec: TensorSpec | None = args[self.name]
+        if spec is None:
+            return {}
+        return {f"{self.name} {shape}": spec.replace(shape=shape) for shape in ((), (1,), (1, 1))}

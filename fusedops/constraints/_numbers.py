@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -49,6 +49,9 @@ class _Value(Constraint):
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
         for value in self.values():
             yield Boundary(f"{self.name} = {value!r}", {**args, self.name: value}, self.accepts(value))
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        return {f"{self.name} = {value!r}": value for value in self.values() if self.accepts(value)}
 
 
 class Scalar(_Value):
@@ -144,7 +147,9 @@ class Finite(_Value):
 
     def values(self) -> Iterator[Any]:
         yield from (0.0, 1, 1.5, math.inf, math.nan, 2**70)
-        if self.at_least is not None:
+        if self.at_least is None:
+            yield -0.7
+        else:
             yield from (self.at_least, self.at_least - 1)
 
 
@@ -169,6 +174,9 @@ class Probability(_Value):
 
     def values(self) -> Iterator[Any]:
         yield from (0, 0.0, 0.5, 1, 1.0, -0.1, 1.1, math.nan)
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        return {f"{self.name} = {value!r}": value for value in (0, 0.5, 1.0)}
 
 
 class Flag(_Value):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant
 from fusedops._contract.tensor_spec import TensorSpec
@@ -92,6 +93,27 @@ class Broadcasts(_Beside):
         for other in sorted(shapes):
             changed = {**args, self.name: spec.replace(shape=other)}
             yield Boundary(f"{self.name} {other}", changed, broadcasts(other, shape))
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        tensors = self._specs(args)
+        if tensors is None:
+            return {}
+        spec, shape = tensors[0], tuple(tensors[1].shape)
+        even = tuple(1 if at % 2 else size for at, size in enumerate(shape))
+        odd = tuple(size if at % 2 else 1 for at, size in enumerate(shape))
+        forms = {
+            "of every size": shape,
+            "of the last size": shape[-1:],
+            "of one column": (*shape[:-1], 1)[: len(shape)],
+            "of one row": (*shape[:-2], 1, *shape[-1:])[-len(shape) :] if shape else (),
+            "of even dims": even,
+            "of odd dims": odd,
+            "of one element": (1,)[: len(shape)],
+            "0-d": (),
+        }
+        # at a low rank some of the forms are the same shape
+        distinct = {form: label for label, form in reversed(forms.items())}
+        return {f"{self.name} {label}": spec.replace(shape=form) for form, label in distinct.items()}
 
 
 class SameShape(_Beside):

@@ -82,7 +82,7 @@ def backward(
         slope = 0.5 * (1 + torch.erf(u / math.sqrt(2))) + u * torch.exp(-0.5 * u * u) / math.sqrt(2 * math.pi)
     du = grad.to(u.dtype) * slope
     dx = du.to(x.dtype) if needs[0] else None
-    dbias = du.sum_to_size(bias.shape).to(bias.dtype) if bias is not None and needs[1] else None
+    dbias = du.sum_to_size(bias.shape).to(bias.dtype, copy=True) if bias is not None and needs[1] else None
     return dx, dbias
 
 

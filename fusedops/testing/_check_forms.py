@@ -11,7 +11,8 @@ from torch import Tensor
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import Call, dtype_name, followed, in_dtype, tensors
-from fusedops.testing._subject import Form, Subject
+from fusedops.testing._layouts import Form, cut, expanded, transposed
+from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 
 _LONG = 17  # times the rows of the smallest call: more than one block of a kernel has
@@ -91,23 +92,6 @@ def _check_strides(subject: Subject, direction: Direction, base: Call, form: For
 def in_form(call: Call, form: Form) -> tuple[object, ...]:
     """Return a call's arguments with each tensor of two dimensions or more in other strides."""
     return tuple(form(value) if isinstance(value, Tensor) and value.dim() > 1 else value for value in call.values())
-
-
-def transposed(tensor: Tensor) -> Tensor:
-    """Return the same values with the last two dimensions exchanged in memory."""
-    return tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor
-
-
-def cut(tensor: Tensor) -> Tensor:
-    """Return the same values as every second column of a wider tensor."""
-    wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))
-    wide[..., ::2] = tensor
-    return wide[..., ::2]
-
-
-def expanded(tensor: Tensor) -> Tensor:
-    """Return the first row for every row, in the memory of one: stride 0."""
-    return tensor[..., :1, :].expand(tensor.shape) if tensor.dim() > 1 else tensor
 
 
 def empty(subject: Subject, direction: Direction) -> Iterator[Trial]:

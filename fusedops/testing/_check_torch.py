@@ -16,8 +16,9 @@ from torch.utils.checkpoint import (
 from fusedops._policy.use import checkpoint_contexts, use
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import Call, dtype_name, in_dtype, tensors
-from fusedops.testing._check_forms import in_form, transposed
-from fusedops.testing._subject import Form, Subject
+from fusedops.testing._check_forms import in_form
+from fusedops.testing._layouts import Form, transposed
+from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 
 Public = Callable[..., Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -41,6 +42,7 @@ _UNDER_MASK = {  # values under the mask, the value beside it, the deviation tha
     "NaN and inf under the mask": ((_NAN, _INF, -_INF), None, "nonfinite-under-mask"),
     "large scores under the mask": ((3e4,), None, ""),
     "scores of -30000 beside the mask": ((0.0,), -3e4, "finite-fill"),
+    "scores of -9000 beside the mask": ((0.0,), -9e3, ""),  # a declared fill is -10000 or less
 }
 
 
@@ -59,6 +61,7 @@ def special(subject: Subject, direction: Direction) -> Iterator[Trial]:
             plain = plain if subject.takes(plain, direction) else base
             for name, (under, beside, excuse) in _UNDER_MASK.items():
                 yield Trial(name, partial(_check_under_mask, subject, plain, mask, under, beside), excuse)
+            yield Trial("NaN under the mask of other rows", partial(_check_other_rows, subject, plain, mask))
 
 
 def _check_special(subject: Subject, base: Call, values: Sequence[float]) -> None:
@@ -84,6 +87,20 @@ def _check_under_mask(subject: Subject, base: Call, mask: str, under: Sequence[f
         x = x.masked_fill(masked & place.view(masked.shape), value)
     real[name] = x.to(subject.device)
     subject.assert_right("forward", tuple(real.values()))
+
+
+def _check_other_rows(subject: Subject, base: Call, mask: str) -> None:
+    """Put NaN under the mask of every second row: the rows between are as without it, also where that is excused."""
+    name = masked_tensor(subject.op, mask) or ""
+    real = tensors(subject.op, base)
+    masked = real[mask].bool().cpu().expand(real[name].shape).clone()
+    masked[..., ::2, :] = False
+    real[name] = real[name].cpu().masked_fill(masked, _NAN).to(subject.device)
+    args = tuple(real.values())
+    want = expected(subject.op, args)
+    rows = [(y[..., ::2, :], wanted[..., ::2, :]) for y, wanted in zip(subject.forward(args), want.outputs)]
+    kept = replace(want, outputs=tuple(wanted for _, wanted in rows))
+    subject.assert_outputs([y for y, _ in rows], kept, args)
 
 
 def masked_rows(subject: Subject, direction: Direction) -> Iterator[Trial]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -48,10 +47,10 @@ class KernelCalls:
         """Return the constraints that the kernel declares."""
         return self.kernels[direction].kernel.constraints
 
-    @cached_property
-    def deviations(self) -> frozenset[str]:
-        """The names of the deviations that the kernels declare."""
-        return frozenset(d.name for kernel in self.kernels.values() for d in kernel.kernel.deviations)
+    def deviations_of(self, direction: Direction) -> frozenset[str]:
+        """Return the names of the deviations that the kernel declares; of all, where there is no such kernel."""
+        kernels = [self.kernels[direction]] if direction in self.kernels else self.kernels.values()
+        return frozenset(d.name for kernel in kernels for d in kernel.kernel.deviations)
 
     def arguments_of(self, call: Call, direction: Direction) -> dict[str, Any]:
         """Return what the kernel of that direction gets for a call, by its own parameters, as specs."""
@@ -99,7 +98,8 @@ class KernelCalls:
         """Return True where the op accepts the call and the kernel's constraints are met."""
         if not self.allows(call):
             return False
-        return self.kernels[direction].check(*self.arguments_of(call, direction).values()) is None
+        kernel = self.kernels[direction]
+        return kernel.unconditional or kernel.check(*self.arguments_of(call, direction).values()) is None
 
     def named(self) -> Iterator[tuple[str, Call]]:
         """Yield the op's named cases in every dtype, float32 first."""

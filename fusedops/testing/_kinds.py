@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from fusedops._contract.op import Op
 from fusedops._report.direction import Direction
-from fusedops.testing import _check_constraints, _check_forms, _check_saved, _check_torch, _check_values
+from fusedops.testing import _check_calls, _check_constraints, _check_forms, _check_saved, _check_torch, _check_values
 from fusedops.testing._roles import masks
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
@@ -55,6 +55,9 @@ KINDS = (
         _check_constraints.constraints,
     ),
     Kind("float64", _EACH, "within the op's tolerance of its reference in float64", _check_values.float64),
+    Kind(
+        "calls", _EACH, "the same for calls made pairwise of all that the op's constraints accept", _check_calls.calls
+    ),
     Kind("inputs", _EACH, "no input is written, nor a gradient of an output", _check_forms.inputs),
     Kind(
         "dtypes",
@@ -92,6 +95,14 @@ KINDS = (
     Kind("needs", ("backward",), "any of the gradients may be wanted alone", _check_forms.needs, _several),
     Kind("fake", _EACH, "shapes, dtypes and strides are those of the op's fake tensors", _check_torch.fake),
     Kind("determinism", _EACH, "the same bits on every run", _check_forms.determinism),
+    Kind("memory", _EACH, "each result is in memory of its own, of this call alone", _check_calls.memory),
+    Kind("history", _EACH, "a result depends on the arguments, not on calls before", _check_calls.history),
+    Kind(
+        "state",
+        _EACH,
+        "modes, defaults, threads and random numbers of the process stay as they are",
+        _check_calls.state,
+    ),
     Kind("autograd", ("both",), "forward and backward of one call by one backend", _check_torch.autograd),
     Kind("opcheck", ("both",), "torch.library.opcheck reports nothing", _check_torch.opcheck),
     Kind("compile", ("both",), "the same within torch.compile(fullgraph=True)", _check_torch.compile_),

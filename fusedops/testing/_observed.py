@@ -39,9 +39,30 @@ def _listed(runs: Counter[str]) -> str:
     return " and ".join(texts) or "no kernel"
 
 
-def contents(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor's elements, as bytes on the CPU."""
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+def memory_of(tensor: Tensor) -> Tensor:
+    """Return a copy of the memory that a tensor is in, as bytes on the CPU: its elements, and what is between them."""
+    memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return memory.set_(tensor.detach().untyped_storage()).cpu().clone()
+
+
+def plain_masks(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the arguments with masks of the bytes 0 and 1, for which torch's functions, and references, are right."""
+    return tuple(
+        arg.view(torch.uint8) != 0 if isinstance(arg, Tensor) and arg.dtype == torch.bool else arg for arg in args
+    )
+
+
+def check_own_memory(results: Mapping[str, Tensor | None], arguments: Mapping[str, Any]) -> None:
+    """Raise AssertionError where a result shares memory with an argument or with another result."""
+    owners = {
+        value.untyped_storage().data_ptr(): name for name, value in arguments.items() if isinstance(value, Tensor)
+    }
+    for name, result in results.items():
+        if result is None or result.numel() == 0:
+            continue
+        owner = owners.setdefault(result.untyped_storage().data_ptr(), name)
+        if owner != name:
+            raise AssertionError(f"got {name} in the memory of {owner}, expected memory of its own")
 
 
 def check_layout(result: Tensor, what: str, like: Tensor, device: torch.device) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, signature
 from typing import Any, NamedTuple, cast
@@ -11,14 +11,23 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._dispatch.select import counted_call, plan_for, select
+from fusedops._dispatch.select import backward_plan, counted_call, plan_for, select
 from fusedops._policy.use import use
 from fusedops._report.direction import Direction
 from fusedops.testing._expected import Expected, assert_within, empty_outputs, expected, on_meta
+from fusedops.testing._global_state import check_global_state, global_state
 from fusedops.testing._kernel_calls import KernelCalls
-from fusedops.testing._observed import check_layout, check_runs, coarsest, contents, in_proportion, kernel_runs
-
-Form = Callable[[Tensor], Tensor]  # gives a tensor other strides
+from fusedops.testing._layouts import Form
+from fusedops.testing._observed import (
+    check_layout,
+    check_own_memory,
+    check_runs,
+    coarsest,
+    in_proportion,
+    kernel_runs,
+    memory_of,
+    plain_masks,
+)
 
 
 class Answer(NamedTuple):
@@ -36,6 +45,7 @@ class Subject(KernelCalls):
     def __init__(self, backend: str, op: Op, device: str, elements: int) -> None:
         super().__init__(backend, op, device, elements)
         kinds = [parameter.kind for parameter in op.signature.parameters.values()]
+        self._device = torch.empty(0, device=device).device
         self._positional = sum(kind is not Parameter.KEYWORD_ONLY for kind in kinds)
 
     def public(self, *args: Any) -> Any:
@@ -48,16 +58,20 @@ class Subject(KernelCalls):
         """Let only this backend serve the calls in the block.
 
         Raises:
-            AssertionError: another kernel ran too or instead, or one of the ``unchanged`` arguments was written.
+            AssertionError: another kernel ran too or instead, one of the ``unchanged`` arguments was written, or the
+                process has another state, such as grad mode.
             NoBackendError: the backend's constraints refuse the call.
         """
         tensors = {name: value for name, value in unchanged.items() if isinstance(value, Tensor)}
-        before = {name: contents(value) for name, value in tensors.items()}
-        runs_before = kernel_runs()
-        with use(self.backend, fallback="raise", adapt="none"):
-            yield
+        before = {name: memory_of(value) for name, value in tensors.items()}
+        runs_before, state = kernel_runs(), global_state(self._device)
+        try:
+            with use(self.backend, fallback="raise", adapt="none"):
+                yield
+        finally:
+            check_global_state(state, self._device)
         check_runs(kernel_runs() - runs_before, self.backend, self.op.name, expected_runs)
-        written = [name for name, value in tensors.items() if not torch.equal(contents(value), before[name])]
+        written = [name for name, value in tensors.items() if not torch.equal(memory_of(value), before[name])]
         if written:
             raise AssertionError(f"got {' and '.join(written)} written by the call, expected every input unchanged")
 
@@ -66,6 +80,9 @@ class Subject(KernelCalls):
         with torch.no_grad(), self.alone({"forward": 1}, dict(zip(self.op.parameters, args))):
             outputs = self.op.each(self.public(*args))
         self.check_outputs(outputs, args)
+        check_own_memory(
+            dict(zip(map(self.output_name, self.op.outputs), outputs)), dict(zip(self.op.parameters, args))
+        )
         return outputs
 
     def forward_with_saved(self, args: Sequence[Any]) -> tuple[tuple[Tensor, ...], dict[str, Tensor | None]]:
@@ -80,7 +97,10 @@ class Subject(KernelCalls):
                 check_layout(value, f"the saved value {declared.name}", like, args[0].device)
             elif not declared.optional:
                 raise AssertionError(f"got None for the saved value {declared.name}, expected a tensor: it is required")
-        return outputs, {declared.name: value for declared, value in zip(op.saved, values)}
+        saved = {declared.name: value for declared, value in zip(op.saved, values)}
+        named = {**dict(zip(map(self.output_name, op.outputs), outputs)), **saved}
+        check_own_memory(named, dict(zip(op.parameters, args)))
+        return outputs, saved
 
     def run_kernel(self, args: Sequence[Any], *, save: bool) -> tuple[Any, ...]:
         """Return everything that the forward kernel returns: the outputs, then the saved values."""
@@ -113,27 +133,32 @@ class Subject(KernelCalls):
         """Return the wanted gradients by the backend's backward alone, and check their layout."""
         needs = self.needs(args) if needs is None else needs
         call = self.backward_arguments(answer, args, needs)
+        given = tuple(call.values())
         with torch.no_grad(), self.alone({"backward": 1}, call):
-            results: Any = getattr(torch.ops.fusedops, f"{self.op.name}_backward").default(*call.values())
+            # as autograd calls it; the registered op, by torch's dispatcher, is the subject of other checks
+            plan = backward_plan(plan_for(self.op, given[0], None), self.backend)
+            results: Any = counted_call(select(plan, given))(*given)
         each = (results,) if isinstance(results, Tensor) else cast("tuple[Tensor, ...]", results)
         named = {name: g for name, g, need in zip(self.op.differentiable, each, needs) if need}
         for name, gradient in named.items():
             like = args[self.op.parameters.index(name)]
             check_layout(gradient, f"the gradient of {name}", on_meta(like), args[0].device)
+        check_own_memory({f"the gradient of {name}": gradient for name, gradient in named.items()}, call)
         return named
 
     def answer(self, args: Sequence[Any], form: Form | None = None) -> Answer:
         """Return the float64 answer, and the gradients (in that ``form``), outputs and saved values for backward."""
         op = self.op
-        want = expected(op, args)
+        plain = plain_masks(args)
+        want = expected(op, plain)
         likes = empty_outputs(op, args)
         grads = tuple(grad.to(like.dtype).to(self.device) for grad, like in zip(want.grads, likes))
         if form is not None:
             grads = tuple(map(form, grads))
-            want = expected(op, args, grad=grads)
+            want = expected(op, plain, grad=grads)
         outputs = tuple(y.to(like.dtype).to(self.device) for y, like in zip(want.outputs, likes))
         with torch.no_grad():
-            on_cpu = [arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in args]
+            on_cpu = [arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in plain]
             saved = op.saved_references(on_cpu, [y.cpu() for y in outputs])
         return Answer(want, grads, outputs, tuple(value.contiguous().to(self.device) for value in saved))
 
@@ -151,7 +176,7 @@ class Subject(KernelCalls):
             answer = self.answer(args, form)
             self.assert_gradients(self.gradients(answer, args), answer.want, args)
             return
-        want = expected(self.op, args)
+        want = expected(self.op, plain_masks(args))
         self.assert_outputs(self.forward(args), want, args)
         if self.op.saved:
             outputs, saved = self.forward_with_saved(args)

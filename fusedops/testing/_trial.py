@@ -17,5 +17,5 @@ class Trial:
     """
 
     case: str
-    run: Callable[[], None]
+    run: Callable[[], object]
     excuse: str = ""

@@ -153,7 +153,7 @@ OP = Op(
         # s is rounded before backward reads it
         torch.float16: Tolerance(2e-2, 4e-3),
         torch.bfloat16: Tolerance(1.5e-1, 3e-2),
-        torch.float32: Tolerance(1e-4, 1e-5),
+        torch.float32: Tolerance(1e-3, 1e-5),  # of one column: rstd is 1 / sqrt(eps), and what it multiplies cancels
         torch.float64: Tolerance(1e-11, 1e-12),
     },
     cases=[
@@ -173,7 +173,8 @@ OP = Op(
 def forward_kernel(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, save: bool) -> tuple[Any, ...]:
     """Compute the outputs, and the saved values where asked for, by torch's fused layer norm."""
     s = _sum(x, residual).contiguous()
-    y, mean, rstd = torch.native_layer_norm(s, s.shape[-1:], None, None, eps)
+    y, _, rstd = torch.native_layer_norm(s, s.shape[-1:], None, None, eps)
+    mean = s.mean(-1, keepdim=True)  # layer_norm's own is NaN in a row with an infinity
     if weight is not None:
         y = y * weight.to(torch.promote_types(weight.dtype, s.dtype))
     saved = (rstd, mean) if save else (None, None)

@@ -13,7 +13,7 @@ from two_outputs import BACKEND, OP, add_center_scale, backward_kernel, forward_
 import fusedops
 from fusedops import Backend, testing
 
-SLOW = ("opcheck", "compile")  # two thirds of the time: run once, on the right backend
+SLOW = ("opcheck", "compile", "calls", "memory", "history")  # most of the time: run once, on the right backend
 Results = Callable[[tuple[Any, ...]], Any]
 
 

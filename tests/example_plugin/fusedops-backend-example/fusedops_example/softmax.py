@@ -33,4 +33,6 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: 
 @kernel(ops.scaled_masked_softmax, Dim("y", (-1,), at_most=1024), direction="backward", source="plain torch")
 def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
     """Compute the gradient of x from the output y of forward."""
-    return ((grad - (grad * y).sum(-1, keepdim=True)) * y * scale).contiguous()
+    wide = torch.promote_types(y.dtype, torch.float32)  # sums of float16 are taken in float32
+    g, p = grad.to(wide), y.to(wide)
+    return ((g - (g * p).sum(-1, keepdim=True)) * p * scale).to(y.dtype).contiguous()

@@ -1,0 +1,129 @@
+"""Checks of calls made pairwise of everything that an op's constraints accept: right, and of no other effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._report.direction import Direction
+from fusedops.testing._calls import tensors
+from fusedops.testing._subject import Subject
+from fusedops.testing._trial import Trial
+from fusedops.testing._variants import GRADIENTS, Variant, variants
+
+_IN_ORDER = 12  # calls before and after each other
+_TWICE = 40  # calls that are made twice, about
+
+
+def calls(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield calls in which every two values of two arguments meet: results are within the op's tolerance."""
+    for variant in variants(subject, direction):
+        yield Trial(variant.label, partial(_check_right, subject, direction, variant))
+
+
+def _check_right(subject: Subject, direction: Direction, variant: Variant) -> None:
+    args = tuple(variant.tensors(subject.op).values())
+    subject.assert_right(direction, args, variant.forms.get(GRADIENTS))
+
+
+def memory(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield some of these calls: a result is in memory of its own, which a second call does not write."""
+    every = variants(subject, direction)
+    for variant in every[:: max(1, len(every) // _TWICE)]:
+        yield Trial(variant.label, partial(_check_memory, subject, direction, variant))
+
+
+def _check_memory(subject: Subject, direction: Direction, variant: Variant) -> None:
+    first = run(subject, direction, tuple(variant.tensors(subject.op).values()))
+    before = {name: result.clone() for name, result in first.items()}
+    second = run(subject, direction, tuple(variant.tensors(subject.op, seed=1).values()))
+    for name, result in first.items():
+        if not same_bits(result, before[name]):
+            raise AssertionError(f"got {name} written by the next call, expected it unchanged: a buffer is used again")
+        if result.numel() and result.data_ptr() == second[name].data_ptr():
+            raise AssertionError(f"got {name} of two calls in one memory, expected memory of its own for each")
+
+
+def history(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield calls after other calls: a result depends on the arguments alone."""
+    every = variants(subject, direction)
+    some = every[:: max(1, len(every) // _IN_ORDER)]
+    if some:
+        yield Trial("in another order", partial(_check_order, subject, direction, some), "nondeterministic")
+    for variant in every[:1]:
+        run_written = partial(_check_written, subject, direction, variant)
+        yield Trial("arguments written between calls", run_written, "nondeterministic")
+
+
+def _check_order(subject: Subject, direction: Direction, some: Sequence[Variant]) -> None:
+    args = [tuple(variant.tensors(subject.op).values()) for variant in some]
+    there = [run(subject, direction, each) for each in args]
+    back = [run(subject, direction, each) for each in reversed(args)]
+    for variant, first, second in zip(some, there, reversed(back)):
+        _same(first, second, f"the call with {variant.label} has them where other calls were made before it")
+
+
+def _check_written(subject: Subject, direction: Direction, variant: Variant) -> None:
+    """Write other numbers into the tensors of a call, as ``.data`` does: torch counts no change."""
+    real = tensors(subject.op, variant.call)
+    args = tuple(real.values())
+    run(subject, direction, args)
+    for name, other in tensors(subject.op, variant.call, seed=1).items():
+        if isinstance(other, Tensor):
+            real[name].data.copy_(other)
+    got = run(subject, direction, args)
+    fresh = run(subject, direction, tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in args))
+    _same(got, fresh, "the call has them where its tensors had other elements in the call before")
+
+
+def state(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield calls in a process of another state: the same bits, and no change of it."""
+    for variant in variants(subject, direction)[:1]:
+        yield Trial("unchanged", partial(run, subject, direction, tuple(variant.tensors(subject.op).values())))
+        for name, block in (("inference mode", torch.inference_mode), ("default dtype float64", _DefaultDtype)):
+            yield Trial(name, partial(_check_state, subject, direction, variant, block), "nondeterministic")
+
+
+class _DefaultDtype:
+    """A block in which new tensors are float64 by default."""
+
+    def __enter__(self) -> None:
+        self._before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+
+    def __exit__(self, *exc_info: object) -> None:
+        torch.set_default_dtype(self._before)
+
+
+def _check_state(subject: Subject, direction: Direction, variant: Variant, block: Any) -> None:
+    args = tuple(variant.tensors(subject.op).values())
+    plain = run(subject, direction, args)
+    with block():
+        _same(run(subject, direction, args), plain, "the call has them in this state of the process")
+
+
+def run(subject: Subject, direction: Direction, args: Sequence[Any]) -> dict[str, Tensor]:
+    """Return the kernel's results by name, right or wrong; their layout, memory and effects are checked."""
+    op = subject.op
+    if direction == "backward":
+        return {f"the gradient of {name}": g for name, g in subject.gradients(subject.answer(args), args).items()}
+    if not op.saved:
+        return dict(zip(map(subject.output_name, op.outputs), subject.forward(args)))
+    outputs, saved = subject.forward_with_saved(args)
+    present = {f"the saved value {name}": value for name, value in saved.items() if value is not None}
+    return {**dict(zip(map(subject.output_name, op.outputs), outputs)), **present}
+
+
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Return True where two results are equal, NaN to NaN."""
+    return bool(torch.equal(first, second)) or bool(((first == second) | (first.isnan() & second.isnan())).all())
+
+
+def _same(got: dict[str, Tensor], expected: dict[str, Tensor], when: str) -> None:
+    for name, result in got.items():
+        if not same_bits(result, expected[name]):
+            raise AssertionError(f"got other bits of {name}, expected the same: {when}")

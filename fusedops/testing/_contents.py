@@ -1,0 +1,61 @@
+"""Contents of tensors besides random numbers: masks of any bytes, seeds of any bits, numbers that are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.op import Op
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._report.direction import Direction
+from fusedops.testing._roles import masks, seeds
+
+
+class Content(NamedTuple):
+    """The elements of a tensor.
+
+    Attributes:
+        fill: returns a tensor of the same shape and dtype with it.
+        hides: True where it may hide the effect of other arguments.
+    """
+
+    fill: Callable[[Tensor], Tensor]
+    hides: bool = False
+
+
+def contents_of(op: Op, name: str, spec: TensorSpec, direction: Direction) -> dict[str, Content]:
+    """Return the contents that an argument may have, by label."""
+    if name in masks(op):
+        return {
+            f"{name} of bytes 2 to 255": Content(_any_bytes),
+            f"{name} of True alone": Content(torch.ones_like, hides=True),
+            f"{name} of False alone": Content(torch.zeros_like, hides=True),
+        }
+    if name in seeds(op):
+        return {f"{name} = {value}": Content(_filled(value)) for value in (0, -5, 2**63 - 1)}
+    if name == op.parameters[0] and direction == "forward" and not masks(op):
+        # under a mask a kernel may deviate, which the check "special" excuses where that is declared
+        return {f"{name} of NaN and inf": Content(_not_finite, hides=True)}
+    return {}
+
+
+def _any_bytes(mask: Tensor) -> Tensor:
+    """Return the same mask with other bytes for True, which bool tensors that other libraries wrote have."""
+    places = torch.arange(mask.numel(), dtype=torch.uint8).view(mask.shape)
+    spread = (places % 127 * 2 + 2).to(mask.device)  # even: the lowest bit alone decides nothing
+    masked = mask.view(torch.uint8) * spread
+    return masked.view(mask.dtype)
+
+
+def _filled(value: int) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: torch.full_like(tensor, value)
+
+
+def _not_finite(tensor: Tensor) -> Tensor:
+    flat = tensor.cpu().reshape(-1).clone()
+    for at, value in enumerate((float("inf"), float("nan"), -float("inf"))):
+        flat[at * 7 + 1 :: 29] = value
+    return flat.view(tensor.shape).to(tensor.device)

@@ -1,0 +1,92 @@
+"""The state of the process that a kernel must leave as it is: modes, defaults, threads, random numbers."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class _Part(NamedTuple):
+    """One part of the state: reads it, and sets it back."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+def _denormals_kept() -> bool:
+    """Return True where a float32 below the smallest normal one is not flushed to 0."""
+    return bool(torch.tensor([1e-40], dtype=torch.float32, device="cpu") * 1.0 != 0)
+
+
+def _set_denormals_kept(kept: bool) -> None:
+    torch.set_flush_denormal(not kept)
+
+
+def _set_environment(variables: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+def _generator(read: Callable[[], Tensor], write: Callable[[Tensor], object]) -> _Part:
+    """Return the state of a generator of torch as a part: compared as bytes."""
+
+    def read_bytes() -> bytes:
+        return bytes(read().cpu().numpy())
+
+    def write_bytes(value: bytes) -> None:
+        write(torch.frombuffer(bytearray(value), dtype=torch.uint8))
+
+    return _Part(read_bytes, write_bytes)
+
+
+_PARTS: dict[str, _Part] = {
+    "grad mode": _Part(torch.is_grad_enabled, torch.set_grad_enabled),
+    "default dtype": _Part(torch.get_default_dtype, torch.set_default_dtype),
+    "default device": _Part(torch.get_default_device, torch.set_default_device),
+    "number of threads": _Part(torch.get_num_threads, torch.set_num_threads),
+    "deterministic algorithms": _Part(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "float32 matmul precision": _Part(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "flush of denormals": _Part(_denormals_kept, _set_denormals_kept),
+    "state of torch's generator": _generator(torch.get_rng_state, torch.set_rng_state),
+    "state of Python's generator": _Part(random.getstate, random.setstate),
+    "environment": _Part(partial(dict, os.environ), _set_environment),
+}
+
+
+def _parts(device: torch.device) -> dict[str, _Part]:
+    """Return the parts, with the generator of the device where that is another one."""
+    if device.type == "cpu":
+        return _PARTS
+    module: Any = torch.get_device_module(device)
+    if not hasattr(module, "get_rng_state"):
+        return _PARTS
+
+    def write(value: Tensor) -> None:
+        module.set_rng_state(value, device)
+
+    return {**_PARTS, f"state of {device.type}'s generator": _generator(partial(module.get_rng_state, device), write)}
+
+
+def global_state(device: torch.device) -> dict[str, Any]:
+    """Return the state, by the name of its parts."""
+    return {name: part.read() for name, part in _parts(device).items()}
+
+
+def check_global_state(before: dict[str, Any], device: torch.device) -> None:
+    """Raise AssertionError where the state is another one than ``before``, after setting it back."""
+    changed: list[str] = []
+    for name, part in _parts(device).items():
+        if part.read() != before[name]:
+            part.write(before[name])
+            changed.append(name)
+    if changed:
+        raise AssertionError(
+            f"got another {' and another '.join(changed)} after the call than before it, expected no change of the "
+            f"process"
+        )

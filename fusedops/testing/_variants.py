@@ -1,0 +1,234 @@
+"""Variants of a call: other shapes, dtypes, numbers, layouts and contents, pairwise over all of them.
+
+They are made from the op's cases and constraints: an op or a constraint of a plugin has them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.constraint import Constraint
+from fusedops._contract.op import Op
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._report.direction import Direction
+from fusedops.testing._calls import Call, followed, tensors
+from fusedops.testing._contents import contents_of
+from fusedops.testing._kernel_calls import KernelCalls
+from fusedops.testing._layouts import Form, layouts
+from fusedops.testing._pairwise import pairwise
+
+GRADIENTS = "the gradient of the output"
+_SCALE = 2  # a call of large sizes has at most so many times the elements that the kit is run with
+_RANKS = (0, 1, 2, 3, 4, 5, 8)
+_LEADING = (2, 1, 3, 1, 2, 1)  # sizes before the last two, from the last
+_SIZES = {  # the last two
+    "one column": (9, 1),
+    "even": (4, 64),
+    "more rows than columns": (34, 7),
+    "4099 rows": (4099, 2),
+    "4099 columns": (1, 4099),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One call.
+
+    Attributes:
+        call: its arguments; each tensor as a spec.
+        forms: the layout of each tensor that is not contiguous, and of the outputs' gradients.
+        fills: what the tensors hold that do not hold the usual random numbers: each changes them.
+        changes: what differs from the op's case, as text.
+    """
+
+    call: Call
+    forms: Mapping[str, Form] = field(default_factory=lambda: {})
+    fills: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=lambda: {})
+    changes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The name of the call."""
+        return ", ".join(self.changes) or "as in the op's case"
+
+    def tensors(self, op: Op, seed: int = 0) -> dict[str, Any]:
+        """Return the call with real tensors."""
+        real = tensors(op, self.call, seed)
+        for name, fill in self.fills.items():
+            real[name] = fill(real[name])
+        for name, form in self.forms.items():
+            if name in real:
+                real[name] = form(real[name])
+        return real
+
+
+class _Axis(NamedTuple):
+    """One thing that varies.
+
+    Attributes:
+        options: the labels of its values.
+        change: returns the variant with one of them, None where it has no such value.
+        hiding: the labels of values that may hide the others, such as p = 1.
+    """
+
+    options: tuple[str, ...]
+    change: Callable[[Variant, str], Variant | None]
+    hiding: frozenset[str] = frozenset()
+
+
+def variants(subject: KernelCalls, direction: Direction) -> list[Variant]:
+    """Return the calls that the kernel takes, such that every two values of two axes meet where they can."""
+    for base in subject.bases(direction)[:1]:
+        axes = list(_axes(subject, base, direction))
+        taken: dict[tuple[Any, ...], bool] = {}
+
+        def made(row: tuple[int, ...], axes: list[_Axis] = axes, base: Call = base) -> Variant | None:
+            variant: Variant | None = Variant(base)
+            for axis, option in zip(axes, row):
+                if option and variant is not None:
+                    variant = axis.change(variant, axis.options[option - 1])
+            return variant
+
+        def valid(row: tuple[int, ...], taken: dict[tuple[Any, ...], bool] = taken) -> bool:
+            variant = made(row)
+            if variant is None:
+                return False
+            key = (*map(_kind, variant.call.values()), *variant.call.values())
+            if key not in taken:
+                small = all(
+                    v.numel() <= _SCALE * subject.elements for v in variant.call.values() if isinstance(v, TensorSpec)
+                )
+                taken[key] = small and subject.takes(variant.call, direction) and not _rounded(subject, variant.call)
+            return taken[key]
+
+        sizes = [len(axis.options) + 1 for axis in axes]
+        hiding = [frozenset(at for at, label in enumerate(axis.options, 1) if label in axis.hiding) for axis in axes]
+        rows = [variant for row in pairwise(sizes, hiding, valid) if (variant := made(row)) is not None]
+        return list({variant.label: variant for variant in rows}.values())
+    return []
+
+
+def _kind(value: object) -> type:
+    return type(value)  # 1, 1.0 and True are equal
+
+
+def _rounded(subject: KernelCalls, call: Call) -> bool:
+    """Return True where a tensor is rounded to the output's dtype: the float64 answer is of the unrounded one."""
+    floating = [v.dtype for v in call.values() if isinstance(v, TensorSpec) and v.is_floating_point()]
+    output = subject.output_dtype(call)
+    return any(torch.promote_types(dtype, output) != output for dtype in floating)
+
+
+def _axes(subject: KernelCalls, base: Call, direction: Direction) -> Iterator[_Axis]:
+    op = subject.op
+    first = op.parameters[0]
+    yield _rank_axis(op, base)
+    yield _size_axis(op, base)
+    for name in op.parameters:
+        if op.types[name].endswith("| None") and base[name] is not None:
+            yield _absent_axis(subject, name)
+    for constraint in op.constraints:
+        examples = constraint.examples(base)
+        if examples:
+            yield _example_axis(constraint, base, examples)
+    for name, spec in base.items():
+        if isinstance(spec, TensorSpec):
+            yield _layout_axis(name, spec)
+            fills = contents_of(op, name, spec, direction)
+            if fills:
+                yield _fill_axis(name, fills)
+    if direction == "backward":
+        yield _layout_axis(GRADIENTS, base[first])
+
+
+def _rank_axis(op: Op, base: Call) -> _Axis:
+    """Return the axis of the first tensor's rank."""
+    first = op.parameters[0]
+    shape: tuple[int, ...] = base[first].shape
+    ranks = {f"{first} {rank}-d": rank for rank in _RANKS if rank != len(shape)}
+
+    def change(variant: Variant, label: str) -> Variant | None:
+        sizes = (1, 1, *shape)[-2:]
+        return _changed(variant, label, followed(op, variant.call, first, _of_rank(ranks[label], *sizes)))
+
+    return _Axis(tuple(ranks), change)
+
+
+def _size_axis(op: Op, base: Call) -> _Axis:
+    """Return the axis of the sizes of the first tensor's last two dimensions."""
+    first = op.parameters[0]
+    rows, columns = (1, 1, *base[first].shape)[-2:]
+    beside = {"one row": (1, columns), "twice the sizes": (2 * rows, 2 * columns)}  # for constraints on sizes
+    sizes = {f"{first} of {label}": pair for label, pair in (beside | _SIZES).items()}
+
+    def change(variant: Variant, label: str) -> Variant | None:
+        shape: tuple[int, ...] = variant.call[first].shape
+        last = sizes[label][-len(shape) :] if shape else ()
+        changed = (*shape[: len(shape) - len(last)], *last)
+        return None if changed == shape else _changed(variant, label, followed(op, variant.call, first, changed))
+
+    return _Axis(tuple(sizes), change)
+
+
+def _of_rank(rank: int, rows: int, columns: int) -> tuple[int, ...]:
+    leading = tuple(reversed((_LEADING * rank)[: max(rank - 2, 0)]))
+    return (*leading, rows, columns)[len(leading) + 2 - rank :]
+
+
+def _absent_axis(subject: KernelCalls, name: str) -> _Axis:
+    """Return the axis of an optional argument: None where the op can do without, and draws nothing for it."""
+
+    def change(variant: Variant, label: str) -> Variant | None:
+        call = subject.complete({**variant.call, name: None})
+        return _changed(variant, label, call) if call[name] is None else None
+
+    label = f"{name} None"
+    return _Axis((label,), change, frozenset([label]))
+
+
+def _example_axis(constraint: Constraint, base: Call, examples: Mapping[str, Any]) -> _Axis:
+    """Return the axis of a constraint's examples, for the call that they are put into."""
+    name = constraint.name
+
+    def change(variant: Variant, label: str) -> Variant | None:
+        current = constraint.examples(variant.call)
+        if label not in current or current[label] == variant.call[name]:
+            return None
+        return _changed(variant, label, {**variant.call, name: current[label]})
+
+    labels = tuple(label for label, value in examples.items() if value != base[name])
+    return _Axis(labels, change, frozenset(label for label in labels if _hides(examples[label])))
+
+
+def _hides(value: Any) -> bool:
+    """Return True for 0 and 1: where a number is one of these, other arguments may have no effect."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value in (0, 1)
+
+
+def _layout_axis(name: str, spec: TensorSpec) -> _Axis:
+    labels = {f"{name} {form}": form for form in layouts(spec)}
+
+    def change(variant: Variant, label: str) -> Variant | None:
+        current = variant.call.get(name, next(iter(variant.call.values())))
+        form = None if current is None else layouts(current).get(labels[label])
+        return None if form is None else _changed(variant, label, forms={**variant.forms, name: form})
+
+    return _Axis(tuple(labels), change)
+
+
+def _fill_axis(name: str, fills: Mapping[str, Any]) -> _Axis:
+    def change(variant: Variant, label: str) -> Variant | None:
+        if variant.call[name] is None:
+            return None
+        return _changed(variant, label, fills={**variant.fills, name: fills[label].fill})
+
+    return _Axis(tuple(fills), change, frozenset(label for label, each in fills.items() if each.hides))
+
+
+def _changed(variant: Variant, label: str, call: Call | None = None, **fields: Any) -> Variant:
+    return replace(variant, call=call or variant.call, changes=(*variant.changes, label), **fields)

@@ -1,0 +1,49 @@
+"""The conformance kit finds each of a list of wrong kernels, by the check that is about its fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from loopback import registered
+from two_outputs import OP, two_outputs
+from wrong_kernels import WRONG, Wrong, every
+
+from fusedops import testing
+from fusedops.testing._trial import Trial
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def fails(trial: Trial) -> bool:
+    try:
+        trial.run()
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("wrong", [pytest.param(each, id=name) for name, each in every()])
+def test_the_kit_finds_it(wrong: Wrong) -> None:
+    of_plugin = wrong.op == OP.name
+    op = OP if of_plugin else testing.OPS[wrong.op]
+    backend = wrong.backend(op)
+    with two_outputs(backend) if of_plugin else registered(backend):
+        wanted = f"{wrong.op}/{wrong.direction}/{wrong.check}"
+        (check,) = [check for check in testing.checks("wrong", op=wrong.op, elements=2**14) if check.id == wanted]
+        assert any(map(fails, check.trials())), wrong.text
+
+
+def test_the_list_has_every_op_and_direction() -> None:
+    assert len(WRONG) >= 40
+    assert {(each.op, each.direction) for each in WRONG} == {
+        (op, direction) for op in (*testing.OPS, OP.name) for direction in ("forward", "backward")
+    }
+    assert len({(each.op, each.direction, each.text) for each in WRONG}) == len(WRONG)
