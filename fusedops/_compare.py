@@ -37,7 +37,12 @@ class Difference(NamedTuple):
 
 
 def limits(
-    op: Op, direction: Direction, args: Sequence[Any], expected: Sequence[Any], dtypes: Sequence[Any]
+    op: Op,
+    direction: Direction,
+    args: Sequence[Any],
+    expected: Sequence[Any],
+    dtypes: Sequence[Any],
+    rounded: bool = False,
 ) -> list[Tensor | None]:
     """Return the largest accepted difference of each element: ``relative * |expected|`` and the error model's.
 
@@ -47,6 +52,7 @@ def limits(
         args: the arguments of that direction, as a kernel gets them.
         expected: outputs then saved values, or gradients, in the order of a kernel's results; None for one left out.
         dtypes: of the results, in the same order.
+        rounded: True where ``expected`` is of these dtypes too, not float64: a 0 in it may be a small number.
 
     Returns:
         For each of ``expected`` a float64 tensor on the CPU of its shape, or None.
@@ -74,7 +80,7 @@ def limits(
             error = modelled[place].double()
         else:
             error = allowed.absolute * _usual_size(op, direction, given, wide)
-        accepted.append(_with_rounding(wide, error, allowed.relative, dtype))
+        accepted.append(_with_rounding(wide, error, allowed.relative, dtype, rounded))
     return accepted
 
 
@@ -84,22 +90,24 @@ def within(tolerance: Tolerance, expected: Tensor, dtype: torch.dtype) -> Tensor
     return _with_rounding(wide, torch.tensor(tolerance.absolute), tolerance.relative, dtype)
 
 
-def _with_rounding(expected: Tensor, error: Tensor, relative: float, dtype: torch.dtype) -> Tensor:
+def _with_rounding(
+    expected: Tensor, error: Tensor, relative: float, dtype: torch.dtype, rounded: bool = False
+) -> Tensor:
     """Return ``error`` with the rounding of the result to ``dtype``."""
     size = expected.abs().nan_to_num(nan=0.0, posinf=0.0)
     if dtype.is_floating_point:
         # below the smallest normal number of the arithmetic a device may return 0
         arithmetic = torch.finfo(torch.promote_types(dtype, torch.float32))
         least = max(arithmetic.smallest_normal, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
-        size = torch.where(size > 0, relative * size + least, 0.0)
+        size = torch.where((size > 0) | rounded, relative * size + least, 0.0)
     return size + error.nan_to_num(nan=0.0, posinf=math.inf)
 
 
 def difference(result: Tensor, expected: Tensor, limit: Tensor, times: int = 1) -> Difference:
     """Compare two tensors of one shape.
 
-    NaN equals NaN. Where the limit is inf, as the arithmetic may overflow, any number is accepted for a finite one and
-    for NaN. Infinity is accepted for a number that rounds to it.
+    NaN equals NaN. Where the limit is inf, as the arithmetic may overflow, any number is accepted. Infinity is accepted
+    for a number that rounds to it.
 
     Args:
         result: of the kernel.
@@ -110,7 +118,7 @@ def difference(result: Tensor, expected: Tensor, limit: Tensor, times: int = 1) 
     if result.numel() == 0:
         return Difference(0.0)
     got, want, limit = result.detach().cpu().double(), expected.detach().cpu().double(), times * limit
-    same = (got == want) | (got.isnan() & want.isnan()) | ((limit == math.inf) & ~want.isinf())
+    same = (got == want) | (got.isnan() & want.isnan()) | (limit == math.inf)
     if result.dtype.is_floating_point:
         largest = torch.finfo(result.dtype).max
         overflow = (got.isinf() & (want.abs() + limit >= largest)) | (want.isinf() & (got.abs() + limit >= largest))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf, prod
+from math import prod
 from sys import modules
 from typing import Any
 
@@ -92,11 +92,11 @@ def gradient_error(
     x_dtype: torch.dtype,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor, Tensor | None]:
-    """Return 0 for x, whose gradient is rounded and nothing else; for the bias the magnitudes of the terms."""
+    """Return the error of the scale for x, and for the bias of its sum; of float32 also where the result is wider."""
     wide = torch.promote_types(grad.dtype, torch.float32)
     size = dropped(magnitude(grad.to(wide)), p, seed if training and p > 0 else None)
-    overflow = torch.where(size.isinf(), inf, 0.0)
-    return overflow, None if bias is None else absolute * size.sum_to_size(bias.shape)
+    least = 4 * torch.finfo(wide).eps
+    return least * size, None if bias is None else max(absolute, least) * size.sum_to_size(bias.shape)
 
 
 def drops(arguments: Mapping[str, Any]) -> bool:

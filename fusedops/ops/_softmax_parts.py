@@ -55,7 +55,10 @@ def gradient_error(absolute: float, grad: Tensor, y: Tensor, scale: float, causa
     lost = finfo.smallest_normal * finfo.eps / 2
     size, total = g.abs(), (g * p).abs().sum(-1, keepdim=True)
     terms = absolute * p * (size + total) + lost * (size + total + p * size.sum(-1, keepdim=True))
-    return abs(scale) * terms
+    # 0 * inf: NaN by the formula, and 0 by a kernel that skips masked positions
+    skipped, undefined = p == 0, ~(g * p).isfinite()
+    unknown = (skipped & undefined).any(-1, keepdim=True) | (skipped & undefined.any(-1, keepdim=True))
+    return (abs(scale) * terms).masked_fill(unknown, math.inf)
 
 
 def adjusted_to_shard(arguments: dict[str, Any], shard: Shard) -> dict[str, Any]:
