@@ -15,7 +15,7 @@ CALLS = 300
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # numpy's, in triton's interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in triton's interpreter
 def test_no_right_call_is_reported() -> None:
     backends = ["eager", "npu"]
     fusedops.register(fusedops_cpu)
