@@ -80,12 +80,15 @@ def error(
     """Return ``absolute`` times the magnitudes of the terms, and what x and bias lose in the residual's dtype."""
     out = residual.dtype
     wide = torch.promote_types(out, torch.float32)
-    size = _dropout.magnitude(x.to(wide), None if bias is None else bias.to(wide))
-    lost = (x.to(out).double() - x.double()).abs()
-    if bias is not None:
-        lost = lost + (bias.to(out).double() - bias.double()).abs()
-    part = absolute * size.double() + lost.nan_to_num(nan=0.0, posinf=math.inf)
-    return dropped(part, p, seed if training and p > 0 else None) + absolute * _dropout.magnitude(residual.to(wide))
+    drawn = seed if training and p > 0 else None
+    size = dropped(_dropout.magnitude(x.to(wide), None if bias is None else bias.to(wide)), p, drawn)
+    lost = _lost(x, out) if bias is None else _lost(x, out) + _lost(bias, out)
+    return absolute * (size + _dropout.magnitude(residual.to(wide))).double() + dropped(lost, p, drawn)
+
+
+def _lost(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what the conversion to a dtype changes; inf where it overflows."""
+    return (tensor.to(dtype).double() - tensor.double()).abs().nan_to_num(nan=0.0, posinf=math.inf)
 
 
 def unfused(x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None) -> Tensor:

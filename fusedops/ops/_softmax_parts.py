@@ -52,9 +52,9 @@ def gradient_error(absolute: float, grad: Tensor, y: Tensor, scale: float, causa
     """Return ``absolute`` times the terms of each gradient, and what y loses where it is below the normal numbers."""
     g, p = (grad, y) if y.dtype == torch.float64 else (grad.float(), y.float())
     finfo = torch.finfo(y.dtype)
-    lost = finfo.smallest_normal * finfo.eps / 2
+    lost = max(finfo.smallest_normal * finfo.eps / 2, torch.finfo(p.dtype).smallest_normal)
     size, total = g.abs(), (g * p).abs().sum(-1, keepdim=True)
-    terms = absolute * p * (size + total) + lost * (size + total + p * size.sum(-1, keepdim=True))
+    terms = absolute * p * (size + total) + lost * (1 + size + total + p * size.sum(-1, keepdim=True))
     # 0 * inf: NaN by the formula, and 0 by a kernel that skips masked positions
     skipped, undefined = p == 0, ~(g * p).isfinite()
     unknown = (skipped & undefined).any(-1, keepdim=True) | (skipped & undefined.any(-1, keepdim=True))
