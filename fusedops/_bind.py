@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._dispatch.call import not_plain, run
+from fusedops._dispatch.plan import Plan
 from fusedops._dispatch.select import plan_for, select
 from fusedops._explain import find_op
+from fusedops._plugins.record import PreparedKernel
+from fusedops._policy.context import ActivePolicy, active_policy
 from fusedops.errors import InvalidInputError
 
 
@@ -20,9 +26,9 @@ def bind(
 
     The returned function has the op's signature, without ``backend``, and its gradients. It checks nothing: each call
     must have the shapes, dtypes and device of ``like_args``, the same arguments present, and numbers that the kernel's
-    constraints accept; the result of another call is undefined. A policy that changes later has no effect. Under
-    torch.compile, under transforms and for subclasses of tensors, where no kernel can be called directly, it is the
-    op itself.
+    constraints accept; the result of another call is undefined. A policy that changes later has no effect; a block of
+    :func:`fusedops.verify` compares the calls in it. Under torch.compile, under transforms and for subclasses of
+    tensors, where no kernel can be called directly, it is the op itself.
 
     Args:
         op: the op's name, or its public function.
@@ -64,7 +70,38 @@ def bind(
             args += defaults[len(args) :]
         if not_plain(contract, args):
             return public(**dict(zip(parameters, args)), backend=backend)
-        return run(contract, plan, kernel, args if complete is None else complete(args))
+        return _serve(contract, plan, kernel, args if complete is None else complete(args))
 
     bound.__signature__ = contract.signature  # type: ignore[attr-defined]
     return bound
+
+
+def _run_watched(op: Op, plan: Plan, kernel: PreparedKernel, args: tuple[Any, ...]) -> Any:
+    """Serve a bound call while a block of this thread or another one compares: in the block, by a watched kernel."""
+    watch = active_policy().watch
+    if watch is None or plan.active.watch is not None:
+        return run(op, plan, kernel, args)
+    watched = replace(plan, active=ActivePolicy(plan.policy, watch), fallbacks={}, backward={})
+    return run(op, watched, watch(kernel), args)
+
+
+_serve: Callable[[Op, Plan, PreparedKernel, tuple[Any, ...]], Any] = run  # of every bound function
+_watching = 0
+_lock = threading.Lock()
+
+
+def enter_watched() -> None:
+    """Begin a block that compares results. Bound functions look for one only while there is one."""
+    _change(1)
+
+
+def leave_watched() -> None:
+    """End such a block."""
+    _change(-1)
+
+
+def _change(blocks: int) -> None:
+    global _serve, _watching
+    with _lock:
+        _watching += blocks
+        _serve = _run_watched if _watching else run

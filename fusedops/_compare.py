@@ -1,10 +1,10 @@
-"""The comparison of two results within an op's tolerance, in proportion to the numbers of the call."""
+"""The comparison of a result with an expected one: element by element, each within a limit by the op's error model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,57 +13,159 @@ from fusedops._contract.op import Op
 from fusedops._contract.values import Tolerance
 from fusedops._report.direction import Direction
 
+_TYPICAL = 16  # without an error model: arguments up to this size are what the tolerances hold for
 
-def allowed_difference(op: Op, direction: Direction, args: Sequence[Any], result: Tensor) -> Tolerance:
-    """Return the op's tolerance for the coarsest dtype in the call, in proportion to the call's numbers."""
-    tensors = [arg for arg in (*args, result) if isinstance(arg, Tensor) and arg.is_floating_point()]
+
+class Difference(NamedTuple):
+    """The differences of one result from the expected one.
+
+    Attributes:
+        ratio: the largest, in units of the limit of its element; inf where that is 0 or one of the two is not finite.
+        beyond: elements beyond their limits.
+        place: where the largest is.
+        result: the result there.
+        expected: the expected number there.
+        limit: the largest accepted difference there.
+    """
+
+    ratio: float
+    beyond: int = 0
+    place: tuple[int, ...] = ()
+    result: float = 0.0
+    expected: float = 0.0
+    limit: float = 0.0
+
+
+def limits(
+    op: Op,
+    direction: Direction,
+    args: Sequence[Any],
+    expected: Sequence[Any],
+    dtypes: Sequence[Any],
+    rounded: bool = False,
+) -> list[Tensor | None]:
+    """Return the largest accepted difference of each element: ``relative * |expected|`` and the error model's.
+
+    Args:
+        op: the op.
+        direction: forward or backward.
+        args: the arguments of that direction, as a kernel gets them.
+        expected: outputs then saved values, or gradients, in the order of a kernel's results; None for one left out.
+        dtypes: of the results, in the same order.
+        rounded: True where ``expected`` is of these dtypes too, not float64: a 0 in it may be a small number.
+
+    Returns:
+        For each of ``expected`` a float64 tensor on the CPU of its shape, or None.
+    """
     table = op.tolerance if direction == "forward" else op.gradient_tolerance
-    coarsest = max((table[tensor.dtype] for tensor in tensors), key=lambda tolerance: tolerance.relative)
-    size = math.prod(max(1.0, abs(float(arg))) for arg in args if isinstance(arg, (int, float)))
-    if direction == "forward":
-        size *= max(1.0, max(map(_largest, tensors)) / 16)
-    else:
-        size *= _largest(args[0]) * math.sqrt(max(1.0, args[0].numel() / max(result.numel(), 1)))
-    return Tolerance(coarsest.absolute * size, coarsest.relative)
+    model = op.error if direction == "forward" else op.gradient_error
+    given = tuple(arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in args)
+    args_dtypes = [arg.dtype for arg in given if isinstance(arg, Tensor) and arg.dtype in table]
+    errors: dict[float, tuple[Any, ...]] = {}  # of the op's model, by `absolute`
+    accepted: list[Tensor | None] = []
+    for place, (want, dtype) in enumerate(zip(expected, dtypes)):
+        if want is None or not dtype.is_floating_point:
+            accepted.append(None if want is None else torch.zeros(want.shape, dtype=torch.float64))
+            continue
+        known = [*args_dtypes, *([dtype] if dtype in table else [])]
+        allowed = max((table[each] for each in known), key=lambda each: each.relative)
+        if model is not None and dtype in table:
+            allowed = table[dtype]
+            if allowed.absolute not in errors:
+                result = model(allowed.absolute, *given)
+                errors[allowed.absolute] = cast("tuple[Any, ...]", result) if isinstance(result, tuple) else (result,)
+        wide = want.detach().cpu().double()
+        modelled = errors.get(allowed.absolute, ())
+        if place < len(modelled) and modelled[place] is not None:
+            error = modelled[place].double()
+        else:
+            error = allowed.absolute * _usual_size(op, direction, given, wide)
+        accepted.append(_with_rounding(wide, error, allowed.relative, dtype, rounded))
+    return accepted
 
 
-def difference(
-    result: Tensor, expected: Tensor, allowed: Tolerance, times: int, against: str, same_dtype: bool
-) -> tuple[float, str]:
-    """Compare two results.
+def within(tolerance: Tolerance, expected: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the limits by a tolerance alone, for numbers of about 1."""
+    wide = expected.detach().cpu().double()
+    return _with_rounding(wide, torch.tensor(tolerance.absolute), tolerance.relative, dtype)
+
+
+def _with_rounding(
+    expected: Tensor, error: Tensor, relative: float, dtype: torch.dtype, rounded: bool = False
+) -> Tensor:
+    """Return ``error`` with the rounding of the result to ``dtype``."""
+    size = expected.abs().nan_to_num(nan=0.0, posinf=0.0)
+    if dtype.is_floating_point:
+        # below the smallest normal number of the arithmetic a device may return 0
+        arithmetic = torch.finfo(torch.promote_types(dtype, torch.float32))
+        least = max(arithmetic.smallest_normal, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
+        size = torch.where((size > 0) | rounded, relative * size + least, 0.0)
+    return size + error.nan_to_num(nan=0.0, posinf=math.inf)
+
+
+def difference(result: Tensor, expected: Tensor, limit: Tensor, times: int = 1) -> Difference:
+    """Compare two tensors of one shape.
+
+    NaN equals NaN. Where the limit is inf, as the arithmetic may overflow, any number is accepted. Infinity is accepted
+    for a number that rounds to it.
 
     Args:
         result: of the kernel.
         expected: of the other computation.
-        allowed: the tolerance.
-        times: how many tolerances are allowed.
-        against: names the other computation.
-        same_dtype: True where the dtypes must be equal too.
-
-    Returns:
-        The largest difference in units of what is allowed (inf where shape or dtype differ), and its text.
+        limit: from :func:`limits`.
+        times: how many limits are accepted.
     """
-    for attribute in ("shape", "dtype"):
-        mine, other = getattr(result, attribute, None), getattr(expected, attribute, None)
-        if mine != other and (attribute == "shape" or same_dtype):
-            return math.inf, f"its {attribute} is {_plain(mine)}, and {against}'s {_plain(other)}"
     if result.numel() == 0:
-        return 0.0, ""
-    mine, other = result.detach().cpu().double(), expected.detach().cpu().double()
-    limit = times * (allowed.absolute + allowed.relative * other.abs())
-    same = (mine == other) | (mine.isnan() & other.isnan())
-    ratios = torch.where(same, 0.0, (mine - other).abs() / limit).nan_to_num(nan=math.inf, posinf=math.inf)
+        return Difference(0.0)
+    got, want, limit = result.detach().cpu().double(), expected.detach().cpu().double(), times * limit
+    same = (got == want) | (got.isnan() & want.isnan()) | (limit == math.inf)
+    if result.dtype.is_floating_point:
+        largest = torch.finfo(result.dtype).max
+        overflow = (got.isinf() & (want.abs() + limit >= largest)) | (want.isinf() & (got.abs() + limit >= largest))
+        same |= overflow & (got.sign() == want.sign())
+    ratios = torch.where(same, 0.0, (got - want).abs() / limit).nan_to_num(nan=math.inf, posinf=math.inf)
     place = tuple(int(i) for i in torch.unravel_index(ratios.argmax(), ratios.shape))
-    ratio = float(ratios[place])
-    text = f"element {place} is {float(mine[place]):.7g}, {against}'s {float(other[place]):.7g}"
-    return ratio, f"{text}, {ratio:.3g} times the tolerance"
+    at = limit.expand(ratios.shape)[place]
+    return Difference(
+        float(ratios[place]), int((ratios > 1).sum()), place, float(got[place]), float(want[place]), float(at)
+    )
 
 
-def _largest(tensor: Tensor) -> float:
-    """Return the largest finite magnitude."""
-    finite = tensor.detach().abs().nan_to_num(nan=0.0, posinf=0.0)
-    return float(finite.max()) if finite.numel() else 0.0
+def _usual_size(op: Op, direction: Direction, args: Sequence[Any], expected: Tensor) -> Tensor:
+    """Return the error model of an op that has none of its own: the largest number of each row.
+
+    Of an output, at least 1, and a sixteenth of the arguments in the row. Of a gradient, also the gradients of the
+    outputs in the row, added up where the result is a sum over rows.
+    """
+    size = _row_size(expected)
+    if direction == "forward":
+        size = size.clamp(min=1.0)
+        for arg in args:
+            if isinstance(arg, Tensor) and arg.is_floating_point():
+                size = torch.maximum(size, _over_rows(_row_size(arg), expected) / _TYPICAL)
+        return size
+    for grad in args[: len(op.backward_call.grads)]:
+        terms = grad.double().abs().nan_to_num(nan=0.0, posinf=0.0)
+        try:
+            terms = terms.sum_to_size(expected.shape)
+        except RuntimeError:  # neither of its shape nor a sum over it
+            terms = terms * math.sqrt(max(1.0, terms.numel() / max(expected.numel(), 1)))
+        size = torch.maximum(size, _over_rows(_row_size(terms), expected))
+    return size
 
 
-def _plain(value: object) -> object:
-    return tuple(value) if isinstance(value, torch.Size) else value
+def _row_size(tensor: Tensor) -> Tensor:
+    """Return the largest finite magnitude of each row, as float64: (..., 1)."""
+    size = tensor.double().abs().nan_to_num(nan=0.0, posinf=0.0)
+    if not size.numel():
+        return size.new_zeros(())
+    return size.amax(-1, keepdim=True) if size.dim() else size
+
+
+def _over_rows(size: Tensor, like: Tensor) -> Tensor:
+    """Return ``size`` where it broadcasts to the rows of ``like``, else its largest number."""
+    try:
+        size.expand(like.shape)
+    except RuntimeError:
+        return size.max()
+    return size

@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fusedops._compare import allowed_difference, difference
+from fusedops._bind import enter_watched, leave_watched
+from fusedops._compare import difference, limits
 from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
 from fusedops._dispatch.decide import call_text
@@ -22,6 +23,8 @@ from fusedops._policy import context
 from fusedops._policy.context import ActivePolicy
 from fusedops._report.mismatch import Mismatch, Verification
 from fusedops._report.suggestion import unknown_name
+from fusedops._result_form import ResultForm, as_tuple, result_forms, wrong_forms
+from fusedops._result_memory import Inputs, Results
 from fusedops.errors import FusedOpsWarning, InvalidInputError, MismatchError, PolicyError
 
 REFERENCE = "reference"
@@ -33,12 +36,14 @@ class verify:
     Every n-th kernel call in the block, of this thread or task, forward and backward, is computed a second time by
     ``against`` from the same arguments, a dropout's seed among them. Gradients of calls of the block are compared also
     where backward runs after it. Outside such a block nothing is paid. The user gets the serving backend's result,
-    unchanged; torch's generators are not used.
+    unchanged; torch's generators are not used. A call whose numbers are not compared is counted with the reason.
 
-    A result agrees where it is within the op's tolerance (``tolerance`` or ``gradient_tolerance``, in ``fusedops/ops``)
-    of the reference, or within twice that of another backend, as each may differ. Tolerances hold for numbers of the
-    size that tests use: for arguments beyond 16 the absolute part grows in proportion, for gradients it is in units of
-    the largest of the output's gradient, and for a gradient that is a sum over n elements times the square root of n.
+    A result agrees where each element is within the op's tolerance of the reference, or within twice that of another
+    backend, as each may differ: ``tolerance`` or ``gradient_tolerance`` of the op, as an error of each element by the
+    op's error model. So a large number in one row allows no error in another.
+
+    The form must be the op's: number and type of the results, dtype, shape, contiguous strides, device. A result has
+    memory of its own, not that of an input or of another result in use, and no input is written.
 
     Args:
         against: a backend, or "reference": the op's own reference in float64 on the CPU. None: the backend that serves
@@ -47,7 +52,7 @@ class verify:
         raise_on_mismatch: False goes on, and warns once at the end of the block.
 
     Raises:
-        MismatchError: in the block, from the call or the backward that differs.
+        MismatchError: in the block, from the call or the backward that differs, in numbers, form or memory.
         PolicyError: there is no such backend, or it cannot run here.
         InvalidInputError: ``every`` is not a positive integer.
 
@@ -68,14 +73,17 @@ class verify:
         self._every = every
         self._raise = raise_on_mismatch
         self._calls: dict[tuple[str, str], Any] = {}
+        self._results = Results()
         self.report = Verification(self._record.name if self._record else REFERENCE)
 
     def __enter__(self) -> Verification:
         context.enter(self, self._derive)
+        enter_watched()
         return self.report
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         context.leave(self)
+        leave_watched()
         if kind is None and self.report.mismatches and not self._raise:
             warnings.warn(
                 f"got {self.report.mismatches} results beyond the tolerance; {self.report.worst}",
@@ -94,28 +102,42 @@ class verify:
         return kernel.with_call(partial(self._call, kernel))
 
     def _call(self, served: PreparedKernel, *args: Any) -> Any:
-        kernel = served.kernel
+        op, kernel = served.op, served.kernel
         calls = self._calls.setdefault((kernel.op, kernel.direction), itertools.count())
         if next(calls) % self._every:
+            self.report.skip(f"not the first of every {self._every} calls")
             return served.call(*args)
-        why = self._not_comparable(served, args)
-        if why:
-            self.report.skip(why)
+        if args[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            self.report.skip("a CUDA graph is being captured")
             return served.call(*args)
         with torch.no_grad():
-            expected = self._expected(served.op, kernel, args)  # first: a kernel that writes its inputs must not matter
+            inputs = Inputs(dict(zip(op.parameters_of(kernel.direction), args)))
+            why = self._not_comparable(served, args)
+            expected = None if why else self._expected(op, kernel, args)  # first: the kernel may write its inputs
         results = served.call(*args)
         with torch.no_grad():
-            self._compare(served, args, results, expected)
+            forms = result_forms(op, kernel.direction, args)
+            several = len(forms) > 1 or (kernel.direction == "backward" and len(op.differentiable) > 1)
+            wrong = wrong_forms(forms, results, several, args[0].device)
+            wrong += [(f"input {name}", "written, expected it unchanged") for name in inputs.written()]
+            tensors: dict[str, Tensor] = {}
+            if not wrong:
+                found = zip(forms, as_tuple(results))
+                tensors = {form.name: each for form, each in found if form.like is not None and each is not None}
+                wrong = self._results.shared(op.name, tensors, inputs.tensors)
+            for name, text in wrong:
+                self._record_one(served, args, name, math.inf, text, of_form=True)
+            if tensors and expected is not None:
+                self._compare(served, args, forms, tensors, as_tuple(expected))
+            if why:
+                self.report.skip(why)
         return results
 
     def _not_comparable(self, served: PreparedKernel, args: Sequence[Any]) -> str:
-        """Return why a call cannot be compared, or an empty text."""
+        """Return why the numbers of a call cannot be compared, or an empty text."""
         x: Tensor = args[0]
         if x.is_meta:
             return "meta tensors have no numbers"
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            return "a CUDA graph is being captured"
         if self._record is None:
             return ""
         if served.backend == self._record.name:
@@ -135,45 +157,61 @@ class verify:
             wide = [_in_float64(arg) for arg in args]
             return op.reference_with_saved(*wide) if kernel.direction == "forward" else op.backward(*wide)
 
-    def _compare(self, served: PreparedKernel, args: tuple[Any, ...], results: Any, expected: Any) -> None:
+    def _compare(
+        self,
+        served: PreparedKernel,
+        args: Sequence[Any],
+        forms: Sequence[ResultForm],
+        results: Mapping[str, Tensor],
+        expected: tuple[Any, ...],
+    ) -> None:
+        """Compare the numbers of results, whose form is right, with those of the other computation."""
+        direction, against = served.kernel.direction, self.report.against
+        found = [results.get(form.name) for form in forms]
+        others = [each if _same_shape(each, result) else None for each, result in zip(expected, found)]
+        dtypes = [None if result is None else result.dtype for result in found]
+        rounded = self._record is not None
+        accepted = limits(served.op, direction, args, others, dtypes, rounded)
+        times = 2 if rounded else 1
+        for form, result, other, limit, given in zip(forms, found, others, accepted, expected):
+            if result is None or (given is None and form.optional):
+                continue
+            if other is None or limit is None:
+                ratio, text = math.inf, f"it is {_described(result)}, and {against}'s {_described(given)}"
+            else:
+                worst = difference(result, other, limit, times)
+                ratio = worst.ratio
+                text = f"element {worst.place} is {worst.result:.7g}, {against}'s {worst.expected:.7g}"
+                text += f", {ratio:.3g} times the tolerance" if ratio < math.inf else ""
+            self._record_one(served, args, form.name, ratio, text)
+
+    def _record_one(
+        self, served: PreparedKernel, args: Sequence[Any], name: str, ratio: float, text: str, of_form: bool = False
+    ) -> None:
+        """Add a comparison to the report, and raise where it is a mismatch."""
         op, kernel = served.op, served.kernel
         args = tuple(tuple(cast("list[bool]", arg)) if isinstance(arg, list) else arg for arg in args)  # torch's bool[]
-        if kernel.direction == "forward":
-            names = [*(f"output {name}" for name in op.outputs), *(f"saved {value.name}" for value in op.saved)]
-        else:
-            names = [f"gradient of {name}" for name in op.differentiable]
         given = call_text(op.parameters_of(kernel.direction), op.specs(args))
-        times = 1 if self._record is None else 2
-        for name, result, other in zip(names, _each(results), _each(expected)):
-            if result is None and (other is None or name.startswith("saved")):
-                continue
-            if not isinstance(result, Tensor) or not isinstance(other, Tensor):
-                ratio, text = (
-                    math.inf,
-                    f"it is {type(result).__name__}, and {self.report.against}'s {type(other).__name__}",
-                )
-            else:
-                allowed = allowed_difference(op, kernel.direction, args, result)
-                ratio, text = difference(result, other, allowed, times, self.report.against, self._record is not None)
-            self.report.add(op.name, served.backend, name, given, ratio)
-            if ratio <= 1:
-                continue
-            mismatch = Mismatch(
-                op.name,
-                kernel.direction,
-                served.backend,
-                self.report.against,
-                name,
-                text,
-                given,
-                ratio,
-                kernel.location,
-                args,
-            )
-            if self.report.worst is None or ratio > self.report.worst.ratio:
-                self.report.worst = mismatch
-            if self._raise:
-                raise MismatchError(mismatch)
+        self.report.add(op.name, served.backend, name, given, ratio)
+        if ratio <= 1:
+            return
+        mismatch = Mismatch(
+            op.name,
+            kernel.direction,
+            served.backend,
+            self.report.against,
+            name,
+            text,
+            given,
+            ratio,
+            kernel.location,
+            args,
+            of_form,
+        )
+        if self.report.worst is None or ratio > self.report.worst.ratio:
+            self.report.worst = mismatch
+        if self._raise:
+            raise MismatchError(mismatch)
 
 
 def _record(name: str | None) -> Record:
@@ -203,6 +241,9 @@ def _in_float64(arg: Any) -> Any:
     return on_cpu.double() if on_cpu.is_floating_point() else on_cpu
 
 
-def _each(results: Any) -> tuple[Any, ...]:
-    """Return the results of a kernel as a tuple, also a single one."""
-    return cast("tuple[Any, ...]", results) if isinstance(results, tuple) else (results,)
+def _same_shape(value: Any, result: Tensor | None) -> bool:
+    return isinstance(value, Tensor) and result is not None and value.shape == result.shape
+
+
+def _described(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r}"

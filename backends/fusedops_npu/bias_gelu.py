@@ -75,8 +75,6 @@ def bias_gelu_backward(
     u, _ = _add_bias(x, bias)
     vendor: Any = torch_npu  # pyright: ignore[reportUnknownVariableType]
     du: Tensor = vendor.npu_gelu_backward(grad.to(u.dtype).contiguous(), u.contiguous(), approximate=approximate)
-    dbias = du.float().sum_to_size(bias.shape).to(bias.dtype) if bias is not None and needs[1] else None
-    # with a bias of the shape of x both may be du itself, and two results must not share memory
-    return (
-        du.to(x.dtype, copy=dbias is not None and bias is not None and bias.shape == x.shape) if needs[0] else None
-    ), dbias
+    # a copy: the sum of a bias of x's own shape is du itself
+    dbias = du.float().sum_to_size(bias.shape).to(bias.dtype, copy=True) if bias is not None and needs[1] else None
+    return (du.to(x.dtype) if needs[0] else None), dbias

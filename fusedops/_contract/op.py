@@ -34,8 +34,11 @@ class Op:
             ``<parameter>_dtype``, and ``needs`` (a bool for each of ``differentiable``: is its gradient wanted).
             Returns one gradient for each of ``differentiable``, None where not wanted; a tuple where there are several.
         differentiable: the tensor parameters that have a gradient.
-        tolerance: of the outputs, by dtype of the first argument.
+        tolerance: of the outputs, by dtype: the output's with an error model, the coarsest tensor's without.
         gradient_tolerance: of the gradients: wider, as backward starts from rounded values and subtracts.
+        error: ``(absolute, *arguments on the CPU) -> tensor``, or a tuple: for each output the largest error of a right
+            kernel, before rounding; inf where it may overflow. None: ``absolute`` times the largest of each row.
+        gradient_error: the same of the arguments of backward, for the gradients.
         cases: real calls.
         min_bytes: from the arguments, the fewest bytes that a kernel must move, by direction.
         unfused: the chain of torch functions that a model runs without fused ops, the baseline of benchmarks. Takes
@@ -52,7 +55,7 @@ class Op:
         identity: takes the arguments of backward except ``needs``; True where the first differentiable parameter's
             gradient is the output's itself, as without dropout: no kernel is called for it then.
         padding: how a call is padded to sizes that a kernel takes; None where it cannot be.
-        sharding: how the op acts on DTensors.
+        sharding: the rule for DTensors.
         complete: fills in what the public function draws (a seed), to inspect a call without running it.
         sample: ``(batch, length) -> arguments by name``, a small call for tests of torch's features and of DTensor;
             tuples are shapes. None: the first case.
@@ -78,6 +81,8 @@ class Op:
         differentiable: tuple[str, ...],
         tolerance: Mapping[torch.dtype, Tolerance],
         gradient_tolerance: Mapping[torch.dtype, Tolerance],
+        error: Callable[..., Any] | None = None,
+        gradient_error: Callable[..., Any] | None = None,
         cases: Sequence[Case],
         min_bytes: Callable[..., Mapping[Direction, int]],
         unfused: Callable[..., Any],
@@ -100,7 +105,8 @@ class Op:
         self.function = function
         self.reference, self.backward = reference, backward
         self.differentiable, self.passed_through = differentiable, passed_through
-        self.tolerance, self.gradient_tolerance = tolerance, gradient_tolerance
+        self.tolerance, self.error = tolerance, error
+        self.gradient_tolerance, self.gradient_error = gradient_tolerance, gradient_error
         self.cases, self.min_bytes, self.unfused, self.formula = tuple(cases), min_bytes, unfused, formula
         self.outputs, self.saved = outputs, saved
         self.padding, self.sharding, self.complete, self.peers = padding, sharding, complete, peers
@@ -110,9 +116,7 @@ class Op:
         self.constraints = tuple(constraints)
         self.single = len(outputs) == 1
         if padding is not None and (saved or not self.single):
-            raise ValueError(
-                f"op {self.name}: got padding, expected none for an op with several outputs or saved values"
-            )
+            raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
         self.signature, self.types = op_signature(function, self.reference)
         self.parameters = tuple(self.types)
         self.defaults = tuple(parameter.default for parameter in self.signature.parameters.values())

@@ -11,7 +11,11 @@ from torch import Tensor
 
 
 class Tolerance(NamedTuple):
-    """The largest accepted difference from the float64 reference: ``|got - want| <= absolute + relative * |want|``.
+    """The largest accepted difference from the float64 reference: ``relative * |want|``, plus ``absolute`` in the units
+    of the op's error model.
+
+    ``relative`` covers the rounding of the result. ``absolute`` is for numbers of about 1: the error model of the op
+    (``error`` and ``gradient_error`` of :class:`Op`) makes it an error of each element.
 
     >>> import fusedops
     >>> fusedops.Tolerance(1e-6, 1e-5).absolute

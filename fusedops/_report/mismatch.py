@@ -16,19 +16,22 @@ from fusedops._report.table import html_table
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A result that differs from the expected one by more than the op's tolerance. ``str()`` describes it.
+    """A result that differs from the expected one by more than the op's tolerance, or in its form. ``str()`` describes
+    it.
 
     Attributes:
         op: the op's name.
         direction: "forward" or "backward".
         backend: the backend that served the call.
         against: what it was compared with.
-        result: "output y", "saved rstd", or "gradient of x".
+        result: "output y", "saved rstd", "gradient of x", or "input x" where the kernel writes an argument.
         difference: where and by how much it differs, as text.
         given: the call's arguments as text.
         ratio: the difference in units of the tolerance; inf where it is not one of size.
         kernel: the file and line of the kernel.
         arguments: the call's own arguments, in the order of the kernel: of backward, with what forward saved.
+        of_form: True where the form differs, not the numbers: type, dtype, shape, strides, device, or memory that is
+            not the result's own.
 
     >>> import torch, fusedops
     >>> x = torch.ones(2)
@@ -47,6 +50,7 @@ class Mismatch:
     ratio: float
     kernel: str
     arguments: tuple[Any, ...]
+    of_form: bool = False
 
     @property
     def reproduce(self) -> str:
@@ -57,11 +61,14 @@ class Mismatch:
         return f"{block}: torch.manual_seed(0); torch.ops.fusedops.{name}({call})"
 
     def __str__(self) -> str:
+        if self.of_form:
+            problem = self.difference
+        else:
+            problem = f"different from {self.against}'s ({self.difference}), expected it within the op's tolerance"
         return (
-            f"verify: got the {self.result} of {self.op} by {self.backend} different from {self.against}'s "
-            f"({self.difference}), expected it within the op's tolerance; to fix: correct the kernel at {self.kernel}, "
-            f"or prefer another backend. Given {self.given}. The call's own arguments are in .mismatch.arguments; with "
-            f"random ones: {self.reproduce}"
+            f"verify: got the {self.result} of {self.op} by {self.backend} {problem}; to fix: correct the kernel at "
+            f"{self.kernel}, or prefer another backend. Given {self.given}. The call's own arguments are in "
+            f".mismatch.arguments; with random ones: {self.reproduce}"
         )
 
 
@@ -93,7 +100,7 @@ class Verification:
 
     Attributes:
         against: what the results were compared with.
-        skipped: calls that could not be compared, by the reason.
+        skipped: calls whose numbers were not compared, by the reason.
         worst: the mismatch with the largest difference, or None.
 
     >>> import torch, fusedops
@@ -133,7 +140,7 @@ class Verification:
             row.worst = max(row.worst, ratio)
 
     def skip(self, why: str) -> None:
-        """Record a call that cannot be compared."""
+        """Record a call whose numbers are not compared."""
         with self._lock:
             self.skipped[why] += 1
 
@@ -154,7 +161,7 @@ class Verification:
             lines.append(f"    {row.given}")
         lines += [f"not compared: {count}, {why}" for why, count in sorted(self.skipped.items())]
         if self.worst is not None:
-            lines.append(f"the worst: {self.worst.difference}")
+            lines.append(f"the worst: {self.worst.result} {self.worst.difference}")
             lines.append(f"  {self.worst.reproduce}")
         return "\n".join(lines)
 

@@ -74,6 +74,23 @@ def reference(
     return (residual.to(wide) + dropped(u, p, seed if training and p > 0 else None)).to(out)
 
 
+def error(
+    absolute: float, x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None
+) -> Tensor:
+    """Return ``absolute`` times the magnitudes of the terms, and what x and bias lose in the residual's dtype."""
+    out = residual.dtype
+    wide = torch.promote_types(out, torch.float32)
+    drawn = seed if training and p > 0 else None
+    size = dropped(_dropout.magnitude(x.to(wide), None if bias is None else bias.to(wide)), p, drawn)
+    lost = _lost(x, out) if bias is None else _lost(x, out) + _lost(bias, out)
+    return absolute * (size + _dropout.magnitude(residual.to(wide))).double() + dropped(lost, p, drawn)
+
+
+def _lost(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what the conversion to a dtype changes; inf where it overflows."""
+    return (tensor.to(dtype).double() - tensor.double()).abs().nan_to_num(nan=0.0, posinf=math.inf)
+
+
 def unfused(x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None) -> Tensor:
     """Compute the op as models do without fused ops, with torch's own random numbers."""
     return residual + _bias_dropout.unfused(x, bias, p, training, seed)
@@ -114,6 +131,8 @@ OP = Op(
     output_dtype=_output_dtype,
     tolerance=_bias_dropout.OP.tolerance,
     gradient_tolerance=_bias_dropout.OP.gradient_tolerance,
+    error=error,
+    gradient_error=_dropout.gradient_error,
     cases=[
         Case(case.name, {**case.args, "residual": case.args["x"], "bias": case.args.get("bias")}, case.source)
         for case in _bias_dropout.OP.cases

@@ -1,4 +1,4 @@
-"""The shared parts of the dropout ops: the seed, and dropout on DTensors."""
+"""The shared parts of the dropout ops: the seed, the error model, and dropout on DTensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fusedops._contract.constraint import shown
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._contract.values import Shard
 from fusedops.errors import InvalidInputError
-from fusedops.philox import philox, threshold
+from fusedops.ops._bias_gelu import promoted
+from fusedops.philox import dropped, philox, threshold
 
 
 def seed_tensor(name: str, seed: int | Tensor | None, x: Tensor) -> Tensor | None:
@@ -66,6 +67,36 @@ def backward_bytes(x: Any, bias: Any, dtype: torch.dtype, p: float, training: bo
     if (p == 0 or not training) and x.dtype is dtype:
         return 0 if bias is None else elements * dtype.itemsize + small
     return elements * (dtype.itemsize + x.dtype.itemsize) + small
+
+
+def magnitude(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``abs(x) + abs(bias)``, and 0 for what is not finite: it has no error, or the sum is not finite either."""
+    size = x.abs().nan_to_num(nan=0.0, posinf=0.0)
+    return size if bias is None else size + bias.abs().nan_to_num(nan=0.0, posinf=0.0)
+
+
+def error(absolute: float, x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """Return ``absolute`` times the magnitudes of the terms, where an element is kept."""
+    wide = torch.promote_types(promoted(x, bias), torch.float32)
+    size = magnitude(x.to(wide), None if bias is None else bias.to(wide))
+    return absolute * dropped(size, p, seed if training and p > 0 else None)
+
+
+def gradient_error(
+    absolute: float,
+    grad: Tensor,
+    seed: Tensor | None,
+    bias: Tensor | None,
+    p: float,
+    training: bool,
+    x_dtype: torch.dtype,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor, Tensor | None]:
+    """Return the error of the scale for x, and for the bias of its sum; of float32 also where the result is wider."""
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    size = dropped(magnitude(grad.to(wide)), p, seed if training and p > 0 else None)
+    least = 4 * torch.finfo(wide).eps
+    return least * size, None if bias is None else max(absolute, least) * size.sum_to_size(bias.shape)
 
 
 def drops(arguments: Mapping[str, Any]) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusedops._compare import difference, limits, within
 from fusedops._contract.op import Op
 from fusedops._contract.values import Tolerance
+from fusedops._result_form import empty_outputs, on_meta
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Expected:
         grads: the gradients of the outputs that were used.
         gradients: the gradients by parameter name.
         saved: the saved values by name. Computed in float64 where their references are.
+        limits: the largest accepted difference of each element, by the op's error model. The keys are "output y",
+            "gradient of x" and "saved rstd".
 
     >>> import torch
     >>> from fusedops import testing
@@ -34,6 +38,7 @@ class Expected:
     grads: tuple[Tensor, ...]
     gradients: dict[str, Tensor]
     saved: dict[str, Tensor]
+    limits: Mapping[str, Tensor] = field(default_factory=lambda: {})
 
     @property
     def y(self) -> Tensor:
@@ -86,52 +91,65 @@ def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence
     )
     with torch.no_grad():
         saved = op.saved_references(wide, outputs)
-    return Expected(
-        tuple(y.detach() for y in outputs),
-        grads,
-        dict(zip(inputs, gradients)),
-        {declared.name: value.detach() for declared, value in zip(op.saved, saved)},
-    )
+        results = tuple(y.detach() for y in outputs)
+        values = {declared.name: value.detach() for declared, value in zip(op.saved, saved)}
+        named = dict(zip(inputs, gradients))
+        return Expected(results, grads, named, values, _limits(op, args, results, grads, named, values))
 
 
-def empty_outputs(op: Op, args: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Return tensors without memory of the outputs' shapes and dtypes. Specs among the arguments are accepted."""
-    return op.each(op.empty(*(on_meta(arg) for arg in args)))
+def _limits(
+    op: Op,
+    args: Sequence[Any],
+    outputs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    gradients: Mapping[str, Tensor],
+    saved: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return the largest accepted difference of each result. Backward is called with what forward rounds."""
+    empty = empty_outputs(op, args)
+    empty_saved = op.saved_references([on_meta(arg) for arg in args], empty)
+    results, likes = [*outputs, *saved.values()], [*empty, *empty_saved]
+    forward_args = (*args, True) if op.saved else args
+    forward = limits(op, "forward", forward_args, results, [like.dtype for like in likes])
+    rounded = [value.to(like.dtype) for value, like in zip(results, likes)]
+    rounded_grads = [grad.to(like.dtype) for grad, like in zip(grads, empty)]
+    on_cpu = [arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in args]
+    needs = tuple(name in gradients for name in op.differentiable)
+    backward_args = op.backward_arguments(rounded_grads, rounded, on_cpu, needs)
+    dtypes = [getattr(arg, "dtype", None) for name in op.differentiable for arg in [args[op.parameters.index(name)]]]
+    backward = limits(op, "backward", backward_args, [gradients.get(name) for name in op.differentiable], dtypes)
+    names = [*(f"output {name}" for name in op.outputs), *(f"saved {name}" for name in saved)]
+    names += [f"gradient of {name}" for name in op.differentiable]
+    known = {name: limit for name, limit in zip(names, (*forward, *backward)) if limit is not None}
+    passed = op.passed_through
+    if passed is not None and passed in gradients:  # the output's own gradient, in its dtype
+        known[f"gradient of {passed}"] = within(Tolerance(0.0, 0.0), gradients[passed], empty[0].dtype)
+    return known
 
 
-def on_meta(arg: Any) -> Any:
-    """Return a tensor or a spec as a tensor without memory, anything else as it is."""
-    if hasattr(arg, "shape") and hasattr(arg, "dtype"):
-        return torch.empty(tuple(arg.shape), dtype=arg.dtype, device="meta")
-    return arg
-
-
-def assert_within(got: Tensor, want: Tensor, allowed: Tolerance, what: str) -> None:
-    """Assert ``|got - want| <= absolute + relative * |want|``; NaN equals NaN.
+def assert_within(got: Tensor, want: Tensor, allowed: Tolerance | Tensor, what: str) -> None:
+    """Assert that each element differs from the expected one by no more than is allowed; NaN equals NaN.
 
     Args:
         got: the result.
         want: what it must be, usually in float64.
-        allowed: the tolerance.
+        allowed: the largest difference of each element, such as one of ``Expected.limits``; or a tolerance, for
+            ``absolute + relative * |want|``.
         what: names the result, for the message.
 
     Raises:
-        AssertionError: the shapes differ, or elements are beyond the tolerance: their number, and the worst of them.
+        AssertionError: the shapes differ, or elements are beyond what is allowed: their number, and the worst of them.
 
     >>> import torch, fusedops
     >>> from fusedops import testing
     >>> testing.assert_within(torch.ones(2), torch.ones(2).double(), fusedops.Tolerance(0.0, 1e-6), "the output")
     """
-    got, want = got.detach().cpu().double(), want.detach().cpu().double()
     if got.shape != want.shape:
         raise AssertionError(f"got {what} of shape {tuple(got.shape)}, expected {tuple(want.shape)}")
-    beyond = ~torch.isclose(got, want, rtol=allowed.relative, atol=allowed.absolute, equal_nan=True)
-    count = int(beyond.sum())
-    if count:
-        distance = (got - want).abs().nan_to_num(nan=float("inf")).where(beyond, -1.0)
-        at = tuple(int(i) for i in torch.unravel_index(distance.argmax(), distance.shape))
+    limit = within(allowed, want, got.dtype) if isinstance(allowed, Tolerance) else allowed
+    worst = difference(got, want, limit)
+    if worst.beyond:
         raise AssertionError(
-            f"got {what} beyond the tolerance in {count} of {beyond.numel()} elements; the worst, at {at}, is "
-            f"{float(got[at]):.9g}, expected {float(want[at]):.9g} within {allowed.absolute:g} + {allowed.relative:g} "
-            f"of it"
+            f"got {what} beyond the tolerance in {worst.beyond} of {got.numel()} elements; the worst, at "
+            f"{worst.place}, is {worst.result:.9g}, expected {worst.expected:.9g} within {worst.limit:.3g}"
         )

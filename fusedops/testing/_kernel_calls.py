@@ -15,9 +15,9 @@ from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._plugins.record import PreparedKernel
 from fusedops._plugins.registry import registry
 from fusedops._report.direction import Direction
+from fusedops._result_form import empty_outputs, on_meta
 from fusedops.errors import InvalidInputError
 from fusedops.testing._calls import Call, dtype_name, followed, specs
-from fusedops.testing._expected import empty_outputs, on_meta
 
 _ROWS = (9, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _COLUMNS = (33, 8, *_ROWS[1:])

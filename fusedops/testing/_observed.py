@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.values import Tolerance
 from fusedops._dispatch.stats import stats
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import dtype_name
@@ -75,17 +74,3 @@ def check_layout(result: Tensor, what: str, like: Tensor, device: torch.device) 
             f"got {what} as {got[0]} {got[1]} on {got[2]}, {strides}; expected {needed[0]} {needed[1]} on {needed[2]}, "
             f"contiguous"
         )
-
-
-def coarsest(tolerance: Mapping[torch.dtype, Tolerance], args: Sequence[Any]) -> Tolerance:
-    """Return the tolerance for the least exact of the arguments' dtypes."""
-    dtypes = [arg.dtype for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
-    return max((tolerance[dtype] for dtype in dtypes), key=lambda each: each.relative)
-
-
-def in_proportion(allowed: Tolerance, args: Sequence[Any]) -> Tolerance:
-    """Return a tolerance whose absolute part grows with the arguments beyond 16: a mean of large numbers cancels."""
-    floating = [arg.detach() for arg in args if isinstance(arg, Tensor) and arg.is_floating_point() and arg.numel()]
-    finite = (arg.abs().double().nan_to_num(nan=0.0, posinf=0.0) for arg in floating)
-    largest = max((float(arg.max()) for arg in finite), default=0.0)
-    return Tolerance(allowed.absolute * max(1.0, largest / 16), allowed.relative)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import Parameter, signature
+from inspect import Parameter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,20 +14,12 @@ from fusedops._contract.op import Op
 from fusedops._dispatch.select import backward_plan, counted_call, plan_for, select
 from fusedops._policy.use import use
 from fusedops._report.direction import Direction
-from fusedops.testing._expected import Expected, assert_within, empty_outputs, expected, on_meta
+from fusedops._result_form import empty_outputs, on_meta
+from fusedops.testing._expected import Expected, assert_within, expected
 from fusedops.testing._global_state import check_global_state, global_state
 from fusedops.testing._kernel_calls import KernelCalls
 from fusedops.testing._layouts import Form
-from fusedops.testing._observed import (
-    check_layout,
-    check_own_memory,
-    check_runs,
-    coarsest,
-    in_proportion,
-    kernel_runs,
-    memory_of,
-    plain_masks,
-)
+from fusedops.testing._observed import check_layout, check_own_memory, check_runs, kernel_runs, memory_of, plain_masks
 
 
 class Answer(NamedTuple):
@@ -184,15 +176,15 @@ class Subject(KernelCalls):
             self.assert_saved(saved, want, args)
 
     def assert_outputs(self, outputs: Sequence[Tensor], want: Expected, args: Sequence[Any]) -> None:
-        """Assert that the outputs are within the op's tolerance for the coarsest of the dtypes."""
+        """Assert that the outputs are within the op's tolerance."""
         for name, y, wanted in zip(self.op.outputs, outputs, want.outputs):
-            assert_within(y, wanted, coarsest(self.op.tolerance, args), self.output_name(name))
+            assert_within(y, wanted, want.limits[f"output {name}"], self.output_name(name))
 
     def assert_gradients(self, gradients: Mapping[str, Tensor], want: Expected, args: Sequence[Any]) -> None:
-        """Assert that gradients, by parameter, are within the op's tolerance for the coarsest of the dtypes."""
+        """Assert that gradients, by parameter, are within the op's tolerance."""
         for name, gradient in gradients.items():
-            allowed = coarsest(self.op.gradient_tolerance, args)
-            assert_within(gradient, want.gradients[name], allowed, f"the gradient of {name}")
+            what = f"gradient of {name}"
+            assert_within(gradient, want.gradients[name], want.limits[what], f"the {what}")
 
     def assert_saved(self, saved: Mapping[str, Tensor | None], want: Expected, args: Sequence[Any]) -> None:
         """Assert that saved values are their references': integers exactly, numbers within the op's tolerance."""
@@ -204,15 +196,7 @@ class Subject(KernelCalls):
                 if not torch.equal(value.cpu(), want.saved[name]):
                     raise AssertionError(f"got {what} with other elements than its reference, expected the same")
                 continue
-            # a saved value in float32 is computed in float32, whatever the inputs are, unless it is made of an output
-            exact = not self._of_outputs(name) and value.dtype in self.op.tolerance
-            allowed = self.op.tolerance[value.dtype] if exact else coarsest(self.op.tolerance, args)
-            assert_within(value, want.saved[name], in_proportion(allowed, args), what)
-
-    def _of_outputs(self, saved: str) -> bool:
-        """Return True where the reference of a saved value takes an output, which is rounded."""
-        names = [n for value in self.op.saved if value.name == saved for n in signature(value.reference).parameters]
-        return any(name in self.op.outputs for name in names)
+            assert_within(value, want.saved[name], want.limits[f"saved {name}"], what)
 
     def output_name(self, name: str) -> str:
         """Return an output's name for messages."""

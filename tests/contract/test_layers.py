@@ -24,7 +24,18 @@ LAYERS: tuple[tuple[str, ...], ...] = (  # the lowest first; a name is a module 
     ("_policy",),
     ("_dispatch",),
     ("ops",),
-    ("__init__", "_bind", "_compare", "_explain", "_verify", "compat", "nn", "testing"),
+    (
+        "__init__",
+        "_bind",
+        "_compare",
+        "_explain",
+        "_result_form",
+        "_result_memory",
+        "_verify",
+        "compat",
+        "nn",
+        "testing",
+    ),
     ("_cli", "__main__"),
 )
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}

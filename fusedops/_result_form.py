@@ -1,0 +1,118 @@
+"""The form of a kernel's results: number, type, dtype, shape, strides and device, as the op's contract gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.op import Op
+from fusedops._report.direction import Direction
+
+
+class ResultForm(NamedTuple):
+    """The form of one result.
+
+    Attributes:
+        name: "output y", "saved rstd" or "gradient of x".
+        like: a tensor without memory of its shape and dtype; None where the kernel returns None, or its result is not
+            used.
+        optional: True where a kernel may return None in its place.
+    """
+
+    name: str
+    like: Tensor | None
+    optional: bool = False
+
+
+def on_meta(arg: Any) -> Any:
+    """Return a tensor or a spec as a tensor without memory, anything else as it is."""
+    if hasattr(arg, "shape") and hasattr(arg, "dtype"):
+        return torch.empty(tuple(arg.shape), dtype=arg.dtype, device="meta")
+    return arg
+
+
+def empty_outputs(op: Op, args: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Return tensors without memory of the outputs' shapes and dtypes. Specs among the arguments are accepted."""
+    return op.each(op.empty(*(on_meta(arg) for arg in args)))
+
+
+def result_forms(op: Op, direction: Direction, args: Sequence[Any]) -> list[ResultForm]:
+    """Return the forms of what a kernel returns for these arguments, in its order.
+
+    Args:
+        op: the op.
+        direction: forward or backward.
+        args: as the kernel gets them: of forward with ``save`` where the op has saved values.
+    """
+    if direction == "backward":
+        gradients = op.backward(*map(on_meta, args))
+        names = [f"gradient of {name}" for name in op.differentiable]
+        return [ResultForm(name, like) for name, like in zip(names, as_tuple(gradients))]
+    given = args[: len(op.parameters)]
+    outputs = empty_outputs(op, given)
+    forms = [ResultForm(f"output {name}", like) for name, like in zip(op.outputs, outputs)]
+    saved: list[Any] = [None] * len(op.saved)
+    if op.saved and args[-1]:
+        saved = op.saved_references([on_meta(arg) for arg in given], outputs)
+    return forms + [
+        ResultForm(f"saved {value.name}", like, value.optional or like is None) for value, like in zip(op.saved, saved)
+    ]
+
+
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """Return the results of a kernel as a tuple, also a single one."""
+    return cast("tuple[Any, ...]", results) if isinstance(results, tuple) else (results,)
+
+
+def wrong_forms(
+    forms: Sequence[ResultForm], results: Any, several: bool, device: torch.device
+) -> list[tuple[str, str]]:
+    """Return the name of each result that has another form, and the difference as text.
+
+    Args:
+        forms: from :func:`result_forms`.
+        results: what the kernel returned.
+        several: True where it must be a tuple, also of one.
+        device: of the call.
+    """
+    if several != isinstance(results, tuple) or len(as_tuple(results)) != len(forms):
+        needed = f"a tuple of {len(forms)}" if several else "a Tensor"
+        return [(forms[0].name, f"as {_kind(results)}, expected {needed}")]
+    wrong: list[tuple[str, str]] = []
+    for form, result in zip(forms, as_tuple(results)):
+        text = _wrong_form(form, result, device)
+        if text:
+            wrong.append((form.name, text))
+    return wrong
+
+
+def _wrong_form(form: ResultForm, result: Any, device: torch.device) -> str:
+    like = form.like
+    if like is None or (result is None and form.optional):
+        is_extra = isinstance(result, Tensor) and form.name.startswith("saved")
+        return "as a Tensor, expected None: no gradient is wanted" if is_extra and like is None else ""
+    if not isinstance(result, Tensor):
+        return f"as {_kind(result)}, expected a Tensor"
+    if result.dtype is not like.dtype:
+        return f"of dtype {_dtype(result)}, expected {_dtype(like)}"
+    if result.shape != like.shape:
+        return f"of shape {tuple(result.shape)}, expected {tuple(like.shape)}"
+    if result.device != device:
+        return f"on {result.device}, expected {device}"
+    if result.layout is not torch.strided or not result.is_contiguous():
+        strides = tuple(result.stride()) if result.layout is torch.strided else result.layout
+        return f"with strides {strides}, expected {like.contiguous().stride()}, as it is contiguous"
+    return ""
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(cast('tuple[object, ...]', value))}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
