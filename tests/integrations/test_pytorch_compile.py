@@ -292,3 +292,9 @@ def test_sizes_that_depend_on_data_are_compared_when_the_graph_runs() -> None:
         fusedops.InvalidInputError, match=r"residual of shape \(1, 2\), expected the shape of x, \(2, 2\)"
     ):
         compiled(torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]))
+
+
+def test_an_invalid_call_that_is_traced_has_the_text_of_its_error() -> None:
+    compiled = torch.compile(lambda x, bias: fusedops.bias_gelu(x, bias), backend="eager")
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match=r"got bias of shape \(5,\), expected .*; to fix: "):
+        compiled(torch.ones(3), torch.ones(5))
