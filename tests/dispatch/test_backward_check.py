@@ -15,7 +15,7 @@ from two_outputs import two_outputs
 
 import fusedops
 from fusedops import InvalidInputError
-from fusedops.compat import megatron, slapo
+from fusedops.compat import megatron
 from fusedops.testing import OPS
 
 TWO_OUTPUTS = TWO_OUTPUTS_OP.name
@@ -108,72 +108,6 @@ def _error(op: str, call: dict[str, Any]) -> str:
 
 def _metadata(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.layout
-
-
-ONES = torch.ones
-CALLS: dict[str, tuple[Callable[[], Any], str]] = {
-    "gradient": (
-        lambda: torch.ops.fusedops.scaled_masked_softmax_backward(ONES(2, 1), ONES(2, 4), 1.0, False),
-        "scaled_masked_softmax_backward: got grad of shape (2, 1), expected the shape of the output y, (2, 4); to fix: "
-        "expand grad to that shape",
-    ),
-    "dtype": (
-        lambda: torch.ops.fusedops.scaled_masked_softmax_backward(ONES(2, 4).half(), ONES(2, 4), 1.0, False),
-        "scaled_masked_softmax_backward: got grad of float16, expected the dtype of the output y, float32; to fix: "
-        "convert grad to that dtype",
-    ),
-    "device": (
-        lambda: torch.ops.fusedops.bias_gelu_backward(
-            ONES(2, 4), ONES(2, 4), ONES(4, device="meta"), "tanh", [True] * 2
-        ),
-        "bias_gelu_backward: got bias on meta and grad on cpu, expected one device; to fix: move it with "
-        "bias.to(grad.device)",
-    ),
-    "scale": (
-        lambda: torch.ops.fusedops.scaled_masked_softmax_backward(ONES(2, 4), ONES(2, 4), float("inf"), False),
-        "scaled_masked_softmax_backward: got scale = inf, expected a finite Python number; to fix: pass scale as a "
-        "finite Python number",
-    ),
-    "bias": (
-        lambda: torch.ops.fusedops.bias_gelu_backward(ONES(2, 4), ONES(2, 4), ONES(3), "tanh", [True, True]),
-        "bias_gelu_backward: got bias of shape (3,), expected a shape that broadcasts to x (2, 4): each size, from the "
-        "last, 1 or x's; to fix: give bias sizes of 1 where it repeats",
-    ),
-    "text": (
-        lambda: torch.ops.fusedops.bias_gelu_backward(ONES(2, 4), ONES(2, 4), None, "erf", [True, False]),
-        "bias_gelu_backward: got approximate = 'erf', expected 'tanh' or 'none'; to fix: pass approximate as 'tanh' or "
-        "'none'",
-    ),
-    "needs": (
-        lambda: torch.ops.fusedops.bias_gelu_backward(ONES(2, 4), ONES(2, 4), None, "tanh", [True]),
-        "bias_gelu_backward: got needs of 1 values, expected one for each of x, bias; to fix: pass that many",
-    ),
-    "seed": (
-        lambda: torch.ops.fusedops.bias_dropout_backward(
-            ONES(2, 4), None, None, 0.5, True, torch.float32, [True, False]
-        ),
-        "bias_dropout_backward: got seed = None, expected the seed of forward; to fix: pass that seed",
-    ),
-    "megatron": (
-        lambda: megatron.bias_gelu_back(torch.tensor(1.0), ONES(4), ONES(2, 4)),
-        "bias_gelu_backward: got grad of shape (), expected the shape of the output y, (2, 4); to fix: expand grad to "
-        "that shape",
-    ),
-    "slapo": (
-        lambda: slapo.BiasGeLUFunction.bias_gelu_back(ONES(4), ONES(4), ONES(2, 4)),
-        "bias_gelu_backward: got grad of shape (4,), expected the shape of the output y, (2, 4); to fix: expand grad "
-        "to that shape",
-    ),
-}
-
-
-@pytest.mark.parametrize(("call", "text"), CALLS.values(), ids=CALLS)
-def test_the_error_of_each_way_in(call: Callable[[], Any], text: str) -> None:
-    state = torch.get_rng_state()
-    with pytest.raises(InvalidInputError) as raised:
-        call()
-    assert str(raised.value) == text
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_megatrons_function_takes_a_gradient_of_any_floating_dtype() -> None:
