@@ -86,20 +86,12 @@ class Frame:
         return self._active
 
     def end(self) -> None:
-        """Mark the block as ended. It ends where it was entered too, if that is another context.
-
-        A task that leaves an async generator early has the generator's block until the loop closes the generator, in
-        another task. A task that was started inside a block keeps the policy of the block.
-        """
+        """Mark the block as ended. It ends where it was entered too, if that is another context."""
         self.left = True
         try:
             frame.reset(self.token)
-        except ValueError:  # of another context
-            self._derive, self._base = _unchanged, None
-
-
-def _unchanged(active: ActivePolicy) -> ActivePolicy:
-    return active
+        except ValueError:  # the event loop closes an async generator in another task
+            self._derive, self._base = lambda active: active, None  # pyright: ignore[reportUnknownLambdaType]
 
 
 _NOTHING = ActivePolicy(Policy())
