@@ -68,7 +68,6 @@ class Frame:
     """
 
     __slots__ = ("_active", "_base", "_derive", "left", "outer", "owner", "token")
-
     token: Token[Frame | None]  # of entering
 
     def __init__(self, owner: object, outer: Frame | None, derive: Callable[[ActivePolicy], ActivePolicy]) -> None:
@@ -91,7 +90,8 @@ class Frame:
         try:
             frame.reset(self.token)
         except ValueError:  # the event loop closes an async generator in another task
-            self._derive, self._base = lambda active: active, None  # pyright: ignore[reportUnknownLambdaType]
+            self._derive = lambda active: active
+            self._base = None
 
 
 _NOTHING = ActivePolicy(Policy())
