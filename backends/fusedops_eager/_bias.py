@@ -66,7 +66,7 @@ class BiasGradient:
         """Add ``du``, a contiguous slab of the gradient, to ``piece``, the matching part of ``sum_at_rank``."""
         if not self.dims:
             piece.copy_(du)
-        elif self.sum.numel() == 1:
+        elif piece.numel() == 1:
             # torch splits a sum to one number into one part per thread, so its bits depend on the number of threads.
             # In a sum to many numbers, one thread computes each of them.
             flat, even = du.view(-1), du.numel() // _COLUMNS * _COLUMNS

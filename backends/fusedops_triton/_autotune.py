@@ -31,6 +31,7 @@ from triton.runtime.errors import OutOfResources
 
 from fusedops import FusedOpsWarning
 from fusedops_triton._launch import Launch
+from fusedops_triton._own_file import cache_folder, read_own_file
 from fusedops_triton._settings import Plan, Tile, neighbours
 
 VARIABLE = "FUSEDOPS_AUTOTUNE"
@@ -41,6 +42,9 @@ LEAST_BYTES = 32 * 2**20
 
 #: Number of timed calls of each setting. The settings take turns.
 TURNS = 20
+
+#: The largest file that is read. An entry takes about 70 bytes.
+MOST_BYTES = 2**20
 
 S = TypeVar("S", Plan, Tile)
 
@@ -172,7 +176,8 @@ class Store:
         }
         name = re.sub(r"\W+", "-", device).strip("-").lower()
         digest = hashlib.sha256(json.dumps(self._key).encode()).hexdigest()[:12]
-        self.path = _cache_folder() / "fusedops" / f"autotune-{name}-{digest}.json"
+        folder = cache_folder()
+        self.path = None if folder is None else folder / "fusedops" / f"autotune-{name}-{digest}.json"
         self._writes = True  # False after a read or write failed: one warning is enough
         self._settings = self._read()
 
@@ -200,8 +205,11 @@ class Store:
             self._write()
 
     def _read(self) -> dict[str, list[Any]]:
+        if self.path is None:
+            self._stop_writing("got no home folder and no XDG_CACHE_HOME", _SET)
+            return {}
         try:
-            written = self.path.read_bytes()
+            written = read_own_file(self.path, MOST_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
@@ -214,15 +222,17 @@ class Store:
             settings = cast("dict[str, list[Any]]", content["settings"])
             if not all(type(values) is list for values in settings.values()):
                 raise TypeError("expected a list for each setting")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             self._stop_writing(f"{type(error).__name__}: {error}", _DELETE)
             return {}
         return settings
 
     def _write(self) -> None:
-        # write a temporary file and rename it, so that a reader never gets a partial file
+        # write a temporary file and rename it, so that a reader never gets a partial file. It is this user's alone
+        # (mkstemp), and the name is replaced, whatever was there
+        assert self.path is not None, "a store without a file is never written"
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, written = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -232,23 +242,17 @@ class Store:
                 os.unlink(written)
                 raise
         except OSError as error:
-            fix = f"set XDG_CACHE_HOME to a writable folder, or unset {VARIABLE}"
-            self._stop_writing(f"cannot be written: {type(error).__name__}: {error}", fix)
+            self._stop_writing(f"cannot be written: {type(error).__name__}: {error}", _SET)
 
     def _stop_writing(self, problem: str, fix: str) -> None:
         if self._writes:
             self._writes = False
-            _warn(
-                f"{self.path}: {problem}. Without this file, every process tunes launch settings again; to fix: {fix}"
-            )
+            where = self.path or VARIABLE
+            _warn(f"{where}: {problem}. Without this file, every process tunes launch settings again; to fix: {fix}")
 
 
 _DELETE = "delete the file; the next run writes a new one"
-
-
-def _cache_folder() -> Path:
-    folder = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"  # as the XDG specification defines it
+_SET = f"set XDG_CACHE_HOME to a writable folder, or unset {VARIABLE}"
 
 
 def _warn(text: str) -> None:

@@ -129,6 +129,7 @@ class BackwardCall:
         values: Sequence[Any],
         wanted: Sequence[bool],
         run: Callable[[tuple[Any, ...]], Any],
+        look_at_values: bool = True,
     ) -> list[Any]:
         """Return one gradient for each parameter of the op, None where it has none or it is not wanted.
 
@@ -139,12 +140,13 @@ class BackwardCall:
             wanted: for each parameter of the op, True where its gradient is wanted.
             run: computes backward from its arguments, by a kernel or otherwise. Called where a gradient is wanted that
                 is not the output's own.
+            look_at_values: False where the values are those of a trace, which ``identity`` must not look at.
         """
         gradients: list[Any] = [None] * self._count
         if self._passed_at >= 0 and wanted[self._passed_at]:
             gradients[self._passed_at] = grads[0]
         needs = tuple([wanted[at] for at in self._gradient_at])
-        if self._identity is not None and needs[0]:
+        if self._identity is not None and needs[0] and look_at_values:
             given = (*grads, *tensors, *values)
             if self._identity(*self._without_needs(given)):
                 gradients[self._gradient_at[0]] = grads[0]

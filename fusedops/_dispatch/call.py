@@ -1,17 +1,22 @@
 """The path of a call, from the public function to a kernel.
 
-Three branches: under torch.compile and wherever tensors are not plain (fake tensors, subclasses such as DTensor,
-dispatch modes) the registered torch op; under functorch transforms and forward-mode differentiation the op's reference,
-which torch can transform; else a kernel. The kernel is selected by the same plan in all of them.
+Three branches: under torch.compile, torch.jit.trace and wherever tensors are not plain (fake tensors, subclasses such
+as DTensor, dispatch modes) the registered torch op; under functorch transforms and forward-mode differentiation the
+op's reference, which torch can transform; else a kernel. The kernel is selected by the same plan in all of them.
+torch.fx.symbolic_trace records the public function itself.
 
 The figures in comments are from a 2-core Zen 3 virtual machine, torch 2.13.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from sys import modules
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, is_grad_enabled
+from torch import is_grad_enabled
+from torch._C import (
+    _is_tracing as jit_tracing,  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue,reportUnknownVariableType]
+)
 from torch._C import (
     _len_torch_dispatch_stack as dispatch_modes,  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue,reportUnknownVariableType]
 )
@@ -21,7 +26,7 @@ from torch._C._functorch import (
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from fusedops._contract.plain_tensor import TENSOR_TYPES, PlainTensor
+from fusedops._contract.plain_tensor import OPTIONAL_TYPES, PlainTensor
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._dispatch.autograd import with_gradient
 from fusedops._dispatch.select import counted_call, plan_for, select
@@ -55,12 +60,12 @@ def call(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     >>> fusedops.call(fusedops.ops.OPS["bias_gelu"], (torch.zeros(2), None, "tanh"), None)
     tensor([0., 0.])
     """
-    if is_dynamo_compiling():
+    if is_dynamo_compiling() or jit_tracing():  # pyright: ignore[reportUnknownVariableType]
         return call_registered(op, args, backend)
     try:
         violated = op.check(*args)
     except (AttributeError, TypeError, RuntimeError):  # a value of another type; a nested tensor has no shape
-        _invalid(op, args)
+        return _invalid(op, args, backend)
     if violated is not None or dispatch_modes():
         return _not_plain(op, args, backend, violated)
     if functorch_level() is not None or forward_ad._current_level >= 0:  # pyright: ignore
@@ -83,14 +88,14 @@ def run(op: Op, plan: Plan, kernel: PreparedKernel, args: tuple[Any, ...]) -> An
 
 
 def not_plain(op: Op, args: tuple[Any, ...]) -> bool:
-    """Return True where no kernel may be called: something traces or transforms, or a tensor is of a subclass."""
-    if is_dynamo_compiling() or dispatch_modes() or functorch_level() is not None:  # pyright: ignore
+    """Return True where no kernel may be called: something traces or transforms, or an argument is no plain tensor."""
+    if is_dynamo_compiling() or jit_tracing() or dispatch_modes() or functorch_level() is not None:  # pyright: ignore
         return True
     if forward_ad._current_level >= 0:  # pyright: ignore
         return True
     for place in op.tensor_places:  # not any(...): a generator costs 0.4 us
         arg = args[place]
-        if type(arg) not in TENSOR_TYPES and isinstance(arg, Tensor):
+        if type(arg) not in OPTIONAL_TYPES and not isinstance(arg, int):  # a seed may be a number
             return True
     return False
 
@@ -98,7 +103,10 @@ def not_plain(op: Op, args: tuple[Any, ...]) -> bool:
 def _not_plain(op: Op, args: tuple[Any, ...], backend: str | None, violated: Constraint | None) -> Any:
     """Serve a call with tensors of other kinds by the registered op, or raise InvalidInputError."""
     if violated is not None and not isinstance(violated, PlainTensor):
-        _invalid(op, args)
+        return _invalid(op, args, backend)
+    tracer = _fx_tracer(args)
+    if tracer is not None:
+        return _recorded(op, args, backend, tracer)
     op.validate(args)
     specs = [name for name, arg in zip(op.parameters, args) if isinstance(arg, TensorSpec)]
     if specs:
@@ -108,6 +116,21 @@ def _not_plain(op: Op, args: tuple[Any, ...], backend: str | None, violated: Con
     return call_registered(op, args, backend)
 
 
-def _invalid(op: Op, args: tuple[Any, ...]) -> NoReturn:
+def _invalid(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
+    """Raise InvalidInputError for what violates a constraint, unless the values are to come."""
+    tracer = _fx_tracer(args)
+    if tracer is not None:
+        return _recorded(op, args, backend, tracer)
     op.validate(args)
     raise AssertionError(f"the compiled check of {op.name} refuses what its constraints accept: {args!r}")
+
+
+def _fx_tracer(args: tuple[Any, ...]) -> Any:
+    """Return the tracer of torch.fx.symbolic_trace where an argument is one of its values, or None."""
+    fx = modules.get("torch.fx")
+    return None if fx is None else next((arg.tracer for arg in args if isinstance(arg, fx.Proxy)), None)
+
+
+def _recorded(op: Op, args: tuple[Any, ...], backend: str | None, tracer: Any) -> Any:
+    """Record a call of the public function, which draws a seed and selects a backend each time that the graph runs."""
+    return tracer.create_proxy("call_function", op.function, (), {**dict(zip(op.parameters, args)), "backend": backend})

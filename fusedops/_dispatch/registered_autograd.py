@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from sys import modules
 from typing import Any, cast
 
 import torch
@@ -16,13 +17,20 @@ from torch.compiler import is_dynamo_compiling
 
 from fusedops._contract.op import Op
 from fusedops._dispatch.autograd import transformed
-from fusedops._dispatch.registered_kernels import BackwardKernels, ForwardKernels, whole_arguments
+from fusedops._dispatch.registered_kernels import whole_arguments
+from fusedops._dispatch.registered_numbers import as_tensors, has_symbolic_numbers, number_places
 from fusedops._policy import context
 
 
-def autograd_of(op: Op) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """Return the backward and the setup_context of the registered op (with its saved values, where it has some)."""
+def autograd_of(op: Op, numbers: bool = False) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """Return the backward and the setup_context of the registered op (with its saved values, where it has some).
+
+    Args:
+        op: the op.
+        numbers: True for its overload ``numbers``, whose floats are tensors.
+    """
     parts = op.backward_call
+    overload = "numbers" if numbers and number_places(op.backward_types) else "default"
     required = [value.name for value in op.saved if not value.optional]
 
     def keep(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
@@ -39,7 +47,7 @@ def autograd_of(op: Op) -> tuple[Callable[..., Any], Callable[..., None]]:
     def differentiate(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         # arguments left out of the call are not in needs_input_grad
         wanted = (*ctx.needs_input_grad, *[False] * len(op.parameters))[: len(op.parameters)]
-        function = getattr(torch.ops.fusedops, f"{op.name}_backward").default
+        function = getattr(getattr(torch.ops.fusedops, f"{op.name}_backward"), overload)
 
         def run(args: tuple[Any, ...]) -> Any:
             # backward may run on another thread, or after `with use(...)` has ended. Compiled autograd cannot trace it
@@ -57,7 +65,7 @@ def autograd_of(op: Op) -> tuple[Callable[..., Any], Callable[..., None]]:
             elif extra is not None:
                 grad = grad + extra
             of_outputs[at] = grad
-        gradients = parts.gradients(of_outputs, tensors, values, wanted, run)
+        gradients = parts.gradients(of_outputs, tensors, values, wanted, run, look_at_values=not numbers)
         for name, gradient in more.items():
             at = op.parameters.index(name)
             gradients[at] = gradient if gradients[at] is None else gradients[at] + gradient
@@ -72,6 +80,7 @@ def autograd_kernel(
     differentiate: Callable[..., Any],
     keep: Callable[..., None],
     prepare: Callable[[], None],
+    overload: str = "default",
 ) -> Callable[..., Any]:
     """Return the kernel for the Autograd key.
 
@@ -82,17 +91,40 @@ def autograd_kernel(
 
     def autograd(keys: Any, *args: Any, **backend: Any) -> Any:
         if not made:  # at the first call: it needs the op's overload, and costs 0.2 ms
-            overload = getattr(torch.ops.fusedops, name).default
-            made.append(cast("Callable[..., Any]", make_autograd_impl(overload, Info(differentiate, keep))))
+            function = getattr(getattr(torch.ops.fusedops, name), overload)
+            made.append(cast("Callable[..., Any]", make_autograd_impl(function, Info(differentiate, keep))))
         prepare()
         return reference(*args) if transformed() else made[0](keys, *args, **backend)
 
     return autograd
 
 
-def autograd_through_saved(op: Op, prepare: Callable[[], None]) -> Callable[..., Any]:
+def with_symbolic_numbers(
+    op: Op, name: str, places: Sequence[int], reference: Callable[..., Any], autograd: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return ``autograd``, with a call that has symbolic floats made a call of the overload ``numbers``."""
+    defaults = op.defaults if name != f"{op.name}_backward" else ()
+
+    def autograd_or_numbers(keys: Any, *args: Any, **backend: Any) -> Any:
+        if not has_symbolic_numbers(args, places) or _is_distributed(args):
+            return autograd(keys, *args, **backend)
+        if transformed():
+            return reference(*args)
+        args = (*args, *defaults[len(args) :])
+        return getattr(torch.ops.fusedops, name).numbers(*as_tensors(args, places), **backend)
+
+    return autograd_or_numbers
+
+
+def _is_distributed(args: Sequence[Any]) -> bool:
+    distributed = modules.get("torch.distributed.tensor")
+    return distributed is not None and any(isinstance(arg, distributed.DTensor) for arg in args)
+
+
+def autograd_through_saved(
+    op: Op, reference: Callable[..., Any], prepare: Callable[[], None], name: str = "default"
+) -> Callable[..., Any]:
     """Return the Autograd kernel of an op with saved values: ``<op>_with_saved`` where a gradient is wanted."""
-    reference = ForwardKernels(op, save=False).reference
 
     def autograd(keys: Any, *args: Any, **backend: Any) -> Any:
         prepare()
@@ -100,10 +132,10 @@ def autograd_through_saved(op: Op, prepare: Callable[[], None]) -> Callable[...,
             return reference(*args)
         wanted = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
         if torch.is_grad_enabled() and wanted:
-            results = getattr(torch.ops.fusedops, f"{op.name}_with_saved").default(*args, **backend)
+            results = getattr(getattr(torch.ops.fusedops, f"{op.name}_with_saved"), name)(*args, **backend)
             return op.outputs_of(results)
         with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage]
-            overload = getattr(torch.ops.fusedops, op.name).default
+            overload = getattr(getattr(torch.ops.fusedops, op.name), name)
             return overload.redispatch(keys & torch._C._after_autograd_keyset, *args, **backend)  # pyright: ignore[reportPrivateUsage]
 
     return autograd
@@ -114,14 +146,20 @@ def keep_everything(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict
     ctx.rest = [None if isinstance(value, Tensor) else (value,) for value in inputs]
 
 
-def double_backward(op: Op) -> Callable[..., Any]:
-    """Return the derivative of the reference backward: a registered backward without one would be wrong silently."""
-    reference = BackwardKernels(op).reference
+def double_backward(reference: Callable[..., Any], single: bool, numbers: Sequence[int] = ()) -> Callable[..., Any]:
+    """Return the derivative of the reference backward: a registered backward without one would be wrong silently.
+
+    Args:
+        reference: the reference backward.
+        single: True where it returns one gradient.
+        numbers: the places of the floats that are tensors, which have no gradient.
+    """
 
     def differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         tensors = iter(ctx.saved_tensors)
         args = [next(tensors) if boxed is None else boxed[0] for boxed in ctx.rest]
-        places = [place for place, arg in enumerate(args) if isinstance(arg, Tensor) and arg.is_floating_point()]
+        tensors_at = [place for place, arg in enumerate(args) if isinstance(arg, Tensor) and arg.is_floating_point()]
+        places = [place for place in tensors_at if place not in numbers]
 
         def gradient(*inputs: Tensor) -> Any:
             changed = list(args)
@@ -130,7 +168,6 @@ def double_backward(op: Op) -> Callable[..., Any]:
             return reference(*changed)
 
         pullback = torch.func.vjp(gradient, *(args[place] for place in places))[1]
-        single = len(op.differentiable) == 1
         by_place = dict(zip(places, pullback(grads[0] if single else grads)))
         return tuple(by_place.get(place) for place in range(len(args)))
 

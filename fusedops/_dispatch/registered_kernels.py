@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
+from fusedops._dispatch.backward_check import BackwardCheck, has_symbolic_sizes
 from fusedops._dispatch.select import backward_plan, counted_call, plan_for, select
 from fusedops.errors import InvalidInputError
 
@@ -75,16 +76,19 @@ class BackwardKernels:
     """The computations of ``torch.ops.fusedops.<op>_backward``."""
 
     def __init__(self, op: Op) -> None:
-        self._op = op
+        self._op, self._check = op, BackwardCheck(op)
 
     def run(self, *args: Any, backend: str | None = None) -> Any:
         """Serve a gradient, by the first backend of the order: which backend ran forward is not known."""
+        self._check(args)
         plan = plan_for(self._op, args[0], backend)
         after = backward_plan(plan, plan.first.backend if plan.first else "")
         return _without_none(counted_call(select(after, args))(*args), args[0])
 
     def fake(self, *args: Any, backend: str | None = None) -> Any:
         """Return empty gradients with the shapes, dtypes and strides that a kernel returns."""
+        if not has_symbolic_sizes(args):
+            self._check(args)
         with torch.no_grad():
             gradients = self.reference(*args)
         if isinstance(gradients, Tensor):

@@ -12,7 +12,7 @@ is not wanted.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from sys import modules
 from typing import Any
@@ -26,18 +26,22 @@ from fusedops._dispatch.registered_autograd import (
     autograd_through_saved,
     double_backward,
     keep_everything,
+    with_symbolic_numbers,
 )
 from fusedops._dispatch.registered_kernels import BackwardKernels, ForwardKernels
+from fusedops._dispatch.registered_numbers import NumberTensors, number_places
 from fusedops._plugins.registry import registry
 from fusedops._policy.policy import check_text
 from fusedops.errors import InvalidInputError
+
+Kernels = ForwardKernels | BackwardKernels | NumberTensors
 
 _libraries: dict[str, torch.library.Library] = {}
 _SCHEMA_TYPES = {
     "Tensor": "Tensor",
     "Tensor | None": "Tensor?",
-    "float": "float",
-    "float | None": "float?",
+    "float": "Scalar",  # not float, of which a symbolic one would be a constant of the graph
+    "float | None": "Scalar?",
     "bool": "bool",
     "int": "int",
     "int | None": "int?",
@@ -78,27 +82,38 @@ def register_op(op: Op) -> None:
     """Define the registered ops of an op: forward, forward with saved values, and backward."""
     library = torch.library.Library("fusedops", "FRAGMENT")
     _libraries[op.name] = library
-    parameters = ", ".join(_schema(name, op.types[name], default) for name, default in zip(op.parameters, op.defaults))
     outputs = ["Tensor"] * len(op.outputs)
-    differentiate, keep = autograd_of(op)
     ready = partial(prepare, op.name)
-    forward = ForwardKernels(op, save=False)
-    if op.saved:
-        name, saving = f"{op.name}_with_saved", ForwardKernels(op, save=True)
-        required = ["Tensor" for value in op.saved if not value.optional]
-        autograd = autograd_kernel(name, saving.reference, differentiate, keep, ready)
-        _define(
-            library, name, f"({parameters}, *, str? backend=None) -> {_types(outputs + required)}", saving, autograd
-        )
-        autograd = autograd_through_saved(op, ready)
-    else:
-        autograd = autograd_kernel(op.name, forward.reference, differentiate, keep, ready)
-    _define(library, op.name, f"({parameters}, *, str? backend=None) -> {_types(outputs)}", forward, autograd)
-    name, backward = f"{op.name}_backward", BackwardKernels(op)
-    parameters = ", ".join(_schema(each, text) for each, text in op.backward_types.items())
-    gradients = _types(["Tensor"] * len(op.differentiable))
-    autograd = autograd_kernel(name, backward.reference, double_backward(op), keep_everything, ready)
-    _define(library, name, f"({parameters}, *, str? backend=None) -> {gradients}", backward, autograd)
+    places = number_places(op.types)
+    for numbers in (False, True) if places else (False,):
+        overload = "numbers" if numbers else "default"
+        differentiate, keep = autograd_of(op, numbers)
+        given = _parameters(op.types, (), places) if numbers else _parameters(op.types, op.defaults)
+        forward = _kernels(ForwardKernels(op, save=False), numbers, places)
+        if op.saved:
+            name, saving = f"{op.name}_with_saved", _kernels(ForwardKernels(op, save=True), numbers, places)
+            required = ["Tensor" for value in op.saved if not value.optional]
+            autograd = autograd_kernel(name, saving.reference, differentiate, keep, ready, overload)
+            if places and not numbers:
+                autograd = with_symbolic_numbers(op, name, places, saving.reference, autograd)
+            _define(library, name, overload, f"({given}) -> {_types(outputs + required)}", saving, autograd)
+            autograd = autograd_through_saved(op, forward.reference, ready, overload)
+        else:
+            autograd = autograd_kernel(op.name, forward.reference, differentiate, keep, ready, overload)
+        if places and not numbers:
+            autograd = with_symbolic_numbers(op, op.name, places, forward.reference, autograd)
+        _define(library, op.name, overload, f"({given}) -> {_types(outputs)}", forward, autograd)
+    name, places = f"{op.name}_backward", number_places(op.backward_types)
+    gradients, single = _types(["Tensor"] * len(op.differentiable)), len(op.differentiable) == 1
+    for numbers in (False, True) if places else (False,):
+        overload = "numbers" if numbers else "default"
+        given = _parameters(op.backward_types, (), places if numbers else ())
+        backward = _kernels(BackwardKernels(op), numbers, places)
+        second = double_backward(backward.reference, single, places if numbers else ())
+        autograd = autograd_kernel(name, backward.reference, second, keep_everything, ready, overload)
+        if places and not numbers:
+            autograd = with_symbolic_numbers(op, name, places, backward.reference, autograd)
+        _define(library, name, overload, f"({given}) -> {gradients}", backward, autograd)
 
 
 def unregister_op(op: Op) -> None:
@@ -110,6 +125,19 @@ def unregister_op(op: Op) -> None:
 
 def _types(types: list[str]) -> str:
     return types[0] if len(types) == 1 else f"({', '.join(types)})"
+
+
+def _kernels(kernels: ForwardKernels | BackwardKernels, numbers: bool, places: Sequence[int]) -> Kernels:
+    return NumberTensors(kernels, places) if numbers else kernels
+
+
+def _parameters(types: Mapping[str, str], defaults: Sequence[Any], tensors: Sequence[int] = ()) -> str:
+    """Return parameters in torch's schema language, those at the places ``tensors`` as tensors."""
+    declared: list[str] = []
+    for place, (name, text) in enumerate(types.items()):
+        text = text.replace("float", "Tensor") if place in tensors else text
+        declared.append(_schema(name, text, defaults[place] if defaults else inspect.Parameter.empty))
+    return ", ".join([*declared, "*", "str? backend=None"])
 
 
 def _schema(name: str, text: str, default: Any = inspect.Parameter.empty) -> str:
@@ -125,10 +153,12 @@ def _schema(name: str, text: str, default: Any = inspect.Parameter.empty) -> str
 def _define(
     library: torch.library.Library,
     name: str,
+    overload: str,
     schema: str,
-    kernels: ForwardKernels | BackwardKernels,
+    kernels: Kernels,
     autograd: Callable[..., Any],
 ) -> None:
+    name = name if overload == "default" else f"{name}.{overload}"
     library.define(f"{name}{schema}")
     library.impl(name, kernels.run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fusedops::{name}", kernels.fake, lib=library)

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Any
 
 from fusedops._plugins.registry import registry
@@ -67,7 +67,8 @@ class Frame:
         derive: makes the block's policy from the one around it.
     """
 
-    __slots__ = ("_active", "_base", "_derive", "left", "outer", "owner")
+    __slots__ = ("_active", "_base", "_derive", "left", "outer", "owner", "token")
+    token: Token[Frame | None]  # of entering
 
     def __init__(self, owner: object, outer: Frame | None, derive: Callable[[ActivePolicy], ActivePolicy]) -> None:
         self.owner, self.outer, self._derive = owner, outer, derive
@@ -83,6 +84,15 @@ class Frame:
             self._base = base
         return self._active
 
+    def end(self) -> None:
+        """Mark the block as ended. It ends where it was entered too, if that is another context."""
+        self.left = True
+        try:
+            frame.reset(self.token)
+        except ValueError:  # the event loop closes an async generator in another task
+            self._derive = lambda active: active
+            self._base = None
+
 
 _NOTHING = ActivePolicy(Policy())
 frame: ContextVar[Frame | None] = ContextVar("fusedops_use", default=None)
@@ -94,7 +104,7 @@ def enter(owner: object, derive: Callable[[ActivePolicy], ActivePolicy]) -> Acti
     """Begin a block in this thread or task, and return its policy. An error in ``derive`` begins none."""
     block = Frame(owner, frame.get(), derive)
     active = block.active()
-    frame.set(block)
+    block.token = frame.set(block)
     return active
 
 
@@ -114,9 +124,10 @@ def leave(owner: object) -> None:
             f"got the end of {owner!r} in a thread, task or generator where it was not entered (in effect here: "
             f"{inside}), expected it where it was entered; to fix: use one `with` statement"
         )
-    mine.left = True
+    mine.end()
     if mine is not current:
         assert current is not None
+        frame.set(current)  # it stays in effect
         raise PolicyError(
             f"got the end of {owner!r} inside {current.owner!r}, expected {current.owner!r} to end first; to fix: nest "
             f"the two blocks, and close a generator before the block around it ends"

@@ -32,7 +32,11 @@ class OpFunction(torch.autograd.Function):
 
 
 def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor | None, needs: list[bool]) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of ``x`` and ``bias`` for the tanh form with the selected backend; None if not needed."""
+    """Compute the gradients of ``x`` and ``bias`` for the tanh form with the selected backend; None if not needed.
+
+    ``grad`` has the output's shape and any floating dtype.
+    """
+    output_dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
     backward = torch.ops.fusedops.bias_gelu_backward.default
-    gradients: tuple[Tensor, ...] = backward(grad, x, bias, "tanh", needs)
+    gradients: tuple[Tensor, ...] = backward(grad.to(output_dtype), x, bias, "tanh", needs)
     return tuple(gradient if need else None for gradient, need in zip(gradients, needs))

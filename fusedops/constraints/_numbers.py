@@ -72,9 +72,12 @@ class Scalar(_Value):
             )
         if abs_at_most is not None and (type(abs_at_most) not in (int, float) or not math.isfinite(abs_at_most)):
             raise ValueError(f"Scalar({name!r}): got {abs_at_most!r}, expected a finite number; to fix: give one")
-        if any(type(value) not in (bool, int, float, str) for value in one_of or ()):
+        if one_of is not None and (
+            not isinstance(one_of, (tuple, list))  # pyright: ignore[reportUnnecessaryIsInstance]
+            or any(type(value) not in (bool, int, float, str) for value in one_of)
+        ):
             raise ValueError(f"Scalar({name!r}): got {one_of!r}, expected bools, numbers or texts; to fix: give those")
-        self.abs_at_most, self.one_of = abs_at_most, one_of
+        self.abs_at_most, self.one_of = abs_at_most, None if one_of is None else tuple(one_of)
 
     def expression(self, constants: dict[str, object]) -> str:
         tests: list[str] = []

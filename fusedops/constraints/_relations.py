@@ -8,6 +8,7 @@ from typing import Any
 from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
+from fusedops.constraints._symbolic import possible
 
 
 def broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
@@ -31,6 +32,19 @@ def broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
         if size != full and size != 1:
             return False
     return True
+
+
+def _fits(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    """Return what :func:`broadcasts` returns; for sizes that depend on data, False only where it is certain."""
+    if len(small) > len(large):
+        return False
+    # each size by itself: one that depends on data must not decide about the others
+    pairs = zip(reversed(small), reversed(large))
+    return all(possible(size == full) or possible(size == 1) for size, full in pairs)
+
+
+def _same(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return len(shape) == len(other) and all(possible(size == full) for size, full in zip(shape, other))
 
 
 class _Beside(Constraint):
@@ -70,7 +84,7 @@ class Broadcasts(_Beside):
 
     def reasons(self, args: Arguments) -> list[Reason]:
         tensors = self._specs(args)
-        if tensors is None or broadcasts(tensors[0].shape, tensors[1].shape):
+        if tensors is None or _fits(tensors[0].shape, tensors[1].shape):
             return []
         small, large = (tuple(tensor.shape) for tensor in tensors)
         needed = f"a shape that broadcasts to {self.other} {large}: each size, from the last, 1 or {self.other}'s"
@@ -132,7 +146,7 @@ class SameShape(_Beside):
 
     def reasons(self, args: Arguments) -> list[Reason]:
         tensors = self._specs(args)
-        if tensors is None or tensors[0].shape == tensors[1].shape:
+        if tensors is None or _same(tensors[0].shape, tensors[1].shape):
             return []
         small, large = (tuple(tensor.shape) for tensor in tensors)
         needed = f"the shape of {self.other}, {large}"

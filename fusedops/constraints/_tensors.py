@@ -8,6 +8,7 @@ from typing import Any
 from fusedops._contract.constraint import Arguments, Boundary, Constraint, listed
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
+from fusedops.constraints._symbolic import possible
 
 
 class Rank(Constraint):
@@ -123,17 +124,18 @@ class Dim(Constraint):
         for dim in self.dims:
             if not -tensor.dim() <= dim < tensor.dim():
                 continue
-            size = int(tensor.shape[dim])
+            size = tensor.shape[dim]  # not int(...): a graph would be for this size alone
             if not self._accepts(size):
+                size = int(size)
                 given = f"dim {dim} of {self.name} = {size}"
                 reasons.append(Reason(self.code, given, self._rule(), self._fix(dim, size)))
         return reasons
 
     def _accepts(self, size: int) -> bool:
         return (
-            (self.at_least is None or size >= self.at_least)
-            and (self.at_most is None or size <= self.at_most)
-            and (self.multiple_of is None or size % self.multiple_of == 0)
+            (self.at_least is None or possible(size >= self.at_least))
+            and (self.at_most is None or possible(size <= self.at_most))
+            and (self.multiple_of is None or possible(size % self.multiple_of == 0))
         )
 
     def _rule(self) -> str:

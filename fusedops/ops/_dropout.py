@@ -32,11 +32,11 @@ def seed_tensor(name: str, seed: int | Tensor | None, x: Tensor) -> Tensor | Non
             f"fix: pass None to have one drawn"
         )
     if not isinstance(x, (Tensor, TensorSpec)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return None  # the op's check reports x
+        return seed  # type: ignore[return-value]  # the op's check reports x; torch.fx records the number
     if isinstance(x, TensorSpec):
         return TensorSpec((1,), torch.int64, x.device)  # type: ignore[return-value]
-    # a 64-bit seed may be given as unsigned
-    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed], device=x.device, dtype=torch.int64)
+    # a 64-bit seed may be given as unsigned. Not torch.tensor(...), of which torch.jit.trace warns
+    return torch.full((1,), seed - 2**64 if seed >= 2**63 else seed, device=x.device, dtype=torch.int64)
 
 
 def with_seed(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -65,6 +65,8 @@ WRONG: dict[str, Any] = {
     "Scalar, no values": lambda: Scalar("scale", one_of=()),
     "Scalar, nan": lambda: Scalar("scale", math.nan),
     "Scalar, a tensor": lambda: Scalar("scale", one_of=(torch.ones(1),)),  # type: ignore[arg-type]
+    "Scalar, a text for values": lambda: Scalar("scale", one_of="no"),  # type: ignore[arg-type]
+    "Scalar, a number for values": lambda: Scalar("scale", one_of=1.0),  # type: ignore[arg-type]
     "Finite, infinite": lambda: Finite("scale", at_least=math.inf),
     "Finite, a text": lambda: Finite("scale", at_least="0"),  # type: ignore[arg-type]
     "OneOf, empty": lambda: OneOf("approximate"),

@@ -130,7 +130,7 @@ def test_a_padded_mask_is_made_once(sizes: list[Any], monkeypatch: pytest.Monkey
     assert (y[:, 0] == 0).all()
 
 
-@pytest.mark.parametrize("write", ["numpy", "data"])
+@pytest.mark.parametrize("write", ["numpy", "data", "dlpack", "storage"])
 def test_without_a_block_a_change_that_torch_misses_is_in_effect(sizes: list[Any], write: str) -> None:
     mask = torch.zeros(5, 12, dtype=torch.bool)
     x, memory = torch.randn(2, 5, 12), mask.numpy()
@@ -138,6 +138,10 @@ def test_without_a_block_a_change_that_torch_misses_is_in_effect(sizes: list[Any
         fusedops.scaled_masked_softmax(x, mask)
         if write == "numpy":
             memory[:, 3:] = True
+        elif write == "dlpack":
+            torch.from_dlpack(mask.view(torch.uint8).detach())[:, 3:] = 1
+        elif write == "storage":
+            mask.untyped_storage().copy_((torch.arange(12) >= 3).expand(5, 12).contiguous().untyped_storage())
         else:
             mask.data[:, 3:] = True
         y = fusedops.scaled_masked_softmax(x, mask)

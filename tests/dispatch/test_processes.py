@@ -120,6 +120,41 @@ def test_a_lock_that_another_thread_holds_is_free_in_the_child(python: Any) -> N
     assert python(HELD, flags=("-W", "ignore")) == 0
 
 
+SLOW = """
+import time
+import fusedops
+
+@fusedops.hookimpl
+def fusedops_backend():
+    time.sleep(1.0)
+    return fusedops.Backend("slow", ("cpu",), -5, ())
+"""
+
+FORKED_WHILE_LOADING = """
+    import json, os, signal, threading, time, torch, fusedops
+    torch.set_num_threads(1)
+    loading = threading.Thread(target=fusedops.backends)
+    loading.start()
+    time.sleep(0.5)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        served = []
+        thread = threading.Thread(target=lambda: served.append(fusedops.bias_gelu(torch.ones(2))))
+        thread.start()
+        thread.join()
+        os._exit(0 if served else 1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    loading.join()
+    print(json.dumps(code))
+"""
+
+
+def test_a_child_forked_while_plugins_load_can_call_an_op(python: Any, distribution: Any) -> None:
+    site = distribution("slow-dist", {"slow": "slow_mod"}, slow_mod=SLOW)
+    assert python(FORKED_WHILE_LOADING, site, flags=("-W", "ignore")) == 0
+
+
 WORKERS = """
 import json, sys, torch, fusedops
 from torch.utils.data import DataLoader, Dataset

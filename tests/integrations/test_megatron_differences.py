@@ -75,3 +75,9 @@ def test_limits_of_the_original_are_gone(peer: Any) -> None:
         x = tensor(*shape)
         assert mine.is_kernel_available(None, *shape)
         assert_close(mine(x, None), torch.softmax(x * 0.3, -1))
+
+
+def test_a_wider_offset_does_not_widen_the_result() -> None:
+    module = ours.FusedScaleMaskSoftmax(False, True, ours.AttnMaskType.padding, True, None, False, None)
+    y = module(torch.randn(1, 2, 4, 4).bfloat16(), None, torch.zeros(2))
+    assert y.dtype == torch.bfloat16

@@ -261,3 +261,40 @@ def test_opcheck(op: str, grad: bool) -> None:
     grads = [torch.randn_like(y).requires_grad_(grad) for y in results[: len(contract.outputs)]]
     backward = contract.backward_arguments(grads, results, args, needs)
     torch.library.opcheck(getattr(torch.ops.fusedops, f"{op}_backward").default, backward)
+
+
+@every_op
+@training
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_depend_on_data(op: str, training: bool) -> None:
+    batch = len(inputs(op)[0])
+
+    def chosen(*tensors: Tensor) -> Any:
+        keep = tensors[0].flatten(1)[:, 0] > 0
+        return public(op)(
+            *[tensor[keep] if len(tensor) == batch and tensor.dim() > 1 else tensor for tensor in tensors]
+        )
+
+    compiled = torch.compile(chosen, fullgraph=True, backend="aot_eager")
+    for seed in (1, 2):
+        same(compiled, chosen, inputs(op, seed=seed), training)
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_depend_on_data_are_compared_when_the_graph_runs() -> None:
+    def chosen(x: Tensor) -> Tensor:
+        return fusedops.bias_dropout_add(x[x[:, 0] > 0], None, x[x[:, 1] > 0], 0.0)
+
+    compiled = torch.compile(chosen, fullgraph=True, backend="aot_eager")
+    x = torch.tensor([[1.0, 1.0], [1.0, 1.0], [-1.0, -1.0]])
+    assert torch.equal(compiled(x), chosen(x))
+    with pytest.raises(
+        fusedops.InvalidInputError, match=r"residual of shape \(1, 2\), expected the shape of x, \(2, 2\)"
+    ):
+        compiled(torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]))
+
+
+def test_an_invalid_call_that_is_traced_has_the_text_of_its_error() -> None:
+    compiled = torch.compile(lambda x, bias: fusedops.bias_gelu(x, bias), backend="eager")
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match=r"got bias of shape \(5,\), expected .*; to fix: "):
+        compiled(torch.ones(3), torch.ones(5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -102,6 +102,25 @@ def test_a_task_that_leaves_an_async_generator_early_can_close_it() -> None:
         return [name, inside, who()]
 
     assert asyncio.run(main()) == ["triton", "triton", "eager"]
+
+
+def test_a_task_that_leaves_an_async_generator_early_has_its_own_policy_once_the_loop_closes_it() -> None:
+    async def policies() -> AsyncIterator[str]:
+        with fusedops.use("triton"):
+            while True:
+                yield str(fusedops.get_policy())
+
+    async def main() -> tuple[str, str]:
+        generator = policies()
+        inside = await anext(generator)
+        del generator
+        gc.collect()
+        await asyncio.sleep(0.05)  # the loop closes the generator in another task
+        return inside, str(fusedops.get_policy())
+
+    inside, after = asyncio.run(main())
+    assert "triton" in inside
+    assert "triton" not in after
 
 
 def test_blocks_that_end_in_the_wrong_order() -> None:

@@ -80,6 +80,17 @@ def test_the_bias_gradient_has_the_same_bits_on_every_run_and_with_any_number_of
                 assert torch.equal(one, first)
 
 
+def test_the_sum_of_a_row_that_is_a_slab_has_the_same_bits_with_any_number_of_threads() -> None:
+    x, grad, bias = torch.randn(3, 400_000), torch.randn(3, 400_000), torch.zeros(3, 1)
+    found: list[Tensor | None] = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(gelu_backward(grad, x, bias, "tanh", (False, True))[1])
+    first = found[0]
+    assert first is not None
+    assert all(each is not None and torch.equal(each, first) for each in found)
+
+
 def test_the_bias_gradient_is_summed_in_float32() -> None:
     """4096 ones of bfloat16 summed in bfloat16 would be 256."""
     grad, bias = torch.ones(4096, 8, dtype=BF16), torch.zeros(8, dtype=BF16)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pathlib
+import pwd
 import sys
 import tempfile
 import warnings
@@ -23,7 +24,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from autotune_cases import Timer, X, forget, only, softmax
 
 from fusedops import FusedOpsWarning
-from fusedops_triton import _autotune, _settings
+from fusedops_triton import _autotune, _own_file, _settings
 from fusedops_triton._bias_gelu import gelu_forward
 from fusedops_triton._settings import CHIPS, Plan, Tile, neighbours, plan, tile
 
@@ -160,6 +161,7 @@ BROKEN = {
     "[]": "TypeError: ",
     "{}": "KeyError: 'key'",
     "\udcff": "UnicodeDecodeError: ",
+    "[" * 200_000: "RecursionError: ",
     '"settings": 3': "AttributeError: ",
     '"settings": {"_softmax._forward_on_chip 64 4": 7}': "TypeError: expected a list for each setting",
     '"settings": {"_softmax._forward_on_chip 64 4": [3, 64, 1, true]}': "got [3, 64, 1, True] for _softmax.",
@@ -195,8 +197,96 @@ def test_a_file_that_may_not_be_read(cache: pathlib.Path, timer: Timer) -> None:
     file.mkdir()  # what no user may read, root included
     forget()
     (warning,) = warnings_of(lambda: [softmax(), softmax(torch.randn(2, 9))])
-    assert warning.startswith(f"{file}: IsADirectoryError: ")
+    assert warning.startswith(f"{file}: NotOwnFileError: got drwx")
+    assert "expected a regular file" in warning
     assert warning.endswith("make it readable, or delete it")
+
+
+def _symbolic_link(file: pathlib.Path) -> str:
+    elsewhere = file.with_name("elsewhere.json")
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    return "OSError: [Errno 40] Too many levels of symbolic links"
+
+
+def _fifo(file: pathlib.Path) -> str:
+    file.unlink()
+    os.mkfifo(file)
+    return "NotOwnFileError: got prw"
+
+
+def _writable_by_others(file: pathlib.Path) -> str:
+    file.chmod(0o666)
+    return "NotOwnFileError: got -rw-rw-rw-, expected a file that no other user can write"
+
+
+def _too_large(file: pathlib.Path) -> str:
+    with file.open("ab") as end:
+        end.truncate(_autotune.MOST_BYTES + 1)
+    return f"NotOwnFileError: got {_autotune.MOST_BYTES + 1} bytes, expected at most {_autotune.MOST_BYTES}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: the error texts are its own")
+@pytest.mark.parametrize("change", [_symbolic_link, _fifo, _writable_by_others, _too_large])
+def test_a_file_that_another_user_may_have_written_is_ignored_and_left_as_it_is(
+    change: Callable[[pathlib.Path], str], cache: pathlib.Path, timer: Timer
+) -> None:
+    softmax()
+    file = only(cache)
+    expected = change(file)
+    forget()
+    before = sorted((path.name, path.lstat().st_mode, path.lstat().st_size) for path in cache.iterdir())
+    (warning,) = warnings_of(lambda: [softmax(), softmax(torch.randn(2, 9))])
+    assert warning.startswith(f"{file}: {expected}")
+    assert len(timer.asked) == 3, "the settings were timed, not read"
+    assert sorted((path.name, path.lstat().st_mode, path.lstat().st_size) for path in cache.iterdir()) == before
+
+
+def test_a_file_of_another_user_is_ignored(cache: pathlib.Path, timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
+    softmax()
+    forget()
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    (warning,) = warnings_of(softmax)
+    assert f"got a file of user {owner}, expected one of user {owner + 1}. " in warning
+
+
+def test_a_file_that_grows_while_it_is_read_is_cut(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 10)
+    file.chmod(0o600)
+    assert _own_file.read_own_file(file, 10) == b"x" * 10
+    monkeypatch.setattr(_own_file, "_problem", lambda status, most_bytes: "")
+    with pytest.raises(_own_file.NotOwnFileError, match="got more than 9 bytes"):
+        _own_file.read_own_file(file, 9)
+
+
+def test_what_is_written_is_this_users_alone(cache: pathlib.Path, timer: Timer) -> None:
+    before = os.umask(0)
+    try:
+        softmax()
+    finally:
+        os.umask(before)
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert only(cache).stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_home_folder_settings_are_kept_in_the_process(
+    cache: pathlib.Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+
+    def unknown(user: int) -> None:  # as of a container with a user id that has no name
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    (warning,) = warnings_of(lambda: [softmax(), softmax(), softmax(torch.randn(2, 9))])
+    assert warning == (
+        "FUSEDOPS_AUTOTUNE: got no home folder and no XDG_CACHE_HOME. Without this file, every process tunes launch "
+        "settings again; to fix: set XDG_CACHE_HOME to a writable folder, or unset FUSEDOPS_AUTOTUNE"
+    )
+    assert len(timer.asked) == 2
 
 
 def test_a_folder_that_cannot_be_made(cache: pathlib.Path, timer: Timer) -> None:

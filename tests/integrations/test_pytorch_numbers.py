@@ -1,0 +1,138 @@
+"""Numbers in compiled code: a scale, a probability or an eps that varies does not compile each time."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from calls import OPTIONS, arguments, close, gradients, growing, inputs, noting_backend, options, outputs, shapes
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
+from two_outputs import two_outputs
+
+import fusedops
+from fusedops.testing import OPS
+
+NUMBERS = [(op, name) for op in OPTIONS for name, text in OPS[op].types.items() if text.startswith("float")]
+VALUES = [(step + 1) / 20 for step in range(10)]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """No graph of another test is found again."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def of_number(op: str, name: str) -> Callable[..., Any]:
+    """Return the public function of one number and the tensors."""
+    function, names, fixed = OPS[op].function, [*shapes(op)], options(op)
+    return lambda number, *tensors: function(**{**fixed, **dict(zip(names, tensors)), name: number})
+
+
+@pytest.mark.parametrize(("op", "name"), NUMBERS)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_ten_values_are_compiled_twice(op: str, name: str, backend: str) -> None:
+    if backend == "inductor":
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler:
+            pytest.skip("needs a C++ compiler, which Inductor compiles for a CPU with")
+    counter, eager = CompileCounterWithBackend(backend), of_number(op, name)
+    compiled = torch.compile(eager, fullgraph=True, backend=counter)
+    for value in VALUES:
+        ours, theirs = growing(inputs(op)), growing(inputs(op))
+        got, want = compiled(value, *ours), eager(value, *theirs)
+        close(outputs(got), outputs(want))
+        close(gradients(got, ours), gradients(want, theirs))
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize(("op", "name"), NUMBERS)
+def test_a_number_made_of_a_length_is_compiled_once(op: str, name: str) -> None:
+    inner = of_number(op, name)
+
+    def eager(*tensors: Tensor) -> Any:
+        return inner(1 / math.sqrt(tensors[0].shape[-2]), *tensors)
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(eager, fullgraph=True, backend=counter, dynamic=True)
+    for length in range(4, 24, 2):
+        ours, theirs = growing(inputs(op, length)), growing(inputs(op, length))
+        got, want = compiled(*ours), eager(*theirs)
+        close(outputs(got), outputs(want))
+        close(gradients(got, ours), gradients(want, theirs))
+    assert counter.frame_count == 1
+
+
+def test_the_kernel_gets_python_numbers() -> None:
+    ran: list[tuple[Any, ...]] = []
+    noting_backend("scaled_masked_softmax", "noting", ran)
+    compiled = torch.compile(
+        lambda x, scale: fusedops.scaled_masked_softmax(x, None, scale, backend="noting"), backend="aot_eager"
+    )
+    x = torch.randn(3, 4, requires_grad=True)
+    for scale in (0.5, 1.5, 2.5):
+        compiled(x, scale).sum().backward()
+    numbers = [args[2] for _, args in ran]
+    assert [type(number) for number in numbers] == [float] * 6
+    assert numbers == [0.5, 0.5, 1.5, 1.5, 2.5, 2.5]
+
+
+def test_an_invalid_number_is_an_error_when_the_graph_runs() -> None:
+    compiled = torch.compile(lambda x, p: fusedops.bias_dropout(x, None, p, seed=3), backend="aot_eager")
+    for p in (0.25, 0.5):
+        compiled(torch.ones(4), p)
+    with pytest.raises(Exception, match=r"got p = 1.5, expected a number in \[0, 1\]"):
+        compiled(torch.ones(4), 1.5)
+    for p in (0.0, 1.0):  # nothing is dropped, and everything
+        torch.testing.assert_close(compiled(torch.ones(4), p), torch.full((4,), 1.0 - p))
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        return fusedops.scaled_masked_softmax(q @ k.mT, None, q.shape[-1] ** -0.5)
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)`:FutureWarning")  # torch's own
+def test_a_number_made_of_a_length_is_exported() -> None:
+    dynamic = ({2: torch.export.Dim.DYNAMIC}, {2: torch.export.Dim.DYNAMIC})
+    program = torch.export.export(Attention(), (torch.randn(2, 4, 8), torch.randn(2, 4, 8)), dynamic_shapes=dynamic)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    for exported in (program, torch.export.load(file), program.run_decompositions()):
+        for size in (3, 12):
+            q, k = torch.randn(2, 4, size), torch.randn(2, 4, size)
+            torch.testing.assert_close(exported.module()(q, k), Attention()(q, k))
+
+
+def test_an_op_with_saved_values() -> None:
+    with two_outputs() as op:
+        counter, eager = CompileCounterWithBackend("aot_eager"), of_number(op.name, "eps")
+        compiled = torch.compile(eager, fullgraph=True, backend=counter)
+        for value in VALUES:
+            ours, theirs = growing(inputs(op.name)), growing(inputs(op.name))
+            got, want = compiled(value, *ours), eager(value, *theirs)
+            close(outputs(got), outputs(want))
+            close(gradients(got, ours), gradients(want, theirs))
+        assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize(("op", "name"), NUMBERS)
+def test_opcheck_of_the_overload(op: str, name: str) -> None:
+    contract = OPS[op]
+    args = arguments(op, growing(inputs(op)))
+
+    def as_tensor(value: Any, text: str) -> Any:
+        return torch.tensor(value, dtype=torch.float64) if text.startswith("float") else value
+
+    given = [as_tensor(value, text) for value, text in zip(args, contract.types.values())]
+    torch.library.opcheck(getattr(torch.ops.fusedops, op).numbers, given)
