@@ -169,10 +169,7 @@ if __name__ == "__main__":
     from ascend import ascend
     from standin import npu_device
 
-    import fusedops_cpu
-
     npu_device.register()
-    fusedops.register(fusedops_cpu)
     with ExitStack() as stack:
         stack.enter_context(ascend())
         alarms, served = false_alarms(range(first, first + count), ("eager", "cpu", "triton", "npu"))
