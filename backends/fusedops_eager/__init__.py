@@ -1,9 +1,13 @@
 """The eager backend: plain torch, any device, any shape. Fast on a CPU."""
 
 import fusedops
+from fusedops_eager.add_layer_norm import add_layer_norm, add_layer_norm_backward
+from fusedops_eager.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_eager.bias_dropout import bias_dropout, bias_dropout_backward
 from fusedops_eager.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
 from fusedops_eager.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_eager.layer_norm import layer_norm, layer_norm_backward
+from fusedops_eager.rms_norm import rms_norm, rms_norm_backward
 from fusedops_eager.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 
 
@@ -23,6 +27,14 @@ def fusedops_backend() -> fusedops.Backend:
             bias_dropout_backward,
             bias_dropout_add,
             bias_dropout_add_backward,
+            rms_norm,
+            rms_norm_backward,
+            add_rms_norm,
+            add_rms_norm_backward,
+            layer_norm,
+            layer_norm_backward,
+            add_layer_norm,
+            add_layer_norm_backward,
         ),
         needs="torch",
     )

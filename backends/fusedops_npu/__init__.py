@@ -8,7 +8,9 @@ from importlib import metadata
 import torch
 
 import fusedops
+from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_npu.rms_norm import rms_norm, rms_norm_backward
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 
 
@@ -79,7 +81,16 @@ def fusedops_backend() -> fusedops.Backend:
         name="npu",
         device_types=("npu",),
         priority=100,
-        kernels=(scaled_masked_softmax, scaled_masked_softmax_backward, bias_gelu, bias_gelu_backward),
+        kernels=(
+            scaled_masked_softmax,
+            scaled_masked_softmax_backward,
+            bias_gelu,
+            bias_gelu_backward,
+            rms_norm,
+            rms_norm_backward,
+            add_rms_norm,
+            add_rms_norm_backward,
+        ),
         probe=_probe,
         needs="torch_npu, CANN and an Ascend device",
         packages=("torch-npu",),

@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 
 import fusedops
+from fusedops_triton.add_layer_norm import add_layer_norm, add_layer_norm_backward
+from fusedops_triton.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_triton.bias_dropout import bias_dropout, bias_dropout_backward
 from fusedops_triton.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
 from fusedops_triton.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_triton.layer_norm import layer_norm, layer_norm_backward
+from fusedops_triton.rms_norm import rms_norm, rms_norm_backward
 from fusedops_triton.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 
 
@@ -54,6 +58,14 @@ def fusedops_backend() -> fusedops.Backend:
             bias_dropout_backward,
             bias_dropout_add,
             bias_dropout_add_backward,
+            rms_norm,
+            rms_norm_backward,
+            add_rms_norm,
+            add_rms_norm_backward,
+            layer_norm,
+            layer_norm_backward,
+            add_layer_norm,
+            add_layer_norm_backward,
         ),
         probe=_probe,
         needs="triton and an NVIDIA or AMD GPU",

@@ -191,6 +191,65 @@ def share_sums(parts: int, size: int) -> Columns:
     return Columns(rows, cols, steps, ceil_div(size, cols), 1, warps_for(rows * cols, 8))
 
 
+# --------------------------------------------------------------------------------------------------------- rows (norms)
+
+#: The widest row of a norm on chip, by the element size of its widest tensor: forward, and backward, which holds two
+#: inputs and the sums of weight and bias over its rows. At twice the width, registers spill on sm_90
+#: (tests/test_triton_compile.py): 48 to 232 bytes per thread backward, 64 to 96 forward with a residual.
+NORM_FORWARD_ON_CHIP = {2: 32768, 4: 16384, 8: 8192}
+NORM_BACKWARD_ON_CHIP = {2: 8192, 4: 8192, 8: 2048}
+
+#: Elements per thread of the backward, in which inputs and sums take up to five registers for each element.
+NORM_BACKWARD_PER_THREAD = {2: 16, 4: 8, 8: 4}
+
+#: Rows of x per row of sums, at least, and the target number of warps: 32 for each multiprocessor of an H100, in at
+#: least FILLS_GPU programs. Sums are written and read in float32: with 16 rows of two-byte elements 8 / (6 * 16) = 8 %
+#: of the bytes that rms_norm moves. Tensors with so few rows for each program stay in the L2 cache.
+NORM_PART_ROWS = 16
+NORM_WARPS = 4096
+
+
+def norm_plan(size: int, widest: int, inputs: int) -> Plan:
+    """Return the default setting of a norm's forward for rows of ``size`` elements of ``inputs`` tensors.
+
+    ``widest`` is the element size in bytes of the widest dtype.
+    """
+    width = power_of_two(size)
+    if width > NORM_FORWARD_ON_CHIP[widest]:
+        block = LONG_TILE[widest] // inputs
+        return Plan(1, block, warps_for(block, ROW_PER_THREAD[widest] // (2 * inputs)), False)
+    rows = min(max(1, SHORT_TILE // width), SHORT_ROWS)
+    return Plan(rows, width, warps_for(rows * width, ROW_PER_THREAD[widest]), True)
+
+
+class NormSums(NamedTuple):
+    """The setting of a norm's backward: each program computes ``steps`` tiles of ``rows`` rows."""
+
+    rows: int
+    block: int
+    warps: int
+    on_chip: bool
+    steps: int
+
+
+def norm_sums(n_rows: int, size: int, widest: int, sums: bool) -> NormSums:
+    """Return the setting of a norm's backward for (n_rows, size). sums: rows are summed too.
+
+    The setting determines the order of the sums, and with it the bits of the result, so it is never tuned.
+    """
+    width, per_thread = power_of_two(size), NORM_BACKWARD_PER_THREAD[widest]
+    if width > NORM_BACKWARD_ON_CHIP[widest]:
+        block = LONG_TILE[widest] // 2
+        return NormSums(1, block, warps_for(block, ROW_PER_THREAD[widest] // 4), False, 1)
+    rows = min(max(1, SHORT_TILE // width), SHORT_ROWS)
+    warps = warps_for(rows * width, per_thread)
+    if not sums:
+        return NormSums(rows, width, warps, True, 1)
+    parts = min(ceil_div(n_rows, NORM_PART_ROWS), max(FILLS_GPU, NORM_WARPS // warps))
+    # a compile-time power of two, as in share_columns
+    return NormSums(rows, width, warps, True, power_of_two(ceil_div(ceil_div(n_rows, parts), rows)))
+
+
 # --------------------------------------------------------------------------------------------------------- neighbours
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from sys import modules
 from typing import Any, cast
 
@@ -40,7 +41,7 @@ def autograd_of(op: Op, numbers: bool = False) -> tuple[Callable[..., Any], Call
         saved = iter(results[len(op.outputs) :])
         values = [None if value.optional else next(saved) for value in op.saved]
         ctx.set_materialize_grads(False)  # so that a saved value's gradient is None except in a second derivative
-        ctx.output_like = [(tuple(y.shape), y.dtype, y.device) for y in results[: len(op.outputs)]]
+        ctx.zeros_of = [_zeros_of(y) for y in results[: len(op.outputs)]]
         ctx.save_for_backward(*parts.tensors((*inputs, *results[: len(op.outputs)], *values)))
         ctx.rest = parts.values(inputs)
 
@@ -58,10 +59,10 @@ def autograd_of(op: Op, numbers: bool = False) -> tuple[Callable[..., Any], Call
         of_outputs = list(grads[: len(op.outputs)])
         of_saved = {name: grad for name, grad in zip(required, grads[len(op.outputs) :]) if grad is not None}
         more = parts.of_saved(tensors, values, of_saved) if of_saved else {}
-        for at, (shape, dtype, device) in enumerate(ctx.output_like):
+        for at, zeros in enumerate(ctx.zeros_of):
             grad, extra = of_outputs[at], more.pop(op.outputs[at], None)
             if grad is None:
-                grad = torch.zeros(shape, dtype=dtype, device=device) if extra is None else extra
+                grad = zeros() if extra is None else extra
             elif extra is not None:
                 grad = grad + extra
             of_outputs[at] = grad
@@ -72,6 +73,17 @@ def autograd_of(op: Op, numbers: bool = False) -> tuple[Callable[..., Any], Call
         return tuple(gradients)
 
     return differentiate, keep
+
+
+def _zeros_of(y: Tensor) -> Callable[[], Tensor]:
+    """Return a function that makes zeros like an output, for the gradient of one that the loss does not use."""
+    if type(y) is not Tensor and "torch.distributed.tensor" in modules:
+        from torch.distributed import tensor
+
+        if isinstance(y, tensor.DTensor):
+            placed: Any = {"device_mesh": y.device_mesh, "placements": y.placements}
+            return partial(tensor.zeros, tuple(y.shape), dtype=y.dtype, **placed)
+    return partial(torch.zeros, tuple(y.shape), dtype=y.dtype, device=y.device)
 
 
 def autograd_kernel(

@@ -40,6 +40,7 @@ from fusedops.constraints._numbers import OneOf as OneOf
 from fusedops.constraints._numbers import Probability as Probability
 from fusedops.constraints._numbers import Scalar as Scalar
 from fusedops.constraints._relations import Broadcasts as Broadcasts
+from fusedops.constraints._relations import LastDims as LastDims
 from fusedops.constraints._relations import SameDevice as SameDevice
 from fusedops.constraints._relations import SameShape as SameShape
 from fusedops.constraints._relations import broadcasts as broadcasts
@@ -57,6 +58,7 @@ __all__ = [
     "Finite",
     "Flag",
     "Floating",
+    "LastDims",
     "Mask",
     "OneElement",
     "OneOf",

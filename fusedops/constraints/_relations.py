@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -162,6 +163,57 @@ class SameShape(_Beside):
         shape = tensors[1].shape
         for other in (shape, (1, *shape), (*shape[:-1], shape[-1] + 1) if shape else (2,)):
             yield Boundary(f"{self.name} {other}", {**args, self.name: tensors[0].replace(shape=other)}, other == shape)
+
+
+class LastDims(_Beside):
+    """The shape of the tensor is that of the last ``count`` dimensions of ``other``, as a norm's weight (H,) is.
+
+    >>> from fusedops.constraints import LastDims
+    >>> LastDims("weight", "x").describe()
+    'weight: the shape of the last dim of x'
+    """
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def __init__(self, name: str, other: str, count: int = 1) -> None:
+        super().__init__(name, other)
+        if type(count) is not int or count < 1:
+            raise ValueError(
+                f"LastDims({name!r}): got count={count!r}, expected an int of at least 1; to fix: give one"
+            )
+        self.count = count
+
+    def expression(self, constants: dict[str, object]) -> str:
+        # of tuples of two lengths Python compares the sizes first, which would tie a traced call to them
+        return f"{self.name}.dim() == {self.count} and {self.name}.shape == {self.other}.shape[-{self.count} :]"
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        tensors = self._specs(args)
+        if tensors is None or self._accepts(tensors[0].shape, tensors[1].shape):
+            return []
+        shape, needed = (tuple(sizes) for sizes in (tensors[0].shape, tensors[1].shape[-self.count :]))
+        same_size = math.prod(shape) == math.prod(needed)
+        fix = f"pass {self.name}.view{needed}" if same_size else f"pass a {self.name} of shape {needed}"
+        return [Reason(self.code, f"{self.name} of shape {shape}", f"{self._rule()}, {needed}", fix)]
+
+    def _accepts(self, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+        return len(shape) == self.count and shape == other[-self.count :]
+
+    def _rule(self) -> str:
+        return f"the shape of the last {'dim' if self.count == 1 else f'{self.count} dims'} of {self.other}"
+
+    def describe(self) -> str:
+        return f"{self.name}: {self._rule()}"
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        tensors = self._specs(args)
+        if tensors is None or tensors[1].dim() < self.count:
+            return
+        shape = tuple(tensors[1].shape[-self.count :])
+        for other in sorted({shape, (1, *shape), (*shape[:-1], shape[-1] + 1), (*shape[:-1], 1)}):
+            changed = {**args, self.name: tensors[0].replace(shape=other)}
+            yield Boundary(f"{self.name} {other}", changed, other == shape)
 
 
 class SameDevice(_Beside):

@@ -6,9 +6,13 @@ from typing import Any
 
 import fusedops._dispatch.torch_library  # registers each new op with torch  # pyright: ignore  # noqa: F401
 from fusedops._plugins.registry import registry
+from fusedops.ops._add_layer_norm import add_layer_norm as add_layer_norm
+from fusedops.ops._add_rms_norm import add_rms_norm as add_rms_norm
 from fusedops.ops._bias_dropout import bias_dropout as bias_dropout
 from fusedops.ops._bias_dropout_add import bias_dropout_add as bias_dropout_add
 from fusedops.ops._bias_gelu import bias_gelu as bias_gelu
+from fusedops.ops._layer_norm import layer_norm as layer_norm
+from fusedops.ops._rms_norm import rms_norm as rms_norm
 from fusedops.ops._scaled_masked_softmax import scaled_masked_softmax as scaled_masked_softmax
 
 OPS = registry.ops  # every op of this process by name, those of plugins included

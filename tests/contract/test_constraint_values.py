@@ -16,6 +16,7 @@ from fusedops.constraints import (
     DType,
     Finite,
     Floating,
+    LastDims,
     OneElement,
     OneOf,
     Present,
@@ -71,6 +72,8 @@ WRONG: dict[str, Any] = {
     "Finite, a text": lambda: Finite("scale", at_least="0"),  # type: ignore[arg-type]
     "OneOf, empty": lambda: OneOf("approximate"),
     "OneOf, an int": lambda: OneOf("approximate", 1),  # type: ignore[arg-type]
+    "LastDims, none": lambda: LastDims("weight", "x", 0),
+    "LastDims, a flag": lambda: LastDims("weight", "x", True),
     "Capability, one number": lambda: Capability("x", (9,)),  # type: ignore[arg-type]
     "Capability, an int": lambda: Capability("x", 9),  # type: ignore[arg-type]
     "Capability, None": lambda: Capability("x", (None, 0)),  # type: ignore[arg-type]

@@ -115,8 +115,9 @@ def test_a_call_is_served_or_is_an_invalid_input_error(name: str, data: st.DataO
         args = (*args[:-1], None)  # numbers become tensors before the check
         reason = op.invalid(args)
     if reason is None:
-        y = op.call_public(*args, backend="eager")
-        assert isinstance(y, torch.Tensor)
+        ys = op.each(op.call_public(*args, backend="eager"))
+        assert all(isinstance(y, torch.Tensor) for y in ys)
+        assert len(ys) == len(op.outputs)
     else:
         with pytest.raises(fusedops.InvalidInputError) as error:
             op.call_public(*args, backend="eager")

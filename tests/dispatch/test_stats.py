@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import OPTIONS, every_op, inputs, public
+from calls import OPTIONS, every_op, inputs, loss, public
 from state import active_plans, remove_observers
 
 import fusedops
@@ -56,7 +56,7 @@ def test_every_op_is_counted_by_every_way(op: str) -> None:
     for _ in range(2):
         call(*inputs(op))
     tensors = inputs(op)
-    call(tensors[0].requires_grad_(), *tensors[1:]).sum().backward()
+    loss(call(tensors[0].requires_grad_(), *tensors[1:])).backward()
     torch.compile(call, backend="aot_eager", fullgraph=True)(*inputs(op))
     assert counts() == {(op, "forward", "eager", ()): 4, (op, "backward", "eager", ()): 1}
 
@@ -347,9 +347,9 @@ def test_each_call_is_a_range_when_profiling(op: str, way: str) -> None:
         bound = fusedops.bind(op, *tensors, **OPTIONS[op])
         call = lambda *tensors: bound(*tensors, **OPTIONS[op])  # noqa: E731
     tensors[0].requires_grad_()
-    call(*tensors).sum().backward()
+    loss(call(*tensors)).backward()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        call(*tensors).sum().backward()
+        loss(call(*tensors)).backward()
         call(*inputs(op))
     found = {
         event.key: event.count

@@ -44,7 +44,7 @@ def test_the_page_is_the_example_plugin(page: Page, plugin: pathlib.Path) -> Non
 
 
 def test_an_op_takes_less_than_80_lines() -> None:
-    assert len(OP.files["fusedops-op-example/fusedops_norm/rms_norm.py"].splitlines()) < 80
+    assert len(OP.files["fusedops-op-example/fusedops_norm/my_rms_norm.py"].splitlines()) < 80
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_add_a_backend_word_for_word(run: Run, tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 def test_add_an_op_word_for_word(run: Run, tmp_path: pathlib.Path) -> None:
     explained, checked, measured = follow(OP, run, tmp_path / "work")
-    assert explained.startswith("rms_norm: served by norm (backward: norm)")
+    assert explained.startswith("my_rms_norm: served by norm (backward: norm)")
     assert re.search(r"none of \d+ checks failed", checked)
     assert re.search(r"^forward +norm ", measured, re.M)
     assert re.search(r"^backward +norm ", measured, re.M)

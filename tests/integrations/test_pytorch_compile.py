@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from calls import OPTIONS, arguments, close, every_op, gradients, growing, inputs, noting_backend, public, registered
+from calls import (
+    OPTIONS,
+    arguments,
+    close,
+    every_op,
+    gradients,
+    growing,
+    inputs,
+    loss,
+    noting_backend,
+    public,
+    registered,
+)
 from pairwise import pairwise
 from repository import ROOT
 from torch import Tensor
@@ -158,13 +170,13 @@ def test_transforms_inside_compiled_code(op: str, transform: str) -> None:
     if transform == "vmap":
         rest = [other[0] if other.dim() > 1 else other for other in rest]  # of one sample, for all
 
-    def loss(x: Tensor) -> Tensor:
-        return public(op)(x, *rest).square().sum()
+    def of_x(x: Tensor) -> Tensor:
+        return loss(public(op)(x, *rest))
 
     run: Callable[..., Any] = {
-        "grad": torch.func.grad(loss),
-        "jvp": lambda x: torch.func.jvp(loss, (x,), (x + 1,))[1],
-        "vmap": torch.vmap(torch.func.grad(loss)),
+        "grad": torch.func.grad(of_x),
+        "jvp": lambda x: torch.func.jvp(of_x, (x,), (x + 1,))[1],
+        "vmap": torch.vmap(torch.func.grad(of_x)),
     }[transform]
     close(torch.compile(run, fullgraph=True, backend="aot_eager")(x), run(x))
 
@@ -178,7 +190,7 @@ def test_compiled_autograd(op: str, way: Callable[[str], Callable[..., Tensor]])
     # a plain call's gradient is Python, where the graph breaks; the registered op's is traced whole
     compiler = torch.compile(backend="aot_eager", fullgraph=way is registered)
     with torch._dynamo.compiled_autograd._enable(compiler):
-        way(op)(*tensors).square().sum().backward()
+        loss(way(op)(*tensors)).backward()
     close([tensor.grad for tensor in tensors if tensor.requires_grad], want)
 
 

@@ -65,6 +65,17 @@ pin(
     lambda: fusedops.bias_dropout_add(X, None, X[:1]),
     INVALID, "residual of shape (1, 4)", "expected the shape of x", "expand the smaller",
 )  # fmt: skip
+pin(
+    "weight's shape",
+    lambda: fusedops.rms_norm(X, torch.ones(3)),
+    INVALID, "weight of shape (3,)", "the shape of the last dim of x, (4,)", "pass a weight of shape (4,)",
+)  # fmt: skip
+pin(
+    "weight's rank",
+    lambda: fusedops.layer_norm(X, X[:1]),
+    INVALID, "weight of shape (1, 4)", "the shape of the last dim of x, (4,)", "pass weight.view(4,)",
+)  # fmt: skip
+pin("eps", lambda: fusedops.rms_norm(X, eps=-1), INVALID, "eps = -1", "at least 0", "pass eps as")
 pin("nested", gelu(NESTED), INVALID, "x as a nested tensor", "expected a strided", "x.to_padded_tensor")
 pin(
     "a spec",

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from calls import dtype_of, options, shapes
-from hostile_calls import KINDS, WILD_SCALES, Dice, Given, _negated, beside, check, main_tensor
+from hostile_calls import KINDS, VECTORS, WILD_SCALES, Dice, Given, _negated, beside, check, main_tensor
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -115,6 +115,40 @@ def test_bias_dropout_add(dice: Dice) -> None:
     check("bias_dropout_add", seeded(dice, x, {"bias": beside(dice, x), "residual": residual}), dice)
 
 
+EPSILONS = (1e-5, 0, 0.0, 1e-6, 1, True, 1e-30, np.float64(1e-5))
+WRONG_EPSILONS = (-1e-6, math.nan, math.inf, 10**400, "1", None, [1.0], 1j, torch.tensor(1e-5), np.float32(1e-5))
+
+
+def normed(dice: Dice, *others: str) -> dict[str, Given]:
+    """Return a call of a norm with weight, bias and residual as named."""
+    x = main_tensor(dice, rank=1)
+    call = {"x": x, "eps": dice.often(EPSILONS, WRONG_EPSILONS)}
+    for name in others:
+        call[name] = beside(dice, x, kinds=("same",) * 9 + KINDS[-3:] if name == "residual" else VECTORS)
+    return call
+
+
+@many
+def test_rms_norm(dice: Dice) -> None:
+    check("rms_norm", {**normed(dice, "weight"), "offset": dice.often((0.0, 1, 1.0), WRONG_SCALES)}, dice)
+
+
+@many
+def test_add_rms_norm(dice: Dice) -> None:
+    call = {**normed(dice, "residual", "weight"), "offset": dice.often((0.0, 1, 1.0), WRONG_SCALES)}
+    check("add_rms_norm", call, dice)
+
+
+@many
+def test_layer_norm(dice: Dice) -> None:
+    check("layer_norm", normed(dice, "weight", "bias"), dice)
+
+
+@many
+def test_add_layer_norm(dice: Dice) -> None:
+    check("add_layer_norm", normed(dice, "residual", "weight", "bias"), dice)
+
+
 def least_call(name: str, x: Tensor) -> dict[str, Any]:
     """Return a call with x and what has no default: the other tensors are x, or its first row."""
     op, sizes = testing.OPS[name], shapes(name)
@@ -176,8 +210,15 @@ def test_more_elements_than_memory(name: str, shape: tuple[int, ...]) -> None:
     assert (y.shape, y.device.type) == (shape, "meta")
 
 
-@pytest.mark.parametrize("name", testing.OPS)
-@pytest.mark.parametrize("shape", [(2**40, 0), (0, 2**40), (2**20, 2**20, 0), (2**31, 0, 2**20)], ids=str)
+NO_ELEMENTS = [(2**40, 0), (0, 2**40), (2**20, 2**20, 0), (2**31, 0, 2**20)]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    # saved values have an element for each row, of which there may be none
+    [(name, shape) for name in testing.OPS for shape in NO_ELEMENTS if not testing.OPS[name].saved or 0 in shape[:-1]],
+    ids=str,
+)
 def test_no_elements_in_many_rows(name: str, shape: tuple[int, ...]) -> None:
     x = torch.empty(shape, requires_grad=True)
     call = least_call(name, x)

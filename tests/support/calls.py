@@ -94,6 +94,13 @@ def outputs(y: Any) -> tuple[Tensor, ...]:
     return (y,) if isinstance(y, Tensor) else tuple(y)
 
 
+def stacked(results: Sequence[Any]) -> Any:
+    """Return the results of several calls with each output stacked."""
+    if isinstance(results[0], Tensor):
+        return torch.stack([*results])
+    return tuple(torch.stack(each) for each in zip(*results))
+
+
 def loss(y: Any) -> Tensor:
     """Return the sum of the squares of the outputs."""
     return sum((each.square().sum() for each in outputs(y)), torch.zeros(()))

@@ -11,10 +11,19 @@ import torch_npu
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_npu.rms_norm import rms_norm, rms_norm_backward
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 
-OPS = ("npu_scaled_masked_softmax", "npu_scaled_masked_softmax_backward", "npu_gelu", "npu_gelu_backward")
+OPS = (
+    "npu_scaled_masked_softmax",
+    "npu_scaled_masked_softmax_backward",
+    "npu_gelu",
+    "npu_gelu_backward",
+    "npu_rms_norm",
+    "npu_rms_norm_backward",
+)
 
 
 class Seen(TorchDispatchMode):
@@ -48,20 +57,29 @@ def main() -> None:
         for forward in (
             lambda: torch_npu.npu_scaled_masked_softmax(x, mask, 0.5, False),
             lambda: torch_npu.npu_gelu(x, approximate="tanh"),
+            lambda: torch_npu.npu_rms_norm(x, x[0, 0, 0].detach())[0],
         ):
             (made,) = calls(forward)
             y = forward()
             (derivatives[made],) = calls(lambda y=y: torch.autograd.grad(y, x, torch.empty_like(y)))
         x = x.detach()
+        weight, rstd = x[0, 0, 0], torch.empty(2, 4, 64, dtype=torch.float32, device="npu:0")
+        two, three, dtype = (True, True), (True, True, True), torch.bfloat16
         kernels: dict[str, Callable[[], Any]] = {
             "npu_scaled_masked_softmax": lambda: scaled_masked_softmax.function(x, mask, 0.5, False),
             "npu_scaled_masked_softmax_backward": lambda: scaled_masked_softmax_backward.function(x, x, 0.5, False),
             "npu_gelu": lambda: bias_gelu.function(x, x[0, 0, 0], "tanh"),
             "npu_gelu_backward": lambda: bias_gelu_backward.function(x, x, x[0, 0, 0], "none", (True, True)),
+            "npu_rms_norm": lambda: rms_norm.function(x, weight, 1e-6, 0.0, True),
+            "npu_rms_norm_backward": lambda: rms_norm_backward.function(x, x, rstd, weight, 0.0, two),
+            "npu_rms_norm of a sum": lambda: add_rms_norm.function(x, x, weight, 1e-6, 1.0, True),
+            "npu_rms_norm_backward of a sum": lambda: add_rms_norm_backward.function(
+                x, x, x, rstd, None, 0.0, dtype, three
+            ),
         }
         for op, kernel in kernels.items():
             made = calls(kernel)
-            if [call.partition("(")[0] for call in made] != [op]:
+            if [call.partition("(")[0] for call in made] != [op.partition(" ")[0]]:
                 failures.append(f"fusedops's kernel for {op} made the vendor's calls {made}; needs that one alone")
     schemas = {op: str(getattr(torch.ops.npu, op).default._schema) for op in OPS}
     exposed = [op for op in OPS if not hasattr(torch_npu, op)]

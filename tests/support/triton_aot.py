@@ -205,10 +205,42 @@ def bias_launch(case: dict[str, Any]) -> Launch:
     return launches[0]
 
 
+def norm_launch(case: dict[str, Any]) -> Launch:
+    """Return a norm's first launch. op: a norm, or "<norm> backward"; shape, dtype, target, and maybe weight (a dtype),
+    on_chip, sums (False: the gradients of the rows alone), launch (another one, by position).
+    """
+    from fusedops_triton import _launch, _norm, _norm_backward, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    name, _, direction = case["op"].partition(" ")
+    if "on_chip" in case:
+        limits = _settings.NORM_BACKWARD_ON_CHIP if direction else _settings.NORM_FORWARD_ON_CHIP
+        limits.update(dict.fromkeys(limits, case["on_chip"]))
+    _launch.clear_layout_caches()  # launches depend on both
+    dtype = getattr(torch, case["dtype"])
+    x = torch.empty(case["shape"], dtype=dtype, device="meta")
+    weight = torch.empty(case["shape"][-1:], dtype=getattr(torch, case.get("weight", case["dtype"])), device="meta")
+    rstd = torch.empty(case["shape"][:-1], dtype=torch.promote_types(dtype, torch.float32), device="meta")
+    centered, adds = name.endswith("layer_norm"), name.startswith("add")
+    bias, mean, residual = weight if centered else None, rstd if centered else None, x if adds else None
+    with Recorder() as launches:
+        if direction:
+            vectors = (weight, bias) if case.get("sums", True) else (None, None)
+            dtypes = (dtype, dtype) if adds else (dtype,)
+            _norm_backward.norm_backward(x, residual, x, mean, rstd, weight, 0.0, dtypes, vectors)
+        else:
+            _norm.norm_forward(x, residual, weight, bias, 1e-6, 0.0, centered, True)
+    for launch in launches:
+        assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+        assert all(size < 2**16 for size in launch.grid[1:])
+    return launches[case.get("launch", 0)]
+
+
 def main() -> None:
     """Cases, a JSON list, from standard input; a line of JSON for each, as it is done, to standard output."""
     for case in json.load(sys.stdin):
-        launch = softmax_launch(case) if case["op"] in ("forward", "backward") else bias_launch(case)
+        launch_of = norm_launch if "norm" in case["op"] else bias_launch
+        launch = softmax_launch(case) if case["op"] in ("forward", "backward") else launch_of(case)
         facts = compile_launch(launch, case["target"], case.get("aligned", True))
         print(json.dumps({"case": case, "facts": facts}), flush=True)
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fusedops_eager import _gelu, _slabs
+from fusedops_eager import _gelu, _norms, _slabs
 
 
 @pytest.fixture(params=["one slab", "tiny slabs"])
 def slabs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slabs of 64 elements cross every boundary at sizes that a test can afford."""
     monkeypatch.setattr(_gelu, "_MIN_SLAB_ELEMENTS", 0)
+    monkeypatch.setattr(_norms, "_MIN_SLAB_ELEMENTS", 0)
     if request.param == "tiny slabs":
         monkeypatch.setattr(_slabs, "SLAB", 64)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from eager_bias_cases import BF16, DTYPES, F32, close, gelu_of, words_of
+from eager_memory import peak
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from fusedops_eager import _gelu
 from fusedops_eager._dropout import dropout_backward, dropout_forward
@@ -191,20 +190,6 @@ def test_the_exact_form_elsewhere() -> None:
     x = torch.linspace(-8, 8, 1001)
     y = _gelu._erf_form(x)
     torch.testing.assert_close(y.double(), gelu_of(x.double(), "none"), atol=2e-6, rtol=1.3e-6)
-
-
-def peak(function: Callable[[], object], size: int) -> float:
-    """Bytes allocated at the worst moment, as a multiple of ``size``; by the allocator's own events."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        result = function()
-    assert result is not None
-    events = [(e.start_ns(), e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
-    live = worst = 0
-    for _, change in sorted(events, key=lambda event: event[0]):
-        live += change
-        worst = max(worst, live)
-    assert live >= size, "the profiler saw no allocation: this test would pass whatever happened"
-    return worst / size
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])

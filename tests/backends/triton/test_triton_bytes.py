@@ -26,6 +26,8 @@ from fusedops.testing import OPS
 from fusedops_triton import _launch, _settings
 from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
 from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
+from fusedops_triton._norm import norm_forward
+from fusedops_triton._norm_backward import norm_backward
 from fusedops_triton._softmax import softmax_backward, softmax_forward
 
 _VERSIONS = [tuple(int(part) for part in version.split(".")[:2]) for version in (triton.__version__, np.__version__)]
@@ -244,3 +246,48 @@ def test_a_gradient_that_is_not_wanted_is_not_written(traffic: Traffic) -> None:
     x, bias = torch.randn(64, 64), torch.randn(64)
     gelu_backward(x.clone(), x, bias, "tanh", (False, True))
     assert traffic.sizes["stores"] < 0.1 * x.nbytes
+
+
+# --------------------------------------------------------------------------------------------------------------- norms
+
+
+def norm_call(name: str, x: Tensor) -> tuple[dict[str, Tensor | None], int, int]:
+    """Return the tensors of a call, and the fewest bytes forward and backward."""
+    weight = torch.randn(x.shape[-1]).to(x.dtype)
+    call: dict[str, Any] = {"x": x, "residual": x.clone(), "weight": weight, "bias": weight.clone()}
+    fewest = OPS[name].min_bytes(*OPS[name].bind((), {key: call[key] for key in call if key in OPS[name].parameters}))
+    tensors = {key: value if key in OPS[name].parameters else None for key, value in call.items()}
+    return tensors, fewest["forward"], fewest["backward"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm"])
+def test_a_norm_moves_the_fewest_bytes(
+    name: str, dtype: torch.dtype, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("NORM_PART_ROWS", "FILLS_GPU"):
+        monkeypatch.setattr(_settings, limit, 256)  # as if it were larger
+    monkeypatch.setattr(_settings, "NORM_WARPS", 0)
+    _launch.clear_layout_caches()
+    x, centered = torch.randn(256, 200).to(dtype), name.endswith("layer_norm")
+    tensors, forward, backward = norm_call(name, x)
+    weight, bias, residual = tensors["weight"], tensors["bias"], tensors["residual"]
+    values = 256 * 4 * (1 + centered)  # mean and rstd
+    _, s, mean, rstd = norm_forward(x, residual, weight, bias, 1e-6, 0.0, centered, True)
+    assert rstd is not None
+    again = sum(traffic.asked(v) - traffic.distinct(v) for v in (weight, bias) if v is not None)  # from a cache
+    assert total(traffic) == forward + values + again
+    before, asked = total(traffic), traffic.asked(weight)
+    dtypes = (dtype,) if residual is None else (dtype, dtype)
+    norm_backward(x.clone(), residual, x if s is None else s, mean, rstd, weight, 0.0, dtypes, (weight, bias))
+    _launch.clear_layout_caches()
+    again = traffic.asked(weight) - asked - weight.nbytes
+    assert backward + values <= total(traffic) - before - again <= backward + values + 200 * 4 * 16
+
+
+@needs_loops
+def test_rows_of_a_norm_that_do_not_fit_are_read_twice(traffic: Traffic) -> None:
+    x = torch.randn(2, 33000).to(torch.bfloat16)
+    norm_forward(x, None, None, None, 1e-6, 0.0, False, False)
+    assert traffic.asked(x) == 2 * x.nbytes
+    assert traffic.sizes["stores"] == x.nbytes

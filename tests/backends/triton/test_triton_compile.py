@@ -110,15 +110,62 @@ BIAS_ODD = {
     **{f"sums of {parts} parts": {"op": "sums", "shape": [parts, 4096], "dtype": "float32", "target": "sm_90"}
        for parts in (32, 1024)},
 }  # fmt: skip
-ALL = CASES | BIAS_CASES | ODD | BIAS_ODD
+
+NORMS = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm")
+NORM_OPS = (*NORMS, *(f"{norm} backward" for norm in NORMS))
+
+
+def _norm_case(op: str, size: int, dtype: str, target: str, **more: Any) -> Case:
+    return {"op": op, "shape": [8192, size], "dtype": dtype, "target": target, **more}
+
+
+def _norm_cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for op in NORM_OPS:
+        limits = (8192, 8192, 2048) if op.endswith("backward") else (32768, 16384, 8192)
+        for dtype, limit in zip(("bfloat16", "float32", "float64"), limits):
+            cases[f"{op}-{limit}-{dtype}-sm_90"] = _norm_case(op, limit, dtype, "sm_90")
+        for size in (128, 1000, 65536):  # 1000 * 2 bytes is a multiple of 16, though 1000 is not one of 16
+            cases[f"{op}-{size}-bfloat16-sm_90"] = _norm_case(op, size, "bfloat16", "sm_90")
+        cases[f"{op}-4096-float32-weight-sm_90"] = _norm_case(op, 4096, "bfloat16", "sm_90", weight="float32")
+        for target in ("sm_80", "sm_100", "gfx942"):
+            # 16 and 32 bits in turn: half the compilations, and either on every target
+            at = (NORM_OPS.index(op) + len(target)) % 2
+            dtype = ("bfloat16", "float32")[at]
+            cases[f"{op}-{limits[at]}-{dtype}-{target}"] = _norm_case(op, limits[at], dtype, target)
+    for norm in NORMS:
+        cases[f"{norm} sums-65536-sm_90"] = _norm_case(f"{norm} backward", 65536, "bfloat16", "sm_90", launch=1)
+        cases[f"{norm} rows-8192-sm_90"] = _norm_case(f"{norm} backward", 8192, "bfloat16", "sm_90", sums=False)
+    return cases
+
+
+NORM_CASES = _norm_cases()
+NORM_ODD = {
+    "rms_norm, row length 1001": _norm_case("rms_norm", 1001, "bfloat16", "sm_90"),
+    "rms_norm, more than 2**40 elements": {
+        "op": "rms_norm", "shape": [1 << 30, 4096], "dtype": "bfloat16", "target": "sm_90",
+    },
+    "layer_norm, one column": _norm_case("layer_norm backward", 1, "float32", "sm_90"),
+    **{
+        f"{op}, {dtype}, twice the limit": _norm_case(op, size, dtype, "sm_90", on_chip=size)
+        for op, dtype, size in (
+            ("add_rms_norm", "float32", 32768),
+            ("layer_norm", "float64", 16384),
+            *((f"{norm} backward", "bfloat16", 16384) for norm in NORMS),
+            ("add_layer_norm backward", "float32", 16384),
+            ("add_layer_norm backward", "float64", 4096),
+        )
+    },
+}  # fmt: skip
+ALL = CASES | BIAS_CASES | NORM_CASES | ODD | BIAS_ODD | NORM_ODD
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The facts of every case, by its name."""
-    # ODD last, and all of it in one process: on_chip stays set in there
-    cases = [*CASES.values(), *BIAS_CASES.values(), *BIAS_ODD.values()]
-    shares = [cases[0::2], cases[1::2] + list(ODD.values())]
+    # ODD and NORM_ODD last, each in one process: on_chip stays set in there
+    cases = [*CASES.values(), *BIAS_CASES.values(), *NORM_CASES.values(), *BIAS_ODD.values()]
+    shares = [cases[0::2] + list(NORM_ODD.values()), cases[1::2] + list(ODD.values())]
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
     processes = [
@@ -201,6 +248,35 @@ def test_flat_tiles_are_wide_for_any_row_length(compiled: dict[str, dict[str, An
     assert "2" in compiled["gelu, row length 1001"]["loads"]  # the bias
     assert "16" not in compiled["gelu_backward, row length 1001"]["stores"]  # it goes by columns
     assert "16" not in compiled["dropout, misaligned pointers"]["stores"]
+
+
+@pytest.mark.parametrize("name", NORM_CASES)
+def test_a_norm_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    case, facts = NORM_CASES[name], compiled[name]
+    assert facts["spilled"] <= SPILL_NOISE
+    assert facts["float64"] == (case["dtype"] == "float64")
+    assert facts["address_64"]
+    assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 128 * 1024
+    direction = "backward" if case["op"].endswith("backward") else "forward"
+    kind = "sums" if case.get("launch") else "long" if case["shape"][-1] == 65536 else "on_chip"
+    assert facts["kernel"] == f"_norm_{direction}_{kind}"
+    # besides, once a row: its mean and rstd; once a program: the sums
+    assert "16" in facts["loads"]
+    assert set(facts["loads"]) <= {"16", "8", "4"}
+    assert kind == "sums" or "16" in facts["stores"]
+    assert set(facts["stores"]) <= {"16", "8", "4"}
+
+
+@pytest.mark.parametrize("name", [name for name in NORM_ODD if "twice" in name])
+def test_past_its_limit_a_row_of_a_norm_spills(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    assert compiled[name]["kernel"].endswith("on_chip")
+    assert compiled[name]["spilled"] > SPILL_NOISE
+
+
+def test_odd_shapes_of_norms_do_not_spill(compiled: dict[str, dict[str, Any]]) -> None:
+    odd = {name: compiled[name] for name in NORM_ODD if "twice" not in name}
+    assert all(facts["spilled"] <= SPILL_NOISE and facts["address_64"] for facts in odd.values())
+    assert "16" not in odd["rms_norm, row length 1001"]["stores"]
 
 
 @pytest.mark.parametrize("name", BIAS_ODD)

@@ -5,6 +5,8 @@ Sources (R: read in source code, V: verified by running, D: documentation only):
 * D1: the vendor's page "ScaledMaskedSoftmax & ScaledMaskedSoftmaxGrad".
 * D2: op-plugin, ``docs/.../torch_npu-npu_scaled_masked_softmax.md``: fixed_triu_mask is "reserved, only False".
 * D3: op-plugin, ``docs/.../torch_npu-npu_gelu.md``.
+* D4: op-plugin, ``docs/.../torch_npu-npu_rms_norm.md``, for Atlas A2 and A3.
+* R3: the CANN kernel, hicann/ops-nn ``norm/rms_norm``: gamma is multiplied in float32, and the result rounded once.
 * R1: op-plugin, ``op_plugin/config/op_plugin_functions.yaml`` and ``derivatives.yaml`` (schemas, autograd formulas).
 * R2: the kernels behind op-plugin: the fill, the scaling in float16, the masking by multiplication.
 * V: the registry of torch_npu 2.13, run by us without a device.
@@ -170,6 +172,62 @@ def _gelu_backward(grad_output: torch.Tensor, self: torch.Tensor, *, approximate
     return _device.to_device(torch.ops.aten.gelu_backward(grad, values, approximate=approximate).to(dtype))
 
 
+_RMS_DTYPES = {  # D4: the dtypes of input and gamma
+    *((dtype, dtype) for dtype in _FLOATS),
+    (torch.float16, torch.float32),
+    (torch.bfloat16, torch.float32),
+}
+
+
+def _require_rms_norm(name: str, **tensors: torch.Tensor) -> None:
+    _require_npu(name, **tensors)
+    input, gamma = tensors["input"], tensors["gamma"]
+    # D4, "2 to 8 dimensions".
+    if not 2 <= input.dim() <= 8:
+        _refuse(name, f"input must have 2 to 8 dimensions; it has {input.dim()}.")
+    # D4, "the shape of gamma must equal the last dimensions of input".
+    if not 1 <= gamma.dim() < input.dim() or gamma.shape != input.shape[-gamma.dim() :]:
+        _refuse(name, f"gamma must have the last sizes of input, {tuple(input.shape)}; it has {tuple(gamma.shape)}.")
+    # D4, the table of dtypes.
+    if (input.dtype, gamma.dtype) not in _RMS_DTYPES:
+        _refuse(name, f"input and gamma must be alike, or gamma float32; they are {input.dtype} and {gamma.dtype}.")
+
+
+def _rms_rows(input: torch.Tensor, gamma: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    rows = _device.on_cpu(input).float()
+    return rows, _device.on_cpu(gamma).float(), [*range(-gamma.dim(), 0)]
+
+
+def _rms_norm(input: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-06) -> tuple[torch.Tensor, torch.Tensor]:
+    _require_rms_norm("npu_rms_norm", input=input, gamma=gamma)
+    _log("npu_rms_norm", input, gamma, epsilon=epsilon)
+    rows, factor, dims = _rms_rows(input, gamma)
+    rstd = torch.rsqrt(rows.square().mean(dims, keepdim=True) + epsilon)
+    y = (rows * rstd * factor).to(input.dtype)  # R3: once
+    return _device.to_device(y.contiguous()), _device.to_device(rstd)
+
+
+def _rms_norm_backward(
+    dy: torch.Tensor, input: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    name = "npu_rms_norm_backward"
+    _require_rms_norm(name, dy=dy, input=input, gamma=gamma, rstd=rstd)
+    # R1: the operator has one type and one shape for dy and input, and a float32 rstd with sizes of 1 at the end.
+    if dy.shape != input.shape or dy.dtype != input.dtype:
+        _refuse(name, f"dy must be as input, {tuple(input.shape)} {input.dtype}; it is {tuple(dy.shape)} {dy.dtype}.")
+    shape = (*input.shape[: input.dim() - gamma.dim()], *(1,) * gamma.dim())
+    if rstd.shape != shape or rstd.dtype != torch.float32:
+        _refuse(name, f"rstd must be float32 of shape {shape}; it is {rstd.dtype} of {tuple(rstd.shape)}.")
+    _log(name, dy, input, gamma, rstd)
+    rows, factor, dims = _rms_rows(input, gamma)
+    root, grad = _device.on_cpu(rstd), _device.on_cpu(dy).float()
+    normal = rows * root
+    m = grad * factor
+    dx = (m - normal * (m * normal).mean(dims, keepdim=True)) * root
+    dgamma = (grad * normal).sum_to_size(gamma.shape)  # R1: float32, whatever gamma is
+    return _device.to_device(dx.to(input.dtype).contiguous()), _device.to_device(dgamma.contiguous())
+
+
 # R1; the first two also V.
 _SCHEMAS = (
     "npu_scaled_masked_softmax(Tensor x, Tensor mask, Scalar scale=1, bool fixed_triu_mask=False) -> Tensor",
@@ -177,6 +235,8 @@ _SCHEMAS = (
     "(Tensor y_grad, Tensor y, Tensor mask, Scalar scale, bool fixed_triu_mask) -> Tensor",
     "npu_gelu(Tensor self, *, str approximate='none') -> Tensor",
     "npu_gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor",
+    "npu_rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
+    "npu_rms_norm_backward(Tensor dy, Tensor input, Tensor gamma, Tensor rstd) -> (Tensor, Tensor)",
 )
 _library = torch.library.Library("npu", "DEF")
 for _schema in _SCHEMAS:
@@ -186,6 +246,8 @@ for _op, _kernel in {
     "npu_scaled_masked_softmax_backward": _scaled_masked_softmax_backward,
     "npu_gelu": _gelu,
     "npu_gelu_backward": _gelu_backward,
+    "npu_rms_norm": _rms_norm,
+    "npu_rms_norm_backward": _rms_norm_backward,
 }.items():
     _library.impl(_op, _kernel, "PrivateUse1")
 # V: the meta kernels do not check anything.
@@ -197,6 +259,19 @@ _library.impl(
 )
 _library.impl("npu_gelu", lambda self, *, approximate="none": torch.empty_like(self), "Meta")
 _library.impl("npu_gelu_backward", lambda grad_output, self, *, approximate="none": torch.empty_like(self), "Meta")
+
+
+def _rms_norm_meta(input: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-06) -> tuple[torch.Tensor, ...]:
+    shape = (*input.shape[: input.dim() - gamma.dim()], *(1,) * gamma.dim())
+    return torch.empty_like(input), torch.empty(shape, dtype=torch.float32, device=input.device)
+
+
+_library.impl("npu_rms_norm", _rms_norm_meta, "Meta")
+_library.impl(
+    "npu_rms_norm_backward",
+    lambda dy, input, gamma, rstd: (torch.empty_like(input), torch.empty_like(gamma, dtype=torch.float32)),
+    "Meta",
+)
 
 
 def _save_softmax(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -219,6 +294,19 @@ def _differentiate_gelu(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
     return torch.ops.npu.npu_gelu_backward(grad, *ctx.saved_tensors, approximate=ctx.approximate)
 
 
+def _save_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1], output[1])
+
+
+def _differentiate_rms_norm(ctx: Any, grad: torch.Tensor, grad_rstd: Any) -> tuple[Any, ...]:
+    input, gamma, rstd = ctx.saved_tensors
+    dx, dgamma = torch.ops.npu.npu_rms_norm_backward(grad, input, gamma, rstd)
+    return dx, dgamma.to(gamma.dtype), None
+
+
+torch.library.register_autograd(
+    "npu::npu_rms_norm", _differentiate_rms_norm, setup_context=_save_rms_norm, lib=_library
+)
 torch.library.register_autograd(
     "npu::npu_scaled_masked_softmax", _differentiate_softmax, setup_context=_save_softmax, lib=_library
 )
@@ -229,3 +317,5 @@ npu_scaled_masked_softmax = torch.ops.npu.npu_scaled_masked_softmax
 npu_scaled_masked_softmax_backward = torch.ops.npu.npu_scaled_masked_softmax_backward
 npu_gelu = torch.ops.npu.npu_gelu
 npu_gelu_backward = torch.ops.npu.npu_gelu_backward
+npu_rms_norm = torch.ops.npu.npu_rms_norm
+npu_rms_norm_backward = torch.ops.npu.npu_rms_norm_backward

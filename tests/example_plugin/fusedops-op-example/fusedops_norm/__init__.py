@@ -3,18 +3,18 @@
 from torch import Tensor
 
 import fusedops
-from fusedops_norm.rms_norm import OP as OP
-from fusedops_norm.rms_norm import backward, reference, rstd
-from fusedops_norm.rms_norm import rms_norm as rms_norm
+from fusedops_norm.my_rms_norm import OP as OP
+from fusedops_norm.my_rms_norm import backward, reference, rstd
+from fusedops_norm.my_rms_norm import my_rms_norm as my_rms_norm
 
 
-@fusedops.kernel(rms_norm, source="plain torch")
+@fusedops.kernel(my_rms_norm, source="plain torch")
 def forward_kernel(x: Tensor, weight: Tensor, eps: float, save: bool) -> tuple[Tensor, Tensor | None]:
     """Return y, and rstd where a gradient is wanted."""
     return reference(x, weight, eps).contiguous(), rstd(x, eps).contiguous() if save else None
 
 
-@fusedops.kernel(rms_norm, direction="backward", source="plain torch")
+@fusedops.kernel(my_rms_norm, direction="backward", source="plain torch")
 def backward_kernel(
     grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:

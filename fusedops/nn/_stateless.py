@@ -1,10 +1,4 @@
-"""The ops as modules, for models that are built of modules. They have settings, and no parameters or buffers.
-
->>> import torch, fusedops
->>> fusedops.nn.ScaledMaskedSoftmax(scale=0.125, causal=True)(torch.zeros(1, 2, 2))
-tensor([[[1.0000, 0.0000],
-         [0.5000, 0.5000]]])
-"""
+"""The modules without parameters: softmax, GELU, dropout."""
 
 from __future__ import annotations
 
@@ -12,9 +6,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
+from fusedops.nn._repr import backend_repr
 from fusedops.ops._bias_gelu import Approximate
-
-__all__ = ["BiasDropoutAdd", "BiasGELU", "ScaledMaskedSoftmax"]
 
 
 class ScaledMaskedSoftmax(Module):
@@ -54,7 +47,7 @@ class ScaledMaskedSoftmax(Module):
 
     def extra_repr(self) -> str:
         """Return the settings."""
-        return f"scale={self.scale}, causal={self.causal}{_backend_repr(self.backend)}"
+        return f"scale={self.scale}, causal={self.causal}{backend_repr(self.backend)}"
 
 
 class BiasGELU(Module):
@@ -92,7 +85,7 @@ class BiasGELU(Module):
 
     def extra_repr(self) -> str:
         """Return the settings."""
-        return f"approximate={self.approximate!r}{_backend_repr(self.backend)}"
+        return f"approximate={self.approximate!r}{backend_repr(self.backend)}"
 
 
 class BiasDropoutAdd(Module):
@@ -132,9 +125,4 @@ class BiasDropoutAdd(Module):
 
     def extra_repr(self) -> str:
         """Return the settings."""
-        return f"p={self.p}{_backend_repr(self.backend)}"
-
-
-def _backend_repr(backend: str | None) -> str:
-    """Return the backend's part of a repr."""
-    return "" if backend is None else f", backend={backend!r}"
+        return f"p={self.p}{backend_repr(self.backend)}"

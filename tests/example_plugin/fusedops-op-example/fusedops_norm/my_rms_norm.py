@@ -11,7 +11,7 @@ from fusedops.constraints import Broadcasts, Finite, Floating, Rank, SameDevice
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, *, backend: str | None = None) -> Tensor:
+def my_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, *, backend: str | None = None) -> Tensor:
     """Compute ``x / sqrt(mean(x * x, -1) + eps) * weight`` in float32; x is (..., H), weight is (H,)."""
     return call(OP, (x, weight, eps), backend)
 
@@ -51,7 +51,7 @@ def min_bytes(x: Any, weight: Any, eps: float) -> dict[Any, int]:
 
 
 OP = Op(
-    rms_norm,
+    my_rms_norm,
     constraints=[
         Floating("x"),
         Rank("x", at_least=1),

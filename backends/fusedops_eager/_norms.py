@@ -1,0 +1,302 @@
+"""RMSNorm and LayerNorm in plain torch, with and without a residual: any device, fast on a CPU.
+
+LayerNorm is torch's own kernel. It gets a weight of the compute dtype: with a 16-bit weight it rounds the mean and rstd
+to 16 bits. On a CPU it returns NaN for float32 values above 1e19, whose square overflows; the definition gives 0.
+
+On a CPU, torch computes RMSNorm by six calls, each of which reads and writes the whole tensor. Here a large tensor is
+processed in slabs (``_slabs.py``), and only the first call of a slab reads memory. The sum of squares is the square of
+``vector_norm``, which is one pass that writes nothing.
+
+The compute dtype is float32 (float64 for float64).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedops.ops import OPS
+from fusedops_eager._bias import BiasGradient
+from fusedops_eager._slabs import Buffers, max_slab_elements, pieces
+
+_aten = torch.ops.aten
+# With fewer elements the tensor stays in the cache anyway, and slabs would only add calls
+_MIN_SLAB_ELEMENTS = 256 * 1024
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+# ------------------------------------------------------------------------------------------------------------ RMSNorm
+
+
+def rms_forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute ``y = rms_norm(s)`` with ``s = x + residual``.
+
+    Args:
+        x: (..., H), floating, any strides.
+        residual: (..., H), floating, any strides, or None: s is x then.
+        weight: (H,), floating, or None.
+        eps: added to the mean square.
+        offset: added to the weight.
+
+    Returns:
+        y (..., H), of the dtype of x; s; rstd (...), of the compute dtype. New ones are contiguous.
+    """
+    if x.is_cpu and x.numel() >= _MIN_SLAB_ELEMENTS:
+        return _rms_forward_slabs(x, residual, weight, eps, offset)
+    s = x if residual is None else (x + residual).contiguous()
+    shape, scale = s.shape[-1:], weight
+    if weight is not None and (offset != 0 or (s.is_cuda and weight.dtype is not s.dtype)):
+        scale = weight.to(_wide(s.dtype)) + offset
+    if s.numel() == 0 or not (s.is_cpu or (s.is_cuda and (scale is None or scale.dtype is s.dtype))):
+        op = OPS["rms_norm"]  # torch's op, elsewhere or with two dtypes, may compute in the narrow one
+        y, rstd = op.reference_with_saved(s, weight, eps, offset, True)
+        return y.to(x.dtype).contiguous(), s, rstd.contiguous()
+    y, rstd = _aten._fused_rms_norm(s, shape, scale, eps)
+    return y.to(x.dtype).contiguous(), s, rstd.view(s.shape[:-1])
+
+
+def _rms_forward_slabs(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+    s = None if residual is None else torch.empty_like(y, dtype=torch.promote_types(x.dtype, residual.dtype))
+    wide, columns = _wide(x.dtype if s is None else s.dtype), x.shape[-1]
+    rstd = torch.empty((*x.shape[:-1], 1), dtype=wide, device="cpu")
+    scale = None if weight is None else weight.to(wide) + offset
+    size = max_slab_elements(x.numel(), wide.itemsize // x.element_size())
+    buffers = Buffers(max(size, columns), wide)
+    for o, part, r, total, root in pieces(size, y, x, residual, s, rstd, rows=True):
+        if r is not None:
+            part = torch.add(part, r, out=total)
+        u = part if part.dtype is wide else buffers(0, o.shape).copy_(part)
+        torch.linalg.vector_norm(u, dim=-1, keepdim=True, out=root)
+        root.square_().div_(columns).add_(eps).rsqrt_()
+        normal = torch.mul(u, root, out=o if o.dtype is wide else buffers(0, o.shape))
+        if scale is not None:
+            normal.mul_(scale)
+        if normal is not o:
+            o.copy_(normal)
+    return y, x if s is None else s, rstd.view(x.shape[:-1])
+
+
+def rms_backward(
+    grad: Tensor,
+    grad_s: Tensor | None,
+    s: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    offset: float,
+    dtypes: tuple[torch.dtype | None, ...],
+    needs_weight: bool,
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, of the residual and of the weight.
+
+    Args:
+        grad: (..., H), the gradient of y, floating, any strides.
+        grad_s: (..., H), the gradient of s, any strides, or None where there is no residual.
+        s: (..., H), what was normalized.
+        rstd: (...), from the forward.
+        weight: as in the forward.
+        offset: as in the forward.
+        dtypes: the dtype of the gradient of x, and of that of the residual; None for one that is not wanted.
+        needs_weight: True if the gradient of the weight is wanted.
+
+    Returns:
+        (..., H), contiguous, once for each of ``dtypes``, and (H,); None for a gradient that is not wanted. Sums are
+        accumulated in the compute dtype, in a fixed order.
+    """
+    weight_wanted = weight if needs_weight else None
+    if s.is_cpu and s.numel() >= _MIN_SLAB_ELEMENTS:
+        return _rms_backward_slabs(grad, grad_s, s, rstd, weight, offset, dtypes, weight_wanted)
+    needs = (any(dtype is not None for dtype in dtypes), weight_wanted is not None)
+    fused = s.is_cuda and grad.dtype is s.dtype and (weight is None or (offset == 0 and weight.dtype is s.dtype))
+    if fused and s.numel() and grad_s is None:
+        args = (grad, s, s.shape[-1:], rstd[..., None], weight, needs)
+        dx, dweight = _aten._fused_rms_norm_backward(*args)
+        return dx if needs[0] else None, dweight if needs[1] else None
+    op, extra = OPS["rms_norm"], s
+    if grad_s is not None and s.dtype is not rstd.dtype:
+        extra = s.to(rstd.dtype)  # so that ds is not rounded before grad_s is added
+    ds, dweight = op.backward(grad, extra, rstd, weight, offset, needs)
+    return *_gradients_of_sum(ds, grad_s, dtypes), dweight
+
+
+def _gradients_of_sum(
+    ds: Tensor | None, grad_s: Tensor | None, dtypes: tuple[torch.dtype | None, ...]
+) -> list[Tensor | None]:
+    """Return ``ds + grad_s`` in each of the dtypes, in memory of its own. ds may be written."""
+    if ds is None:
+        return [None for _ in dtypes]
+    if grad_s is not None:
+        ds = ds.add_(grad_s)
+    results: list[Tensor | None] = []
+    for at, dtype in enumerate(dtypes):
+        used = ds.dtype is dtype and any(other is dtype for other in dtypes[:at])
+        results.append(None if dtype is None else ds.to(dtype, copy=used).contiguous())
+    return results
+
+
+def _rms_backward_slabs(
+    grad: Tensor,
+    grad_s: Tensor | None,
+    s: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    offset: float,
+    dtypes: tuple[torch.dtype | None, ...],
+    weight_wanted: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    wide, columns = rstd.dtype, s.shape[-1]
+    results = [None if dtype is None else torch.empty(s.shape, dtype=dtype, device="cpu") for dtype in dtypes]
+    first, second = (*results, None)[:2]
+    sums = None if weight_wanted is None else BiasGradient(weight_wanted, s.shape, wide)
+    total = None if sums is None else sums.sum_at_rank
+    if sums is None and first is None and second is None:
+        return *results, None
+    scale = None if weight is None else weight.to(wide) + offset
+    # a sum over rows has the same bits with any number of threads, and whether or not the others are wanted
+    size = max_slab_elements(s.numel(), 3 * wide.itemsize // s.element_size(), None if sums is None else 2)
+    buffers = Buffers(max(size, columns), wide)
+    lead = s if first is None else first
+    for shape, part, g, gs, root, one, two in pieces(
+        size, lead, s, grad, grad_s, rstd[..., None], first, second, rows=True
+    ):
+        normal, product = buffers(0, shape.shape), buffers(1, shape.shape)
+        torch.mul(part if part.dtype is wide else normal.copy_(part), root, out=normal)
+        g = g if g.dtype is wide else buffers(2, shape.shape).copy_(g)
+        torch.mul(normal, g, out=product)
+        if sums is not None and total is not None:
+            sums.add(product, total)
+        if one is None and two is None:
+            continue
+        if scale is not None:
+            product.mul_(scale)
+            g = torch.mul(g, scale, out=buffers(2, shape.shape))
+        mean = product.sum(-1, keepdim=True).div_(-columns)
+        ds = torch.addcmul(g, normal, mean, out=normal).mul_(root)
+        if gs is not None:
+            ds.add_(gs)
+        for result in (one, two):
+            if result is not None:
+                result.copy_(ds)
+    return *results, None if sums is None else sums.result()
+
+
+# ---------------------------------------------------------------------------------------------------------- LayerNorm
+
+
+def layer_forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute ``y = layer_norm(s)`` with ``s = x + residual``.
+
+    Arguments and results are those of ``rms_forward``, with a bias (H,), floating, or None, and the mean (...) before
+    rstd.
+    """
+    s = (x if residual is None else x + residual).contiguous()
+    wide = _wide(s.dtype)
+    if s.numel() == 0:  # rows without columns have no mean
+        y, mean, rstd = OPS["layer_norm"].reference_with_saved(s, weight, bias, eps, True)
+        return y.to(x.dtype), x if residual is None else s, mean, rstd
+    rows = s if s.is_cpu else s.to(wide)  # elsewhere the kernel may not take two dtypes
+    y, mean, rstd = torch.native_layer_norm(rows, s.shape[-1:], *_parameters(s, weight, bias), eps)
+    kept = x if residual is None else s
+    return y.to(x.dtype), kept, mean.to(wide).view(s.shape[:-1]), rstd.to(wide).view(s.shape[:-1])
+
+
+def _parameters(s: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return weight and bias in the compute dtype. 16-bit rows get a weight, as torch computes rstd in its dtype."""
+    wide = _wide(s.dtype)
+    if weight is not None:
+        weight = weight.to(wide).contiguous()
+    elif s.dtype is not wide:
+        weight = torch.ones(s.shape[-1], dtype=wide, device=s.device)
+    return weight, None if bias is None else bias.to(wide).contiguous()
+
+
+def layer_backward(
+    grad: Tensor,
+    grad_s: Tensor | None,
+    s: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    dtypes: tuple[torch.dtype | None, ...],
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, of the residual, of the weight and of the bias.
+
+    Arguments and results are those of ``rms_backward``. needs: (gradient of the weight is wanted, that of the bias).
+    """
+    wide = rstd.dtype
+    wants = (any(dtype is not None for dtype in dtypes), needs[0] and weight is not None, needs[1] and bias is not None)
+    if s.numel() == 0:
+        ds, dweight, dbias = OPS["layer_norm"].backward(grad, s, mean, rstd, weight, bias, wants)
+        return *_gradients_of_sum(ds, grad_s, dtypes), dweight, dbias
+    mean, rstd = mean[..., None].contiguous(), rstd[..., None].contiguous()
+    # from 16-bit rows, torch sums the gradients of weight and bias in 16 bits: 4096 ones are 256
+    only_rows = s.is_cpu and grad_s is None and not (wants[1] or wants[2])
+    if grad.dtype is s.dtype and (s.dtype is wide or only_rows):
+        ds, dweight, dbias = _layer_gradients(grad, s, mean, rstd, _parameters(s, weight, bias), wants)
+        gradients = _gradients_of_sum(ds, grad_s, dtypes)
+    else:
+        gradients, dweight, dbias = _layer_backward_widened(grad, grad_s, s, mean, rstd, weight, bias, dtypes, wants)
+    dweight = dweight.to(weight.dtype) if dweight is not None and weight is not None else None
+    return *gradients, dweight, dbias.to(bias.dtype) if dbias is not None and bias is not None else None
+
+
+def _layer_gradients(
+    grad: Tensor,
+    s: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    parameters: tuple[Tensor | None, Tensor | None],
+    wants: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return torch's gradients of rows, weight and bias, each None if it is not wanted. mean and rstd are (..., 1)."""
+    shape = s.shape[-1:]
+    return _aten.native_layer_norm_backward(grad.contiguous(), s.contiguous(), shape, mean, rstd, *parameters, wants)
+
+
+def _layer_backward_widened(
+    grad: Tensor,
+    grad_s: Tensor | None,
+    s: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    dtypes: tuple[torch.dtype | None, ...],
+    wants: tuple[bool, bool, bool],
+) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
+    """Compute ``layer_backward`` of rows converted to the compute dtype, in slabs on a CPU.
+
+    So the gradient of the rows is not rounded before grad_s is added, and sums over rows are not rounded at all.
+    """
+    wide = rstd.dtype
+    parameters = tuple(None if each is None else each.to(wide).contiguous() for each in (weight, bias))
+    results = [None if dtype is None else torch.empty(s.shape, dtype=dtype, device=s.device) for dtype in dtypes]
+    first, second = (*results, None)[:2]
+    # torch allocates three tensors of a slab's size
+    size = max_slab_elements(s.numel(), 3 * wide.itemsize // s.element_size(), 2) if s.is_cpu else s.numel()
+    dweight: Tensor | None = None
+    dbias: Tensor | None = None
+    lead = s if first is None else first
+    for _, g, part, gs, center, root, one, two in pieces(
+        size, lead, grad, s, grad_s, mean, rstd, first, second, rows=True
+    ):
+        ds, dw, db = _layer_gradients(g.to(wide), part.to(wide), center, root, (parameters[0], parameters[1]), wants)
+        if ds is not None and gs is not None:
+            ds.add_(gs)
+        for result in (one, two):
+            if result is not None and ds is not None:
+                result.copy_(ds)
+        dweight = dw if dweight is None or dw is None else dweight.add_(dw)
+        dbias = db if dbias is None or db is None else dbias.add_(db)
+    return results, dweight, dbias

@@ -1,0 +1,58 @@
+"""add_rms_norm on Ascend: the sum, then the vendor's RMSNorm.
+
+The vendor's own kernel with a residual is not used: in bfloat16 it normalizes, by the shape of the call, the rounded or
+the unrounded sum, it rounds before it multiplies by gamma, and it has no backward (Ascend/ops-nn, norm/add_rms_norm).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops.constraints import DType
+from fusedops_npu._rms import BACKWARD_GAMMA, DTYPES, FORWARD_GAMMA, SUM
+from fusedops_npu.rms_norm import vendor_backward, vendor_forward
+
+
+@kernel(
+    ops.add_rms_norm,
+    DType("x", *DTYPES),
+    DType("residual", *DTYPES),
+    DType("weight", *DTYPES),
+    source="torch_npu.npu_rms_norm",
+    adapts=(FORWARD_GAMMA,),
+)
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute the op for any rank."""
+    s = (x + residual).contiguous()
+    y, rstd = vendor_forward(s, weight, eps, offset)
+    return y.to(x.dtype), s, rstd if save else None
+
+
+@kernel(
+    ops.add_rms_norm,
+    DType("s", *DTYPES),
+    DType("weight", *DTYPES),
+    direction="backward",
+    source="torch_npu.npu_rms_norm_backward",
+    adapts=(BACKWARD_GAMMA, SUM),
+)
+def add_rms_norm_backward(
+    grad_y: Tensor,
+    grad_s: Tensor,
+    s: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    offset: float,
+    residual_dtype: torch.dtype,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, residual and weight."""
+    rows, dweight = vendor_backward(grad_y, s, rstd, weight, offset)
+    ds = rows.float() + grad_s.float()
+    dx = ds.to(grad_y.dtype, copy=True).contiguous() if needs[0] else None
+    dresidual = ds.to(residual_dtype).contiguous() if needs[1] else None
+    return dx, dresidual, dweight if needs[2] else None

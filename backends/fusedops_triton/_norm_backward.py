@@ -1,0 +1,264 @@
+"""The backward of RMSNorm and LayerNorm in Triton, with and without a residual. ``_norm.py`` has what is common.
+
+    rows on chip    A program holds a range of rows, one tile after the other, and reads each element once. Each lane
+                    adds up the gradients of weight and bias of its columns, and the program writes one row of sums.
+    longer rows     A program reads its row twice, in blocks: first for the two means, then to write the result. The
+                    gradients of weight and bias are summed by a kernel over columns, which reads the inputs again.
+
+The rows of sums are added up by ``add_sums``. There are no atomics: the same input gives the same bits.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fusedops_triton._bias import add_sums, column_tile, rounded, store_sums, unit
+from fusedops_triton._common import compute_dtype, scalar
+from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._norm import ready
+from fusedops_triton._settings import ceil_div, norm_sums, share_columns
+
+# ---------------------------------------------------------------------------------------------------------- launchers
+
+
+def norm_backward(
+    grad: Tensor,
+    grad_s: Tensor | None,
+    s: Tensor,
+    mean: Tensor | None,
+    rstd: Tensor,
+    weight: Tensor | None,
+    offset: float,
+    dtypes: tuple[torch.dtype | None, ...],
+    vectors: tuple[Tensor | None, Tensor | None],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, of the residual, of the weight and of the bias.
+
+    Args:
+        grad: (..., H), the gradient of y, any strides.
+        grad_s: (..., H), the gradient of s, any strides; or None without a residual.
+        s: (..., H), what was normalized, any strides.
+        mean: (...), from the forward of LayerNorm; None for RMSNorm.
+        rstd: (...), from the forward.
+        weight: as in the forward.
+        offset: as in the forward.
+        dtypes: the dtype of the gradient of x, and of that of the residual; None for one that is not wanted.
+        vectors: the weight and the bias whose gradients are wanted, or None.
+
+    Returns:
+        (..., H), contiguous, once for each of ``dtypes``, and (H,) twice; None for a gradient that is not wanted.
+    """
+    rows = [None if dtype is None else torch.empty(s.shape, dtype=dtype, device=s.device) for dtype in dtypes]
+    sums = [None if v is None else torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in vectors]
+    wanted = [t for t in (*rows, *sums) if t is not None]
+    if s.numel() == 0 or not wanted:
+        for vector in sums:
+            if vector is not None:
+                vector.zero_()
+        return *rows, *sums
+    inputs = (ready(grad), ready(grad_s), ready(s), ready(mean), ready(rstd), ready(weight))
+    sizes = [t.element_size() for t in (grad, grad_s, s, *rows) if t is not None]
+    launches = _backward_launches(
+        s.numel() // s.shape[-1], s.shape[-1], min(sizes), max(sizes), rstd.dtype, mean is not None,
+        any(v is not None for v in vectors),
+    )  # fmt: skip
+    partial = [_partial(vector, launches.parts, rstd.dtype) for vector in sums]
+    factor = scalar_for(offset, rstd.dtype)
+    first, second = (*rows, None)[:2]
+    if launches.columns is None:
+        launches.rows(s, first, second, *partial, *inputs, factor)
+    else:
+        if first is not None or second is not None:
+            launches.rows(s, first, second, None, None, *inputs, factor)
+        if sums[0] is not None or sums[1] is not None:
+            launches.columns(s, *partial, inputs[0], *inputs[2:5])
+    for vector, parts in zip(sums, partial):
+        if vector is not None and parts is not None and parts is not vector:
+            add_sums(vector, parts)
+    return *rows, *sums
+
+
+def _partial(vector: Tensor | None, parts: int, dtype: torch.dtype) -> Tensor | None:
+    """Return the tensor (parts, H) for sums, which is the gradient itself if parts == 1."""
+    if vector is None or parts == 1:
+        return vector
+    return torch.empty((parts, vector.numel()), dtype=dtype, device=vector.device)
+
+
+class _Launches(NamedTuple):
+    """The launches of a backward."""
+
+    rows: Launch
+    columns: Launch | None  # of the gradients of weight and bias, where the first one does not compute them
+    parts: int
+
+
+@cached_by_layout
+def _backward_launches(
+    n_rows: int, size: int, narrowest: int, widest: int, wide: torch.dtype, centered: bool, sums: bool
+) -> _Launches:
+    """Return the launches for (n_rows, size). sums: the gradient of weight or bias is wanted."""
+    unit_h = unit(size)
+    sizes, shared = (n_rows, size // unit_h), {"CENTER": centered, "UNIT": unit_h, "WIDE": compute_dtype(wide)}
+    setting = norm_sums(n_rows, size, widest, sums)
+    if setting.on_chip:
+        constants = {**shared, "STEPS": setting.steps, "ROWS": setting.rows, "BLOCK": setting.block}
+        parts = ceil_div(n_rows, setting.steps * setting.rows)
+        return _Launches(Launch(_norm_backward_on_chip, (parts,), sizes, constants, setting.warps), None, parts)
+    constants = {**shared, "STEPS": 1, "ROWS": 1, "BLOCK": setting.block}
+    rows = Launch(_norm_backward_long, (n_rows,), sizes, constants, setting.warps)
+    columns = share_columns(n_rows, size, narrowest)
+    constants = {**shared, "STEPS": columns.steps, "ROWS": columns.rows, "COLS": columns.cols}
+    grid = (columns.tiles, columns.parts)
+    return _Launches(rows, Launch(_norm_backward_sums, grid, sizes, constants, columns.warps), columns.parts)
+
+
+# ------------------------------------------------------------------------------------------------------------ kernels
+
+_NOT_SPECIALIZED = ["offset", "n_rows", "size"]
+
+
+@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
+def _norm_backward_on_chip(
+    dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
+    offset, n_rows, size,
+    CENTER: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Compute STEPS * ROWS whole rows. Grid (parts,); H = size * UNIT <= BLOCK.
+
+    dx_ptr, dresidual_ptr: (n_rows, H), or None. dweight_ptr, dbias_ptr: (parts, H), the sums over this program's rows,
+    or None. grad_ptr, s_ptr: (n_rows, H). grad_s_ptr: (n_rows, H), or None. mean_ptr, rstd_ptr: (n_rows,). weight_ptr:
+    (H,), or None. offset: see ``scalar``.
+    """
+    col = tl.arange(0, BLOCK)
+    in_row = col < size * UNIT
+    columns = size.to(tl.int64) * UNIT
+    n = (size * UNIT).to(WIDE)
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + col, mask=in_row, other=0.0)
+    # each lane adds up its own elements; one reduction over rows at the end
+    dweight = tl.zeros([ROWS, BLOCK], dtype=WIDE)
+    dbias = tl.zeros([ROWS, BLOCK], dtype=WIDE)
+    for step in range(STEPS):
+        row = (tl.program_id(0).to(tl.int64) * STEPS + step) * ROWS + tl.arange(0, ROWS)
+        inside = in_row[None, :] & (row < n_rows)[:, None]
+        at = row[:, None] * columns + col[None, :]
+        normal = tl.load(s_ptr + at, mask=inside, other=0.0).to(WIDE)
+        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(WIDE)
+        rstd = tl.load(rstd_ptr + row, mask=row < n_rows, other=0.0)[:, None]
+        if CENTER:
+            normal -= tl.load(mean_ptr + row, mask=row < n_rows, other=0.0)[:, None]
+        normal *= rstd
+        if dweight_ptr is not None:
+            dweight += grad * normal
+        if dbias_ptr is not None:
+            dbias += grad
+        if dx_ptr is not None or dresidual_ptr is not None:
+            m = grad
+            if weight_ptr is not None:
+                m = grad * (weight.to(WIDE) + scalar(offset, WIDE))[None, :]
+            ds = m - normal * (tl.sum(m * normal, axis=1) / n)[:, None]
+            if CENTER:
+                ds -= (tl.sum(m, axis=1) / n)[:, None]
+            ds *= rstd
+            if grad_s_ptr is not None:
+                ds += tl.load(grad_s_ptr + at, mask=inside, other=0.0).to(WIDE)
+            if dx_ptr is not None:
+                tl.store(dx_ptr + at, rounded(ds, dx_ptr), mask=inside)
+            if dresidual_ptr is not None:
+                tl.store(dresidual_ptr + at, rounded(ds, dresidual_ptr), mask=inside)
+    to = tl.program_id(0).to(tl.int64) * columns + col
+    if dweight_ptr is not None:
+        tl.store(dweight_ptr + to, rounded(tl.sum(dweight, axis=0), dweight_ptr), mask=in_row)
+    if dbias_ptr is not None:
+        tl.store(dbias_ptr + to, rounded(tl.sum(dbias, axis=0), dbias_ptr), mask=in_row)
+
+
+@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
+def _norm_backward_long(
+    dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
+    offset, n_rows, size,
+    CENTER: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Compute one row of any length, BLOCK columns at a time, without dweight_ptr and dbias_ptr. Grid (n_rows,).
+
+    Arguments as in _norm_backward_on_chip.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = size.to(tl.int64) * UNIT
+    at = row * columns
+    rstd = tl.load(rstd_ptr + row)
+    mean = tl.zeros([], dtype=WIDE)
+    if CENTER:
+        mean = tl.load(mean_ptr + row)
+    # each lane keeps its sums until the end: one reduction per row instead of one per block
+    products = tl.zeros([BLOCK], dtype=WIDE)
+    sums = tl.zeros([BLOCK], dtype=WIDE)
+    for start in range(0, columns, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        inside = col < columns
+        s = tl.load(s_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last").to(WIDE)
+        m = tl.load(grad_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last").to(WIDE)
+        if weight_ptr is not None:
+            m *= tl.load(weight_ptr + col, mask=inside, other=0.0).to(WIDE) + scalar(offset, WIDE)
+        products += m * ((s - mean) * rstd)
+        sums += m
+    n = columns.to(WIDE)
+    product = tl.sum(products, axis=0) / n
+    if CENTER:
+        center = tl.sum(sums, axis=0) / n
+
+    for start in range(0, columns, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        inside = col < columns
+        s = tl.load(s_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
+        m = tl.load(grad_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
+        if weight_ptr is not None:
+            m *= tl.load(weight_ptr + col, mask=inside, other=0.0).to(WIDE) + scalar(offset, WIDE)
+        ds = m - ((s - mean) * rstd) * product
+        if CENTER:
+            ds -= center
+        ds *= rstd
+        if grad_s_ptr is not None:
+            ds += tl.load(grad_s_ptr + at + col, mask=inside, other=0.0).to(WIDE)
+        if dx_ptr is not None:
+            tl.store(dx_ptr + at + col, rounded(ds, dx_ptr), mask=inside)
+        if dresidual_ptr is not None:
+            tl.store(dresidual_ptr + at + col, rounded(ds, dresidual_ptr), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_rows", "size"])
+def _norm_backward_sums(
+    dweight_ptr, dbias_ptr, grad_ptr, s_ptr, mean_ptr, rstd_ptr, n_rows, size,
+    CENTER: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Sum COLS columns of STEPS * ROWS rows. Grid (cdiv(H, COLS), parts). Arguments as in _norm_backward_on_chip."""
+    dweight = tl.zeros([ROWS, COLS], dtype=WIDE)
+    dbias = tl.zeros([ROWS, COLS], dtype=WIDE)
+    for step in range(STEPS):
+        at, inside, row = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS)
+        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(WIDE)
+        if dweight_ptr is not None:
+            normal = tl.load(s_ptr + at, mask=inside, other=0.0).to(WIDE)
+            if CENTER:
+                normal -= tl.load(mean_ptr + row, mask=row < n_rows, other=0.0)[:, None]
+            dweight += grad * (normal * tl.load(rstd_ptr + row, mask=row < n_rows, other=0.0)[:, None])
+        if dbias_ptr is not None:
+            dbias += grad
+    if dweight_ptr is not None:
+        store_sums(dweight_ptr, dweight, size, UNIT, COLS)
+    if dbias_ptr is not None:
+        store_sums(dbias_ptr, dbias, size, UNIT, COLS)

@@ -1,0 +1,40 @@
+"""add_layer_norm on Triton: the kernels with their constraints. ``_norm.py`` and ``_norm_backward.py`` launch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops.constraints import Capability
+
+
+# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
+@kernel(ops.add_layer_norm, Capability("x", (8, 0)), source="fusedops_triton/_norm.py")
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
+) -> tuple[Tensor | None, ...]:
+    """Compute the op for any rank, row length, strides and dtypes."""
+    from fusedops_triton._norm import norm_forward  # imports triton, so not at module level
+
+    return norm_forward(x, residual, weight, bias, eps, 0.0, True, save)
+
+
+@kernel(ops.add_layer_norm, Capability("s", (8, 0)), direction="backward", source="fusedops_triton/_norm_backward.py")
+def add_layer_norm_backward(
+    grad_y: Tensor,
+    grad_s: Tensor,
+    s: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual_dtype: torch.dtype,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, residual, weight and bias in one pass, up to the row length that fits."""
+    from fusedops_triton._norm_backward import norm_backward
+
+    dtypes = (grad_y.dtype if needs[0] else None, residual_dtype if needs[1] else None)
+    vectors = (weight if needs[2] else None, bias if needs[3] else None)
+    return norm_backward(grad_y, grad_s, s, mean, rstd, weight, 0.0, dtypes, vectors)

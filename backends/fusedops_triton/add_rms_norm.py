@@ -1,0 +1,41 @@
+"""add_rms_norm on Triton: the kernels with their constraints. ``_norm.py`` and ``_norm_backward.py`` launch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops.constraints import Capability
+
+
+# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
+@kernel(ops.add_rms_norm, Capability("x", (8, 0)), source="fusedops_triton/_norm.py")
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
+) -> tuple[Tensor | None, ...]:
+    """Compute the op for any rank, row length, strides and dtypes."""
+    from fusedops_triton._norm import norm_forward  # imports triton, so not at module level
+
+    y, s, _, rstd = norm_forward(x, residual, weight, None, eps, offset, False, save)
+    return y, s, rstd
+
+
+@kernel(ops.add_rms_norm, Capability("s", (8, 0)), direction="backward", source="fusedops_triton/_norm_backward.py")
+def add_rms_norm_backward(
+    grad_y: Tensor,
+    grad_s: Tensor,
+    s: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    offset: float,
+    residual_dtype: torch.dtype,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, residual and weight in one pass, up to the row length that fits."""
+    from fusedops_triton._norm_backward import norm_backward
+
+    dtypes = (grad_y.dtype if needs[0] else None, residual_dtype if needs[1] else None)
+    return norm_backward(grad_y, grad_s, s, None, rstd, weight, offset, dtypes, (weight if needs[2] else None, None))[
+        :3
+    ]

@@ -1,0 +1,15 @@
+"""The ops as modules, for models that are built of modules. Only the norms have parameters, named as torch's.
+
+>>> import torch, fusedops
+>>> fusedops.nn.ScaledMaskedSoftmax(scale=0.125, causal=True)(torch.zeros(1, 2, 2))
+tensor([[[1.0000, 0.0000],
+         [0.5000, 0.5000]]])
+"""
+
+from fusedops.nn._norms import LayerNorm as LayerNorm
+from fusedops.nn._norms import RMSNorm as RMSNorm
+from fusedops.nn._stateless import BiasDropoutAdd as BiasDropoutAdd
+from fusedops.nn._stateless import BiasGELU as BiasGELU
+from fusedops.nn._stateless import ScaledMaskedSoftmax as ScaledMaskedSoftmax
+
+__all__ = ["BiasDropoutAdd", "BiasGELU", "LayerNorm", "RMSNorm", "ScaledMaskedSoftmax"]

@@ -1,0 +1,90 @@
+"""The npu kernels of RMSNorm on the stand-in device: what the vendor gets, and what it does not take."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import fusedops
+from fusedops import TensorSpec, testing
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm"])
+@pytest.mark.parametrize("shape", [(5,), (3, 40), (2, 3, 4, 40), (1,) * 8 + (3, 16)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "weight", "offset", "gamma"),
+    [
+        (BF16, BF16, 0.0, BF16),
+        (BF16, BF16, 1.0, F32),
+        (F16, F32, 0.0, F32),
+        (F32, BF16, 0.0, F32),
+        (F16, None, 0.0, F32),
+    ],
+)
+def test_any_rank_weight_and_offset_is_the_vendors(
+    torch_npu: ModuleType, name: str, shape: tuple[int, ...], dtype: Any, weight: Any, offset: float, gamma: Any
+) -> None:
+    op = testing.OPS[name]
+    call: dict[str, Any] = {"x": torch.randn(shape).to(dtype), "eps": 1e-5, "offset": offset}
+    if name == "add_rms_norm":
+        call["residual"] = torch.randn(shape).to(dtype)
+    if weight is not None:
+        call["weight"] = torch.randn(shape[-1]).to(weight)
+    want = testing.expected(op, op.bind((), call))
+    on_npu = {key: value.to("npu") if isinstance(value, torch.Tensor) else value for key, value in call.items()}
+    leaves = {key: on_npu[key].requires_grad_() for key in op.differentiable if key in on_npu}
+    with fusedops.use("npu", fallback="raise"):
+        ys = op.each(op.function(**on_npu))
+        got = torch.autograd.grad(ys, [*leaves.values()], [g.to(y.dtype).to("npu") for g, y in zip(want.grads, ys)])
+    narrow = min((dtype, weight or dtype), key=lambda each: -torch.finfo(each).eps)
+    for y, wide in zip(ys, want.outputs):
+        testing.assert_within(y, wide, op.tolerance[narrow], name)
+    for key, gradient in zip(leaves, got):
+        testing.assert_within(gradient, want.gradients[key], op.gradient_tolerance[narrow], key)
+    forward, backward = torch_npu.calls
+    assert (forward.name, forward.options) == ("npu_rms_norm", {"epsilon": 1e-5})
+    assert backward.name == "npu_rms_norm_backward"
+    assert forward.dtypes[1] == backward.dtypes[2] == gamma
+
+
+@pytest.mark.usefixtures("torch_npu")
+def test_what_the_vendor_does_not_take_is_refused() -> None:
+    decision = fusedops.explain("rms_norm", TensorSpec((2, 8), torch.float64, "npu"), TensorSpec((8,), F32, "npu"))
+    (refused,) = [each for each in decision.candidates if each.backend == "npu"]
+    assert "got x of float64" in str(refused.reasons[0])
+
+
+def test_the_cost_of_gamma_is_stated(torch_npu: ModuleType) -> None:
+    def costs(name: str, weight: Any, offset: float = 0.0) -> list[tuple[str, int]]:
+        x = TensorSpec((4, 96), BF16, "npu")
+        others = [x] if name == "add_rms_norm" else []
+        vector = None if weight is None else TensorSpec((96,), weight, "npu")
+        decision = fusedops.explain(name, x, *others, vector, offset=offset)
+        return [(a.name, a.bytes) for v in decision.candidates if v.backend == "npu" for a in v.adaptations]
+
+    assert costs("rms_norm", BF16) == costs("rms_norm", F32) == []
+    for weight, offset in ((None, 0.0), (F16, 0.0), (F32, 1.0), (BF16, 1.0)):
+        assert costs("rms_norm", weight, offset) == [("gamma", 4 * 96)] * 2
+    assert costs("add_rms_norm", BF16) == [("sum", 4 * 96 * 6)]
+    assert costs("add_rms_norm", None) == [("gamma", 4 * 96), ("gamma", 4 * 96), ("sum", 4 * 96 * 6)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (((8,), F32, (8,), F32), "input must have 2 to 8 dimensions; it has 1"),
+        (((2, 8), F32, (4,), F32), "gamma must have the last sizes of input"),
+        (((2, 8), F32, (8,), BF16), "input and gamma must be alike, or gamma float32"),
+        (((2, 8), torch.float64, (8,), torch.float64), "input and gamma must be alike"),
+    ],
+)
+def test_the_stand_in_is_as_strict_as_the_document(torch_npu: ModuleType, arguments: Any, text: str) -> None:
+    shape, dtype, gamma_shape, gamma_dtype = arguments
+    x, gamma = torch.ones(shape, dtype=dtype).to("npu"), torch.ones(gamma_shape, dtype=gamma_dtype).to("npu")
+    with pytest.raises(RuntimeError, match=f"npu_rms_norm: {text}"):
+        torch_npu.npu_rms_norm(x, gamma)
