@@ -4,7 +4,9 @@ import fusedops
 from fusedops_eager.bias_dropout import bias_dropout, bias_dropout_backward
 from fusedops_eager.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
 from fusedops_eager.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_eager.geglu import geglu, geglu_backward
 from fusedops_eager.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
+from fusedops_eager.swiglu import swiglu, swiglu_backward
 
 
 @fusedops.hookimpl
@@ -23,6 +25,10 @@ def fusedops_backend() -> fusedops.Backend:
             bias_dropout_backward,
             bias_dropout_add,
             bias_dropout_add_backward,
+            geglu,
+            geglu_backward,
+            swiglu,
+            swiglu_backward,
         ),
         needs="torch",
     )

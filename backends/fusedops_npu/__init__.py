@@ -9,7 +9,9 @@ import torch
 
 import fusedops
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_npu.geglu import geglu, geglu_backward
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
+from fusedops_npu.swiglu import swiglu, swiglu_backward
 
 
 def _probe() -> fusedops.Unavailable | None:
@@ -79,7 +81,16 @@ def fusedops_backend() -> fusedops.Backend:
         name="npu",
         device_types=("npu",),
         priority=100,
-        kernels=(scaled_masked_softmax, scaled_masked_softmax_backward, bias_gelu, bias_gelu_backward),
+        kernels=(
+            scaled_masked_softmax,
+            scaled_masked_softmax_backward,
+            bias_gelu,
+            bias_gelu_backward,
+            geglu,
+            geglu_backward,
+            swiglu,
+            swiglu_backward,
+        ),
         probe=_probe,
         needs="torch_npu, CANN and an Ascend device",
         packages=("torch-npu",),

@@ -12,7 +12,9 @@ import fusedops
 from fusedops_triton.bias_dropout import bias_dropout, bias_dropout_backward
 from fusedops_triton.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
 from fusedops_triton.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_triton.geglu import geglu, geglu_backward
 from fusedops_triton.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
+from fusedops_triton.swiglu import swiglu, swiglu_backward
 
 
 def _interpreted() -> bool:
@@ -54,6 +56,10 @@ def fusedops_backend() -> fusedops.Backend:
             bias_dropout_backward,
             bias_dropout_add,
             bias_dropout_add_backward,
+            geglu,
+            geglu_backward,
+            swiglu,
+            swiglu_backward,
         ),
         probe=_probe,
         needs="triton and an NVIDIA or AMD GPU",

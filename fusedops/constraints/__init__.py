@@ -40,7 +40,9 @@ from fusedops.constraints._numbers import OneOf as OneOf
 from fusedops.constraints._numbers import Probability as Probability
 from fusedops.constraints._numbers import Scalar as Scalar
 from fusedops.constraints._relations import Broadcasts as Broadcasts
+from fusedops.constraints._relations import Packed as Packed
 from fusedops.constraints._relations import SameDevice as SameDevice
+from fusedops.constraints._relations import SameDType as SameDType
 from fusedops.constraints._relations import SameShape as SameShape
 from fusedops.constraints._relations import broadcasts as broadcasts
 from fusedops.constraints._tensors import Dim as Dim
@@ -60,11 +62,13 @@ __all__ = [
     "Mask",
     "OneElement",
     "OneOf",
+    "Packed",
     "Present",
     "Probability",
     "Rank",
     "Reason",
     "ReasonCode",
+    "SameDType",
     "SameDevice",
     "SameShape",
     "Scalar",

@@ -1,12 +1,13 @@
-"""Constraints on a tensor beside another one: its shape and its device."""
+"""Constraints on a tensor beside another one: its shape, its dtype and its device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant
+from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, plain
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
+from fusedops.constraints._dtypes import FLOATING
 
 
 def broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
@@ -123,6 +124,76 @@ class SameShape(_Beside):
         shape = tensors[1].shape
         for other in (shape, (1, *shape), (*shape[:-1], shape[-1] + 1) if shape else (2,)):
             yield Boundary(f"{self.name} {other}", {**args, self.name: tensors[0].replace(shape=other)}, other == shape)
+
+
+class SameDType(_Beside):
+    """The tensor has the dtype of ``other``.
+
+    >>> from fusedops.constraints import SameDType
+    >>> SameDType("cos", "q").describe()
+    'cos: the dtype of q'
+    """
+
+    code = ReasonCode.DTYPE
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"{self.name}.dtype is {self.other}.dtype"
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        tensors = self._specs(args)
+        if tensors is None or tensors[0].dtype == tensors[1].dtype:
+            return []
+        dtype, wanted = plain(tensors[0].dtype), plain(tensors[1].dtype)
+        needed = f"the dtype of {self.other}, {wanted}"
+        fix = f"convert it, as in {self.name}.to({self.other}.dtype)"
+        return [Reason(self.code, f"{self.name} of {dtype}", needed, fix)]
+
+    def describe(self) -> str:
+        return f"{self.name}: the dtype of {self.other}"
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        tensors = self._specs(args)
+        if tensors is None:
+            return
+        for dtype in FLOATING:
+            changed = {**args, self.name: tensors[0].replace(dtype=dtype)}
+            yield Boundary(f"{self.name} {plain(dtype)}", changed, dtype == tensors[1].dtype)
+
+
+class Packed(_Beside):
+    """The tensor holds two of equal size in its last dim, which is even, where ``other`` is None.
+
+    >>> from fusedops.constraints import Packed
+    >>> Packed("gate", "up").describe()
+    'gate: an even last dim where up is None'
+    """
+
+    code = ReasonCode.SIZE
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"{self.other} is not None or ({self.name}.dim() > 0 and {self.name}.shape[-1] % 2 == 0)"
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        tensor: TensorSpec | None = args[self.name]
+        if tensor is None or args[self.other] is not None or _is_even(tensor.shape):
+            return []
+        given = f"{self.name} of shape {tuple(tensor.shape)} and no {self.other}"
+        needed = f"an even last dim, which holds {self.name} and {self.other}"
+        return [Reason(self.code, given, needed, f"pass {self.other}, or pack it into {self.name}")]
+
+    def describe(self) -> str:
+        return f"{self.name}: an even last dim where {self.other} is None"
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        spec: TensorSpec | None = args[self.name]
+        if spec is None or args[self.other] is not None:
+            return
+        for shape in ((), *((*spec.shape[:-1], size) for size in (0, 1, 2, 7, 8))):
+            yield Boundary(f"{self.name} {shape}", {**args, self.name: spec.replace(shape=shape)}, _is_even(shape))
+
+
+def _is_even(shape: tuple[int, ...]) -> bool:
+    return len(shape) > 0 and shape[-1] % 2 == 0
 
 
 class SameDevice(_Beside):

@@ -12,9 +12,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_npu.geglu import geglu
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
+from fusedops_npu.swiglu import swiglu, swiglu_backward
 
-OPS = ("npu_scaled_masked_softmax", "npu_scaled_masked_softmax_backward", "npu_gelu", "npu_gelu_backward")
+OPS = (
+    "npu_scaled_masked_softmax",
+    "npu_scaled_masked_softmax_backward",
+    "npu_gelu",
+    "npu_gelu_backward",
+    "npu_swiglu",
+    "npu_swiglu_backward",
+    "npu_geglu",
+    "npu_geglu_grad",
+)
 
 
 class Seen(TorchDispatchMode):
@@ -48,16 +59,23 @@ def main() -> None:
         for forward in (
             lambda: torch_npu.npu_scaled_masked_softmax(x, mask, 0.5, False),
             lambda: torch_npu.npu_gelu(x, approximate="tanh"),
+            lambda: torch_npu.npu_swiglu(x),
         ):
             (made,) = calls(forward)
             y = forward()
             (derivatives[made],) = calls(lambda y=y: torch.autograd.grad(y, x, torch.empty_like(y)))
         x = x.detach()
+        # npu_geglu_grad is not called: its meta function returns two tensors for one (torch_npu 2.13)
         kernels: dict[str, Callable[[], Any]] = {
             "npu_scaled_masked_softmax": lambda: scaled_masked_softmax.function(x, mask, 0.5, False),
             "npu_scaled_masked_softmax_backward": lambda: scaled_masked_softmax_backward.function(x, x, 0.5, False),
             "npu_gelu": lambda: bias_gelu.function(x, x[0, 0, 0], "tanh"),
             "npu_gelu_backward": lambda: bias_gelu_backward.function(x, x, x[0, 0, 0], "none", (True, True)),
+            "npu_geglu": lambda: geglu.function(x, None, "tanh", False),
+            "npu_swiglu": lambda: swiglu.function(x, None, None, 1.0, 0.0, False),
+            "npu_swiglu_backward": lambda: swiglu_backward.function(
+                x[..., :48], x, None, None, 1.0, 0.0, False, (True, False)
+            ),
         }
         for op, kernel in kernels.items():
             made = calls(kernel)
