@@ -6,9 +6,11 @@ from fusedops_eager.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_eager.bias_dropout import bias_dropout, bias_dropout_backward
 from fusedops_eager.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
 from fusedops_eager.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_eager.geglu import geglu, geglu_backward
 from fusedops_eager.layer_norm import layer_norm, layer_norm_backward
 from fusedops_eager.rms_norm import rms_norm, rms_norm_backward
 from fusedops_eager.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
+from fusedops_eager.swiglu import swiglu, swiglu_backward
 
 
 @fusedops.hookimpl
@@ -35,6 +37,10 @@ def fusedops_backend() -> fusedops.Backend:
             layer_norm_backward,
             add_layer_norm,
             add_layer_norm_backward,
+            geglu,
+            geglu_backward,
+            swiglu,
+            swiglu_backward,
         ),
         needs="torch",
     )

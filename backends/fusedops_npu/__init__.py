@@ -10,8 +10,10 @@ import torch
 import fusedops
 from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_npu.geglu import geglu, geglu_backward
 from fusedops_npu.rms_norm import rms_norm, rms_norm_backward
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
+from fusedops_npu.swiglu import swiglu, swiglu_backward
 
 
 def _probe() -> fusedops.Unavailable | None:
@@ -90,6 +92,10 @@ def fusedops_backend() -> fusedops.Backend:
             rms_norm_backward,
             add_rms_norm,
             add_rms_norm_backward,
+            geglu,
+            geglu_backward,
+            swiglu,
+            swiglu_backward,
         ),
         probe=_probe,
         needs="torch_npu, CANN and an Ascend device",

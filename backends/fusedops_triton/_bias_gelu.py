@@ -163,7 +163,7 @@ def _forward(
     u = tl.load(x_ptr + base + at, mask=inside, other=0.0).to(WIDE)
     if KIND != "none":
         u += bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT).to(WIDE)
-    tl.store(y_ptr + base + at, rounded(_gelu(u, TANH), y_ptr), mask=inside)
+    tl.store(y_ptr + base + at, rounded(gelu(u, TANH), y_ptr), mask=inside)
 
 
 @triton.jit(do_not_specialize=["n", "size", "inner", "wrap", "outer", "step"])
@@ -177,7 +177,7 @@ def _backward_flat(
     u = tl.load(x_ptr + base + at, mask=inside, other=0.0).to(WIDE)
     if KIND != "none":
         u += bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT).to(WIDE)
-    du = tl.load(grad_ptr + base + at, mask=inside, other=0.0).to(WIDE) * _slope(u, TANH)
+    du = tl.load(grad_ptr + base + at, mask=inside, other=0.0).to(WIDE) * gelu_slope(u, TANH)
     if dx_ptr is not None:
         tl.store(dx_ptr + base + at, rounded(du, dx_ptr), mask=inside)
     if du_ptr is not None:
@@ -202,7 +202,7 @@ def _backward_columns(
         at, inside, _ = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS)
         x = tl.load(x_ptr + at, mask=inside, other=0.0)
         grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
-        du = grad.to(WIDE) * _slope(x.to(WIDE) + bias, TANH)
+        du = grad.to(WIDE) * gelu_slope(x.to(WIDE) + bias, TANH)
         if dx_ptr is not None:
             tl.store(dx_ptr + at, rounded(du, dx_ptr), mask=inside)
         sums += du
@@ -213,7 +213,7 @@ def _backward_columns(
 
 
 @triton.jit
-def _gelu(u, TANH: tl.constexpr):
+def gelu(u, TANH: tl.constexpr):
     """Compute GELU of u, float32 or float64."""
     if TANH:
         t, e = _logistic(u, u * u)
@@ -222,7 +222,7 @@ def _gelu(u, TANH: tl.constexpr):
 
 
 @triton.jit
-def _slope(u, TANH: tl.constexpr):
+def gelu_slope(u, TANH: tl.constexpr):
     """Compute the derivative of GELU at u."""
     if TANH:
         square = u * u

@@ -124,6 +124,16 @@ def tile(narrowest: int) -> Tile:
     return Tile(per_thread * FLAT_THREADS, warps_for(per_thread * FLAT_THREADS, per_thread))
 
 
+def gated_tile(narrowest: int) -> Tile:
+    """Return the default setting of a gated activation, as ``tile`` does for one input.
+
+    Forward has two inputs, backward three inputs and two results: with half the elements per thread, two or three
+    16-byte loads are in flight, and the results fit in the registers.
+    """
+    per_thread = FLAT_PER_THREAD[narrowest] // 2
+    return Tile(per_thread * FLAT_THREADS, warps_for(per_thread * FLAT_THREADS, per_thread))
+
+
 # ------------------------------------------------------------------------------------ columns (the gradient of a bias)
 
 

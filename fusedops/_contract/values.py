@@ -104,9 +104,13 @@ class Sharding(NamedTuple):
 
     Args:
         whole: the dims of the first parameter that every rank needs whole, such as (-1,) for a softmax.
+        whole_of: ``(arguments by name) -> dims``, more such dims, where they depend on the call. For forward and for
+            backward, as are the next two.
+        dims_of: ``(arguments by name) -> dims by parameter``, for tensors that do not broadcast to the first parameter:
+            the dim of the first parameter, counted from the end, that each of their dims goes with.
         replicated: the tensor parameters that are the same on every rank, such as a seed.
         adjust: ``(arguments by name, shard) -> arguments by name``, changes a rank's local call where it depends on the
-            position of its part (a causal mask). For forward and for backward.
+            position of its part (a causal mask).
         forward: ``(arguments by name, shard) -> output``, serves a rank's part in plain torch where no kernel can,
             because a kernel counts positions from its part's own start; None where a kernel can.
         backward: the same for backward.
@@ -119,6 +123,8 @@ class Sharding(NamedTuple):
     """
 
     whole: tuple[int, ...] = ()
+    whole_of: Callable[[Mapping[str, Any]], tuple[int, ...]] | None = None
+    dims_of: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = None
     replicated: tuple[str, ...] = ()
     adjust: Callable[[dict[str, Any], Shard], dict[str, Any]] | None = None
     forward: Callable[[Mapping[str, Any], Shard], Any] | None = None

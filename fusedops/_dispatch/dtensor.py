@@ -73,10 +73,26 @@ def _forward(
         results = op.sharding.forward(local, shard)
     else:
         results = func(*local.values(), **kwargs)
+    each = (results,) if isinstance(results, Tensor) else results
+    whole = [
+        whole_tensor(
+            result, layout, shape, layout.of(shape) if len(shape) == len(layout.shape) else layout.leading(shape)
+        )
+        for result, shape in zip(each, _output_shapes(op, given))
+    ]
     if isinstance(results, Tensor):
-        return whole_tensor(results, layout, layout.shape, layout.of(layout.shape))
-    # of several results each has the leading dims of the first argument, cut as they are
-    return tuple(whole_result(result, shard, layout) for result in results)
+        return whole[0]
+    # a saved value has the leading dims of the first argument, cut as they are
+    return (*whole, *(whole_result(result, shard, layout) for result in each[len(whole) :]))
+
+
+def _output_shapes(op: Op, given: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """Return the shapes of the outputs of the whole call."""
+    args = [
+        torch.empty(tuple(value.shape), dtype=value.dtype, device="meta") if isinstance(value, Tensor) else value
+        for value in given.values()
+    ]
+    return [tuple(like.shape) for like in op.each(op.empty(*args))]
 
 
 def _backward(
@@ -109,11 +125,12 @@ def _backward(
     needs = given.get("needs", [True] * len(op.differentiable))
     whole: list[DTensor] = []
     for place, gradient in enumerate((computed,) if single else computed):
-        like = given.get(op.differentiable[place])  # None where backward does not take it: it is like the gradient
+        # where backward does not take the parameter, it is like the gradient of the output at its place
+        like = given.get(op.differentiable[place], given[grads[min(place, len(grads) - 1)]])
         if not needs[place]:
             shape, placements = tuple(gradient.shape), tuple(Replicate() for _ in layout.dims)  # an empty stand-in
         else:
-            shape = layout.shape if like is None else tuple(like.shape)
+            shape = tuple(like.shape)
             placements = layout.of(shape, absent=Partial())
         whole.append(whole_tensor(gradient, layout, shape, placements))
     return whole[0] if single else tuple(whole)

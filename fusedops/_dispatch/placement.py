@@ -26,12 +26,21 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
     dims: tuple[int | None, ...]  # of ``shape``; None: replicated
 
-    def of(self, shape: Sequence[int], absent: Placement | None = None) -> tuple[Placement, ...]:
-        """Return the placements of a tensor that broadcasts to the whole; ``absent`` where it lacks the sharded dim."""
+    def of(
+        self, shape: Sequence[int], absent: Placement | None = None, with_dims: Sequence[int] | None = None
+    ) -> tuple[Placement, ...]:
+        """Return the placements of a tensor, which broadcasts to the whole unless ``with_dims`` differs.
+
+        Args:
+            shape: of the tensor.
+            absent: its placement where it lacks the sharded dim.
+            with_dims: the dim of the whole, counted from the end, that each dim of the tensor goes with.
+        """
         placements: list[Placement] = []
+        own = range(-len(shape), 0) if with_dims is None else with_dims
         for dim in self.dims:
-            at = None if dim is None else dim - len(self.shape) + len(shape)
-            has = at is not None and at >= 0 and (shape[at] != 1 or self.shape[at - len(shape)] == 1)
+            at = None if dim is None or dim - len(self.shape) not in own else own.index(dim - len(self.shape))
+            has = at is not None and dim is not None and (shape[at] != 1 or self.shape[dim] == 1)
             placements.append(Shard(at) if has else Replicate() if dim is None else absent or Replicate())  # pyright: ignore[reportArgumentType]
         return tuple(placements)
 
@@ -83,7 +92,8 @@ def common_layout(op: Op, name: str, given: Mapping[str, Any], first: str, order
     """Return the common placement of the tensors. The first in ``order`` decide; a gradient may have any placement."""
     mesh: DeviceMesh = given[first].device_mesh
     shape = tuple(given[first].shape)
-    uncut = {dim % len(shape) for dim in op.sharding.whole} if shape else set[int]()
+    whole, with_dims = whole_dims(op, given), dims_by_name(op, given)
+    uncut = {dim % len(shape) for dim in whole} if shape else set[int]()
     grads = op.backward_call.grads
     dims: list[int | None] = []
     for at in range(mesh.ndim):
@@ -94,7 +104,8 @@ def common_layout(op: Op, name: str, given: Mapping[str, Any], first: str, order
                 continue
             placement = tensor.placements[at]
             if type(placement) is Shard:
-                dim = cast("int", placement.dim) % tensor.ndim + len(shape) - tensor.ndim
+                own = with_dims.get(key) or tuple(range(-tensor.ndim, 0))
+                dim = own[int(cast("int", placement.dim) % tensor.ndim)] + len(shape)
                 if dim in uncut and key not in grads:
                     _refuse(
                         name,
@@ -115,6 +126,17 @@ def common_layout(op: Op, name: str, given: Mapping[str, Any], first: str, order
     return Layout(mesh, shape, tuple(dims))
 
 
+def whole_dims(op: Op, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the dims of the first parameter that every rank needs whole in a call."""
+    more = op.sharding.whole_of
+    return op.sharding.whole if more is None else (*op.sharding.whole, *more(given))
+
+
+def dims_by_name(op: Op, given: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    """Return the dims of the first parameter that the dims of some tensors go with."""
+    return {} if op.sharding.dims_of is None else op.sharding.dims_of(given)
+
+
 def _uncut(tensor: DTensor, at: int) -> list[Placement]:
     """Return the placements with mesh dim ``at`` on the first dim."""
     placements = list(tensor.placements)
@@ -126,13 +148,15 @@ def local_arguments(
     op: Op, name: str, given: Mapping[str, Any], layout: Layout, saved: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return this rank's part of every argument, each tensor cut or summed to match the layout."""
-    local = dict(given)
+    local, with_dims = dict(given), dims_by_name(op, given)
     for key, value in given.items():
         if isinstance(value, DTensor):
             if key in op.sharding.replicated:
                 wanted: tuple[Placement, ...] = tuple(Replicate() for _ in layout.dims)
             else:
-                wanted = layout.leading(value.shape) if key in saved else layout.of(value.shape)
+                wanted = (
+                    layout.leading(value.shape) if key in saved else layout.of(value.shape, None, with_dims.get(key))
+                )
             if not _gathers_nothing(value.placements, wanted):
                 _refuse(
                     name,

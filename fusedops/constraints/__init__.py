@@ -34,14 +34,16 @@ from fusedops.constraints._dtypes import DType as DType
 from fusedops.constraints._dtypes import Floating as Floating
 from fusedops.constraints._dtypes import Mask as Mask
 from fusedops.constraints._dtypes import OneElement as OneElement
+from fusedops.constraints._last_dims import LastDims as LastDims
+from fusedops.constraints._last_dims import Packed as Packed
 from fusedops.constraints._numbers import Finite as Finite
 from fusedops.constraints._numbers import Flag as Flag
 from fusedops.constraints._numbers import OneOf as OneOf
 from fusedops.constraints._numbers import Probability as Probability
 from fusedops.constraints._numbers import Scalar as Scalar
 from fusedops.constraints._relations import Broadcasts as Broadcasts
-from fusedops.constraints._relations import LastDims as LastDims
 from fusedops.constraints._relations import SameDevice as SameDevice
+from fusedops.constraints._relations import SameDType as SameDType
 from fusedops.constraints._relations import SameShape as SameShape
 from fusedops.constraints._relations import broadcasts as broadcasts
 from fusedops.constraints._tensors import Dim as Dim
@@ -62,11 +64,13 @@ __all__ = [
     "Mask",
     "OneElement",
     "OneOf",
+    "Packed",
     "Present",
     "Probability",
     "Rank",
     "Reason",
     "ReasonCode",
+    "SameDType",
     "SameDevice",
     "SameShape",
     "Scalar",

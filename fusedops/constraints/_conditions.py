@@ -14,6 +14,11 @@ from fusedops.constraints._tensors import integers
 class Present(Constraint):
     """An optional argument is given (``present=True``) or left out.
 
+    Args:
+        name: the argument.
+        present: True where it is required, False where it is not accepted.
+        fix: the text of the fix, where "call it with ..." is not enough.
+
     >>> from fusedops.constraints import Present
     >>> Present("mask").describe(), Present("mask", False).describe()
     ('mask: required', 'mask: not accepted')
@@ -22,11 +27,11 @@ class Present(Constraint):
     code = ReasonCode.PRESENCE
     none_is_met = False
 
-    def __init__(self, name: str, present: bool = True) -> None:
+    def __init__(self, name: str, present: bool = True, *, fix: str = "") -> None:
         super().__init__(name)
         if type(present) is not bool:
             raise ValueError(f"Present({name!r}): got {present!r}, expected True or False; to fix: write one of these")
-        self.present = present
+        self.present, self.fix = present, fix
 
     def expression(self, constants: dict[str, object]) -> str:
         return f"{self.name} is {'not ' if self.present else ''}None"
@@ -36,7 +41,7 @@ class Present(Constraint):
             return []
         given = f"{self.name} = None" if self.present else f"a {self.name}"
         needed = f"{'a' if self.present else 'no'} {self.name}"
-        return [Reason(self.code, given, needed, f"call it with {needed}")]
+        return [Reason(self.code, given, needed, self.fix or f"call it with {needed}")]
 
     def describe(self) -> str:
         return f"{self.name}: {'required' if self.present else 'not accepted'}"

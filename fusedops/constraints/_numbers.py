@@ -111,20 +111,27 @@ class Scalar(_Value):
 
 
 class Finite(_Value):
-    """A finite Python number, of at least ``at_least`` where that is given. Integers have at most 64 bits, as torch's.
+    """A finite Python number, of at least ``at_least`` where that is given; None too where it is ``optional``. Integers
+    have at most 64 bits, as torch's.
 
     >>> from fusedops.constraints import Finite
     >>> print(Finite("scale").reasons({"scale": float("inf")})[0])
     got scale = inf, expected a finite Python number; to fix: pass scale as a finite Python number
     """
 
-    none_is_met = False
-
-    def __init__(self, name: str, at_least: float | None = None) -> None:
+    def __init__(self, name: str, at_least: float | None = None, *, optional: bool = False) -> None:
         super().__init__(name)
+        if type(optional) is not bool:
+            raise ValueError(f"Finite({name!r}): got {optional!r}, expected True or False; to fix: write one of these")
         if at_least is not None and (type(at_least) not in (int, float) or not math.isfinite(at_least)):
             raise ValueError(f"Finite({name!r}): got {at_least!r}, expected a finite number; to fix: give one")
         self.at_least = at_least
+        self.optional = optional
+
+    @property
+    def none_is_met(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """True where the argument may be None."""
+        return self.optional
 
     def expression(self, constants: dict[str, object]) -> str:
         low = constant(constants, -_MAX if self.at_least is None else self.at_least)
@@ -134,14 +141,14 @@ class Finite(_Value):
         )
 
     def accepts(self, value: Any) -> bool:
-        if isinstance(value, SYMBOLIC):
-            return True
+        if value is None or isinstance(value, SYMBOLIC):
+            return value is not None or self.optional
         low = -_MAX if self.at_least is None else self.at_least
-        is_number = low <= value <= _MAX if isinstance(value, float) else _is_long(value) and value >= low
-        return bool(is_number)
+        return bool(low <= value <= _MAX if isinstance(value, float) else _is_long(value) and value >= low)
 
     def rule(self) -> str:
-        return "a finite Python number" + ("" if self.at_least is None else f" of at least {self.at_least:g}")
+        number = "a finite Python number" + ("" if self.at_least is None else f" of at least {self.at_least:g}")
+        return f"{number}, or None" if self.optional else number
 
     def fix(self, value: Any) -> str:
         if hasattr(value, "item"):
@@ -149,7 +156,7 @@ class Finite(_Value):
         return super().fix(value)
 
     def values(self) -> Iterator[Any]:
-        yield from (0.0, 1, 1.5, math.inf, math.nan, 2**70)
+        yield from (0.0, 1, 1.5, math.inf, math.nan, 2**70, None)
         if self.at_least is None:
             yield -0.7
         else:
@@ -209,7 +216,7 @@ class Flag(_Value):
 
 
 class OneOf(_Value):
-    """One of some texts.
+    """One of some texts, or one of some integers.
 
     >>> from fusedops.constraints import OneOf
     >>> OneOf("approximate", "tanh", "none").describe()
@@ -218,24 +225,28 @@ class OneOf(_Value):
 
     none_is_met = False
 
-    def __init__(self, name: str, *choices: str) -> None:
+    def __init__(self, name: str, *choices: str | int) -> None:
         super().__init__(name)
-        if not choices or any(type(choice) is not str for choice in choices):
-            raise ValueError(f"OneOf({name!r}): got {choices!r}, expected texts; to fix: give at least one str")
+        if {type(choice) for choice in choices} not in ({str}, {int}):
+            raise ValueError(
+                f"OneOf({name!r}): got {choices!r}, expected texts, or integers; to fix: give at least one str or int"
+            )
         self.choices = choices
 
     def expression(self, constants: dict[str, object]) -> str:
         # a set, not a tuple: an array would be compared with each text, element by element
-        return f"{self.name} in {constant(constants, frozenset(self.choices))}"
+        member = f"{self.name} in {constant(constants, frozenset(self.choices))}"
+        return member if type(self.choices[0]) is str else f"type({self.name}) is int and {member}"
 
     def accepts(self, value: Any) -> bool:
-        return isinstance(value, str) and value in self.choices
+        return (isinstance(value, str) or type(value) is int) and value in self.choices
 
     def rule(self) -> str:
         return listed([repr(choice) for choice in self.choices])
 
     def values(self) -> Iterator[Any]:
-        yield from (*self.choices, "another", None)
+        other = "another" if isinstance(self.choices[0], str) else max(map(int, self.choices)) + 1
+        yield from (*self.choices, other, None)
 
 
 def _is_long(value: Any) -> bool:

@@ -1,14 +1,14 @@
-"""Constraints on a tensor beside another one: its shape and its device."""
+"""Constraints on a tensor beside another one: its shape, its dtype and its device."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant
+from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, plain
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
+from fusedops.constraints._dtypes import FLOATING
 from fusedops.constraints._symbolic import possible
 
 
@@ -48,7 +48,7 @@ def _same(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return len(shape) == len(other) and all(possible(size == full) for size, full in zip(shape, other))
 
 
-class _Beside(Constraint):
+class Beside(Constraint):
     """A constraint that compares a tensor with another one.
 
     Args:
@@ -64,12 +64,12 @@ class _Beside(Constraint):
     def names(self) -> tuple[str, ...]:
         return (self.name, self.other)
 
-    def _specs(self, args: Arguments) -> tuple[TensorSpec, TensorSpec] | None:
+    def specs(self, args: Arguments) -> tuple[TensorSpec, TensorSpec] | None:
         tensor, other = args[self.name], args[self.other]
         return None if tensor is None or other is None else (tensor, other)
 
 
-class Broadcasts(_Beside):
+class Broadcasts(Beside):
     """The tensor broadcasts to ``other``: each size, counted from the last, is 1 or the other's.
 
     >>> from fusedops.constraints import Broadcasts
@@ -84,7 +84,7 @@ class Broadcasts(_Beside):
         return f"{constant(constants, broadcasts)}({self.name}.shape, {self.other}.shape)"
 
     def reasons(self, args: Arguments) -> list[Reason]:
-        tensors = self._specs(args)
+        tensors = self.specs(args)
         if tensors is None or _fits(tensors[0].shape, tensors[1].shape):
             return []
         small, large = (tuple(tensor.shape) for tensor in tensors)
@@ -98,7 +98,7 @@ class Broadcasts(_Beside):
         return f"{self.name}: broadcasts to {self.other}"
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        tensors = self._specs(args)
+        tensors = self.specs(args)
         if tensors is None:
             return
         spec, shape = tensors[0], tensors[1].shape
@@ -110,7 +110,7 @@ class Broadcasts(_Beside):
             yield Boundary(f"{self.name} {other}", changed, broadcasts(other, shape))
 
     def examples(self, args: Arguments) -> Mapping[str, Any]:
-        tensors = self._specs(args)
+        tensors = self.specs(args)
         if tensors is None:
             return {}
         spec, shape = tensors[0], tuple(tensors[1].shape)
@@ -131,7 +131,7 @@ class Broadcasts(_Beside):
         return {f"{self.name} {label}": spec.replace(shape=form) for form, label in distinct.items()}
 
 
-class SameShape(_Beside):
+class SameShape(Beside):
     """The tensor has the shape of ``other``.
 
     >>> from fusedops.constraints import SameShape
@@ -146,7 +146,7 @@ class SameShape(_Beside):
         return f"{self.name}.shape == {self.other}.shape"
 
     def reasons(self, args: Arguments) -> list[Reason]:
-        tensors = self._specs(args)
+        tensors = self.specs(args)
         if tensors is None or _same(tensors[0].shape, tensors[1].shape):
             return []
         small, large = (tuple(tensor.shape) for tensor in tensors)
@@ -157,7 +157,7 @@ class SameShape(_Beside):
         return f"{self.name}: the shape of {self.other}"
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        tensors = self._specs(args)
+        tensors = self.specs(args)
         if tensors is None:
             return
         shape = tensors[1].shape
@@ -165,58 +165,41 @@ class SameShape(_Beside):
             yield Boundary(f"{self.name} {other}", {**args, self.name: tensors[0].replace(shape=other)}, other == shape)
 
 
-class LastDims(_Beside):
-    """The shape of the tensor is that of the last ``count`` dimensions of ``other``, as a norm's weight (H,) is.
+class SameDType(Beside):
+    """The tensor has the dtype of ``other``.
 
-    >>> from fusedops.constraints import LastDims
-    >>> LastDims("weight", "x").describe()
-    'weight: the shape of the last dim of x'
+    >>> from fusedops.constraints import SameDType
+    >>> SameDType("cos", "q").describe()
+    'cos: the dtype of q'
     """
 
-    code = ReasonCode.SIZE
-    reads_shapes = True
-
-    def __init__(self, name: str, other: str, count: int = 1) -> None:
-        super().__init__(name, other)
-        if type(count) is not int or count < 1:
-            raise ValueError(
-                f"LastDims({name!r}): got count={count!r}, expected an int of at least 1; to fix: give one"
-            )
-        self.count = count
+    code = ReasonCode.DTYPE
 
     def expression(self, constants: dict[str, object]) -> str:
-        # of tuples of two lengths Python compares the sizes first, which would tie a traced call to them
-        return f"{self.name}.dim() == {self.count} and {self.name}.shape == {self.other}.shape[-{self.count} :]"
+        return f"{self.name}.dtype is {self.other}.dtype"
 
     def reasons(self, args: Arguments) -> list[Reason]:
-        tensors = self._specs(args)
-        if tensors is None or self._accepts(tensors[0].shape, tensors[1].shape):
+        tensors = self.specs(args)
+        if tensors is None or tensors[0].dtype == tensors[1].dtype:
             return []
-        shape, needed = (tuple(sizes) for sizes in (tensors[0].shape, tensors[1].shape[-self.count :]))
-        same_size = math.prod(shape) == math.prod(needed)
-        fix = f"pass {self.name}.view{needed}" if same_size else f"pass a {self.name} of shape {needed}"
-        return [Reason(self.code, f"{self.name} of shape {shape}", f"{self._rule()}, {needed}", fix)]
-
-    def _accepts(self, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-        return len(shape) == self.count and shape == other[-self.count :]
-
-    def _rule(self) -> str:
-        return f"the shape of the last {'dim' if self.count == 1 else f'{self.count} dims'} of {self.other}"
+        dtype, wanted = plain(tensors[0].dtype), plain(tensors[1].dtype)
+        needed = f"the dtype of {self.other}, {wanted}"
+        fix = f"convert it, as in {self.name}.to({self.other}.dtype)"
+        return [Reason(self.code, f"{self.name} of {dtype}", needed, fix)]
 
     def describe(self) -> str:
-        return f"{self.name}: {self._rule()}"
+        return f"{self.name}: the dtype of {self.other}"
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        tensors = self._specs(args)
-        if tensors is None or tensors[1].dim() < self.count:
+        tensors = self.specs(args)
+        if tensors is None:
             return
-        shape = tuple(tensors[1].shape[-self.count :])
-        for other in sorted({shape, (1, *shape), (*shape[:-1], shape[-1] + 1), (*shape[:-1], 1)}):
-            changed = {**args, self.name: tensors[0].replace(shape=other)}
-            yield Boundary(f"{self.name} {other}", changed, other == shape)
+        for dtype in FLOATING:
+            changed = {**args, self.name: tensors[0].replace(dtype=dtype)}
+            yield Boundary(f"{self.name} {plain(dtype)}", changed, dtype == tensors[1].dtype)
 
 
-class SameDevice(_Beside):
+class SameDevice(Beside):
     """The tensor is on the device of ``other``.
 
     >>> from fusedops.constraints import SameDevice
@@ -232,7 +215,7 @@ class SameDevice(_Beside):
         return f"({flags}) or {self.name}.device == {self.other}.device"
 
     def reasons(self, args: Arguments) -> list[Reason]:
-        tensors = self._specs(args)
+        tensors = self.specs(args)
         if tensors is None or tensors[0].device == tensors[1].device:
             return []
         tensor, other = tensors
@@ -243,7 +226,7 @@ class SameDevice(_Beside):
         return f"{self.name}: on the device of {self.other}"
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        tensors = self._specs(args)
+        tensors = self.specs(args)
         if tensors is not None:
             changed = {**args, self.name: tensors[0].replace(device="meta")}
             yield Boundary(f"{self.name} on meta", changed, tensors[1].device == "meta")

@@ -6,10 +6,12 @@ tensor([[[1.0000, 0.0000],
          [0.5000, 0.5000]]])
 """
 
+from fusedops.nn._gated import GEGLU as GEGLU
+from fusedops.nn._gated import SwiGLU as SwiGLU
 from fusedops.nn._norms import LayerNorm as LayerNorm
 from fusedops.nn._norms import RMSNorm as RMSNorm
 from fusedops.nn._stateless import BiasDropoutAdd as BiasDropoutAdd
 from fusedops.nn._stateless import BiasGELU as BiasGELU
 from fusedops.nn._stateless import ScaledMaskedSoftmax as ScaledMaskedSoftmax
 
-__all__ = ["BiasDropoutAdd", "BiasGELU", "LayerNorm", "RMSNorm", "ScaledMaskedSoftmax"]
+__all__ = ["GEGLU", "BiasDropoutAdd", "BiasGELU", "LayerNorm", "RMSNorm", "ScaledMaskedSoftmax", "SwiGLU"]

@@ -11,9 +11,11 @@ from fusedops.ops._add_rms_norm import add_rms_norm as add_rms_norm
 from fusedops.ops._bias_dropout import bias_dropout as bias_dropout
 from fusedops.ops._bias_dropout_add import bias_dropout_add as bias_dropout_add
 from fusedops.ops._bias_gelu import bias_gelu as bias_gelu
+from fusedops.ops._geglu import geglu as geglu
 from fusedops.ops._layer_norm import layer_norm as layer_norm
 from fusedops.ops._rms_norm import rms_norm as rms_norm
 from fusedops.ops._scaled_masked_softmax import scaled_masked_softmax as scaled_masked_softmax
+from fusedops.ops._swiglu import swiglu as swiglu
 
 OPS = registry.ops  # every op of this process by name, those of plugins included
 

@@ -33,7 +33,7 @@ def _raise(text: object) -> None:
 
 pin("a command", command("explian"), POLICY, "'explian'", "expected one of", "write 'explain'")
 pin("an option", command("explain", SOFTMAX, "--maks", "4"), INVALID, "'--maks'", "expected one of", "write '--mask'")
-pin("an op", command("bench", "gelu"), POLICY, "'gelu'", "expected one of", "write 'bias_gelu'")
+pin("an op", command("bench", "bias_gel"), POLICY, "'bias_gel'", "expected one of", "write 'bias_gelu'")
 pin("a dtype", command("bench", "--dtype", "bf61"), INVALID, "'bf61'", "expected one of", "write 'bf16'")
 pin(
     "a floating dtype", command("bench", "--dtype", "int8"), INVALID, "'int8'", "a floating dtype", "write it like bf16"

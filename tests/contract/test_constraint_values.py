@@ -71,9 +71,12 @@ WRONG: dict[str, Any] = {
     "Finite, infinite": lambda: Finite("scale", at_least=math.inf),
     "Finite, a text": lambda: Finite("scale", at_least="0"),  # type: ignore[arg-type]
     "OneOf, empty": lambda: OneOf("approximate"),
-    "OneOf, an int": lambda: OneOf("approximate", 1),  # type: ignore[arg-type]
     "LastDims, none": lambda: LastDims("weight", "x", 0),
     "LastDims, a flag": lambda: LastDims("weight", "x", True),
+    "OneOf, a float": lambda: OneOf("approximate", 1.0),  # type: ignore[arg-type]
+    "OneOf, a bool": lambda: OneOf("approximate", True),
+    "OneOf, a text and an int": lambda: OneOf("approximate", "tanh", 1),
+    "Finite, optional by an int": lambda: Finite("scale", optional=1),  # type: ignore[arg-type]
     "Capability, one number": lambda: Capability("x", (9,)),  # type: ignore[arg-type]
     "Capability, an int": lambda: Capability("x", 9),  # type: ignore[arg-type]
     "Capability, None": lambda: Capability("x", (None, 0)),  # type: ignore[arg-type]

@@ -26,10 +26,12 @@ from fusedops.constraints import (
     Mask,
     OneElement,
     OneOf,
+    Packed,
     Present,
     Probability,
     Rank,
     SameDevice,
+    SameDType,
     SameShape,
     Scalar,
     When,
@@ -71,7 +73,11 @@ EXAMPLES: list[tuple[Constraint, str]] = [
     (Probability("scale"), "scale: a number in [0, 1]"),
     (Flag("scale"), "scale: True or False"),
     (OneOf("scale", "tanh", "none"), "scale: 'tanh' or 'none'"),
+    (Finite("scale", at_least=0.0, optional=True), "scale: a finite Python number of at least 0, or None"),
+    (OneOf("scale", -2, -3), "scale: -2 or -3"),
     (Broadcasts("mask", "x"), "mask: broadcasts to x"),
+    (SameDType("mask", "x"), "mask: the dtype of x"),
+    (Packed("x", "mask"), "x: an even last dim where mask is None"),
     (SameShape("mask", "x"), "mask: the shape of x"),
     (LastDims("mask", "x"), "mask: the shape of the last dim of x"),
     (LastDims("mask", "x", 2), "mask: the shape of the last 2 dims of x"),
@@ -126,6 +132,13 @@ REASONS: list[tuple[Constraint, dict[str, Any], str, str, str, str]] = [
     (Flag("scale"), {"scale": 1}, "scalar", "scale = 1", "True or False", "pass bool(scale)"),
     (OneOf("scale", "tanh", "none"), {"scale": "erf"}, "scalar", "scale = 'erf'", "'tanh' or 'none'",
      "pass scale as 'tanh' or 'none'"),
+    (OneOf("scale", -2, -3), {"scale": -2.0}, "scalar", "scale = -2.0", "-2 or -3", "pass scale as -2 or -3"),
+    (Finite("scale", at_least=0.0, optional=True), {"scale": -1.0}, "scalar", "scale = -1.0",
+     "a finite Python number of at least 0, or None", "pass scale as a finite Python number of at least 0, or None"),
+    (SameDType("mask", "x"), {"mask": TensorSpec((3, 4), F16)}, "dtype", "mask of float16", "the dtype of x, float32",
+     "convert it, as in mask.to(x.dtype)"),
+    (Packed("x", "mask"), {"x": TensorSpec((2, 7))}, "size", "x of shape (2, 7) and no mask",
+     "an even last dim, which holds x and mask", "pass mask, or pack it into x"),
     (Present("mask"), {}, "presence", "mask = None", "a mask", "call it with a mask"),
     (Present("mask", False), {"mask": TensorSpec((2, 2), torch.bool)}, "presence", "a mask", "no mask",
      "call it with no mask"),
@@ -289,7 +302,8 @@ def test_none_is_met_by_every_constraint_but_presence_and_numbers() -> None:
     nothing = {"x": None, "mask": None, "scale": None}
     for constraint, _ in EXAMPLES:
         required = isinstance(constraint, Present) and constraint.present
-        wanted = required or isinstance(constraint, (Finite, Probability, Flag, OneOf))
+        number = isinstance(constraint, (Finite, Probability, Flag, OneOf))
+        wanted = required or (number and not getattr(constraint, "optional", False))
         assert refuses([constraint], nothing) == wanted, constraint
         assert bool(constraint.reasons(nothing)) == wanted, constraint
 
@@ -324,7 +338,7 @@ def a_call_that_is_taken(op: Any, entry: Any) -> dict[str, Any]:
             if "mask" in args:
                 args["mask"] = TensorSpec(args["mask"].shape, torch.bool)
             whole = dict(zip(op.parameters, op.completed(op.bind((), args))))
-            call = {name: whole.get(name, args["x"]) for name in parameters}
+            call = {name: whole.get(name, whole[op.parameters[0]]) for name in parameters}
             if entry.check(*call.values()) is None:
                 return call
     raise AssertionError(f"{entry.backend} takes none of the cases of {op.name}")
@@ -332,7 +346,10 @@ def a_call_that_is_taken(op: Any, entry: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("op", "entry", "constraint"), installed_constraints())
 def test_boundaries_of_declared_constraints_agree_with_the_check(op: Any, entry: Any, constraint: Constraint) -> None:
-    boundaries = list(constraint.boundaries(a_call_that_is_taken(op, entry)))
+    call = a_call_that_is_taken(op, entry)
+    boundaries = list(constraint.boundaries(call))
+    if isinstance(constraint, Present) and call[constraint.name] is None:  # a call of this op has another tensor
+        boundaries += constraint.boundaries({**call, constraint.name: call[next(iter(call))]})
     assert {boundary.taken for boundary in boundaries} == {True, False}, "a constraint has two sides"
     alone = compile_check(tuple(boundaries[0].args), [constraint])
     for boundary in boundaries:

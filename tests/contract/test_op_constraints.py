@@ -65,6 +65,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "Tensor": st.one_of(likely, likely, tensors, anything),
     "Tensor | None": st.one_of(st.none(), likely, tensors, anything),
     "float": st.one_of(st.floats(), st.sampled_from([0.5, 1.0]), anything),
+    "float | None": st.one_of(st.none(), st.floats(), st.sampled_from([0.5, 1.0]), anything),
     "int": st.one_of(st.integers(), anything),
     "bool": st.one_of(st.booleans(), anything),
     "str": st.one_of(st.sampled_from(["tanh", "none", "erf"]), anything),

@@ -30,6 +30,23 @@ def test_gelu(approximate: Any) -> None:
     assert torch.equal(module(x), fusedops.bias_gelu(x, approximate=approximate))
 
 
+def test_swiglu() -> None:
+    gate, up = torch.randn(4, 8), torch.randn(4, 8)
+    settings = {"limit": 1.0, "alpha": 1.702, "offset": 1.0, "interleaved": True}
+    module = fusedops.nn.SwiGLU(**settings)
+    assert torch.equal(module(gate, up), fusedops.swiglu(gate, up, **settings))
+    assert torch.equal(module(gate), fusedops.swiglu(gate, **settings))
+    assert torch.equal(fusedops.nn.SwiGLU()(gate), fusedops.swiglu(gate))
+
+
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+def test_geglu(approximate: Any) -> None:
+    gate, up = torch.randn(4, 8), torch.randn(4, 8)
+    module = fusedops.nn.GEGLU(approximate, interleaved=True)
+    assert torch.equal(module(gate, up), fusedops.geglu(gate, up, approximate=approximate))
+    assert torch.equal(module(gate), fusedops.geglu(gate, approximate=approximate, interleaved=True))
+
+
 def test_dropout_follows_the_mode_of_the_module() -> None:
     x, bias, residual = torch.randn(64, 8), torch.randn(8), torch.randn(64, 8)
     module = fusedops.nn.BiasDropoutAdd(0.4)
@@ -53,6 +70,11 @@ def test_dropout_follows_the_mode_of_the_module() -> None:
         ),
         (fusedops.nn.BiasGELU("none"), "BiasGELU(approximate='none')"),
         (fusedops.nn.BiasDropoutAdd(0.1, backend="eager"), "BiasDropoutAdd(p=0.1, backend='eager')"),
+        (fusedops.nn.GEGLU("none", backend="npu"), "GEGLU(approximate='none', interleaved=False, backend='npu')"),
+        (
+            fusedops.nn.SwiGLU(limit=7.0, backend="npu"),
+            "SwiGLU(limit=7.0, alpha=1.0, offset=0.0, interleaved=False, backend='npu')",
+        ),
     ],
 )
 def test_the_repr_has_the_settings_and_nothing_is_kept(module: torch.nn.Module, text: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from error_calls import INVALID, META, NESTED, X, dropout, gelu, softmax
+from error_calls import INVALID, META, NESTED, X, dropout, gated, gelu, softmax
 from error_texts import Table
 
 import fusedops
@@ -50,6 +50,8 @@ pin(
     "expected 'tanh' or 'none'",
     "pass approximate as",
 )
+pin("packed", gated(torch.ones(2, 7)), INVALID, "(2, 7) and no up", "an even last dim", "pass up, or pack it")
+pin("limit", gated(X, X, limit=-1.0), INVALID, "limit = -1.0", "at least 0, or None", "pass limit as")
 pin("p", dropout(X, None, 1.5), INVALID, "p = 1.5", "expected a number in [0, 1]", "pass p as")
 pin("training", dropout(X, training=1), INVALID, "training = 1", "expected True or False", "bool(training)")
 pin("seed", dropout(X, seed="7"), INVALID, "seed = '7'", "expected None, a 64-bit integer", "pass None")

@@ -34,7 +34,7 @@ pin(
 pin("an empty name", policy("npu,"), POLICY, 'got "npu,"', "expected backends", 'write "npu,triton"')
 pin("no text", policy(5), POLICY, "of type int", "expected a str", '"npu,triton"')
 pin("backend= of no text", gelu(X, backend=["npu"]), POLICY, "of type list", "expected a str", '"npu,triton"')
-pin("explain's op", lambda: fusedops.explain("gelu"), POLICY, "'gelu'", "expected one of", "write 'bias_gelu'")
+pin("explain's op", lambda: fusedops.explain("bias_gel"), POLICY, "'bias_gel'", "expected one of", "write 'bias_gelu'")
 
 
 def named_after_failing() -> None:

@@ -26,6 +26,10 @@ def softmax(*args: Any, **kwargs: Any) -> Callable[[], Any]:
     return lambda: fusedops.scaled_masked_softmax(*args, **kwargs)
 
 
+def gated(*args: Any, **kwargs: Any) -> Callable[[], Any]:
+    return lambda: fusedops.swiglu(*args, **kwargs)
+
+
 def gelu(*args: Any, **kwargs: Any) -> Callable[[], Any]:
     return lambda: fusedops.bias_gelu(*args, **kwargs)
 

@@ -230,7 +230,7 @@ def check(name: str, call: dict[str, Given], dice: Dice) -> None:
     args = {key: value for key, (value, _) in call.items()}
     good = all(one.good for one in call.values())
     leaves = {}
-    if gradient and good and args["x"].device.type == "cpu":
+    if gradient and good and args[op.parameters[0]].device.type == "cpu":
         for key in (*op.differentiable, *filter(None, [op.passed_through])):
             value = args[key]
             if isinstance(value, Tensor) and not value.is_inference() and type(value) is Tensor:

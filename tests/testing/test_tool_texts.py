@@ -91,7 +91,7 @@ pin(
     "expected one that can",
     "install libmine",
 )
-pin("bind's op", bind("gelu"), POLICY, "'gelu'", "expected one of", "write 'bias_gelu'")
+pin("bind's op", bind("bias_gel"), POLICY, "'bias_gel'", "expected one of", "write 'bias_gelu'")
 pin(
     "bind's x",
     bind("bias_gelu", fusedops.TensorSpec((2, 4))),
@@ -102,7 +102,7 @@ pin(
 )
 pin("the kit's backend", checks("eagr"), POLICY, "'eagr'", "expected one of", "write 'eager'")
 pin("nothing", without_backends(checks("eager")), POLICY, "there is none", "expected an installed", "pip install")
-pin("the kit's op", checks("eager", op="gelu"), POLICY, "'gelu'", "expected one of", "write 'bias_gelu'")
+pin("the kit's op", checks("eager", op="bias_gel"), POLICY, "'bias_gel'", "expected one of", "write 'bias_gelu'")
 pin(
     "the kit's machine",
     with_unavailable(checks("mine")),

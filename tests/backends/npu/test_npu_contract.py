@@ -41,6 +41,7 @@ def test_every_vendor_op_of_the_backend_is_seen() -> None:
     assert {call.op for call in used()} == {
         "npu_scaled_masked_softmax", "npu_scaled_masked_softmax_backward", "npu_gelu", "npu_gelu_backward",
         "npu_rms_norm", "npu_rms_norm_backward",
+        "npu_swiglu", "npu_swiglu_backward", "npu_geglu", "npu_geglu_grad",
     }  # fmt: skip
     assert source.count(".npu_") == len(used()) + source.count('"torch_npu.npu_') + source.count(
         "Source: torch_npu.npu_"

@@ -58,3 +58,11 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> Any:
     stub = Timer()
     monkeypatch.setattr(_autotune, "timer", stub)
     return stub
+
+
+@pytest.fixture
+def traffic(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Counts the bytes that kernels load and store in the interpreter."""
+    from triton_traffic import counted  # needs triton
+
+    return counted(monkeypatch)

@@ -319,3 +319,11 @@ npu_gelu = torch.ops.npu.npu_gelu
 npu_gelu_backward = torch.ops.npu.npu_gelu_backward
 npu_rms_norm = torch.ops.npu.npu_rms_norm
 npu_rms_norm_backward = torch.ops.npu.npu_rms_norm_backward
+
+# the other ops are registered by a file for each family
+from . import _gated  # noqa: E402
+
+npu_swiglu = _gated.npu_swiglu
+npu_swiglu_backward = _gated.npu_swiglu_backward
+npu_geglu = _gated.npu_geglu
+npu_geglu_grad = _gated.npu_geglu_grad

@@ -1,0 +1,34 @@
+"""geglu on Triton: the kernels with their constraints. The launchers are in ``_gated.py``."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops.constraints import Capability
+
+# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
+_AMPERE = Capability("gate", (8, 0))
+
+
+@kernel(ops.geglu, _AMPERE, source="fusedops_triton/_gated.py")
+def geglu(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) -> Tensor:
+    """Compute the op for two tensors and for packed ones, of any shape and strides."""
+    from fusedops_triton._gated import Gelu, gated_forward  # imports triton, so not at module level
+
+    return gated_forward(gate, up, Gelu("tanh" if approximate == "tanh" else "erf"), interleaved)
+
+
+@kernel(ops.geglu, _AMPERE, direction="backward", source="fusedops_triton/_gated.py")
+def geglu_backward(
+    grad: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    approximate: str,
+    interleaved: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of gate and of up in one pass."""
+    from fusedops_triton._gated import Gelu, gated_backward
+
+    return gated_backward(grad, gate, up, Gelu("tanh" if approximate == "tanh" else "erf"), interleaved, needs)

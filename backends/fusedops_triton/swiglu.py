@@ -1,0 +1,38 @@
+"""swiglu on Triton: the kernels with their constraints. The launchers are in ``_gated.py``."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops.constraints import Capability
+
+# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
+_AMPERE = Capability("gate", (8, 0))
+
+
+@kernel(ops.swiglu, _AMPERE, source="fusedops_triton/_gated.py")
+def swiglu(
+    gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, offset: float, interleaved: bool
+) -> Tensor:
+    """Compute the op for two tensors and for packed ones, of any shape and strides."""
+    from fusedops_triton._gated import Swish, gated_forward  # imports triton, so not at module level
+
+    return gated_forward(gate, up, Swish(limit, alpha, offset), interleaved)
+
+
+@kernel(ops.swiglu, _AMPERE, direction="backward", source="fusedops_triton/_gated.py")
+def swiglu_backward(
+    grad: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    limit: float | None,
+    alpha: float,
+    offset: float,
+    interleaved: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of gate and of up in one pass."""
+    from fusedops_triton._gated import Swish, gated_backward
+
+    return gated_backward(grad, gate, up, Swish(limit, alpha, offset), interleaved, needs)

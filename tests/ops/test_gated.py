@@ -1,0 +1,222 @@
+"""The gated activations: what peers compute, the edges of the contract, and what is written."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusedops
+from fusedops import InvalidInputError, testing
+
+SWIGLU = testing.OPS["swiglu"]
+INF = float("inf")
+OPTIONS = [
+    {"limit": limit, "alpha": alpha, "offset": offset}
+    for limit, alpha, offset in itertools.product((None, 1.5), (1.0, 1.702), (0.0, 1.0))
+]
+
+
+def pair(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    first, second = ((3 * torch.randn(shape, generator=generator)).to(dtype) for _ in range(2))
+    return first, second
+
+
+# ------------------------------------------------------------------------------------------------------------- peers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_mlp_of_llama(dtype: torch.dtype) -> None:
+    modeling = pytest.importorskip("transformers.models.llama.modeling_llama", reason="needs transformers")
+    config = modeling.LlamaConfig(hidden_size=32, intermediate_size=88)
+    mlp, x = modeling.LlamaMLP(config).to(dtype), torch.randn(2, 5, 32).to(dtype)
+    want = mlp(x)
+    got = mlp.down_proj(fusedops.swiglu(mlp.gate_proj(x), mlp.up_proj(x)))
+    # the model rounds silu(gate) to bfloat16 before the product
+    tight = dtype is torch.float32
+    torch.testing.assert_close(got, want, rtol=1e-5 if tight else 3e-2, atol=1e-6 if tight else 2e-2)
+
+
+def test_the_experts_of_gpt_oss() -> None:
+    modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss", reason="needs transformers")
+    config = modeling.GptOssConfig(hidden_size=8, intermediate_size=24, num_local_experts=2)
+    experts = modeling.GptOssExperts(config)
+    packed = (6 * torch.randn(5, 48)).requires_grad_()
+    assert packed.abs().max() > experts.limit
+    want = experts._apply_gate(packed)
+    got = fusedops.swiglu(packed, limit=experts.limit, alpha=experts.alpha, offset=1.0, interleaved=True)
+    torch.testing.assert_close(got, want)
+    grad = torch.randn_like(want)
+    torch.testing.assert_close(torch.autograd.grad(got, packed, grad), torch.autograd.grad(want, packed, grad))
+
+
+def test_megatrons_packed_halves() -> None:
+    peer = pytest.importorskip("megatron.core.fusions.fused_bias_swiglu", reason="needs megatron-core")
+    packed = torch.randn(6, 34, requires_grad=True)
+    torch.testing.assert_close(fusedops.swiglu(packed), peer.swiglu(packed))
+    grad = torch.randn(6, 17)
+    (got,) = torch.autograd.grad(fusedops.swiglu(packed), packed, grad)
+    torch.testing.assert_close(got, peer.swiglu_back(grad, packed))
+
+
+def test_the_mlp_of_gemma() -> None:
+    modeling = pytest.importorskip("transformers.models.gemma.modeling_gemma", reason="needs transformers")
+    config = modeling.GemmaConfig(hidden_size=32, intermediate_size=88, hidden_activation="gelu_pytorch_tanh")
+    mlp, x = modeling.GemmaMLP(config), torch.randn(2, 5, 32)
+    got = mlp.down_proj(fusedops.geglu(mlp.gate_proj(x), mlp.up_proj(x)))
+    torch.testing.assert_close(got, mlp(x), rtol=1e-5, atol=1e-6)
+
+
+def test_the_packed_order_of_diffusers_is_the_other_one() -> None:
+    packed = torch.randn(4, 20)
+    hidden, gate = packed.chunk(2, -1)
+    want = hidden * torch.nn.functional.gelu(gate)
+    torch.testing.assert_close(fusedops.geglu(gate, hidden, approximate="none"), want)
+
+
+# ------------------------------------------------------------------------------------------------------ the contract
+
+
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+def test_packed_geglu_is_the_same_as_two_tensors(approximate: Any, backend: str) -> None:
+    gate, up = pair(3, 5, 6)
+    halves, pairs = torch.cat((gate, up), -1), torch.stack((gate, up), -1).flatten(-2)
+    leaves = [tensor.requires_grad_() for tensor in (gate, up, halves, pairs)]
+    y = fusedops.geglu(gate, up, approximate=approximate, backend=backend)
+    from_halves = fusedops.geglu(halves, approximate=approximate, backend=backend)
+    from_pairs = fusedops.geglu(pairs, approximate=approximate, interleaved=True, backend=backend)
+    assert torch.equal(from_halves, y)
+    assert torch.equal(from_pairs, y)
+    grad = torch.randn(y.shape)
+    torch.autograd.backward([y, from_halves, from_pairs], [grad] * 3)
+    dgate, dup, dhalves, dpairs = (leaf.grad for leaf in leaves)
+    assert dgate is not None
+    assert dup is not None
+    assert torch.equal(dhalves, torch.cat((dgate, dup), -1))
+    assert torch.equal(dpairs, torch.stack((dgate, dup), -1).flatten(-2))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of overflow in Triton's interpreter
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+def test_geglu_of_infinite_gates(approximate: Any, backend: str) -> None:
+    gate = torch.tensor([-INF, INF, -3e38, 3e38, 1.0]).requires_grad_()
+    up = torch.full((5,), 3.0).requires_grad_()
+    y = fusedops.geglu(gate, up, approximate=approximate, backend=backend)
+    assert y[:4].tolist() == [0.0, INF, 0.0, INF]
+    dgate, dup = torch.autograd.grad(y, [gate, up], torch.ones(5))
+    assert dgate[:4].tolist() == [0.0, 3.0, 0.0, 3.0]
+    assert dup[:3].tolist() == [0.0, INF, 0.0]
+
+
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_packed_is_the_same_as_two_tensors(options: dict[str, Any], backend: str) -> None:
+    gate, up = pair(3, 5, 6)
+    halves, pairs = torch.cat((gate, up), -1), torch.stack((gate, up), -1).flatten(-2)
+    leaves = [tensor.requires_grad_() for tensor in (gate, up, halves, pairs)]
+    y = fusedops.swiglu(gate, up, backend=backend, **options)
+    from_halves = fusedops.swiglu(halves, backend=backend, **options)
+    from_pairs = fusedops.swiglu(pairs, interleaved=True, backend=backend, **options)
+    assert torch.equal(from_halves, y)
+    assert torch.equal(from_pairs, y)
+    grad = torch.randn(y.shape)
+    torch.autograd.backward([y, from_halves, from_pairs], [grad] * 3)
+    dgate, dup, dhalves, dpairs = (leaf.grad for leaf in leaves)
+    assert dgate is not None
+    assert dup is not None
+    assert torch.equal(dhalves, torch.cat((dgate, dup), -1))
+    assert torch.equal(dpairs, torch.stack((dgate, dup), -1).flatten(-2))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of -inf * 0 in Triton's interpreter
+@pytest.mark.parametrize(("backend", "elements"), [("eager", 4), ("eager", 2**18), ("triton", 4)])
+def test_a_gate_of_minus_infinity_gives_zero(elements: int, backend: str) -> None:
+    gate = torch.full((elements,), -INF).requires_grad_()
+    up = torch.full((elements,), 3.0).requires_grad_()
+    y = fusedops.swiglu(gate, up, backend=backend)
+    assert torch.equal(y, torch.zeros(elements))
+    for gradient in torch.autograd.grad(y, [gate, up], torch.ones(elements)):
+        assert torch.equal(gradient, torch.zeros(elements))
+    # where the formula has no limit, NaN
+    assert fusedops.swiglu(gate[:1], up[:1] * INF, backend=backend).isnan().all()
+
+
+@pytest.mark.parametrize(("backend", "elements"), [("eager", 1), ("eager", 2**16), ("triton", 1)])
+def test_the_gradient_passes_at_the_bound_of_the_clamp(elements: int, backend: str) -> None:
+    gate = torch.tensor([2.0, 2.001, -9.0, 1.0, 1.0, 1.0]).repeat(elements).requires_grad_()
+    up = torch.tensor([1.0, 1.0, 1.0, 2.0, -2.0, 2.001]).repeat(elements).requires_grad_()
+    y = fusedops.swiglu(gate, up, limit=2.0, backend=backend)
+    dgate, dup = torch.autograd.grad(y.sum(), [gate, up])
+    assert (dgate[:6] != 0).tolist() == [True, False, True, True, True, True]
+    assert (dup[:6] != 0).tolist() == [True, True, True, True, True, False]
+
+
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_second_backward_equals_the_first_and_no_input_is_written(packed: bool, backend: str) -> None:
+    gate, up = pair(64, 48)
+    tensors = [gate.requires_grad_()] if packed else [gate.requires_grad_(), up.requires_grad_()]
+    y = fusedops.swiglu(*tensors, backend=backend)
+    grad = torch.randn(y.shape)
+    before = [tensor.detach().clone() for tensor in (*tensors, grad)]
+    first = torch.autograd.grad(y, tensors, grad, retain_graph=True)
+    second = torch.autograd.grad(y, tensors, grad)
+    assert all(map(torch.equal, first, second))
+    assert all(torch.equal(tensor.detach(), old) for tensor, old in zip((*tensors, grad), before))
+    assert [tensor._version for tensor in tensors] == [0] * len(tensors)
+
+
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+@pytest.mark.parametrize(
+    ("first", "second"), [*itertools.permutations((torch.bfloat16, torch.float32, torch.float64), 2)]
+)
+def test_mixed_dtypes_are_promoted(first: torch.dtype, second: torch.dtype, backend: str) -> None:
+    gate, up = pair(7, 9)
+    args = (gate.to(first).requires_grad_(), up.to(second).requires_grad_(), 2.0, 1.702, 1.0, False)
+    want = testing.expected(SWIGLU, args)
+    y = SWIGLU.call_public(*args, backend=backend)
+    assert y.dtype == torch.promote_types(first, second)
+    testing.assert_within(y, want.y, SWIGLU.tolerance[y.dtype], "y")
+    gradients = torch.autograd.grad(y, args[:2], want.grad.to(y.dtype))
+    assert [gradient.dtype for gradient in gradients] == [first, second]
+    for gradient, name in zip(gradients, want.gradients):
+        narrow = SWIGLU.gradient_tolerance[torch.bfloat16 if torch.bfloat16 in (first, second) else torch.float32]
+        testing.assert_within(gradient, want.gradients[name], narrow, name)
+
+
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_chunks_of_one_tensor_are_taken_where_they_are(backend: str) -> None:
+    packed = pair(4, 3, 20)[0].requires_grad_()
+    gate, up = packed.chunk(2, -1)
+    y = fusedops.swiglu(gate, up, backend=backend)
+    assert torch.equal(y, fusedops.swiglu(packed, backend=backend))
+    (got,) = torch.autograd.grad(y.sum(), packed)
+    (want,) = torch.autograd.grad(fusedops.swiglu(packed, backend=backend).sum(), packed)
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "text"),
+    [
+        ((torch.ones(2, 7),), {}, r"got gate of shape \(2, 7\) and no up, expected an even last dim"),
+        ((torch.tensor(1.0),), {}, r"got gate of shape \(\) and no up"),
+        ((torch.ones(2, 6), torch.ones(6)), {}, r"got up of shape \(6,\), expected the shape of gate"),
+        (
+            (torch.ones(2),),
+            {"limit": -1.0},
+            r"got limit = -1.0, expected a finite Python number of at least 0, or None",
+        ),
+        ((torch.ones(2),), {"limit": INF}, r"got limit = inf"),
+        ((torch.ones(2),), {"alpha": None}, r"got alpha = None, expected a finite Python number; "),
+        ((torch.ones(2),), {"interleaved": 1}, r"got interleaved = 1, expected True or False"),
+    ],
+)
+def test_invalid_calls(args: tuple[Tensor, ...], options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"^swiglu: {text}"):
+        fusedops.swiglu(*args, **options)
