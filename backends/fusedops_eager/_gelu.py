@@ -72,7 +72,8 @@ def _restore_large(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
     torch's kernel for AVX-512 returns NaN for inf, and inf for u above half of the largest float32 (torch 2.13).
     """
     if torch.backends.cpu.get_cpu_capability() == "AVX512" and y.is_cpu and not torch.isfinite(y.sum()):
-        u = (x if bias is None else x + bias).to(y.dtype)
+        wide = torch.promote_types(y.dtype, torch.float32)  # a sum with a bias of no dims has the dtype of x
+        u = (x if bias is None else x.to(wide) + bias.to(wide)).to(y.dtype)
         torch.where(u > _ERF_SATURATION, u, y, out=y)
     return y
 

@@ -38,8 +38,10 @@ def dropout(*args: Any, **kwargs: Any) -> Callable[[], Any]:
     return lambda: fusedops.bias_dropout(*args, **kwargs)
 
 
-def made(*constraints: Any, op: str = "bias_gelu", direction: Any = "forward", form: str = GELU) -> Any:
-    return fusedops.kernel(op, *constraints, direction=direction)(eval(f"lambda {form}: x"))
+def made(
+    *constraints: Any, op: str = "bias_gelu", direction: Any = "forward", form: str = GELU, result: str = "x"
+) -> Any:
+    return fusedops.kernel(op, *constraints, direction=direction)(eval(f"lambda {form}: {result}"))
 
 
 def backend(*kernels: Any, name: str = "mine", devices: Any = ("cpu",), **more: Any) -> fusedops.Backend:

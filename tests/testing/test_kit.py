@@ -71,13 +71,14 @@ def finite_fill(fill: float) -> Broken:
     return Broken("finite_fill", lambda: [declared, reference_kernels(OPS["scaled_masked_softmax"])[1]], "", "")
 
 
-@pytest.mark.parametrize(("fill", "failures"), [(-10000.0, 0), (-100.0, 1)])
-def test_a_deviation_excuses_within_its_bound(fill: float, failures: int) -> None:
+@pytest.mark.parametrize(("fill", "fails"), [(-10000.0, False), (-100.0, True)])
+def test_a_deviation_excuses_within_its_bound(fill: float, fails: bool) -> None:
     with registered(finite_fill(fill).backend()):
         (check,) = [check for check in testing.checks("finite_fill", elements=2**11) if check.name == "special"]
         result = check.run()
     assert result.excused == [("scores of -30000 beside the mask", "finite-fill")]
-    assert [failure.case for failure in result.failures] == ["scores of -9000 beside the mask"][:failures]
+    assert ("scores of -9000 beside the mask" in [failure.case for failure in result.failures]) == bool(result.failures)
+    assert bool(result.failures) == fails
 
 
 # constraints of every kind, on x and on tensors beside it

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from error_calls import GOOD, INVALID, PLUGIN, POLICY, X, alone, unavailable, with_mine
+from error_calls import GOOD, INVALID, PLUGIN, POLICY, X, alone, made, unavailable, with_mine
 from error_texts import Table
 from state import without_backends
 
@@ -26,7 +26,7 @@ def verifying(**how: Any) -> Callable[[], Any]:
     """A call of a kernel that is wrong, for it gives x."""
 
     def run() -> None:
-        alone(GOOD)
+        alone(made(result="x.clone()"))
         with fusedops.verify(against="reference", **how):
             fusedops.bias_gelu(X)
 

@@ -205,3 +205,11 @@ def test_peak_memory(dtype: torch.dtype) -> None:
     assert peak(lambda: dropout_forward(x, bias, None, 0.1, True, seed), size) < 1.25
     assert peak(lambda: dropout_forward(x, bias, x, 0.1, True, seed), size) < 1.25
     assert peak(lambda: dropout_backward(x, seed, bias, 0.1, True, dtype, (True, True)), size) < 1.35
+
+
+@pytest.mark.parametrize("bias", [torch.tensor(-6.9375, dtype=torch.bfloat16), torch.full((8,), -6.9375)], ids=str)
+def test_exact_gelu_beside_an_infinity_adds_the_bias_in_float32(bias: torch.Tensor) -> None:
+    x = torch.tensor([65504.0, -math.inf, math.inf, math.nan, 1.0, 2.0, 3.0, 4.0], dtype=torch.float16)
+    y = gelu_forward(x, bias, "none")
+    assert y[0] == torch.tensor(65504.0 - 6.9375).to(y.dtype)
+    assert y[2] == math.inf
