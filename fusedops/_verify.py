@@ -191,7 +191,8 @@ class verify:
         """Add a comparison to the report, and raise where it is a mismatch."""
         op, kernel = served.op, served.kernel
         args = tuple(tuple(cast("list[bool]", arg)) if isinstance(arg, list) else arg for arg in args)  # torch's bool[]
-        given = call_text(op.parameters_of(kernel.direction), op.specs(args))
+        args = args[: len(names := op.parameters_of(kernel.direction))]  # without `save`
+        given = call_text(names, op.specs(args))
         self.report.add(op.name, served.backend, name, given, ratio)
         if ratio <= 1:
             return

@@ -27,6 +27,8 @@ from fusedops._contract.constraint import constant as constant
 from fusedops._contract.constraint import listed as listed
 from fusedops._report.reason import Reason as Reason
 from fusedops._report.reason import ReasonCode as ReasonCode
+from fusedops.constraints._choices import Flag as Flag
+from fusedops.constraints._choices import OneOf as OneOf
 from fusedops.constraints._conditions import Capability as Capability
 from fusedops.constraints._conditions import Present as Present
 from fusedops.constraints._conditions import When as When
@@ -37,8 +39,6 @@ from fusedops.constraints._dtypes import OneElement as OneElement
 from fusedops.constraints._last_dims import LastDims as LastDims
 from fusedops.constraints._last_dims import Packed as Packed
 from fusedops.constraints._numbers import Finite as Finite
-from fusedops.constraints._numbers import Flag as Flag
-from fusedops.constraints._numbers import OneOf as OneOf
 from fusedops.constraints._numbers import Probability as Probability
 from fusedops.constraints._numbers import Scalar as Scalar
 from fusedops.constraints._relations import Broadcasts as Broadcasts

@@ -1,4 +1,4 @@
-"""Constraints on numbers, flags and texts."""
+"""Constraints on numbers."""
 
 from __future__ import annotations
 
@@ -9,52 +9,14 @@ from typing import Any
 
 import torch
 
-from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, listed, shown
-from fusedops._report.reason import Reason, ReasonCode
+from fusedops._contract.constraint import Arguments, constant, listed
+from fusedops.constraints._choices import Value
 
 _MAX = sys.float_info.max
 SYMBOLIC = (torch.SymFloat, torch.SymInt)
 
 
-class _Value(Constraint):
-    """A constraint on an argument that is no tensor. Subclasses define what they accept."""
-
-    code = ReasonCode.SCALAR
-
-    def accepts(self, value: Any) -> bool:
-        """Return True where the value meets the constraint."""
-        raise NotImplementedError
-
-    def rule(self) -> str:
-        """Return what is accepted, as a phrase."""
-        raise NotImplementedError
-
-    def fix(self, value: Any) -> str:
-        """Return what to do about a value that is not accepted."""
-        return f"pass {self.name} as {self.rule()}"
-
-    def values(self) -> Iterator[Any]:
-        """Yield values at the edges."""
-        raise NotImplementedError
-
-    def reasons(self, args: Arguments) -> list[Reason]:
-        value = args[self.name]
-        if (value is None and self.none_is_met) or self.accepts(value):
-            return []
-        return [Reason(self.code, f"{self.name} = {shown(value)}", self.rule(), self.fix(value))]
-
-    def describe(self) -> str:
-        return f"{self.name}: {self.rule()}"
-
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        for value in self.values():
-            yield Boundary(f"{self.name} = {value!r}", {**args, self.name: value}, self.accepts(value))
-
-    def examples(self, args: Arguments) -> Mapping[str, Any]:
-        return {f"{self.name} = {value!r}": value for value in self.values() if self.accepts(value)}
-
-
-class Scalar(_Value):
+class Scalar(Value):
     """A number is at most ``abs_at_most`` in absolute value, or is one of ``one_of``.
 
     >>> from fusedops.constraints import Scalar
@@ -110,7 +72,7 @@ class Scalar(_Value):
             yield from (-self.abs_at_most, self.abs_at_most, self.abs_at_most * 1.5, -self.abs_at_most * 1.5)
 
 
-class Finite(_Value):
+class Finite(Value):
     """A finite Python number, of at least ``at_least`` where that is given; None too where it is ``optional``. Integers
     have at most 64 bits, as torch's.
 
@@ -163,7 +125,7 @@ class Finite(_Value):
             yield from (self.at_least, self.at_least - 1)
 
 
-class Probability(_Value):
+class Probability(Value):
     """A Python number in [0, 1].
 
     >>> from fusedops.constraints import Probability
@@ -187,66 +149,6 @@ class Probability(_Value):
 
     def examples(self, args: Arguments) -> Mapping[str, Any]:
         return {f"{self.name} = {value!r}": value for value in (0, 0.5, 1.0)}
-
-
-class Flag(_Value):
-    """True or False, as a bool.
-
-    >>> from fusedops.constraints import Flag
-    >>> print(Flag("causal").reasons({"causal": 1})[0])
-    got causal = 1, expected True or False; to fix: pass bool(causal)
-    """
-
-    none_is_met = False
-
-    def expression(self, constants: dict[str, object]) -> str:
-        return f"{self.name} is True or {self.name} is False"
-
-    def accepts(self, value: Any) -> bool:
-        return isinstance(value, bool)
-
-    def rule(self) -> str:
-        return "True or False"
-
-    def fix(self, value: Any) -> str:
-        return f"pass bool({self.name})"
-
-    def values(self) -> Iterator[Any]:
-        yield from (True, False, 1, None)
-
-
-class OneOf(_Value):
-    """One of some texts, or one of some integers.
-
-    >>> from fusedops.constraints import OneOf
-    >>> OneOf("approximate", "tanh", "none").describe()
-    "approximate: 'tanh' or 'none'"
-    """
-
-    none_is_met = False
-
-    def __init__(self, name: str, *choices: str | int) -> None:
-        super().__init__(name)
-        if {type(choice) for choice in choices} not in ({str}, {int}):
-            raise ValueError(
-                f"OneOf({name!r}): got {choices!r}, expected texts, or integers; to fix: give at least one str or int"
-            )
-        self.choices = choices
-
-    def expression(self, constants: dict[str, object]) -> str:
-        # a set, not a tuple: an array would be compared with each text, element by element
-        member = f"{self.name} in {constant(constants, frozenset(self.choices))}"
-        return member if type(self.choices[0]) is str else f"type({self.name}) is int and {member}"
-
-    def accepts(self, value: Any) -> bool:
-        return (isinstance(value, str) or type(value) is int) and value in self.choices
-
-    def rule(self) -> str:
-        return listed([repr(choice) for choice in self.choices])
-
-    def values(self) -> Iterator[Any]:
-        other = "another" if isinstance(self.choices[0], str) else max(map(int, self.choices)) + 1
-        yield from (*self.choices, other, None)
 
 
 def _is_long(value: Any) -> bool:

@@ -13,6 +13,7 @@ from fusedops._contract.values import Case, Saved
 from fusedops._dispatch.call import call
 from fusedops.ops import _layer_norm
 from fusedops.ops import _norm_parts as parts
+from fusedops.ops._norm_errors import backward_error, forward_error
 
 
 def add_layer_norm(
@@ -100,6 +101,20 @@ def empty(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | Non
     return parts.empty_pair(x, residual)
 
 
+def error(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    """Return the changes of y, mean and rstd; s has the usual one."""
+    weight, bias, eps, _ = rest
+    y, mean, rstd = forward_error(absolute, parts.rounded_sum(x, residual), weight, bias, eps, 0.0, centered=True)
+    return y, None, mean, rstd
+
+
+def gradient_error(absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x, residual, weight and bias."""
+    ds, dweight, dbias = backward_error(absolute, grad_y, *rest[:5])
+    ds = ds + absolute * grad_s.double().abs()
+    return ds, ds, dweight, dbias
+
+
 def unfused(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -129,6 +144,8 @@ OP = Op(
     saved=(Saved("mean", mean), Saved("rstd", rstd)),
     tolerance=parts.TOLERANCE,
     gradient_tolerance=parts.GRADIENT_TOLERANCE,
+    error=error,
+    gradient_error=gradient_error,
     cases=[Case(case.name, {**case.args, "residual": case.args["x"]}, case.source) for case in _layer_norm.OP.cases],
     min_bytes=min_bytes,
     unfused=unfused,

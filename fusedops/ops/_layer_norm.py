@@ -12,6 +12,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.values import Case, Saved
 from fusedops._dispatch.call import call
 from fusedops.ops import _norm_parts as parts
+from fusedops.ops._norm_errors import backward_error, forward_error
 
 
 def layer_norm(
@@ -83,6 +84,27 @@ def backward(
     return dx, dweight, parts.summed(g, bias) if bias is not None and needs[2] else None
 
 
+def error(
+    absolute: float, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
+) -> tuple[Tensor, ...]:
+    """Return the changes of y, mean and rstd."""
+    return forward_error(absolute, x, weight, bias, eps, 0.0, centered=True)
+
+
+def gradient_error(
+    absolute: float,
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x, weight and bias."""
+    return backward_error(absolute, grad, x, mean, rstd, weight, bias)
+
+
 def unfused(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Compute the op as models do without fused ops: torch has it as one op."""
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
@@ -105,6 +127,8 @@ OP = Op(
     saved=(Saved("mean", mean), Saved("rstd", rstd)),
     tolerance=parts.TOLERANCE,
     gradient_tolerance=parts.GRADIENT_TOLERANCE,
+    error=error,
+    gradient_error=gradient_error,
     cases=[
         Case("gpt2_xl", {"x": (2, 1024, 1600), "weight": (1600,), "bias": (1600,)}, "GPT-2 XL"),
         Case("bert_base", {"x": (8, 512, 768), "weight": (768,), "bias": (768,), "eps": 1e-12}, "BERT-base"),
