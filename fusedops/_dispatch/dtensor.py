@@ -150,6 +150,8 @@ def _report_composite(plan: Plan, args: tuple[Any, ...]) -> None:
     record = registry.find(kernel.backend)
     if record is None or record.backend is None or "*" in record.backend.device_types:
         return
+    if any(planned.optional for planned in plan.backends if planned.backend == kernel.backend):
+        return
     first = plan.op.parameters[0]
     reason = Reason(
         ReasonCode.SHARD,
