@@ -33,10 +33,12 @@ class PlainTensor(Constraint):
         self.required, self.nested, self.unless = required, nested, tuple(unless)
 
     def expression(self, constants: dict[str, object]) -> str:
-        key = "tensor_types" if self.required else "optional_types"
-        constants[key] = TENSOR_TYPES if self.required else OPTIONAL_TYPES
+        constants["tensor_types"] = TENSOR_TYPES
+        is_none = "" if self.required else f"{self.name} is None or "
         present = "".join(f"{name} is not None or " for name in self.unless)
-        return f"type({self.name}) in {key}" + (f" and ({present}not {self.name}.is_nested)" if self.nested else "")
+        return f"{is_none}type({self.name}) in tensor_types" + (
+            f" and ({present}not {self.name}.is_nested)" if self.nested else ""
+        )
 
     def reasons(self, args: Arguments) -> list[Reason]:
         """Return why the argument is no tensor of any kind: a subclass or a spec is served in another way."""
