@@ -104,7 +104,9 @@ def empty(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | Non
 def error(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
     """Return the changes of y, mean and rstd; s has the usual one."""
     weight, bias, eps, _ = rest
-    y, mean, rstd = forward_error(absolute, parts.rounded_sum(x, residual), weight, bias, eps, 0.0, centered=True)
+    s = parts.rounded_sum(x, residual)
+    absolute = max(absolute, torch.finfo(s.dtype).eps)  # of the rounding of s
+    y, mean, rstd = forward_error(absolute, s, weight, bias, eps, 0.0, centered=True)
     return y, None, mean, rstd
 
 
