@@ -29,7 +29,7 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps tests/example_plugin/fusedops-backend-example
 	touch $@
 
-demo: $(VENV)/ready  ## train a small GPT on Shakespeare, and show the selected backends (2 to 4 minutes on 2 cores)
+demo: $(VENV)/ready  ## train a small GPT on Shakespeare, and show the selected backends (1 to 4 minutes on 2 cores)
 	$(BIN)/python examples/train_gpt.py
 
 test: $(VENV)/ready  ## run the tests, except the slow ones (5 minutes on 2 cores)

@@ -100,31 +100,3 @@ def failure(status: int) -> Exception:
         "fusedops_cpu: got a tensor without memory, or shapes that do not fit each other, expected tensors with memory "
         "and the shapes of one call; to fix: pass tensors whose storage was not freed"
     )
-
-
-def check_same_layout(op: str, grad: Tensor, other: Tensor, name: str) -> None:
-    """Raise where a gradient does not fit the tensor beside it: the library indexes both alike.
-
-    Autograd cannot pass such a gradient; a direct call of ``torch.ops.fusedops.<op>_backward`` can.
-
-    Raises:
-        InvalidInputError: the shapes, dtypes or devices differ.
-    """
-    if grad.shape != other.shape or grad.dtype is not other.dtype or not grad.is_cpu or not other.is_cpu:
-        raise InvalidInputError(
-            f"{op}: got grad {tuple(grad.shape)} {grad.dtype} on {grad.device}, expected that of {name}, "
-            f"{tuple(other.shape)} {other.dtype} on {other.device}; to fix: pass the gradient of the op's output"
-        )
-
-
-def check_bias(op: str, grad: Tensor, bias: Tensor) -> None:
-    """Raise where the bias is not one row of the gradient.
-
-    Raises:
-        InvalidInputError: see above.
-    """
-    if not bias.is_cpu or (bias.numel() != 1 and (not grad.dim() or bias.numel() != grad.shape[-1])):
-        raise InvalidInputError(
-            f"{op}: got bias {tuple(bias.shape)} on {bias.device}, expected one row of {tuple(grad.shape)} on the CPU; "
-            f"to fix: pass the bias of the forward call"
-        )

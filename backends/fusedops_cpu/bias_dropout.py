@@ -34,4 +34,4 @@ def bias_dropout_backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients of x and bias."""
-    return dropout_backward("bias_dropout", grad, seed, bias, p, training, x_dtype, needs)
+    return dropout_backward(grad, seed, bias, p, training, x_dtype, needs)

@@ -41,4 +41,4 @@ def bias_dropout_add_backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients of x and bias; that of the residual is grad itself."""
-    return dropout_backward("bias_dropout_add", grad, seed, bias, p, training, x_dtype, needs)
+    return dropout_backward(grad, seed, bias, p, training, x_dtype, needs)
