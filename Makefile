@@ -74,7 +74,7 @@ wheels: $(VENV)/ready  ## build the wheels of all platforms with ziglang, in dis
 	for target in $(TARGETS); do FUSEDOPS_CPU_TARGET=$$target \
 	    $(BIN)/python -m build --no-isolation --wheel --outdir dist/all || exit 1; done
 
-npu-contract: $(VENV)/ready  ## the npu backend's calls against the real torch_npu, release by release (200 MB of wheels)
+npu-contract: $(VENV)/ready  ## the npu backend's calls against the real torch_npu, release by release (0.5 GB of wheels)
 	$(BIN)/python tests/support/npu_contract.py --check
 
 overhead: $(VENV)/ready  ## measure the cost of selecting a backend
