@@ -56,6 +56,8 @@ class Op:
             gradient is the output's itself, as without dropout: no kernel is called for it then.
         padding: how a call is padded to sizes that a kernel takes; None where it cannot be.
         sharding: the rule for DTensors.
+        output_of: the outputs that a call has only where a parameter is given, each with that parameter. Where it is
+            None, kernels return an empty tensor of shape (0,), and the public function None, by :meth:`present`.
         complete: fills in what the public function draws (a seed), to inspect a call without running it.
         sample: ``(batch, length) -> arguments by name``, a small call for tests of torch's features and of DTensor;
             tuples are shapes. None: the first case.
@@ -95,6 +97,7 @@ class Op:
         identity: Callable[..., bool] | None = None,
         padding: Padding | None = None,
         sharding: Sharding = ROWS_ARE_INDEPENDENT,
+        output_of: Mapping[str, str] | None = None,
         complete: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
         sample: Callable[[int, int], Mapping[str, Any]] | None = None,
         large: Sequence[Case] | None = None,
@@ -110,7 +113,7 @@ class Op:
         self.cases, self.min_bytes, self.unfused, self.formula = tuple(cases), min_bytes, unfused, formula
         self.outputs, self.saved = outputs, saved
         self.padding, self.sharding, self.complete, self.peers = padding, sharding, complete, peers
-        self.sample, self.sweep = sample, sweep
+        self.sample, self.sweep, self.output_of = sample, sweep, dict(output_of or {})
         self.large = self.cases if large is None else tuple(large)
         self.empty, self._output_dtype = empty or self._empty, output_dtype
         self.constraints = tuple(constraints)
@@ -196,6 +199,14 @@ class Op:
         if not self.saved:
             return results
         return results[0] if self.single else tuple(results[: len(self.outputs)])
+
+    def present(self, results: Any, args: Sequence[Any]) -> Any:
+        """Return the outputs with None for each that the call does not have, see ``output_of``."""
+        absent = [output for output, name in self.output_of.items() if args[self.parameters.index(name)] is None]
+        if not absent:
+            return results
+        # by place, not by iteration: under torch.fx the results are one value to come
+        return tuple([None if name in absent else results[at] for at, name in enumerate(self.outputs)])
 
     def call_kernel(self, run: Callable[..., Any], args: Sequence[Any], save: bool = False) -> Any:
         """Call a forward kernel, which takes ``save`` where the op has saved values."""
