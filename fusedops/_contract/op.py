@@ -56,8 +56,8 @@ class Op:
             gradient is the output's itself, as without dropout: no kernel is called for it then.
         padding: how a call is padded to sizes that a kernel takes; None where it cannot be.
         sharding: the rule for DTensors.
-        output_of: the outputs that a call has only where a parameter is given, each with that parameter. Where it is
-            None, kernels return an empty tensor of shape (0,), and the public function None, by :meth:`present`.
+        output_of: outputs that are there only where a parameter is given, each with that parameter. Where it is None,
+            kernels return a tensor of shape (0,), and the public function None, by :meth:`present`.
         complete: fills in what the public function draws (a seed), to inspect a call without running it.
         sample: ``(batch, length) -> arguments by name``, a small call for tests of torch's features and of DTensor;
             tuples are shapes. None: the first case.
@@ -104,8 +104,7 @@ class Op:
         sweep: Callable[[int, int], Mapping[str, Any]] | None = None,
         peers: str = "",
     ) -> None:
-        self.name = function.__name__
-        self.function = function
+        self.name, self.function = function.__name__, function
         self.reference, self.backward = reference, backward
         self.differentiable, self.passed_through = differentiable, passed_through
         self.tolerance, self.error = tolerance, error
@@ -116,8 +115,7 @@ class Op:
         self.sample, self.sweep, self.output_of = sample, sweep, dict(output_of or {})
         self.large = self.cases if large is None else tuple(large)
         self.empty, self._output_dtype = empty or self._empty, output_dtype
-        self.constraints = tuple(constraints)
-        self.single = len(outputs) == 1
+        self.constraints, self.single = tuple(constraints), len(outputs) == 1
         if padding is not None and (saved or not self.single):
             raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
         self.signature, self.types = op_signature(function, self.reference)
@@ -128,16 +126,9 @@ class Op:
         self.backward_types = annotation_texts(backward)
         self.backward_parameters = tuple(self.backward_types)
         self.backward_call = BackwardCall(
-            self.name,
-            self.backward_parameters,
-            self.parameters,
-            self.tensors,
-            outputs,
-            saved,
-            differentiable,
-            passed_through,
-            identity,
-        )
+            self.name, self.backward_parameters, self.parameters, self.tensors, outputs, saved, differentiable,
+            passed_through, identity,
+        )  # fmt: skip
         # where call.py looks for a gradient; the plan's keys for the usual devices, made once
         with_gradient = (*differentiable, passed_through) if passed_through else differentiable
         self.gradient_places = tuple(map(self.parameters.index, with_gradient))
@@ -183,8 +174,7 @@ class Op:
     def bound_specs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return a valid call's arguments as specs, complete, or raise InvalidInputError. Nothing is drawn."""
         given = self.bind(args, kwargs)
-        tensors = [arg for arg in given if isinstance(arg, Tensor)]
-        if any(tensor.is_nested for tensor in tensors):  # it has no shape
+        if any(isinstance(arg, Tensor) and arg.is_nested for arg in given):  # it has no shape
             self.validate(given)
         specs = self.completed(self.specs(given))
         self.validate(specs)
@@ -203,10 +193,9 @@ class Op:
     def present(self, results: Any, args: Sequence[Any]) -> Any:
         """Return the outputs with None for each that the call does not have, see ``output_of``."""
         absent = [output for output, name in self.output_of.items() if args[self.parameters.index(name)] is None]
-        if not absent:
-            return results
         # by place, not by iteration: under torch.fx the results are one value to come
-        return tuple([None if name in absent else results[at] for at, name in enumerate(self.outputs)])
+        each = [None if name in absent else results[at] for at, name in enumerate(self.outputs)] if absent else []
+        return tuple(each) if absent else results
 
     def call_kernel(self, run: Callable[..., Any], args: Sequence[Any], save: bool = False) -> Any:
         """Call a forward kernel, which takes ``save`` where the op has saved values."""
