@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fusedops._contract.constraint import Arguments, Boundary, Constraint
@@ -105,3 +105,17 @@ class Angles(_Fits):
             f"pass one entry for each rotated pair: of a doubled one {self.name}[..., : R // 2], or "
             f"{self.name}[..., ::2] if interleaved"
         )
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        angle, q, seq_dim = (args[name] for name in self.names)
+        if angle is None or q.dim() < 3 or seq_dim not in (-2, -3):
+            return {}
+        length, width, lead = q.shape[seq_dim], q.shape[-1], tuple(q.shape[:-3])
+        shapes = {
+            "of all of a head": (length, width // 2),
+            "of one pair": (length, min(1, width // 2)),
+            "of no pair": (length, 0),
+            "of each batch": (*lead, length, width // 2),
+            "of one batch": (*(1 for _ in lead), length, width // 2),
+        }
+        return {f"{self.name} {label}": angle.replace(shape=shape) for label, shape in shapes.items()}
