@@ -9,6 +9,7 @@ from fusedops_eager.bias_gelu import bias_gelu, bias_gelu_backward
 from fusedops_eager.geglu import geglu, geglu_backward
 from fusedops_eager.layer_norm import layer_norm, layer_norm_backward
 from fusedops_eager.rms_norm import rms_norm, rms_norm_backward
+from fusedops_eager.rotary_embedding import rotary_embedding, rotary_embedding_backward
 from fusedops_eager.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 from fusedops_eager.swiglu import swiglu, swiglu_backward
 
@@ -39,6 +40,8 @@ def fusedops_backend() -> fusedops.Backend:
             add_layer_norm_backward,
             geglu,
             geglu_backward,
+            rotary_embedding,
+            rotary_embedding_backward,
             swiglu,
             swiglu_backward,
         ),

@@ -17,6 +17,7 @@ from fusedops_triton.bias_gelu import bias_gelu, bias_gelu_backward
 from fusedops_triton.geglu import geglu, geglu_backward
 from fusedops_triton.layer_norm import layer_norm, layer_norm_backward
 from fusedops_triton.rms_norm import rms_norm, rms_norm_backward
+from fusedops_triton.rotary_embedding import rotary_embedding, rotary_embedding_backward
 from fusedops_triton.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 from fusedops_triton.swiglu import swiglu, swiglu_backward
 
@@ -70,6 +71,8 @@ def fusedops_backend() -> fusedops.Backend:
             add_layer_norm_backward,
             geglu,
             geglu_backward,
+            rotary_embedding,
+            rotary_embedding_backward,
             swiglu,
             swiglu_backward,
         ),

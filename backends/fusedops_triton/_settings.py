@@ -134,6 +134,22 @@ def gated_tile(narrowest: int) -> Tile:
     return Tile(per_thread * FLAT_THREADS, warps_for(per_thread * FLAT_THREADS, per_thread))
 
 
+#: Heads whose rows of one position a program has, at most: cos and sin are read from the L2 cache once for so many. In
+#: float32 they have twice the bytes of a row of two-byte elements: with 4 heads, half a byte is read there for each
+#: byte from memory, and with 1, two.
+ROTARY_HEADS = 4
+
+
+def rotary_tile(narrowest: int) -> Tile:
+    """Return the default setting of rotary_embedding, counted in pairs: one 16-byte load of each element of a pair.
+
+    Beside these two loads, float32 cos and sin take four more of 16 bytes for two-byte elements, and as many registers
+    as the pairs in float32: with twice the elements, half as many programs would fit on a multiprocessor.
+    """
+    per_thread = FLAT_PER_THREAD[narrowest] // 2
+    return Tile(per_thread * FLAT_THREADS, warps_for(per_thread * FLAT_THREADS, per_thread))
+
+
 # ------------------------------------------------------------------------------------ columns (the gradient of a bias)
 
 

@@ -125,13 +125,15 @@ def _backward(
     needs = given.get("needs", [True] * len(op.differentiable))
     whole: list[DTensor] = []
     for place, gradient in enumerate((computed,) if single else computed):
-        # where backward does not take the parameter, it is like the gradient of the output at its place
-        like = given.get(op.differentiable[place], given[grads[min(place, len(grads) - 1)]])
+        # where backward does not take the parameter, it is like the gradient of the output at its place, which is
+        # whole where that is
+        taken = op.differentiable[place] in given
+        like = given[op.differentiable[place] if taken else grads[min(place, len(grads) - 1)]]
         if not needs[place]:
             shape, placements = tuple(gradient.shape), tuple(Replicate() for _ in layout.dims)  # an empty stand-in
         else:
             shape = tuple(like.shape)
-            placements = layout.of(shape, absent=Partial())
+            placements = layout.of(shape, absent=Partial() if taken else None)
         whole.append(whole_tensor(gradient, layout, shape, placements))
     return whole[0] if single else tuple(whole)
 

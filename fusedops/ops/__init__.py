@@ -14,6 +14,7 @@ from fusedops.ops._bias_gelu import bias_gelu as bias_gelu
 from fusedops.ops._geglu import geglu as geglu
 from fusedops.ops._layer_norm import layer_norm as layer_norm
 from fusedops.ops._rms_norm import rms_norm as rms_norm
+from fusedops.ops._rotary_embedding import rotary_embedding as rotary_embedding
 from fusedops.ops._scaled_masked_softmax import scaled_masked_softmax as scaled_masked_softmax
 from fusedops.ops._swiglu import swiglu as swiglu
 

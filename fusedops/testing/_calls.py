@@ -113,8 +113,11 @@ def followed(op: Op, call: Call, name: str, shape: tuple[int, ...]) -> Call:
 def _following(sizes: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
     if sizes == old:
         return new
-    aligned = range(-min(len(sizes), len(new)), 0)
-    return tuple(new[at] if -at <= len(old) and sizes[at] == old[at] else sizes[at] for at in aligned)
+    # dims before those of the changed tensor stay; one of its rank keeps its rank
+    lead = sizes[: max(len(sizes) - len(old), 0)] or (new[: len(new) - len(old)] if len(sizes) == len(old) else ())
+    inner = sizes[-len(old) :] if old else ()
+    aligned = range(-min(len(inner), len(new)), 0)
+    return (*lead, *(new[at] if inner[at] == old[at] else inner[at] for at in aligned))
 
 
 def in_dtype(call: Call, dtype: torch.dtype) -> Call:

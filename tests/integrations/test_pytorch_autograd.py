@@ -22,6 +22,7 @@ from calls import (
     registered,
     shapes,
     stacked,
+    with_gradient,
 )
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
@@ -33,11 +34,11 @@ every_way = pytest.mark.parametrize("way", [public, registered], ids=["fusedops"
 Way = Callable[[str], Callable[..., Tensor]]
 
 
-def floating(
-    function: Callable[..., Tensor], tensors: list[Tensor]
+def of_differentiable(
+    op: str, function: Callable[..., Tensor], tensors: list[Tensor]
 ) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-    """``function`` as one of the floating tensors alone, and those."""
-    places = [place for place, tensor in enumerate(tensors) if tensor.is_floating_point()]
+    """``function`` as one of the tensors with a gradient alone, and those."""
+    places = with_gradient(op)
 
     def run(*changed: Tensor) -> Tensor:
         whole = list(tensors)
@@ -65,8 +66,8 @@ def one(op: str, tensors: list[Tensor], sample: int) -> list[Tensor]:
 @pytest.mark.feature("gradgradcheck")
 def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
     fast = backend == "triton"  # along one direction: the interpreter is slow
-    function, xs = floating(way(op), inputs(op, length=3, batch=2))
-    xs = tuple(growing(list(xs)))
+    function, xs = of_differentiable(op, way(op), inputs(op, length=3, batch=2))
+    xs = tuple(x.clone().requires_grad_() for x in xs)
     with fusedops.use(backend, fallback="raise"):
         assert gradcheck(function, xs, fast_mode=fast)
         assert gradgradcheck(function, xs, fast_mode=fast)
@@ -76,7 +77,7 @@ def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
 @every_way
 @pytest.mark.parametrize("backend", ["eager", "triton", "loopback"])
 def test_batched_gradients_are_those_of_a_loop(op: str, way: Way, backend: str) -> None:
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
     with fusedops.use(backend, fallback="raise"):
         ys = outputs(way(op)(*tensors))
@@ -146,7 +147,7 @@ def test_where_nothing_is_dropped_the_gradient_of_x_is_the_one_given(
 @every_op
 @every_way
 def test_the_graph_is_kept_and_freed_as_torch_does(op: str, way: Way) -> None:
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     y = way(op)(*tensors)
     first = gradients(y, tensors, retain_graph=True)
     close(gradients(y, tensors), first)
@@ -158,7 +159,7 @@ def test_the_graph_is_kept_and_freed_as_torch_does(op: str, way: Way) -> None:
 @every_way
 @pytest.mark.filterwarnings("always")  # anomaly mode reports by a warning where forward ran
 def test_anomaly_mode_names_the_line_of_forward(op: str, way: Way, recwarn: pytest.WarningsRecorder) -> None:
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     with torch.autograd.detect_anomaly(check_nan=True):
         y = way(op)(*tensors)
         with pytest.raises(RuntimeError, match="returned nan values in its 0th output"):
@@ -169,7 +170,7 @@ def test_anomaly_mode_names_the_line_of_forward(op: str, way: Way, recwarn: pyte
 @every_op
 @every_way
 def test_saved_tensors_hooks_see_what_is_kept(op: str, way: Way) -> None:
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     packed: list[Tensor] = []
 
     def pack(tensor: Tensor) -> int:
@@ -195,7 +196,7 @@ def kept_for_backward(op: str, tensors: list[Tensor]) -> tuple[Any, ...]:
 @every_op
 @every_way
 def test_a_kept_tensor_changed_in_place_is_torchs_own_error(op: str, way: Way) -> None:
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     args = arguments(op, [tensor * 1.0 if tensor.requires_grad else tensor for tensor in tensors])  # torch lets no leaf
     contract = OPS[op]
     y = contract.call_public(*args) if way is public else getattr(torch.ops.fusedops, op)(*args)
@@ -212,7 +213,7 @@ def test_a_kept_tensor_changed_in_place_is_torchs_own_error(op: str, way: Way) -
 def test_no_grad_and_inference_mode(op: str, way: Way) -> None:
     want = reference(op)(*inputs(op))
     for mode in (torch.no_grad, torch.inference_mode):
-        tensors = growing(inputs(op))
+        tensors = growing(op, inputs(op))
         with mode():
             y = way(op)(*tensors)
             inside = [tensor.clone() for tensor in inputs(op)]
@@ -229,8 +230,8 @@ def test_no_grad_and_inference_mode(op: str, way: Way) -> None:
 @every_way
 @pytest.mark.feature("jvp")
 def test_jvp_and_forward_mode(op: str, way: Way) -> None:
-    function, xs = floating(way(op), inputs(op))
-    plain = floating(reference(op), inputs(op))[0]
+    function, xs = of_differentiable(op, way(op), inputs(op))
+    plain = of_differentiable(op, reference(op), inputs(op))[0]
     along = tuple(x.flip(0) + 1 for x in xs)
     want = torch.func.jvp(plain, xs, along)
     assert all(tangent.abs().max() > 0.01 for tangent in outputs(want[1]))  # a tangent that got lost would be zero
@@ -240,7 +241,7 @@ def test_jvp_and_forward_mode(op: str, way: Way) -> None:
         duals = [tuple(forward_ad.unpack_dual(each)) for each in outputs(y)]
         close(duals, [*zip(*map(outputs, want))])
     # a dual gradient in backward, and one that was made with a graph: forward over reverse
-    grown = tuple(growing(list(xs)))
+    grown = tuple(x.clone().requires_grad_() for x in xs)
     ys, gs = outputs(function(*grown)), [torch.randn_like(each) for each in outputs(want[0])]
     with forward_ad.dual_level():
         found = torch.autograd.grad(ys, grown, [forward_ad.make_dual(g, g + 1) for g in gs])
@@ -251,8 +252,8 @@ def test_jvp_and_forward_mode(op: str, way: Way) -> None:
 @every_op
 @every_way
 def test_grad_vjp_and_hessian(op: str, way: Way) -> None:
-    function, xs = floating(way(op), inputs(op, length=2, batch=1))
-    plain = floating(reference(op), inputs(op, length=2, batch=1))[0]
+    function, xs = of_differentiable(op, way(op), inputs(op, length=2, batch=1))
+    plain = of_differentiable(op, reference(op), inputs(op, length=2, batch=1))[0]
     every = tuple(range(len(xs)))
     grads = [torch.func.grad(lambda *a, f=f: loss(f(*a)), every)(*xs) for f in (function, plain)]
     close(*grads)
@@ -286,11 +287,11 @@ def test_vmap_is_a_loop(op: str, way: Way) -> None:
 @pytest.mark.feature("vmap")
 def test_gradients_of_each_sample(op: str, way: Way) -> None:
     tensors = inputs(op)
-    wanted = tuple(place for place, tensor in enumerate(tensors) if tensor.is_floating_point())
+    wanted = tuple(with_gradient(op))
     dims = tuple(0 if tensor.dim() > 1 else None for tensor in tensors)
     got = torch.vmap(torch.func.grad(lambda *a: loss(way(op)(*a)), wanted), dims)(*tensors)
     for sample in range(3):
-        grown = growing(one(op, tensors, sample))
+        grown = growing(op, one(op, tensors, sample))
         close([found[sample] for found in got], gradients(public(op)(*grown), grown))
 
 

@@ -54,11 +54,13 @@ def inductor() -> CompileCounterWithBackend:
     return CompileCounterWithBackend("inductor")
 
 
-def same(compiled: Callable[..., Tensor], eager: Callable[..., Tensor], tensors: list[Tensor], training: bool) -> None:
+def same(
+    op: str, compiled: Callable[..., Tensor], eager: Callable[..., Tensor], tensors: list[Tensor], training: bool
+) -> None:
     if not training:
         with torch.no_grad():
             return close(compiled(*tensors), eager(*tensors))
-    ours, theirs = growing(tensors), growing(tensors)
+    ours, theirs = growing(op, tensors), growing(op, tensors)
     got, want = compiled(*ours), eager(*theirs)
     close(got, want)
     return close(gradients(got, ours), gradients(want, theirs))
@@ -78,7 +80,7 @@ training = pytest.mark.parametrize("training", [False, True], ids=["inference", 
 def test_compiled_for_one_length(op: str, training: bool, inductor: CompileCounterWithBackend) -> None:
     compiled = torch.compile(public(op), fullgraph=True, dynamic=False, backend=inductor)
     for seed in range(3):
-        same(compiled, public(op), inputs(op, seed=seed), training)
+        same(op, compiled, public(op), inputs(op, seed=seed), training)
     assert inductor.frame_count == 1
     assert f"fusedops.{op}" in inductor.graphs[0].code
 
@@ -90,7 +92,7 @@ def test_compiled_to_reduce_overhead(op: str, training: bool) -> None:
     """On a CPU the mode has no graphs to capture; on CUDA it captures what is launched (tests/gpu)."""
     compiled = torch.compile(public(op), fullgraph=True, mode="reduce-overhead")
     for seed in range(3):
-        same(compiled, public(op), inputs(op, seed=seed), training)
+        same(op, compiled, public(op), inputs(op, seed=seed), training)
 
 
 @pytest.mark.parametrize(("op", "dynamic", "training"), pairwise(list(OPTIONS), [True, None], [False, True]))
@@ -100,7 +102,7 @@ def test_compiled_for_ten_lengths(
 ) -> None:
     compiled = torch.compile(public(op), fullgraph=True, dynamic=dynamic, backend=inductor)
     for length in LENGTHS:
-        same(compiled, public(op), inputs(op, length), training)
+        same(op, compiled, public(op), inputs(op, length), training)
     assert inductor.frame_count <= 2
 
 
@@ -185,7 +187,7 @@ def test_transforms_inside_compiled_code(op: str, transform: str) -> None:
 @pytest.mark.parametrize("way", [public, registered], ids=["fusedops", "torch.ops"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
 def test_compiled_autograd(op: str, way: Callable[[str], Callable[..., Tensor]]) -> None:
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     want = gradients(public(op)(*tensors), tensors)
     # a plain call's gradient is Python, where the graph breaks; the registered op's is traced whole
     compiler = torch.compile(backend="aot_eager", fullgraph=way is registered)
@@ -260,7 +262,7 @@ def test_compiled_ahead_of_time(op: str, compiled_ahead: Callable[..., list[Tens
 @pytest.mark.parametrize("grad", [False, True], ids=["", "requires grad"])
 @pytest.mark.feature("opcheck")
 def test_opcheck(op: str, grad: bool) -> None:
-    tensors = growing(inputs(op)) if grad else inputs(op)
+    tensors = growing(op, inputs(op)) if grad else inputs(op)
     args = arguments(op, tensors)
     contract = OPS[op]
     torch.library.opcheck(getattr(torch.ops.fusedops, op).default, args)
@@ -289,7 +291,7 @@ def test_sizes_that_depend_on_data(op: str, training: bool) -> None:
 
     compiled = torch.compile(chosen, fullgraph=True, backend="aot_eager")
     for seed in (1, 2):
-        same(compiled, chosen, inputs(op, seed=seed), training)
+        same(op, compiled, chosen, inputs(op, seed=seed), training)
 
 
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)

@@ -78,6 +78,17 @@ pin(
     INVALID, "weight of shape (1, 4)", "the shape of the last dim of x, (4,)", "pass weight.view(4,)",
 )  # fmt: skip
 pin("eps", lambda: fusedops.rms_norm(X, eps=-1), INVALID, "eps = -1", "at least 0", "pass eps as")
+Q, COS = torch.ones(2, 4, 3, 8), torch.ones(3, 4)
+pin(
+    "k's shape",
+    lambda: fusedops.rotary_embedding(Q, Q[:1], COS, COS),
+    INVALID, "k of shape (1, 4, 3, 8)", "the sizes of q (2, 4, 3, 8) except", "pass k of the same tokens",
+)  # fmt: skip
+pin(
+    "cos's shape",
+    lambda: fusedops.rotary_embedding(Q, None, Q[0, 0], Q[0, 0]),
+    INVALID, "cos of shape (3, 8)", "(3, R/2) or (..., 3, R/2) with R at most", "of a doubled one cos[..., : R // 2]",
+)  # fmt: skip
 pin("nested", gelu(NESTED), INVALID, "x as a nested tensor", "expected a strided", "x.to_padded_tensor")
 pin(
     "a spec",

@@ -84,9 +84,17 @@ def reference(op: str) -> Callable[..., Any]:
     return lambda *tensors: OPS[op].reference(*arguments(op, tensors))
 
 
-def growing(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies, with requires_grad where they are floating."""
-    return [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors]
+def with_gradient(op: str) -> list[int]:
+    """Return the places of the call's tensors that have a gradient."""
+    contract = OPS[op]
+    wanted = (*contract.differentiable, contract.passed_through)
+    return [place for place, name in enumerate(shapes(op)) if name in wanted]
+
+
+def growing(op: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of the call's first tensors, with requires_grad where the op has a gradient."""
+    places = with_gradient(op)
+    return [tensor.clone().requires_grad_(place in places) for place, tensor in enumerate(tensors)]
 
 
 def outputs(y: Any) -> tuple[Tensor, ...]:

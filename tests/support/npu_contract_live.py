@@ -15,6 +15,7 @@ from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
 from fusedops_npu.geglu import geglu
 from fusedops_npu.rms_norm import rms_norm, rms_norm_backward
+from fusedops_npu.rotary_embedding import rotary_embedding
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 from fusedops_npu.swiglu import swiglu, swiglu_backward
 
@@ -29,6 +30,7 @@ OPS = (
     "npu_swiglu_backward",
     "npu_geglu",
     "npu_geglu_grad",
+    "npu_rotary_mul",
 )
 
 
@@ -85,6 +87,7 @@ def main() -> None:
                 x, x, x, rstd, None, 0.0, dtype, three
             ),
             "npu_geglu": lambda: geglu.function(x, None, "tanh", False),
+            "npu_rotary_mul": lambda: rotary_embedding.function(x, None, x[0, 0, :, :48], x[0, 0, :, :48], False, -2),
             "npu_swiglu": lambda: swiglu.function(x, None, None, 1.0, 0.0, False),
             "npu_swiglu_backward": lambda: swiglu_backward.function(
                 x[..., :48], x, None, None, 1.0, 0.0, False, (True, False)

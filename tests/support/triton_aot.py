@@ -264,6 +264,25 @@ def modern_launch(case: dict[str, Any]) -> Launch:
     return launch
 
 
+def rotary_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of rotary_embedding. op: it, or with " backward"; q, maybe k and cos (shapes), dtype, angles
+    (the dtype of cos), target, and maybe interleaved and seq_dim.
+    """
+    from fusedops_triton import _launch, _rotary, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    q = torch.empty(case["q"], dtype=getattr(torch, case["dtype"]), device="meta")
+    k = torch.empty(case["k"], dtype=q.dtype, device="meta") if case.get("k") else None
+    cos = torch.empty(case["cos"], dtype=getattr(torch, case.get("angles", case["dtype"])), device="meta")
+    forward, layout = "backward" not in case["op"], case.get("seq_dim", -2)
+    with Recorder() as launches:
+        _rotary.rotate(q, k, cos, cos, case.get("interleaved", False), layout, forward)
+    (launch,) = launches
+    assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+    return launch
+
+
 #: The ops of ``modern_launch``.
 MODERN = ("swiglu", "geglu")
 
@@ -272,14 +291,16 @@ def launch_of(case: dict[str, Any]) -> Launch:
     """Return the launch of a case."""
     if case["op"] in ("forward", "backward"):
         return softmax_launch(case)
+    if "norm" in case["op"]:
+        return norm_launch(case)
+    if case["op"].startswith("rotary_embedding"):
+        return rotary_launch(case)
     return modern_launch(case) if case["op"].startswith(MODERN) else bias_launch(case)
 
 
 def main() -> None:
     """Cases, a JSON list, from standard input; a line of JSON for each, as it is done, to standard output."""
     for case in json.load(sys.stdin):
-        launch_of = norm_launch if "norm" in case["op"] else bias_launch
-        launch = softmax_launch(case) if case["op"] in ("forward", "backward") else launch_of(case)
         launch = launch_of(case)
         facts = compile_launch(launch, case["target"], case.get("aligned", True))
         print(json.dumps({"case": case, "facts": facts}), flush=True)
