@@ -1,4 +1,4 @@
-"""The shared parts of the cross entropy ops: arguments, the loss of each row, its gradient, and the sum over rows.
+"""The shared parts of the cross entropy ops: the loss of each row, its gradient, and the sum over rows.
 
 A row is the last dim of the logits, (..., V); ``target`` (...) has its class. The arithmetic is float32, float64 for
 float64. With ``z = softcap * tanh(logits / softcap)`` (the logits, without softcap) and ``lse = logsumexp(z)``, the
@@ -6,129 +6,21 @@ loss of a row is
 
     lse - (1 - label_smoothing) * z[target] - label_smoothing * mean(z) + z_loss * lse**2
 
-It is 0 for a row whose target is ``ignore_index``, and NaN where the target is not in [0, V).
+It is 0 for a row whose target is ``ignore_index``, and NaN where the target is not in [0, V). The other arguments are in
+``_cross_entropy_arguments.py``.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from sys import modules
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import (
-    _is_tracing as jit_tracing,  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue,reportUnknownVariableType]
-)
-from torch.compiler import is_dynamo_compiling
-
-from fusedops._contract.constraint import Constraint, shown
-from fusedops._contract.tensor_spec import TensorSpec
-from fusedops._dispatch.autograd import transformed
-from fusedops.constraints import (
-    Classes,
-    Finite,
-    Integer,
-    LeadingDims,
-    OneElement,
-    OneOf,
-    Present,
-    Probability,
-    SameDevice,
-    When,
-)
-from fusedops.constraints._dtypes import FLOATING
-from fusedops.constraints._numbers import SYMBOLIC
-from fusedops.errors import InvalidInputError
-
-#: The smallest softcap: a smaller number is 0 on devices that flush.
-_LEAST_CAP = torch.finfo(torch.float32).smallest_normal
-
-#: The constraints on the arguments that are no tensors.
-OPTIONS: tuple[Constraint, ...] = (
-    Integer("ignore_index"),
-    Probability("label_smoothing"),
-    Finite("z_loss", at_least=0.0),
-    Finite("softcap", at_least=_LEAST_CAP, optional=True),
-    OneOf("reduction", "mean", "sum", "none"),
-)
-
-
-def tensor_constraints(first: str) -> tuple[Constraint, ...]:
-    """Return the constraints on target and denominator beside the parameter ``first``, which has a row for each."""
-    none = Present("denominator", False, fix='pass reduction="mean", which divides by it')
-    return (
-        Classes("target"),
-        SameDevice("target", first),
-        LeadingDims("target", first),
-        When(OneOf("reduction", "sum", "none"), none),
-        OneElement("denominator", *FLOATING),
-        SameDevice("denominator", first),
-    )
-
-
-# ----------------------------------------------------------------------------------------------------------- arguments
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of the arithmetic and of the loss: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def denominator_tensor(name: str, denominator: Any, first: Any) -> Any:
-    """Return a denominator given as a number as a tensor of one element on the device of ``first``.
-
-    Raises:
-        InvalidInputError: it is neither a finite number, nor a tensor, nor None.
-    """
-    if denominator is None or isinstance(denominator, (Tensor, TensorSpec)):
-        return denominator
-    number: Any = denominator
-    if not isinstance(number, SYMBOLIC) and not (type(number) in (int, float) and abs(number) <= sys.float_info.max):
-        if hasattr(number, "tracer"):  # a value of torch.fx.symbolic_trace
-            return denominator
-        raise InvalidInputError(
-            f"{name}: got denominator = {shown(number)}, expected a finite number, or a tensor of one element; to "
-            f"fix: pass the number of targets that count"
-        )
-    if isinstance(first, TensorSpec):
-        return TensorSpec((1,), wide_dtype(first.dtype), first.device)
-    if not isinstance(first, Tensor) or not first.is_floating_point():
-        return denominator  # the op's check reports it; torch.fx records the number
-    full: Any = torch.full  # whose stub knows no symbolic number
-    return full((1,), number, dtype=wide_dtype(first.dtype), device=first.device)
-
-
-def check_targets(name: str, target: Tensor, ignore_index: int, classes: int) -> None:
-    """Raise InvalidInputError for a target outside [0, classes) that is not ignored.
-
-    Only plain tensors on a CPU are looked at: on another device that would wait for it. There the row is NaN.
-    """
-    if type(target) is not Tensor or not target.is_cpu or target.numel() == 0:
-        return
-    if is_dynamo_compiling() or jit_tracing() or transformed():
-        return
-    if torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
-        return
-    low, high = (int(bound) for bound in torch.aminmax(target))
-    if low >= 0 and high < classes:
-        return
-    wrong = target[((target < 0) | (target >= classes)) & (target != ignore_index)]
-    if wrong.numel():
-        raise InvalidInputError(
-            f"{name}: got target {int(wrong[0])}, expected one in [0, {classes}) or ignore_index = {ignore_index}; to "
-            f"fix: pass the number that marks targets to leave out as ignore_index"
-        )
-
-
-def is_distributed(tensor: Any) -> bool:
-    """Return True for a DTensor."""
-    distributed = modules.get("torch.distributed.tensor")
-    return distributed is not None and isinstance(tensor, distributed.DTensor)
-
-
-# ----------------------------------------------------------------------------------------------------------- reference
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
