@@ -49,6 +49,8 @@ from fusedops.constraints._relations import SameDevice as SameDevice
 from fusedops.constraints._relations import SameDType as SameDType
 from fusedops.constraints._relations import SameShape as SameShape
 from fusedops.constraints._relations import broadcasts as broadcasts
+from fusedops.constraints._sizes import Count as Count
+from fusedops.constraints._sizes import SameSize as SameSize
 from fusedops.constraints._tensors import Dim as Dim
 from fusedops.constraints._tensors import Rank as Rank
 
@@ -59,6 +61,7 @@ __all__ = [
     "Capability",
     "Classes",
     "Constraint",
+    "Count",
     "DType",
     "Dim",
     "Finite",
@@ -79,6 +82,7 @@ __all__ = [
     "SameDType",
     "SameDevice",
     "SameShape",
+    "SameSize",
     "Scalar",
     "When",
     "broadcasts",

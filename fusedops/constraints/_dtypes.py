@@ -123,13 +123,22 @@ class Mask(_Strided):
 class Classes(_Strided):
     """A strided tensor of int64, each the index of a class, such as the target of a loss.
 
+    The indices are data, which no constraint looks at. What they index is for the calls of the conformance kit.
+
+    Args:
+        name: the tensor argument.
+        of: the tensor that has the classes. None: the op's first one.
+        dim: the dim of that tensor whose size is the number of classes.
+        ignored: the parameter with the index of rows that are left out, or None.
+
     >>> from fusedops.constraints import Classes
     >>> Classes("target").describe()
     'target: int64'
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, of: str | None = None, dim: int = -1, ignored: str | None = None) -> None:
         super().__init__(name, torch.int64)
+        self.of, self.dim, self.ignored = of, dim, ignored
 
     def _fix(self, dtype: torch.dtype, needed: str) -> str:
         if dtype.is_floating_point or dtype.is_complex:

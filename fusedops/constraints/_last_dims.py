@@ -95,6 +95,10 @@ class LeadingDims(Beside):
     def describe(self) -> str:
         return f"{self.name}: the shape of {self.other} without its last dim"
 
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        tensors = self.specs(args)
+        return None if tensors is None else tensors[0].replace(shape=tuple(tensors[1].shape[:-1]))
+
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
         tensors = self.specs(args)
         if tensors is None or tensors[1].dim() == 0:

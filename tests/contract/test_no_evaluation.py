@@ -77,6 +77,7 @@ VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
     "Broadcasts": (constraints.Broadcasts, ("x", "y")),
     "Capability": (constraints.Capability, ("x", (9, 0))),
     "Classes": (constraints.Classes, ("x",)),
+    "Count": (constraints.Count, ("x",)),
     "DType": (constraints.DType, ("x", torch.float32)),
     "Dim": (constraints.Dim, ("x", (-1,), 1, 8, 2)),
     "Finite": (constraints.Finite, ("x", 0.0)),
@@ -96,6 +97,7 @@ VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
     "SameDType": (constraints.SameDType, ("x", "y")),
     "SameDevice": (constraints.SameDevice, ("x", "y")),
     "SameShape": (constraints.SameShape, ("x", "y")),
+    "SameSize": (constraints.SameSize, ("x", -1, "y", 0)),
     "Scalar": (constraints.Scalar, ("x", 1.0, (1, 2.0, "a"))),
     "When": (constraints.When, (constraints.Flag("x"), constraints.Flag("y"))),
 }
