@@ -44,11 +44,11 @@ OPTIONS: tuple[Constraint, ...] = (
 )
 
 
-def tensor_constraints(first: str) -> tuple[Constraint, ...]:
+def tensor_constraints(first: str, classes_of: str | None = None, dim: int = -1) -> tuple[Constraint, ...]:
     """Return the constraints on target and denominator beside the parameter ``first``, which has a row for each."""
     none = Present("denominator", False, fix='pass reduction="mean", which divides by it')
     return (
-        Classes("target"),
+        Classes("target", classes_of, dim, ignored="ignore_index"),
         SameDevice("target", first),
         LeadingDims("target", first),
         When(OneOf("reduction", "sum", "none"), none),

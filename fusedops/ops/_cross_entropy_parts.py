@@ -106,7 +106,7 @@ def logit_gradient(
     if z_loss != 0:
         probability = probability * (1 + 2 * z_loss * lse)[..., None]
     hit = torch.arange(z.shape[-1], device=z.device) == classes[..., None]
-    wanted = hit * (1 - label_smoothing) + label_smoothing / z.shape[-1]
+    wanted = hit.to(z.dtype) * (1 - label_smoothing) + label_smoothing / z.shape[-1]
     return (scale[..., None] * (probability - wanted)).masked_fill(ignored[..., None], 0.0)
 
 
