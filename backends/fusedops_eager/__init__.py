@@ -8,6 +8,7 @@ from fusedops_eager.bias_dropout_add import bias_dropout_add, bias_dropout_add_b
 from fusedops_eager.bias_gelu import bias_gelu, bias_gelu_backward
 from fusedops_eager.geglu import geglu, geglu_backward
 from fusedops_eager.layer_norm import layer_norm, layer_norm_backward
+from fusedops_eager.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
 from fusedops_eager.rms_norm import rms_norm, rms_norm_backward
 from fusedops_eager.rotary_embedding import rotary_embedding, rotary_embedding_backward
 from fusedops_eager.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
@@ -44,6 +45,8 @@ def fusedops_backend() -> fusedops.Backend:
             rotary_embedding_backward,
             swiglu,
             swiglu_backward,
+            linear_cross_entropy,
+            linear_cross_entropy_backward,
         ),
         needs="torch",
     )

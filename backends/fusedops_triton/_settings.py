@@ -276,6 +276,18 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool) -> NormSums:
     return NormSums(rows, width, warps, True, power_of_two(ceil_div(ceil_div(n_rows, parts), rows)))
 
 
+# ----------------------------------------------------------------------------------------- rows of classes (the losses)
+
+
+def class_tile(padded: int, element_size: int) -> Tile:
+    """Return the setting for rows of ``padded`` logits, which a program reads twice in blocks and writes in place.
+
+    The hyperbolic tangent of doubles takes so many registers that 512 threads spill 64 bytes each on sm_80.
+    """
+    block = min(power_of_two(padded), LONG_TILE[element_size] // (2 if element_size == 8 else 1))
+    return Tile(block, warps_for(block, ROW_PER_THREAD[element_size] // 2))
+
+
 # --------------------------------------------------------------------------------------------------------- neighbours
 
 

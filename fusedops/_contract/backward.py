@@ -115,7 +115,8 @@ class BackwardCall:
         totals: dict[str, Any] = {}
         for name, grad in grads.items():
             value, needed = self._saved[name]
-            inputs = [each for each in needed if isinstance(kept[each], torch.Tensor)]
+            tensors_of = [each for each in needed if isinstance(kept[each], torch.Tensor)]
+            inputs = [each for each in tensors_of if kept[each].is_floating_point()]
             compute = _of_tensors(value.reference, kept, needed, inputs)
             pullback = torch.func.vjp(compute, *(kept[each] for each in inputs))[1]
             for each, gradient in zip(inputs, pullback(grad)):

@@ -13,6 +13,7 @@ from fusedops.ops._bias_dropout_add import bias_dropout_add as bias_dropout_add
 from fusedops.ops._bias_gelu import bias_gelu as bias_gelu
 from fusedops.ops._geglu import geglu as geglu
 from fusedops.ops._layer_norm import layer_norm as layer_norm
+from fusedops.ops._linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from fusedops.ops._rms_norm import rms_norm as rms_norm
 from fusedops.ops._rotary_embedding import rotary_embedding as rotary_embedding
 from fusedops.ops._scaled_masked_softmax import scaled_masked_softmax as scaled_masked_softmax

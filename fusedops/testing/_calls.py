@@ -12,7 +12,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._contract.values import Case
-from fusedops.testing._roles import dtype_of, masks, one_elements
+from fusedops.testing._roles import classes, dtype_of, masks, one_elements
 
 Call = dict[str, Any]  # a forward call by parameter, in the op's order; each tensor as a TensorSpec
 
@@ -78,6 +78,14 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
     real: dict[str, Any] = {}
     for name, value in call.items():
         real[name] = _random(op, name, value, first, generator) if isinstance(value, TensorSpec) else value
+    defaults = dict(zip(op.parameters, op.defaults))
+    for constraint in classes(op):
+        target = real[constraint.name]
+        if isinstance(target, Tensor) and isinstance(call[constraint.name], TensorSpec):
+            count = call[constraint.of or op.parameters[0]].shape[constraint.dim]
+            target %= max(count, 1)
+            if constraint.ignored is not None:
+                target.view(-1)[2::5] = call.get(constraint.ignored, defaults[constraint.ignored])
     return real
 
 
@@ -91,14 +99,16 @@ def _random(op: Op, name: str, spec: TensorSpec, first: TensorSpec, generator: t
         if tensor.dim() > 1 and tensor.shape[-2] > 1:
             tensor[..., -1, :] = True
     else:  # integers are positions in the last dimension of the first tensor, such as classes
-        tensor = torch.randint(max(first.shape[-1], 1), spec.shape, generator=generator)
+        most = 2**31 if name in [constraint.name for constraint in classes(op)] else max(first.shape[-1], 1)
+        tensor = torch.randint(most, spec.shape, generator=generator)
     return tensor.to(spec.dtype).to(spec.device)
 
 
 def followed(op: Op, call: Call, name: str, shape: tuple[int, ...]) -> Call:
     """Return the call with one tensor of another shape; tensors that had its sizes, or its rank, follow."""
     old: tuple[int, ...] = call[name].shape
-    fixed = one_elements(op)
+    following = [c for c in op.constraints if c.name != name and c.follow(call) is not None]
+    fixed = (*one_elements(op), *(constraint.name for constraint in following))
     changed: Call = {}
     for other, value in call.items():
         if other == name:
@@ -107,6 +117,8 @@ def followed(op: Op, call: Call, name: str, shape: tuple[int, ...]) -> Call:
             changed[other] = value.replace(shape=_following(value.shape, old, shape))
         else:
             changed[other] = value
+    for constraint in following:
+        changed[constraint.name] = constraint.follow(changed) or changed[constraint.name]
     return changed
 
 

@@ -158,7 +158,7 @@ class Subject(KernelCalls):
         likes = empty_outputs(op, args)
         grads = tuple(grad.to(like.dtype).to(self.device) for grad, like in zip(want.grads, likes))
         if form is not None:
-            grads = tuple(map(form, grads))
+            grads = tuple(form(grad) if grad.dim() else grad for grad in grads)
             want = expected(op, plain, grad=grads)
         outputs = tuple(y.to(like.dtype).to(self.device) for y, like in zip(want.outputs, likes))
         with torch.no_grad():

@@ -283,6 +283,37 @@ def rotary_launch(case: dict[str, Any]) -> Launch:
     return launch
 
 
+def classes_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of linear_cross_entropy's kernel: shape of the logits, dtype, target, and maybe gradient,
+    bias, options (False: neither smoothing nor z-loss nor softcap).
+    """
+    from fusedops_triton import _launch, _linear_cross_entropy, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    (rows, classes), dtype = case["shape"], getattr(torch, case["dtype"])
+    wide, padded = torch.promote_types(dtype, torch.float32), -(-classes // 16) * 16
+    logits = torch.empty((rows, padded), dtype=dtype, device="meta")[:, :classes]
+    losses = torch.empty(rows, dtype=wide, device="meta")
+    target = torch.empty(rows, dtype=torch.int64, device="meta")
+    bias = torch.empty(padded, dtype=wide, device="meta") if case.get("bias") else None
+    numbers = (0.1, 1e-4, 30.0) if case.get("options", True) else (0.0, 0.0, None)
+    loss = _linear_cross_entropy.Loss(-100, *numbers)
+    with Recorder() as launches:
+        _linear_cross_entropy.loss_rows(
+            logits,
+            padded,
+            losses,
+            target,
+            losses if case.get("scale") else None,
+            bias,
+            loss,
+            case.get("gradient", True),
+        )
+    (launch,) = launches
+    return launch
+
+
 #: The ops of ``modern_launch``.
 MODERN = ("swiglu", "geglu")
 
@@ -291,10 +322,12 @@ def launch_of(case: dict[str, Any]) -> Launch:
     """Return the launch of a case."""
     if case["op"] in ("forward", "backward"):
         return softmax_launch(case)
-    if "norm" in case["op"]:
-        return norm_launch(case)
+    if case["op"] == "classes":
+        return classes_launch(case)
     if case["op"].startswith("rotary_embedding"):
         return rotary_launch(case)
+    if "norm" in case["op"]:
+        return norm_launch(case)
     return modern_launch(case) if case["op"].startswith(MODERN) else bias_launch(case)
 
 
