@@ -8,6 +8,7 @@ waits for the device.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from typing import NamedTuple
 
@@ -118,10 +119,12 @@ def scaled_gradients(
     denominator: Tensor | None,
     settings: Settings,
     needs: tuple[bool, ...],
+    reuse: bool,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of x, weight and bias from those of the sum of the losses, ``saved``.
 
-    What is not saved is computed by the chunks again.
+    What is not saved is computed by the chunks again. With ``reuse``, ``saved`` may be changed: a second tensor of the
+    size of weight would be most of the memory that the op takes.
     """
     given, flat, total = (x, weight, bias), target.reshape(-1), settings.reduction != "none"
     grad = grad.reshape(-1) if not total else grad
@@ -130,11 +133,12 @@ def scaled_gradients(
     results: list[Tensor | None] = [None, None, None]
     if needs[0] and saved[0] is not None:
         rows = scale.view(target.shape)[..., None]
-        results[0] = (saved[0] * rows).to(x.dtype)
+        results[0] = (saved[0].mul_(rows) if reuse and rows.dtype is x.dtype else saved[0] * rows).to(x.dtype)
     for at in (1, 2) if total else ():
         value, like = saved[at], given[at]
         if needs[at] and value is not None and like is not None:
-            results[at] = (value * factor).to(like.dtype)
+            product = value.mul_(factor) if reuse else value * factor
+            results[at] = product.to(like.dtype)
     lacking = Wanted(*(need and like is not None and r is None for need, like, r in zip(needs, given, results)))
     if any(lacking):
         again = row_losses(x.reshape(flat.numel(), x.shape[-1]), weight, flat, bias, settings, lacking, scale)
@@ -171,6 +175,27 @@ def row_losses(
         wanted: the gradients to compute.
         scale: (N,), the weight of each row in the sum, or None for 1.
     """
+    with _without_autocast(x.device):
+        return _row_losses(x, weight, target, bias, settings, wanted, scale)
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context without autocast, in which a matmul of float32 would be one of 16 bits."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+def _row_losses(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    settings: Settings,
+    wanted: Wanted,
+    scale: Tensor | None,
+) -> Results:
+    """Compute :func:`row_losses`."""
     classes, size = weight.shape
     wide = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
     bias = None if bias is None else bias.to(wide)
@@ -178,7 +203,6 @@ def row_losses(
     kept = (target != settings.ignore_index).nonzero().view(-1) if on_cpu else None
     n_rows = x.shape[0] if kept is None else kept.numel()
     every_row = n_rows == x.shape[0]
-
     losses = x.new_zeros(x.shape[0], dtype=wide)
     dx = (x.new_empty if every_row else x.new_zeros)(x.shape) if wanted.x else None
     dweight = x.new_zeros(weight.shape, dtype=wide) if wanted.weight else None

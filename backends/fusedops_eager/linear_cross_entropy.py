@@ -46,8 +46,9 @@ def linear_cross_entropy_backward(
     denominator: Tensor | None,
     chunk: int | None,
     needs: tuple[bool, ...],
+    reuse: bool,
 ) -> tuple[Tensor | None, ...]:
     """Multiply the gradients of forward by the incoming one; compute again what forward could not."""
     settings = Settings(ignore_index, label_smoothing, z_loss, softcap, reduction, chunk)
     saved = (x_grad, weight_grad, bias_grad)
-    return scaled_gradients(grad, x, weight, target, bias, saved, denominator, settings, needs)
+    return scaled_gradients(grad, x, weight, target, bias, saved, denominator, settings, needs, reuse)

@@ -18,6 +18,7 @@ them into their own gradient in place; two matmuls read it. Nothing waits for th
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import NamedTuple
 
@@ -100,20 +101,26 @@ def row_losses(
         scale = scale.to(wide).contiguous()
     rows = rows_of_chunk(n_rows, size, classes, chunk)
     memory = x.new_empty((rows, padded), dtype=common)
-    for start in range(0, n_rows, rows):
-        at = slice(start, min(start + rows, n_rows))
-        targets = target[at]
-        # 0 for an ignored row: a NaN in it must not reach the gradient of weight
-        x_rows = x[at].resolve_neg().masked_fill((targets == loss.ignore_index)[:, None], 0).to(common)
-        logits = memory[: x_rows.shape[0], :classes]
-        torch.mm(x_rows, weight.t(), out=logits)
-        loss_rows(logits, padded, losses[at], targets, None if scale is None else scale[at], bias, loss, any(wanted))
-        if dx is not None:
-            dx[at] = torch.mm(logits, weight)
-        if dweight is not None:
-            _add_product(dweight, logits, x_rows)
-        if dbias is not None:
-            dbias += logits.sum(0, dtype=wide)
+    device = x.device.type
+    # in which a matmul of float32 would be one of 16 bits
+    casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    with torch.autocast(device, enabled=False) if casts else nullcontext():
+        for start in range(0, n_rows, rows):
+            at = slice(start, min(start + rows, n_rows))
+            targets = target[at]
+            # 0 for an ignored row: a NaN in it must not reach the gradient of weight
+            x_rows = x[at].resolve_neg().masked_fill((targets == loss.ignore_index)[:, None], 0).to(common)
+            logits = memory[: x_rows.shape[0], :classes]
+            torch.mm(x_rows, weight.t(), out=logits)
+            loss_rows(
+                logits, padded, losses[at], targets, None if scale is None else scale[at], bias, loss, any(wanted)
+            )
+            if dx is not None:
+                dx[at] = torch.mm(logits, weight)
+            if dweight is not None:
+                _add_product(dweight, logits, x_rows)
+            if dbias is not None:
+                dbias += logits.sum(0, dtype=wide)
     return Rows(losses, dx, dweight, dbias)
 
 

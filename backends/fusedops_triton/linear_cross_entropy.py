@@ -74,6 +74,7 @@ def linear_cross_entropy_backward(
     denominator: Tensor | None,
     chunk: int | None,
     needs: tuple[bool, ...],
+    reuse: bool,
 ) -> tuple[Tensor | None, ...]:
     """Multiply the gradients of forward by the incoming one; compute again what forward could not."""
     from fusedops_triton._linear_cross_entropy import Loss, row_losses
@@ -89,7 +90,8 @@ def linear_cross_entropy_backward(
     for at, value in ((1, weight_grad), (2, bias_grad)) if reduction != "none" else ():
         like = given[at]
         if needs[at] and value is not None and like is not None:
-            results[at] = (value * factor).to(like.dtype)
+            product = value.mul_(factor) if reuse else value * factor
+            results[at] = product.to(like.dtype)
     lacks = [need and like is not None and r is None for need, like, r in zip(needs, given, results)]
     if any(lacks):
         rows, loss = x.reshape(flat.numel(), x.shape[-1]), Loss(ignore_index, label_smoothing, z_loss, softcap)

@@ -72,6 +72,7 @@ def gradient_error(
     denominator: Tensor | None,
     chunk: int | None,
     needs: tuple[bool, ...],
+    reuse: bool,
 ) -> tuple[Tensor, ...]:
     """Return the largest errors of the gradients of x, weight and bias."""
     _, logits = _errors(absolute, x, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap)
@@ -98,6 +99,8 @@ def _errors(
     if bias is not None:
         terms = terms + _size(bias)
     narrow = max((torch.finfo(t.dtype).eps for t in (x, weight) if t.dtype.itemsize == 2), default=0.0)
+    # the smallest number of float16: each smaller probability is it, or 0
+    least = torch.finfo(torch.float16).tiny * narrow if torch.float16 in (x.dtype, weight.dtype) else 0.0
     # a narrow logit has the rounding of itself; the terms are its usual size
     of_logits = ((absolute + narrow) * terms + narrow * _size(z)).amax(-1, keepdim=True)
     if softcap is not None:
@@ -110,7 +113,7 @@ def _errors(
     of_probability = (torch.expm1(2 * of_logits) * p).clamp(max=1.0)
     of_sum = absolute * (4 + max(target.numel(), z.shape[-1]) ** 0.5)  # over rows for weight, over classes for x
     of_slope = 0.0 if softcap is None else (2 * of_logits / softcap).clamp(max=1.0)
-    dz = factor * of_probability + 2 * z_loss * of_logits * p + (of_sum + narrow + of_slope) * size
+    dz = factor * of_probability + 2 * z_loss * of_logits * p + (of_sum + narrow + of_slope) * size + least
     of_loss = (2 * of_logits + 2 * absolute * _size(lse)) * (1 + 2 * z_loss * _size(lse))
     return of_loss[..., 0].nan_to_num(nan=0.0), dz.nan_to_num(nan=0.0)
 

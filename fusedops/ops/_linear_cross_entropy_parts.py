@@ -138,6 +138,7 @@ def backward(
     denominator: Tensor | None,
     chunk: int | None,
     needs: tuple[bool, ...],
+    reuse: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, weight and bias."""
     wide, summed = arithmetic(x, weight), reduction != "none"

@@ -26,7 +26,7 @@ def _cases() -> dict[str, Case]:
             cases[f"options-{dtype}-{target}"] = {**plain, "bias": True, "scale": True}
     sm_90 = {"op": "classes", "dtype": "bfloat16", "target": "sm_90"}
     cases["odd"] = {**sm_90, "shape": [512, 50257]}  # rows of logits are padded: 16-byte accesses all the same
-    cases["few"] = {**sm_90, "shape": [512, 100]}
+    cases["few"] = {**sm_90, "shape": [512, 1000]}
     cases["loss alone"] = {**sm_90, "shape": [512, 32000], "gradient": False}
     cases["2**37 logits"] = {**sm_90, "shape": [1 << 20, 1 << 17]}
     return cases
