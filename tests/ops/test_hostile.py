@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from calls import dtype_of, options, shapes
-from hostile_calls import KINDS, VECTORS, WILD_SCALES, Dice, Given, _negated, beside, check, main_tensor
+from hostile_calls import KINDS, VECTORS, WILD_SCALES, Dice, Given, _negated, beside, check, main_tensor, of_shape
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -185,9 +185,55 @@ def test_geglu(dice: Dice) -> None:
     check("geglu", {"gate": gate, "up": up, "approximate": forms, "interleaved": flags}, dice)
 
 
+LAYOUTS, WRONG_LAYOUTS = (-2, -2, -3), (-1, 2, 0, None, "-2", -2.0, True, [-2], torch.tensor(-2))
+ANGLE_SHAPES = ("(S, R/2)", "of each batch", "of one batch", "of no pair") * 5
+WRONG_ANGLE_SHAPES = ("doubled", "another length", "longer", "1-d", "elsewhere")
+
+
+def angle_shape(dice: Dice, q: Tensor, seq_dim: int) -> Given:
+    """Return a shape of cos and sin, and whether it goes with q."""
+    length, half, lead = q.shape[seq_dim], q.shape[-1] // 2, tuple(q.shape[:-3])
+    kind = dice.choice(ANGLE_SHAPES * 2 + WRONG_ANGLE_SHAPES)
+    half = half if dice.random() < 0.5 else half // 2
+    forms: dict[str, tuple[int, ...]] = {
+        "of each batch": (*lead, length, half),
+        "of one batch": (*(1 for _ in lead), length, half),
+        "of no pair": (length, 0),
+        "doubled": (length, q.shape[-1] + 2),
+        "another length": (length + 1, half),
+        "longer": (2, *lead, length, half),
+        "1-d": (length,),
+    }
+    return Given(forms.get(kind, (length, half)), kind not in WRONG_ANGLE_SHAPES[:-1])
+
+
+@many
+def test_rotary_embedding(dice: Dice) -> None:
+    q = main_tensor(dice, rank=3)
+    seq_dim = dice.often(LAYOUTS, WRONG_LAYOUTS)
+    call = {"q": q, "interleaved": dice.often(FLAGS, WRONG_FLAGS), "seq_dim": seq_dim}
+    known = isinstance(q.value, Tensor) and not q.value.is_nested and q.value.dim() >= 3
+    x = q.value if known else torch.ones(4, 4, 4)
+    at = seq_dim.value if seq_dim.good else -2
+    shape = list(x.shape)
+    heads = -3 if at == -2 else -2
+    shape[heads] = dice.choice((shape[heads], 1, 2, 0))
+    call["k"] = of_shape(dice, tuple(shape), x, none=True)
+    wanted = angle_shape(dice, x, at)
+    for name in ("cos", "sin"):
+        given = of_shape(dice, wanted.value, x)
+        call[name] = Given(given.value, given.good and wanted.good)
+    order = testing.OPS["rotary_embedding"].parameters
+    check("rotary_embedding", {name: call[name] for name in order}, dice)
+
+
 def least_call(name: str, x: Tensor) -> dict[str, Any]:
     """Return a call with x and what has no default: the other tensors are x, or its first row."""
     op, sizes = testing.OPS[name], shapes(name)
+    if "seq_dim" in op.parameters:  # x is one head, and half of it rotates
+        x = x if x.dim() > 2 else x[None]
+        angle = x.detach()[(0,) * (x.dim() - 2)]
+        return {"q": x, "k": None, "cos": angle[..., : x.shape[-1] // 4], "sin": angle[..., : x.shape[-1] // 4]}
     call = {key: options(name).get(key) for key, value in zip(op.parameters, op.defaults) if value is inspect._empty}
     for key in op.required_tensors:
         row = (0,) * (x.dim() - len(sizes[key]))
