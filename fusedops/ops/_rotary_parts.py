@@ -31,7 +31,10 @@ def pairs(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
 
 def joined(first: Tensor, second: Tensor, interleaved: bool) -> Tensor:
     """Return a tensor whose pairs have these elements."""
-    return torch.stack((first, second), -1).flatten(-2) if interleaved else torch.cat((first, second), -1)
+    if not interleaved:
+        return torch.cat((first, second), -1)
+    # not flatten, for which is_grads_batched=True has no rule
+    return torch.stack((first, second), -1).reshape(*first.shape[:-1], 2 * first.shape[-1])
 
 
 def wide_dtype(x: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
@@ -44,12 +47,11 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
     wide, width = wide_dtype(x, cos, sin), 2 * cos.shape[-1]
     heads = -3 if seq_dim == -2 else -2
     c, s = cos.to(wide).unsqueeze(heads), sin.to(wide).unsqueeze(heads)
-    x1, x2 = pairs(x[..., :width].to(wide), interleaved)
-    first, second = (x1 * c - x2 * s).to(x.dtype), (x2 * c + x1 * s).to(x.dtype)
-    # not cat or stack, which autocast refuses for some dtypes
-    start, end, step = (1, width, 2) if interleaved else (width // 2, width, 1)
-    y = torch.slice_scatter(x, first, -1, 0, width if interleaved else width // 2, step)
-    return torch.slice_scatter(y, second, -1, start, end, step)
+    # all in the wide dtype, also what does not rotate: under autocast cat and stack take no float16 beside bfloat16
+    whole = x.to(wide)
+    x1, x2 = pairs(whole[..., :width], interleaved)
+    y = joined(x1 * c - x2 * s, x2 * c + x1 * s, interleaved)
+    return torch.cat((y, whole[..., width:]), -1).to(x.dtype)
 
 
 def empty(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:

@@ -100,19 +100,24 @@ def call_of(op: Op, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
     return arguments(op.name, inputs(op.name, LENGTH, dtype, batch=BATCH))
 
 
-def aligned(tensor: Tensor, shape: Sequence[int], placements: Sequence[Placement]) -> list[Placement]:
-    """Where a tensor that broadcasts to ``shape`` has to lie beside one that lies at ``placements``."""
+def aligned(
+    tensor: Tensor, shape: Sequence[int], placements: Sequence[Placement], dims: Sequence[int] | None = None
+) -> list[Placement]:
+    """Where a tensor has to lie beside one of ``shape`` that lies at ``placements``; ``dims`` as of ``dims_of``."""
+    own = list(dims or range(-tensor.dim(), 0))
     found: list[Placement] = []
     for placement in placements:
-        at = placement.dim - len(shape) + tensor.dim() if isinstance(placement, Shard) else -1
+        dim = placement.dim - len(shape) if isinstance(placement, Shard) else 0
+        at = own.index(dim) if dim in own else -1
         found.append(Shard(at) if at >= 0 and tensor.shape[at] > 1 else Replicate())
     return found
 
 
 def spread(op: Op, args: Sequence[Any], mesh: DeviceMesh, placements: Sequence[Placement]) -> list[Any]:
     """The arguments as DTensors by ``placements`` of x; the seed stays as it is, a number on every rank."""
+    dims = op.sharding.dims_of(dict(zip(op.parameters, args))) if op.sharding.dims_of else {}
     return [
-        distribute_tensor(arg, mesh, aligned(arg, args[0].shape, placements))
+        distribute_tensor(arg, mesh, aligned(arg, args[0].shape, placements, dims.get(name)))
         if isinstance(arg, Tensor) and name != "seed"
         else arg
         for name, arg in zip(op.parameters, args)

@@ -79,7 +79,9 @@ class Layer(nn.Module):
         self.bias = nn.Parameter(torch.randn(8)) if "bias" in op.parameters else None
 
     def forward(self, x: Tensor) -> Tensor:
-        inside = {"mask": None, "bias": self.bias, "residual": x, "causal": True, "p": 0.3, "seed": 5, "up": x}
+        angle = x.new_full((x.shape[-2], 3), 0.5)
+        inside = {"k": None, "cos": angle.cos(), "sin": angle.sin()}
+        inside |= {"mask": None, "bias": self.bias, "residual": x, "causal": True, "p": 0.3, "seed": 5, "up": x}
         given = {name: value for name, value in inside.items() if name in self.op.parameters}
         return outputs(self.op.function(self.linear(x), **given))[0]
 
