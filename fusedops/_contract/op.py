@@ -31,7 +31,7 @@ class Op:
             with ``Tensor``, ``Tensor | None``, ``float``, ``int``, ``bool`` or ``str``. Returns the output, or a tuple.
         backward: the gradient in plain differentiable torch. Its parameters are ``grad`` (``grad_<output>`` for each of
             several outputs), then by name what forward keeps for it: outputs, saved values, parameters of the op,
-            ``<parameter>_dtype``, ``needs`` (a bool for each of ``differentiable``), ``reuse``: see :class:`BackwardCall`.
+            ``<parameter>_dtype``, ``needs`` (a bool for each of ``differentiable``), ``reuse`` (see BackwardCall).
             Returns one gradient for each of ``differentiable``, None where not wanted; a tuple where there are several.
         differentiable: the tensor parameters that have a gradient.
         tolerance: of the outputs, by dtype: the output's with an error model, the coarsest tensor's without.
