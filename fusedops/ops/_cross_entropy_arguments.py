@@ -1,4 +1,4 @@
-"""The arguments of the cross entropy ops besides the logits: their constraints, the denominator, the range of targets."""
+"""The arguments of the cross entropy ops besides the logits: constraints, the denominator, the range of targets."""
 
 from __future__ import annotations
 

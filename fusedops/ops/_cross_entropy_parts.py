@@ -6,8 +6,8 @@ loss of a row is
 
     lse - (1 - label_smoothing) * z[target] - label_smoothing * mean(z) + z_loss * lse**2
 
-It is 0 for a row whose target is ``ignore_index``, and NaN where the target is not in [0, V). The other arguments are in
-``_cross_entropy_arguments.py``.
+It is 0 for a row whose target is ``ignore_index``, and NaN where the target is not in [0, V). The other
+arguments are in ``_cross_entropy_arguments.py``.
 """
 
 from __future__ import annotations
