@@ -82,11 +82,11 @@ def cross_entropy_backward(
     classes, ignored, _ = parts.places(target, ignore_index, size)
     scale = parts.row_scales(grad, target, ignore_index, size, reduction, denominator)
     factor: Tensor | None = scale if z_loss == 0 else scale * (1 + 2 * z_loss * lse)
-    any_ignored = not logits.is_cpu or bool(ignored.any())
-    if logits.is_cpu and not bool((factor < 0).any()):
+    tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    if logits.is_cpu and not tracing and not bool((factor < 0).any()):
         # a factor that is not negative goes into the exponent: one pass less
         lse, factor = lse - factor.log(), None
-    columns = (classes, lse, factor, scale, ignored if any_ignored else None)
+    columns = (classes, lse, factor, scale, ignored)
     others = [None if each is None else each.unsqueeze(-1) for each in columns]
     buffers = (0 if dx.dtype is wide else 1) + (softcap is not None)
     for buffer, d, x, place, sums, f, g, skip in _slabs(dx, wide, buffers, dx, logits, *others):
@@ -105,8 +105,7 @@ def cross_entropy_backward(
         w.scatter_(-1, place, torch.sub(w.gather(-1, place), g, alpha=1 - label_smoothing))
         if tanh is not None:
             w.addcmul_(w, tanh.square_(), value=-1)
-        if skip is not None:  # whatever the logits: 0 times NaN is NaN
-            w.masked_fill_(skip, 0.0)
+        _clear(w, skip)
         if w is not d:
             d.copy_(w)
     return dx
@@ -137,8 +136,15 @@ def _capped(x: Tensor, softcap: float | None, buffer: _Buffer, wide: torch.dtype
     return torch.div(x if x.dtype is wide else u.copy_(x), softcap, out=u).tanh_().mul_(softcap)
 
 
+def _clear(w: Tensor, skip: Tensor) -> None:
+    """Set the rows of a contiguous slab that are ignored to 0, whatever their logits: 0 times NaN is NaN."""
+    if w.is_cpu:  # where nonzero() waits for no device
+        w.view(-1, w.shape[-1]).index_fill_(0, skip.reshape(-1).nonzero()[:, 0], 0.0)
+    else:
+        w.masked_fill_(skip, 0.0)
+
+
 def _repair(sums: Tensor, ignored: Tensor, logits: Tensor, softcap: float | None) -> None:
     """Compute lse again where it was the difference of two -inf: of a target whose logit is that."""
     lost = sums.isnan() & ~ignored
-    if bool(lost.any()):
-        sums[lost] = torch.logsumexp(parts.capped(logits[lost], softcap), -1)
+    sums[lost] = torch.logsumexp(parts.capped(logits[lost], softcap), -1)

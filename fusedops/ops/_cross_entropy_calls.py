@@ -48,7 +48,13 @@ def min_bytes(logits: Any, target: Any, *rest: Any) -> Mapping[Any, int]:
 
 def sample(batch: int, length: int) -> Mapping[str, Any]:
     """Return a small call for tests."""
-    return {"logits": (batch, length, 6), "target": (batch, length), "label_smoothing": 0.1, "z_loss": 0.01}
+    return {
+        "logits": (batch, length, 6),
+        "target": (batch, length),
+        "label_smoothing": 0.1,
+        "z_loss": 0.01,
+        "softcap": 3.0,
+    }
 
 
 def tokens(rows: int, classes: int, **options: Any) -> dict[str, Any]:

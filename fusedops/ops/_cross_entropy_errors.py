@@ -67,7 +67,7 @@ def backward_error(
     moves = absolute * (2 + 2 * z.abs() + size.abs())
     weight = 1 + 4 * z_loss * size.abs()
     hit = torch.arange(classes) == target[..., None]
-    wanted = hit * (1 - label_smoothing) + label_smoothing / classes
+    wanted = hit.double() * (1 - label_smoothing) + label_smoothing / classes
     probability = torch.exp(z - size)
     change = scale * (probability * weight * moves + absolute * wanted)
     if softcap is None:
