@@ -170,7 +170,7 @@ def _sizes(shape: _Ints, strides: _Ints) -> tuple[_Ints, int]:
     assert walk is not None
     inner, inner_stride, outer_stride = walk
     size = shape[-1]
-    aligned = min(unit(size), *(unit(stride) for stride in (inner_stride, outer_stride) if stride))
+    aligned = min([unit(size), *(unit(stride) for stride in (inner_stride, outer_stride) if stride)])
     scaled = (inner_stride // aligned, outer_stride // aligned, size // aligned)
     return (math.prod(shape[:-1]), inner, *scaled), aligned
 
@@ -254,6 +254,9 @@ def _forward(
     wanted = tl.load(x_row + target, mask=known, other=0.0).to(WIDE)
     if CAP:
         wanted = _tanh(wanted / cap) * cap
+    # NaN if all logits are -inf, as in torch
+    total = tl.where(counts, tl.where(total == 0.0, float("nan"), total), 1.0)
+    top = tl.where(counts, top, 0.0)
     rest = tl.log(total)
     lse = top + rest
     loss = (top - wanted) + rest
