@@ -46,9 +46,6 @@ def min_bytes(logits: Any, target: Any, *rest: Any) -> Mapping[Any, int]:
     return {"forward": size + 8 * rows + wide * losses, "backward": 2 * size + (8 + wide) * rows + wide * losses}
 
 
-_ROWS = {"reduction": "none"}  # each row for itself, as the tests of shards expect of every op
-
-
 def sample(batch: int, length: int) -> Mapping[str, Any]:
     """Return a small call for tests."""
     return {
@@ -57,6 +54,7 @@ def sample(batch: int, length: int) -> Mapping[str, Any]:
         "label_smoothing": 0.1,
         "z_loss": 0.01,
         "softcap": 3.0,
+        "reduction": "none",  # each row for itself, as the tests of shards expect of every op
     }
 
 
