@@ -8,6 +8,7 @@ tensor([[[1.0000, 0.0000],
 
 from fusedops.nn._gated import GEGLU as GEGLU
 from fusedops.nn._gated import SwiGLU as SwiGLU
+from fusedops.nn._losses import CrossEntropyLoss as CrossEntropyLoss
 from fusedops.nn._losses import LinearCrossEntropyLoss as LinearCrossEntropyLoss
 from fusedops.nn._norms import LayerNorm as LayerNorm
 from fusedops.nn._norms import RMSNorm as RMSNorm
@@ -19,6 +20,7 @@ __all__ = [
     "GEGLU",
     "BiasDropoutAdd",
     "BiasGELU",
+    "CrossEntropyLoss",
     "LayerNorm",
     "LinearCrossEntropyLoss",
     "RMSNorm",

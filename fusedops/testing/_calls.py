@@ -32,15 +32,22 @@ def shrunk(case: Case, elements: int, rows: int = 32) -> Case:
     shapes: dict[str, list[int]] = {n: [*value] for n, value in case.args.items() if isinstance(value, tuple)}
     largest = max(shapes.values(), key=prod)
     rank = len(largest)
+    first_dim = {name: 0 if _leads(shape, largest) else rank - len(shape) for name, shape in shapes.items()}
     for dim in range(rank - 1):
         while prod(largest) > elements and largest[dim] > (rows if dim == rank - 2 else 1):
             before = largest[dim]
-            for shape in shapes.values():
-                at = dim - rank + len(shape)
-                if at >= 0 and shape[at] == before:
+            for name, shape in shapes.items():
+                at = dim - first_dim[name]
+                if 0 <= at < len(shape) and shape[at] == before:
                     shape[at] = before // 2
             largest[dim] = before // 2
     return Case(case.name, {**case.args, **{name: tuple(shape) for name, shape in shapes.items()}}, case.source)
+
+
+def _leads(shape: list[int], largest: list[int]) -> bool:
+    """Return True for a tensor that has the leading sizes of the largest one, such as a class for each row."""
+    broadcasts = all(size in (1, full) for size, full in zip(reversed(shape), reversed(largest)))
+    return not broadcasts and shape == largest[: len(shape)]
 
 
 def arguments(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]:

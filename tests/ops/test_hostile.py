@@ -17,13 +17,26 @@ import numpy as np
 import pytest
 import torch
 from calls import dtype_of, options, shapes
-from hostile_calls import KINDS, VECTORS, WILD_SCALES, Dice, Given, _negated, beside, check, main_tensor, of_shape
+from hostile_calls import (
+    KINDS,
+    VECTORS,
+    WILD_SCALES,
+    Dice,
+    Given,
+    _negated,
+    beside,
+    check,
+    classes_of,
+    main_tensor,
+    of_shape,
+)
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import fusedops
 from fusedops import InvalidInputError, TensorSpec, testing
+from fusedops.constraints import LeadingDims
 
 SCALES = (1.0, 0.125, -0.7, 1, 0, -0.0, 1e-30, 50.0, True, np.float64(0.5))
 
@@ -227,15 +240,42 @@ def test_rotary_embedding(dice: Dice) -> None:
     check("rotary_embedding", {name: call[name] for name in order}, dice)
 
 
+SMOOTHINGS, WRONG_SMOOTHINGS = (0.0, 0.1, 1, 0.5), (-0.1, 1.1, math.nan, "0.1", None, torch.tensor(0.5))
+CAPS, WRONG_CAPS = (None, 1.0, 30, 5.0), (0.0, -1.0, math.inf, math.nan, "1", [1.0], torch.tensor(1.0))
+INTEGERS, WRONG_INTEGERS = (-100,), (1.0, None, "1", 2**63, np.int64(1), True, ONE)
+REDUCTIONS, WRONG_REDUCTIONS = ("mean", "sum", "none"), (None, "avg", "", 1, b"sum", ["sum"])
+
+
+@many
+def test_cross_entropy(dice: Dice) -> None:
+    logits = main_tensor(dice, rank=1)
+    if isinstance(logits.value, Tensor) and logits.good and logits.value.shape[-1] == 0:
+        logits = Given(logits.value, False)
+    call = {
+        "logits": logits,
+        "target": classes_of(dice, logits),
+        "ignore_index": dice.often(INTEGERS, WRONG_INTEGERS),
+        "label_smoothing": dice.often(SMOOTHINGS, WRONG_SMOOTHINGS),
+        "z_loss": dice.often((0.0, 1e-4, 1), (-1.0, math.inf, "1", None, torch.tensor(1.0))),
+        "softcap": dice.often(CAPS, WRONG_CAPS),
+        "reduction": dice.often(REDUCTIONS, WRONG_REDUCTIONS),
+    }
+    check("cross_entropy", call, dice)
+
+
 def least_call(name: str, x: Tensor) -> dict[str, Any]:
-    """Return a call with x and what has no default: the other tensors are x, or its first row."""
+    """Return a call with x and what has no default: the other tensors are x, or its first row or column."""
     op, sizes = testing.OPS[name], shapes(name)
     if "seq_dim" in op.parameters:  # x is one head, and half of it rotates
         x = x if x.dim() > 2 else x[None]
         angle = x.detach()[(0,) * (x.dim() - 2)]
         return {"q": x, "k": None, "cos": angle[..., : x.shape[-1] // 4], "sin": angle[..., : x.shape[-1] // 4]}
     call = {key: options(name).get(key) for key, value in zip(op.parameters, op.defaults) if value is inspect._empty}
+    rows = {item.name for item in op.constraints if isinstance(item, LeadingDims)}
     for key in op.required_tensors:
+        if key in rows:
+            call[key] = x.detach()[..., 0].to(dtype_of(name, key, x.dtype))
+            continue
         row = (0,) * (x.dim() - len(sizes[key]))
         value = x if sizes[key] == sizes[op.parameters[0]] else x.detach()[row]
         call[key] = value.to(dtype_of(name, key, x.dtype))

@@ -29,6 +29,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 import fusedops
 from fusedops import testing
+from fusedops.constraints import LeadingDims
 
 EXAMPLES = str(ROOT / "examples")
 BACKENDS = ("eager", "triton")  # triton under its interpreter
@@ -60,6 +61,7 @@ def load() -> None:
     """Fills CHECKS."""
     if EXAMPLES not in sys.path:
         sys.path.append(EXAMPLES)
+    import ranks_loss  # noqa: F401
     import ranks_models  # noqa: F401
     import ranks_ops  # noqa: F401
     import ranks_two_outputs  # noqa: F401
@@ -115,7 +117,11 @@ def aligned(
 
 def spread(op: Op, args: Sequence[Any], mesh: DeviceMesh, placements: Sequence[Placement]) -> list[Any]:
     """The arguments as DTensors by ``placements`` of x; the seed stays as it is, a number on every rank."""
-    dims = op.sharding.dims_of(dict(zip(op.parameters, args))) if op.sharding.dims_of else {}
+    dims = dict(op.sharding.dims_of(dict(zip(op.parameters, args)))) if op.sharding.dims_of else {}
+    rank = args[0].dim()
+    for item in op.constraints:
+        if isinstance(item, LeadingDims):
+            dims[item.name] = range(-rank, -1)
     return [
         distribute_tensor(arg, mesh, aligned(arg, args[0].shape, placements, dims.get(name)))
         if isinstance(arg, Tensor) and name != "seed"
