@@ -153,6 +153,29 @@ def _flag_gems_loss(args: Sequence[Any]) -> Function:
     return loss
 
 
+def _liger_rope(args: Sequence[Any]) -> Function:
+    q, k, cos, _, interleaved, seq_dim = args
+    if interleaved or k is None or seq_dim != -2 or cos.dim() != 2 or 2 * cos.shape[-1] != q.shape[-1]:
+        raise ValueError("takes q and k with the heads first and halves of whole heads")
+    function = importlib.import_module("liger_kernel.ops.rope").LigerRopeFunction
+    # it keeps each entry twice, which a model does once for all layers
+    doubled = [torch.cat((angle, angle), -1)[None] for angle in args[2:4]]
+    return lambda q, k, *rest: function.apply(q, k, *doubled)
+
+
+def _flash_attn_rotary(args: Sequence[Any]) -> Function:
+    if args[2].dim() != 2:
+        raise ValueError("takes cos and sin without a batch")
+    rotary = importlib.import_module("flash_attn.layers.rotary").apply_rotary_emb
+
+    def function(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int) -> Any:
+        # it takes (B, S, N, D) by strides
+        given = [x.transpose(1, 2) if seq_dim == -2 else x for x in (q, k) if x is not None]
+        return tuple(rotary(x, cos, sin, interleaved=interleaved) for x in given)
+
+    return function
+
+
 PEERS: dict[str, dict[str, Callable[[Sequence[Any]], Function]]] = {
     "scaled_masked_softmax": {
         "liger-kernel": _liger,
@@ -163,4 +186,5 @@ PEERS: dict[str, dict[str, Callable[[Sequence[Any]], Function]]] = {
         "unsloth": _unsloth,
     },
     "cross_entropy": {"liger-kernel": _liger_loss, "quack-kernels": _quack_loss, "flag-gems": _flag_gems_loss},
+    "rotary_embedding": {"liger-kernel": _liger_rope, "flash-attn": _flash_attn_rotary},
 }

@@ -63,7 +63,7 @@ def _halves(out: Tensor, x: Tensor, c: Tensor, s: Tensor, sign: int) -> None:
     factor = torch.cat((c, c, c.new_ones(*c.shape[:-1], x.shape[-1] - width)), -1)
     narrow = x.dtype is not wide
     size = slab_elements(x.numel(), 2 * wide.itemsize if narrow else wide.itemsize, x.dtype.itemsize)
-    buffers = Buffers(size, wide)
+    buffers = Buffers(max(size, x.shape[-1]), wide)  # no row is cut
     for o, x_part, f_part, s_part in pieces(size, out, x, factor, s, rows=True):
         a = widened(x_part, buffers(0, o.shape)) if narrow else x_part
         y = buffers(1, o.shape) if narrow else o
@@ -82,7 +82,7 @@ def _interleaved(out: Tensor, x: Tensor, turn: Tensor) -> None:
         out, x = out[..., :width], x[..., :width]
     direct = x.dtype is wide and not x.is_neg() and _has_complex_view(x) and _has_complex_view(out)
     size = slab_elements(x.numel(), wide.itemsize if direct else 2 * wide.itemsize, x.dtype.itemsize)
-    buffers = Buffers(size, wide)
+    buffers = Buffers(max(size, x.shape[-1]), wide)  # no row is cut
     for o, x_part, t_part in pieces(size, out, x, turn, rows=True):
         a = x_part if direct else buffers(0, o.shape).copy_(x_part)
         y = o if direct else buffers(1, o.shape)

@@ -1,4 +1,4 @@
-"""The limits of torch_npu.npu_rotary_mul on the number of heads, which depend on several sizes."""
+"""The limits of npu_rotary_mul on the number of heads, which depend on several sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 1000
 
 def taken(x: Any, interleaved: bool, seq_dim: int) -> bool:
     """Return True where the vendor's op takes the number of heads of a tensor of ``x``'s shape."""
-    if len(x.shape) < 3:  # the empty gradient of a k that is None
+    if 0 in x.shape:  # the vendor's op is not called; of one dim, it is the gradient of a k that is None
         return True
     batch, heads, length = sizes(x, seq_dim)
     if interleaved:
