@@ -33,6 +33,15 @@ def product(one: Tensor, other: Tensor) -> Tensor:
     return one @ other
 
 
+def logsumexp(z: Tensor) -> Tensor:
+    """Return torch's logsumexp of each row, whose shape function cannot have a number of rows that depends on data."""
+    if z.shape[-1] == 0:
+        return torch.logsumexp(z, -1)
+    top = z.detach().amax(-1, keepdim=True)
+    top = top.masked_fill(top.isinf(), 0.0)
+    return (torch.exp(z - top).sum(-1, keepdim=True).log() + top)[..., 0]
+
+
 def arithmetic(x: Any, weight: Any) -> torch.dtype:
     """Return the dtype of the arithmetic and of the loss."""
     return torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
@@ -51,7 +60,7 @@ def logit_gradient(
 ) -> Tensor:
     """Return the gradient of the logits of the sum of ``scale * loss``: (..., V)."""
     z = capped_logits(x, weight, target, bias, ignore_index, softcap)
-    lse = torch.logsumexp(z, -1)
+    lse = logsumexp(z)
     dz = parts.logit_gradient(scale, z, lse, target, ignore_index, label_smoothing, z_loss)
     return parts.uncapped(dz, z, softcap)
 
