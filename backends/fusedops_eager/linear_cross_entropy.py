@@ -45,8 +45,8 @@ def linear_cross_entropy_backward(
     reduction: str,
     denominator: Tensor | None,
     chunk: int | None,
-    needs: tuple[bool, ...],
     reuse: bool,
+    needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """Multiply the gradients of forward by the incoming one; compute again what forward could not."""
     settings = Settings(ignore_index, label_smoothing, z_loss, softcap, reduction, chunk)

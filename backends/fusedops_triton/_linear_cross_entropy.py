@@ -100,7 +100,7 @@ def row_losses(
     if scale is not None:
         scale = scale.to(wide).contiguous()
     rows = rows_of_chunk(n_rows, size, classes, chunk)
-    memory = x.new_empty((rows, padded), dtype=common)
+    memory = x.new_zeros((rows, padded), dtype=common)  # what the padding holds is read
     device = x.device.type
     # in which a matmul of float32 would be one of 16 bits
     casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
@@ -238,7 +238,7 @@ def _loss_and_gradient(
         base = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(top - base) + tl.sum(tl.exp(z - base), axis=0)
         top = higher
-    lse = top + tl.log(total)
+    lse = tl.where(ignored, 0.0, top) + tl.log(tl.where(ignored, 1.0, total))
 
     smooth = scalar(smoothing, WIDE)
     columns = size.to(WIDE)
@@ -263,13 +263,14 @@ def _loss_and_gradient(
         for start in range(0, padded, BLOCK):
             col = start + tl.arange(0, BLOCK)
             z = _capped(line, bias_ptr, col, col < stop, softcap, CAPS, WIDE)
-            g = tl.exp(z - lse) * factor - tl.where(col == target, hit, 0.0)
+            inside = (col < size) & (col < stop)
+            g = tl.exp(tl.where(inside, z - lse, 0.0)) * factor - tl.where(col == target, hit, 0.0)
             if SMOOTHS:
                 g -= everywhere
             if CAPS:
                 ratio = z / scalar(softcap, WIDE)
                 g *= 1.0 - ratio * ratio
-            g = tl.where((col < size) & (col < stop), g, 0.0)
+            g = tl.where(inside, g, 0.0)
             tl.store(line + col, g.to(logits_ptr.dtype.element_ty), mask=col < padded)
 
 
@@ -287,14 +288,18 @@ def _capped(line, bias_ptr, col, reach, softcap, CAPS: tl.constexpr, WIDE: tl.co
 
 @triton.jit
 def _tanh(u, WIDE: tl.constexpr):
-    """Return tanh(u), with a small relative error for small u too, where ``1 - 2 / (exp(2u) + 1)`` cancels."""
-    e = tl.exp(2.0 * u)
-    far = 1.0 - 2.0 / (e + 1.0)
+    """Return tanh(u), with a small relative error for small u too, where ``1 - exp(-2u)`` cancels."""
+    size = tl.abs(u)
+    e = tl.exp(-2.0 * size)  # at most 1: does not overflow
+    far = (1.0 - e) / (1.0 + e)
     if WIDE == tl.float64:  # noqa: SIM300 - ruff takes any upper case name for a constant
-        # expm1(2u) is (e - 1) * 2u / log(e), where the errors of e cancel (Kahan)
-        step = (e - 1.0) * (2.0 * u) / tl.where(e == 1.0, 1.0, tl.log(e))
-        near = tl.where(e == 1.0, u, step / (step + 2.0))
-        return tl.where(tl.abs(u) < 0.5, near, far)
-    s = u * u
-    near = u * (1.0 + s * (-0.33333334 + s * (0.13333334 + s * (-0.053968254 + s * 0.021869488))))
-    return tl.where(tl.abs(u) < 0.2, near, far)
+        # 1 - exp(-2u) is (1 - e) * -2u / log(e), where the errors of e cancel (Kahan)
+        inexact = (e < 1.0) & (e > 0.5)
+        step = (1.0 - e) * (-2.0 * size) / tl.log(tl.where(inexact, e, 0.5))
+        near = tl.where(inexact, step / (2.0 - step), size)
+        positive = tl.where(size < 0.3, near, far)
+    else:
+        s = size * size
+        near = size * (1.0 + s * (-0.33333334 + s * (0.13333334 + s * (-0.053968254 + s * 0.021869488))))
+        positive = tl.where(size < 0.2, near, far)
+    return tl.where(u < 0.0, -positive, positive)

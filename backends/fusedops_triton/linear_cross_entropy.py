@@ -73,8 +73,8 @@ def linear_cross_entropy_backward(
     reduction: str,
     denominator: Tensor | None,
     chunk: int | None,
-    needs: tuple[bool, ...],
     reuse: bool,
+    needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """Multiply the gradients of forward by the incoming one; compute again what forward could not."""
     from fusedops_triton._linear_cross_entropy import Loss, row_losses

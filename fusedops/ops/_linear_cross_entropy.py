@@ -155,7 +155,7 @@ OP = Op(
     unfused=calls.unfused,
     formula="cross_entropy(x @ weight.T + bias, target)",
     sharding=Sharding(whole_of=calls.every_dim),
-    sample=lambda batch, length: {"x": (batch, length, 6), "weight": (11, 6), "target": (batch, length)},
+    sample=lambda batch, length: {"x": (batch, length, 6), "weight": (11, 6), "target": (batch, length), "bias": (11,)},
     large=[Case("small_vocabulary", {"x": (4096, 512), "weight": (32000, 512), "target": (4096,)})],
     sweep=lambda rows, width: {"x": (rows, width), "weight": (32000, width), "target": (rows,)},
     peers=calls.PEERS,

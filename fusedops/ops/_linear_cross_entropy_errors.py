@@ -71,8 +71,8 @@ def gradient_error(
     reduction: str,
     denominator: Tensor | None,
     chunk: int | None,
-    needs: tuple[bool, ...],
     reuse: bool,
+    needs: tuple[bool, ...],
 ) -> tuple[Tensor, ...]:
     """Return the largest errors of the gradients of x, weight and bias."""
     _, logits = _errors(absolute, x, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap)

@@ -20,8 +20,26 @@ def capped_logits(
     """Return z of each row, (..., V), in the dtype of the arithmetic. An ignored row of x counts as 0."""
     wide = arithmetic(x, weight)
     rows = x.to(wide).masked_fill((target == ignore_index)[..., None], 0.0)
-    logits = rows @ weight.to(wide).t()
+    logits = product(rows, weight.to(wide).t())
     return parts.capped(logits if bias is None else logits + bias.to(wide), softcap)
+
+
+def product(one: Tensor, other: Tensor) -> Tensor:
+    """Return ``one @ other`` in their dtype, also under autocast, which would narrow it."""
+    device = one.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return one @ other
+    return one @ other
+
+
+def logsumexp(z: Tensor) -> Tensor:
+    """Return torch's logsumexp of each row, whose shape function cannot have a number of rows that depends on data."""
+    if z.shape[-1] == 0:
+        return torch.logsumexp(z, -1)
+    top = z.detach().amax(-1, keepdim=True)
+    top = top.masked_fill(top.isinf(), 0.0)
+    return (torch.exp(z - top).sum(-1, keepdim=True).log() + top)[..., 0]
 
 
 def arithmetic(x: Any, weight: Any) -> torch.dtype:
@@ -42,7 +60,7 @@ def logit_gradient(
 ) -> Tensor:
     """Return the gradient of the logits of the sum of ``scale * loss``: (..., V)."""
     z = capped_logits(x, weight, target, bias, ignore_index, softcap)
-    lse = torch.logsumexp(z, -1)
+    lse = logsumexp(z)
     dz = parts.logit_gradient(scale, z, lse, target, ignore_index, label_smoothing, z_loss)
     return parts.uncapped(dz, z, softcap)
 
@@ -66,7 +84,7 @@ def x_grad(
     """Compute the saved value: the gradient of the sum of the losses with respect to x."""
     options = (ignore_index, label_smoothing, z_loss, softcap)
     g = logit_gradient(_ones(x, weight, target, ignore_index), x, weight, target, bias, *options)
-    return (g @ weight.to(g.dtype)).to(x.dtype)
+    return product(g, weight.to(g.dtype)).to(x.dtype)
 
 
 def weight_grad(
@@ -113,7 +131,7 @@ def bias_grad(
 def _of_weight(g: Tensor, x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     """Return the gradient of weight from that of the logits: (V, H)."""
     rows = x.to(g.dtype).masked_fill((target == ignore_index)[..., None], 0.0)
-    return g.reshape(target.numel(), g.shape[-1]).t() @ rows.reshape(target.numel(), x.shape[-1])
+    return product(g.reshape(target.numel(), g.shape[-1]).t(), rows.reshape(target.numel(), x.shape[-1]))
 
 
 def sum_factor(grad: Tensor, target: Tensor, ignore_index: int, reduction: str, denominator: Tensor | None) -> Tensor:
@@ -137,8 +155,8 @@ def backward(
     reduction: str,
     denominator: Tensor | None,
     chunk: int | None,
-    needs: tuple[bool, ...],
     reuse: bool,
+    needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, weight and bias."""
     wide, summed = arithmetic(x, weight), reduction != "none"
@@ -156,7 +174,7 @@ def backward(
     if any(lacking):
         g = logit_gradient(scale, x, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap)
         if lacking[0]:
-            dx = (g @ weight.to(wide)).to(x.dtype)
+            dx = product(g, weight.to(wide)).to(x.dtype)
         if lacking[1]:
             dweight = _of_weight(g, x, target, ignore_index).to(weight.dtype)
         if lacking[2] and bias is not None:

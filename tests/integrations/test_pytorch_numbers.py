@@ -132,7 +132,7 @@ def test_opcheck_of_the_overload(op: str, name: str) -> None:
     args = arguments(op, growing(op, inputs(op)))
 
     def as_tensor(value: Any, text: str) -> Any:
-        return torch.tensor(value, dtype=torch.float64) if text.startswith("float") else value
+        return torch.tensor(value, dtype=torch.float64) if text.startswith("float") and value is not None else value
 
     given = [as_tensor(value, text) for value, text in zip(args, contract.types.values())]
     torch.library.opcheck(getattr(torch.ops.fusedops, op).numbers, given)
