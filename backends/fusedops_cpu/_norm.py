@@ -108,6 +108,13 @@ def norm_backward(
     columns = s.shape[-1]
     dweight = None if weight is None or not needs[2] else torch.empty_like(weight)
     dbias = None if bias is None or not needs[3] else torch.empty_like(bias, memory_format=torch.contiguous_format)
+    if not s.numel():
+        return (
+            dx,
+            dresidual,
+            dweight if dweight is None else dweight.zero_(),
+            dbias if dbias is None else dbias.zero_(),
+        )
     if status := library().norm_backward(
         NORM_BACKWARD(
             grad.data_ptr(),

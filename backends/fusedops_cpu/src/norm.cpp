@@ -221,7 +221,8 @@ using namespace fusedops;
 
 FUSEDOPS_EXPORT int fusedops_norm_forward(const NormForward* call) {
   if (call->rows < 0 || call->columns < 0) return INVALID;
-  if (call->rows && call->columns && (!call->x || !call->y || !call->residual != !call->s)) return INVALID;
+  if (!call->rows || (!call->columns && !call->rstds)) return OK;
+  if (call->columns && (!call->x || !call->y || !call->residual != !call->s)) return INVALID;
   return with_dtype(call->dtype, [=](auto element) {
     using T = decltype(element);
     return call->centered ? forward<T, true>(*call) : forward<T, false>(*call);
@@ -230,7 +231,8 @@ FUSEDOPS_EXPORT int fusedops_norm_forward(const NormForward* call) {
 
 FUSEDOPS_EXPORT int fusedops_norm_backward(const NormBackward* call) {
   if (call->rows < 0 || call->columns < 0) return INVALID;
-  if (call->rows && call->columns && (!call->grad || !call->s || !call->rstds)) return INVALID;
+  if (!call->rows || !call->columns) return OK;
+  if (!call->grad || !call->s || !call->rstds) return INVALID;
   return with_dtype(call->dtype, [=](auto element) {
     using T = decltype(element);
     return call->means ? backward<T, true>(*call) : backward<T, false>(*call);
