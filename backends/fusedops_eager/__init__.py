@@ -6,6 +6,7 @@ from fusedops_eager.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_eager.bias_dropout import bias_dropout, bias_dropout_backward
 from fusedops_eager.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
 from fusedops_eager.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_eager.cross_entropy import cross_entropy, cross_entropy_backward
 from fusedops_eager.geglu import geglu, geglu_backward
 from fusedops_eager.layer_norm import layer_norm, layer_norm_backward
 from fusedops_eager.rms_norm import rms_norm, rms_norm_backward
@@ -37,6 +38,8 @@ def fusedops_backend() -> fusedops.Backend:
             layer_norm_backward,
             add_layer_norm,
             add_layer_norm_backward,
+            cross_entropy,
+            cross_entropy_backward,
             geglu,
             geglu_backward,
             swiglu,

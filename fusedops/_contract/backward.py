@@ -115,7 +115,7 @@ class BackwardCall:
         totals: dict[str, Any] = {}
         for name, grad in grads.items():
             value, needed = self._saved[name]
-            inputs = [each for each in needed if isinstance(kept[each], torch.Tensor)]
+            inputs = [each for each in needed if _is_floating(kept[each])]
             compute = _of_tensors(value.reference, kept, needed, inputs)
             pullback = torch.func.vjp(compute, *(kept[each] for each in inputs))[1]
             for each, gradient in zip(inputs, pullback(grad)):
@@ -177,6 +177,10 @@ def _with_dtypes(scalars: Getter, dtypes_of: list[int]) -> Getter:
     if not dtypes_of:
         return scalars
     return lambda args: (*scalars(args), *[args[at].dtype for at in dtypes_of])
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _of_tensors(

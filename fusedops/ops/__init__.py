@@ -11,6 +11,7 @@ from fusedops.ops._add_rms_norm import add_rms_norm as add_rms_norm
 from fusedops.ops._bias_dropout import bias_dropout as bias_dropout
 from fusedops.ops._bias_dropout_add import bias_dropout_add as bias_dropout_add
 from fusedops.ops._bias_gelu import bias_gelu as bias_gelu
+from fusedops.ops._cross_entropy import cross_entropy as cross_entropy
 from fusedops.ops._geglu import geglu as geglu
 from fusedops.ops._layer_norm import layer_norm as layer_norm
 from fusedops.ops._rms_norm import rms_norm as rms_norm

@@ -1,4 +1,4 @@
-"""The arguments of the cross entropy ops besides the logits: their constraints, the denominator, the range of targets."""
+"""The arguments of the cross entropy ops besides the logits: constraints, the denominator, the range of targets."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def check_targets(name: str, target: Tensor, ignore_index: int, classes: int) ->
 
     Only plain tensors on a CPU are looked at: on another device that would wait for it. There the row is NaN.
     """
-    if type(target) is not Tensor or not target.is_cpu or target.numel() == 0:
-        return
     if is_dynamo_compiling() or jit_tracing() or transformed():
+        return
+    if type(target) is not Tensor or not target.is_cpu or target.numel() == 0:
         return
     if torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
         return

@@ -6,8 +6,8 @@ loss of a row is
 
     lse - (1 - label_smoothing) * z[target] - label_smoothing * mean(z) + z_loss * lse**2
 
-It is 0 for a row whose target is ``ignore_index``, and NaN where the target is not in [0, V). The other arguments are in
-``_cross_entropy_arguments.py``.
+It is 0 for a row whose target is ``ignore_index``, and NaN where the target is not in [0, V). The other
+arguments are in ``_cross_entropy_arguments.py``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ def places(target: Tensor, ignore_index: int, classes: int) -> tuple[Tensor, Ten
 
 def logsumexp(z: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     """Return lse of each row of z, 0 for an ignored row: (...)."""
-    return torch.logsumexp(z, -1).masked_fill(target == ignore_index, 0.0)
+    # not torch.logsumexp, which cannot be traced for sizes that depend on data (torch 2.13)
+    top = z.detach().amax(-1, keepdim=True)
+    top = top.masked_fill(~top.isfinite(), 0.0)
+    sums = torch.exp(z - top).sum(-1).log() + top[..., 0]
+    return sums.masked_fill(target == ignore_index, 0.0)
 
 
 def row_losses(z: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float) -> Tensor:
@@ -106,7 +110,7 @@ def logit_gradient(
     if z_loss != 0:
         probability = probability * (1 + 2 * z_loss * lse)[..., None]
     hit = torch.arange(z.shape[-1], device=z.device) == classes[..., None]
-    wanted = hit * (1 - label_smoothing) + label_smoothing / z.shape[-1]
+    wanted = hit.to(z.dtype) * (1 - label_smoothing) + label_smoothing / z.shape[-1]
     return (scale[..., None] * (probability - wanted)).masked_fill(ignored[..., None], 0.0)
 
 

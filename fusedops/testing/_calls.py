@@ -12,7 +12,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._contract.values import Case
-from fusedops.testing._roles import dtype_of, masks, one_elements
+from fusedops.testing._roles import dtype_of, masks, of_rows, one_elements
 
 Call = dict[str, Any]  # a forward call by parameter, in the op's order; each tensor as a TensorSpec
 
@@ -32,15 +32,22 @@ def shrunk(case: Case, elements: int, rows: int = 32) -> Case:
     shapes: dict[str, list[int]] = {n: [*value] for n, value in case.args.items() if isinstance(value, tuple)}
     largest = max(shapes.values(), key=prod)
     rank = len(largest)
+    first_dim = {name: 0 if _leads(shape, largest) else rank - len(shape) for name, shape in shapes.items()}
     for dim in range(rank - 1):
         while prod(largest) > elements and largest[dim] > (rows if dim == rank - 2 else 1):
             before = largest[dim]
-            for shape in shapes.values():
-                at = dim - rank + len(shape)
-                if at >= 0 and shape[at] == before:
+            for name, shape in shapes.items():
+                at = dim - first_dim[name]
+                if 0 <= at < len(shape) and shape[at] == before:
                     shape[at] = before // 2
             largest[dim] = before // 2
     return Case(case.name, {**case.args, **{name: tuple(shape) for name, shape in shapes.items()}}, case.source)
+
+
+def _leads(shape: list[int], largest: list[int]) -> bool:
+    """Return True for a tensor that has the leading sizes of the largest one, such as a class for each row."""
+    broadcasts = all(size in (1, full) for size, full in zip(reversed(shape), reversed(largest)))
+    return not broadcasts and shape == largest[: len(shape)]
 
 
 def arguments(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]:
@@ -98,11 +105,13 @@ def _random(op: Op, name: str, spec: TensorSpec, first: TensorSpec, generator: t
 def followed(op: Op, call: Call, name: str, shape: tuple[int, ...]) -> Call:
     """Return the call with one tensor of another shape; tensors that had its sizes, or its rank, follow."""
     old: tuple[int, ...] = call[name].shape
-    fixed = one_elements(op)
+    fixed, rows = one_elements(op), of_rows(op)
     changed: Call = {}
     for other, value in call.items():
         if other == name:
             changed[other] = value.replace(shape=shape)
+        elif isinstance(value, TensorSpec) and rows.get(other) == name:
+            changed[other] = value.replace(shape=shape[:-1])
         elif isinstance(value, TensorSpec) and other not in fixed:
             changed[other] = value.replace(shape=_following(value.shape, old, shape))
         else:

@@ -8,7 +8,7 @@ import torch
 
 from fusedops._contract.constraint import Constraint
 from fusedops._contract.op import Op
-from fusedops.constraints import Broadcasts, DType, Finite, Flag, Mask, OneElement, Probability, When
+from fusedops.constraints import Broadcasts, DType, Finite, Flag, LeadingDims, Mask, OneElement, Probability, When
 
 
 def masks(op: Op) -> tuple[str, ...]:
@@ -25,6 +25,11 @@ def masked_tensor(op: Op, mask: str) -> str | None:
 def one_elements(op: Op) -> tuple[str, ...]:
     """Return the tensors of one element, whose shape does not follow the others'."""
     return _named(op, OneElement)
+
+
+def of_rows(op: Op) -> dict[str, str]:
+    """Return the tensors that have an element for each row of another one, such as a target, and that other one."""
+    return {c.name: c.other for c in _constraints(op) if isinstance(c, LeadingDims)}
 
 
 def seeds(op: Op) -> tuple[str, ...]:

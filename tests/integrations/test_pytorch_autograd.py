@@ -187,7 +187,7 @@ def test_saved_tensors_hooks_see_what_is_kept(op: str, way: Way) -> None:
 def kept_for_backward(op: str, tensors: list[Tensor]) -> tuple[Any, ...]:
     """Return the arguments of backward that forward keeps; the first tensor stands for outputs and saved values."""
     contract, args = OPS[op], arguments(op, tensors)
-    results = [args[0]] * (len(contract.outputs) + len(contract.saved))
+    results = [args[0]] * len(contract.outputs) + [None if value.optional else args[0] for value in contract.saved]
     grads = [None] * len(contract.outputs)
     return contract.backward_arguments(grads, results, args, ())[len(grads) :]
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 import fusedops
 from fusedops import InvalidInputError, TensorSpec, testing
+from fusedops.constraints import LeadingDims
 
 SCALES = (1.0, 0.125, -0.7, 1, 0, -0.0, 1e-30, 50.0, True, np.float64(0.5))
 
@@ -186,10 +187,14 @@ def test_geglu(dice: Dice) -> None:
 
 
 def least_call(name: str, x: Tensor) -> dict[str, Any]:
-    """Return a call with x and what has no default: the other tensors are x, or its first row."""
+    """Return a call with x and what has no default: the other tensors are x, or its first row or column."""
     op, sizes = testing.OPS[name], shapes(name)
     call = {key: options(name).get(key) for key, value in zip(op.parameters, op.defaults) if value is inspect._empty}
+    rows = {item.name for item in op.constraints if isinstance(item, LeadingDims)}
     for key in op.required_tensors:
+        if key in rows:
+            call[key] = x.detach()[..., 0].to(dtype_of(name, key, x.dtype))
+            continue
         row = (0,) * (x.dim() - len(sizes[key]))
         value = x if sizes[key] == sizes[op.parameters[0]] else x.detach()[row]
         call[key] = value.to(dtype_of(name, key, x.dtype))
