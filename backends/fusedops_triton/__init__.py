@@ -14,6 +14,7 @@ from fusedops_triton.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_triton.bias_dropout import bias_dropout, bias_dropout_backward
 from fusedops_triton.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
 from fusedops_triton.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_triton.cross_entropy import cross_entropy, cross_entropy_backward
 from fusedops_triton.geglu import geglu, geglu_backward
 from fusedops_triton.layer_norm import layer_norm, layer_norm_backward
 from fusedops_triton.rms_norm import rms_norm, rms_norm_backward
@@ -68,6 +69,8 @@ def fusedops_backend() -> fusedops.Backend:
             layer_norm_backward,
             add_layer_norm,
             add_layer_norm_backward,
+            cross_entropy,
+            cross_entropy_backward,
             geglu,
             geglu_backward,
             swiglu,

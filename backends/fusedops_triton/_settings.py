@@ -260,6 +260,37 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool) -> NormSums:
     return NormSums(rows, width, warps, True, power_of_two(ceil_div(ceil_div(n_rows, parts), rows)))
 
 
+# ----------------------------------------------------------------------------------------------------- rows (the loss)
+
+
+def loss_plan(size: int, element_size: int) -> Plan:
+    """Return the default setting of cross entropy's forward for rows of ``size`` logits.
+
+    It reads each row once, so nothing is gained by a row on chip: rows longer than LONG_TILE go through in tiles of
+    that, shorter ones whole, several in a program of one warp.
+    """
+    width = power_of_two(size)
+    if width > LONG_TILE[element_size]:
+        block = LONG_TILE[element_size]
+        return Plan(1, block, warps_for(block, ROW_PER_THREAD[element_size] // 2), False)
+    rows = min(max(1, SHORT_TILE // width), SHORT_ROWS)
+    return Plan(rows, width, warps_for(rows * width, ROW_PER_THREAD[element_size] // 2), True)
+
+
+def loss_gradient_plan(size: int, element_size: int) -> Plan:
+    """Return the default setting of cross entropy's backward, which computes each element by itself.
+
+    A block of columns is a flat tile of one row: with one input and one result, two 16-byte loads are in flight. Many
+    programs share a row, so that a few rows fill a GPU too.
+    """
+    block, warps = tile(element_size)
+    width = power_of_two(size)
+    if width >= block:
+        return Plan(1, block, warps, False)
+    rows = min(block // width, SHORT_ROWS)
+    return Plan(rows, width, warps_for(rows * width, FLAT_PER_THREAD[element_size]), True)
+
+
 # --------------------------------------------------------------------------------------------------------- neighbours
 
 

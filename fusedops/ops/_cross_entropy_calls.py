@@ -69,6 +69,7 @@ CASES = [
     Case("llama_3_8b", tokens(2048, 128256), "Llama 3 8B, one sequence"),
     Case("olmo_2", tokens(1024, 100352, z_loss=1e-5, reduction="sum"), "OLMo 2, with its z-loss"),
     Case("gemma_2", tokens(512, 256000, softcap=30.0), "Gemma 2, with its softcap"),
+    Case("accumulated", tokens(64, 2000, denominator=(1,)), "a part of a step, divided by the targets of the step"),
     Case("ragged", {"logits": (3, 5, 1001), "target": (3, 5), "z_loss": 0.1, "softcap": 2.0}, "odd sizes"),
 ]
 

@@ -42,6 +42,7 @@ def test_every_vendor_op_of_the_backend_is_seen() -> None:
         "npu_scaled_masked_softmax", "npu_scaled_masked_softmax_backward", "npu_gelu", "npu_gelu_backward",
         "npu_rms_norm", "npu_rms_norm_backward",
         "npu_swiglu", "npu_swiglu_backward", "npu_geglu", "npu_geglu_grad",
+        "npu_cross_entropy_loss", "npu_cross_entropy_loss_backward",
     }  # fmt: skip
     assert source.count(".npu_") == len(used()) + source.count('"torch_npu.npu_') + source.count(
         "Source: torch_npu.npu_"
