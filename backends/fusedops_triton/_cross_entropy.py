@@ -138,7 +138,7 @@ def _forward_launch(shape: _Ints, strides: _Ints, dtype: torch.dtype, smooth: bo
         grid = (ceil_div(math.prod(shape[:-1]), setting.rows),)
         return Launch(_forward, grid, sizes, constants, setting.warps)
 
-    return tuned(make_launch, loss_plan(shape[-1], dtype.itemsize), power_of_two(shape[-1]), dtype.itemsize)
+    return tuned(make_launch, loss_plan(shape[-1], dtype.itemsize, cap), power_of_two(shape[-1]), dtype.itemsize)
 
 
 @cached_by_layout

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Saved, Sharding, Tolerance
+from fusedops._contract.values import Saved, Tolerance
 from fusedops._dispatch.call import call
 from fusedops.constraints import Dim, Floating, Rank
 from fusedops.ops import _cross_entropy_calls as calls
 from fusedops.ops import _cross_entropy_parts as parts
 from fusedops.ops._cross_entropy_arguments import OPTIONS, check_targets, denominator_tensor, tensor_constraints
 from fusedops.ops._cross_entropy_errors import backward_error, forward_error
+from fusedops.ops._cross_entropy_ranks import SHARDING
 
 
 def cross_entropy(
@@ -169,7 +170,7 @@ OP = Op(
     min_bytes=calls.min_bytes,
     unfused=calls.unfused,
     formula="logsumexp(logits) - logits[target], smoothed, with z-loss, capped",
-    sharding=Sharding(whole=(-1,)),
+    sharding=SHARDING,
     complete=completed,
     sample=calls.sample,
     large=calls.LARGE,

@@ -54,6 +54,7 @@ def sample(batch: int, length: int) -> Mapping[str, Any]:
         "label_smoothing": 0.1,
         "z_loss": 0.01,
         "softcap": 3.0,
+        "reduction": "none",  # each row for itself, as the tests of shards expect of every op
     }
 
 
@@ -65,6 +66,7 @@ def tokens(rows: int, classes: int, **options: Any) -> dict[str, Any]:
 CASES = [
     Case("vit", tokens(256, 1000, label_smoothing=0.1), "ViT and ResNet, ImageNet's 1000 classes"),
     Case("tags", {"logits": (8, 64, 9), "target": (8, 64), "ignore_index": 0, "reduction": "none"}, "CoNLL's tags"),
+    Case("tags_mean", {"logits": (8, 64, 9), "target": (8, 64), "ignore_index": 0}, "CoNLL's tags, one for padding"),
     Case("gpt2", tokens(1024, 50257), "GPT-2, one sequence"),
     Case("llama_3_8b", tokens(2048, 128256), "Llama 3 8B, one sequence"),
     Case("olmo_2", tokens(1024, 100352, z_loss=1e-5, reduction="sum"), "OLMo 2, with its z-loss"),

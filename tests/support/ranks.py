@@ -29,6 +29,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 import fusedops
 from fusedops import testing
+from fusedops.constraints import LeadingDims
 
 EXAMPLES = str(ROOT / "examples")
 BACKENDS = ("eager", "triton")  # triton under its interpreter
@@ -60,6 +61,7 @@ def load() -> None:
     """Fills CHECKS."""
     if EXAMPLES not in sys.path:
         sys.path.append(EXAMPLES)
+    import ranks_loss  # noqa: F401
     import ranks_models  # noqa: F401
     import ranks_ops  # noqa: F401
     import ranks_two_outputs  # noqa: F401
@@ -100,19 +102,23 @@ def call_of(op: Op, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
     return arguments(op.name, inputs(op.name, LENGTH, dtype, batch=BATCH))
 
 
-def aligned(tensor: Tensor, shape: Sequence[int], placements: Sequence[Placement]) -> list[Placement]:
-    """Where a tensor that broadcasts to ``shape`` has to lie beside one that lies at ``placements``."""
+def aligned(
+    tensor: Tensor, shape: Sequence[int], placements: Sequence[Placement], of_rows: bool = False
+) -> list[Placement]:
+    """Where a tensor that broadcasts to ``shape``, or has one element for each row, lies beside ``placements``."""
     found: list[Placement] = []
     for placement in placements:
-        at = placement.dim - len(shape) + tensor.dim() if isinstance(placement, Shard) else -1
-        found.append(Shard(at) if at >= 0 and tensor.shape[at] > 1 else Replicate())
+        shift = 0 if of_rows else tensor.dim() - len(shape)
+        at = placement.dim + shift if isinstance(placement, Shard) else -1
+        found.append(Shard(at) if 0 <= at < tensor.dim() and tensor.shape[at] > 1 else Replicate())
     return found
 
 
 def spread(op: Op, args: Sequence[Any], mesh: DeviceMesh, placements: Sequence[Placement]) -> list[Any]:
     """The arguments as DTensors by ``placements`` of x; the seed stays as it is, a number on every rank."""
+    rows = {item.name for item in op.constraints if isinstance(item, LeadingDims)}
     return [
-        distribute_tensor(arg, mesh, aligned(arg, args[0].shape, placements))
+        distribute_tensor(arg, mesh, aligned(arg, args[0].shape, placements, name in rows))
         if isinstance(arg, Tensor) and name != "seed"
         else arg
         for name, arg in zip(op.parameters, args)

@@ -81,6 +81,9 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inside = {"mask": None, "bias": self.bias, "residual": x, "causal": True, "p": 0.3, "seed": 5, "up": x}
         given = {name: value for name, value in inside.items() if name in self.op.parameters}
+        if "target" in self.op.parameters:  # a loss, of each row, beside which the next layer needs columns
+            target = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
+            return x + self.op.function(self.linear(x), target, reduction="none").unsqueeze(-1)
         return outputs(self.op.function(self.linear(x), **given))[0]
 
 

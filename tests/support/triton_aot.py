@@ -264,6 +264,32 @@ def modern_launch(case: dict[str, Any]) -> Launch:
     return launch
 
 
+def loss_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of cross entropy. op: "cross_entropy" or "cross_entropy backward"; shape, dtype, target, and
+    maybe options (True: smoothing and softcap), padded (the columns of the memory that the logits are cut out of).
+    """
+    from fusedops_triton import _cross_entropy, _launch, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    *lead, width = case["shape"]
+    dtype = getattr(torch, case["dtype"])
+    logits = torch.empty((*lead, case.get("padded", width)), dtype=dtype, device="meta")[..., :width]
+    target = torch.empty(lead, dtype=torch.int64, device="meta")
+    lse = torch.empty(lead, dtype=torch.promote_types(dtype, torch.float32), device="meta")
+    both = case.get("options", False)
+    options = _cross_entropy.Options(-100, 0.1 if both else 0.0, 0.01, 30.0 if both else None, "mean")
+    with Recorder() as launches:
+        if case["op"].endswith("backward"):
+            _cross_entropy.cross_entropy_backward(lse.flatten()[0], logits, lse, target, options, None)
+        else:
+            _cross_entropy.cross_entropy_forward(logits, target, options, None, True)
+    for launch in launches:
+        assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+    (rows,) = (launch for launch in launches if launch.kernel.__name__ != "_sum_rows")
+    return rows
+
+
 #: The ops of ``modern_launch``.
 MODERN = ("swiglu", "geglu")
 
@@ -272,14 +298,16 @@ def launch_of(case: dict[str, Any]) -> Launch:
     """Return the launch of a case."""
     if case["op"] in ("forward", "backward"):
         return softmax_launch(case)
-    return modern_launch(case) if case["op"].startswith(MODERN) else bias_launch(case)
+    if case["op"].startswith("cross_entropy"):
+        return loss_launch(case)
+    if case["op"].startswith(MODERN):
+        return modern_launch(case)
+    return norm_launch(case) if "norm" in case["op"] else bias_launch(case)
 
 
 def main() -> None:
     """Cases, a JSON list, from standard input; a line of JSON for each, as it is done, to standard output."""
     for case in json.load(sys.stdin):
-        launch_of = norm_launch if "norm" in case["op"] else bias_launch
-        launch = softmax_launch(case) if case["op"] in ("forward", "backward") else launch_of(case)
         launch = launch_of(case)
         facts = compile_launch(launch, case["target"], case.get("aligned", True))
         print(json.dumps({"case": case, "facts": facts}), flush=True)
