@@ -118,6 +118,41 @@ def _flag_gems(args: Sequence[Any]) -> Function:
     return softmax
 
 
+def _loss_options(args: Sequence[Any]) -> dict[str, Any]:
+    """Return the arguments of cross_entropy besides the tensors by name, without a denominator."""
+    names = ("ignore_index", "label_smoothing", "z_loss", "softcap", "reduction")
+    if args[-1] is not None:
+        raise ValueError("has no denominator")
+    return dict(zip(names, args[2:-1]))
+
+
+def _liger_loss(args: Sequence[Any]) -> Function:
+    options = _loss_options(args)
+    options["lse_square_scale"] = options.pop("z_loss")
+    module = importlib.import_module("liger_kernel.transformers.cross_entropy").LigerCrossEntropyLoss(**options)
+    # its gradient is written over the logits
+    return lambda logits, target, *rest: module(logits.clone().flatten(0, -2), target.flatten())
+
+
+def _quack_loss(args: Sequence[Any]) -> Function:
+    options = _loss_options(args)
+    if options["label_smoothing"] or options["z_loss"] or options["softcap"] is not None:
+        raise ValueError("has no label smoothing, z-loss or softcap")
+    function = importlib.import_module("quack.cross_entropy").cross_entropy
+    kept = {name: options[name] for name in ("ignore_index", "reduction")}
+    return lambda logits, target, *rest: function(logits.flatten(0, -2), target.flatten(), **kept)
+
+
+def _flag_gems_loss(args: Sequence[Any]) -> Function:
+    flag_gems = importlib.import_module("flag_gems")
+
+    def loss(*call_args: Any) -> Tensor:
+        with flag_gems.use_gems():
+            return OPS["cross_entropy"].unfused(*call_args)
+
+    return loss
+
+
 PEERS: dict[str, dict[str, Callable[[Sequence[Any]], Function]]] = {
     "scaled_masked_softmax": {
         "liger-kernel": _liger,
@@ -127,4 +162,5 @@ PEERS: dict[str, dict[str, Callable[[Sequence[Any]], Function]]] = {
         "attorch": _attorch,
         "unsloth": _unsloth,
     },
+    "cross_entropy": {"liger-kernel": _liger_loss, "quack-kernels": _quack_loss, "flag-gems": _flag_gems_loss},
 }

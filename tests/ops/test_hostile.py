@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from calls import dtype_of, options, shapes
-from hostile_calls import KINDS, VECTORS, WILD_SCALES, Dice, Given, _negated, beside, check, main_tensor
+from hostile_calls import KINDS, VECTORS, WILD_SCALES, Dice, Given, _negated, beside, check, classes_of, main_tensor
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -184,6 +184,29 @@ def test_geglu(dice: Dice) -> None:
         return  # GELU of a negative gate becomes 0 sooner in float32 than in float64, and 0 * inf is NaN
     forms, flags = dice.often(FORMS, WRONG_FORMS), dice.often(FLAGS, WRONG_FLAGS)
     check("geglu", {"gate": gate, "up": up, "approximate": forms, "interleaved": flags}, dice)
+
+
+SMOOTHINGS, WRONG_SMOOTHINGS = (0.0, 0.1, 1, 0.5), (-0.1, 1.1, math.nan, "0.1", None, torch.tensor(0.5))
+CAPS, WRONG_CAPS = (None, 1.0, 30, 5.0), (0.0, -1.0, math.inf, math.nan, "1", [1.0], torch.tensor(1.0))
+INTEGERS, WRONG_INTEGERS = (-100,), (1.0, None, "1", 2**63, np.int64(1), True, ONE)
+REDUCTIONS, WRONG_REDUCTIONS = ("mean", "sum", "none"), (None, "avg", "", 1, b"sum", ["sum"])
+
+
+@many
+def test_cross_entropy(dice: Dice) -> None:
+    logits = main_tensor(dice, rank=1)
+    if isinstance(logits.value, Tensor) and logits.good and logits.value.shape[-1] == 0:
+        logits = Given(logits.value, False)
+    call = {
+        "logits": logits,
+        "target": classes_of(dice, logits),
+        "ignore_index": dice.often(INTEGERS, WRONG_INTEGERS),
+        "label_smoothing": dice.often(SMOOTHINGS, WRONG_SMOOTHINGS),
+        "z_loss": dice.often((0.0, 1e-4, 1), (-1.0, math.inf, "1", None, torch.tensor(1.0))),
+        "softcap": dice.often(CAPS, WRONG_CAPS),
+        "reduction": dice.often(REDUCTIONS, WRONG_REDUCTIONS),
+    }
+    check("cross_entropy", call, dice)
 
 
 def least_call(name: str, x: Tensor) -> dict[str, Any]:

@@ -263,6 +263,9 @@ def check(name: str, call: dict[str, Given], dice: Dice) -> None:
     if "eps" in args:
         check_norm(name, args, y)
         return
+    if "target" in args:
+        check_loss(name, whole, y)
+        return
     rounded = {key: _exact(value, args.get("residual")) for key, value in zip(op.parameters, whole)}
     grown = {key: value.requires_grad_() for key, value in rounded.items() if key in leaves}
     want = op.reference(*rounded.values())
@@ -293,6 +296,38 @@ def check_norm(name: str, args: dict[str, Any], y: Tensor) -> None:
     calm = (spread.isfinite() & (spread > 1e-2)).expand(y.shape)
     narrow = max((value.dtype for value in plain.values() if isinstance(value, Tensor)), key=_coarseness)
     near(y.as_subclass(Tensor).detach()[calm], want[0][calm], op.tolerance[narrow], "y")
+
+
+def check_loss(name: str, whole: tuple[Any, ...], y: Tensor) -> None:
+    """Compare a loss with float64 within the op's error model: a small one may be the difference of large logits."""
+    op = testing.OPS[name]
+    want = testing.expected(op, [_plain(value) for value in whole])
+    testing.assert_within(y.as_subclass(Tensor).detach(), want.y, want.limits[f"output {op.outputs[0]}"], "the loss")
+
+
+def classes_of(dice: Dice, logits: Given) -> Given:
+    """Classes for the rows of logits, some of them ignored; or what is no such tensor."""
+    other = dice.other()
+    if other is not None:
+        return Given(other, False)
+    known = isinstance(logits.value, Tensor) and not logits.value.is_nested and logits.value.dim() > 0
+    shape = tuple(logits.value.shape[:-1]) if known else (4,)
+    count = logits.value.shape[-1] if known else 4
+    device = logits.value.device.type if known else "cpu"
+    numbers = torch.arange(math.prod(shape)).view(shape)
+    classes = torch.where(numbers % 5 == 3, -100, numbers * 7 % max(count, 1)).to(device)
+    kind = dice.choice(("right",) * 12 + ("int32", "longer", "large", "low", "elsewhere"))
+    if kind == "int32":
+        return Given(classes.int(), False)
+    if kind == "longer":
+        return Given(classes[None], False)
+    if kind == "elsewhere":
+        return Given(torch.zeros(shape, dtype=torch.int64, device="meta" if device == "cpu" else "cpu"), False)
+    if kind in ("large", "low") and device == "cpu" and classes.numel():
+        classes = classes.clone()
+        classes.view(-1)[0] = count if kind == "large" else -1
+        return Given(classes, False)
+    return Given(classes, True)
 
 
 def _coarseness(dtype: torch.dtype) -> float:
