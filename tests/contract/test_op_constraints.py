@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from calls import dtype_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,9 +132,7 @@ def test_boundaries_of_an_ops_constraints_agree_with_its_check(name: str) -> Non
     sides: dict[str, set[bool]] = {}
     for case in op.cases:
         args = {
-            key: TensorSpec(value, torch.bool if key == "mask" else torch.float32)
-            if isinstance(value, tuple)
-            else value
+            key: TensorSpec(value, dtype_of(name, key, torch.float32)) if isinstance(value, tuple) else value
             for key, value in case.args.items()
         }
         call = dict(zip(op.parameters, op.completed(op.bind((), args))))
