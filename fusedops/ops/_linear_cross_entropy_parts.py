@@ -98,10 +98,7 @@ def weight_grad(
     softcap: float | None,
     reduction: str,
 ) -> Tensor:
-    """Compute the saved value: the gradient of the sum of the losses with respect to weight, in float32 or float64.
-
-    Empty for reduction="none", whose sum depends on the incoming gradient.
-    """
+    """Compute the saved value of weight, in float32 or float64. Empty for "none", whose rows are scaled first."""
     if reduction == "none":
         return x.new_empty(0, dtype=arithmetic(x, weight))
     options = (ignore_index, label_smoothing, z_loss, softcap)
