@@ -210,7 +210,8 @@ def _row_losses(
     product = _Product(weight, wide, on_cpu)
     rows = rows_of_chunk(n_rows, size, classes, settings.chunk)
     memory = x.new_empty((rows, classes), dtype=wide)
-    for start in range(0, n_rows, rows):
+    starts = range(0, n_rows, rows)
+    for start in starts[:1] if x.is_meta else starts:  # no data: the sizes are those of one chunk
         at: slice | Tensor = slice(start, min(start + rows, n_rows))
         if kept is not None and not every_row:
             at = kept[at]

@@ -67,7 +67,7 @@ def logit_gradient(
 
 def _ones(x: Tensor, weight: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     """Return the weight of each row in the sum of losses, see ``row_scales``."""
-    one = torch.ones((), dtype=arithmetic(x, weight), device=x.device)
+    one = torch.ones_like(target, dtype=arithmetic(x, weight))
     return parts.row_scales(one, target, ignore_index, weight.shape[0], "sum", None)
 
 

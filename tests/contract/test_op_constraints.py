@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from calls import dtype_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -59,8 +59,8 @@ def _tuple(results: Any) -> tuple[Tensor, ...]:
 
 
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "fewer rows": lambda t: t[:1] if t.dim() > 1 else t[:-1],
-    "one column": lambda t: t[..., :1],
+    "fewer rows": lambda t: t[:1] if t.dim() > 1 else t[: t.numel() - 1] if t.dim() else t,
+    "one column": lambda t: t[..., :1] if t.dim() else t,
     "a longer one": lambda t: torch.cat([t, t], -1) if t.dim() else t.expand(3),
     "a scalar": lambda t: t.sum(),
     "one dimension more": lambda t: t.expand(2, *t.shape),

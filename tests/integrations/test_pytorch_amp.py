@@ -17,6 +17,9 @@ from fusedops.testing import OPS
 PAGE = ROOT / "docs" / "pytorch.md"
 
 
+WITH_MATMULS = ("linear_cross_entropy",)  # in the reference
+
+
 def rows(op: str) -> list[list[torch.dtype]]:
     """For each row of the op in the page's table: the dtypes of the floating inputs, and of the result."""
     table = PAGE.read_text(encoding="utf-8").partition("\n## AMP\n")[2].partition("\n## ")[0]
@@ -92,6 +95,8 @@ def test_autocast_and_transforms(op: str) -> None:
             return sum((y.float().square().sum() for y in ys), torch.zeros(()))
 
         plain = torch.func.grad(loss)(tensors[0]), torch.func.jvp(loss, (tensors[0],), (tensors[0],))[1]
+        if op in WITH_MATMULS:
+            continue  # autocast reaches the derivative of a matmul in a transform, as it does of a model's own
         with torch.autocast("cpu", torch.bfloat16):
             mixed = torch.func.grad(loss)(tensors[0]), torch.func.jvp(loss, (tensors[0],), (tensors[0],))[1]
         assert mixed[0].dtype == given[0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from calls import (
     arguments,
+    batched,
     close,
     every_op,
     gradients,
@@ -51,7 +52,7 @@ def of_differentiable(
 
 def one(op: str, tensors: list[Tensor], sample: int) -> list[Tensor]:
     """The tensors of one sample; a bias serves all."""
-    return [tensor[sample] if tensor.dim() > 1 else tensor for tensor in tensors]
+    return [tensor[sample] if first else tensor for tensor, first in zip(tensors, batched(tensors))]
 
 
 # ------------------------------------------------------------------------------------------------------------- autograd
@@ -269,7 +270,7 @@ def test_grad_vjp_and_hessian(op: str, way: Way) -> None:
 @pytest.mark.feature("vmap")
 def test_vmap_is_a_loop(op: str, way: Way) -> None:
     tensors = inputs(op)
-    dims = tuple(0 if tensor.dim() > 1 else None for tensor in tensors)
+    dims = tuple(0 if first else None for first in batched(tensors))
     loop = stacked([reference(op)(*one(op, tensors, sample)) for sample in range(3)])
     close(torch.vmap(way(op), dims)(*tensors), loop)
     # another dimension, only x batched, and vmap in vmap
@@ -288,7 +289,7 @@ def test_vmap_is_a_loop(op: str, way: Way) -> None:
 def test_gradients_of_each_sample(op: str, way: Way) -> None:
     tensors = inputs(op)
     wanted = tuple(with_gradient(op))
-    dims = tuple(0 if tensor.dim() > 1 else None for tensor in tensors)
+    dims = tuple(0 if first else None for first in batched(tensors))
     got = torch.vmap(torch.func.grad(lambda *a: loss(way(op)(*a)), wanted), dims)(*tensors)
     for sample in range(3):
         grown = growing(op, one(op, tensors, sample))

@@ -13,6 +13,7 @@ import torch
 from calls import (
     OPTIONS,
     arguments,
+    batched,
     close,
     every_op,
     gradients,
@@ -88,6 +89,7 @@ def test_compiled_for_one_length(op: str, training: bool, inductor: CompileCount
 @every_op
 @training
 @pytest.mark.feature("compile static")
+@pytest.mark.usefixtures("inductor")
 def test_compiled_to_reduce_overhead(op: str, training: bool) -> None:
     """On a CPU the mode has no graphs to capture; on CUDA it captures what is launched (tests/gpu)."""
     compiled = torch.compile(public(op), fullgraph=True, mode="reduce-overhead")
@@ -168,9 +170,10 @@ def test_use_inside_compiled_code_is_obeyed_at_the_price_of_a_graph_break() -> N
 @every_op
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
 def test_transforms_inside_compiled_code(op: str, transform: str) -> None:
-    x, *rest = inputs(op)
+    x, *rest = tensors = inputs(op)
     if transform == "vmap":
-        rest = [other[0] if other.dim() > 1 else other for other in rest]  # of one sample, for all
+        _, *of_samples = batched(tensors)
+        rest = [other[0] if first else other for other, first in zip(rest, of_samples)]  # of one sample, for all
 
     def of_x(x: Tensor) -> Tensor:
         return loss(public(op)(x, *rest))
@@ -211,7 +214,7 @@ def test_exported_saved_and_loaded(op: str) -> None:
     # the softmax's lengths are related, Sk = Sq + 2 here: its batch is what varies
     tensors = inputs(op)
     batch = torch.export.Dim("batch", min=2, max=64)
-    shapes = (tuple({0: batch} if tensor.dim() > 1 else None for tensor in tensors),)
+    shapes = (tuple({0: batch} if first else None for first in batched(tensors)),)
     program = torch.export.export(Module(op), tuple(tensors), dynamic_shapes=shapes)
     file = io.BytesIO()
     torch.export.save(program, file)
@@ -281,13 +284,11 @@ def test_opcheck(op: str, grad: bool) -> None:
 @training
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_sizes_that_depend_on_data(op: str, training: bool) -> None:
-    batch = len(inputs(op)[0])
+    first_dims = batched(inputs(op))
 
     def chosen(*tensors: Tensor) -> Any:
         keep = tensors[0].flatten(1)[:, 0] > 0
-        return public(op)(
-            *[tensor[keep] if len(tensor) == batch and tensor.dim() > 1 else tensor for tensor in tensors]
-        )
+        return public(op)(*[tensor[keep] if first else tensor for tensor, first in zip(tensors, first_dims)])
 
     compiled = torch.compile(chosen, fullgraph=True, backend="aot_eager")
     for seed in (1, 2):

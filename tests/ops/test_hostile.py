@@ -309,7 +309,7 @@ def test_triton_reads_no_memory_that_holds_the_negative(name: str, monkeypatch: 
     y = first_output(name, least_call(name, x), backend="triton")
     (grad,) = torch.autograd.grad(y, x, _negated(torch.ones(y.shape)))
     assert grad.shape == x.shape
-    assert len(seen) >= 4
+    assert len(seen) >= 3
     assert not any(tensor.is_neg() for tensor in seen)
 
 
@@ -352,7 +352,8 @@ def test_no_elements_in_many_rows(name: str, shape: tuple[int, ...]) -> None:
     x = torch.empty(shape, requires_grad=True)
     call = least_call(name, x)
     if shape[-1] < 2**30 and "bias" in testing.OPS[name].parameters:
-        call["bias"] = torch.empty(shape[-1:], requires_grad=True)
+        sizes = shape[-1:] if call.get("weight") is None else call["weight"].shape[:1]
+        call["bias"] = torch.empty(sizes, requires_grad=True)
     y = first_output(name, call)
     y.backward(torch.empty(y.shape))
     assert y.shape == output_shape(name, call)

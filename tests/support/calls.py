@@ -61,6 +61,11 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
     return tensors
 
 
+def batched(tensors: Sequence[Tensor]) -> list[bool]:
+    """Return True for each tensor whose first dim is the batch, as that of the first tensor is."""
+    return [tensor.dim() > 1 and len(tensor) == len(tensors[0]) for tensor in tensors]
+
+
 def public(op: str) -> Callable[..., Any]:
     """Return the public function of the tensors alone."""
     function, names = OPS[op].function, [*shapes(op)]

@@ -115,6 +115,18 @@ def aligned(
     return found
 
 
+def cuttable(op: Op, args: Sequence[Any]) -> list[int]:
+    """The dims of x that may be sharded, from the first."""
+    sharding, rank = op.sharding, args[0].dim()
+    whole = {*sharding.whole, *(sharding.whole_of(dict(zip(op.parameters, args))) if sharding.whole_of else ())}
+    return [dim for dim in range(rank) if dim - rank not in whole]
+
+
+def first_cut(op: Op, args: Sequence[Any]) -> list[Placement]:
+    """Placements of x that cut its first dim, or none where no dim may be sharded."""
+    return [Shard(0) if 0 in cuttable(op, args) else Replicate()]
+
+
 def spread(op: Op, args: Sequence[Any], mesh: DeviceMesh, placements: Sequence[Placement]) -> list[Any]:
     """The arguments as DTensors by ``placements`` of x; the seed stays as it is, a number on every rank."""
     dims = dict(op.sharding.dims_of(dict(zip(op.parameters, args)))) if op.sharding.dims_of else {}

@@ -77,6 +77,7 @@ class Layer(nn.Module):
         self.op = op
         self.linear = nn.Linear(8, 8, bias=False)
         self.bias = nn.Parameter(torch.randn(8)) if "bias" in op.parameters else None
+        self.weight = nn.Parameter(torch.randn(8, 8)) if "weight" in op.required_tensors else None
 
     def forward(self, x: Tensor) -> Tensor:
         angle = x.new_full((x.shape[-2], 3), 0.5)
@@ -85,7 +86,8 @@ class Layer(nn.Module):
         given = {name: value for name, value in inside.items() if name in self.op.parameters}
         if "target" in self.op.parameters:  # a loss, of each row, beside which the next layer needs columns
             target = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
-            return x + self.op.function(self.linear(x), target, reduction="none").unsqueeze(-1)
+            given = {"weight": self.weight, "bias": self.bias} if self.weight is not None else {}
+            return x + self.op.function(self.linear(x), target=target, reduction="none", **given).unsqueeze(-1)
         return outputs(self.op.function(self.linear(x), **given))[0]
 
 

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from calls import outputs
-from ranks import BACKENDS, aligned, call_of, check, counted, leaves, public, refused, spread
+from ranks import BACKENDS, aligned, call_of, check, counted, cuttable, first_cut, leaves, public, refused, spread
 from state import Op, forget_warnings
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -23,14 +23,13 @@ from fusedops import testing
 @check
 def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
     """Every way to cut x over the mesh, forward and backward: the whole's result, and nothing is sent."""
-    rank = call_of(op)[0].dim()
-    cuttable = [dim for dim in range(rank) if dim - rank not in op.sharding.whole]
-    ways: list[tuple[DeviceMesh, list[Placement]]] = [(mesh, [Shard(dim)]) for dim in cuttable]
+    dims = cuttable(op, call_of(op))
+    ways: list[tuple[DeviceMesh, list[Placement]]] = [(mesh, [Shard(dim)]) for dim in dims]
     ways.append((mesh, [Replicate()]))
     if mesh.size() == 4:
         square = init_device_mesh("cpu", (2, 2))
-        ways += [(square, [Shard(a), Shard(b)]) for a in cuttable for b in cuttable]
-        ways.append((square, [Replicate(), Shard(cuttable[-1])]))
+        ways += [(square, [Shard(a), Shard(b)]) for a in dims for b in dims]
+        ways.append((square, [Replicate(), Shard(dims[-1]) if dims else Replicate()]))
     for backend in BACKENDS:
         for dtype in (torch.float32, torch.bfloat16):
             args = call_of(op, dtype)
@@ -270,10 +269,10 @@ def the_registered_op_and_inference_mode(mesh: DeviceMesh, op: Op) -> None:
     args = call_of(op)
     want = public(op)(*args)
     function = getattr(torch.ops.fusedops, op.name).default
-    parts = spread(op, args, mesh, [Shard(0)])
+    parts = spread(op, args, mesh, first_cut(op, args))
     torch.testing.assert_close([y.full_tensor() for y in outputs(function(*parts))], [*outputs(want)])
     with torch.inference_mode():
-        found = outputs(public(op)(*spread(op, args, mesh, [Shard(0)])))
+        found = outputs(public(op)(*spread(op, args, mesh, first_cut(op, args))))
         torch.testing.assert_close([y.full_tensor() for y in found], [*outputs(want)])
 
 
@@ -285,7 +284,7 @@ def compiled(mesh: DeviceMesh, op: Op) -> None:
     whole = leaves(op, mine)
     ys = outputs(public(op)(*mine))
     sum(y.sum() for y in ys).backward()
-    parts = spread(op, args, mesh, [Shard(0)])
+    parts = spread(op, args, mesh, first_cut(op, args))
     cut = leaves(op, parts)
     torch._dynamo.reset()
     zs = outputs(torch.compile(public(op), backend="aot_eager", fullgraph=True)(*parts))
@@ -299,7 +298,7 @@ def compiled(mesh: DeviceMesh, op: Op) -> None:
 def second_derivatives(mesh: DeviceMesh, op: Op) -> None:
     """Of the reference, which torch shards; it refuses dropout's, whose mask is made from a plain seed."""
     args = list(call_of(op, torch.float64))
-    parts = spread(op, args, mesh, [Shard(0)])
+    parts = spread(op, args, mesh, first_cut(op, args))
     found: list[Tensor] = []
     for call in (args, parts):
         x = call[0].requires_grad_()
