@@ -90,9 +90,10 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
         target = real[constraint.name]
         if isinstance(target, Tensor) and isinstance(call[constraint.name], TensorSpec):
             count = call[constraint.of or op.parameters[0]].shape[constraint.dim]
-            target %= max(count, 1)
+            values = target.cpu() % max(count, 1)
             if constraint.ignored is not None:
-                target.view(-1)[2::5] = call.get(constraint.ignored, defaults[constraint.ignored])
+                values.view(-1)[2::5] = call.get(constraint.ignored, defaults[constraint.ignored])
+            real[constraint.name] = values.to(target.device)
     return real
 
 

@@ -27,6 +27,7 @@ import fusedops
 from fusedops.constraints import Dim, DType, Present, Rank, Scalar, When
 from fusedops_npu._as_4d import ViewableAs4D
 from fusedops_npu._rotary_limits import FewHeads, WholeHead
+from fusedops_npu._rows import Rows
 
 TABLE = Table(__file__)
 pin = TABLE.pin
@@ -131,6 +132,15 @@ pin(
         call=lambda: fusedops.rotary_embedding(FIVE[0], None, X[:1].mT, X[:1].mT),
     ),
     NO_BACKEND, "cos of 1 entries for heads of 4", "half of the last dim of q", "rotate q[..., :R] alone",
+)  # fmt: skip
+
+
+pin(
+    "Ascend's rows",
+    registered(
+        Rows("x", 1), call=gelu(X)
+    ),
+    NO_BACKEND, "got 2 rows of x", "at most 1 rows", "split x into parts of at most 1 rows",
 )  # fmt: skip
 
 

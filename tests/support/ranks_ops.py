@@ -42,7 +42,8 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
                 what = f"{backend} {dtype} {placements}"
                 parts = spread(op, args, on, placements)
                 cut = leaves(op, parts)
-                of_outputs = [aligned(y, args[0].shape, placements) for y in ys]
+                leading = op.sharding.combined is not None  # outputs have the leading dims of x
+                of_outputs = [placements if leading else aligned(y, args[0].shape, placements) for y in ys]
                 cut_grads = [distribute_tensor(grad, on, at) for grad, at in zip(grads, of_outputs)]
                 with CommDebugMode() as sent:
                     zs = outputs(public(op)(*parts, backend=backend))
