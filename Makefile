@@ -32,7 +32,7 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 demo: $(VENV)/ready  ## train a small GPT on Shakespeare, and show the selected backends (1 to 4 minutes on 2 cores)
 	$(BIN)/python examples/train_gpt.py
 
-test: $(VENV)/ready  ## run the tests, except the slow ones (5 minutes on 2 cores)
+test: $(VENV)/ready  ## run the tests, except the slow ones (16 minutes on 2 cores)
 	$(PYTEST) -m "not slow" --features build/features.json $(ARGS)
 
 test-slow: $(VENV)/ready  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples
