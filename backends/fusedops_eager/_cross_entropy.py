@@ -81,7 +81,7 @@ def cross_entropy_backward(
     wide, size = lse.dtype, logits.shape[-1]
     classes, ignored, _ = parts.places(target, ignore_index, size)
     scale = parts.row_scales(grad, target, ignore_index, size, reduction, denominator)
-    factor: Tensor | None = scale if z_loss == 0 else scale * (1 + 2 * z_loss * lse)
+    factor: Tensor | None = scale if z_loss == 0 else scale * (1 + 2.0 * z_loss * lse)
     tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
     if logits.is_cpu and not tracing and not bool((factor < 0).any()):
         # a factor that is not negative goes into the exponent: one pass less

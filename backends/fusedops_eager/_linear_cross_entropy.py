@@ -338,7 +338,7 @@ def _rows_in_place(z: Tensor, target: Tensor, settings: Settings, scale: Tensor 
         loss += z_loss * lse.square()
     if gradient:
         weights = torch.ones_like(total) if scale is None else scale[:, None]
-        factor = weights * (1 + 2 * z_loss * lse) if z_loss else weights
+        factor = weights * (1 + 2.0 * z_loss * lse) if z_loss else weights
         z.mul_(factor / total)
         if smoothing:
             z.sub_(weights * (smoothing / classes))

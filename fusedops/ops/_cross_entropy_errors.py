@@ -34,7 +34,7 @@ def forward_error(
     lse = parts.logsumexp(z, target, ignore_index)
     unknown = ~lse.isfinite()
     known = lse.masked_fill(unknown, 0.0)
-    loss = rows * (1 + 2 * z_loss * known.abs()) + absolute * z_loss * known.square()
+    loss = rows * (1 + 2.0 * z_loss * known.abs()) + absolute * z_loss * known.square()
     if reduction != "none":
         counted = loss.masked_fill(target == ignore_index, 0.0)
         terms = parts.row_losses(z, target, ignore_index, label_smoothing, z_loss).abs()

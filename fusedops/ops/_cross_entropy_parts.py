@@ -94,7 +94,7 @@ def row_scales(
 def logit_gradient(
     scale: Tensor, z: Tensor, lse: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
 ) -> Tensor:
-    """Return the gradient of z: ``scale * ((1 + 2 * z_loss * lse) * softmax(z) - smoothed one-hot)``: (..., V).
+    """Return the gradient of z: ``scale * ((1 + 2.0 * z_loss * lse) * softmax(z) - smoothed one-hot)``: (..., V).
 
     Args:
         scale: (...), see :func:`row_scales`.
@@ -108,7 +108,7 @@ def logit_gradient(
     classes, ignored, _ = places(target, ignore_index, z.shape[-1])
     probability = torch.exp(z.masked_fill(ignored[..., None], 0.0) - lse[..., None])
     if z_loss != 0:
-        probability = probability * (1 + 2 * z_loss * lse)[..., None]
+        probability = probability * (1 + 2.0 * z_loss * lse)[..., None]
     # made of z, so that it is a DTensor where z is one
     hit = torch.ones_like(z, dtype=torch.int32).cumsum(-1, dtype=torch.int32) - 1 == classes[..., None]
     wanted = hit.to(z.dtype) * (1 - label_smoothing) + label_smoothing / z.shape[-1]

@@ -107,14 +107,14 @@ def _errors(
         of_logits = of_logits.clamp(max=2 * softcap)
     lse = torch.logsumexp(z, -1, keepdim=True)
     p = torch.exp(z - lse)
-    factor = (1 + 2 * z_loss * lse).abs()
+    factor = (1 + 2.0 * z_loss * lse).abs()
     hit = torch.arange(z.shape[-1], device=z.device) == classes[..., None]
     size = p * factor + hit.double() + label_smoothing / max(z.shape[-1], 1)
     of_probability = (torch.expm1(2 * of_logits) * p).clamp(max=1.0)
     of_sum = absolute * (4 + max(target.numel(), z.shape[-1]) ** 0.5)  # over rows for weight, over classes for x
     of_slope = 0.0 if softcap is None else (2 * of_logits / softcap).clamp(max=1.0)
-    dz = factor * of_probability + 2 * z_loss * of_logits * p + (of_sum + narrow + of_slope) * size + least
-    of_loss = (2 * of_logits + 2 * absolute * _size(lse)) * (1 + 2 * z_loss * _size(lse))
+    dz = factor * of_probability + 2.0 * z_loss * of_logits * p + (of_sum + narrow + of_slope) * size + least
+    of_loss = (2 * of_logits + 2 * absolute * _size(lse)) * (1 + 2.0 * z_loss * _size(lse))
     return of_loss[..., 0].nan_to_num(nan=0.0), dz.nan_to_num(nan=0.0)
 
 
