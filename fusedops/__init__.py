@@ -46,6 +46,7 @@ from fusedops.ops import *  # noqa: F403  # every op, so that a new one needs no
 if TYPE_CHECKING:
     from fusedops import compat as compat
     from fusedops import constraints as constraints
+    from fusedops import integrations as integrations
     from fusedops import nn as nn
     from fusedops import philox as philox
     from fusedops import tensor_cache as tensor_cache
@@ -85,6 +86,7 @@ _LAZY = {
     "compat": "compat",
     "constraints": "constraints",
     "hookimpl": "_plugins.hookspecs",
+    "integrations": "integrations",
     "make_viewless_tensor": "viewless",
     "nn": "nn",
     "philox": "philox",

@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (  # the lowest first; a name is a module 
         "_result_memory",
         "_verify",
         "compat",
+        "integrations",
         "nn",
         "testing",
     ),

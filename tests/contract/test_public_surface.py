@@ -16,14 +16,14 @@ import fusedops
 
 pytestmark = pytest.mark.usefixtures("no_compiled_backend")
 
-LAZY = ("compat", "constraints", "nn", "philox", "tensor_cache", "testing", "viewless")
+LAZY = ("compat", "constraints", "integrations", "nn", "philox", "tensor_cache", "testing", "viewless")
 EXPECTED = {
     "API_VERSION", "Adaptation", "Backend", "BackendInfo", "Case", "Decision", "Deviation", "Event", "FallbackWarning",
     "FusedOpsError", "FusedOpsWarning", "InvalidInputError", "Kernel", "MakeViewlessTensor", "Mismatch",
     "MismatchError", "NoBackendError", "Op", "Padding", "PluginError", "Policy", "PolicyError", "Saved", "Shard",
     "Sharding", "Stats", "TensorSpec", "Tolerance", "Unavailable", "Verification", "assert_viewless_tensor", "backends",
     "bind", "call", "checkpoint_contexts", "compat", "constraints", "errors", "explain", "get_policy", "hookimpl",
-    "kernel", "make_viewless_tensor", "nn", "ops", "philox", "register", "reset_stats",
+    "integrations", "kernel", "make_viewless_tensor", "nn", "ops", "philox", "register", "reset_stats",
     "safely_set_viewless_tensor_data", "set_policy", "stats", "tensor_cache", "testing", "unregister", "use", "verify",
     "viewless",
 }  # fmt: skip

@@ -68,7 +68,13 @@ def test_a_docstring_starts_with_a_verb_or_a_name(path: pathlib.Path) -> None:
 def public_objects() -> dict[str, Any]:
     """Return each public function and class by name, but exceptions: raising one is the library's part."""
     objects: dict[str, Any] = {}
-    for module in (fusedops, fusedops.constraints, fusedops.nn, fusedops.testing, *compat_modules()):
+    for module in (
+        fusedops,
+        fusedops.constraints,
+        fusedops.nn,
+        fusedops.testing,
+        *modules_in("compat", "integrations"),
+    ):
         names = getattr(module, "__all__", None) or [
             name for name, value in vars(module).items() if getattr(value, "__module__", "").startswith(module.__name__)
         ]
@@ -81,10 +87,15 @@ def public_objects() -> dict[str, Any]:
     return objects
 
 
-def compat_modules() -> list[Any]:
-    folder = pathlib.Path(fusedops.compat.__file__ or "").parent
-    names = [path.stem for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")]
-    return [importlib.import_module(f"fusedops.compat.{name}") for name in names]
+def modules_in(*packages: str) -> list[Any]:
+    folder = pathlib.Path(fusedops.__file__ or "").parent
+    names = [
+        f"{package}.{path.stem}"
+        for package in packages
+        for path in sorted((folder / package).iterdir())
+        if not path.stem.startswith("_")
+    ]
+    return [importlib.import_module(f"fusedops.{name}") for name in names]
 
 
 OBJECTS = public_objects()
@@ -98,6 +109,7 @@ def test_there_are_public_objects_in_every_module() -> None:
         "fusedops.nn",
         "fusedops.testing",
         "fusedops.compat.megatron",
+        "fusedops.integrations.transformers",
     } <= modules
 
 

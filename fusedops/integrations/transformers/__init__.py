@@ -1,0 +1,24 @@
+"""fusedops in models of transformers, without a change to the model's code.
+
+>>> import transformers
+>>> from fusedops.integrations.transformers import apply
+>>> config = transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2, vocab_size=64, pad_token_id=0)
+>>> model = transformers.LlamaForCausalLM(config)
+>>> applied = apply(model)
+>>> print(applied)
+fusedops in LlamaForCausalLM: 1 cross_entropy, 2 rotary_embedding, 2 swiglu, 5 rms_norm
+  module            op                count  left, because
+  LlamaForCausalLM  cross_entropy     1
+  LlamaAttention    rotary_embedding  2
+  LlamaMLP          swiglu            2
+  LlamaRMSNorm      rms_norm          5
+>>> applied.remove()
+"""
+
+from fusedops.integrations.transformers._applied import Applied as Applied
+from fusedops.integrations.transformers._applied import Row as Row
+from fusedops.integrations.transformers._apply import apply as apply
+from fusedops.integrations.transformers._kernels import Layer as Layer
+from fusedops.integrations.transformers._kernels import mapping as mapping
+
+__all__ = ["Applied", "Layer", "Row", "apply", "mapping"]

@@ -1,0 +1,84 @@
+"""The outcome of :func:`apply`: which modules call an op, which do not, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fusedops._report.table import html_table
+
+_HEADER = ("module", "op", "count", "left, because")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The modules of one class with the same outcome.
+
+    Attributes:
+        module: the name of their class.
+        op: the op that they call; empty where they are left.
+        count: how many they are.
+        left: why they are left as they were; empty where they call an op.
+
+    >>> from fusedops.integrations.transformers import Row
+    >>> Row("LlamaRMSNorm", "rms_norm", 5)
+    Row(module='LlamaRMSNorm', op='rms_norm', count=5, left='')
+    """
+
+    module: str
+    op: str
+    count: int
+    left: str = ""
+
+
+class Applied:
+    """The state of a model after :func:`apply`. ``print`` shows it as a table.
+
+    Attributes:
+        model: the name of the model's class.
+        rows: one :class:`Row` for each class of modules and outcome.
+
+    >>> from fusedops.integrations.transformers import Applied, Row
+    >>> Applied("Tiny", [Row("TinyNorm", "rms_norm", 2), Row("OddNorm", "", 1, "it has buffers")], lambda: None)
+    fusedops in Tiny: 2 rms_norm
+      module    op        count  left, because
+      TinyNorm  rms_norm  2
+      OddNorm   -         1      it has buffers
+    """
+
+    def __init__(self, model: str, rows: Sequence[Row], remove: Callable[[], None]) -> None:
+        self.model = model
+        self.rows = tuple(rows)
+        self._remove = remove
+
+    @property
+    def ops(self) -> dict[str, int]:
+        """Return how many modules call each op."""
+        counts: Counter[str] = Counter()
+        for row in self.rows:
+            if row.op:
+                counts[row.op] += row.count
+        return dict(counts)
+
+    def remove(self) -> None:
+        """Give every module of the model its own forward again, whichever call of apply replaced it."""
+        self._remove()
+
+    def _title(self) -> str:
+        counts = ", ".join(f"{count} {op}" for op, count in self.ops.items())
+        return f"fusedops in {self.model}: {counts or 'nothing is replaced'}"
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [(row.module, row.op or "-", str(row.count), row.left) for row in self.rows]
+
+    def __repr__(self) -> str:
+        if not self.rows:
+            return f"{self._title()}; no module is a norm, a gated MLP, a rotary embedding or a loss that is recognised"
+        lines = [_HEADER, *self._cells()]
+        widths = [max(len(line[place]) for line in lines) for place in range(len(_HEADER))]
+        texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+        return "\n  ".join([self._title(), *texts])
+
+    def _repr_html_(self) -> str:
+        return html_table(self._title(), _HEADER, self._cells())

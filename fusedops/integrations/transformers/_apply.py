@@ -1,0 +1,123 @@
+"""apply: the replacement of what a model computes by ops."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from torch.nn import Module
+
+from fusedops.errors import FusedOpsWarning, InvalidInputError
+from fusedops.integrations.transformers._applied import Applied, Row
+from fusedops.integrations.transformers._experts import recognised_experts
+from fusedops.integrations.transformers._gated import recognised_gated
+from fusedops.integrations.transformers._losses import loss_of, recognised_loss, replace_loss, restore_loss
+from fusedops.integrations.transformers._norms import recognised_norm
+from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
+from fusedops.integrations.transformers._rotary import layouts_of, recognised_rotary
+
+# (class of the module, op or "", reason or "")
+_Outcome = tuple[str, str, str]
+_Recogniser = Callable[[Module], Replacement | str | None]
+_OPS = ("rms_norm", "layer_norm", "swiglu", "geglu", "rotary_embedding", "cross_entropy")
+
+
+def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
+    """Replace what a model computes by ops: norms, gated MLPs, rotary embeddings, the loss.
+
+    A module is recognised by its results: its own forward runs on small random numbers, on the CPU, and an op replaces
+    it only where the op computes the same. So the weights are not read: they may be on a meta device, sharded or
+    quantized. Parameters, names, hooks and state dicts stay as they are. A second call changes nothing more.
+
+    Args:
+        model: a model of transformers, or any torch module. It may be wrapped, compiled or sharded, before or after.
+        ops: the names of the ops to use; None: all of them.
+
+    Returns:
+        the outcome for each class of modules, and :meth:`Applied.remove`.
+
+    Raises:
+        InvalidInputError: ``ops`` has a name that apply does not use.
+
+    Warns:
+        FusedOpsWarning: nothing is recognised; the model is left as it was.
+
+    >>> import transformers
+    >>> from fusedops.integrations.transformers import apply
+    >>> config = transformers.OPTConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2, vocab_size=64)
+    >>> apply(transformers.OPTModel(config))
+    fusedops in OPTModel: 5 layer_norm
+      module     op          count  left, because
+      LayerNorm  layer_norm  5
+    """
+    chosen = _chosen(ops)
+    outcomes: Counter[_Outcome] = Counter()
+    layouts = layouts_of(model.modules())
+    recognisers: tuple[_Recogniser, ...] = (
+        recognised_norm,
+        recognised_gated,
+        recognised_experts,
+        lambda module: recognised_rotary(module, layouts),
+    )
+    for module in model.modules():
+        for outcome in (_forward_applied(module, chosen, recognisers), _loss_applied(module, chosen)):
+            if outcome is not None:
+                outcomes[outcome] += 1
+    rows = [Row(name, op, count, left) for (name, op, left), count in outcomes.items()]
+    applied = Applied(_name(model), rows, lambda: _remove(model))
+    if not applied.ops:
+        warnings.warn(f"{applied!r}; to fix: print the table for the reasons", FusedOpsWarning, stacklevel=2)
+    return applied
+
+
+def _chosen(ops: Iterable[str] | None) -> set[str]:
+    chosen = set(_OPS if ops is None else ops)
+    unknown = sorted(chosen - set(_OPS))
+    if unknown:
+        raise InvalidInputError(
+            f"apply: got ops = {unknown}, expected names from {', '.join(_OPS)}; to fix: leave out {unknown[0]!r}"
+        )
+    return chosen
+
+
+def _name(model: Module) -> str:
+    """Return the name of a model's class, below the wrapper of torch.compile."""
+    return type(getattr(model, "_orig_mod", model)).__name__
+
+
+def _forward_applied(module: Module, chosen: set[str], recognisers: Iterable[_Recogniser]) -> _Outcome | None:
+    """Replace a module's forward where an op computes the same; return what happened."""
+    name, already = own_class(module).__name__, replacement_of(module)
+    if already is not None:
+        return name, already.op, ""
+    for recognise in recognisers:
+        replacement = recognise(module)
+        if isinstance(replacement, str):
+            return name, "", replacement
+        if replacement is not None and replacement.op not in chosen:
+            return name, "", f"ops has no {replacement.op}"
+        if replacement is not None:
+            replace(module, replacement)
+            return name, replacement.op, ""
+    return None
+
+
+def _loss_applied(module: Module, chosen: set[str]) -> _Outcome | None:
+    """Replace the loss function of a model; return what happened."""
+    name, already = type(module).__name__, loss_of(module)
+    if already is not None:
+        return name, already.op, ""
+    loss = recognised_loss(module)
+    if loss is None or isinstance(loss, str):
+        return None if loss is None else (name, "", loss)
+    if loss.op not in chosen:
+        return name, "", f"ops has no {loss.op}"
+    replace_loss(module, loss)
+    return name, loss.op, ""
+
+
+def _remove(model: Module) -> None:
+    for module in model.modules():
+        restore(module)
+        restore_loss(module)

@@ -1,0 +1,199 @@
+"""Gated MLPs in models (Llama's, Gemma's, Phi-3's, T5's), recognised by their results.
+
+A gated MLP has two linear layers, or one of twice the width, before the activation and one after it. Which is which,
+and which activation it is, follows from the results: the MLP's own forward runs with small random layers in place of
+its own, and is compared with each possible reading. The layers themselves are called as they are, so they may be
+adapters, quantized or sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import Dropout, Linear, Module, Parameter
+
+from fusedops import ops
+from fusedops.integrations.transformers._replacement import Replacement
+from fusedops.integrations.transformers._twin import called, is_replaced_elsewhere, near, numbers, parameters_of, twin
+
+Packed = Literal["gate first", "up first", "interleaved"]
+
+_IN, _INNER, _OUT = 8, 12, 10  # sizes of the small layers
+_TOLERANCE = 1e-6  # of float64; GELU by tanh differs from GELU by erf by 5e-4
+_NAMES = ("mlp", "feedforward", "ffn", "gated", "glu")
+
+
+@dataclass(frozen=True)
+class Gated(Replacement):
+    """The settings of a replaced MLP: the names of its layers and the activation."""
+
+    op: str
+    approximate: Literal["tanh", "none"]
+    gate: str
+    up: str | None
+    down: str
+    packed: Packed | None = None
+    dropout: str | None = None
+    dropout_last: bool = False
+    casts: bool = False  # to the dtype of the last layer, as T5, which keeps it in float32
+
+    def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute the MLP of the one argument."""
+        (x,) = (*args, *kwargs.values())
+        h = self._activated(module, x)
+        if self.dropout is not None and not self.dropout_last:
+            h = getattr(module, self.dropout)(h)
+        down = getattr(module, self.down)
+        if self.casts:
+            weight = down.weight
+            h = h.to(weight.dtype) if weight.is_floating_point() else h
+        y = down(h)
+        return getattr(module, self.dropout)(y) if self.dropout is not None and self.dropout_last else y
+
+    def _activated(self, module: Any, x: Tensor) -> Tensor:
+        gate: Tensor = getattr(module, self.gate)(x)
+        up: Tensor | None = None if self.up is None else getattr(module, self.up)(x)
+        if self.packed == "up first":
+            up, gate = gate.chunk(2, dim=-1)
+        interleaved = self.packed == "interleaved"
+        if self.op == "swiglu":
+            return ops.swiglu(gate, up, interleaved=interleaved)
+        return ops.geglu(gate, up, approximate=self.approximate, interleaved=interleaved)
+
+
+def recognised_gated(module: Module) -> Gated | str | None:
+    """Return the replacement of a gated MLP, the reason why one is left, or None for a module that is none.
+
+    >>> recognised_gated(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)))
+    """
+    parts = _Parts.of(module)
+    if parts is None:
+        return None
+    if is_replaced_elsewhere(module):
+        return "another library has replaced its forward"
+    arguments = parameters_of(type(module).forward)
+    if arguments is None or len(arguments) != 1 or arguments[0].kind is not arguments[0].POSITIONAL_OR_KEYWORD:
+        return None
+    for gated in _hypotheses(parts):
+        if _has_values_of(gated, module, parts):
+            return replace(gated, casts=_casts(gated, module, parts))
+    named = any(part in type(module).__name__.lower() for part in _NAMES)
+    return "its results are those of neither swiglu nor geglu" if named else None
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The children of a module by kind."""
+
+    linears: dict[str, tuple[int, int]]  # sizes of inputs and outputs
+    dropouts: tuple[str, ...]
+    rest: dict[str, Module]  # without parameters: the activation
+
+    @classmethod
+    def of(cls, module: Module) -> _Parts | None:
+        """Return the parts of what may be a gated MLP, or None."""
+        tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if isinstance(module, torch.jit.ScriptModule) or tensors:
+            return None
+        linears: dict[str, tuple[int, int]] = {}
+        dropouts: list[str] = []
+        rest: dict[str, Module] = {}
+        for name, child in module.named_children():
+            sizes = getattr(child, "in_features", None), getattr(child, "out_features", None)
+            if all(isinstance(size, int) for size in sizes):
+                linears[name] = sizes  # pyright: ignore[reportArgumentType]
+            elif isinstance(child, Dropout):
+                dropouts.append(name)
+            elif not any(True for _ in (*child.parameters(), *child.buffers())):
+                rest[name] = child
+            else:
+                return None
+        return cls(linears, tuple(dropouts), rest) if len(linears) in (2, 3) and len(dropouts) <= 1 else None
+
+
+def _hypotheses(parts: _Parts) -> Iterator[Gated]:
+    """Yield each reading of the layers that fits their sizes."""
+    for roles in _roles(parts.linears):
+        for op, approximate in (("swiglu", "tanh"), ("geglu", "tanh"), ("geglu", "none")):
+            gated = Gated(op, approximate, *roles)  # pyright: ignore[reportArgumentType]
+            if not parts.dropouts:
+                yield gated
+            for dropout in parts.dropouts:
+                yield replace(gated, dropout=dropout)
+                yield replace(gated, dropout=dropout, dropout_last=True)
+
+
+def _roles(linears: dict[str, tuple[int, int]]) -> Iterator[tuple[str, str | None, str, Packed | None]]:
+    for first, *middle, down in permutations(linears):
+        inner = linears[down][0]
+        if middle and linears[first] == linears[middle[0]] and linears[first][1] == inner:
+            yield first, middle[0], down, None
+        elif not middle and linears[first][1] == 2 * inner:
+            yield first, None, down, "gate first"
+            yield first, None, down, "up first"
+            yield first, None, down, "interleaved"
+
+
+class _Marker(Module):
+    """A stand-in for dropout that shows where it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a value by which its place is known."""
+        return 1.5 * x + 0.25
+
+
+def _small(seed: int, inputs: int, outputs: int, dtype: torch.dtype) -> Linear:
+    layer = Linear(inputs, outputs, device="meta", dtype=dtype)
+    layer.weight = Parameter(numbers(seed, outputs, inputs, dtype=dtype), False)
+    layer.bias = Parameter(numbers(seed + 1, outputs, dtype=dtype), False)
+    return layer
+
+
+def _children(gated: Gated, parts: _Parts, dtype: torch.dtype, last: torch.dtype) -> dict[str, Module]:
+    width = _INNER if gated.up else 2 * _INNER
+    children: dict[str, Module] = dict(parts.rest)
+    children[gated.gate] = _small(1, _IN, width, dtype)
+    if gated.up is not None:
+        children[gated.up] = _small(3, _IN, width, dtype)
+    children[gated.down] = _small(5, _INNER, _OUT, last)
+    return children | dict.fromkeys(parts.dropouts, _Marker())
+
+
+def _expected(gated: Gated, children: dict[str, Module], x: Tensor) -> Tensor:
+    """Compute the MLP by the reference of its op."""
+    gate = children[gated.gate](x)
+    up = None if gated.up is None else children[gated.up](x)
+    if gated.packed == "up first":
+        up, gate = gate.chunk(2, dim=-1)
+    interleaved = gated.packed == "interleaved"
+    settings = (None, 1.0, 0.0, interleaved) if gated.op == "swiglu" else (gated.approximate, interleaved)
+    h = ops.OPS[gated.op].reference(gate, up, *settings)
+    dropout = children[gated.dropout] if gated.dropout else None
+    h = dropout(h) if dropout is not None and not gated.dropout_last else h
+    y = children[gated.down](h)
+    return dropout(y) if dropout is not None and gated.dropout_last else y
+
+
+def _has_values_of(gated: Gated, module: Module, parts: _Parts) -> bool:
+    """Return True where the module's own forward agrees, with gates small and large: a clamp is noticed."""
+    children = _children(gated, parts, torch.float64, torch.float64)
+    own = twin(module, {}, children)
+    for seed, shape in enumerate([(2, 3, _IN), (3, _IN)], 10):
+        for factor in (0.3, 1.0, 1e4):
+            x = numbers(seed, *shape, dtype=torch.float64) * factor
+            result = called(type(module).forward, own, x.clone())
+            if not near(result, called(_expected, gated, children, x), _TOLERANCE):
+                return False
+    return True
+
+
+def _casts(gated: Gated, module: Module, parts: _Parts) -> bool:
+    """Return True where the module casts to the dtype of its last layer."""
+    own = twin(module, {}, _children(gated, parts, torch.bfloat16, torch.float32))
+    result = called(type(module).forward, own, numbers(10, 2, 3, _IN, dtype=torch.bfloat16))
+    return isinstance(result, Tensor) and result.dtype is torch.float32

@@ -1,0 +1,159 @@
+"""RMSNorm and LayerNorm in models, recognised by their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from fusedops import ops
+from fusedops.integrations.transformers._replacement import Replacement
+from fusedops.integrations.transformers._twin import (
+    called,
+    is_replaced_elsewhere,
+    near,
+    numbers,
+    parameters_of,
+    twin,
+)
+
+# of the dtype of the result where that of the weight differs: Gemma's, Llama's and T5's
+Result = Literal["input", "promoted", "weight"]
+
+_EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps")
+_EPS_CONSTANTS = (1e-5, 1e-6, 1e-8, 1e-12)  # of modules that write it into their forward, as OLMo's
+_TOLERANCE = 2e-5  # of float32; a variance with Bessel's correction differs by more up to 16384 elements
+_NARROW = 2.0**-6  # of bfloat16, with a rounding before the weight
+
+
+@dataclass(frozen=True)
+class Norm(Replacement):
+    """The settings of a replaced norm."""
+
+    op: str
+    eps: float
+    offset: float
+    has_weight: bool
+    has_bias: bool
+    result: Result
+    wide_under_autocast: bool
+
+    def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute the norm of the one argument."""
+        (x,) = (*args, *kwargs.values())
+        weight = module.weight if self.has_weight else None
+        if self.wide_under_autocast and x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type):
+            x = x.float()  # autocast's rule for torch's layer_norm on an accelerator
+        if weight is not None and self.result != "input":
+            x = x.to(torch.promote_types(x.dtype, weight.dtype))
+        if self.op == "rms_norm":
+            y = ops.rms_norm(x, weight, self.eps, offset=self.offset)
+        else:
+            y = ops.layer_norm(x, weight, module.bias if self.has_bias else None, self.eps)
+        return y.to(weight.dtype) if weight is not None and self.result == "weight" else y
+
+
+def recognised_norm(module: Module) -> Norm | str | None:
+    """Return the replacement of a norm, the reason why a norm is left, or None for a module that is no norm.
+
+    >>> recognised_norm(torch.nn.RMSNorm(8, eps=1e-6)).op
+    'rms_norm'
+    >>> recognised_norm(torch.nn.GroupNorm(2, 8))
+    'its results are those of neither rms_norm nor layer_norm'
+    """
+    if not _looks_like_a_norm(module):
+        return None
+    if is_replaced_elsewhere(module):
+        return "another library has replaced its forward"
+    parameters = dict(module.named_parameters(recurse=False))
+    if any(True for _ in module.buffers()):
+        return "it has buffers"
+    if not parameters.keys() <= {"weight", "bias"} or any(value.dim() != 1 for value in parameters.values()):
+        return "its parameters are not a weight and a bias of one dim"
+    arguments = parameters_of(type(module).forward)
+    if arguments is None or len(arguments) != 1 or arguments[0].kind is not arguments[0].POSITIONAL_OR_KEYWORD:
+        names = ", ".join(argument.name for argument in arguments or ())
+        return f"its forward takes {names}, expected one tensor"
+    size = _size(module, parameters)
+    if size < 2:
+        return "the size of its weight is not known"
+    norm = next((norm for norm in _hypotheses(module, parameters) if _has_values_of(norm, module, size)), None)
+    if norm is None:
+        return "its results are those of neither rms_norm nor layer_norm"
+    result = _result_rule(norm, module, size)
+    return replace(norm, result=result) if result else "the dtypes of its results follow another rule"
+
+
+def _looks_like_a_norm(module: Module) -> bool:
+    if any(True for _ in module.children()) or isinstance(module, torch.jit.ScriptModule):
+        return False
+    return "norm" in type(module).__name__.lower() or "RMSNorm" in str(getattr(module, "kernel_layer_name", ""))
+
+
+def _size(module: Module, parameters: Mapping[str, Tensor]) -> int:
+    """Return H; the weight's, else that which the module states, else any."""
+    if parameters:
+        return int(next(iter(parameters.values())).shape[0])
+    shape: Any = getattr(module, "normalized_shape", None)
+    sizes: tuple[Any, ...] = tuple(cast("Sequence[Any]", shape)) if isinstance(shape, Sequence) else ()
+    return int(sizes[0]) if len(sizes) == 1 else 16
+
+
+def _hypotheses(module: Module, parameters: Mapping[str, Tensor]) -> Iterator[Norm]:
+    stated = {value for name in _EPS_NAMES if isinstance(value := getattr(module, name, None), float)}
+    has_weight, has_bias = "weight" in parameters, "bias" in parameters
+    # torch's own function is on autocast's list for accelerators; norms written out are not
+    code = getattr(type(module).forward, "__code__", None)
+    wide = code is not None and "layer_norm" in code.co_names
+    for eps in sorted(stated) or _EPS_CONSTANTS:
+        if not has_bias:
+            for offset in (0.0, 1.0) if has_weight else (0.0,):
+                yield Norm("rms_norm", eps, offset, has_weight, False, "input", False)
+        if has_weight or not has_bias:
+            yield Norm("layer_norm", eps, 0.0, has_weight, has_bias, "input", wide)
+
+
+def _tensors(norm: Norm, size: int, dtype: torch.dtype) -> dict[str, Tensor | None]:
+    weight = numbers(1, size, dtype=dtype) if norm.has_weight else None
+    return {"weight": weight, "bias": numbers(2, size, dtype=dtype) if norm.has_bias else None}
+
+
+def _expected(norm: Norm, x: Tensor, tensors: dict[str, Tensor | None]) -> Tensor:
+    rest = (norm.eps, norm.offset) if norm.op == "rms_norm" else (tensors["bias"], norm.eps)
+    return ops.OPS[norm.op].reference(x, tensors["weight"], *rest)
+
+
+def _has_values_of(norm: Norm, module: Module, size: int) -> bool:
+    """Return True where the module's own forward agrees on inputs of several ranks and sizes, eps' own included."""
+    tensors, agrees = _tensors(norm, size, torch.float32), False
+    own = twin(module, tensors)
+    for seed, shape in enumerate([(4, size), (2, 3, size), (2, 2, 3, size)], 10):
+        for factor in (1.0, norm.eps**0.5, 100.0):
+            x = (numbers(seed, *shape) + 0.5) * factor
+            result = called(type(module).forward, own, x.clone())
+            if isinstance(result, Tensor):
+                if not near(result, _expected(norm, x, tensors), _TOLERANCE):
+                    return False
+                agrees = True  # a rank for which the forward raises is never seen in the model
+    return agrees
+
+
+def _result_rule(norm: Norm, module: Module, size: int) -> Result | None:
+    """Return the rule for the dtype of the result, or None."""
+    rules: list[Result] = ["input", "promoted", "weight"]
+    narrow, wide = torch.bfloat16, torch.float32
+    for given, own in ((narrow, narrow), (narrow, wide), (wide, narrow)):
+        tensors, x = _tensors(norm, size, own), numbers(20, 2, 3, size, dtype=given)
+        result = called(type(module).forward, twin(module, tensors), x.clone())
+        if not isinstance(result, Tensor):
+            continue  # torch's own norms refuse some pairs
+        kept = own if norm.has_weight else given
+        dtypes = {"input": given, "promoted": torch.promote_types(given, kept), "weight": kept}
+        rules = [rule for rule in rules if dtypes[rule] == result.dtype]
+        if not near(result, _expected(norm, x.float(), tensors), _NARROW):
+            return None
+    return rules[0] if rules else None

@@ -1,0 +1,88 @@
+"""The replacement of a module's forward, and its way back.
+
+The class of the module becomes a subclass of its own class, with the same name, as FSDP2 does it: the parameters,
+buffers, hooks and names of the module stay, and so do its state dict, copies, pickles and the guards of torch.compile.
+An attribute on the instance would not do: a bound forward that is copied with the module's attributes, as by
+torch.nn.DataParallel, reads the weights of the original.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, cast
+
+from torch.nn import Module
+
+SETTINGS = "_fusedops_replacement"
+_ORIGINAL = "_fusedops_original"
+
+
+class Replacement:
+    """The settings of a replaced module: what its forward computes instead. ``op`` is the op's name."""
+
+    op: str
+
+    @property
+    def mixin(self) -> type[Replaced]:
+        """Return the class that comes before the module's own."""
+        return Replaced
+
+    def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the module's own forward does, with an op."""
+        raise NotImplementedError
+
+
+class Replaced:
+    """The part of a replaced module's class that is fusedops': forward, and how the module is copied and pickled."""
+
+    _fusedops_replacement: Replacement | None = None
+    _fusedops_original: type[Module]
+    _fusedops_mixin: type[Replaced]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the replacement; after its removal the module's own forward."""
+        settings = self._fusedops_replacement
+        if settings is None:  # a wrapper made its class of this one, as FSDP2 does, before the removal
+            return cast("Any", super()).forward(*args, **kwargs)
+        return settings.forward(self, *args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        getstate = getattr(self, "__getstate__", None)  # of every object since Python 3.11
+        state = self.__dict__ if getstate is None else getstate()
+        return _rebuilt, (self._fusedops_original, self._fusedops_mixin), state
+
+
+def _rebuilt(original: type[Module], mixin: type[Replaced]) -> Any:
+    """Return an empty module of a replaced class, for a copy or an unpickled module."""
+    return object.__new__(_replaced_class(original, mixin))
+
+
+@cache
+def _replaced_class(original: type[Module], mixin: type[Replaced]) -> type[Any]:
+    names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
+    return type(original.__name__, (mixin, original), {**names, _ORIGINAL: original, "_fusedops_mixin": mixin})
+
+
+def replace(module: Module, replacement: Replacement) -> None:
+    """Replace the forward of a module."""
+    setattr(module, SETTINGS, replacement)
+    if not isinstance(module, Replaced):
+        module.__class__ = _replaced_class(type(module), replacement.mixin)
+
+
+def replacement_of(module: Module) -> Replacement | None:
+    """Return the replacement of a module, or None."""
+    return cast("Any", module)._fusedops_replacement if isinstance(module, Replaced) else None
+
+
+def restore(module: Module) -> None:
+    """Give a module its own forward again."""
+    module.__dict__.pop(SETTINGS, None)
+    original = type(module).__dict__.get(_ORIGINAL)
+    if original is not None:
+        module.__class__ = original
+
+
+def own_class(module: Module) -> type[Any]:
+    """Return the class of a module, without fusedops' part."""
+    return type(module).__dict__.get(_ORIGINAL, type(module))

@@ -1,0 +1,97 @@
+"""A module's own code on random numbers: how a module is recognised.
+
+A *twin* shares a module's class and attributes and has parameters of its own: small, random, on the CPU. So the real
+weights are neither read nor needed: they may be on a meta device, sharded, quantized or wrapped.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+
+class Raised:
+    """The result of a call that raised.
+
+    >>> Raised(ValueError("no")).error
+    ValueError('no')
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return normal random numbers on the CPU. torch's own generators are not touched.
+
+    >>> numbers(0, 2, 3).shape
+    torch.Size([2, 3])
+    """
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
+
+
+def twin(
+    module: Module,
+    parameters: Mapping[str, Tensor | None],
+    children: Mapping[str, Module] | None = None,
+    buffers: Mapping[str, Tensor | None] | None = None,
+) -> Any:
+    """Return a module of the same class and attributes with other parameters, children and buffers, in eval mode."""
+    copy = object.__new__(type(module))
+    copy.__dict__.update(module.__dict__)
+    copy.__dict__["_parameters"] = dict(parameters)
+    copy.__dict__["_modules"] = dict(children or {})
+    copy.__dict__["_buffers"] = dict(buffers or {})
+    copy.__dict__["training"] = False
+    return copy
+
+
+def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a call, or what it raised, without gradients, autocast and a default device."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:  # any error of a foreign forward: it is not what is looked for
+            return Raised(error)
+
+
+def near(result: Any, expected: Tensor, tolerance: float) -> bool:
+    """Return True for a tensor of the same shape whose elements are within a part of their size and of their mean's."""
+    if not isinstance(result, Tensor) or result.shape != expected.shape:
+        return False
+    wide = expected.double()
+    return torch.allclose(result.double(), wide, rtol=tolerance, atol=tolerance * float(wide.abs().mean()))
+
+
+def pair_of(result: Any) -> tuple[Tensor, Tensor] | None:
+    """Return a result that is a pair of tensors, or None.
+
+    >>> pair_of((torch.ones(1), None))
+    """
+    if not isinstance(result, tuple):
+        return None
+    values = cast("tuple[Any, ...]", result)
+    return values if len(values) == 2 and all(isinstance(value, Tensor) for value in values) else None
+
+
+def parameters_of(forward: Any) -> list[inspect.Parameter] | None:
+    """Return the parameters of a forward after self, or None where it has no signature.
+
+    >>> [each.name for each in parameters_of(torch.nn.LayerNorm.forward)]
+    ['input']
+    """
+    try:
+        return list(inspect.signature(forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return None
+
+
+def is_replaced_elsewhere(module: Module) -> bool:
+    """Return True where another library set forward on the instance, as kernels and accelerate do."""
+    return "forward" in module.__dict__

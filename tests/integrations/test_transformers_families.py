@@ -1,0 +1,62 @@
+"""Models of many families of transformers with fusedops: logits, gradients, tokens, and the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from model_families import FAMILIES, Family
+from torch import Tensor
+
+from fusedops.integrations.transformers import apply
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def outputs(model: Any, family: Family) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logits of a padded batch, and the gradients of the parameters."""
+    model.zero_grad()
+    logits = model(**family.inputs()).logits
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(5))
+    (logits * weights).sum().backward()
+    return logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def tokens(model: Any, family: Family) -> Tensor:
+    """The tokens that follow the padded batch."""
+    inputs = {name: value for name, value in family.inputs().items() if name != "decoder_input_ids"}
+    with torch.no_grad():
+        return model.generate(**inputs, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+
+
+def state(model: Any) -> dict[str, Any]:
+    """What remove() has to bring back: the class and the attributes of each module."""
+    return {name: (type(module), sorted(vars(module))) for name, module in model.named_modules()}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_family_computes_the_same(family: Family) -> None:
+    model = family.build()
+    before, own_state = state(model), {name: value.clone() for name, value in model.state_dict().items()}
+    logits, gradients = outputs(model, family)
+    generated = tokens(model, family) if family.generates else None
+
+    applied = apply(model)
+    assert applied.ops
+    applied_logits, applied_gradients = outputs(model, family)
+    torch.testing.assert_close(applied_logits, logits, rtol=1e-4, atol=2e-5)
+    assert applied_gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        scale = float(gradient.abs().max())
+        torch.testing.assert_close(applied_gradients[name], gradient, rtol=1e-3, atol=1e-5 * max(scale, 1.0))
+    if generated is not None:
+        assert torch.equal(tokens(model, family), generated)
+    assert list(model.state_dict()) == list(own_state)
+    assert all(torch.equal(value, own_state[name]) for name, value in model.state_dict().items())
+
+    applied.remove()
+    assert state(model) == before
+    again, gradients_again = outputs(model, family)
+    assert torch.equal(again, logits)
+    assert all(torch.equal(gradients_again[name], gradient) for name, gradient in gradients.items())

@@ -1,0 +1,219 @@
+"""How modules are recognised: by their results. A look-alike is left; another name is not in the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusedops
+from fusedops.integrations.transformers import Row, apply
+
+pytestmark = pytest.mark.filterwarnings("ignore:fusedops in:fusedops.FusedOpsWarning")
+
+
+class TinyNorm(nn.Module):
+    """A norm by a formula that a test gives."""
+
+    def __init__(self, formula: Any, weight: Any = True, bias: bool = False, size: int = 16) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(size)) if weight else None
+        self.bias = nn.Parameter(torch.randn(size)) if bias else None
+        self.eps = 1e-5
+        self.formula = formula
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(self, x)
+
+
+def rms(norm: Any, x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps)
+
+
+def centered(norm: Any, x: Tensor, correction: int = 0) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, correction=correction, keepdim=True) + norm.eps)
+
+
+NORMS = {
+    "rms_norm": (lambda n, x: rms(n, x) * n.weight, {}),
+    "rms_norm, 1 + weight": (lambda n, x: rms(n, x) * (1 + n.weight), {}),
+    "rms_norm, no weight": (rms, {"weight": False}),
+    "layer_norm": (lambda n, x: centered(n, x) * n.weight + n.bias, {"bias": True}),
+    "layer_norm, no bias": (lambda n, x: centered(n, x) * n.weight, {}),
+    "layer_norm, no weight": (centered, {"weight": False}),
+}
+LOOK_ALIKES = {
+    "Bessel's correction": (lambda n, x: centered(n, x, 1) * n.weight, {"size": 4096}),
+    "eps outside the root": (lambda n, x: x / (x.pow(2).mean(-1, keepdim=True).sqrt() + n.eps) * n.weight, {}),
+    "another eps": (lambda n, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * n.weight, {}),
+    "the sum, not the mean": (lambda n, x: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + n.eps) * n.weight, {}),
+    "over dim 1": (lambda n, x: x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + n.eps) * n.weight, {}),
+    "2 + weight": (lambda n, x: rms(n, x) * (2 + n.weight), {}),
+    "clamped": (lambda n, x: (rms(n, x) * n.weight).clamp(-2, 2), {}),
+    "of 4 dims another": (lambda n, x: rms(n, x) * n.weight * (2 if x.dim() == 4 else 1), {}),
+    "float32 results": (lambda n, x: rms(n, x.float()) * n.weight.float(), {}),
+    "groups": (lambda n, x: rms(n, x.unflatten(-1, (4, -1))).flatten(-2) * n.weight, {}),
+    "a bias that is not added": (lambda n, x: centered(n, x) * n.weight, {"bias": True}),
+    "a tuple": (lambda n, x: (rms(n, x) * n.weight,), {}),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_is_recognised(name: str) -> None:
+    formula, options = NORMS[name]
+    norm = TinyNorm(formula, **options)
+    x = torch.randn(3, 16)
+    expected = norm(x)
+    assert apply(norm).rows == (Row("TinyNorm", name.partition(",")[0], 1),)
+    fusedops.reset_stats()
+    torch.testing.assert_close(norm(x=x), expected)
+    assert fusedops.stats().counts
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_what_only_looks_like_a_norm_is_left(name: str) -> None:
+    formula, options = LOOK_ALIKES[name]
+    norm = TinyNorm(formula, **options)
+    (row,) = apply(norm).rows
+    assert row.op == ""
+    assert row.left in {
+        "its results are those of neither rms_norm nor layer_norm",
+        "the dtypes of its results follow another rule",
+    }
+    assert type(norm) is TinyNorm
+
+
+def test_a_norm_with_a_second_argument_is_left() -> None:
+    class GatedNorm(TinyNorm):
+        def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+            y = rms(self, x) * self.weight
+            return y if gate is None else y * F.silu(gate)
+
+    assert apply(GatedNorm(None)).rows == (Row("GatedNorm", "", 1, "its forward takes x, gate, expected one tensor"),)
+
+
+def test_a_norm_with_sharded_weights_is_left() -> None:
+    norm = TinyNorm(NORMS["rms_norm"][0], size=0)  # as DeepSpeed's third stage keeps them
+    assert apply(norm).rows == (Row("TinyNorm", "", 1, "the size of its weight is not known"),)
+
+
+@pytest.mark.parametrize("kind", ["input", "promoted", "weight"])
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16])
+def test_the_dtype_of_the_result_is_kept(kind: str, given: torch.dtype, own: torch.dtype) -> None:
+    def formula(norm: Any, x: Tensor) -> Tensor:
+        y = rms(norm, x.float())
+        if kind == "input":
+            return (y * norm.weight.float()).to(x.dtype)
+        if kind == "promoted":
+            return y.to(x.dtype) * norm.weight
+        return (y.to(norm.weight.dtype) if norm.weight.dtype == torch.bfloat16 else y) * norm.weight
+
+    norm, x = TinyNorm(formula).to(own), torch.randn(3, 16).to(given)
+    expected = norm(x)
+    assert apply(norm).ops == {"rms_norm": 1}
+    result = norm(x)
+    assert result.dtype == expected.dtype
+    torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+
+
+# ------------------------------------------------------------------------------------------------------- gated MLPs
+
+
+class TinyMLP(nn.Module):
+    """An MLP by a formula that a test gives; the names of its layers mean nothing."""
+
+    def __init__(self, formula: Any, packed: bool = False, dropout: bool = False, width: int = 16) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 2 * width if packed else width)
+        if not packed:
+            self.b = nn.Linear(8, width)
+        self.c = nn.Linear(width, 8)
+        if dropout:
+            self.drop = nn.Dropout(0.5)
+        self.formula = formula
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(self, x)
+
+
+def pairs(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    return m.a(x)[..., ::2], m.a(x)[..., 1::2]
+
+
+def halves(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    gate, up = m.a(x).chunk(2, -1)
+    return gate, up
+
+
+MLPS: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "silu": ("swiglu", lambda m, x: m.c(F.silu(m.a(x)) * m.b(x)), {}),
+    "gate second": ("swiglu", lambda m, x: m.c(m.a(x) * F.silu(m.b(x))), {}),
+    "gelu": ("geglu", lambda m, x: m.c(F.gelu(m.a(x)) * m.b(x)), {}),
+    "gelu tanh": ("geglu", lambda m, x: m.c(F.gelu(m.a(x), approximate="tanh") * m.b(x)), {}),
+    "inputs as wide": ("swiglu", lambda m, x: m.c(F.silu(m.a(x)) * m.b(x)), {"width": 8}),
+    "halves": ("swiglu", lambda m, x: m.c(F.silu(halves(m, x)[0]) * halves(m, x)[1]), {"packed": True}),
+    "up first": ("geglu", lambda m, x: m.c(halves(m, x)[0] * F.gelu(halves(m, x)[1])), {"packed": True}),
+    "interleaved": ("swiglu", lambda m, x: m.c(F.silu(pairs(m, x)[0]) * pairs(m, x)[1]), {"packed": True}),
+    "dropout": ("swiglu", lambda m, x: m.c(m.drop(F.silu(m.a(x)) * m.b(x))), {"dropout": True}),
+    "dropout last": ("swiglu", lambda m, x: m.drop(m.c(F.silu(m.a(x)) * m.b(x))), {"dropout": True}),
+}
+OTHER_MLPS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "relu": (lambda m, x: m.c(F.relu(m.a(x)) * m.b(x)), {}),
+    "quick gelu": (lambda m, x: m.c(m.a(x) * torch.sigmoid(1.702 * m.a(x)) * m.b(x)), {}),
+    "clamped": (lambda m, x: m.c(F.silu(m.a(x)).clamp(max=500) * m.b(x)), {}),
+    "scaled": (lambda m, x: 1.5 * m.c(F.silu(m.a(x)) * m.b(x)), {}),
+    "a residual": (lambda m, x: m.c(F.silu(m.a(x)) * m.b(x)) + x.mean(), {}),
+    "the sum": (lambda m, x: m.c(F.silu(m.a(x)) + m.b(x)), {}),
+    "a plain MLP": (lambda m, x: m.c(F.silu(m.a(x)) * 1), {}),
+    "dropout first": (lambda m, x: m.c(F.silu(m.a(m.drop(x))) * m.b(x)), {"dropout": True}),
+    "of 2 dims another": (lambda m, x: m.c(F.silu(m.a(x)) * m.b(x)) * (x.dim() - 1), {}),
+}
+
+
+@pytest.mark.parametrize("name", MLPS)
+def test_a_gated_mlp_is_recognised(name: str) -> None:
+    op, formula, options = MLPS[name]
+    mlp, x = TinyMLP(formula, **options), torch.randn(2, 5, 8)
+    torch.manual_seed(0)
+    expected = mlp(x)
+    assert apply(mlp).rows == (Row("TinyMLP", op, 1),)
+    torch.manual_seed(0)  # dropout drops the same elements
+    torch.testing.assert_close(mlp(x=x), expected)
+
+
+@pytest.mark.parametrize("name", OTHER_MLPS)
+def test_another_mlp_is_left(name: str) -> None:
+    formula, options = OTHER_MLPS[name]
+    mlp = TinyMLP(formula, **options)
+    assert apply(mlp).rows == (Row("TinyMLP", "", 1, "its results are those of neither swiglu nor geglu"),)
+    assert type(mlp) is TinyMLP
+
+
+class Adapter(nn.Module):
+    """A linear layer with an adapter, as PEFT wraps one."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer, self.in_features, self.out_features = layer, layer.in_features, layer.out_features
+        self.down, self.up = nn.Linear(layer.in_features, 2), nn.Linear(2, layer.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("wrapped_first", [False, True])
+def test_layers_with_adapters_are_called(wrapped_first: bool) -> None:
+    mlp, x = TinyMLP(MLPS["silu"][1]), torch.randn(2, 8)
+    applied = None if wrapped_first else apply(mlp)
+    mlp.a, mlp.c = Adapter(mlp.a), Adapter(mlp.c)
+    applied = applied or apply(mlp)
+    assert applied.ops == {"swiglu": 1}
+    result = mlp(x)
+    result.sum().backward()
+    assert mlp.a.up.weight.grad is not None
+    applied.remove()
+    torch.testing.assert_close(result, mlp(x))
