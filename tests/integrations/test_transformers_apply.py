@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import pickle
 from collections.abc import Callable
@@ -255,8 +256,9 @@ def test_autocast_keeps_the_dtypes(name: str) -> None:
     assert {name: before[name] for name in after} == after
 
 
-@pytest.mark.parametrize("compiled_first", [False, True])
-def test_torch_compile_before_and_after(llama: Any, compiled_first: bool) -> None:
+@pytest.mark.parametrize("compiled_first", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_torch_compile_before_and_after(compiled_first: bool) -> None:
+    llama = dataclasses.replace(FAMILIES["Llama"], values={**FAMILIES["Llama"].values, "num_hidden_layers": 1}).build()
     expected, inputs = logits(llama), FAMILIES["Llama"].inputs()
     torch._dynamo.reset()
     if compiled_first:
@@ -267,13 +269,13 @@ def test_torch_compile_before_and_after(llama: Any, compiled_first: bool) -> Non
     else:
         applied = apply(llama)
         model = torch.compile(llama, backend="eager", fullgraph=True)
-    assert applied.ops == LLAMA
+    assert applied.ops == {"rms_norm": 3, "swiglu": 1, "rotary_embedding": 1, "cross_entropy": 1}
 
     def run() -> Tensor:
         with torch.no_grad():
             return model(**inputs).logits
 
-    assert counted(lambda: torch.testing.assert_close(run(), expected, rtol=1e-4, atol=2e-5))["rms_norm"] == 5
+    assert counted(lambda: torch.testing.assert_close(run(), expected, rtol=1e-4, atol=2e-5))["rms_norm"] == 3
     applied.remove()
     assert counted(lambda: torch.testing.assert_close(run(), expected, rtol=1e-4, atol=2e-5)) == {}
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
 import torch
 from model_families import FAMILIES, Family
+from repository import DOCS
 from torch import Tensor
 
 from fusedops.integrations.transformers import apply
+
+SPEC = importlib.util.spec_from_file_location("make_transformers", DOCS / "make_transformers.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+make_transformers = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(make_transformers)
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -44,6 +52,8 @@ def test_a_family_computes_the_same(family: Family) -> None:
 
     applied = apply(model)
     assert applied.ops
+    page = (DOCS / "transformers.md").read_text("utf-8")
+    assert make_transformers.row(family, applied) in page, "docs/transformers.md is stale: run `make docs`"
     applied_logits, applied_gradients = outputs(model, family)
     torch.testing.assert_close(applied_logits, logits, rtol=1e-4, atol=2e-5)
     assert applied_gradients.keys() == gradients.keys()
@@ -60,3 +70,9 @@ def test_a_family_computes_the_same(family: Family) -> None:
     again, gradients_again = outputs(model, family)
     assert torch.equal(again, logits)
     assert all(torch.equal(gradients_again[name], gradient) for name, gradient in gradients.items())
+
+
+def test_the_page_has_these_families_and_no_other() -> None:
+    table = (DOCS / "transformers.md").read_text("utf-8").partition(make_transformers.START)[2]
+    lines = table.partition(make_transformers.END)[0].splitlines()[2:]
+    assert [line.split("|")[1].strip() for line in lines] == list(FAMILIES)
