@@ -26,7 +26,14 @@ from fusedops._contract import values
 from fusedops._contract.op import Op
 from fusedops._dispatch.decide import decide
 from fusedops._dispatch.fallback import report
-from fusedops._dispatch.placement import common_layout, distributed, local_arguments, whole_result, whole_tensor
+from fusedops._dispatch.placement import (
+    common_layout,
+    dims_by_name,
+    distributed,
+    local_arguments,
+    whole_result,
+    whole_tensor,
+)
 from fusedops._dispatch.plan import Plan
 from fusedops._dispatch.select import backward_plan, plan_for, select
 from fusedops._plugins.registry import registry
@@ -104,8 +111,9 @@ def _backward(
     kept = [n for n, value in given.items() if isinstance(value, DTensor) and n not in grads]
     saved = {value.name for value in op.saved}
     layout = common_layout(op, name, given, grads[0], (*(n for n in kept if n not in saved), *grads))
+    with_dims = dims_by_name(op, given)
     for grad in grads:
-        given[grad] = given[grad].redistribute(placements=layout.of(given[grad].shape))
+        given[grad] = given[grad].redistribute(placements=layout.of(given[grad].shape, None, with_dims.get(grad)))
     local, shard = local_arguments(op, name, given, layout, saved), layout.shard()
     if op.sharding.adjust is not None:
         local = op.sharding.adjust(local, shard)

@@ -68,7 +68,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "float | None": st.one_of(st.none(), st.floats(), st.sampled_from([0.5, 1.0]), anything),
     "int": st.one_of(st.integers(), anything),
     "bool": st.one_of(st.booleans(), anything),
-    "str": st.one_of(st.sampled_from(["tanh", "none", "erf"]), anything),
+    "str": st.one_of(st.sampled_from(["tanh", "none", "erf", "upper_left"]), anything),
+    "tuple[int, int] | None": st.one_of(st.none(), st.tuples(st.integers(-1, 5), st.integers()), anything),
 }
 
 
@@ -111,14 +112,15 @@ def test_a_call_is_served_or_is_an_invalid_input_error(name: str, data: st.DataO
     args = tuple(data.draw(VALUES[op.types[parameter]], label=parameter) for parameter in op.parameters)
     if any(type(arg) in (TensorSpec, Subclass) for arg in args):
         return
-    reason = op.invalid(args)
-    if op.complete is not None and not isinstance(args[-1], torch.Tensor):
+    if op.parameters[-1] == "seed" and not isinstance(args[-1], torch.Tensor):
         args = (*args[:-1], None)  # numbers become tensors before the check
-        reason = op.invalid(args)
+    elif op.parameters[-1] != "seed":
+        args = op.completed(args)  # the public function accepts more texts
+    reason = op.invalid(args)
     if reason is None:
         ys = op.each(op.call_public(*args, backend="eager"))
         assert all(isinstance(y, torch.Tensor) for y in ys)
-        assert len(ys) == len(op.outputs)
+        assert len(ys) == len(op.outputs) or "return_lse" in op.parameters
     else:
         with pytest.raises(fusedops.InvalidInputError) as error:
             op.call_public(*args, backend="eager")

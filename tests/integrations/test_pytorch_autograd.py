@@ -15,11 +15,13 @@ from calls import (
     growing,
     inputs,
     loss,
+    needs_kernels,
     noting_backend,
     outputs,
     public,
     reference,
     registered,
+    samples,
     shapes,
     stacked,
 )
@@ -64,6 +66,7 @@ def one(op: str, tensors: list[Tensor], sample: int) -> list[Tensor]:
 )
 @pytest.mark.feature("gradgradcheck")
 def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
+    needs_kernels(backend, op)
     fast = backend == "triton"  # along one direction: the interpreter is slow
     function, xs = floating(way(op), inputs(op, length=3, batch=2))
     xs = tuple(growing(list(xs)))
@@ -76,6 +79,7 @@ def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
 @every_way
 @pytest.mark.parametrize("backend", ["eager", "triton", "loopback"])
 def test_batched_gradients_are_those_of_a_loop(op: str, way: Way, backend: str) -> None:
+    needs_kernels(backend, op)
     tensors = growing(inputs(op))
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
     with fusedops.use(backend, fallback="raise"):
@@ -267,7 +271,7 @@ def test_grad_vjp_and_hessian(op: str, way: Way) -> None:
 @every_way
 @pytest.mark.feature("vmap")
 def test_vmap_is_a_loop(op: str, way: Way) -> None:
-    tensors = inputs(op)
+    tensors = samples(op)
     dims = tuple(0 if tensor.dim() > 1 else None for tensor in tensors)
     loop = stacked([reference(op)(*one(op, tensors, sample)) for sample in range(3)])
     close(torch.vmap(way(op), dims)(*tensors), loop)
@@ -285,7 +289,7 @@ def test_vmap_is_a_loop(op: str, way: Way) -> None:
 @every_way
 @pytest.mark.feature("vmap")
 def test_gradients_of_each_sample(op: str, way: Way) -> None:
-    tensors = inputs(op)
+    tensors = samples(op)
     wanted = tuple(place for place, tensor in enumerate(tensors) if tensor.is_floating_point())
     dims = tuple(0 if tensor.dim() > 1 else None for tensor in tensors)
     got = torch.vmap(torch.func.grad(lambda *a: loss(way(op)(*a)), wanted), dims)(*tensors)

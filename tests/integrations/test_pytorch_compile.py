@@ -22,6 +22,7 @@ from calls import (
     noting_backend,
     public,
     registered,
+    samples,
 )
 from pairwise import pairwise
 from repository import ROOT
@@ -166,7 +167,7 @@ def test_use_inside_compiled_code_is_obeyed_at_the_price_of_a_graph_break() -> N
 @every_op
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
 def test_transforms_inside_compiled_code(op: str, transform: str) -> None:
-    x, *rest = inputs(op)
+    x, *rest = samples(op) if transform == "vmap" else inputs(op)
     if transform == "vmap":
         rest = [other[0] if other.dim() > 1 else other for other in rest]  # of one sample, for all
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops.constraints import DType
+from fusedops.constraints import DType, Rank
 from fusedops.testing import OPS
 
 
@@ -59,6 +59,29 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
             numbers = (numbers.abs() * columns) % columns
         tensors.append(numbers.to(kind))
     return tensors
+
+
+def has_kernels(backend: str, op: str) -> bool:
+    """Return True for a backend that serves some calls of an op. Test backends are not known here: True."""
+    info = {each.name: each for each in fusedops.backends()}.get(backend)
+    return info is None or op in info.ops
+
+
+def needs_kernels(backend: str, op: str) -> None:
+    """Skip a test of a backend that has no kernel for the op."""
+    if not has_kernels(backend, op):
+        pytest.skip(f"{backend} has no kernel for {op}")
+
+
+def has_fixed_rank(op: str) -> bool:
+    """Return True for an op whose tensors have one number of dims."""
+    return any(isinstance(item, Rank) and item.ranks for item in OPS[op].constraints)
+
+
+def samples(op: str) -> list[Tensor]:
+    """Return :func:`inputs` such that each of the first dim is a call: with one more dim, where the rank is fixed."""
+    tensors = inputs(op)
+    return [tensor[:, None] for tensor in tensors] if has_fixed_rank(op) else tensors
 
 
 def public(op: str) -> Callable[..., Any]:

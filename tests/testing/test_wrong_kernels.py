@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import wrong_attention_kernels  # noqa: F401  adds to the list
 import wrong_row_kernels  # noqa: F401  adds to the list
 from loopback import registered
 from two_outputs import OP, two_outputs
