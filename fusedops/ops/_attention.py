@@ -1,7 +1,4 @@
-"""Attention (Vaswani et al. 2017, arXiv:1706.03762), with grouped heads (Ainslie et al. 2023, arXiv:2305.13245).
-Replaces torch's scaled_dot_product_attention, flash-attn's flash_attn_func, torch_npu's npu_fusion_attention, and the
-chain matmul -> mask -> softmax -> matmul.
-"""
+"""Attention (Vaswani et al. 2017, arXiv:1706.03762), with grouped heads (Ainslie et al. 2023, arXiv:2305.13245)."""
 
 from __future__ import annotations
 

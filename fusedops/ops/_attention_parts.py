@@ -149,12 +149,7 @@ def forward(
 
 
 def gradients(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    v: Tensor,
-    s: Scores,
-    scale: float,
-    heads: int,
+    grad_out: Tensor, grad_lse: Tensor | None, v: Tensor, s: Scores, scale: float, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v in the dtype of the arithmetic.
 
