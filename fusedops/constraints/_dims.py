@@ -60,12 +60,12 @@ class SameDims(Beside):
         tensors = self.specs(args)
         if tensors is None:
             return
-        yield Boundary(f"{self.name} {tensors[0].shape}", args, True)
+        yield Boundary(f"{self.name} {tensors[0].shape}", args, not self.reasons(args))
         for dim in self.dims:
             shape = list(tensors[0].shape)
             shape[dim] += 1
             changed = {**args, self.name: tensors[0].replace(shape=tuple(shape))}
-            yield Boundary(f"{self.name} dim {dim} = {shape[dim]}", changed, False)
+            yield Boundary(f"{self.name} dim {dim} = {shape[dim]}", changed, not self.reasons(changed))
 
 
 class DimMultiple(Beside):

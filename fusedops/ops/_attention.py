@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,8 +78,7 @@ def attention(
     """
     args = parts.canonical((q, k, v, mask, scale, causal, window, return_lse))
     results: Any = call(OP, args, backend)
-    # torch.fx.symbolic_trace records a call of this function, whose result is one value
-    return cast("Any", results[0]) if isinstance(results, tuple) and not return_lse else results
+    return results if return_lse else data.without_lse(results)
 
 
 def reference(

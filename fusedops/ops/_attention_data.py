@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,11 @@ from torch import Tensor
 from fusedops import masks
 from fusedops._contract.values import Case, Sharding
 from fusedops.ops import _attention_parts as parts
+
+
+def without_lse(results: Any) -> Any:
+    """Return the first result of a call; the only one of torch.fx.symbolic_trace, which records the public function."""
+    return cast("Any", results)[0] if isinstance(results, tuple) else results
 
 
 def empty(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

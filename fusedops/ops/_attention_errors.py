@@ -32,10 +32,12 @@ def error(
     """Return the changes of out and lse; inf where a score may overflow."""
     p, move, unknown, _ = _moves(absolute, q, k, mask, scale, causal, window)
     values = parts.for_each_query_head(parts.finite(v.double()), q)
-    out = (p * (absolute + 2 * move)) @ values.abs()
+    out = _rounded(p * (absolute + 2 * move), p, k.shape[2], q.dtype) @ values.abs()
     lse = move.amax(-1) + min(absolute, _ARITHMETIC) * 4 if k.shape[2] else torch.zeros(q.shape[:3]).double()
     if k.shape[2]:
         lse = lse + min(absolute, _ARITHMETIC) * p.shape[-1] ** 0.5
+    if q.dtype.itemsize == 2:  # torch's kernel for a CPU has a shorter exp for these
+        lse = lse + 2e-4
     return out.masked_fill(unknown, math.inf), lse.masked_fill(unknown[..., 0], math.inf)
 
 
@@ -64,14 +66,23 @@ def gradient_error(
     if return_lse:
         total = total + grad_lse.double().abs()[..., None]
     relative = absolute + 2 * move
-    ds = p * (size + total) * relative * abs(parts.scale_of(q, scale))
-    heads = k.shape[1]
-    dq, dk = ds @ s.k.abs(), parts.summed(ds.transpose(-2, -1) @ s.q.abs(), heads)
-    dv = parts.summed((p * relative).transpose(-2, -1) @ g, heads)
+    terms = p * (size + total)
+    heads, factor, rows = k.shape[1], abs(parts.scale_of(q, scale)), q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
+    dq = _rounded(terms * relative, terms, k.shape[2], q.dtype) @ s.k.abs() * factor
+    ds = _rounded(terms * relative, terms, rows, q.dtype).transpose(-2, -1)
+    dk = parts.summed(ds @ s.q.abs(), heads) * factor
+    dv = parts.summed(_rounded(p * relative, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
     anywhere = bool(unknown.any()) or not bool(g.isfinite().all() & grad_lse.isfinite().all() & v.isfinite().all())
     if anywhere:  # what such a number reaches depends on the order of the products
         return tuple(torch.full_like(each, math.inf) for each in (dq, dk, dv))  # pyright: ignore[reportReturnType]
     return dq, dk, dv
+
+
+def _rounded(change: Tensor, terms: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Return the change of terms that are rounded to ``dtype``, and of which ``count`` are added one by one."""
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    unit = torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
+    return torch.where(terms > 0, change + terms * (0.5 * count * unit) + least, 0.0)
 
 
 def _moves(

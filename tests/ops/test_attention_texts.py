@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from error_calls import INVALID, NO_BACKEND, made, registered
+from error_calls import INVALID, NO_BACKEND, made
 from error_texts import Table
 
 import fusedops
