@@ -6,6 +6,7 @@ tensor([[[1.0000, 0.0000],
          [0.5000, 0.5000]]])
 """
 
+from fusedops.nn._attention import Attention as Attention
 from fusedops.nn._gated import GEGLU as GEGLU
 from fusedops.nn._gated import SwiGLU as SwiGLU
 from fusedops.nn._norms import LayerNorm as LayerNorm
@@ -14,4 +15,4 @@ from fusedops.nn._stateless import BiasDropoutAdd as BiasDropoutAdd
 from fusedops.nn._stateless import BiasGELU as BiasGELU
 from fusedops.nn._stateless import ScaledMaskedSoftmax as ScaledMaskedSoftmax
 
-__all__ = ["GEGLU", "BiasDropoutAdd", "BiasGELU", "LayerNorm", "RMSNorm", "ScaledMaskedSoftmax", "SwiGLU"]
+__all__ = ["GEGLU", "Attention", "BiasDropoutAdd", "BiasGELU", "LayerNorm", "RMSNorm", "ScaledMaskedSoftmax", "SwiGLU"]
