@@ -32,7 +32,7 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 demo: $(VENV)/ready  ## train a small GPT on Shakespeare, and show the selected backends (1 to 4 minutes on 2 cores)
 	$(BIN)/python examples/train_gpt.py
 
-test: $(VENV)/ready  ## run the tests, except the slow ones (5 minutes on 2 cores)
+test: $(VENV)/ready  ## run the tests, except the slow ones (16 minutes on 2 cores)
 	$(PYTEST) -m "not slow" --features build/features.json $(ARGS)
 
 test-slow: $(VENV)/ready  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples
@@ -74,7 +74,7 @@ wheels: $(VENV)/ready  ## build the wheels of all platforms with ziglang, in dis
 	for target in $(TARGETS); do FUSEDOPS_CPU_TARGET=$$target \
 	    $(BIN)/python -m build --no-isolation --wheel --outdir dist/all || exit 1; done
 
-npu-contract: $(VENV)/ready  ## the npu backend's calls against the real torch_npu, release by release (200 MB of wheels)
+npu-contract: $(VENV)/ready  ## the npu backend's calls against the real torch_npu, release by release (0.5 GB of wheels)
 	$(BIN)/python tests/support/npu_contract.py --check
 
 overhead: $(VENV)/ready  ## measure the cost of selecting a backend

@@ -125,6 +125,78 @@ def dropout_add(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn
     )
 
 
+def norm(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
+    """Return the same for rms_norm and layer_norm, with a weight (and a bias)."""
+    x, weight, _ = rows(n, dtype)
+    shape, bias = x.shape[-1:], torch.randn_like(weight)
+    if form == "rms":
+        return (
+            lambda: F.rms_norm(x, shape, weight, 1e-6),
+            lambda: fusedops.rms_norm(x, weight),
+            lambda: fusedops_cpu.rms_norm.function(x, weight, 1e-6, 0.0, False),
+            [x, weight],
+        )
+    return (
+        lambda: F.layer_norm(x, shape, weight, bias),
+        lambda: fusedops.layer_norm(x, weight, bias),
+        lambda: fusedops_cpu.layer_norm.function(x, weight, bias, 1e-5, False),
+        [x, weight, bias],
+    )
+
+
+def add_norm(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
+    """Return the same for add_rms_norm and add_layer_norm."""
+    x, weight, residual = rows(n, dtype)
+    shape, bias = x.shape[-1:], torch.randn_like(weight)
+
+    def plain() -> tuple[Tensor, Tensor]:
+        s = x + residual
+        return (F.rms_norm(s, shape, weight, 1e-6) if form == "rms" else F.layer_norm(s, shape, weight, bias)), s
+
+    if form == "rms":
+        return (
+            plain,
+            lambda: fusedops.add_rms_norm(x, residual, weight),
+            lambda: fusedops_cpu.add_rms_norm.function(x, residual, weight, 1e-6, 0.0, False),
+            [x, residual, weight],
+        )
+    return (
+        plain,
+        lambda: fusedops.add_layer_norm(x, residual, weight, bias),
+        lambda: fusedops_cpu.add_layer_norm.function(x, residual, weight, bias, 1e-5, False),
+        [x, residual, weight, bias],
+    )
+
+
+def gated(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
+    """Return the same for swiglu and geglu, of two tensors, packed halves or interleaved pairs of n outputs."""
+    function, layout = form.split()
+    gate, _, up = rows(n, dtype)
+    packed, interleaved = torch.cat((gate, up), -1), layout == "pairs"
+
+    def plain() -> Tensor:
+        g, u = gate, up
+        if layout != "two":
+            g, u = (packed[..., ::2], packed[..., 1::2]) if interleaved else packed.chunk(2, -1)
+        return (F.silu(g) if function == "silu" else F.gelu(g, approximate=function)) * u
+
+    first, second = (gate, up) if layout == "two" else (packed, None)
+    leaves = [gate, up] if layout == "two" else [packed]
+    if function == "silu":
+        return (
+            plain,
+            lambda: fusedops.swiglu(first, second, interleaved=interleaved),
+            lambda: fusedops_cpu.swiglu.function(first, second, None, 1.0, 0.0, interleaved),
+            leaves,
+        )
+    return (
+        plain,
+        lambda: fusedops.geglu(first, second, approximate=function, interleaved=interleaved),
+        lambda: fusedops_cpu.geglu.function(first, second, function, interleaved),
+        leaves,
+    )
+
+
 CASES: list[tuple[str, Any, str]] = [
     ("scaled_masked_softmax", softmax, "none"),
     ("scaled_masked_softmax", softmax, "mask"),
@@ -134,6 +206,15 @@ CASES: list[tuple[str, Any, str]] = [
     ("bias_dropout", dropout, "training"),
     ("bias_dropout_add", dropout_add, "training"),
     ("bias_dropout_add", dropout_add, "evaluation"),
+    ("rms_norm", norm, "rms"),
+    ("add_rms_norm", add_norm, "rms"),
+    ("layer_norm", norm, "layer"),
+    ("add_layer_norm", add_norm, "layer"),
+    ("swiglu", gated, "silu two"),
+    ("swiglu", gated, "silu halves"),
+    ("swiglu", gated, "silu pairs"),
+    ("geglu", gated, "tanh two"),
+    ("geglu", gated, "none two"),
 ]
 
 
@@ -146,10 +227,10 @@ def measure(op: str, make: Any, form: str, n: int, dtype: torch.dtype, seconds: 
         times = {"forward": in_turns({"plain": plain, "fusedops": public, "kernel": kernel, "copy": copy}, seconds)}
     for leaf in leaves:
         leaf.requires_grad_()
-    outputs: dict[str, Any] = {"plain": plain(), "fusedops": public()}
-    grad = torch.randn_like(outputs["plain"])
+    outputs: dict[str, Any] = {"plain": _as_tuple(plain()), "fusedops": _as_tuple(public())}
+    grads = [torch.randn_like(y) for y in outputs["plain"]]
     backward: dict[str, Turn] = {
-        name: (lambda y=y: torch.autograd.grad(y, leaves, grad, retain_graph=True)) for name, y in outputs.items()
+        name: (lambda y=y: torch.autograd.grad(y, leaves, grads, retain_graph=True)) for name, y in outputs.items()
     }
     times["backward"] = in_turns({**backward, "copy": copy}, seconds)
     for direction, by_provider in times.items():
@@ -159,7 +240,7 @@ def measure(op: str, make: Any, form: str, n: int, dtype: torch.dtype, seconds: 
                     "op": op,
                     "form": form,
                     "elements": n,
-                    "shape": list(outputs["plain"].shape),
+                    "shape": list(outputs["plain"][0].shape),
                     "dtype": str(dtype).removeprefix("torch."),
                     "direction": direction,
                     "provider": provider,
@@ -204,13 +285,17 @@ def main() -> None:
                 for n in options.sizes if not options.ops or op in options.ops else ():
                     for record in measure(op, make, form, n, getattr(torch, dtype), options.seconds):
                         print(
-                            f"{op:22} {form:10} {dtype:8} {n:9} {record['direction']:8} {record['provider']:8} "
+                            f"{op:22} {form:12} {dtype:8} {n:9} {record['direction']:8} {record['provider']:8} "
                             f"{record['us']:10.1f} us {record['copies']:6.2f} copies {record['speedup']:6.2f} x",
                             flush=True,
                         )
                         if out:
                             out.write(json.dumps({**record, **about}) + "\n")
                             out.flush()
+
+
+def _as_tuple(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _processor() -> str:

@@ -118,6 +118,64 @@ def _flag_gems(args: Sequence[Any]) -> Function:
     return softmax
 
 
+def _loss_options(args: Sequence[Any]) -> dict[str, Any]:
+    """Return the arguments of cross_entropy besides the tensors by name, without a denominator."""
+    names = ("ignore_index", "label_smoothing", "z_loss", "softcap", "reduction")
+    if args[-1] is not None:
+        raise ValueError("has no denominator")
+    return dict(zip(names, args[2:-1]))
+
+
+def _liger_loss(args: Sequence[Any]) -> Function:
+    options = _loss_options(args)
+    options["lse_square_scale"] = options.pop("z_loss")
+    module = importlib.import_module("liger_kernel.transformers.cross_entropy").LigerCrossEntropyLoss(**options)
+    # its gradient is written over the logits
+    return lambda logits, target, *rest: module(logits.clone().flatten(0, -2), target.flatten())
+
+
+def _quack_loss(args: Sequence[Any]) -> Function:
+    options = _loss_options(args)
+    if options["label_smoothing"] or options["z_loss"] or options["softcap"] is not None:
+        raise ValueError("has no label smoothing, z-loss or softcap")
+    function = importlib.import_module("quack.cross_entropy").cross_entropy
+    kept = {name: options[name] for name in ("ignore_index", "reduction")}
+    return lambda logits, target, *rest: function(logits.flatten(0, -2), target.flatten(), **kept)
+
+
+def _flag_gems_loss(args: Sequence[Any]) -> Function:
+    flag_gems = importlib.import_module("flag_gems")
+
+    def loss(*call_args: Any) -> Tensor:
+        with flag_gems.use_gems():
+            return OPS["cross_entropy"].unfused(*call_args)
+
+    return loss
+
+
+def _liger_rope(args: Sequence[Any]) -> Function:
+    q, k, cos, _, interleaved, seq_dim = args
+    if interleaved or k is None or seq_dim != -2 or cos.dim() != 2 or 2 * cos.shape[-1] != q.shape[-1]:
+        raise ValueError("takes q and k with the heads first and halves of whole heads")
+    function = importlib.import_module("liger_kernel.ops.rope").LigerRopeFunction
+    # it keeps each entry twice, which a model does once for all layers
+    doubled = [torch.cat((angle, angle), -1)[None] for angle in args[2:4]]
+    return lambda q, k, *rest: function.apply(q, k, *doubled)
+
+
+def _flash_attn_rotary(args: Sequence[Any]) -> Function:
+    if args[2].dim() != 2:
+        raise ValueError("takes cos and sin without a batch")
+    rotary = importlib.import_module("flash_attn.layers.rotary").apply_rotary_emb
+
+    def function(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int) -> Any:
+        # it takes (B, S, N, D) by strides
+        given = [x.transpose(1, 2) if seq_dim == -2 else x for x in (q, k) if x is not None]
+        return tuple(rotary(x, cos, sin, interleaved=interleaved) for x in given)
+
+    return function
+
+
 PEERS: dict[str, dict[str, Callable[[Sequence[Any]], Function]]] = {
     "scaled_masked_softmax": {
         "liger-kernel": _liger,
@@ -127,4 +185,6 @@ PEERS: dict[str, dict[str, Callable[[Sequence[Any]], Function]]] = {
         "attorch": _attorch,
         "unsloth": _unsloth,
     },
+    "cross_entropy": {"liger-kernel": _liger_loss, "quack-kernels": _quack_loss, "flag-gems": _flag_gems_loss},
+    "rotary_embedding": {"liger-kernel": _liger_rope, "flash-attn": _flash_attn_rotary},
 }

@@ -44,13 +44,14 @@ class Outcomes:
     """A pytest plugin that collects, for each (feature, op), the number of passed tests and the reasons of skips.
 
     Args:
-        path: file to write at the end, if no test failed.
+        path: file to write at the end of a whole run, if no test of a feature failed.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.passed: dict[tuple[str, str], int] = defaultdict(int)
         self.reasons: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self.failed = False
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Add the cell of each test to its properties. Its report transfers them from the process that ran it."""
@@ -72,12 +73,15 @@ class Outcomes:
         if report.skipped:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
             self.reasons[cell].add(getattr(report, "wasxfail", "") or re.sub(r"^Skipped: ", "", reason))
-        elif report.when == "call" and report.passed:
+        elif report.failed:
+            self.failed = True
+        elif report.when == "call":
             self.passed[cell] += 1
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the file, in the process that receives all reports."""
-        if self.path is not None and exitstatus == 0 and not hasattr(session.config, "workerinput"):
+        whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not session.shouldfail
+        if self.path is not None and whole and not self.failed and not hasattr(session.config, "workerinput"):
             cells = sorted({*self.passed, *self.reasons})
             rows = [[*cell, self.passed[cell], sorted(self.reasons[cell])] for cell in cells]
             self.path.parent.mkdir(parents=True, exist_ok=True)

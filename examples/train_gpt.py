@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report_losses(fused, plain, plays, options)
     report_times(fused, plain, plays, options, scores, scale)
     report_text(fused.model, plays, options.block)
-    print(f"\n{time.perf_counter() - started:.0f} s in all.")
+    print("\nA Llama-like decoder, with norms, rotary embedding and SwiGLU: examples/train_llama.py")
+    print(f"{time.perf_counter() - started:.0f} s in all.")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

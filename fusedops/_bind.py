@@ -70,7 +70,8 @@ def bind(
             args += defaults[len(args) :]
         if not_plain(contract, args):
             return public(**dict(zip(parameters, args)), backend=backend)
-        return _serve(contract, plan, kernel, args if complete is None else complete(args))
+        results = _serve(contract, plan, kernel, args if complete is None else complete(args))
+        return contract.present(results, args) if contract.output_of else results
 
     bound.__signature__ = contract.signature  # type: ignore[attr-defined]
     return bound

@@ -57,8 +57,10 @@ def result_forms(op: Op, direction: Direction, args: Sequence[Any]) -> list[Resu
     saved: list[Any] = [None] * len(op.saved)
     if op.saved and args[-1]:
         saved = op.saved_references([on_meta(arg) for arg in given], outputs)
+    not_wanted = [name for name, arg in zip(op.parameters, given) if not getattr(arg, "requires_grad", False)]
     return forms + [
-        ResultForm(f"saved {value.name}", like, value.optional or like is None) for value, like in zip(op.saved, saved)
+        ResultForm(f"saved {value.name}", like, value.optional or like is None or value.gradient_of in not_wanted)
+        for value, like in zip(op.saved, saved)
     ]
 
 

@@ -103,13 +103,13 @@ class verify:
 
     def _call(self, served: PreparedKernel, *args: Any) -> Any:
         op, kernel = served.op, served.kernel
-        calls = self._calls.setdefault((kernel.op, kernel.direction), itertools.count())
-        if next(calls) % self._every:
+        if next(self._calls.setdefault((kernel.op, kernel.direction), itertools.count())) % self._every:
             self.report.skip(f"not the first of every {self._every} calls")
             return served.call(*args)
         if args[0].is_cuda and torch.cuda.is_current_stream_capturing():
             self.report.skip("a CUDA graph is being captured")
             return served.call(*args)
+        args = op.backward_call.without_reuse(args) if kernel.direction == "backward" else args
         with torch.no_grad():
             inputs = Inputs(dict(zip(op.parameters_of(kernel.direction), args)))
             why = self._not_comparable(served, args)

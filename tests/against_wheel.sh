@@ -27,6 +27,6 @@ libraries = list((site / "fusedops_cpu").glob("libfusedops_cpu-*"))
 assert bool(libraries) == ("Root-Is-Purelib: false" in tags.read_text()), libraries
 assert all(info.state != "failed" for info in fusedops.backends()), fusedops.backends()
 CHECK
-"$python" -m pytest -q -p no:cacheprovider \
-  tests/testing/test_conformance.py tests/policy/test_{policy_grammar,policy_channels,use,environment}.py \
+"$python" -m pytest -q -p no:cacheprovider --numprocesses auto --dist loadfile \
+  tests/testing/test_conformance_{eager,npu}.py tests/policy/test_{policy_grammar,policy_channels,use,environment}.py \
   tests/dispatch/test_{explain,explain_agrees,no_backend,fallback_warnings}.py tests/backends/npu/test_npu_{softmax,padding,bias,installation}.py

@@ -17,3 +17,8 @@ def one_dtype(first: str, *others: str) -> list[Constraint]:
 def row_bias(beside: str) -> list[Constraint]:
     """Return the constraints that the bias is one row, or one number, of the dtype of ``beside``."""
     return [Rank("bias", 0, 1), SameDType("bias", beside)]
+
+
+def any_dtype(*names: str) -> list[Constraint]:
+    """Return the constraints that each tensor has a dtype of the library."""
+    return [DType(name, *_DTYPES) for name in names]

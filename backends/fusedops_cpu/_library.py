@@ -32,6 +32,10 @@ GELU_FORWARD = Struct("3P4q").pack
 GELU_BACKWARD = Struct("5P4q").pack
 DROPOUT_FORWARD = Struct("5P4qd").pack
 DROPOUT_BACKWARD = Struct("4P4qd").pack
+NORM_FORWARD = Struct("8P6q2d").pack
+NORM_BACKWARD = Struct("10P5qd").pack
+GATED_FORWARD = Struct("3P6q3d").pack
+GATED_BACKWARD = Struct("5P7q3d").pack
 
 _SUFFIXES = {"win32": "dll", "darwin": "dylib"}
 _TORCH_LIBRARIES = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}
@@ -63,6 +67,10 @@ class Library:
         self.gelu_backward = function("gelu_backward")
         self.dropout_forward = function("dropout_forward")
         self.dropout_backward = function("dropout_backward")
+        self.norm_forward = function("norm_forward")
+        self.norm_backward = function("norm_backward")
+        self.gated_forward = function("gated_forward")
+        self.gated_backward = function("gated_backward")
 
 
 def library_path() -> Path:

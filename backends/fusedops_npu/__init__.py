@@ -10,8 +10,10 @@ import torch
 import fusedops
 from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_npu.cross_entropy import cross_entropy, cross_entropy_backward
 from fusedops_npu.geglu import geglu, geglu_backward
 from fusedops_npu.rms_norm import rms_norm, rms_norm_backward
+from fusedops_npu.rotary_embedding import rotary_embedding, rotary_embedding_backward
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 from fusedops_npu.swiglu import swiglu, swiglu_backward
 
@@ -92,8 +94,12 @@ def fusedops_backend() -> fusedops.Backend:
             rms_norm_backward,
             add_rms_norm,
             add_rms_norm_backward,
+            cross_entropy,
+            cross_entropy_backward,
             geglu,
             geglu_backward,
+            rotary_embedding,
+            rotary_embedding_backward,
             swiglu,
             swiglu_backward,
         ),

@@ -14,9 +14,12 @@ from fusedops_triton.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_triton.bias_dropout import bias_dropout, bias_dropout_backward
 from fusedops_triton.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
 from fusedops_triton.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_triton.cross_entropy import cross_entropy, cross_entropy_backward
 from fusedops_triton.geglu import geglu, geglu_backward
 from fusedops_triton.layer_norm import layer_norm, layer_norm_backward
+from fusedops_triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
 from fusedops_triton.rms_norm import rms_norm, rms_norm_backward
+from fusedops_triton.rotary_embedding import rotary_embedding, rotary_embedding_backward
 from fusedops_triton.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 from fusedops_triton.swiglu import swiglu, swiglu_backward
 
@@ -68,10 +71,16 @@ def fusedops_backend() -> fusedops.Backend:
             layer_norm_backward,
             add_layer_norm,
             add_layer_norm_backward,
+            cross_entropy,
+            cross_entropy_backward,
             geglu,
             geglu_backward,
+            rotary_embedding,
+            rotary_embedding_backward,
             swiglu,
             swiglu_backward,
+            linear_cross_entropy,
+            linear_cross_entropy_backward,
         ),
         probe=_probe,
         needs="triton and an NVIDIA or AMD GPU",

@@ -134,6 +134,22 @@ def gated_tile(narrowest: int) -> Tile:
     return Tile(per_thread * FLAT_THREADS, warps_for(per_thread * FLAT_THREADS, per_thread))
 
 
+#: Heads whose rows of one position a program has, at most: cos and sin are read from the L2 cache once for so many. In
+#: float32 they have twice the bytes of a row of two-byte elements: with 4 heads, half a byte is read there for each
+#: byte from memory, and with 1, two.
+ROTARY_HEADS = 4
+
+
+def rotary_tile(narrowest: int) -> Tile:
+    """Return the default setting of rotary_embedding, counted in pairs: one 16-byte load of each element of a pair.
+
+    Beside these two loads, float32 cos and sin take four more of 16 bytes for two-byte elements, and as many registers
+    as the pairs in float32: with twice the elements, half as many programs would fit on a multiprocessor.
+    """
+    per_thread = FLAT_PER_THREAD[narrowest] // 2
+    return Tile(per_thread * FLAT_THREADS, warps_for(per_thread * FLAT_THREADS, per_thread))
+
+
 # ------------------------------------------------------------------------------------ columns (the gradient of a bias)
 
 
@@ -258,6 +274,49 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool) -> NormSums:
     parts = min(ceil_div(n_rows, NORM_PART_ROWS), max(FILLS_GPU, NORM_WARPS // warps))
     # a compile-time power of two, as in share_columns
     return NormSums(rows, width, warps, True, power_of_two(ceil_div(ceil_div(n_rows, parts), rows)))
+
+
+# ----------------------------------------------------------------------------------------- rows of classes (the losses)
+
+
+def class_tile(padded: int, element_size: int) -> Tile:
+    """Return the setting for rows of ``padded`` logits, which a program reads twice in blocks and writes in place.
+
+    With a whole LONG_TILE, of 512 threads, the hyperbolic tangent spills: 8 bytes of bfloat16 on sm_90, 64 of doubles.
+    """
+    block = min(power_of_two(padded), LONG_TILE[element_size] // 2)
+    return Tile(block, warps_for(block, ROW_PER_THREAD[element_size] // 2))
+
+
+# ----------------------------------------------------------------------------------------------------- rows (the loss)
+
+
+def loss_plan(size: int, element_size: int, cap: bool = False) -> Plan:
+    """Return the default setting of cross entropy's forward for rows of ``size`` logits.
+
+    It reads each row once, so nothing is gained by a row on chip: rows longer than LONG_TILE go through in tiles of
+    that, shorter ones whole, several in a program of one warp. A softcap needs more registers for each element: with a
+    whole tile, two-byte rows spill 8 bytes per thread on sm_90 (tests/test_triton_compile_loss.py).
+    """
+    width, longest = power_of_two(size), LONG_TILE[element_size] // (2 if cap else 1)
+    if width > longest:
+        return Plan(1, longest, warps_for(LONG_TILE[element_size], ROW_PER_THREAD[element_size] // 2), False)
+    rows = min(max(1, SHORT_TILE // width), SHORT_ROWS)
+    return Plan(rows, width, warps_for(rows * width, ROW_PER_THREAD[element_size] // 2), True)
+
+
+def loss_gradient_plan(size: int, element_size: int) -> Plan:
+    """Return the default setting of cross entropy's backward, which computes each element by itself.
+
+    A block of columns is a flat tile of one row: with one input and one result, two 16-byte loads are in flight. Many
+    programs share a row, so that a few rows fill a GPU too.
+    """
+    block, warps = tile(element_size)
+    width = power_of_two(size)
+    if width >= block:
+        return Plan(1, block, warps, False)
+    rows = min(block // width, SHORT_ROWS)
+    return Plan(rows, width, warps_for(rows * width, FLAT_PER_THREAD[element_size]), True)
 
 
 # --------------------------------------------------------------------------------------------------------- neighbours

@@ -20,7 +20,8 @@ class BackwardCall:
 
     The parameters of backward are, in order: the gradients of the outputs (``grad`` where there is one output, else
     ``grad_<output>`` for each), then by name any of: an output, a saved value, a parameter of the op,
-    ``<parameter>_dtype``, and ``needs`` (a bool for each differentiable parameter: is its gradient wanted).
+    ``<parameter>_dtype``, ``needs`` (a bool for each differentiable parameter: is its gradient wanted), and ``reuse``
+    (a bool: the saved values are not used again, and backward may return them as gradients, changed in place).
 
     Attributes:
         tensors: picks the tensors that backward takes from ``(*arguments, *outputs, *saved values)`` of forward.
@@ -59,11 +60,12 @@ class BackwardCall:
         saved_names = [value.name for value in saved]
         at_hand = [*parameters, *outputs, *saved_names]
         dtypes = [name for name in kept if name not in at_hand and name.removesuffix("_dtype") in parameters]
-        unknown = [name for name in kept if name not in at_hand and name not in dtypes and name != "needs"]
+        flags = ("needs", "reuse")
+        unknown = [name for name in kept if name not in at_hand and name not in dtypes and name not in flags]
         if unknown:
             raise ValueError(
                 f"op {op}: backward takes {', '.join(unknown)}; it may take {', '.join(at_hand)}, "
-                f"<parameter>_dtype and needs"
+                f"<parameter>_dtype, needs and reuse"
             )
         self._saved = {value.name: (value, tuple(inspect.signature(value.reference).parameters)) for value in saved}
         for _, needed in self._saved.values():
@@ -76,10 +78,12 @@ class BackwardCall:
         self._scalar_names = scalars
         dtypes_of = [parameters.index(name.removesuffix("_dtype")) for name in dtypes]
         self.values = _with_dtypes(_getter([at_hand.index(name) for name in scalars]), dtypes_of)
-        order = [*self.grads, *self.kept_tensors, *scalars, *dtypes, "needs"]
+        order = [*self.grads, *self.kept_tensors, *scalars, *dtypes, "needs", "reuse"]
+        self.reuses = "reuse" in names
+        self._reuse_at = list(names).index("reuse") if self.reuses else -1
         self.arguments_of = _getter([order.index(name) for name in names])
         self._traceable_arguments_of = _traceable_getter([order.index(name) for name in names])
-        self._without_needs = _traceable_getter([order.index(name) for name in names if name != "needs"])
+        self._without_needs = _traceable_getter([order.index(name) for name in names if name not in flags])
         self._gradient_at = [parameters.index(name) for name in differentiable]
         self._passed_at = -1 if passed_through is None else parameters.index(passed_through)
         self._identity = identity
@@ -90,7 +94,13 @@ class BackwardCall:
         self, grads: Sequence[Any], tensors: Sequence[Any], values: Sequence[Any], needs: tuple[bool, ...]
     ) -> tuple[Any, ...]:
         """Return the arguments of backward, in order."""
-        return self.arguments_of((*grads, *tensors, *values, needs))
+        return self.arguments_of((*grads, *tensors, *values, needs, False))
+
+    def without_reuse(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arguments of backward for a kernel that must leave the saved values as they are."""
+        if not self.reuses:
+            return tuple(args)
+        return (*args[: self._reuse_at], False, *args[self._reuse_at + 1 :])
 
     def differentiable_tensors(self, tensors: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
         """Return the kept tensors with each saved value computed again, so that autograd sees how it depends on x.
@@ -115,7 +125,7 @@ class BackwardCall:
         totals: dict[str, Any] = {}
         for name, grad in grads.items():
             value, needed = self._saved[name]
-            inputs = [each for each in needed if isinstance(kept[each], torch.Tensor)]
+            inputs = [each for each in needed if _is_floating(kept[each])]
             compute = _of_tensors(value.reference, kept, needed, inputs)
             pullback = torch.func.vjp(compute, *(kept[each] for each in inputs))[1]
             for each, gradient in zip(inputs, pullback(grad)):
@@ -130,6 +140,7 @@ class BackwardCall:
         wanted: Sequence[bool],
         run: Callable[[tuple[Any, ...]], Any],
         look_at_values: bool = True,
+        reuse: bool = False,
     ) -> list[Any]:
         """Return one gradient for each parameter of the op, None where it has none or it is not wanted.
 
@@ -141,6 +152,7 @@ class BackwardCall:
             run: computes backward from its arguments, by a kernel or otherwise. Called where a gradient is wanted that
                 is not the output's own.
             look_at_values: False where the values are those of a trace, which ``identity`` must not look at.
+            reuse: True where the saved values are not used again.
         """
         gradients: list[Any] = [None] * self._count
         if self._passed_at >= 0 and wanted[self._passed_at]:
@@ -153,7 +165,7 @@ class BackwardCall:
                 needs = (False, *needs[1:])
         if True in needs:
             arguments_of = self._traceable_arguments_of if is_dynamo_compiling() else self.arguments_of
-            computed = run(arguments_of((*grads, *tensors, *values, needs)))
+            computed = run(arguments_of((*grads, *tensors, *values, needs, reuse)))
             for at, need, gradient in zip(self._gradient_at, needs, (computed,) if self._single else computed):
                 if need:
                     gradients[at] = gradient
@@ -177,6 +189,10 @@ def _with_dtypes(scalars: Getter, dtypes_of: list[int]) -> Getter:
     if not dtypes_of:
         return scalars
     return lambda args: (*scalars(args), *[args[at].dtype for at in dtypes_of])
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _of_tensors(

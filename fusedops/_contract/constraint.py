@@ -91,6 +91,14 @@ class Constraint:
         """
         return {}
 
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        """Return the argument with the sizes that the constraint takes from another tensor, None where it takes none.
+
+        The conformance kit calls it where it changes the sizes of the other tensor. Without it, sizes that are equal
+        from the last on stay equal.
+        """
+        return None
+
     def test(self, constants: dict[str, object]) -> str:
         """Return :meth:`expression`, also true where the argument is None and None meets the constraint."""
         expression = self.expression(constants)

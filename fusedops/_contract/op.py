@@ -32,7 +32,7 @@ class Op:
             defaults are the registered op's. Returns the output, or a tuple.
         backward: the gradient in plain differentiable torch. Its parameters are ``grad`` (``grad_<output>`` for each of
             several outputs), then by name what forward keeps for it: outputs, saved values, parameters of the op,
-            ``<parameter>_dtype``, and ``needs`` (a bool for each of ``differentiable``: is its gradient wanted).
+            ``<parameter>_dtype``, ``needs`` (a bool for each of ``differentiable``), ``reuse`` (see BackwardCall).
             Returns one gradient for each of ``differentiable``, None where not wanted; a tuple where there are several.
         differentiable: the tensor parameters that have a gradient.
         tolerance: of the outputs, by dtype: the output's with an error model, the coarsest tensor's without.
@@ -57,6 +57,8 @@ class Op:
             gradient is the output's itself, as without dropout: no kernel is called for it then.
         padding: how a call is padded to sizes that a kernel takes; None where it cannot be.
         sharding: the rule for DTensors.
+        output_of: outputs that are there only where a parameter is given, each with that parameter. Where it is None,
+            kernels return a tensor of shape (0,), and the public function None, by :meth:`present`.
         complete: fills in what the public function draws (a seed) or converts, to inspect a call that does not run.
         sample: ``(batch, length) -> arguments by name``, a small call for tests of torch's features and of DTensor;
             tuples are shapes. None: the first case.
@@ -96,25 +98,24 @@ class Op:
         identity: Callable[..., bool] | None = None,
         padding: Padding | None = None,
         sharding: Sharding = ROWS_ARE_INDEPENDENT,
+        output_of: Mapping[str, str] | None = None,
         complete: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
         sample: Callable[[int, int], Mapping[str, Any]] | None = None,
         large: Sequence[Case] | None = None,
         sweep: Callable[[int, int], Mapping[str, Any]] | None = None,
         peers: str = "",
     ) -> None:
-        self.name = function.__name__
-        self.function = function
+        self.name, self.function = function.__name__, function
         self.reference, self.backward = reference, backward
         self.differentiable, self.passed_through = differentiable, passed_through
         self.tolerance, self.error = tolerance, error
         self.gradient_tolerance, self.gradient_error = gradient_tolerance, gradient_error
         self.cases, self.min_bytes, self.unfused, self.formula = tuple(cases), min_bytes, unfused, formula
-        self.outputs, self.saved, self.single = outputs, saved, len(outputs) == 1
+        self.outputs, self.saved, self.single, self.output_of = outputs, saved, len(outputs) == 1, dict(output_of or {})
         self.padding, self.sharding, self.complete, self.peers = padding, sharding, complete, peers
-        self.sample, self.sweep = sample, sweep
+        self.sample, self.sweep, self.constraints = sample, sweep, tuple(constraints)
         self.large = self.cases if large is None else tuple(large)
         self.empty, self._output_dtype = empty or self._empty, output_dtype
-        self.constraints = tuple(constraints)
         if padding is not None and (saved or not self.single):
             raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
         self.signature, self.types = signatures.op_signature(function, self.reference)
@@ -125,16 +126,9 @@ class Op:
         self.backward_types = signatures.annotation_texts(backward)
         self.backward_parameters = tuple(self.backward_types)
         self.backward_call = BackwardCall(
-            self.name,
-            self.backward_parameters,
-            self.parameters,
-            self.tensors,
-            outputs,
-            saved,
-            differentiable,
-            passed_through,
-            identity,
-        )
+            self.name, self.backward_parameters, self.parameters, self.tensors, outputs, saved, differentiable,
+            passed_through, identity,
+        )  # fmt: skip
         # where call.py looks for a gradient; the plan's keys for the usual devices, made once
         with_gradient = (*differentiable, passed_through) if passed_through else differentiable
         self.gradient_places = tuple(map(self.parameters.index, with_gradient))
@@ -180,8 +174,7 @@ class Op:
     def bound_specs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return a valid call's arguments as specs, complete, or raise InvalidInputError. Nothing is drawn."""
         given = self.bind(args, kwargs)
-        tensors = [arg for arg in given if isinstance(arg, Tensor)]
-        if any(tensor.is_nested for tensor in tensors):  # it has no shape
+        if any(isinstance(arg, Tensor) and arg.is_nested for arg in given):  # it has no shape
             self.validate(given)
         specs = self.completed(self.specs(given))
         self.validate(specs)
@@ -196,6 +189,13 @@ class Op:
         if not self.saved:
             return results
         return results[0] if self.single else tuple(results[: len(self.outputs)])
+
+    def present(self, results: Any, args: Sequence[Any]) -> Any:
+        """Return the outputs with None for each that the call does not have, see ``output_of``."""
+        absent = [output for output, name in self.output_of.items() if args[self.parameters.index(name)] is None]
+        # by place, not by iteration: under torch.fx the results are one value to come
+        each = [None if name in absent else results[at] for at, name in enumerate(self.outputs)] if absent else []
+        return tuple(each) if absent else results
 
     def call_kernel(self, run: Callable[..., Any], args: Sequence[Any], save: bool = False) -> Any:
         """Call a forward kernel, which takes ``save`` where the op has saved values."""

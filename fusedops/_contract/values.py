@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -53,6 +53,8 @@ class Saved(NamedTuple):
             after parameters or outputs of the op, which are then kept for backward: a second derivative computes it
             again.
         optional: True where a kernel may return None for it; backward then recomputes what it needs.
+        gradient_of: the parameter whose gradient it is, of an op that computes gradients in forward. A kernel returns
+            None for it where that parameter does not require a gradient and another one does.
 
     >>> import fusedops
     >>> fusedops.Saved("rstd", lambda x, eps: (x.float().square().mean(-1) + eps).rsqrt()).optional
@@ -62,6 +64,7 @@ class Saved(NamedTuple):
     name: str
     reference: Callable[..., Tensor]
     optional: bool = False
+    gradient_of: str | None = None
 
 
 class Padding(NamedTuple):
@@ -98,6 +101,52 @@ class Shard(NamedTuple):
     start: tuple[int, ...]
 
 
+class Ranks(Protocol):
+    """The ranks of a call that an op combines: this rank's part, and what the op may ask of the others.
+
+    Attributes:
+        shard: this rank's part of the first parameter.
+        saves: True where the saved values are wanted.
+    """
+
+    @property
+    def shard(self) -> Shard: ...
+
+    @property
+    def saves(self) -> bool: ...
+
+    def is_cut(self, dim: int) -> bool:
+        """Return True where a dim of the first parameter is sharded."""
+        ...
+
+    def total(self, tensor: Tensor, dims: Sequence[int], kind: str) -> Tensor:
+        """Return the "sum" or "max" of a tensor over the ranks that hold other parts of these dims."""
+        ...
+
+    def run(self, **changes: Any) -> tuple[Tensor, ...]:
+        """Serve this rank's part with some arguments changed, by a kernel."""
+        ...
+
+
+class Combined(NamedTuple):
+    """The way in which an op combines the results of ranks, where a rank's part is no independent call.
+
+    Args:
+        dims: dims among :attr:`Sharding.whole` that may be sharded nevertheless, as the op combines them.
+        applies: ``(arguments by name) -> bool``, True where other sharded dims are combined too.
+        forward: ``(this rank's arguments by name, ranks) -> this rank's outputs and required saved values``, outputs
+            alone where these are not wanted.
+        backward: ``(this rank's arguments by name, ranks) -> gradients``.
+
+    Where one of ``dims`` is sharded, forward and backward are plain torch: no kernel takes such a part.
+    """
+
+    dims: tuple[int, ...]
+    applies: Callable[[Mapping[str, Any]], bool]
+    forward: Callable[[Mapping[str, Any], Ranks], tuple[Tensor, ...]]
+    backward: Callable[[Mapping[str, Any], Ranks], Any]
+
+
 class Sharding(NamedTuple):
     """The rule of an op for DTensors. By default every dim of the first parameter may be sharded, and each rank's part
     is an independent call.
@@ -116,6 +165,9 @@ class Sharding(NamedTuple):
         backward: the same for backward.
         applies: ``(arguments by name) -> bool``, True where ``forward`` and ``backward`` are needed for a call.
         reason: why a kernel cannot take a part, for the refusal.
+        combined: the way in which results of ranks are combined, such as a loss that is a sum over rows; None where
+            each rank's part is an independent call. Outputs and their gradients have the leading dims of the first
+            parameter, or none.
 
     >>> import fusedops
     >>> fusedops.Sharding(whole=(-1,)).replicated
@@ -131,6 +183,7 @@ class Sharding(NamedTuple):
     backward: Callable[[Mapping[str, Any], Shard], Any] | None = None
     applies: Callable[[Mapping[str, Any]], bool] | None = None
     reason: str = ""
+    combined: Combined | None = None
 
 
 ROWS_ARE_INDEPENDENT = Sharding()

@@ -7,6 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch._C._autograd import (
+    _get_current_graph_task_keep_graph as _graph_is_kept,  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue,reportUnknownVariableType]
+)
+from torch._C._autograd import (
+    _top_saved_tensors_default_hooks as _saved_tensors_hooks,  # pyright: ignore[reportPrivateUsage,reportUnknownVariableType]
+)
 from torch._C._functorch import (
     is_legacy_batchedtensor,  # what is_grads_batched=True passes to backward
     unwrap_if_dead,
@@ -35,6 +41,8 @@ class OpFunction(torch.autograd.Function):
         op = kernel.op
         parts = op.backward_call
         ctx.rest = backward, parts.values(args)
+        # a hook may keep the tensors that it is given
+        ctx.reuse = parts.reuses and _saved_tensors_hooks(True) is None  # pyright: ignore[reportUnnecessaryComparison]
         if op.saved:
             results = counted_call(kernel)(*args, True)
             ctx.save_for_backward(*parts.tensors((*args, *results)))
@@ -50,10 +58,10 @@ class OpFunction(torch.autograd.Function):
         # create_graph=True, a batched or a dual gradient: a kernel's result has no graph, no batch and no tangent
         if torch.is_grad_enabled() or transformed() or is_legacy_batchedtensor(grads[0]):
             tensors = op.backward_call.differentiable_tensors(tensors, values)
-            run = partial(_run_reference, op)
+            run, reuse = partial(_run_reference, op), False
         else:
-            run = partial(_run_kernel, backward)
-        return None, None, *op.backward_call.gradients(grads, tensors, values, wanted, run)
+            run, reuse = partial(_run_kernel, backward), ctx.reuse and not _graph_is_kept()
+        return None, None, *op.backward_call.gradients(grads, tensors, values, wanted, run, reuse=reuse)
 
 
 def _run_reference(op: Op, args: Sequence[Any]) -> Any:

@@ -27,7 +27,8 @@ class BackwardCheck:
 
     The forward call is rebuilt from the arguments. A tensor that backward does not take has the shape of the first
     output if it is the op's first parameter or ``passed_through``, the shape of another parameter by a ``SameShape``
-    constraint, and is None if it is optional and has no gradient. What cannot be rebuilt is not compared.
+    constraint, that of the gradient of an output that is there only with it (``output_of``), and is None if it is
+    optional and has no gradient. What cannot be rebuilt is not compared.
 
     Args:
         op: the op.
@@ -91,11 +92,14 @@ def _forward(op: Op, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of forward that are given or follow from what is."""
     first: TensorSpec = given.get(op.outputs[0]) or given[op.backward_call.grads[0]]
     known: dict[str, Any] = {}
+    grad_of = {parameter: given[f"grad_{output}"] for output, parameter in op.output_of.items()}
     same = {item.name: item.other for item in op.constraints if isinstance(item, SameShape)}
     for name, default in zip(op.parameters, op.defaults):
         dtype = given.get(f"{name}_dtype", first.dtype)
         if name in given:
             known[name] = given[name]
+        elif name in grad_of:  # an empty one of one dim is that of an output that the call does not have
+            known[name] = None if grad_of[name].shape == (0,) else grad_of[name]
         elif name in (op.parameters[0], op.passed_through):
             known[name] = first.replace(dtype=dtype)
         elif name in op.tensors and isinstance(known.get(same.get(name, "")), TensorSpec):

@@ -27,6 +27,8 @@ from fusedops._contract.op import Op
 from fusedops._dispatch.decide import decide
 from fusedops._dispatch.fallback import report
 from fusedops._dispatch.placement import (
+    Combining,
+    Layout,
     common_layout,
     dims_by_name,
     distributed,
@@ -74,7 +76,14 @@ def _forward(
     local, shard = local_arguments(op, op.name, given, layout), layout.shard()
     if op.sharding.adjust is not None:
         local = op.sharding.adjust(local, shard)
-    if _needs_composite(op, local, shard):
+    if (combined := _combined(op, given, layout)) is not None:
+        saves = func._schema.name.endswith("_with_saved")  # pyright: ignore
+        ranks = _ranks(func, local, kwargs, layout, saves)
+        if any(map(ranks.is_cut, combined.dims)):
+            _report_composite(plan_for(op, local[first], kwargs.get("backend")), tuple(local.values()))
+        each = combined.forward(local, ranks)
+        results: Any = each if saves or not op.single else each[0]
+    elif _needs_composite(op, local, shard):
         _report_composite(plan_for(op, local[first], kwargs.get("backend")), tuple(local.values()))
         assert op.sharding.forward is not None
         results = op.sharding.forward(local, shard)
@@ -110,19 +119,29 @@ def _backward(
     grads = op.backward_call.grads
     kept = [n for n, value in given.items() if isinstance(value, DTensor) and n not in grads]
     saved = {value.name for value in op.saved}
-    layout = common_layout(op, name, given, grads[0], (*(n for n in kept if n not in saved), *grads))
+    of_rows = op.sharding.combined is not None  # outputs lack the last dims of the first parameter
+    first = op.parameters[0] if of_rows else grads[0]
+    order = [n for n in kept if n not in saved]
+    layout = common_layout(op, name, given, first, order if of_rows else (*order, *grads))
     with_dims = dims_by_name(op, given)
     for grad in grads:
-        given[grad] = given[grad].redistribute(placements=layout.of(given[grad].shape, None, with_dims.get(grad)))
-    local, shard = local_arguments(op, name, given, layout, saved), layout.shard()
+        shape, dims = given[grad].shape, with_dims.get(grad)
+        placements = layout.leading(shape) if of_rows else layout.of(shape, None, dims)
+        given[grad] = given[grad].redistribute(placements=placements)
+    local = local_arguments(op, name, given, layout, {*saved, *grads} if of_rows else saved)
+    shard = layout.shard()
     if op.sharding.adjust is not None:
         local = op.sharding.adjust(local, shard)
-    if _needs_composite(op, local, shard):
-        forward = plan_for(op, local[grads[0]], kwargs.get("backend"))
-        after = backward_plan(forward, forward.first.backend if forward.first else "")
-        _report_composite(after, tuple(local.values()))
+    computed: Any
+    if (combined := _combined(op, given, layout)) is not None:
+        ranks = _ranks(func, local, kwargs, layout, False)
+        if any(map(ranks.is_cut, combined.dims)):
+            _report_composite(_plan_of_backward(op, local[grads[0]], kwargs), tuple(local.values()))
+        computed = combined.backward(local, ranks)
+    elif _needs_composite(op, local, shard):
+        _report_composite(_plan_of_backward(op, local[grads[0]], kwargs), tuple(local.values()))
         assert op.sharding.backward is not None
-        computed: Any = op.sharding.backward(local, shard)
+        computed = op.sharding.backward(local, shard)
         nothing = local[grads[0]].new_empty(0)
         if isinstance(computed, tuple):
             several = cast("tuple[Tensor | None, ...]", computed)
@@ -133,15 +152,41 @@ def _backward(
     needs = given.get("needs", [True] * len(op.differentiable))
     whole: list[DTensor] = []
     for place, gradient in enumerate((computed,) if single else computed):
-        # where backward does not take the parameter, it is like the gradient of the output at its place
-        like = given.get(op.differentiable[place], given[grads[min(place, len(grads) - 1)]])
+        # where backward does not take the parameter, it is like the gradient of the output at its place, which is
+        # whole where that is
+        taken = op.differentiable[place] in given
+        like = given[op.differentiable[place] if taken else grads[min(place, len(grads) - 1)]]
         if not needs[place]:
             shape, placements = tuple(gradient.shape), tuple(Replicate() for _ in layout.dims)  # an empty stand-in
         else:
             shape = tuple(like.shape)
-            placements = layout.of(shape, absent=Partial())
+            placements = layout.of(shape, absent=Partial() if taken else None)
         whole.append(whole_tensor(gradient, layout, shape, placements))
     return whole[0] if single else tuple(whole)
+
+
+def _combined(op: Op, given: Mapping[str, Any], layout: Layout) -> values.Combined | None:
+    """Return how the op combines the results of ranks, or None where each rank's part is an independent call."""
+    combined = op.sharding.combined
+    if combined is None or all(dim is None for dim in layout.dims):
+        return None
+    cut = {dim - len(layout.shape) for dim in layout.dims if dim is not None}
+    return combined if cut & {*combined.dims} or combined.applies(given) else None
+
+
+def _ranks(
+    func: Callable[..., Any], local: Mapping[str, Any], kwargs: dict[str, Any], layout: Layout, saves: bool
+) -> Combining:
+    def serve(**changes: Any) -> tuple[Tensor, ...]:
+        results = func(*{**local, **changes}.values(), **kwargs)
+        return (results,) if isinstance(results, Tensor) else tuple(results)
+
+    return Combining(layout, layout.shard(), saves, serve)
+
+
+def _plan_of_backward(op: Op, grad: Tensor, kwargs: Mapping[str, Any]) -> Plan:
+    forward = plan_for(op, grad, kwargs.get("backend"))
+    return backward_plan(forward, forward.first.backend if forward.first else "")
 
 
 def _needs_composite(op: Op, local: Mapping[str, Any], shard: values.Shard) -> bool:

@@ -5,11 +5,12 @@ Loaded with ``dtensor.py``, once there can be a DTensor.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
+from torch.distributed._functional_collectives import all_reduce  # pyright: ignore[reportUnknownVariableType]
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
@@ -17,6 +18,31 @@ from torch.distributed.tensor.placement_types import Placement
 from fusedops._contract import values
 from fusedops._contract.op import Op
 from fusedops.errors import InvalidInputError
+
+
+class Combining(NamedTuple):
+    """The ranks of one call, see :class:`fusedops._contract.values.Ranks`."""
+
+    layout: Layout
+    shard: values.Shard
+    saves: bool
+    serve: Callable[..., tuple[Tensor, ...]]
+
+    def is_cut(self, dim: int) -> bool:
+        """Return True where a dim of the first parameter is sharded."""
+        return dim % len(self.layout.shape) in self.layout.dims
+
+    def total(self, tensor: Tensor, dims: Sequence[int], kind: str) -> Tensor:
+        """Return the "sum" or "max" of a tensor over the ranks that hold other parts of these dims."""
+        cut = [dim % len(self.layout.shape) for dim in dims]
+        for at, dim in enumerate(self.layout.dims):
+            if dim in cut:
+                tensor = all_reduce(tensor, kind, (self.layout.mesh, at))
+        return tensor
+
+    def run(self, **changes: Any) -> tuple[Tensor, ...]:
+        """Serve this rank's part with some arguments changed, by a kernel."""
+        return self.serve(**changes)
 
 
 class Layout(NamedTuple):
@@ -93,7 +119,8 @@ def common_layout(op: Op, name: str, given: Mapping[str, Any], first: str, order
     mesh: DeviceMesh = given[first].device_mesh
     shape = tuple(given[first].shape)
     whole, with_dims = whole_dims(op, given), dims_by_name(op, given)
-    uncut = {dim % len(shape) for dim in whole} if shape else set[int]()
+    combined = op.sharding.combined.dims if op.sharding.combined is not None else ()
+    uncut = {dim % len(shape) for dim in whole if dim not in combined} if shape else set[int]()
     grads = op.backward_call.grads
     dims: list[int | None] = []
     for at in range(mesh.ndim):

@@ -37,13 +37,16 @@ from fusedops.constraints._conditions import Present as Present
 from fusedops.constraints._conditions import When as When
 from fusedops.constraints._dims import DimMultiple as DimMultiple
 from fusedops.constraints._dims import SameDims as SameDims
+from fusedops.constraints._dtypes import Classes as Classes
 from fusedops.constraints._dtypes import DType as DType
 from fusedops.constraints._dtypes import Floating as Floating
 from fusedops.constraints._dtypes import Mask as Mask
 from fusedops.constraints._dtypes import OneElement as OneElement
 from fusedops.constraints._last_dims import LastDims as LastDims
+from fusedops.constraints._last_dims import LeadingDims as LeadingDims
 from fusedops.constraints._last_dims import Packed as Packed
 from fusedops.constraints._numbers import Finite as Finite
+from fusedops.constraints._numbers import Integer as Integer
 from fusedops.constraints._numbers import Probability as Probability
 from fusedops.constraints._numbers import Scalar as Scalar
 from fusedops.constraints._relations import Broadcasts as Broadcasts
@@ -51,6 +54,8 @@ from fusedops.constraints._relations import SameDevice as SameDevice
 from fusedops.constraints._relations import SameDType as SameDType
 from fusedops.constraints._relations import SameShape as SameShape
 from fusedops.constraints._relations import broadcasts as broadcasts
+from fusedops.constraints._sizes import Count as Count
+from fusedops.constraints._sizes import SameSize as SameSize
 from fusedops.constraints._tensors import Dim as Dim
 from fusedops.constraints._tensors import Rank as Rank
 
@@ -60,14 +65,18 @@ __all__ = [
     "Boundary",
     "Broadcasts",
     "Capability",
+    "Classes",
     "Constraint",
+    "Count",
     "DType",
     "Dim",
     "DimMultiple",
     "Finite",
     "Flag",
     "Floating",
+    "Integer",
     "LastDims",
+    "LeadingDims",
     "Mask",
     "OneElement",
     "OneOf",
@@ -81,6 +90,7 @@ __all__ = [
     "SameDevice",
     "SameDims",
     "SameShape",
+    "SameSize",
     "Scalar",
     "ScoreMask",
     "When",

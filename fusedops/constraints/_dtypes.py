@@ -120,17 +120,40 @@ class Mask(_Strided):
         return f"pass {self.name} != 0: True means masked out"
 
 
+class Classes(_Strided):
+    """A strided tensor of int64, each the index of a class, such as the target of a loss.
+
+    The indices are data, which no constraint looks at. What they index is for the calls of the conformance kit.
+
+    Args:
+        name: the tensor argument.
+        of: the tensor that has the classes. None: the op's first one.
+        dim: the dim of that tensor whose size is the number of classes.
+        ignored: the parameter with the index of rows that are left out, or None.
+
+    >>> from fusedops.constraints import Classes
+    >>> Classes("target").describe()
+    'target: int64'
+    """
+
+    def __init__(self, name: str, of: str | None = None, dim: int = -1, ignored: str | None = None) -> None:
+        super().__init__(name, torch.int64)
+        self.of, self.dim, self.ignored = of, dim, ignored
+
+    def _fix(self, dtype: torch.dtype, needed: str) -> str:
+        if dtype.is_floating_point or dtype.is_complex:
+            return f"pass the index of each class, as in {self.name}.argmax(-1)"
+        return f"convert it, as in {self.name}.long()"
+
+
 class OneElement(_Strided):
-    """A strided tensor of one element and one dtype, such as a seed.
+    """A strided tensor of one element and one of some dtypes, such as a seed.
 
     >>> import torch
     >>> from fusedops.constraints import OneElement
     >>> OneElement("seed", torch.int64).describe()
     'seed: int64, one element'
     """
-
-    def __init__(self, name: str, dtype: torch.dtype) -> None:
-        super().__init__(name, dtype)
 
     def expression(self, constants: dict[str, object]) -> str:
         return f"{super().expression(constants)} and {self.name}.numel() == 1"

@@ -1,4 +1,4 @@
-"""Constraints on the last dims of a tensor, beside another one."""
+"""Constraints on the last or the leading dims of a tensor, beside another one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fusedops._contract.constraint import Arguments, Boundary
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
-from fusedops.constraints._relations import Beside
+from fusedops.constraints._relations import Beside, same_shape
 
 
 class LastDims(Beside):
@@ -60,6 +60,54 @@ class LastDims(Beside):
         for other in sorted({shape, (1, *shape), (*shape[:-1], shape[-1] + 1), (*shape[:-1], 1)}):
             changed = {**args, self.name: tensors[0].replace(shape=other)}
             yield Boundary(f"{self.name} {other}", changed, other == shape)
+
+
+class LeadingDims(Beside):
+    """The shape of the tensor is that of ``other`` without its last dimension, as a target has one class for each row.
+
+    >>> from fusedops.constraints import LeadingDims
+    >>> LeadingDims("target", "logits").describe()
+    'target: the shape of logits without its last dim'
+    """
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def expression(self, constants: dict[str, object]) -> str:
+        # the ranks first: see LastDims
+        return f"{self.name}.dim() == {self.other}.dim() - 1 and {self.name}.shape == {self.other}.shape[:-1]"
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        tensors = self.specs(args)
+        if tensors is None:
+            return []
+        if tensors[1].dim() > 0 and same_shape(tensors[0].shape, tensors[1].shape[:-1]):
+            return []
+        shape, needed = tuple(tensors[0].shape), tuple(tensors[1].shape[:-1])
+        fix = f"pass a {self.name} of shape {needed}"
+        if shape == (needed[:1] + tuple(tensors[1].shape[2:])):
+            fix = f"move the second dim of {self.other} to the end, as in {self.other}.movedim(1, -1)"
+        elif math.prod(shape) == math.prod(needed):
+            fix = f"pass {self.name}.view{needed}"
+        given = f"{self.name} of shape {shape}"
+        return [Reason(self.code, given, f"the shape of {self.other} without its last dim, {needed}", fix)]
+
+    def describe(self) -> str:
+        return f"{self.name}: the shape of {self.other} without its last dim"
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        tensors = self.specs(args)
+        return None if tensors is None else tensors[0].replace(shape=tuple(tensors[1].shape[:-1]))
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        tensors = self.specs(args)
+        if tensors is None or tensors[1].dim() == 0:
+            return
+        shape = tuple(tensors[1].shape[:-1])
+        for other in sorted(
+            {shape, (1, *shape), tuple(tensors[1].shape), (*shape[:-1], shape[-1] + 1) if shape else (2,)}
+        ):
+            yield Boundary(f"{self.name} {other}", {**args, self.name: tensors[0].replace(shape=other)}, other == shape)
 
 
 class Packed(Beside):

@@ -125,6 +125,32 @@ class Finite(Value):
             yield from (self.at_least, self.at_least - 1)
 
 
+class Integer(Value):
+    """A Python integer of 64 bits, as torch's.
+
+    >>> from fusedops.constraints import Integer
+    >>> print(Integer("ignore_index").reasons({"ignore_index": -1.0})[0])
+    got ignore_index = -1.0, expected a 64-bit integer; to fix: pass ignore_index as a 64-bit integer
+    """
+
+    none_is_met = False
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"type({self.name}) is int and -{2**63} <= {self.name} < {2**63}"
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, torch.SymInt) or (type(value) is int and -(2**63) <= value < 2**63)
+
+    def rule(self) -> str:
+        return "a 64-bit integer"
+
+    def values(self) -> Iterator[Any]:
+        yield from (0, -100, 2**63 - 1, -(2**63), 2**63, 1.0, True, None)
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        return {f"{self.name} = {value}": value for value in (-100, 0, 2**40)}
+
+
 class Probability(Value):
     """A Python number in [0, 1].
 

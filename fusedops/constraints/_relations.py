@@ -44,7 +44,8 @@ def _fits(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
     return all(possible(size == full) or possible(size == 1) for size, full in pairs)
 
 
-def _same(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+def same_shape(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return True for two equal shapes. Sizes that depend on data are compared when the graph runs."""
     return len(shape) == len(other) and all(possible(size == full) for size, full in zip(shape, other))
 
 
@@ -147,7 +148,7 @@ class SameShape(Beside):
 
     def reasons(self, args: Arguments) -> list[Reason]:
         tensors = self.specs(args)
-        if tensors is None or _same(tensors[0].shape, tensors[1].shape):
+        if tensors is None or same_shape(tensors[0].shape, tensors[1].shape):
             return []
         small, large = (tuple(tensor.shape) for tensor in tensors)
         needed = f"the shape of {self.other}, {large}"

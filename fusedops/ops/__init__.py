@@ -12,9 +12,12 @@ from fusedops.ops._attention import attention as attention
 from fusedops.ops._bias_dropout import bias_dropout as bias_dropout
 from fusedops.ops._bias_dropout_add import bias_dropout_add as bias_dropout_add
 from fusedops.ops._bias_gelu import bias_gelu as bias_gelu
+from fusedops.ops._cross_entropy import cross_entropy as cross_entropy
 from fusedops.ops._geglu import geglu as geglu
 from fusedops.ops._layer_norm import layer_norm as layer_norm
+from fusedops.ops._linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from fusedops.ops._rms_norm import rms_norm as rms_norm
+from fusedops.ops._rotary_embedding import rotary_embedding as rotary_embedding
 from fusedops.ops._scaled_masked_softmax import scaled_masked_softmax as scaled_masked_softmax
 from fusedops.ops._swiglu import swiglu as swiglu
 

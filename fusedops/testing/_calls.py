@@ -12,7 +12,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._contract.values import Case
-from fusedops.testing._roles import dtype_of, masks, one_elements
+from fusedops.testing._roles import classes, dtype_of, masks, one_elements
 
 Call = dict[str, Any]  # a forward call by parameter, in the op's order; each tensor as a TensorSpec
 
@@ -32,15 +32,22 @@ def shrunk(case: Case, elements: int, rows: int = 32) -> Case:
     shapes: dict[str, list[int]] = {n: [*value] for n, value in case.args.items() if isinstance(value, tuple)}
     largest = max(shapes.values(), key=prod)
     rank = len(largest)
+    first_dim = {name: 0 if _leads(shape, largest) else rank - len(shape) for name, shape in shapes.items()}
     for dim in range(rank - 1):
         while prod(largest) > elements and largest[dim] > (rows if dim == rank - 2 else 1):
             before = largest[dim]
-            for shape in shapes.values():
-                at = dim - rank + len(shape)
-                if at >= 0 and shape[at] == before:
+            for name, shape in shapes.items():
+                at = dim - first_dim[name]
+                if 0 <= at < len(shape) and shape[at] == before:
                     shape[at] = before // 2
             largest[dim] = before // 2
     return Case(case.name, {**case.args, **{name: tuple(shape) for name, shape in shapes.items()}}, case.source)
+
+
+def _leads(shape: list[int], largest: list[int]) -> bool:
+    """Return True for a tensor that has the leading sizes of the largest one, such as a class for each row."""
+    broadcasts = all(size in (1, full) for size, full in zip(reversed(shape), reversed(largest)))
+    return not broadcasts and shape == largest[: len(shape)]
 
 
 def arguments(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]:
@@ -78,6 +85,15 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
     real: dict[str, Any] = {}
     for name, value in call.items():
         real[name] = _random(op, name, value, first, generator) if isinstance(value, TensorSpec) else value
+    defaults = dict(zip(op.parameters, op.defaults))
+    for constraint in classes(op):
+        target = real[constraint.name]
+        if isinstance(target, Tensor) and isinstance(call[constraint.name], TensorSpec):
+            count = call[constraint.of or op.parameters[0]].shape[constraint.dim]
+            values = target.cpu() % max(count, 1)
+            if constraint.ignored is not None:
+                values.view(-1)[2::5] = call.get(constraint.ignored, defaults[constraint.ignored])
+            real[constraint.name] = values.to(target.device)
     return real
 
 
@@ -91,14 +107,16 @@ def _random(op: Op, name: str, spec: TensorSpec, first: TensorSpec, generator: t
         if tensor.dim() > 1 and tensor.shape[-2] > 1:
             tensor[..., -1, :] = True
     else:  # integers are positions in the last dimension of the first tensor, such as classes
-        tensor = torch.randint(max(first.shape[-1], 1), spec.shape, generator=generator)
+        most = 2**31 if name in [constraint.name for constraint in classes(op)] else max(first.shape[-1], 1)
+        tensor = torch.randint(most, spec.shape, generator=generator)
     return tensor.to(spec.dtype).to(spec.device)
 
 
 def followed(op: Op, call: Call, name: str, shape: tuple[int, ...]) -> Call:
     """Return the call with one tensor of another shape; tensors that had its sizes, or its rank, follow."""
     old: tuple[int, ...] = call[name].shape
-    fixed = one_elements(op)
+    following = [c for c in op.constraints if c.name != name and c.follow(call) is not None]
+    fixed = (*one_elements(op), *(constraint.name for constraint in following))
     changed: Call = {}
     for other, value in call.items():
         if other == name:
@@ -107,14 +125,19 @@ def followed(op: Op, call: Call, name: str, shape: tuple[int, ...]) -> Call:
             changed[other] = value.replace(shape=_following(value.shape, old, shape))
         else:
             changed[other] = value
+    for constraint in following:
+        changed[constraint.name] = constraint.follow(changed) or changed[constraint.name]
     return changed
 
 
 def _following(sizes: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
     if sizes == old:
         return new
-    aligned = range(-min(len(sizes), len(new)), 0)
-    return tuple(new[at] if -at <= len(old) and sizes[at] == old[at] else sizes[at] for at in aligned)
+    # dims before those of the changed tensor stay; one of its rank keeps its rank
+    lead = sizes[: max(len(sizes) - len(old), 0)] or (new[: len(new) - len(old)] if len(sizes) == len(old) else ())
+    inner = sizes[-len(old) :] if old else ()
+    aligned = range(-min(len(inner), len(new)), 0)
+    return (*lead, *(new[at] if inner[at] == old[at] else inner[at] for at in aligned))
 
 
 def in_dtype(call: Call, dtype: torch.dtype) -> Call:

@@ -137,11 +137,14 @@ def _edge(
     if any(_differs_in_capability(value, args[name]) for name, value in changed.items()):
         return _Edge(label, wanted, None, taken)  # for another device than this machine's
     for name, value in changed.items():
-        target = name if name in op.parameters else op.parameters[0]  # gradients and outputs follow x's shape
+        # gradients and outputs follow x, or the parameter without which there is no such output
+        of = op.output_of.get(name.removeprefix("grad_"))
+        target = name if name in op.parameters else of or op.parameters[0]
         if isinstance(value, TensorSpec) and isinstance(call[target], TensorSpec):
             call = followed(op, call, target, value.shape)
             if name != target and value.dtype != args[name].dtype:
-                call = in_dtype(call, value.dtype)
+                own = {**call, target: call[target].replace(dtype=value.dtype)}
+                call = own if of else in_dtype(call, value.dtype)
     # a tensor that followed another one may be changed itself
     call = {**call, **{name: value for name, value in changed.items() if name in op.parameters}}
     if not subject.allows(call):

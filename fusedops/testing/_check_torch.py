@@ -131,7 +131,7 @@ def _check_gradients(subject: Subject, call: Call, forwards: int, way: Way) -> N
     args = tuple(real.values())
     unchanged = {**real, **dict(zip(op.backward_call.grads, grads))}
     with subject.alone({"forward": forwards, "backward": 1}, unchanged):
-        outputs = op.each(way(subject.public, args))
+        outputs = subject.each_output(way(subject.public, args), args)
         gradients = torch.autograd.grad(outputs, [real[name] for name in want.gradients], grads)
     subject.check_outputs(outputs, args)
     subject.assert_outputs(outputs, want, args)

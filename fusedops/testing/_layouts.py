@@ -19,6 +19,8 @@ def transposed(tensor: Tensor) -> Tensor:
 
 def cut(tensor: Tensor) -> Tensor:
     """Return the same values as every second column of a wider tensor."""
+    if tensor.dim() == 0:
+        return tensor
     wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))
     wide[..., ::2] = tensor
     return wide[..., ::2]
@@ -31,7 +33,7 @@ def expanded(tensor: Tensor) -> Tensor:
 
 def repeated(tensor: Tensor) -> Tensor:
     """Return the first column for every column: stride 0 in the last dimension."""
-    return tensor[..., :1].expand(tensor.shape)
+    return tensor[..., :1].expand(tensor.shape) if tensor.dim() > 0 else tensor
 
 
 def offset(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from fusedops._contract.constraint import Constraint
 from fusedops._contract.op import Op
-from fusedops.constraints import Broadcasts, DType, Finite, Flag, Mask, OneElement, Probability, When
+from fusedops.constraints import Broadcasts, Classes, DType, Finite, Flag, Mask, OneElement, Probability, When
 
 
 def masks(op: Op) -> tuple[str, ...]:
@@ -31,6 +31,11 @@ def seeds(op: Op) -> tuple[str, ...]:
     """Return the seeds: tensors of one int64."""
     kinds = (c for c in _constraints(op) if isinstance(c, OneElement) and torch.int64 in c.dtypes)
     return tuple(dict.fromkeys(c.name for c in kinds))
+
+
+def classes(op: Op) -> tuple[Classes, ...]:
+    """Return the constraints on arguments that hold indices of classes."""
+    return tuple(c for c in _constraints(op) if isinstance(c, Classes))
 
 
 def probabilities(op: Op) -> tuple[str, ...]:

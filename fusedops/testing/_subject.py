@@ -70,12 +70,24 @@ class Subject(KernelCalls):
     def forward(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
         """Return the outputs by the backend's forward alone, and check their layout."""
         with torch.no_grad(), self.alone({"forward": 1}, dict(zip(self.op.parameters, args))):
-            outputs = self.op.each(self.public(*args))
+            outputs = self.each_output(self.public(*args), args)
         self.check_outputs(outputs, args)
         check_own_memory(
             dict(zip(map(self.output_name, self.op.outputs), outputs)), dict(zip(self.op.parameters, args))
         )
         return outputs
+
+    def each_output(self, results: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:
+        """Return the outputs of the public function, an empty tensor for each that the call does not have."""
+        op, outputs = self.op, list(self.op.each(results))
+        for at, (name, y) in enumerate(zip(op.outputs, outputs)):
+            given = name not in op.output_of or args[op.parameters.index(op.output_of[name])] is not None
+            if given is (y is None):
+                needed = "a tensor" if given else f"None, as {op.output_of[name]} is None"
+                raise AssertionError(f"got {self.output_name(name)} as {type(y).__name__}, expected {needed}")
+            if y is None:
+                outputs[at] = torch.empty_like(empty_outputs(op, args)[at], device=self._device)
+        return tuple(outputs)
 
     def forward_with_saved(self, args: Sequence[Any]) -> tuple[tuple[Tensor, ...], dict[str, Tensor | None]]:
         """Return the outputs and the saved values by name, as where a gradient is wanted, and check their layout."""
@@ -146,7 +158,7 @@ class Subject(KernelCalls):
         likes = empty_outputs(op, args)
         grads = tuple(grad.to(like.dtype).to(self.device) for grad, like in zip(want.grads, likes))
         if form is not None:
-            grads = tuple(map(form, grads))
+            grads = tuple(form(grad) if grad.dim() else grad for grad in grads)
             want = expected(op, plain, grad=grads)
         outputs = tuple(y.to(like.dtype).to(self.device) for y, like in zip(want.outputs, likes))
         with torch.no_grad():

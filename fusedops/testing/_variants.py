@@ -16,6 +16,7 @@ from fusedops._contract.constraint import Constraint
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
+from fusedops.constraints import SameShape
 from fusedops.testing._calls import Call, followed, tensors
 from fusedops.testing._contents import contents_of
 from fusedops.testing._kernel_calls import KernelCalls
@@ -135,7 +136,7 @@ def _axes(subject: KernelCalls, base: Call, direction: Direction) -> Iterator[_A
     for constraint in op.constraints:
         examples = constraint.examples(base)
         if examples:
-            yield _example_axis(constraint, base, examples)
+            yield _example_axis(op, constraint, base, examples)
     for name, spec in base.items():
         if isinstance(spec, TensorSpec):
             yield _layout_axis(name, spec)
@@ -191,15 +192,20 @@ def _absent_axis(subject: KernelCalls, name: str) -> _Axis:
     return _Axis((label,), change, frozenset([label]))
 
 
-def _example_axis(constraint: Constraint, base: Call, examples: Mapping[str, Any]) -> _Axis:
-    """Return the axis of a constraint's examples, for the call that they are put into."""
+def _example_axis(op: Op, constraint: Constraint, base: Call, examples: Mapping[str, Any]) -> _Axis:
+    """Return the axis of a constraint's examples, for the call that they are put into. What has its shape follows."""
     name = constraint.name
+    alike = [each.name for each in op.constraints if isinstance(each, SameShape) and each.other == name]
 
     def change(variant: Variant, label: str) -> Variant | None:
         current = constraint.examples(variant.call)
         if label not in current or current[label] == variant.call[name]:
             return None
-        return _changed(variant, label, {**variant.call, name: current[label]})
+        call = {**variant.call, name: current[label]}
+        for other in alike:
+            if isinstance(call[other], TensorSpec) and call[other].shape != current[label].shape:
+                call[other] = call[other].replace(shape=current[label].shape)
+        return _changed(variant, label, call)
 
     labels = tuple(label for label, value in examples.items() if value != base[name])
     return _Axis(labels, change, frozenset(label for label in labels if _hides(examples[label])))

@@ -16,13 +16,17 @@ from fusedops import TensorSpec
 from fusedops.constraints import (
     Broadcasts,
     Capability,
+    Classes,
     Constraint,
+    Count,
     Dim,
     DType,
     Finite,
     Flag,
     Floating,
+    Integer,
     LastDims,
+    LeadingDims,
     Mask,
     OneElement,
     OneOf,
@@ -33,6 +37,7 @@ from fusedops.constraints import (
     SameDevice,
     SameDType,
     SameShape,
+    SameSize,
     Scalar,
     When,
     compile_check,
@@ -81,7 +86,13 @@ EXAMPLES: list[tuple[Constraint, str]] = [
     (SameShape("mask", "x"), "mask: the shape of x"),
     (LastDims("mask", "x"), "mask: the shape of the last dim of x"),
     (LastDims("mask", "x", 2), "mask: the shape of the last 2 dims of x"),
+    (LeadingDims("mask", "x"), "mask: the shape of x without its last dim"),
     (SameDevice("mask", "x"), "mask: on the device of x"),
+    (SameSize("mask", -2, "x", 0), "mask: dim -2 of the size of dim 0 of x"),
+    (Count("scale"), "scale: a positive integer, or None"),
+    (Classes("mask"), "mask: int64"),
+    (OneElement("mask", F16, BF16), "mask: float16 or bfloat16, one element"),
+    (Integer("scale"), "scale: a 64-bit integer"),
 ]
 ids = [f"{type(constraint).__name__}-{number}" for number, (constraint, _) in enumerate(EXAMPLES)]
 
@@ -156,6 +167,23 @@ REASONS: list[tuple[Constraint, dict[str, Any], str, str, str, str]] = [
      "the shape of the last dim of x, (4,)", "pass a mask of shape (4,)"),
     (LastDims("mask", "x"), {"x": X, "mask": TensorSpec((1, 4))}, "size", "mask of shape (1, 4)",
      "the shape of the last dim of x, (4,)", "pass mask.view(4,)"),
+    (LeadingDims("mask", "x"), {"x": X, "mask": TensorSpec((4,), torch.int64)}, "size", "mask of shape (4,)",
+     "the shape of x without its last dim, (3,)", "pass a mask of shape (3,)"),
+    (LeadingDims("mask", "x"), {"x": X, "mask": TensorSpec((3, 1), torch.int64)}, "size", "mask of shape (3, 1)",
+     "the shape of x without its last dim, (3,)", "pass mask.view(3,)"),
+    (LeadingDims("mask", "x"), {"x": TensorSpec((2, 9, 4)), "mask": TensorSpec((2, 4), torch.int64)}, "size",
+     "mask of shape (2, 4)", "the shape of x without its last dim, (2, 9)",
+     "move the second dim of x to the end, as in x.movedim(1, -1)"),
+    (Classes("mask"), {"mask": TensorSpec((3,))}, "dtype", "mask of float32", "int64",
+     "pass the index of each class, as in mask.argmax(-1)"),
+    (Classes("mask"), {"mask": TensorSpec((3,), torch.int32)}, "dtype", "mask of int32", "int64",
+     "convert it, as in mask.long()"),
+    (SameSize("mask", -1, "x", 0), {"x": X, "mask": TensorSpec((3, 4))}, "size",
+     "mask of shape (3, 4) and x of (3, 4)", "dim -1 of mask of the size of dim 0 of x",
+     "pass mask with a dim -1 of 3"),
+    (Count("scale"), {"scale": 0}, "scalar", "scale = 0", "a positive integer, or None",
+     "pass scale as a positive integer, or None"),
+    (Integer("scale"), {"scale": True}, "scalar", "scale = True", "a 64-bit integer", "pass scale as a 64-bit integer"),
     (SameShape("mask", "x"), {"x": X, "mask": TensorSpec((4,))}, "size", "mask of shape (4,)", "the shape of x, (3, 4)",
      "expand the smaller one to it"),
     (SameDevice("mask", "x"), {"x": X, "mask": TensorSpec((4,), device="npu:1")}, "device",
@@ -246,11 +274,17 @@ plain_constraints = st.one_of(
     st.builds(Floating, tensor_names),
     st.builds(Mask, tensor_names),
     st.builds(OneElement, tensor_names, dtypes),
+    st.builds(Classes, tensor_names),
+    st.builds(Integer, st.just("scale")),
+    st.builds(Count, st.just("scale")),
+    st.builds(SameSize, st.just("mask"), st.integers(-4, 3), st.just("x"), st.integers(-4, 3)),
     st.builds(Finite, st.just("scale"), st.one_of(st.none(), st.integers(-2, 2), st.floats(-2, 2))),
     st.builds(Probability, st.just("scale")),
     st.builds(Flag, st.just("scale")),
     st.builds(OneOf, st.just("scale"), st.sampled_from(["tanh", "none"])),
-    st.builds(lambda kind: kind("mask", "x"), st.sampled_from([Broadcasts, SameShape, SameDevice, LastDims])),
+    st.builds(
+        lambda kind: kind("mask", "x"), st.sampled_from([Broadcasts, SameShape, SameDevice, LastDims, LeadingDims])
+    ),
     st.builds(lambda n, ranks: Rank(n, *ranks), tensor_names, st.lists(st.integers(0, 4), min_size=1, max_size=3)),
     dim_constraints(),
     st.builds(lambda n, these: DType(n, *these), tensor_names, st.lists(dtypes, min_size=1, max_size=3)),
@@ -302,7 +336,7 @@ def test_none_is_met_by_every_constraint_but_presence_and_numbers() -> None:
     nothing = {"x": None, "mask": None, "scale": None}
     for constraint, _ in EXAMPLES:
         required = isinstance(constraint, Present) and constraint.present
-        number = isinstance(constraint, (Finite, Probability, Flag, OneOf))
+        number = isinstance(constraint, (Finite, Integer, Probability, Flag, OneOf))
         wanted = required or (number and not getattr(constraint, "optional", False))
         assert refuses([constraint], nothing) == wanted, constraint
         assert bool(constraint.reasons(nothing)) == wanted, constraint

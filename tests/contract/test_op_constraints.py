@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 import fusedops
 from fusedops import TensorSpec
-from fusedops.constraints import Reason
+from fusedops.constraints import OneElement, Reason
 from fusedops.testing import OPS
+from fusedops.testing._calls import specs
 
 # what the path of a call takes for a violation too, see fusedops/_dispatch/call.py
 ODD_VALUE = (AttributeError, TypeError, RuntimeError)
@@ -67,6 +68,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "float": st.one_of(st.floats(), st.sampled_from([0.5, 1.0]), anything),
     "float | None": st.one_of(st.none(), st.floats(), st.sampled_from([0.5, 1.0]), anything),
     "int": st.one_of(st.integers(), anything),
+    "int | None": st.one_of(st.none(), st.integers(), anything),
     "bool": st.one_of(st.booleans(), anything),
     "str": st.one_of(st.sampled_from(["tanh", "none", "erf", "upper_left"]), anything),
     "tuple[int, int] | None": st.one_of(st.none(), st.tuples(st.integers(-1, 5), st.integers()), anything),
@@ -112,9 +114,13 @@ def test_a_call_is_served_or_is_an_invalid_input_error(name: str, data: st.DataO
     args = tuple(data.draw(VALUES[op.types[parameter]], label=parameter) for parameter in op.parameters)
     if any(type(arg) in (TensorSpec, Subclass) for arg in args):
         return
-    if op.parameters[-1] == "seed" and not isinstance(args[-1], torch.Tensor):
-        args = (*args[:-1], None)  # numbers become tensors before the check
-    elif op.parameters[-1] != "seed":
+    # numbers become tensors of one element before the check
+    one = [constraint.name for constraint in op.constraints if isinstance(constraint, OneElement)]
+    args = tuple(
+        None if parameter in one and not isinstance(arg, torch.Tensor) else arg
+        for parameter, arg in zip(op.parameters, args)
+    )
+    if "seed" not in op.parameters:
         args = op.completed(args)  # the public function accepts more texts
     reason = op.invalid(args)
     if reason is None:
@@ -132,12 +138,7 @@ def test_boundaries_of_an_ops_constraints_agree_with_its_check(name: str) -> Non
     op = OPS[name]
     sides: dict[str, set[bool]] = {}
     for case in op.cases:
-        args = {
-            key: TensorSpec(value, torch.bool if key == "mask" else torch.float32)
-            if isinstance(value, tuple)
-            else value
-            for key, value in case.args.items()
-        }
+        args = specs(op, case, torch.float32)
         call = dict(zip(op.parameters, op.completed(op.bind((), args))))
         assert op.invalid(tuple(call.values())) is None
         for constraint in op.constraints:

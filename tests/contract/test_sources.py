@@ -19,7 +19,10 @@ from fusedops.testing import OPS
 CORE = pathlib.Path(fusedops.__file__).parent
 FILES = sorted(CORE.rglob("*.py"))
 X = torch.ones(2, 4)
-OWN_OPS = ("attention", "bias_dropout", "bias_dropout_add", "bias_gelu", "geglu", "scaled_masked_softmax", "swiglu")
+OWN_OPS = (
+    "attention", "bias_dropout", "bias_dropout_add", "bias_gelu", "geglu", "rotary_embedding",
+    "scaled_masked_softmax", "swiglu",
+)  # fmt: skip
 
 
 def relative(path: pathlib.Path) -> str:

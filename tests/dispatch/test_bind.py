@@ -27,7 +27,7 @@ SHORT = Dim("x", (-1,), at_most=8)
 @pytest.mark.parametrize("backend", ["eager", "triton"])
 def test_the_same_numbers_and_gradients(op: str, backend: str) -> None:
     needs_kernels(backend, op)
-    tensors = growing(inputs(op, dtype=torch.float32))
+    tensors = growing(op, inputs(op, dtype=torch.float32))
     with fusedops.use(backend, fallback="raise"):
         bound = fusedops.bind(op, *tensors, **OPTIONS[op])
         want = public(op)(*tensors)

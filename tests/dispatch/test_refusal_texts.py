@@ -1,5 +1,9 @@
 """Every text of a refusal, in a NoBackendError and in a FallbackWarning, word for word."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from error_calls import (
@@ -22,6 +26,8 @@ from error_texts import Table
 import fusedops
 from fusedops.constraints import Dim, DType, Present, Rank, Scalar, When
 from fusedops_npu._as_4d import ViewableAs4D
+from fusedops_npu._rotary_limits import FewHeads, WholeHead
+from fusedops_npu._rows import Rows
 
 TABLE = Table(__file__)
 pin = TABLE.pin
@@ -102,6 +108,39 @@ pin(
     "Ascend's mask",
     registered(ViewableAs4D("mask", "x"), op=SOFTMAX, form=SOFTMAX_FORM, call=softmax(FIVE, FIVE[:, :1].bool())),
     NO_BACKEND, "(2, 1, 2, 4, 4)", "leading dims", "expand mask to",
+)  # fmt: skip
+
+ROTARY, ROTARY_FORM = "rotary_embedding", "q, k, cos, sin, interleaved, seq_dim"
+
+
+def heads(batch: int, count: int, length: int, interleaved: bool = False) -> Callable[[], Any]:
+    """A call within the limit of Ascend's kernel on the number of heads, or outside it."""
+    q, cos = torch.ones(batch, count, length, 2), torch.ones(length, 1)
+    call = partial(fusedops.rotary_embedding, q, None, cos, cos, interleaved=interleaved)
+    return registered(FewHeads("q"), op=ROTARY, form=ROTARY_FORM, call=call)
+
+
+pin("Ascend's heads", heads(3, 3, 1), NO_BACKEND, "B = 3, N = 3, S = 1", "B * N at most 8 * S", "pass seq_dim=-3")
+pin("Ascend's most heads", heads(1, 1000, 125), NO_BACKEND, "N = 1000", "B and N below 1000", "split the batch or the")
+pin("Ascend's pairs", heads(10, 100, 1, True), NO_BACKEND, "B = 10, N = 100", "B * N below 1000", "split the batch")
+pin(
+    "Ascend's partial heads",
+    registered(
+        WholeHead("cos", "q"),
+        op=ROTARY,
+        form=ROTARY_FORM,
+        call=lambda: fusedops.rotary_embedding(FIVE[0], None, X[:1].mT, X[:1].mT),
+    ),
+    NO_BACKEND, "cos of 1 entries for heads of 4", "half of the last dim of q", "rotate q[..., :R] alone",
+)  # fmt: skip
+
+
+pin(
+    "Ascend's rows",
+    registered(
+        Rows("x", 1), call=gelu(X)
+    ),
+    NO_BACKEND, "got 2 rows of x", "at most 1 rows", "split x into parts of at most 1 rows",
 )  # fmt: skip
 
 

@@ -85,6 +85,25 @@ def test_a_cell_without_a_test_is_an_error(
         make.table(seen)
 
 
+@pytest.mark.parametrize(
+    ("fails", "options", "written"),
+    [
+        ("test_of_no_feature", [], True),
+        ("test_a", [], False),
+        ("test_of_no_feature", ["--maxfail=1"], False),
+    ],
+)
+def test_the_file_is_of_a_whole_run_in_which_no_feature_failed(
+    make: ModuleType, pytester: pytest.Pytester, fails: str, options: list[str], written: bool
+) -> None:
+    pytester.makeini("[pytest]\nmarkers = feature(name): a cell")
+    body = re.sub(rf"(def {fails}\(.*\):)\n    pass", r"\1\n    raise AssertionError", TESTS)
+    pytester.makepyfile(body)
+    path = pytester.path / "features.json"
+    pytester.inline_run("-p", "no:cacheprovider", *options, plugins=[make.Outcomes(path)])
+    assert path.exists() == written
+
+
 def test_the_page_has_every_feature_of_every_op(make: ModuleType) -> None:
     page = (DOCS / "pytorch.md").read_text(encoding="utf-8")
     made = page.partition(make.BEGIN)[2].partition(make.END)[0]

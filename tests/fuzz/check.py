@@ -95,6 +95,8 @@ def check(
             torch.manual_seed(3)
             counts = _counts()
             outputs = op.each(op.function(**given, **kernel_policy))
+            if any(y is None for y in outputs):  # an output that the call does not have is empty in kernels
+                outputs = tuple(like if y is None else y for y, like in zip(outputs, op.each(op.empty(*complete))))
             if not torch.equal(torch.get_rng_state(), drawn):
                 raise Wrong("got another state of torch's generator after the call than the contract gives")
             assert_layout(op, outputs, complete)

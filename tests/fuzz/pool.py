@@ -37,7 +37,7 @@ class Known:
     def run(self, backend: str | None = None) -> Bits:
         """Make the call with its gradients, and return the bytes of all results."""
         op = OPS[self.target.op]
-        outputs = op.each(op.call_public(*self.args, backend=backend))
+        outputs = [y for y in op.each(op.call_public(*self.args, backend=backend)) if y is not None]
         leaves = [arg for arg in self.args if isinstance(arg, Tensor) and arg.requires_grad]
         grads = [torch.full_like(y, 0.5) for y in outputs]
         found = torch.autograd.grad(outputs, leaves, grads) if leaves else ()

@@ -47,6 +47,15 @@ def test_geglu(approximate: Any) -> None:
     assert torch.equal(module(gate), fusedops.geglu(gate, approximate=approximate, interleaved=True))
 
 
+def test_cross_entropy() -> None:
+    logits, target = torch.randn(4, 8), torch.tensor([1, 7, -1, 0])
+    settings = {"ignore_index": -1, "reduction": "mean", "label_smoothing": 0.1, "z_loss": 0.2, "softcap": 3.0}
+    module = fusedops.nn.CrossEntropyLoss(**settings)
+    assert torch.equal(module(logits, target), fusedops.cross_entropy(logits, target, **settings))
+    assert torch.equal(module(logits, target, 5), fusedops.cross_entropy(logits, target, denominator=5, **settings))
+    assert torch.equal(fusedops.nn.CrossEntropyLoss()(logits, target % 8), fusedops.cross_entropy(logits, target % 8))
+
+
 def test_dropout_follows_the_mode_of_the_module() -> None:
     x, bias, residual = torch.randn(64, 8), torch.randn(8), torch.randn(64, 8)
     module = fusedops.nn.BiasDropoutAdd(0.4)

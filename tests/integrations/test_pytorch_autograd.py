@@ -9,6 +9,7 @@ import pytest
 import torch
 from calls import (
     arguments,
+    batched,
     close,
     every_op,
     gradients,
@@ -24,6 +25,7 @@ from calls import (
     samples,
     shapes,
     stacked,
+    with_gradient,
 )
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
@@ -35,11 +37,11 @@ every_way = pytest.mark.parametrize("way", [public, registered], ids=["fusedops"
 Way = Callable[[str], Callable[..., Tensor]]
 
 
-def floating(
-    function: Callable[..., Tensor], tensors: list[Tensor]
+def of_differentiable(
+    op: str, function: Callable[..., Tensor], tensors: list[Tensor]
 ) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-    """``function`` as one of the floating tensors alone, and those."""
-    places = [place for place, tensor in enumerate(tensors) if tensor.is_floating_point()]
+    """``function`` as one of the tensors with a gradient alone, and those."""
+    places = with_gradient(op)
 
     def run(*changed: Tensor) -> Tensor:
         whole = list(tensors)
@@ -52,7 +54,7 @@ def floating(
 
 def one(op: str, tensors: list[Tensor], sample: int) -> list[Tensor]:
     """The tensors of one sample; a bias serves all."""
-    return [tensor[sample] if tensor.dim() > 1 else tensor for tensor in tensors]
+    return [tensor[sample] if first else tensor for tensor, first in zip(tensors, batched(tensors))]
 
 
 # ------------------------------------------------------------------------------------------------------------- autograd
@@ -68,8 +70,8 @@ def one(op: str, tensors: list[Tensor], sample: int) -> list[Tensor]:
 def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
     needs_kernels(backend, op)
     fast = backend == "triton"  # along one direction: the interpreter is slow
-    function, xs = floating(way(op), inputs(op, length=3, batch=2))
-    xs = tuple(growing(list(xs)))
+    function, xs = of_differentiable(op, way(op), inputs(op, length=3, batch=2))
+    xs = tuple(x.clone().requires_grad_() for x in xs)
     with fusedops.use(backend, fallback="raise"):
         assert gradcheck(function, xs, fast_mode=fast)
         assert gradgradcheck(function, xs, fast_mode=fast)
@@ -80,7 +82,7 @@ def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["eager", "triton", "loopback"])
 def test_batched_gradients_are_those_of_a_loop(op: str, way: Way, backend: str) -> None:
     needs_kernels(backend, op)
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
     with fusedops.use(backend, fallback="raise"):
         ys = outputs(way(op)(*tensors))
@@ -150,7 +152,7 @@ def test_where_nothing_is_dropped_the_gradient_of_x_is_the_one_given(
 @every_op
 @every_way
 def test_the_graph_is_kept_and_freed_as_torch_does(op: str, way: Way) -> None:
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     y = way(op)(*tensors)
     first = gradients(y, tensors, retain_graph=True)
     close(gradients(y, tensors), first)
@@ -162,7 +164,7 @@ def test_the_graph_is_kept_and_freed_as_torch_does(op: str, way: Way) -> None:
 @every_way
 @pytest.mark.filterwarnings("always")  # anomaly mode reports by a warning where forward ran
 def test_anomaly_mode_names_the_line_of_forward(op: str, way: Way, recwarn: pytest.WarningsRecorder) -> None:
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     with torch.autograd.detect_anomaly(check_nan=True):
         y = way(op)(*tensors)
         with pytest.raises(RuntimeError, match="returned nan values in its 0th output"):
@@ -173,7 +175,7 @@ def test_anomaly_mode_names_the_line_of_forward(op: str, way: Way, recwarn: pyte
 @every_op
 @every_way
 def test_saved_tensors_hooks_see_what_is_kept(op: str, way: Way) -> None:
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     packed: list[Tensor] = []
 
     def pack(tensor: Tensor) -> int:
@@ -191,7 +193,7 @@ def test_saved_tensors_hooks_see_what_is_kept(op: str, way: Way) -> None:
 def kept_for_backward(op: str, tensors: list[Tensor]) -> tuple[Any, ...]:
     """Return the arguments of backward that forward keeps; the first tensor stands for outputs and saved values."""
     contract, args = OPS[op], arguments(op, tensors)
-    results = [args[0]] * (len(contract.outputs) + len(contract.saved))
+    results = [args[0]] * len(contract.outputs) + [None if value.optional else args[0] for value in contract.saved]
     grads = [None] * len(contract.outputs)
     return contract.backward_arguments(grads, results, args, ())[len(grads) :]
 
@@ -199,7 +201,7 @@ def kept_for_backward(op: str, tensors: list[Tensor]) -> tuple[Any, ...]:
 @every_op
 @every_way
 def test_a_kept_tensor_changed_in_place_is_torchs_own_error(op: str, way: Way) -> None:
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     args = arguments(op, [tensor * 1.0 if tensor.requires_grad else tensor for tensor in tensors])  # torch lets no leaf
     contract = OPS[op]
     y = contract.call_public(*args) if way is public else getattr(torch.ops.fusedops, op)(*args)
@@ -216,7 +218,7 @@ def test_a_kept_tensor_changed_in_place_is_torchs_own_error(op: str, way: Way) -
 def test_no_grad_and_inference_mode(op: str, way: Way) -> None:
     want = reference(op)(*inputs(op))
     for mode in (torch.no_grad, torch.inference_mode):
-        tensors = growing(inputs(op))
+        tensors = growing(op, inputs(op))
         with mode():
             y = way(op)(*tensors)
             inside = [tensor.clone() for tensor in inputs(op)]
@@ -233,8 +235,8 @@ def test_no_grad_and_inference_mode(op: str, way: Way) -> None:
 @every_way
 @pytest.mark.feature("jvp")
 def test_jvp_and_forward_mode(op: str, way: Way) -> None:
-    function, xs = floating(way(op), inputs(op))
-    plain = floating(reference(op), inputs(op))[0]
+    function, xs = of_differentiable(op, way(op), inputs(op))
+    plain = of_differentiable(op, reference(op), inputs(op))[0]
     along = tuple(x.flip(0) + 1 for x in xs)
     want = torch.func.jvp(plain, xs, along)
     assert all(tangent.abs().max() > 0.01 for tangent in outputs(want[1]))  # a tangent that got lost would be zero
@@ -244,7 +246,7 @@ def test_jvp_and_forward_mode(op: str, way: Way) -> None:
         duals = [tuple(forward_ad.unpack_dual(each)) for each in outputs(y)]
         close(duals, [*zip(*map(outputs, want))])
     # a dual gradient in backward, and one that was made with a graph: forward over reverse
-    grown = tuple(growing(list(xs)))
+    grown = tuple(x.clone().requires_grad_() for x in xs)
     ys, gs = outputs(function(*grown)), [torch.randn_like(each) for each in outputs(want[0])]
     with forward_ad.dual_level():
         found = torch.autograd.grad(ys, grown, [forward_ad.make_dual(g, g + 1) for g in gs])
@@ -255,8 +257,8 @@ def test_jvp_and_forward_mode(op: str, way: Way) -> None:
 @every_op
 @every_way
 def test_grad_vjp_and_hessian(op: str, way: Way) -> None:
-    function, xs = floating(way(op), inputs(op, length=2, batch=1))
-    plain = floating(reference(op), inputs(op, length=2, batch=1))[0]
+    function, xs = of_differentiable(op, way(op), inputs(op, length=2, batch=1))
+    plain = of_differentiable(op, reference(op), inputs(op, length=2, batch=1))[0]
     every = tuple(range(len(xs)))
     grads = [torch.func.grad(lambda *a, f=f: loss(f(*a)), every)(*xs) for f in (function, plain)]
     close(*grads)
@@ -271,8 +273,7 @@ def test_grad_vjp_and_hessian(op: str, way: Way) -> None:
 @every_way
 @pytest.mark.feature("vmap")
 def test_vmap_is_a_loop(op: str, way: Way) -> None:
-    tensors = samples(op)
-    dims = tuple(0 if tensor.dim() > 1 else None for tensor in tensors)
+    tensors, dims = samples(op)
     loop = stacked([reference(op)(*one(op, tensors, sample)) for sample in range(3)])
     close(torch.vmap(way(op), dims)(*tensors), loop)
     # another dimension, only x batched, and vmap in vmap
@@ -289,12 +290,11 @@ def test_vmap_is_a_loop(op: str, way: Way) -> None:
 @every_way
 @pytest.mark.feature("vmap")
 def test_gradients_of_each_sample(op: str, way: Way) -> None:
-    tensors = samples(op)
-    wanted = tuple(place for place, tensor in enumerate(tensors) if tensor.is_floating_point())
-    dims = tuple(0 if tensor.dim() > 1 else None for tensor in tensors)
+    tensors, dims = samples(op)
+    wanted = tuple(with_gradient(op))
     got = torch.vmap(torch.func.grad(lambda *a: loss(way(op)(*a)), wanted), dims)(*tensors)
     for sample in range(3):
-        grown = growing(one(op, tensors, sample))
+        grown = growing(op, one(op, tensors, sample))
         close([found[sample] for found in got], gradients(public(op)(*grown), grown))
 
 

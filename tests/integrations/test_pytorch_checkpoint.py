@@ -50,7 +50,7 @@ places = pytest.mark.parametrize("place", [here, elsewhere], ids=["here", "anoth
 def test_backward_is_served_by_the_choice_of_forward(op: str, way: Any, place: Any) -> None:
     ran: list[tuple[Any, ...]] = []
     noting_backend(op, "noting", ran)
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     with fusedops.use("noting"):
         y = way(op)(*tensors)
     found = place(lambda: gradients(y, tensors))
@@ -61,7 +61,7 @@ def test_backward_is_served_by_the_choice_of_forward(op: str, way: Any, place: A
 def check_recomputation(op: str, place: Any, reentrant: bool) -> None:
     ran: list[tuple[Any, ...]] = []
     noting_backend(op, "noting", ran)
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     with fusedops.use("noting"):
         y = carried(op, reentrant)(*tensors)
     found = place(lambda: gradients_of_backward(y, tensors))  # torch.autograd.grad is not for reentrant checkpoints

@@ -13,6 +13,7 @@ import torch
 from calls import (
     OPTIONS,
     arguments,
+    batched,
     close,
     every_op,
     gradients,
@@ -55,11 +56,13 @@ def inductor() -> CompileCounterWithBackend:
     return CompileCounterWithBackend("inductor")
 
 
-def same(compiled: Callable[..., Tensor], eager: Callable[..., Tensor], tensors: list[Tensor], training: bool) -> None:
+def same(
+    op: str, compiled: Callable[..., Tensor], eager: Callable[..., Tensor], tensors: list[Tensor], training: bool
+) -> None:
     if not training:
         with torch.no_grad():
             return close(compiled(*tensors), eager(*tensors))
-    ours, theirs = growing(tensors), growing(tensors)
+    ours, theirs = growing(op, tensors), growing(op, tensors)
     got, want = compiled(*ours), eager(*theirs)
     close(got, want)
     return close(gradients(got, ours), gradients(want, theirs))
@@ -79,7 +82,7 @@ training = pytest.mark.parametrize("training", [False, True], ids=["inference", 
 def test_compiled_for_one_length(op: str, training: bool, inductor: CompileCounterWithBackend) -> None:
     compiled = torch.compile(public(op), fullgraph=True, dynamic=False, backend=inductor)
     for seed in range(3):
-        same(compiled, public(op), inputs(op, seed=seed), training)
+        same(op, compiled, public(op), inputs(op, seed=seed), training)
     assert inductor.frame_count == 1
     assert f"fusedops.{op}" in inductor.graphs[0].code
 
@@ -87,11 +90,12 @@ def test_compiled_for_one_length(op: str, training: bool, inductor: CompileCount
 @every_op
 @training
 @pytest.mark.feature("compile static")
+@pytest.mark.usefixtures("inductor")
 def test_compiled_to_reduce_overhead(op: str, training: bool) -> None:
     """On a CPU the mode has no graphs to capture; on CUDA it captures what is launched (tests/gpu)."""
     compiled = torch.compile(public(op), fullgraph=True, mode="reduce-overhead")
     for seed in range(3):
-        same(compiled, public(op), inputs(op, seed=seed), training)
+        same(op, compiled, public(op), inputs(op, seed=seed), training)
 
 
 @pytest.mark.parametrize(("op", "dynamic", "training"), pairwise(list(OPTIONS), [True, None], [False, True]))
@@ -101,7 +105,7 @@ def test_compiled_for_ten_lengths(
 ) -> None:
     compiled = torch.compile(public(op), fullgraph=True, dynamic=dynamic, backend=inductor)
     for length in LENGTHS:
-        same(compiled, public(op), inputs(op, length), training)
+        same(op, compiled, public(op), inputs(op, length), training)
     assert inductor.frame_count <= 2
 
 
@@ -167,9 +171,10 @@ def test_use_inside_compiled_code_is_obeyed_at_the_price_of_a_graph_break() -> N
 @every_op
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
 def test_transforms_inside_compiled_code(op: str, transform: str) -> None:
-    x, *rest = samples(op) if transform == "vmap" else inputs(op)
+    x, *rest = tensors = samples(op)[0] if transform == "vmap" else inputs(op)
     if transform == "vmap":
-        rest = [other[0] if other.dim() > 1 else other for other in rest]  # of one sample, for all
+        _, *of_samples = batched(tensors)
+        rest = [other[0] if first else other for other, first in zip(rest, of_samples)]  # of one sample, for all
 
     def of_x(x: Tensor) -> Tensor:
         return loss(public(op)(x, *rest))
@@ -186,7 +191,7 @@ def test_transforms_inside_compiled_code(op: str, transform: str) -> None:
 @pytest.mark.parametrize("way", [public, registered], ids=["fusedops", "torch.ops"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
 def test_compiled_autograd(op: str, way: Callable[[str], Callable[..., Tensor]]) -> None:
-    tensors = growing(inputs(op))
+    tensors = growing(op, inputs(op))
     want = gradients(public(op)(*tensors), tensors)
     # a plain call's gradient is Python, where the graph breaks; the registered op's is traced whole
     compiler = torch.compile(backend="aot_eager", fullgraph=way is registered)
@@ -210,7 +215,7 @@ def test_exported_saved_and_loaded(op: str) -> None:
     # the softmax's lengths are related, Sk = Sq + 2 here: its batch is what varies
     tensors = inputs(op)
     batch = torch.export.Dim("batch", min=2, max=64)
-    shapes = (tuple({0: batch} if tensor.dim() > 1 else None for tensor in tensors),)
+    shapes = (tuple({0: batch} if first else None for first in batched(tensors)),)
     program = torch.export.export(Module(op), tuple(tensors), dynamic_shapes=shapes)
     file = io.BytesIO()
     torch.export.save(program, file)
@@ -261,7 +266,7 @@ def test_compiled_ahead_of_time(op: str, compiled_ahead: Callable[..., list[Tens
 @pytest.mark.parametrize("grad", [False, True], ids=["", "requires grad"])
 @pytest.mark.feature("opcheck")
 def test_opcheck(op: str, grad: bool) -> None:
-    tensors = growing(inputs(op)) if grad else inputs(op)
+    tensors = growing(op, inputs(op)) if grad else inputs(op)
     args = arguments(op, tensors)
     contract = OPS[op]
     torch.library.opcheck(getattr(torch.ops.fusedops, op).default, args)
@@ -280,17 +285,15 @@ def test_opcheck(op: str, grad: bool) -> None:
 @training
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_sizes_that_depend_on_data(op: str, training: bool) -> None:
-    batch = len(inputs(op)[0])
+    first_dims = batched(inputs(op))
 
     def chosen(*tensors: Tensor) -> Any:
         keep = tensors[0].flatten(1)[:, 0] > 0
-        return public(op)(
-            *[tensor[keep] if len(tensor) == batch and tensor.dim() > 1 else tensor for tensor in tensors]
-        )
+        return public(op)(*[tensor[keep] if first else tensor for tensor, first in zip(tensors, first_dims)])
 
     compiled = torch.compile(chosen, fullgraph=True, backend="aot_eager")
     for seed in (1, 2):
-        same(compiled, chosen, inputs(op, seed=seed), training)
+        same(op, compiled, chosen, inputs(op, seed=seed), training)
 
 
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)

@@ -48,7 +48,7 @@ def test_ten_values_are_compiled_twice(op: str, name: str, backend: str) -> None
     counter, eager = CompileCounterWithBackend(backend), of_number(op, name)
     compiled = torch.compile(eager, fullgraph=True, backend=counter)
     for value in VALUES:
-        ours, theirs = growing(inputs(op)), growing(inputs(op))
+        ours, theirs = growing(op, inputs(op)), growing(op, inputs(op))
         got, want = compiled(value, *ours), eager(value, *theirs)
         close(outputs(got), outputs(want))
         close(gradients(got, ours), gradients(want, theirs))
@@ -65,7 +65,7 @@ def test_a_number_made_of_a_length_is_compiled_once(op: str, name: str) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(eager, fullgraph=True, backend=counter, dynamic=True)
     for length in range(4, 24, 2):
-        ours, theirs = growing(inputs(op, length)), growing(inputs(op, length))
+        ours, theirs = growing(op, inputs(op, length)), growing(op, inputs(op, length))
         got, want = compiled(*ours), eager(*theirs)
         close(outputs(got), outputs(want))
         close(gradients(got, ours), gradients(want, theirs))
@@ -119,7 +119,7 @@ def test_an_op_with_saved_values() -> None:
         counter, eager = CompileCounterWithBackend("aot_eager"), of_number(op.name, "eps")
         compiled = torch.compile(eager, fullgraph=True, backend=counter)
         for value in VALUES:
-            ours, theirs = growing(inputs(op.name)), growing(inputs(op.name))
+            ours, theirs = growing(op.name, inputs(op.name)), growing(op.name, inputs(op.name))
             got, want = compiled(value, *ours), eager(value, *theirs)
             close(outputs(got), outputs(want))
             close(gradients(got, ours), gradients(want, theirs))
@@ -129,10 +129,10 @@ def test_an_op_with_saved_values() -> None:
 @pytest.mark.parametrize(("op", "name"), NUMBERS)
 def test_opcheck_of_the_overload(op: str, name: str) -> None:
     contract = OPS[op]
-    args = arguments(op, growing(inputs(op)))
+    args = arguments(op, growing(op, inputs(op)))
 
     def as_tensor(value: Any, text: str) -> Any:
-        return torch.tensor(value, dtype=torch.float64) if text.startswith("float") else value
+        return torch.tensor(value, dtype=torch.float64) if text.startswith("float") and value is not None else value
 
     given = [as_tensor(value, text) for value, text in zip(args, contract.types.values())]
     torch.library.opcheck(getattr(torch.ops.fusedops, op).numbers, given)

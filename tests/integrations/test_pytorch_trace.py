@@ -37,8 +37,8 @@ def test_jit_traced_for_other_sizes_and_data(op: str) -> None:
 
 @every_op
 def test_jit_traced_gradients(op: str) -> None:
-    graph = traced(public(op), growing(inputs(op)))
-    ours, theirs = growing(inputs(op, 7, seed=4)), growing(inputs(op, 7, seed=4))
+    graph = traced(public(op), growing(op, inputs(op)))
+    ours, theirs = growing(op, inputs(op, 7, seed=4)), growing(op, inputs(op, 7, seed=4))
     loss(graph(*ours)).backward()
     loss(public(op)(*theirs)).backward()
     close([each.grad for each in ours], [each.grad for each in theirs])

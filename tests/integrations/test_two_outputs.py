@@ -74,7 +74,7 @@ def counts() -> dict[tuple[str, str], int]:
 @every_way
 @every_backend
 def test_outputs_and_gradients_are_those_of_the_reference(way: Any, backend: str) -> None:
-    tensors = growing(inputs(NAME))
+    tensors = growing(NAME, inputs(NAME))
     with fusedops.use(backend, fallback="raise"):
         got = way(NAME)(*tensors)
     assert isinstance(got, tuple)
@@ -106,15 +106,15 @@ def test_values_are_saved_only_where_a_gradient_is_wanted(way: Any, ran: Ran) ->
     with fusedops.use("references"):
         way(NAME)(*inputs(NAME))
         with torch.no_grad():
-            way(NAME)(*growing(inputs(NAME)))
-        way(NAME)(*growing(inputs(NAME)))
+            way(NAME)(*growing(NAME, inputs(NAME)))
+        way(NAME)(*growing(NAME, inputs(NAME)))
     assert [args[-1] for _, args in ran] == [False, False, True]
 
 
 @every_way
 @every_backend
 def test_without_the_optional_argument(way: Any, backend: str) -> None:
-    tensors = growing(inputs(NAME)[:2])
+    tensors = growing(NAME, inputs(NAME)[:2])
     function = fusedops.ops.OPS[NAME].function if way is public else getattr(torch.ops.fusedops, NAME)
     with fusedops.use(backend, fallback="raise"):
         got = function(*tensors)
@@ -127,7 +127,7 @@ def test_without_the_optional_argument(way: Any, backend: str) -> None:
 @every_way
 @every_backend
 def test_gradcheck_and_gradgradcheck(way: Any, backend: str) -> None:
-    tensors = growing(inputs(NAME, length=2, batch=2))
+    tensors = growing(NAME, inputs(NAME, length=2, batch=2))
     with fusedops.use(backend, fallback="raise"):
         assert gradcheck(way(NAME), tensors)
         assert gradgradcheck(way(NAME), tensors)
@@ -135,7 +135,7 @@ def test_gradcheck_and_gradgradcheck(way: Any, backend: str) -> None:
 
 @every_way
 def test_batched_gradients_are_those_of_a_loop(way: Any) -> None:
-    tensors = growing(inputs(NAME))
+    tensors = growing(NAME, inputs(NAME))
     with fusedops.use("two_outputs"):
         results = way(NAME)(*tensors)
         several = tuple(torch.stack([torch.randn_like(y) for _ in range(3)]) for y in results)
@@ -146,7 +146,7 @@ def test_batched_gradients_are_those_of_a_loop(way: Any) -> None:
 
 @every_way
 def test_the_node_has_the_ops_name_and_the_graph_is_freed(way: Any) -> None:
-    tensors = growing(inputs(NAME))
+    tensors = growing(NAME, inputs(NAME))
     y, _ = way(NAME)(*tensors)
     assert NAME in y.grad_fn.name()
     y.sum().backward()
@@ -186,7 +186,7 @@ def test_torch_func_and_vmap(way: Any) -> None:
 @every_backend
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_autocast_changes_nothing(dtype: torch.dtype, backend: str) -> None:
-    tensors = growing(inputs(NAME, dtype=dtype))
+    tensors = growing(NAME, inputs(NAME, dtype=dtype))
     with fusedops.use(backend, fallback="raise"):
         plain = public(NAME)(*tensors)
         with torch.autocast("cpu", torch.bfloat16):
@@ -205,7 +205,7 @@ def test_autocast_changes_nothing(dtype: torch.dtype, backend: str) -> None:
 @every_way
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoint(way: Any, reentrant: bool) -> None:
-    tensors = growing(inputs(NAME))
+    tensors = growing(NAME, inputs(NAME))
     with fusedops.use("two_outputs", fallback="raise"):
         if reentrant:
             y = checkpoint(fusedops.use(fusedops.get_policy())(way(NAME)), *tensors, use_reentrant=True)
@@ -222,7 +222,7 @@ def _by_backward(y: Any, tensors: list[Tensor]) -> list[Any]:
 
 
 def test_saved_tensors_hooks_see_what_is_kept() -> None:
-    tensors, packed = growing(inputs(NAME)), list[Tensor]()
+    tensors, packed = growing(NAME, inputs(NAME)), list[Tensor]()
 
     def pack(tensor: Tensor) -> int:
         packed.append(tensor.detach().clone())
@@ -251,7 +251,7 @@ def test_compiled_in_one_graph(dynamic: bool, training: bool) -> None:
     compilations = 0
     with fusedops.use("two_outputs", fallback="raise"):
         for length in (5, 7, 4) if dynamic else (5,):
-            tensors = growing(inputs(NAME, length)) if training else inputs(NAME, length)
+            tensors = growing(NAME, inputs(NAME, length)) if training else inputs(NAME, length)
             got, want = compiled(*tensors), reference(NAME)(*tensors)
             close(got, want)
             if training:
@@ -266,7 +266,7 @@ def test_compiled_in_one_graph(dynamic: bool, training: bool) -> None:
 def test_a_changed_policy_is_seen_without_compiling_again() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(public(NAME), fullgraph=True, backend=CompileCounterWithBackend("aot_eager"))
-    tensors = growing(inputs(NAME))
+    tensors = growing(NAME, inputs(NAME))
     for backend in ("two_outputs", "without_mean", "references"):
         fusedops.reset_stats()
         with fusedops.use(backend, fallback="raise"):
@@ -295,7 +295,7 @@ def test_exported() -> None:
 @every_backend
 @pytest.mark.parametrize("grad", [False, True], ids=["", "requires grad"])
 def test_opcheck_of_the_three_registered_ops(grad: bool, backend: str) -> None:
-    tensors = growing(inputs(NAME)) if grad else inputs(NAME)
+    tensors = growing(NAME, inputs(NAME)) if grad else inputs(NAME)
     args = arguments(NAME, tensors)
     with fusedops.use(backend, fallback="raise"):
         torch.library.opcheck(getattr(torch.ops.fusedops, NAME).default, args)
@@ -320,7 +320,7 @@ def test_fake_tensors() -> None:
 
 
 def test_bind(ran: Ran) -> None:
-    tensors = growing(inputs(NAME))
+    tensors = growing(NAME, inputs(NAME))
     bound = fusedops.bind(NAME, *tensors, backend="references")
     y = bound(*tensors)
     close(y, reference(NAME)(*tensors))
@@ -332,7 +332,7 @@ def test_bind(ran: Ran) -> None:
 @pytest.mark.parametrize("against", ["reference", "references"])
 @every_way
 def test_verify_compares_outputs_saved_values_and_gradients(way: Any, against: str) -> None:
-    tensors = growing(inputs(NAME))
+    tensors = growing(NAME, inputs(NAME))
     with fusedops.use("two_outputs", fallback="raise"), fusedops.verify(against) as report:
         y = way(NAME)(*tensors)
     gradients(y, tensors)
@@ -362,13 +362,13 @@ def test_verify_finds_a_wrong_result(place: int) -> None:
         pytest.raises(MismatchError, match=f"got the {label} of {NAME} by wrong") as error,
         fusedops.verify("reference"),
     ):
-        public(NAME)(*growing(inputs(NAME)))
+        public(NAME)(*growing(NAME, inputs(NAME)))
     assert error.value.mismatch.result == label
     fusedops.unregister("wrong")
 
 
 def test_stats_and_explain() -> None:
-    tensors = growing(inputs(NAME))
+    tensors = growing(NAME, inputs(NAME))
     with fusedops.use("two_outputs"):
         gradients(public(NAME)(*tensors), tensors)
     assert counts() == {("forward", "two_outputs"): 1, ("backward", "two_outputs"): 1}
@@ -391,7 +391,7 @@ def test_an_invalid_call_is_an_error_by_every_way() -> None:
 def test_a_refusal_is_a_fallback(way: Any, ran: Ran) -> None:
     short = Dim("x", (-1,), at_most=4)
     fusedops.register(Backend("short", ("cpu",), -80, tuple(reference_kernels(NAME, "short", ran, short))))
-    tensors = growing(inputs(NAME))
+    tensors = growing(NAME, inputs(NAME))
     text = f"{NAME} runs on two_outputs, not on short: got dim -1 of x = 6"
     with pytest.warns(FallbackWarning, match=text), fusedops.use("short,two_outputs"):
         y = way(NAME)(*tensors)
@@ -407,7 +407,7 @@ def test_backward_by_another_backend(constraints: Any, ran: Ran) -> None:
     """By the next in the order, which gets the saved values of the backend that ran forward."""
     kernels = reference_kernels(NAME, "forward", ran, backward=constraints)
     fusedops.register(Backend("forward", ("cpu",), -80, tuple(kernels)))
-    tensors = growing(inputs(NAME))
+    tensors = growing(NAME, inputs(NAME))
     with fusedops.use("forward,without_mean", fallback="silent"), warnings.catch_warnings():
         warnings.simplefilter("error")
         y = public(NAME)(*tensors)

@@ -78,6 +78,38 @@ pin(
     INVALID, "weight of shape (1, 4)", "the shape of the last dim of x, (4,)", "pass weight.view(4,)",
 )  # fmt: skip
 pin("eps", lambda: fusedops.rms_norm(X, eps=-1), INVALID, "eps = -1", "at least 0", "pass eps as")
+Q, COS = torch.ones(2, 4, 3, 8), torch.ones(3, 4)
+pin(
+    "k's shape",
+    lambda: fusedops.rotary_embedding(Q, Q[:1], COS, COS),
+    INVALID, "k of shape (1, 4, 3, 8)", "the sizes of q (2, 4, 3, 8) except", "pass k of the same tokens",
+)  # fmt: skip
+pin(
+    "cos's shape",
+    lambda: fusedops.rotary_embedding(Q, None, Q[0, 0], Q[0, 0]),
+    INVALID, "cos of shape (3, 8)", "(3, R/2) or (..., 3, R/2) with R at most", "of a doubled one cos[..., : R // 2]",
+)  # fmt: skip
+CLASSES = torch.tensor([0, 1])
+pin(
+    "a class",
+    lambda: fusedops.cross_entropy(X, CLASSES + 3),
+    INVALID, "got target 4", "one in [0, 4) or ignore_index = -100", "as ignore_index",
+)  # fmt: skip
+pin(
+    "denominator",
+    lambda: fusedops.cross_entropy(X, CLASSES, denominator="2"),
+    INVALID, "denominator = '2'", "a finite number, or a tensor of one element", "the number of targets that count",
+)  # fmt: skip
+pin(
+    "target's shape",
+    lambda: fusedops.cross_entropy(X, CLASSES[:1]),
+    INVALID, "target of shape (1,)", "the shape of logits without its last dim, (2,)", "to fix: ",
+)  # fmt: skip
+pin(
+    "weight's size",
+    lambda: fusedops.linear_cross_entropy(X, X[:, :3], CLASSES),
+    INVALID, "weight of shape (2, 3)", "of the size of dim -1 of x", "pass weight with a dim -1 of 4",
+)  # fmt: skip
 pin("nested", gelu(NESTED), INVALID, "x as a nested tensor", "expected a strided", "x.to_padded_tensor")
 pin(
     "a spec",

@@ -16,15 +16,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from calls import dtype_of, options, shapes
-from hostile_calls import KINDS, VECTORS, WILD_SCALES, Dice, Given, _negated, beside, check, main_tensor
+from calls import dtype_of, has_fixed_rank, options, shapes
+from hostile_calls import (
+    KINDS,
+    VECTORS,
+    WILD_SCALES,
+    Dice,
+    Given,
+    _negated,
+    beside,
+    check,
+    classes_of,
+    main_tensor,
+    of_shape,
+)
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import fusedops
 from fusedops import InvalidInputError, TensorSpec, testing
-from fusedops.constraints import Rank
+from fusedops.constraints import LeadingDims
 
 SCALES = (1.0, 0.125, -0.7, 1, 0, -0.0, 1e-30, 50.0, True, np.float64(0.5))
 
@@ -186,17 +198,88 @@ def test_geglu(dice: Dice) -> None:
     check("geglu", {"gate": gate, "up": up, "approximate": forms, "interleaved": flags}, dice)
 
 
+LAYOUTS, WRONG_LAYOUTS = (-2, -2, -3), (-1, 2, 0, None, "-2", -2.0, True, [-2], torch.tensor(-2))
+ANGLE_SHAPES = ("(S, R/2)", "of each batch", "of one batch", "of no pair") * 5
+WRONG_ANGLE_SHAPES = ("doubled", "another length", "longer", "1-d", "elsewhere")
+
+
+def angle_shape(dice: Dice, q: Tensor, seq_dim: int) -> Given:
+    """Return a shape of cos and sin, and whether it goes with q."""
+    length, half, lead = q.shape[seq_dim], q.shape[-1] // 2, tuple(q.shape[:-3])
+    kind = dice.choice(ANGLE_SHAPES * 2 + WRONG_ANGLE_SHAPES)
+    half = half if dice.random() < 0.5 else half // 2
+    forms: dict[str, tuple[int, ...]] = {
+        "of each batch": (*lead, length, half),
+        "of one batch": (*(1 for _ in lead), length, half),
+        "of no pair": (length, 0),
+        "doubled": (length, q.shape[-1] + 2),
+        "another length": (length + 1, half),
+        "longer": (2, *lead, length, half),
+        "1-d": (length,),
+    }
+    return Given(forms.get(kind, (length, half)), kind not in WRONG_ANGLE_SHAPES[:-1])
+
+
+@many
+def test_rotary_embedding(dice: Dice) -> None:
+    q = main_tensor(dice, rank=3)
+    seq_dim = dice.often(LAYOUTS, WRONG_LAYOUTS)
+    call = {"q": q, "interleaved": dice.often(FLAGS, WRONG_FLAGS), "seq_dim": seq_dim}
+    known = isinstance(q.value, Tensor) and not q.value.is_nested and q.value.dim() >= 3
+    x = q.value if known else torch.ones(4, 4, 4)
+    at = seq_dim.value if seq_dim.good else -2
+    shape = list(x.shape)
+    heads = -3 if at == -2 else -2
+    shape[heads] = dice.choice((shape[heads], 1, 2, 0))
+    call["k"] = of_shape(dice, tuple(shape), x, none=True)
+    wanted = angle_shape(dice, x, at)
+    for name in ("cos", "sin"):
+        given = of_shape(dice, wanted.value, x)
+        call[name] = Given(given.value, given.good and wanted.good)
+    order = testing.OPS["rotary_embedding"].parameters
+    check("rotary_embedding", {name: call[name] for name in order}, dice)
+
+
+SMOOTHINGS, WRONG_SMOOTHINGS = (0.0, 0.1, 1, 0.5), (-0.1, 1.1, math.nan, "0.1", None, torch.tensor(0.5))
+CAPS, WRONG_CAPS = (None, 1.0, 30, 5.0), (0.0, -1.0, math.inf, math.nan, "1", [1.0], torch.tensor(1.0))
+INTEGERS, WRONG_INTEGERS = (-100,), (1.0, None, "1", 2**63, np.int64(1), True, ONE)
+REDUCTIONS, WRONG_REDUCTIONS = ("mean", "sum", "none"), (None, "avg", "", 1, b"sum", ["sum"])
+
+
+@many
+def test_cross_entropy(dice: Dice) -> None:
+    logits = main_tensor(dice, rank=1)
+    if isinstance(logits.value, Tensor) and logits.good and logits.value.shape[-1] == 0:
+        logits = Given(logits.value, False)
+    call = {
+        "logits": logits,
+        "target": classes_of(dice, logits),
+        "ignore_index": dice.often(INTEGERS, WRONG_INTEGERS),
+        "label_smoothing": dice.often(SMOOTHINGS, WRONG_SMOOTHINGS),
+        "z_loss": dice.often((0.0, 1e-4, 1), (-1.0, math.inf, "1", None, torch.tensor(1.0))),
+        "softcap": dice.often(CAPS, WRONG_CAPS),
+        "reduction": dice.often(REDUCTIONS, WRONG_REDUCTIONS),
+    }
+    check("cross_entropy", call, dice)
+
+
 # the ops whose first tensor has any rank; the others have theirs checked in their own tests
-OF_ANY_RANK = [
-    name for name, op in testing.OPS.items() if not any(isinstance(c, Rank) and c.ranks for c in op.constraints)
-]
+OF_ANY_RANK = [name for name in testing.OPS if not has_fixed_rank(name)]
 
 
 def least_call(name: str, x: Tensor) -> dict[str, Any]:
-    """Return a call with x and what has no default: the other tensors are x, or its first row."""
+    """Return a call with x and what has no default: the other tensors are x, or its first row or column."""
     op, sizes = testing.OPS[name], shapes(name)
+    if "seq_dim" in op.parameters:  # x is one head, and half of it rotates
+        x = x if x.dim() > 2 else x[None]
+        angle = x.detach()[(0,) * (x.dim() - 2)]
+        return {"q": x, "k": None, "cos": angle[..., : x.shape[-1] // 4], "sin": angle[..., : x.shape[-1] // 4]}
     call = {key: options(name).get(key) for key, value in zip(op.parameters, op.defaults) if value is inspect._empty}
+    rows = {item.name for item in op.constraints if isinstance(item, LeadingDims)}
     for key in op.required_tensors:
+        if key in rows:
+            call[key] = x.detach()[..., 0].to(dtype_of(name, key, x.dtype))
+            continue
         row = (0,) * (x.dim() - len(sizes[key]))
         value = x if sizes[key] == sizes[op.parameters[0]] else x.detach()[row]
         call[key] = value.to(dtype_of(name, key, x.dtype))
@@ -230,7 +313,7 @@ def test_triton_reads_no_memory_that_holds_the_negative(name: str, monkeypatch: 
     y = first_output(name, least_call(name, x), backend="triton")
     (grad,) = torch.autograd.grad(y, x, _negated(torch.ones(y.shape)))
     assert grad.shape == x.shape
-    assert len(seen) >= 4
+    assert len(seen) >= 3
     assert not any(tensor.is_neg() for tensor in seen)
 
 
@@ -273,7 +356,8 @@ def test_no_elements_in_many_rows(name: str, shape: tuple[int, ...]) -> None:
     x = torch.empty(shape, requires_grad=True)
     call = least_call(name, x)
     if shape[-1] < 2**30 and "bias" in testing.OPS[name].parameters:
-        call["bias"] = torch.empty(shape[-1:], requires_grad=True)
+        sizes = shape[-1:] if call.get("weight") is None else call["weight"].shape[:1]
+        call["bias"] = torch.empty(sizes, requires_grad=True)
     y = first_output(name, call)
     y.backward(torch.empty(y.shape))
     assert y.shape == output_shape(name, call)

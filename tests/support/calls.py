@@ -74,14 +74,22 @@ def needs_kernels(backend: str, op: str) -> None:
 
 
 def has_fixed_rank(op: str) -> bool:
-    """Return True for an op whose tensors have one number of dims."""
-    return any(isinstance(item, Rank) and item.ranks for item in OPS[op].constraints)
+    """Return True for an op whose first tensor has one number of dims."""
+    first = OPS[op].parameters[0]
+    return any(isinstance(item, Rank) and item.ranks and item.name == first for item in OPS[op].constraints)
 
 
-def samples(op: str) -> list[Tensor]:
-    """Return :func:`inputs` such that each of the first dim is a call: with one more dim, where the rank is fixed."""
+def batched(tensors: Sequence[Tensor]) -> list[bool]:
+    """Return True for each tensor whose first dim is the batch, as that of the first tensor is."""
+    return [tensor.dim() > 1 and len(tensor) == len(tensors[0]) for tensor in tensors]
+
+
+def samples(op: str) -> tuple[list[Tensor], tuple[int | None, ...]]:
+    """Return :func:`inputs` for torch.vmap over the first dim, a new one where the rank is fixed, and ``in_dims``."""
     tensors = inputs(op)
-    return [tensor[:, None] for tensor in tensors] if has_fixed_rank(op) else tensors
+    if has_fixed_rank(op):
+        tensors = [tensor[:, None] if first else tensor for tensor, first in zip(tensors, batched(tensors))]
+    return tensors, tuple(0 if first else None for first in batched(tensors))
 
 
 def public(op: str) -> Callable[..., Any]:
@@ -107,9 +115,17 @@ def reference(op: str) -> Callable[..., Any]:
     return lambda *tensors: OPS[op].reference(*arguments(op, tensors))
 
 
-def growing(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies, with requires_grad where they are floating."""
-    return [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors]
+def with_gradient(op: str) -> list[int]:
+    """Return the places of the call's tensors that have a gradient."""
+    contract = OPS[op]
+    wanted = (*contract.differentiable, contract.passed_through)
+    return [place for place, name in enumerate(shapes(op)) if name in wanted]
+
+
+def growing(op: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of the call's first tensors, with requires_grad where the op has a gradient."""
+    places = with_gradient(op)
+    return [tensor.clone().requires_grad_(place in places) for place, tensor in enumerate(tensors)]
 
 
 def outputs(y: Any) -> tuple[Tensor, ...]:

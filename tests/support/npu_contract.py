@@ -1,15 +1,18 @@
-"""Compare the calls in backends/fusedops_npu with the real torch_npu, release by release. `make npu-contract` runs it.
+"""Compare the calls in backends/fusedops_npu with the schemas of torch_npu, release by release.
 
-There is no Ascend device here, and no CANN. Two sources take their place:
+There is no Ascend device here, and no CANN. Three sources take their place:
 
+- npu_schemas.json: the schemas of the functions that the backend calls, by release. The tests compare with it.
 - Each release's wheel, from the package index. Its shared object holds the schemas that it registers, as text.
 - For the release that matches the torch at hand, torch_npu itself: `import torch_npu` works when shared objects that
   export what it asks of CANN are on the loader's path. They are made here: functions that return 0. Fake tensors on
   "npu" then go through torch_npu's own dispatcher, shape functions and autograd, up to where a kernel would run. That
   shows names, order, types and derivative formulas; no number is computed, and none is shown.
 
-    python tests/support/npu_contract.py            # writes docs/torch_npu.md
-    python tests/support/npu_contract.py --check    # fails where a call does not fit a release, or the page is stale
+    python tests/support/npu_contract.py            # writes npu_schemas.json and docs/torch_npu.md
+    python tests/support/npu_contract.py --check    # fails where a call does not fit a release, or a file is stale
+
+`make npu-contract` is the second; it downloads 13 wheels, 0.5 GB.
 """
 
 from __future__ import annotations
@@ -32,9 +35,10 @@ from repository import ROOT
 
 BACKEND = ROOT / "backends" / "fusedops_npu"
 PAGE = ROOT / "docs" / "torch_npu.md"
+FILE = Path(__file__).with_name("npu_schemas.json")
 
-#: The releases that the npu backend supports, the newest first.
-RELEASES = ("2.14.0", "2.13.0", "2.9.1", "2.7.1", "2.5.1.post1", "2.1.0.post17")
+#: By release, the newest first, and by function: what the release registers.
+SCHEMAS: dict[str, dict[str, str]] = json.loads(FILE.read_text(encoding="utf-8"))
 
 _SCHEMA = re.compile(rb"(npu_\w+)\((?:[^()\0]|\([^()\0]*\))*\) -> [^\0]{1,60}")
 
@@ -139,15 +143,16 @@ def matching() -> str:
 
 
 def schemas(wheel: Path) -> dict[str, str]:
-    """The schemas that a wheel's shared object registers, by op."""
+    """Return the schemas that a wheel's shared object registers for the functions that the backend calls."""
     with zipfile.ZipFile(wheel) as files:
         library = files.read("torch_npu/lib/libtorch_npu.so")
     found: dict[str, str] = {}
-    for call in used():  # a search for the name is quick, a pattern over 100 MB is not
-        for start in re.finditer(re.escape(call.op.encode()) + rb"\(", library):
+    for op in sorted({call.op for call in used()}):
+        # a search for the name is quick, a pattern over 100 MB is not
+        for start in re.finditer(re.escape(op.encode()) + rb"\(", library):
             match = _SCHEMA.match(library, start.start())
             if match is not None:
-                found[call.op] = match[0].decode()
+                found[op] = match[0].decode()
     return found
 
 
@@ -225,9 +230,25 @@ def _compile(source: Path, library: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- the page
 
 
-def page(fits: dict[str, dict[str, str]], found: dict[str, Any] | None) -> str:
-    """docs/torch_npu.md."""
+def differences(registered: dict[str, dict[str, str]]) -> list[str]:
+    """Return what does not fit, for each release and each call of the backend."""
+    found: list[str] = []
+    for release, schemas_of_release in registered.items():
+        for call in used():
+            known = schemas_of_release.get(call.op)
+            wrong = ["this release has no such function"] if known is None else misfits(call, known)
+            found += [f"torch_npu {release}, {call.op} at {call.where}: {what}" for what in wrong]
+    return found
+
+
+def page(registered: dict[str, dict[str, str]], derivatives: dict[str, str]) -> str:
+    """Return docs/torch_npu.md."""
     ops = sorted({call.op for call in used()})
+    differ = {text.partition(" at ")[0] for text in differences(registered)}
+    rows = [
+        [f"`{op}`", *("**differs**" if f"torch_npu {release}, {op}" in differ else "matches" for release in registered)]
+        for op in ops
+    ]
     lines = [
         "# What the npu backend calls, in each release of torch_npu",
         "",
@@ -235,58 +256,52 @@ def page(fits: dict[str, dict[str, str]], found: dict[str, Any] | None) -> str:
         "registers, against every call in `backends/fusedops_npu`. It shows that the calls fit; it computes nothing,",
         "and is no evidence from an Ascend device, of which none has been used so far.",
         "",
-        f"| torch_npu | {' | '.join(f'`{op}`' for op in ops)} |",
-        "|---|" + "---|" * len(ops),
-        *(f"| {release} | {' | '.join(fits[release][op] for op in ops)} |" for release in RELEASES),
+        f"| function | {' | '.join(registered)} |",
+        "|---|" + "---|" * len(registered),
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+        f"torch_npu {matching()} was also imported, beside stand-ins for CANN's libraries, and fusedops's kernels",
+        "called on fake npu tensors, through its dispatcher and shape functions. What its autograd calls in turn:",
+        "",
+        "| forward | its derivative, by torch_npu's own formula |",
+        "|---|---|",
+        *(f"| `{forward}` | `{backward}` |" for forward, backward in derivatives.items()),
     ]
-    if found is not None:
-        lines += [
-            "",
-            f"torch_npu {matching()} was also imported, beside stand-ins for CANN's libraries, and fusedops's kernels",
-            "called on fake npu tensors, through its dispatcher and shape functions. What its autograd calls in turn:",
-            "",
-            "| forward | its derivative, by torch_npu's own formula |",
-            "|---|---|",
-            *(f"| `{forward}` | `{backward}` |" for forward, backward in found["derivatives"].items()),
-        ]
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    """Downloads, compares, writes or checks the page."""
-    calls = used()
+    """Download the releases, compare, and write or check the two files."""
     failures: list[str] = []
-    fits: dict[str, dict[str, str]] = {}
+    registered: dict[str, dict[str, str]] = {}
+    derivatives: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = None
-        for release in RELEASES:
+        for release in SCHEMAS:
             wheel = download(release, folder)
-            known = schemas(wheel)
-            fits[release] = {}
-            for call in calls:
-                wrong = list(misfits(call, known[call.op])) if call.op in known else ["this release has no such op"]
-                fits[release][call.op] = "matches" if not wrong else "**differs**"
-                failures += [f"torch_npu {release}, {call.op} at {call.where}: {what}" for what in wrong]
-            print(f"torch_npu {release}: {fits[release]}")
+            registered[release] = schemas(wheel)
+            print(f"torch_npu {release}: {len(registered[release])} functions")
             if release == matching():
                 found = live(wheel, folder)
                 print(f"torch_npu {release}, imported: {json.dumps(found, indent=2)}")
+                derivatives = found["derivatives"]
                 failures += found["failures"]
                 failures += [
-                    f"{op}: registered as {found['schemas'][op]!r}, read from the wheel as {known[op]!r}"
-                    for op in {call.op for call in calls}
-                    if _plain(found["schemas"][op]) != _plain(known[op])
+                    f"{op}: registered as {found['schemas'][op]!r}, read from the wheel as {known!r}"
+                    for op, known in registered[release].items()
+                    if _plain(found["schemas"][op]) != _plain(known)
                 ]
             wheel.unlink()
-    if found is None:
-        failures.append(f"no release in {RELEASES} is for torch {matching()}: none was imported")
-    text = page(fits, found)
-    if "--check" not in sys.argv:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        failures.append("docs/torch_npu.md is stale: run `python tests/support/npu_contract.py`")
-    print("\n".join(failures) or f"every call of the npu backend fits torch_npu {', '.join(RELEASES)}")
+    if not derivatives:
+        failures.append(f"no release in {tuple(SCHEMAS)} is for torch {matching()}: none was imported")
+    failures += differences(registered)
+    files = {FILE: json.dumps(registered, indent=1) + "\n", PAGE: page(registered, derivatives)}
+    for path, text in files.items():
+        if "--check" not in sys.argv:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            failures.append(f"{path.relative_to(ROOT)} is stale: run `python tests/support/npu_contract.py`")
+    print("\n".join(failures) or f"every call of the npu backend fits torch_npu {', '.join(registered)}")
     return int(bool(failures))
 
 

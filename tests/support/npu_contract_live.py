@@ -13,8 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_npu.cross_entropy import cross_entropy, cross_entropy_backward
 from fusedops_npu.geglu import geglu
 from fusedops_npu.rms_norm import rms_norm, rms_norm_backward
+from fusedops_npu.rotary_embedding import rotary_embedding
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 from fusedops_npu.swiglu import swiglu, swiglu_backward
 
@@ -29,6 +31,9 @@ OPS = (
     "npu_swiglu_backward",
     "npu_geglu",
     "npu_geglu_grad",
+    "npu_rotary_mul",
+    "npu_cross_entropy_loss",
+    "npu_cross_entropy_loss_backward",
 )
 
 
@@ -72,6 +77,8 @@ def main() -> None:
         x = x.detach()
         weight, rstd = x[0, 0, 0], torch.empty(2, 4, 64, dtype=torch.float32, device="npu:0")
         two, three, dtype = (True, True), (True, True, True), torch.bfloat16
+        target = torch.empty(2, 4, 64, dtype=torch.int64, device="npu:0")
+        options = (-100, 0.0, 0.0, None, "mean", None)
         # npu_geglu_grad is not called: its meta function returns two tensors for one (torch_npu 2.13)
         kernels: dict[str, Callable[[], Any]] = {
             "npu_scaled_masked_softmax": lambda: scaled_masked_softmax.function(x, mask, 0.5, False),
@@ -84,7 +91,12 @@ def main() -> None:
             "npu_rms_norm_backward of a sum": lambda: add_rms_norm_backward.function(
                 x, x, x, rstd, None, 0.0, dtype, three
             ),
+            "npu_cross_entropy_loss": lambda: cross_entropy.function(x, target, *options, True),
+            "npu_cross_entropy_loss_backward": lambda: cross_entropy_backward.function(
+                rstd[0, 0, 0], x, None, rstd, target, *options
+            ),
             "npu_geglu": lambda: geglu.function(x, None, "tanh", False),
+            "npu_rotary_mul": lambda: rotary_embedding.function(x, None, x[0, 0, :, :48], x[0, 0, :, :48], False, -2),
             "npu_swiglu": lambda: swiglu.function(x, None, None, 1.0, 0.0, False),
             "npu_swiglu_backward": lambda: swiglu_backward.function(
                 x[..., :48], x, None, None, 1.0, 0.0, False, (True, False)

@@ -29,6 +29,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 import fusedops
 from fusedops import testing
+from fusedops.constraints import LeadingDims
 
 EXAMPLES = str(ROOT / "examples")
 BACKENDS = ("eager", "triton")  # triton under its interpreter
@@ -60,6 +61,7 @@ def load() -> None:
     """Fills CHECKS."""
     if EXAMPLES not in sys.path:
         sys.path.append(EXAMPLES)
+    import ranks_loss  # noqa: F401
     import ranks_models  # noqa: F401
     import ranks_ops  # noqa: F401
     import ranks_two_outputs  # noqa: F401
@@ -100,19 +102,40 @@ def call_of(op: Op, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
     return arguments(op.name, inputs(op.name, LENGTH, dtype, batch=BATCH))
 
 
-def aligned(tensor: Tensor, shape: Sequence[int], placements: Sequence[Placement]) -> list[Placement]:
-    """Where a tensor that broadcasts to ``shape`` has to lie beside one that lies at ``placements``."""
+def aligned(
+    tensor: Tensor, shape: Sequence[int], placements: Sequence[Placement], dims: Sequence[int] | None = None
+) -> list[Placement]:
+    """Where a tensor has to lie beside one of ``shape`` that lies at ``placements``; ``dims`` as of ``dims_of``."""
+    own = list(dims or range(-tensor.dim(), 0))
     found: list[Placement] = []
     for placement in placements:
-        at = placement.dim - len(shape) + tensor.dim() if isinstance(placement, Shard) else -1
+        dim = placement.dim - len(shape) if isinstance(placement, Shard) else 0
+        at = own.index(dim) if dim in own else -1
         found.append(Shard(at) if at >= 0 and tensor.shape[at] > 1 else Replicate())
     return found
 
 
+def cuttable(op: Op, args: Sequence[Any]) -> list[int]:
+    """The dims of x that may be sharded, from the first."""
+    sharding, rank = op.sharding, args[0].dim()
+    whole = {*sharding.whole, *(sharding.whole_of(dict(zip(op.parameters, args))) if sharding.whole_of else ())}
+    return [dim for dim in range(rank) if dim - rank not in whole]
+
+
+def first_cut(op: Op, args: Sequence[Any]) -> list[Placement]:
+    """Placements of x that cut its first dim, or none where no dim may be sharded."""
+    return [Shard(0) if 0 in cuttable(op, args) else Replicate()]
+
+
 def spread(op: Op, args: Sequence[Any], mesh: DeviceMesh, placements: Sequence[Placement]) -> list[Any]:
     """The arguments as DTensors by ``placements`` of x; the seed stays as it is, a number on every rank."""
+    dims = dict(op.sharding.dims_of(dict(zip(op.parameters, args)))) if op.sharding.dims_of else {}
+    rank = args[0].dim()
+    for item in op.constraints:
+        if isinstance(item, LeadingDims):
+            dims[item.name] = range(-rank, -1)
     return [
-        distribute_tensor(arg, mesh, aligned(arg, args[0].shape, placements))
+        distribute_tensor(arg, mesh, aligned(arg, args[0].shape, placements, dims.get(name)))
         if isinstance(arg, Tensor) and name != "seed"
         else arg
         for name, arg in zip(op.parameters, args)

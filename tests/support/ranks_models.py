@@ -77,13 +77,20 @@ class Layer(nn.Module):
         self.op = op
         self.linear = nn.Linear(8, 8, bias=False)
         self.bias = nn.Parameter(torch.randn(8)) if "bias" in op.parameters else None
+        self.weight = nn.Parameter(torch.randn(8, 8)) if "weight" in op.required_tensors else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if "k" in self.op.parameters:  # attention, of one head
+        if "window" in self.op.parameters:  # attention, of one head
             heads = self.linear(x)[:, None]
             return outputs(self.op.function(heads, heads, x[:, None], causal=True))[0][:, 0]
-        inside = {"mask": None, "bias": self.bias, "residual": x, "causal": True, "p": 0.3, "seed": 5, "up": x}
+        angle = x.new_full((x.shape[-2], 3), 0.5)
+        inside = {"k": None, "cos": angle.cos(), "sin": angle.sin()}
+        inside |= {"mask": None, "bias": self.bias, "residual": x, "causal": True, "p": 0.3, "seed": 5, "up": x}
         given = {name: value for name, value in inside.items() if name in self.op.parameters}
+        if "target" in self.op.parameters:  # a loss, of each row, beside which the next layer needs columns
+            target = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
+            given = {"weight": self.weight, "bias": self.bias} if self.weight is not None else {}
+            return x + self.op.function(self.linear(x), target=target, reduction="none", **given).unsqueeze(-1)
         return outputs(self.op.function(self.linear(x), **given))[0]
 
 

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from calls import outputs
-from ranks import BACKENDS, call_of, check, counted, leaves, public, refused, spread
+from ranks import BACKENDS, aligned, call_of, check, counted, cuttable, first_cut, leaves, public, refused, spread
 from state import Op, forget_warnings
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -23,14 +23,13 @@ from fusedops import testing
 @check
 def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
     """Every way to cut x over the mesh, forward and backward: the whole's result, and nothing is sent."""
-    rank = call_of(op)[0].dim()
-    cuttable = [dim for dim in range(rank) if dim - rank not in op.sharding.whole]
-    ways: list[tuple[DeviceMesh, list[Placement]]] = [(mesh, [Shard(dim)]) for dim in cuttable]
+    dims = cuttable(op, call_of(op))
+    ways: list[tuple[DeviceMesh, list[Placement]]] = [(mesh, [Shard(dim)]) for dim in dims]
     ways.append((mesh, [Replicate()]))
     if mesh.size() == 4:
         square = init_device_mesh("cpu", (2, 2))
-        ways += [(square, [Shard(a), Shard(b)]) for a in cuttable for b in cuttable]
-        ways.append((square, [Replicate(), Shard(cuttable[-1])]))
+        ways += [(square, [Shard(a), Shard(b)]) for a in dims for b in dims]
+        ways.append((square, [Replicate(), Shard(dims[-1]) if dims else Replicate()]))
     for backend in BACKENDS:
         for dtype in (torch.float32, torch.bfloat16):
             args = call_of(op, dtype)
@@ -43,13 +42,15 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
                 what = f"{backend} {dtype} {placements}"
                 parts = spread(op, args, on, placements)
                 cut = leaves(op, parts)
-                cut_grads = [distribute_tensor(grad, on, placements) for grad in grads]
+                leading = op.sharding.combined is not None  # outputs have the leading dims of x
+                of_outputs = [placements if leading else aligned(y, args[0].shape, placements) for y in ys]
+                cut_grads = [distribute_tensor(grad, on, at) for grad, at in zip(grads, of_outputs)]
                 with CommDebugMode() as sent:
                     zs = outputs(public(op)(*parts, backend=backend))
                     torch.autograd.backward(zs, cut_grads)
                 assert sent.get_total_counts() == 0, f"{what}: {counted(sent)}"
-                for y, z in zip(ys, zs):
-                    assert list(z.placements) == placements, what
+                for y, z, at in zip(ys, zs, of_outputs):
+                    assert list(z.placements) == at, what
                     assert z.shape == y.shape, what
                     assert z.stride() == y.stride(), what
                     if backend == "eager" and "seed" in op.parameters:
@@ -58,8 +59,9 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
                     assert "seed" not in op.parameters or dropped[y == 0].all(), what
                     testing.assert_within(z.full_tensor(), y.detach().double(), op.tolerance[dtype], what)
                 for name, leaf in cut.items():
+                    summed = name in op.backward_parameters  # else it is as the gradient of its output
                     of_leaf = [
-                        Partial() if isinstance(p, Shard) and isinstance(own, Replicate) else own
+                        Partial() if summed and isinstance(p, Shard) and isinstance(own, Replicate) else own
                         for p, own in zip(placements, leaf.placements)
                     ]
                     assert list(leaf.grad.placements) == of_leaf, f"{what}: {name}"
@@ -72,6 +74,45 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
                     testing.assert_within(got, want, allowed, f"{what}: {name}")
                     if name == op.parameters[0] and "seed" in op.parameters:
                         assert torch.equal(got == 0, want == 0), f"{what}: the mask of {name}'s gradient"
+
+
+@check
+def rotary_embedding_of_shards(mesh: DeviceMesh) -> None:
+    """Heads and positions in both layouts: replicated angles are cut with the positions; else a gather is refused."""
+    whole = [Replicate()]
+    q, k, angle = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(6, 3)
+    cos, sin = angle.cos(), angle.sin()
+    for seq_dim in (-2, -3):
+        x, y = (q, k) if seq_dim == -2 else (q.transpose(1, 2), k.transpose(1, 2))
+        want = fusedops.rotary_embedding(x, y, cos, sin, seq_dim=seq_dim)
+        for dim in (0, 1, 2):
+            cut = [distribute_tensor(t, mesh, [Shard(dim)]) for t in (x, y)]
+            angles = [distribute_tensor(t, mesh, whole) for t in (cos, sin)]
+            with CommDebugMode() as sent:
+                got = fusedops.rotary_embedding(*cut, *angles, seq_dim=seq_dim)
+            assert counted(sent) == {}
+            assert [t.placements for t in got] == [(Shard(dim),)] * 2
+            torch.testing.assert_close([t.full_tensor() for t in got], [*want])
+    heads, positions = (distribute_tensor(q, mesh, [Shard(dim)]) for dim in (1, 2))
+    rows = [distribute_tensor(t, mesh, [Shard(0)]) for t in (cos, sin)]
+    got, none = fusedops.rotary_embedding(positions, None, *rows)
+    assert none is None
+    torch.testing.assert_close(got.full_tensor(), fusedops.rotary_embedding(q, None, cos, sin)[0])
+    refused(
+        lambda: fusedops.rotary_embedding(heads, None, *rows),
+        "rotary_embedding: got cos with [Shard(dim=0)], which would have to be gathered, expected [Replicate()]",
+    )
+    columns = distribute_tensor(q, mesh, [Shard(3)])
+    refused(lambda: fusedops.rotary_embedding(columns, None, *rows), "got q with Shard(dim=3)", "dim -1 whole")
+    # a k of one head beside sharded heads is whole on each rank, and so is its gradient
+    one = distribute_tensor(k[:, :1].contiguous(), mesh, whole).requires_grad_()
+    angles = [distribute_tensor(t, mesh, whole) for t in (cos, sin)]
+    turned = fusedops.rotary_embedding(heads, one, *angles)[1]
+    turned.backward(distribute_tensor(torch.ones(2, 1, 6, 8), mesh, whole))
+    mine = k[:, :1].contiguous().requires_grad_()
+    fusedops.rotary_embedding(q, mine, cos, sin)[1].sum().backward()
+    assert one.grad.placements == (Replicate(),)
+    torch.testing.assert_close(one.grad.full_tensor(), mine.grad)
 
 
 @check
@@ -229,10 +270,10 @@ def the_registered_op_and_inference_mode(mesh: DeviceMesh, op: Op) -> None:
     args = call_of(op)
     want = public(op)(*args)
     function = getattr(torch.ops.fusedops, op.name).default
-    parts = spread(op, args, mesh, [Shard(0)])
+    parts = spread(op, args, mesh, first_cut(op, args))
     torch.testing.assert_close([y.full_tensor() for y in outputs(function(*parts))], [*outputs(want)])
     with torch.inference_mode():
-        found = outputs(public(op)(*spread(op, args, mesh, [Shard(0)])))
+        found = outputs(public(op)(*spread(op, args, mesh, first_cut(op, args))))
         torch.testing.assert_close([y.full_tensor() for y in found], [*outputs(want)])
 
 
@@ -244,7 +285,7 @@ def compiled(mesh: DeviceMesh, op: Op) -> None:
     whole = leaves(op, mine)
     ys = outputs(public(op)(*mine))
     sum(y.sum() for y in ys).backward()
-    parts = spread(op, args, mesh, [Shard(0)])
+    parts = spread(op, args, mesh, first_cut(op, args))
     cut = leaves(op, parts)
     torch._dynamo.reset()
     zs = outputs(torch.compile(public(op), backend="aot_eager", fullgraph=True)(*parts))
@@ -258,7 +299,7 @@ def compiled(mesh: DeviceMesh, op: Op) -> None:
 def second_derivatives(mesh: DeviceMesh, op: Op) -> None:
     """Of the reference, which torch shards; it refuses those whose mask is made in plain torch."""
     args = list(call_of(op, torch.float64))
-    parts = spread(op, args, mesh, [Shard(0)])
+    parts = spread(op, args, mesh, first_cut(op, args))
     found: list[Tensor] = []
     for call in (args, parts):
         x = call[0].requires_grad_()

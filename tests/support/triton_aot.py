@@ -264,6 +264,82 @@ def modern_launch(case: dict[str, Any]) -> Launch:
     return launch
 
 
+def rotary_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of rotary_embedding. op: it, or with " backward"; q, maybe k and cos (shapes), dtype, angles
+    (the dtype of cos), target, and maybe interleaved and seq_dim.
+    """
+    from fusedops_triton import _launch, _rotary, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    q = torch.empty(case["q"], dtype=getattr(torch, case["dtype"]), device="meta")
+    k = torch.empty(case["k"], dtype=q.dtype, device="meta") if case.get("k") else None
+    cos = torch.empty(case["cos"], dtype=getattr(torch, case.get("angles", case["dtype"])), device="meta")
+    forward, layout = "backward" not in case["op"], case.get("seq_dim", -2)
+    with Recorder() as launches:
+        _rotary.rotate(q, k, cos, cos, case.get("interleaved", False), layout, forward)
+    (launch,) = launches
+    assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+    return launch
+
+
+def classes_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of linear_cross_entropy's kernel: shape of the logits, dtype, target, and maybe gradient,
+    bias, options (False: neither smoothing nor z-loss nor softcap).
+    """
+    from fusedops_triton import _launch, _linear_cross_entropy, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    (rows, classes), dtype = case["shape"], getattr(torch, case["dtype"])
+    wide, padded = torch.promote_types(dtype, torch.float32), -(-classes // 16) * 16
+    logits = torch.empty((rows, padded), dtype=dtype, device="meta")[:, :classes]
+    losses = torch.empty(rows, dtype=wide, device="meta")
+    target = torch.empty(rows, dtype=torch.int64, device="meta")
+    bias = torch.empty(padded, dtype=wide, device="meta") if case.get("bias") else None
+    numbers = (0.1, 1e-4, 30.0) if case.get("options", True) else (0.0, 0.0, None)
+    loss = _linear_cross_entropy.Loss(-100, *numbers)
+    with Recorder() as launches:
+        _linear_cross_entropy.loss_rows(
+            logits,
+            padded,
+            losses,
+            target,
+            losses if case.get("scale") else None,
+            bias,
+            loss,
+            case.get("gradient", True),
+        )
+    (launch,) = launches
+    return launch
+
+
+def loss_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of cross entropy. op: "cross_entropy" or "cross_entropy backward"; shape, dtype, target, and
+    maybe options (True: smoothing and softcap), padded (the columns of the memory that the logits are cut out of).
+    """
+    from fusedops_triton import _cross_entropy, _launch, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    *lead, width = case["shape"]
+    dtype = getattr(torch, case["dtype"])
+    logits = torch.empty((*lead, case.get("padded", width)), dtype=dtype, device="meta")[..., :width]
+    target = torch.empty(lead, dtype=torch.int64, device="meta")
+    lse = torch.empty(lead, dtype=torch.promote_types(dtype, torch.float32), device="meta")
+    both = case.get("options", False)
+    options = _cross_entropy.Options(-100, 0.1 if both else 0.0, 0.01, 30.0 if both else None, "mean")
+    with Recorder() as launches:
+        if case["op"].endswith("backward"):
+            _cross_entropy.cross_entropy_backward(lse.flatten()[0], logits, lse, target, options, None)
+        else:
+            _cross_entropy.cross_entropy_forward(logits, target, options, None, True)
+    for launch in launches:
+        assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+    (rows,) = (launch for launch in launches if launch.kernel.__name__ != "_sum_rows")
+    return rows
+
+
 #: The ops of ``modern_launch``.
 MODERN = ("swiglu", "geglu")
 
@@ -272,14 +348,20 @@ def launch_of(case: dict[str, Any]) -> Launch:
     """Return the launch of a case."""
     if case["op"] in ("forward", "backward"):
         return softmax_launch(case)
+    if case["op"] == "classes":
+        return classes_launch(case)
+    if case["op"].startswith("cross_entropy"):
+        return loss_launch(case)
+    if case["op"].startswith("rotary_embedding"):
+        return rotary_launch(case)
+    if "norm" in case["op"]:
+        return norm_launch(case)
     return modern_launch(case) if case["op"].startswith(MODERN) else bias_launch(case)
 
 
 def main() -> None:
     """Cases, a JSON list, from standard input; a line of JSON for each, as it is done, to standard output."""
     for case in json.load(sys.stdin):
-        launch_of = norm_launch if "norm" in case["op"] else bias_launch
-        launch = softmax_launch(case) if case["op"] in ("forward", "backward") else launch_of(case)
         launch = launch_of(case)
         facts = compile_launch(launch, case["target"], case.get("aligned", True))
         print(json.dumps({"case": case, "facts": facts}), flush=True)

@@ -1,4 +1,4 @@
-"""Wrong kernels of the norms and the gated activations, for the list in ``wrong_kernels``."""
+"""Wrong kernels of the norms, the gated activations and rotary_embedding, for the list in ``wrong_kernels``."""
 
 from __future__ import annotations
 
@@ -68,3 +68,47 @@ def _(run: Run, a: SimpleNamespace) -> Any:
 @wrong("the exact form has the gradient of the tanh form", "geglu", "backward", "calls")
 def _(run: Run, a: SimpleNamespace) -> Any:
     return run(approximate="tanh")
+
+
+@wrong("the sign of sin is swapped", "rotary_embedding", "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(sin=-a.sin)
+
+
+@wrong("pairs are read as halves", "rotary_embedding", "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(interleaved=False)
+
+
+@wrong("what does not rotate is left 0", "rotary_embedding", "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    q, k = run()
+    for x in (q, k):
+        x[..., 2 * a.cos.shape[-1] :] = 0
+    return q, k
+
+
+@wrong("every batch has the angles of the first", "rotary_embedding", "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(cos=a.cos[:1], sin=a.sin[:1]) if a.cos.dim() == 3 else run()
+
+
+@wrong("backward rotates by the same angles", "rotary_embedding", "backward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(sin=-a.sin)
+
+
+@wrong("the gradient of k is that of the heads of q", "rotary_embedding", "backward", "float64")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    dq, dk = run()
+    heads = -3 if a.seq_dim == -2 else -2
+    same = dq is not None and dk is not None and dk.numel() and dk.shape[heads] <= dq.shape[heads]
+    return dq, dq.narrow(heads, 0, dk.shape[heads]).contiguous() if same else dk
+
+
+@wrong("the layout with the positions before the heads is ignored", "rotary_embedding", "forward", "float64")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    if a.seq_dim == -2:
+        return run()
+    few = a.q.shape[-2]  # heads, taken for positions
+    return run(k=None, cos=a.cos[..., :few, :], sin=a.sin[..., :few, :], seq_dim=-2)[0], run()[1]

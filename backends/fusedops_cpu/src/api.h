@@ -66,6 +66,38 @@ struct DropoutBackward {
   double scale;
 };
 
+struct NormForward {
+  const void *x, *residual, *weight, *bias;  // (rows, columns) twice; (columns) twice. Null for none, but x
+  void *y, *s;                               // (rows, columns); s = x + residual, null without a residual
+  float *means, *rstds;                      // (rows); null: not wanted
+  int64_t dtype, weight_dtype, bias_dtype, rows, columns, centered;
+  double eps, offset;  // offset: added to the weight
+};
+
+struct NormBackward {
+  const void *grad, *grad_s, *s, *weight;  // grad_s: null for none
+  const float *means, *rstds;              // means: null for RMSNorm
+  void *dx, *dresidual, *dweight, *dbias;  // null: not wanted
+  int64_t dtype, weight_dtype, bias_dtype, rows, columns;
+  double offset;
+};
+
+enum Activation : int64_t { SWISH = 0, GELU_TANH = 1, GELU_ERF = 2 };
+
+struct GatedForward {
+  const void *gate, *up;                                       // up: null where gate has interleaved pairs of both
+  void* y;                                                     // (rows, columns)
+  int64_t dtype, rows, columns, activation, gate_row, up_row;  // elements from one row of gate, or up, to the next
+  double limit, alpha, offset;                                 // of SWISH; limit: NaN for none
+};
+
+struct GatedBackward {
+  const void *grad, *gate, *up;
+  void *dgate, *dup;  // null: not wanted; dgate has pairs of both where gate has
+  int64_t dtype, rows, columns, activation, gate_row, up_row, gradient_row;
+  double limit, alpha, offset;
+};
+
 // Calls f with a value of the element type.
 template <class F>
 auto with_dtype(int64_t dtype, F f) {
@@ -88,3 +120,7 @@ FUSEDOPS_EXPORT int fusedops_gelu_forward(const fusedops::GeluForward* call);
 FUSEDOPS_EXPORT int fusedops_gelu_backward(const fusedops::GeluBackward* call);
 FUSEDOPS_EXPORT int fusedops_dropout_forward(const fusedops::DropoutForward* call);
 FUSEDOPS_EXPORT int fusedops_dropout_backward(const fusedops::DropoutBackward* call);
+FUSEDOPS_EXPORT int fusedops_norm_forward(const fusedops::NormForward* call);
+FUSEDOPS_EXPORT int fusedops_norm_backward(const fusedops::NormBackward* call);
+FUSEDOPS_EXPORT int fusedops_gated_forward(const fusedops::GatedForward* call);
+FUSEDOPS_EXPORT int fusedops_gated_backward(const fusedops::GatedBackward* call);

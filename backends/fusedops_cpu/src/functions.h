@@ -2,10 +2,20 @@
 // Accuracy over all float32 values: tests/backends/cpu/accuracy.cpp.
 #pragma once
 
+#include <limits>
+
 #include "vector.h"
 
 namespace fusedops {
 namespace {
+
+constexpr float INF = std::numeric_limits<float>::infinity();
+
+// A double that float32 cannot hold becomes infinite; the conversion itself would be undefined.
+inline float to_float(double value) {
+  constexpr double MAX = std::numeric_limits<float>::max();
+  return value > MAX ? INF : value < -MAX ? -INF : float(value);
+}
 
 constexpr float MAGIC = 0x1.8p23f;  // a sum with it rounds to a whole number
 constexpr float LN_2 = 0.693147181f, LOG2_E = 1.44269504f;
@@ -66,20 +76,30 @@ INLINE vfloat gelu(vfloat u) {
   }
 }
 
+// Returns gelu(u) / u, and the derivative of gelu at u.
 template <bool TANH>
-INLINE vfloat gelu_derivative(vfloat u) {
+INLINE vfloat gelu_factor(vfloat u, vfloat& derivative) {
   if constexpr (TANH) {
     u = min(all(10.0f), max(all(-10.0f), u));  // beyond, the derivative is 0 or 1; within, |w| < 127
     vfloat q = u * u;
     vfloat e = exp2_within(u * (q * TANH_B + TANH_A));
     vfloat s = 1.0f / (e + 1.0f);
     vfloat dw = u * (q * (3 * TANH_B * LN_2) + TANH_A * LN_2);  // u * dw/du * ln(2)
-    return s - s * dw * (e * s);                                // e * s is 1 - s without cancellation
+    derivative = s - s * dw * (e * s);                          // e * s is 1 - s without cancellation
+    return s;
   } else {
     u = min(all(15.0f), max(all(-15.0f), u));
     vfloat density, cdf = normal_cdf(u, density);
-    return cdf + u * density * 0.3989422804f;
+    derivative = cdf + u * density * 0.3989422804f;
+    return cdf;
   }
+}
+
+template <bool TANH>
+INLINE vfloat gelu_derivative(vfloat u) {
+  vfloat derivative;
+  gelu_factor<TANH>(u, derivative);
+  return derivative;
 }
 
 }  // namespace

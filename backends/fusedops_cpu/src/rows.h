@@ -1,8 +1,9 @@
-// Elementwise kernels with a bias of one row: the bias in float32, and sums over rows for its gradient.
+// Rows: a bias or weight of one row in float32, and sums over rows for its gradient.
 #pragma once
 
 #include <algorithm>
 
+#include "api.h"
 #include "parallel.h"
 #include "vector.h"
 
@@ -54,6 +55,65 @@ class BiasRow {
   bool failed_;
 };
 
+// `offset` + the values of a row, in float32; where there are no values, `absent` for each.
+class FloatRow {
+ public:
+  FloatRow(const void* values, int64_t dtype, int64_t columns, float absent, float offset)
+      : as_it_is_(values && dtype == FLOAT32 && offset == 0), buffer_(as_it_is_ ? 0 : columns) {
+    float* row = buffer_.data();
+    data_ = as_it_is_ ? (const float*)values : row;
+    failed_ = columns && !data_;
+    if (!row) return;
+    if (!values) {
+      std::fill(row, row + columns, absent);
+      return;
+    }
+    with_dtype(dtype, [=](auto element) {
+      auto* from = (const decltype(element)*)values;
+      each(columns, [=](int64_t i, auto lanes) { store(row + i, load(from + i, lanes) + offset, lanes); });
+    });
+  }
+  bool failed() const { return failed_; }
+  const float* data() const { return data_; }
+
+ private:
+  bool as_it_is_;
+  FloatBuffer buffer_;
+  const float* data_;
+  bool failed_;
+};
+
+// Stores a row of float32 numbers in another dtype.
+inline void store_as(int64_t dtype, void* out, const float* row, int64_t columns) {
+  with_dtype(dtype, [=](auto element) {
+    auto* to = (decltype(element)*)out;
+    each(columns, [=](int64_t i, auto lanes) { store(to + i, load(row + i, lanes), lanes); });
+  });
+}
+
+// Rows cut into parts, each with a sum of its own, in a way that depends on the shape alone.
+struct RowParts {
+  int64_t rows, count;
+  RowParts(int64_t rows, int64_t columns) : rows(rows) {
+    const int64_t rows_of_part = std::max<int64_t>(2, BLOCK / std::max<int64_t>(1, columns));
+    count = std::max<int64_t>(1, std::min<int64_t>(128, rows / rows_of_part));
+  }
+  int64_t begin(int64_t part) const { return rows * part / count; }
+};
+
+// Adds the parts, of `width` sums each, to the first, in order.
+inline void add_parts(float* sums, int64_t parts, int64_t width) {
+  constexpr int64_t CHUNK = 2048;
+  const int64_t chunks = divide_up(width, CHUNK);
+  run_blocks(chunks, parts * width <= BLOCK ? 1 : workers_for(chunks), [=](int64_t chunk, int64_t) {
+    const int64_t first = chunk * CHUNK, n = std::min(CHUNK, width - first);
+    for (int64_t part = 1; part < parts; part++) {
+      float *mine = sums + first, *other = mine + part * width;
+      each(n, [=](int64_t i, auto lanes) { store(mine + i, load(mine + i, lanes) + load(other + i, lanes), lanes); });
+    }
+  });
+}
+
 // Sums of columns in an order that depends on the shape alone, not on the number of threads: the wide rows are cut into
 // `parts`, and the columns into chunks whose sums stay in the L1 cache; the parts are added in order.
 // f(begin, end, sums) adds the elements begin..end, which lie in `width` columns, to sums[column].
@@ -76,10 +136,7 @@ Status column_sums(int64_t count, int64_t columns, int64_t width, T* out, F f) {
       for (int64_t row = begin; row < end; row++) f(row * width + first, std::min(count, row * width + last), mine);
     }
   });
-  for (int64_t part = 1; part < parts; part++) {
-    const float* other = sums + part * width;
-    each(width, [&](int64_t i, auto lanes) { store(sums + i, load(sums + i, lanes) + load(other + i, lanes), lanes); });
-  }
+  add_parts(sums, parts, width);
   for (int64_t at = columns; at < width; at += columns)
     for (int64_t i = 0; i < columns; i++) sums[i] += sums[at + i];
   each(columns, [&](int64_t i, auto lanes) { store(out + i, load(sums + i, lanes), lanes); });

@@ -1,7 +1,6 @@
 // y = softmax(where(masked, -inf, scale * x)) over rows, and its gradient from y.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "api.h"
 #include "functions.h"
@@ -10,13 +9,7 @@
 namespace fusedops {
 namespace {
 
-constexpr float INF = std::numeric_limits<float>::infinity(), NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
-
-// A double that float32 cannot hold becomes infinite; the conversion itself would be undefined.
-inline float to_float(double value) {
-  constexpr double MAX = std::numeric_limits<float>::max();
-  return value > MAX ? INF : value < -MAX ? -INF : float(value);
-}
+constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
 
 // The leading dimensions of x with the strides of the mask along them, 0 where it broadcasts.
 struct MaskLayout {

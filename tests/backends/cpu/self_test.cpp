@@ -1,24 +1,12 @@
 // Calls every exported function on buffers without a spare byte, with three threads, and compares with double
 // arithmetic and a scalar Philox. Built with sanitizers by test_sources.py, and for other instruction sets.
-#include <cmath>
-#include <cstdio>
-#include <thread>
-#include <vector>
+#include "self_test.h"
 
-#include "api.h"
-#include "parallel.h"
+#include <thread>
+
 #include "philox.h"
 
-using namespace fusedops;
-
-static int failures = 0;
-#define CHECK(condition, ...)                              \
-  if (!(condition)) {                                      \
-    failures++;                                            \
-    printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-    printf(__VA_ARGS__);                                   \
-    printf("\n");                                          \
-  }
+int failures = 0;
 
 static uint32_t thread_count = 3;
 static int threads(uint32_t* count) { return *count = thread_count, 0; }
@@ -46,46 +34,8 @@ static bool kept(uint64_t seed, int64_t index, uint32_t threshold) {
   return words[index % 4] >= threshold;
 }
 
-// A tensor of one of the dtypes in a buffer of its exact size.
-struct Tensor {
-  int64_t dtype;
-  std::vector<float> wide;
-  std::vector<uint16_t> narrow;
-  Tensor(int64_t dtype, int64_t count) : dtype(dtype), wide(dtype ? 0 : count), narrow(dtype ? count : 0) {}
-  void* data() { return dtype ? (void*)narrow.data() : (void*)wide.data(); }
-  double at(int64_t i) const {
-    if (dtype == FLOAT32) return wide[i];
-    if (dtype == BFLOAT16) return bits_as<float>(uint32_t(narrow[i]) << 16);
-    int exponent = (narrow[i] >> 10) & 31, mantissa = narrow[i] & 1023;
-    double value = exponent == 31 ? (mantissa ? NAN : INFINITY)
-                   : exponent     ? std::ldexp(1024 + mantissa, exponent - 25)
-                                  : std::ldexp(mantissa, -24);
-    return narrow[i] >> 15 ? -value : value;
-  }
-  void set(int64_t i, float value) {
-    float lanes[LANES] = {value};
-    uint16_t half[LANES];
-    if (dtype == FLOAT32) {
-      wide[i] = value;
-      return;
-    }
-    if (dtype == BFLOAT16) store((bfloat16*)half, load(lanes));
-    if (dtype == FLOAT16) store((float16*)half, load(lanes));
-    narrow[i] = half[0];
-  }
-  double tolerance() const { return dtype == FLOAT32 ? 2e-6 : dtype == BFLOAT16 ? 8e-3 : 1e-3; }
-};
-
 static uint32_t random_state = 1;
-static float random_value() {
-  return int32_t(random_state = random_state * 1664525u + 1013904223u) * (4.0f / 2147483648.0f);
-}
-static Tensor random_tensor(int64_t dtype, int64_t count) {
-  Tensor t(dtype, count);
-  for (int64_t i = 0; i < count; i++) t.set(i, random_value());
-  return t;
-}
-static bool close(double a, double b, double tolerance) { return std::fabs(a - b) <= tolerance * (1 + std::fabs(b)); }
+float random_value() { return int32_t(random_state = random_state * 1664525u + 1013904223u) * (4.0f / 2147483648.0f); }
 
 static void test_philox() {
   for (uint64_t seed : {uint64_t(1), ~uint64_t(4), (uint64_t(1) << 40) + 7})
@@ -207,6 +157,10 @@ static void test_invalid() {
   uint8_t mask = 0;
   GeluForward gelu{nullptr, nullptr, &value, FLOAT32, 1, 0, 1};
   CHECK(fusedops_gelu_forward(&gelu) == INVALID, "no x");
+  NormForward norm{&value, &value, nullptr, nullptr, &value, nullptr, nullptr, nullptr, 0, 0, 0, 1, 1, 0, 1e-5, 0};
+  CHECK(fusedops_norm_forward(&norm) == INVALID, "a residual without s");
+  GatedForward gated{&value, &value, &value, FLOAT32, 1, 1, 3, 1, 1, 0, 1, 0};
+  CHECK(fusedops_gated_forward(&gated) == INVALID, "an unknown activation");
   struct {
     SoftmaxForward call;
     int64_t shapes[6];
@@ -225,11 +179,17 @@ int main() {
         for (int mask_form = 0; mask_form < 4; mask_form++) test_softmax(dtype, 5, sk, causal, mask_form);
     test_softmax(dtype, 300, 131, true, 1);  // several blocks
     for (int64_t columns : {1, 3, 16, 37, 1000, 4099})
-      for (int64_t rows : {1, 2, 9, 70})
+      for (int64_t rows : {1, 2, 9, 70}) {
         for (int with_bias = 0; with_bias < 2; with_bias++) test_rows(dtype, rows, columns, with_bias);
+        test_norms(dtype, rows, columns);
+        test_gated(dtype, rows, columns);
+      }
   }
-  printf("vectors of %d bytes, structs of %d %d %d %d %d %d bytes, %d failures\n", VECTOR_BYTES,
-         int(sizeof(SoftmaxForward)), int(sizeof(SoftmaxBackward)), int(sizeof(GeluForward)), int(sizeof(GeluBackward)),
-         int(sizeof(DropoutForward)), int(sizeof(DropoutBackward)), failures);
+  printf("vectors of %d bytes, structs of", VECTOR_BYTES);
+  for (size_t size : {sizeof(SoftmaxForward), sizeof(SoftmaxBackward), sizeof(GeluForward), sizeof(GeluBackward),
+                      sizeof(DropoutForward), sizeof(DropoutBackward), sizeof(NormForward), sizeof(NormBackward),
+                      sizeof(GatedForward), sizeof(GatedBackward)})
+    printf(" %d", int(size));
+  printf(" bytes, %d failures\n", failures);
   return failures != 0;
 }

@@ -38,9 +38,11 @@ def compare(rng: random.Random, call: object, inputs: list[Tensor]) -> None:
     results: list[list[Tensor]] = []
     seed = rng.randrange(2**31)
     for backend in ("cpu", "eager"):
-        y = call(backend)  # type: ignore[operator]
-        grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)).to(y.dtype)
-        results.append([y.detach(), *torch.autograd.grad(y, inputs, grad)])
+        outputs = call(backend)  # type: ignore[operator]
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        generator = torch.Generator().manual_seed(seed)
+        grads = [torch.randn(y.shape, generator=generator).to(y.dtype) for y in outputs]
+        results.append([*(y.detach() for y in outputs), *torch.autograd.grad(outputs, inputs, grads)])
     for position, (ours, theirs) in enumerate(zip(*results, strict=True)):
         tolerance = TOLERANCE[ours.dtype]
         rows = max(1, results[0][0].numel() // max(1, ours.numel()))
@@ -81,3 +83,47 @@ def test_rows(number: int) -> None:
     finite = [t.detach().nan_to_num(1.0, 1.0, -1.0).requires_grad_() for t in inputs]
     form = rng.choice(["tanh", "none"])
     compare(rng, lambda b: fusedops.bias_gelu(*finite, approximate=form, backend=b), finite)
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_norms(number: int) -> None:
+    rng = random.Random(number)
+    shape, dtype = shape_of(rng), rng.choice([*TOLERANCE])
+    x, residual = tensor(rng, shape, dtype), tensor(rng, shape, dtype)
+    weight, bias = (tensor(rng, shape[-1:], rng.choice([*TOLERANCE])) if rng.random() < 0.7 else None for _ in range(2))
+    with torch.no_grad():  # what inf - inf and inf * 0 give depends on the order of the sums
+        for each in (x, weight, bias):
+            if each is not None:
+                each.nan_to_num_(math.nan, math.nan, math.nan)
+    eps, offset = rng.choice([1e-2, 1.0]), rng.choice([0.0, 1.0])
+    vectors = [t for t in (weight, bias) if t is not None]
+    only_weight = [t for t in (weight,) if t is not None]
+    compare(rng, lambda b: fusedops.rms_norm(x, weight, eps, offset=offset, backend=b), [x, *only_weight])
+    compare(rng, lambda b: fusedops.layer_norm(x, weight, bias, eps, backend=b), [x, *vectors])
+    finite = residual.detach().nan_to_num(1.0, 1.0, -1.0).requires_grad_()
+    pair = [x, finite]
+    compare(
+        rng, lambda b: fusedops.add_rms_norm(x, finite, weight, eps, offset=offset, backend=b), [*pair, *only_weight]
+    )
+    compare(rng, lambda b: fusedops.add_layer_norm(x, finite, weight, bias, eps, backend=b), [*pair, *vectors])
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_gates(number: int) -> None:
+    rng = random.Random(number)
+    shape, dtype = shape_of(rng), rng.choice([*TOLERANCE])
+    packed = tensor(rng, (*shape[:-1], 2 * shape[-1]), dtype)
+    with torch.no_grad():  # at an infinite gate, inf * 0 is NaN or 0 by the form of the function
+        packed.nan_to_num_(math.nan, 3.0, -3.0)
+    two = rng.random() < 0.5
+    first, second = packed.chunk(2, -1) if two else (packed, None)
+    interleaved, form = not two and rng.random() < 0.5, rng.choice(["tanh", "none"])
+    numbers = {
+        "limit": rng.choice([None, 0.5, 7.0]),
+        "alpha": rng.choice([1.0, 1.702]),
+        "offset": rng.choice([0.0, 1.0]),
+    }
+    compare(rng, lambda b: fusedops.swiglu(first, second, interleaved=interleaved, backend=b, **numbers), [packed])
+    compare(
+        rng, lambda b: fusedops.geglu(first, second, approximate=form, interleaved=interleaved, backend=b), [packed]
+    )

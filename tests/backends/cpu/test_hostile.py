@@ -37,11 +37,28 @@ def test_backward_of_dropout(op: str) -> None:
         backward(grad, seed, None, 1.5, True, torch.float32, [True, False])
 
 
+def test_backward_of_norms_and_gates() -> None:
+    x, weight, rstd = torch.rand(8, 64), torch.rand(64), torch.rand(8)
+    with pytest.raises(InvalidInputError, match="got grad"):
+        OPS.rms_norm_backward(torch.rand(8, 32), x, rstd, weight, 0.0, [True, True])
+    with pytest.raises(InvalidInputError, match="got rstd"):
+        OPS.rms_norm_backward(x, x, torch.rand(4), weight, 0.0, [True, True])
+    with pytest.raises(InvalidInputError, match="got mean"):
+        OPS.layer_norm_backward(x, x, torch.rand(4), rstd, weight, None, [True, True, False])
+    with pytest.raises(InvalidInputError, match="got weight"):
+        OPS.add_rms_norm_backward(x, x, x, rstd, torch.rand(32), 0.0, torch.float32, [True, True, True])
+    with pytest.raises(InvalidInputError, match="got grad"):
+        OPS.swiglu_backward(torch.rand(8, 64), x, None, None, 1.0, 0.0, False, [True, False])
+    with pytest.raises(InvalidInputError, match="got up"):
+        OPS.geglu_backward(x, x, torch.rand(8, 32), "tanh", False, [True, True])
+
+
 def test_a_tensor_whose_memory_was_freed() -> None:
     x = torch.rand(8, 64)
     x.untyped_storage().resize_(0)
-    with pytest.raises(InvalidInputError, match="without memory"):
-        fusedops.bias_gelu(x)
+    for call in (fusedops.bias_gelu, fusedops.rms_norm, fusedops.layer_norm, fusedops.swiglu):
+        with pytest.raises(InvalidInputError, match="without memory"):
+            call(x)
 
 
 def test_tensors_with_the_negative_bit() -> None:
@@ -52,6 +69,12 @@ def test_tensors_with_the_negative_bit() -> None:
     assert torch.equal(fusedops.scaled_masked_softmax(negative), fusedops.scaled_masked_softmax(-values))
     bias = torch._neg_view(values[0].clone())
     assert torch.equal(fusedops.bias_gelu(values, bias), fusedops.bias_gelu(values, -values[0]))
+    assert torch.equal(fusedops.rms_norm(negative, bias), fusedops.rms_norm(-values, -values[0]))
+    sums = zip(fusedops.add_layer_norm(values, negative), fusedops.add_layer_norm(values, -values), strict=True)
+    assert all(torch.equal(ours, wanted) for ours, wanted in sums)
+    for interleaved in (False, True):
+        wanted = fusedops.swiglu(-values, interleaved=interleaved)
+        assert torch.equal(fusedops.swiglu(negative, interleaved=interleaved), wanted)
     one = torch.imag(torch.tensor([1 + 2j]).conj())  # one element: contiguous, whatever its stride
     assert torch.equal(fusedops.bias_gelu(one), fusedops.bias_gelu(torch.tensor([-2.0])))
 
@@ -60,12 +83,20 @@ def test_no_input_is_written() -> None:
     x, bias, residual = (torch.randn(shape, requires_grad=True) for shape in ((33, 70), (70,), (33, 70)))
     mask = torch.rand(33, 70) > 0.5
     grad = torch.randn(33, 70)
-    before = [t.detach().clone() for t in (x, bias, residual, mask, grad)]
+    packed = torch.randn(33, 140, requires_grad=True)
+    tensors = (x, bias, residual, mask, grad, packed)
+    before = [t.detach().clone() for t in tensors]
     fusedops.scaled_masked_softmax(x, mask, causal=True).backward(grad)
     fusedops.bias_gelu(x, bias).backward(grad)
     fusedops.bias_dropout(x, bias, 0.5, seed=1).backward(grad)
     fusedops.bias_dropout_add(x, bias, residual, 0.5, seed=1).backward(grad)
-    assert all(torch.equal(a.detach(), b) for a, b in zip((x, bias, residual, mask, grad), before, strict=True))
+    fusedops.rms_norm(x, bias).backward(grad)
+    fusedops.layer_norm(x, bias, bias).backward(grad)
+    torch.autograd.backward(fusedops.add_rms_norm(x, residual, bias), (grad, grad))
+    torch.autograd.backward(fusedops.add_layer_norm(x, residual, bias, bias), (grad, grad))
+    fusedops.swiglu(x, residual, limit=1.0).backward(grad)
+    fusedops.geglu(packed).backward(grad)
+    assert all(torch.equal(a.detach(), b) for a, b in zip(tensors, before, strict=True))
 
 
 def test_results_are_no_views_of_inputs() -> None:
@@ -81,8 +112,26 @@ def test_results_are_no_views_of_inputs() -> None:
         lambda: fusedops.bias_gelu(torch.rand(2, 3), torch.rand(3).bfloat16()),
         lambda: fusedops.bias_dropout_add(torch.rand(2, 3).half(), None, torch.rand(2, 3), 0.5, seed=1),
         lambda: fusedops.scaled_masked_softmax(torch.rand(2, 3, dtype=torch.float64)),
+        lambda: fusedops.rms_norm(torch.rand(2, 3), torch.rand(3, dtype=torch.float64)),
+        lambda: fusedops.add_rms_norm(torch.rand(2, 3).half(), torch.rand(2, 3)),
+        lambda: fusedops.add_layer_norm(torch.rand(2, 3), torch.rand(2, 3).bfloat16()),
+        lambda: fusedops.layer_norm(torch.rand(2, 3, dtype=torch.float64)),
+        lambda: fusedops.swiglu(torch.rand(2, 3), torch.rand(2, 3).half()),
+        lambda: fusedops.geglu(torch.rand(2, 4, dtype=torch.float64)),
     ],
-    ids=["float64", "a bias for each row", "two dtypes", "a residual of another dtype", "float64 scores"],
+    ids=[
+        "float64",
+        "a bias for each row",
+        "two dtypes",
+        "a residual of another dtype",
+        "float64 scores",
+        "a float64 weight",
+        "a float32 residual",
+        "a bfloat16 residual",
+        "float64 rows",
+        "gate and up of two dtypes",
+        "a float64 gate",
+    ],
 )
 def test_refused(call: object) -> None:
     with pytest.raises(fusedops.NoBackendError):

@@ -44,7 +44,7 @@ def build(out: Path, level: str, *arguments: object) -> Path:
 
 @pytest.mark.skipif(importlib.util.find_spec("clang_format") is None, reason="needs clang-format")
 def test_format() -> None:
-    files = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"), *HERE.glob("*.cpp")])
+    files = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"), *HERE.glob("*.h"), *HERE.glob("*.cpp")])
     assert files
     command = Path(sys.executable).with_name("clang-format")
     done = subprocess.run([command, "--dry-run", "--Werror", *files], capture_output=True, text=True)
@@ -95,7 +95,9 @@ def test_sanitizers(tmp_path: Path, level: str, sanitizers: str) -> None:
     options = ["-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
     if sanitizers == "thread":  # GCC rejects std::atomic_thread_fence there, which <thread> has and nothing here calls
         options.append("-Wno-tsan")
-    program = build(tmp_path / "self_test", level, *options, HERE / "self_test.cpp", *SOURCES.glob("*.cpp"))
+    program = build(
+        tmp_path / "self_test", level, *options, *sorted(HERE.glob("self_test*.cpp")), *SOURCES.glob("*.cpp")
+    )
     done = subprocess.run([program], capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    assert "structs of 88 72 56 72 80 72 bytes, 0 failures" in done.stdout
+    assert "structs of 88 72 56 72 80 72 128 128 96 120 bytes, 0 failures" in done.stdout

@@ -32,7 +32,20 @@ def _dropout(x: Tensor, bias: Tensor) -> list[Tensor]:
     return _gradients(fusedops.bias_dropout_add(x, bias, x.detach(), 0.3, seed=4), x, bias)
 
 
-@pytest.mark.parametrize("run", [_softmax, _gelu, _dropout])
+def _rms_norm(x: Tensor, bias: Tensor) -> list[Tensor]:
+    return _gradients(fusedops.rms_norm(x, bias), x, bias)
+
+
+def _add_layer_norm(x: Tensor, bias: Tensor) -> list[Tensor]:
+    y, s = fusedops.add_layer_norm(x, x.detach(), bias, bias)
+    return [y.detach(), s.detach(), *torch.autograd.grad((y, s), (x, bias), (s.detach(), y.detach()))]
+
+
+def _swiglu(x: Tensor, bias: Tensor) -> list[Tensor]:
+    return _gradients(fusedops.swiglu(x, x.flip(0)), x)
+
+
+@pytest.mark.parametrize("run", [_softmax, _gelu, _dropout, _rms_norm, _add_layer_norm, _swiglu])
 @pytest.mark.parametrize("shape", [(700, 511), (3, 50_000), (40_000, 7)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bits_are_equal_for_any_number(

@@ -1,0 +1,45 @@
+"""add_rms_norm in the compiled library: its constraints; the launchers are in ``_norm.py``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops_cpu._constraints import any_dtype, one_dtype
+from fusedops_cpu._norm import add_norm_backward, norm_forward
+
+
+@kernel(
+    ops.add_rms_norm,
+    *one_dtype("x", "residual"),
+    *any_dtype("weight"),
+    source="fusedops_cpu/src/norm.cpp",
+)
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute the op; x and residual of one dtype, any rank and strides, a weight of any dtype of the library."""
+    y, s, _, rstd = norm_forward(x, residual, weight, None, eps, offset, False, save)
+    return y, s, rstd
+
+
+@kernel(
+    ops.add_rms_norm,
+    *any_dtype("s", "weight"),
+    direction="backward",
+    source="fusedops_cpu/src/norm.cpp",
+)
+def add_rms_norm_backward(
+    grad_y: Tensor,
+    grad_s: Tensor,
+    s: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    offset: float,
+    residual_dtype: torch.dtype,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, residual and weight; the sum for the weight does not depend on the threads."""
+    wanted = (*needs, False)
+    return add_norm_backward(grad_y, grad_s, s, None, rstd, weight, None, offset, residual_dtype, wanted)[:3]

@@ -1,0 +1,150 @@
+"""Cross entropy in plain torch: any device, fast on a CPU.
+
+On a CPU, a large tensor is processed in slabs of rows (``_slabs.py``). Forward keeps no tensor of the size of the
+logits: torch's own writes one, and reads and writes three in backward. Backward writes the gradient alone, and 16-bit
+logits are widened slab by slab.
+
+The compute dtype is float32 (float64 for float64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops.ops import _cross_entropy_parts as parts
+from fusedops_eager._slabs import Buffers, max_slab_elements, pieces
+
+# The private function: torch.log_softmax changes the dtype under autocast and has no ``out``
+_log_softmax = torch._log_softmax  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+_Buffer = Callable[[int, torch.Size], Tensor]
+
+
+def cross_entropy_forward(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+    save: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the loss, and lse (...) if ``save``. The arguments are those of the op; logits of any strides."""
+    wide = parts.wide_dtype(logits.dtype)
+    loss = torch.empty(target.shape, dtype=wide, device=logits.device)
+    sums = torch.empty_like(loss) if save or z_loss != 0 else None
+    classes, ignored, wrong = parts.places(target, ignore_index, logits.shape[-1])
+    column = classes.unsqueeze(-1)
+    others = (column, loss.unsqueeze(-1), None if sums is None else sums.unsqueeze(-1))
+    for buffer, x, place, out, lse in _slabs(logits, wide, 1, logits, *others):
+        u = _capped(x, softcap, buffer, wide)
+        # a number of z in the row, for lse: one that needs no pass, or one that is finite without a look at the data
+        known = None if lse is None else u.gather(-1, place) if x.is_cpu else u.amax(-1, keepdim=True)
+        log_prob = _log_softmax(u, -1, False, out=buffer(0, x.shape))
+        torch.neg(log_prob.gather(-1, place), out=out)
+        if lse is not None and known is not None:
+            torch.sub(known, log_prob.gather(-1, place) if x.is_cpu else log_prob.amax(-1, keepdim=True), out=lse)
+        if label_smoothing != 0:
+            out.mul_(1 - label_smoothing).sub_(log_prob.mean(-1, keepdim=True), alpha=label_smoothing)
+    if sums is not None:
+        if sums.is_cpu:
+            _repair(sums, ignored, logits, softcap)
+        sums.masked_fill_(ignored, 0.0)
+        if z_loss != 0:
+            loss.add_(sums.square(), alpha=z_loss)
+    loss.masked_fill_(ignored, 0.0).masked_fill_(wrong, float("nan"))
+    return parts.reduced(loss, target, ignore_index, reduction, denominator), sums if save else None
+
+
+def cross_entropy_backward(
+    grad: Tensor,
+    logits: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+) -> Tensor:
+    """Compute the gradient of the logits (..., V), contiguous, from lse of the forward."""
+    dx = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    if dx.numel() == 0:
+        return dx
+    wide, size = lse.dtype, logits.shape[-1]
+    classes, ignored, _ = parts.places(target, ignore_index, size)
+    scale = parts.row_scales(grad, target, ignore_index, size, reduction, denominator)
+    factor: Tensor | None = scale if z_loss == 0 else scale * (1 + 2.0 * z_loss * lse)
+    tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    if logits.is_cpu and not tracing and not bool((factor < 0).any()):
+        # a factor that is not negative goes into the exponent: one pass less
+        lse, factor = lse - factor.log(), None
+    columns = (classes, lse, factor, scale, ignored)
+    others = [None if each is None else each.unsqueeze(-1) for each in columns]
+    buffers = (0 if dx.dtype is wide else 1) + (softcap is not None)
+    for buffer, d, x, place, sums, f, g, skip in _slabs(dx, wide, buffers, dx, logits, *others):
+        w = d if d.dtype is wide else buffer(0, d.shape)
+        if softcap is None:
+            w = torch.sub(x if x.dtype is wide else w.copy_(x), sums, out=w)
+            tanh = None
+        else:
+            tanh = torch.div(x if x.dtype is wide else w.copy_(x), softcap, out=buffer(1, d.shape)).tanh_()
+            w = torch.mul(tanh, softcap, out=w).sub_(sums)
+        w.exp_()
+        if f is not None:
+            w.mul_(f)
+        if label_smoothing != 0:
+            w.sub_(g, alpha=label_smoothing / size)
+        w.scatter_(-1, place, torch.sub(w.gather(-1, place), g, alpha=1 - label_smoothing))
+        if tanh is not None:
+            w.addcmul_(w, tanh.square_(), value=-1)
+        _clear(w, skip)
+        if w is not d:
+            d.copy_(w)
+    return dx
+
+
+def _slabs(lead: Tensor, wide: torch.dtype, buffers: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """Yield a function that returns buffers, and the same rows of each tensor: on a CPU in slabs, elsewhere at once."""
+    if lead.numel() == 0:
+        return
+    if not lead.is_cpu:
+        yield _new_buffer(lead.device, wide), *tensors
+        return
+    size = max_slab_elements(lead.numel(), buffers * wide.itemsize // lead.element_size())
+    kept = Buffers(max(size, lead.shape[-1]), wide)
+    for each in pieces(size, *tensors, rows=True):  # pyright: ignore[reportArgumentType]
+        yield kept, *each
+
+
+def _new_buffer(device: torch.device, wide: torch.dtype) -> _Buffer:
+    return lambda number, shape: torch.empty(shape, dtype=wide, device=device)
+
+
+def _capped(x: Tensor, softcap: float | None, buffer: _Buffer, wide: torch.dtype) -> Tensor:
+    """Return z of a slab: x itself where it is that, else the first buffer."""
+    if softcap is None:
+        return x if x.dtype is wide else buffer(0, x.shape).copy_(x)
+    u = buffer(0, x.shape)
+    return torch.div(x if x.dtype is wide else u.copy_(x), softcap, out=u).tanh_().mul_(softcap)
+
+
+def _clear(w: Tensor, skip: Tensor) -> None:
+    """Set the rows of a contiguous slab that are ignored to 0, whatever their logits: 0 times NaN is NaN."""
+    if w.is_cpu:  # where nonzero() waits for no device
+        w.view(-1, w.shape[-1]).index_fill_(0, skip.reshape(-1).nonzero()[:, 0], 0.0)
+    else:
+        w.masked_fill_(skip, 0.0)
+
+
+def _repair(sums: Tensor, ignored: Tensor, logits: Tensor, softcap: float | None) -> None:
+    """Compute lse again where it was the difference of two -inf: of a target whose logit is that."""
+    lost = sums.isnan() & ~ignored
+    sums[lost] = torch.logsumexp(parts.capped(logits[lost], softcap), -1)

@@ -1,0 +1,305 @@
+"""linear_cross_entropy with Triton: matmuls by torch (cuBLAS, hipBLASLt), and one kernel between them.
+
+The rows of x are computed in chunks. A matmul writes the logits of a chunk; the kernel computes their losses and turns
+them into their own gradient in place; two matmuls read it. Nothing waits for the device.
+
+- The matmuls run in the dtype of x and weight, so 16-bit logits are rounded once, as torch.nn.Linear's are. Sums,
+  exponentials, the bias and the gradient of weight are float32, float64 for float64.
+- Rows of logits are padded to a multiple of 16 elements, so that every access has 16 bytes for any number of classes.
+  The padding is 0 in the gradient, and is no part of what the matmuls see.
+- A row is read twice, for the sum of its exponentials and for the gradient, and is written once. The rows of ignored
+  targets are written only. Offsets of rows are 64-bit. There are no atomics.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false
+# Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fusedops_triton._common import compute_dtype, scalar
+from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._settings import class_tile
+
+#: Rows of a chunk, at least. Each chunk reads and writes the gradient of weight, 8 bytes for each 6 floating point
+#: operations of a row: with 512 rows the matmuls of an H100 take about as long as these bytes, or longer.
+LEAST_ROWS = 512
+_PADDED = 16  # elements: 16 bytes of the narrowest dtype twice, and what Triton looks for in sizes
+
+
+class Loss(NamedTuple):
+    """The arguments of the loss of a row."""
+
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+
+
+class Rows(NamedTuple):
+    """The results of all rows; None for a gradient that is not wanted.
+
+    Attributes:
+        losses: (N,).
+        x: (N, H), the dtype of x: the gradient of the weighted sum of the losses.
+        weight: (V, H), the dtype of the arithmetic, as is ``bias``, (V,).
+    """
+
+    losses: Tensor
+    x: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+# ----------------------------------------------------------------------------------------------------------- launcher
+
+
+def row_losses(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    loss: Loss,
+    chunk: int | None,
+    wanted: tuple[bool, bool, bool],
+    scale: Tensor | None = None,
+) -> Rows:
+    """Compute the loss of each row, and the gradients of the sum of ``scale * loss``.
+
+    Args:
+        x: (N, H), any strides.
+        weight: (V, H), any strides.
+        target: (N,), int64.
+        bias: (V,), or None.
+        loss: its settings.
+        chunk: rows of a chunk, or None.
+        wanted: the gradients to compute: of x, weight and bias.
+        scale: (N,), the weight of each row in the sum, or None for 1.
+    """
+    (n_rows, size), classes = x.shape, weight.shape[0]
+    common = torch.promote_types(x.dtype, weight.dtype)
+    wide = torch.promote_types(common, torch.float32)
+    weight, target = weight.resolve_neg().to(common), target.contiguous()
+    losses = x.new_empty(n_rows, dtype=wide)
+    dx = x.new_empty((n_rows, size)) if wanted[0] else None
+    dweight = x.new_zeros((classes, size), dtype=wide) if wanted[1] else None
+    dbias = x.new_zeros(classes, dtype=wide) if wanted[2] else None
+    padded = -(-max(classes, 1) // _PADDED) * _PADDED
+    if bias is not None:
+        bias = torch.nn.functional.pad(bias.resolve_neg().to(wide), (0, padded - classes))
+    if scale is not None:
+        scale = scale.to(wide).contiguous()
+    rows = rows_of_chunk(n_rows, size, classes, chunk)
+    memory = x.new_zeros((rows, padded), dtype=common)  # what the padding holds is read
+    device = x.device.type
+    # in which a matmul of float32 would be one of 16 bits
+    casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    with torch.autocast(device, enabled=False) if casts else nullcontext():
+        for start in range(0, n_rows, rows):
+            at = slice(start, min(start + rows, n_rows))
+            targets = target[at]
+            # 0 for an ignored row: a NaN in it must not reach the gradient of weight
+            x_rows = x[at].resolve_neg().masked_fill((targets == loss.ignore_index)[:, None], 0).to(common)
+            logits = memory[: x_rows.shape[0], :classes]
+            torch.mm(x_rows, weight.t(), out=logits)
+            loss_rows(
+                logits, padded, losses[at], targets, None if scale is None else scale[at], bias, loss, any(wanted)
+            )
+            if dx is not None:
+                dx[at] = torch.mm(logits, weight)
+            if dweight is not None:
+                _add_product(dweight, logits, x_rows)
+            if dbias is not None:
+                dbias += logits.sum(0, dtype=wide)
+    return Rows(losses, dx, dweight, dbias)
+
+
+def rows_of_chunk(n_rows: int, size: int, classes: int, chunk: int | None) -> int:
+    """Return the rows of a chunk: those whose logits take about the size of x, and at least LEAST_ROWS."""
+    rows = chunk or max(LEAST_ROWS, n_rows * size // max(classes, 1))
+    if chunk is None and rows < n_rows:
+        rows = -(-n_rows // -(-n_rows // rows))  # the same number of chunks, as equal as possible
+    return max(1, min(rows, n_rows))
+
+
+def _add_product(total: Tensor, gradient: Tensor, x: Tensor) -> None:
+    """Add ``gradient.T @ x`` to ``total``, in the dtype of ``total`` where the device's BLAS can."""
+    if total.dtype is x.dtype:
+        total.addmm_(gradient.t(), x)
+    elif _adds_wide(x.device, x.dtype):
+        torch.addmm(total, gradient.t(), x, out_dtype=total.dtype, out=total)
+    else:
+        total += torch.mm(gradient.t(), x)
+
+
+@cache
+def _adds_wide(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True where a matmul of 16-bit tensors can add to float32: with CUDA's BLAS, not with every other one."""
+    small = torch.zeros((16, 16), dtype=dtype, device=device)
+    total = torch.zeros((16, 16), dtype=torch.float32, device=device)
+    try:
+        torch.addmm(total, small, small, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return False
+    return True
+
+
+def loss_rows(
+    logits: Tensor,
+    padded: int,
+    losses: Tensor,
+    target: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    loss: Loss,
+    gradient: bool,
+) -> None:
+    """Launch the kernel for a chunk.
+
+    Args:
+        logits: (n, V), with rows of ``padded`` elements in memory.
+        padded: a multiple of 16.
+        losses: (n,), written.
+        target: (n,).
+        scale: (n,) or None.
+        bias: (padded,) or None, the dtype of ``losses``.
+        loss: its settings.
+        gradient: True turns the logits into their gradient.
+    """
+    if logits.shape[0] == 0:
+        return
+    given = (loss.label_smoothing != 0, loss.z_loss != 0, loss.softcap is not None)
+    launch = _launch_of(logits.shape[0], logits.shape[1], padded, logits.dtype, given, gradient)
+    numbers = (loss.label_smoothing, loss.z_loss, 1.0 if loss.softcap is None else loss.softcap)
+    scalars = [scalar_for(float(number), logits.dtype) for number in numbers]
+    launch(losses, logits, losses, target, scale, bias, *scalars, loss.ignore_index)
+
+
+@cached_by_layout
+def _launch_of(
+    n_rows: int, size: int, padded: int, dtype: torch.dtype, given: tuple[bool, bool, bool], gradient: bool
+) -> Launch:
+    """Return the launch for (n_rows, size). given: smoothing, z-loss and softcap are not left out."""
+    setting = class_tile(padded, dtype.itemsize)
+    constants = {
+        "SMOOTHS": given[0], "SQUARES": given[1], "CAPS": given[2], "GRADIENT": gradient, "BLOCK": setting.block,
+        "WIDE": compute_dtype(dtype),
+    }  # fmt: skip
+    return Launch(_loss_and_gradient, (n_rows,), (size, padded), constants, setting.warps)
+
+
+# ------------------------------------------------------------------------------------------------------------- kernel
+
+
+@triton.jit(do_not_specialize=["smoothing", "z_loss", "softcap", "ignore_index", "size"])
+def _loss_and_gradient(
+    logits_ptr, loss_ptr, target_ptr, scale_ptr, bias_ptr, smoothing, z_loss, softcap, ignore_index, size, padded,
+    SMOOTHS: tl.constexpr, SQUARES: tl.constexpr, CAPS: tl.constexpr, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Compute the loss of a row, and turn its logits into the gradient of ``scale * loss``. Grid (n_rows,).
+
+    logits_ptr: (n_rows, padded), of which ``size`` columns are logits. loss_ptr, target_ptr: (n_rows,). scale_ptr:
+    (n_rows,), or None. bias_ptr: (padded,), or None. smoothing, z_loss, softcap: see ``scalar``.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    line = logits_ptr + row * padded
+    target = tl.load(target_ptr + row)
+    ignored = target == ignore_index
+    wrong = (target < 0) | (target >= size)
+    place = tl.where(wrong, 0, target)
+    # before any thread writes: a barrier of the reductions below is between
+    at_target = place + tl.arange(0, 1)
+    picked = tl.sum(_capped(line, bias_ptr, at_target, at_target < padded, softcap, CAPS, WIDE), axis=0)
+
+    # `total` is the sum of exp(z - top), `top` the maximum so far. The sum is rescaled when the maximum changes.
+    top = tl.full([], float("-inf"), WIDE)
+    total = tl.full([], 0.0, WIDE)
+    z_sum = tl.full([], 0.0, WIDE)
+    stop = tl.where(ignored, 0, padded)
+    for start in range(0, stop, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        z = _capped(line, bias_ptr, col, col < padded, softcap, CAPS, WIDE)
+        inside = col < size
+        if SMOOTHS:
+            z_sum += tl.sum(tl.where(inside, z, 0.0), axis=0)
+        z = tl.where(inside, z, float("-inf"))
+        higher = tl.maximum(top, tl.max(z, axis=0))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(top - base) + tl.sum(tl.exp(z - base), axis=0)
+        top = higher
+    lse = tl.where(ignored, 0.0, top) + tl.log(tl.where(ignored, 1.0, total))
+
+    smooth = scalar(smoothing, WIDE)
+    columns = size.to(WIDE)
+    loss = lse - (1.0 - smooth) * picked
+    if SMOOTHS:
+        loss -= smooth * (z_sum / columns)
+    if SQUARES:
+        loss += scalar(z_loss, WIDE) * lse * lse
+    loss = tl.where(ignored, 0.0, tl.where(wrong, float("nan"), loss))
+    tl.store(loss_ptr + row, loss)
+
+    if GRADIENT:
+        weight = tl.full([], 1.0, WIDE)
+        if scale_ptr is not None:
+            weight = tl.load(scale_ptr + row).to(WIDE)
+        weight = tl.where(wrong, float("nan"), weight)
+        factor = weight
+        if SQUARES:
+            factor = weight * (1.0 + 2.0 * scalar(z_loss, WIDE) * lse)
+        hit = weight * (1.0 - smooth)
+        everywhere = weight * smooth / columns
+        for start in range(0, padded, BLOCK):
+            col = start + tl.arange(0, BLOCK)
+            z = _capped(line, bias_ptr, col, col < stop, softcap, CAPS, WIDE)
+            inside = (col < size) & (col < stop)
+            g = tl.exp(tl.where(inside, z - lse, 0.0)) * factor - tl.where(col == target, hit, 0.0)
+            if SMOOTHS:
+                g -= everywhere
+            if CAPS:
+                ratio = z / scalar(softcap, WIDE)
+                g *= 1.0 - ratio * ratio
+            g = tl.where(inside, g, 0.0)
+            tl.store(line + col, g.to(logits_ptr.dtype.element_ty), mask=col < padded)
+
+
+@triton.jit
+def _capped(line, bias_ptr, col, reach, softcap, CAPS: tl.constexpr, WIDE: tl.constexpr):
+    """Return the logits of some columns with the bias, capped: ``softcap * tanh(z / softcap)``."""
+    z = tl.load(line + col, mask=reach, other=0.0).to(WIDE)
+    if bias_ptr is not None:
+        z += tl.load(bias_ptr + col, mask=reach, other=0.0).to(WIDE)
+    if CAPS:
+        cap = scalar(softcap, WIDE)
+        z = cap * _tanh(z / cap, WIDE)
+    return z
+
+
+@triton.jit
+def _tanh(u, WIDE: tl.constexpr):
+    """Return tanh(u), with a small relative error for small u too, where ``1 - exp(-2u)`` cancels."""
+    size = tl.abs(u)
+    e = tl.exp(-2.0 * size)  # at most 1: does not overflow
+    far = (1.0 - e) / (1.0 + e)
+    if WIDE == tl.float64:  # noqa: SIM300 - ruff takes any upper case name for a constant
+        # 1 - exp(-2u) is (1 - e) * -2u / log(e), where the errors of e cancel (Kahan)
+        inexact = (e < 1.0) & (e > 0.5)
+        step = (1.0 - e) * (-2.0 * size) / tl.log(tl.where(inexact, e, 0.5))
+        near = tl.where(inexact, step / (2.0 - step), size)
+        positive = tl.where(size < 0.3, near, far)
+    else:
+        s = size * size
+        near = size * (1.0 + s * (-0.33333334 + s * (0.13333334 + s * (-0.053968254 + s * 0.021869488))))
+        positive = tl.where(size < 0.2, near, far)
+    return tl.where(u < 0.0, -positive, positive)

@@ -1,0 +1,109 @@
+"""linear_cross_entropy on Triton: the kernels with their constraints. ``_linear_cross_entropy.py`` launches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops.constraints import Capability
+
+_SOURCE = "torch.mm, fusedops_triton/_linear_cross_entropy.py"
+
+
+# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
+@kernel(ops.linear_cross_entropy, Capability("x", (8, 0)), source=_SOURCE)
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+    chunk: int | None,
+    save: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Compute the loss in chunks of rows, and the gradients of its sum over the rows that are wanted.
+
+    Those of weight and bias are empty for reduction="none", where each row has its own incoming gradient. An argument
+    that does not require a gradient has None; if none does, as in a compiled graph, all are computed.
+    """
+    from fusedops_triton._linear_cross_entropy import Loss, row_losses  # imports triton, so not at module level
+
+    asks = [tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
+    if not any(asks):
+        asks = [True] * 3
+    summed = reduction != "none"
+    exists = (True, summed, summed and bias is not None)
+    wanted = (save and asks[0], save and asks[1] and exists[1], save and asks[2] and exists[2])
+    flat = target.reshape(-1)
+    loss = Loss(ignore_index, label_smoothing, z_loss, softcap)
+    losses, dx, dweight, dbias = row_losses(
+        x.reshape(flat.numel(), x.shape[-1]), weight, flat, bias, loss, chunk, wanted
+    )
+    if save and not exists[1] and asks[1]:
+        dweight = losses.new_empty(0)
+    if save and not exists[2] and (asks[2] or bias is None):
+        dbias = losses.new_empty(0)
+    gradients = (None if dx is None else dx.view(x.shape), dweight, dbias)
+    if reduction == "none":
+        return losses.view(target.shape), *gradients
+    total = losses.sum()
+    return total / _divisor(flat, denominator, ignore_index, total.dtype) if reduction == "mean" else total, *gradients
+
+
+@kernel(ops.linear_cross_entropy, Capability("x", (8, 0)), direction="backward", source=_SOURCE)
+def linear_cross_entropy_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    x_grad: Tensor | None,
+    weight_grad: Tensor | None,
+    bias_grad: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+    chunk: int | None,
+    reuse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Multiply the gradients of forward by the incoming one; compute again what forward could not."""
+    from fusedops_triton._linear_cross_entropy import Loss, row_losses
+
+    flat, given = target.reshape(-1), (x, weight, bias)
+    factor = grad.reshape(-1) if reduction == "none" else grad
+    if reduction == "mean":
+        factor = factor / _divisor(flat, denominator, ignore_index, grad.dtype)
+    scale = factor.expand(flat.shape).masked_fill(flat == ignore_index, 0)
+    results: list[Tensor | None] = [None, None, None]
+    if needs[0] and x_grad is not None:
+        results[0] = (x_grad * scale.view(target.shape)[..., None]).to(x.dtype)
+    for at, value in ((1, weight_grad), (2, bias_grad)) if reduction != "none" else ():
+        like = given[at]
+        if needs[at] and value is not None and like is not None:
+            product = value.mul_(factor) if reuse else value * factor
+            results[at] = product.to(like.dtype)
+    lacks = [need and like is not None and r is None for need, like, r in zip(needs, given, results)]
+    if any(lacks):
+        rows, loss = x.reshape(flat.numel(), x.shape[-1]), Loss(ignore_index, label_smoothing, z_loss, softcap)
+        again = row_losses(rows, weight, flat, bias, loss, chunk, (lacks[0], lacks[1], lacks[2]), scale)
+        for at, (like, gradient) in enumerate(zip(given, again[1:])):
+            if gradient is not None and like is not None:
+                results[at] = gradient.view(like.shape).to(like.dtype)
+    return tuple(results)
+
+
+def _divisor(target: Tensor, denominator: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    """Return what "mean" divides by, of no dims."""
+    if denominator is not None:
+        return denominator.reshape(()).to(dtype)
+    return (target != ignore_index).sum().clamp(min=1).to(dtype)

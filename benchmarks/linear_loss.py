@@ -1,0 +1,115 @@
+"""Time and memory of linear_cross_entropy beside torch's chain, forward and backward, in paired turns.
+
+    python -m benchmarks.linear_loss                          # [4096, 512] x [32000, 512], float32, on the CPU
+    python -m benchmarks.linear_loss --rows 8192 --size 4096 --classes 128256 --dtype bfloat16 --device cuda
+
+In each turn both run once, and the order changes from turn to turn: on a busy machine a ratio of one turn is nearer to
+the truth than a ratio of two times of different minutes. Installed peers run too, where they support the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import fusedops
+from benchmarks.memory import peak_bytes
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def torch_loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Compute the loss from the logits of all rows."""
+    return cross_entropy(x @ weight.t(), target)
+
+
+def _liger() -> Loss:
+    function = importlib.import_module(
+        "liger_kernel.ops.fused_linear_cross_entropy"
+    ).LigerFusedLinearCrossEntropyFunction
+    return lambda x, weight, target: function.apply(x, weight, target)[0]
+
+
+def _quack() -> Loss:
+    function = importlib.import_module("quack.linear_cross_entropy").chunked_linear_cross_entropy
+    return lambda x, weight, target: function(x, weight, target)
+
+
+PEERS: dict[str, Callable[[], Loss]] = {"liger-kernel": _liger, "quack-kernels": _quack}
+
+
+def both_ways(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    """Run forward and backward; return the gradients."""
+    x.grad = weight.grad = None
+    loss(x, weight, target).backward()
+    assert x.grad is not None
+    assert weight.grad is not None
+    return x.grad, weight.grad
+
+
+def seconds(run: Callable[[], object], device: str) -> float:
+    """Return the time of a call."""
+    wait = (lambda: None) if device == "cpu" else torch.get_device_module(device).synchronize
+    wait()
+    start = time.perf_counter()
+    run()
+    wait()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Print memory, and the ratio of the times in each turn."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--classes", type=int, default=32000)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    given = {"dtype": getattr(torch, options.dtype), "device": options.device}
+    x = torch.randn(options.rows, options.size, **given).requires_grad_()
+    weight = (torch.randn(options.classes, options.size, **given) / options.size**0.5).requires_grad_()
+    target = torch.randint(options.classes, (options.rows,), device=options.device)
+    functions: dict[str, Loss] = {"torch": torch_loss, "fusedops": fusedops.linear_cross_entropy}
+    for name, load in PEERS.items() if options.device == "cuda" else ():
+        try:
+            functions[name] = load()
+        except Exception as error:  # the peer is not installed
+            print(f"{name}: left out, {type(error).__name__}: {error}")
+    logits = options.rows * options.classes * x.element_size()
+    print(f"logits {logits / 1e6:.0f} MB, x {x.nbytes / 1e6:.1f} MB, weight {weight.nbytes / 1e6:.1f} MB")
+    for name, function in functions.items():
+        beyond = peak_bytes(lambda run=function: both_ways(run, x, weight, target), options.device)
+        x.grad = weight.grad = None
+        beyond -= x.nbytes + weight.nbytes
+        print(
+            f"{name}: {beyond / 1e6:.1f} MB beyond inputs and gradients, 1/{logits / max(beyond, 1):.1f} of the logits"
+        )
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(options.turns + 1):
+        order = list(functions.items())
+        for name, function in order if turn % 2 else reversed(order):
+            took = seconds(lambda run=function: both_ways(run, x, weight, target), options.device)
+            if turn:  # the first is a warm-up
+                times[name].append(took)
+    for name in functions:
+        ratios = [one / other for one, other in zip(times[name], times["torch"])]
+        each = " ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(
+            f"{name}: {statistics.median(times[name]):.3f} s, {statistics.median(ratios):.2f} of torch's; turns {each}"
+        )
+
+
+if __name__ == "__main__":
+    main()

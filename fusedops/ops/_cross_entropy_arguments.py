@@ -1,0 +1,103 @@
+"""The arguments of the cross entropy ops besides the logits: constraints, the denominator, the range of targets."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import (
+    _is_tracing as jit_tracing,  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue,reportUnknownVariableType]
+)
+from torch.compiler import is_dynamo_compiling
+
+from fusedops._contract.constraint import Constraint, shown
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._dispatch.autograd import transformed
+from fusedops.constraints import (
+    Classes,
+    Finite,
+    Integer,
+    LeadingDims,
+    OneElement,
+    OneOf,
+    Present,
+    Probability,
+    SameDevice,
+    When,
+)
+from fusedops.constraints._dtypes import FLOATING
+from fusedops.constraints._numbers import SYMBOLIC
+from fusedops.errors import InvalidInputError
+
+#: The smallest softcap: a smaller number is 0 on devices that flush.
+_LEAST_CAP = torch.finfo(torch.float32).smallest_normal
+
+#: The constraints on the arguments that are no tensors.
+OPTIONS: tuple[Constraint, ...] = (
+    Integer("ignore_index"),
+    Probability("label_smoothing"),
+    Finite("z_loss", at_least=0.0),
+    Finite("softcap", at_least=_LEAST_CAP, optional=True),
+    OneOf("reduction", "mean", "sum", "none"),
+)
+
+
+def tensor_constraints(first: str, classes_of: str | None = None, dim: int = -1) -> tuple[Constraint, ...]:
+    """Return the constraints on target and denominator beside the parameter ``first``, which has a row for each."""
+    none = Present("denominator", False, fix='pass reduction="mean", which divides by it')
+    return (
+        Classes("target", classes_of, dim, ignored="ignore_index"),
+        SameDevice("target", first),
+        LeadingDims("target", first),
+        When(OneOf("reduction", "sum", "none"), none),
+        OneElement("denominator", *FLOATING),
+        SameDevice("denominator", first),
+    )
+
+
+def denominator_tensor(name: str, denominator: Any, first: Any) -> Any:
+    """Return a denominator given as a number as a tensor of one element on the device of ``first``.
+
+    Raises:
+        InvalidInputError: it is neither a finite number, nor a tensor, nor None.
+    """
+    if denominator is None or isinstance(denominator, (Tensor, TensorSpec)):
+        return denominator
+    number: Any = denominator
+    if not isinstance(number, SYMBOLIC) and not (type(number) in (int, float) and abs(number) <= sys.float_info.max):
+        if hasattr(number, "tracer"):  # a value of torch.fx.symbolic_trace
+            return denominator
+        raise InvalidInputError(
+            f"{name}: got denominator = {shown(number)}, expected a finite number, or a tensor of one element; to "
+            f"fix: pass the number of targets that count"
+        )
+    if isinstance(first, TensorSpec):
+        return TensorSpec((1,), torch.promote_types(first.dtype, torch.float32), first.device)
+    if not isinstance(first, Tensor) or not first.is_floating_point():
+        return denominator  # the op's check reports it; torch.fx records the number
+    full: Any = torch.full  # whose stub knows no symbolic number
+    return full((1,), number, dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
+
+
+def check_targets(name: str, target: Tensor, ignore_index: int, classes: int) -> None:
+    """Raise InvalidInputError for a target outside [0, classes) that is not ignored.
+
+    Only plain tensors on a CPU are looked at: on another device that would wait for it. There the row is NaN.
+    """
+    if is_dynamo_compiling() or jit_tracing() or transformed():
+        return
+    if type(target) is not Tensor or not target.is_cpu or target.numel() == 0:
+        return
+    if torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
+        return
+    low, high = (int(bound) for bound in torch.aminmax(target))
+    if low >= 0 and high < classes:
+        return
+    wrong = target[((target < 0) | (target >= classes)) & (target != ignore_index)]
+    if wrong.numel():
+        raise InvalidInputError(
+            f"{name}: got target {int(wrong[0])}, expected one in [0, {classes}) or ignore_index = {ignore_index}; to "
+            f"fix: pass the number that marks targets to leave out as ignore_index"
+        )

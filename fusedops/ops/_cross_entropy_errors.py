@@ -1,0 +1,76 @@
+"""The error model of cross entropy: the changes of loss and gradient where each number moves by ``absolute`` of itself.
+
+A number of the loss is a difference of logits, and a probability the exponential of one: both move by ``absolute``
+times the size of the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops.ops import _cross_entropy_parts as parts
+
+
+def forward_error(
+    absolute: float,
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+    *save: Any,
+) -> tuple[Tensor, ...]:
+    """Return the changes of the loss, and of the saved values; inf for lse where a row of logits has no largest."""
+    z = parts.capped(logits.double(), softcap)
+    size = z.abs().nan_to_num(nan=0.0, posinf=0.0)
+    rows = absolute * (1 + 2 * size.amax(-1))
+    lse = parts.logsumexp(z, target, ignore_index)
+    unknown = ~lse.isfinite()
+    known = lse.masked_fill(unknown, 0.0)
+    loss = rows * (1 + 2.0 * z_loss * known.abs()) + absolute * z_loss * known.square()
+    if reduction != "none":
+        counted = loss.masked_fill(target == ignore_index, 0.0)
+        terms = parts.row_losses(z, target, ignore_index, label_smoothing, z_loss).abs()
+        total = counted.sum() + absolute * terms.nan_to_num(nan=0.0, posinf=0.0).sum()
+        loss = total
+        if reduction == "mean":
+            loss = total / parts.divisor(target, ignore_index, denominator, total.dtype).abs()
+    return loss, rows.masked_fill(unknown, math.inf), (rows + absolute * known.abs())[..., None] + absolute * size
+
+
+def backward_error(
+    absolute: float,
+    grad: Tensor,
+    logits: Tensor,
+    log_prob: Tensor | None,
+    lse: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+) -> Tensor:
+    """Return the changes of the gradient of the logits."""
+    z, size = parts.capped(logits.double(), softcap), lse.double()[..., None]
+    classes, wide = z.shape[-1], grad.double()
+    given = None if denominator is None else denominator.double()
+    scale = parts.row_scales(wide, target, ignore_index, classes, reduction, given).abs()[..., None]
+    moves = absolute * (2 + 2 * z.abs() + size.abs())
+    weight = 1 + 4 * z_loss * size.abs()
+    hit = torch.arange(classes) == target[..., None]
+    wanted = hit.double() * (1 - label_smoothing) + label_smoothing / classes
+    probability = torch.exp(z - size)
+    change = scale * (probability * weight * moves + absolute * wanted)
+    if softcap is None:
+        return change
+    slope = 1 - (z / softcap).square()
+    return change * slope + absolute * scale * (probability * weight + wanted) * 4

@@ -1,0 +1,121 @@
+"""The constraints on the shapes of rotary_embedding, where the layout depends on ``seq_dim``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fusedops._contract.constraint import Arguments, Boundary, Constraint
+from fusedops._report.reason import Reason, ReasonCode
+from fusedops.constraints import broadcasts
+
+Shape = tuple[int, ...]
+
+
+def heads_fit(k: Shape, q: Shape, seq_dim: int) -> bool:
+    """Return True where k has the sizes of q except the number of heads."""
+    heads = -3 if seq_dim == -2 else -2
+    return len(k) == len(q) and k[:heads] == q[:heads] and k[heads + 1 :] == q[heads + 1 :]
+
+
+def angles_fit(cos: Shape, q: Shape, seq_dim: int) -> bool:
+    """Return True where cos is (S, R/2), or (..., S, R/2) with leading dims that broadcast to q's, and R <= D."""
+    return (
+        len(cos) >= 2 and cos[-2] == q[seq_dim] and 2 * cos[-1] <= q[-1] and broadcasts(tuple(cos[:-2]), tuple(q[:-3]))
+    )
+
+
+class _Fits(Constraint):
+    """A constraint on the shape of a tensor beside that of ``q``, which has at least 3 dims."""
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def __init__(self, name: str, q: str, seq_dim: str) -> None:
+        super().__init__(name)
+        self.q, self.seq_dim = q, seq_dim
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.q, self.seq_dim)
+
+    def fits(self, shape: Shape, q: Shape, seq_dim: int) -> bool:
+        """Return True where the shape is accepted."""
+        raise NotImplementedError
+
+    def rule(self, q: str, seq: str) -> str:
+        """Return what is accepted, as a phrase, from the texts of q's shape and of its length."""
+        raise NotImplementedError
+
+    def fix(self) -> str:
+        """Return what to do about another shape."""
+        raise NotImplementedError
+
+    def expression(self, constants: dict[str, object]) -> str:
+        constants[key := f"fits_{self.name}"] = self.fits
+        return f"{key}({self.name}.shape, {self.q}.shape, {self.seq_dim})"
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        tensor, q, seq_dim = (args[name] for name in self.names)
+        if tensor is None or self.fits(tensor.shape, q.shape, seq_dim):
+            return []
+        shape = tuple(q.shape)
+        given = f"{self.name} of shape {tuple(tensor.shape)}"
+        return [Reason(self.code, given, self.rule(f"{self.q} {shape}", str(shape[seq_dim])), self.fix())]
+
+    def describe(self) -> str:
+        return f"{self.name}: {self.rule(self.q, 'S')}"
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        tensor, q, seq_dim = (args[name] for name in self.names)
+        if tensor is None:
+            return
+        shapes = {tuple(tensor.shape), tuple(tensor.shape[1:]), (1, *tensor.shape), (2, *tensor.shape)}
+        for dim, size in enumerate(tensor.shape):
+            shapes |= {(*tensor.shape[:dim], other, *tensor.shape[dim + 1 :]) for other in (1, size + 1, 8 * size)}
+        for shape in sorted(shapes):
+            changed: dict[str, Any] = {**args, self.name: tensor.replace(shape=shape)}
+            yield Boundary(f"{self.name} {shape}", changed, self.fits(shape, q.shape, seq_dim))
+
+
+class Heads(_Fits):
+    """The tensor has the shape of ``q`` except the number of heads."""
+
+    def fits(self, shape: Shape, q: Shape, seq_dim: int) -> bool:
+        return heads_fit(tuple(shape), tuple(q), seq_dim)
+
+    def rule(self, q: str, seq: str) -> str:
+        return f"the sizes of {q} except the number of heads"
+
+    def fix(self) -> str:
+        return f"pass {self.name} of the same tokens, and seq_dim for the layout of both"
+
+
+class Angles(_Fits):
+    """The tensor has one entry for each rotated pair of each position: (S, R/2), or (..., S, R/2) with R <= D."""
+
+    def fits(self, shape: Shape, q: Shape, seq_dim: int) -> bool:
+        return angles_fit(tuple(shape), tuple(q), seq_dim)
+
+    def rule(self, q: str, seq: str) -> str:
+        return f"({seq}, R/2) or (..., {seq}, R/2) with R at most the last dim of {q}, leading dims as its own or 1"
+
+    def fix(self) -> str:
+        return (
+            f"pass one entry for each rotated pair: of a doubled one {self.name}[..., : R // 2], or "
+            f"{self.name}[..., ::2] if interleaved"
+        )
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        angle, q, seq_dim = (args[name] for name in self.names)
+        if angle is None or q.dim() < 3 or seq_dim not in (-2, -3):
+            return {}
+        length, width, lead = q.shape[seq_dim], q.shape[-1], tuple(q.shape[:-3])
+        shapes = {
+            "of all of a head": (length, width // 2),
+            "of one pair": (length, min(1, width // 2)),
+            "of no pair": (length, 0),
+            "of each batch": (*lead, length, width // 2),
+            "of one batch": (*(1 for _ in lead), length, width // 2),
+        }
+        return {f"{self.name} {label}": angle.replace(shape=shape) for label, shape in shapes.items()}

@@ -1,0 +1,76 @@
+"""The compiled Triton kernel of rotary_embedding, as ``test_triton_compile.py`` has them for the first ops."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from repository import SUPPORT
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
+
+Case = dict[str, Any]
+LLAMA = {"q": [4, 32, 2048, 128], "k": [4, 8, 2048, 128], "cos": [2048, 64]}
+PARTIAL = {**LLAMA, "cos": [2048, 32], "interleaved": True}
+SHAPES: dict[str, Case] = {
+    "llama": LLAMA,
+    "partial": {**LLAMA, "cos": [2048, 32]},
+    "interleaved": {**LLAMA, "interleaved": True},
+    "partial interleaved": PARTIAL,
+    "bsnd": {"q": [4, 2048, 32, 128], "k": [4, 2048, 8, 128], "cos": [4, 2048, 64], "seq_dim": -3},
+}
+MORE: dict[str, Case] = {
+    "decode": {"q": [64, 64, 1, 64], "k": [64, 8, 1, 64], "cos": [64, 1, 32]},
+    "heads of 80": {"q": [4, 32, 2000, 80], "k": [4, 8, 2000, 80], "cos": [2000, 40]},  # a multiple of 8, not of 16
+    "q alone": {"q": [4, 32, 2048, 128], "cos": [2048, 64]},
+    "wide heads": {"q": [4, 2, 2048, 8192], "k": [4, 2, 2048, 8192], "cos": [2048, 4096]},
+    "2**38 elements": {"q": [64, 1024, 32768, 128], "k": [64, 8, 32768, 128], "cos": [32768, 64]},
+}
+
+
+def _cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for op in ("rotary_embedding", "rotary_embedding backward"):
+        for name, shape in {**SHAPES, **MORE}.items():
+            case = {"op": op, "dtype": "bfloat16", "angles": "float32", "target": "sm_90", **shape}
+            cases[f"{op}, {name}"] = case
+    for name, shape in SHAPES.items():
+        for dtype in ("bfloat16", "float32"):
+            for target in ("sm_80", "sm_90", "sm_100", "gfx942"):
+                case = {"op": "rotary_embedding", "dtype": dtype, "target": target, **shape}
+                cases[f"{name}, {dtype}, {target}"] = case
+        cases[f"{name}, float64"] = {"op": "rotary_embedding", "dtype": "float64", "target": "sm_90", **shape}
+    return cases
+
+
+CASES = _cases()
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The facts of every case, by its name."""
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    env |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    done = subprocess.run(
+        [sys.executable, str(SUPPORT / "triton_aot.py")],
+        input=json.dumps([*CASES.values()]), capture_output=True, text=True, env=env, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip(CASES, (json.loads(line)["facts"] for line in done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    case, facts = CASES[name], compiled[name]
+    assert facts["kernel"] == "_rotate"
+    assert facts["spilled"] == 0
+    # at 128 threads: 8 programs on a multiprocessor, or more; a lane of gfx942 has 128 registers with 4 waves
+    assert facts["registers"] <= (128 if case["target"] == "gfx942" else 64), facts
+    assert facts["float64"] == (case["dtype"] == "float64")
+    assert facts["address_64"]
+    assert set(facts["loads"]) == set(facts["stores"]) == {"16"}, facts

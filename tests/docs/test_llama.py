@@ -1,0 +1,35 @@
+"""The Llama-like example, a few steps of it, in a Python of its own as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from repository import ROOT
+
+EXAMPLE = ROOT / "examples" / "train_llama.py"
+OPS = (
+    "rms_norm",
+    "add_rms_norm",
+    "rotary_embedding",
+    "scaled_masked_softmax",
+    "swiglu",
+    "linear_cross_entropy",
+)
+
+
+def test_both_models_have_the_same_loss_at_every_step() -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(EXAMPLE), "--steps", "10", "--block", "32", "--device", "cpu"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no fallback in training
+    largest = re.search(r"Largest difference of a step's loss: (\S+)", done.stdout)
+    assert largest is not None
+    assert 0 < float(largest[1]) < 1e-3
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss (\S+),", done.stdout)]
+    assert losses[-1] < losses[0]
+    for op in OPS:
+        assert re.search(rf"^\W*{op}\W", done.stdout, re.MULTILINE), f"no row of {op}:\n{done.stdout}"

@@ -1,0 +1,247 @@
+"""linear_cross_entropy: torch's chain, the reductions, gradients, ignored rows, targets out of range, its module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import fusedops
+from fusedops import InvalidInputError
+from fusedops.ops import linear_cross_entropy
+
+F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
+
+
+def call(dtype: torch.dtype = F32, rows: tuple[int, ...] = (3, 7), size: int = 33, classes: int = 57) -> list[Tensor]:
+    """Return x, weight, target and bias; two rows are ignored."""
+    numbers = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(*shape, generator=numbers) for shape in ((*rows, size), (classes, size)))
+    bias = torch.randn(classes, generator=numbers)
+    target = torch.randint(classes, rows, generator=numbers)
+    target.view(-1)[1::9] = -100
+    return [x.to(dtype), weight.to(dtype), target, bias.to(dtype)]
+
+
+def of_torch(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
+    """Compute the loss by torch, in float32 or float64."""
+    wide = torch.promote_types(x.dtype, F32)
+    logits = functional.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+    loss = functional.cross_entropy(logits.flatten(0, -2), target.flatten(), **options)
+    return loss.view(target.shape) if options.get("reduction") == "none" else loss
+
+
+@pytest.mark.parametrize("chunk", [None, 4, 1])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [F32, BF16, F64])
+def test_it_is_torchs_chain(
+    dtype: torch.dtype, reduction: str, smoothing: float, with_bias: bool, chunk: int | None
+) -> None:
+    x, weight, target, bias = call(dtype)
+    leaves = [tensor.requires_grad_() for tensor in (x, weight, *([bias] if with_bias else []))]
+    args = (x, weight, target, bias if with_bias else None)
+    options: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
+    loss, want = linear_cross_entropy(*args, **options, chunk=chunk), of_torch(*args, **options)
+    assert loss.dtype == torch.promote_types(dtype, F32)
+    torch.testing.assert_close(loss, want, rtol=2e-6, atol=1e-6)
+    grad = torch.randn_like(loss)
+    relative = 2e-2 if dtype == BF16 else 1e-4
+    for got, wanted in zip(torch.autograd.grad(loss, leaves, grad), torch.autograd.grad(want, leaves, grad)):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got, wanted, rtol=relative, atol=relative * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_gradients_are_those_of_differences(reduction: str) -> None:
+    x, weight, target, bias = call(F64, (5,), 4, 6)
+    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+
+    def loss(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        options: dict[str, Any] = {"z_loss": 0.1, "softcap": 3.0, "label_smoothing": 0.2, "reduction": reduction}
+        return linear_cross_entropy(x, weight, target, bias, chunk=2, **options)
+
+    assert torch.autograd.gradcheck(loss, leaves)
+    assert torch.autograd.gradgradcheck(loss, leaves)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_backward_gives_the_same_bits_and_no_input_is_written(reduction: str) -> None:
+    x, weight, target, bias = call()
+    before = [tensor.clone() for tensor in (x, weight, target, bias)]
+    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    loss = linear_cross_entropy(x, weight, target, bias, reduction=reduction, chunk=4)
+    grad = torch.full_like(loss, 3.0)
+    given = grad.clone()
+    first = torch.autograd.grad(loss, leaves, grad, retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    second = torch.autograd.grad(loss, leaves, grad)  # keeps no graph: the saved gradients may be changed
+    assert all(map(torch.equal, kept, first)), "the second backward wrote into the gradients of the first"
+    assert all(map(torch.equal, first, second))
+    assert all(torch.equal(tensor, other) for tensor, other in zip((x, weight, target, bias, grad), (*before, given)))
+
+
+def test_a_hook_that_keeps_the_saved_tensors_finds_them_unchanged() -> None:
+    x, weight, target, _ = call()
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = linear_cross_entropy(x.requires_grad_(), weight.requires_grad_(), target)
+    before = [tensor.clone() for tensor in kept]
+    (3 * loss).backward()
+    assert len(kept) >= 4
+    assert all(map(torch.equal, kept, before))
+
+
+def test_gradients_that_are_not_wanted_are_not_computed() -> None:
+    """With a frozen weight, as in fine-tuning by LoRA, forward saves no gradient of its size."""
+    x, weight, target, _ = call()
+    sizes: list[torch.Size] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = linear_cross_entropy(x.requires_grad_(), weight, target)
+    assert sizes.count(weight.shape) == 1  # the weight itself
+    (got,) = torch.autograd.grad(loss, [x])
+    (wanted,) = torch.autograd.grad(of_torch(x, weight, target, None), [x])
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_all_rows_ignored_is_0_with_gradient_0(reduction: str) -> None:
+    """torch's mean of no rows is NaN, which ends a run."""
+    x, weight, target, bias = call()
+    target.fill_(-100)
+    x[0, 0] = float("nan")
+    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    loss = linear_cross_entropy(x, weight, target, bias, reduction=reduction)
+    assert (loss == 0).all()
+    for gradient in torch.autograd.grad(loss.sum(), leaves):
+        assert (gradient == 0).all()
+    assert of_torch(torch.ones_like(x), weight, target, bias).isnan()
+
+
+def test_nan_in_an_ignored_row_reaches_nothing() -> None:
+    x, weight, target, bias = call()
+    broken = x.clone()
+    broken[target == -100] = float("nan")
+    for one, other in zip(_results(x, weight, target, bias), _results(broken, weight, target, bias)):
+        assert torch.equal(one, other)
+
+
+def _results(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor) -> list[Tensor]:
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    loss = linear_cross_entropy(leaves[0], leaves[1], target, leaves[2])
+    return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+
+@pytest.mark.parametrize("wrong", [-1, 57, 2**40])
+def test_a_target_out_of_range_is_an_error_on_a_cpu(wrong: int) -> None:
+    x, weight, target, _ = call()
+    target[0, 0] = wrong
+    with pytest.raises(InvalidInputError, match=rf"got target {wrong}, expected one in \[0, 57\) or ignore_index"):
+        linear_cross_entropy(x, weight, target)
+    target[target == -100] = wrong
+    assert linear_cross_entropy(x, weight, target, ignore_index=wrong).isfinite()
+
+
+def test_a_denominator_is_a_number_or_a_tensor() -> None:
+    x, weight, target, _ = call()
+    total = linear_cross_entropy(x, weight, target, reduction="sum")
+    for denominator in (8, 8.0, torch.tensor(8.0), torch.tensor([8.0], dtype=F64)):
+        torch.testing.assert_close(linear_cross_entropy(x, weight, target, denominator=denominator), total / 8)
+    with pytest.raises(InvalidInputError, match="denominator"):
+        linear_cross_entropy(x, weight, target, denominator=8, reduction="sum")
+
+
+def test_accumulated_parts_are_the_whole() -> None:
+    """With the count of the whole batch as denominator, the losses of its parts add up to the mean."""
+    x, weight, target, bias = call(rows=(12,))
+    count = (target != -100).sum().float()
+    whole = linear_cross_entropy(x, weight, target, bias)
+    parts = [
+        linear_cross_entropy(x[at], weight, target[at], bias, denominator=count) for at in (slice(5), slice(5, 12))
+    ]
+    torch.testing.assert_close(parts[0] + parts[1], whole)
+
+
+def test_a_scaled_loss_of_float16_keeps_its_small_gradients() -> None:
+    """The gradients of a mean over many rows are below float16's numbers before a loss scale is multiplied in."""
+    x, weight, target, _ = call(torch.float16, (4096,), 8, 57)
+    scaled = 2.0**16 * linear_cross_entropy(x.requires_grad_(), weight / 256, target)
+    (got,) = torch.autograd.grad(scaled, [x])
+    wide = x.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(2.0**16 * of_torch(wide, (weight / 256).double(), target, None), [wide])
+    error = (got.double() - want).abs().max() / want.abs().max()
+    assert error < 2e-3
+
+
+def test_autocast_does_not_narrow_the_matmuls() -> None:
+    x, weight, target, bias = call()
+    want = linear_cross_entropy(x, weight, target, bias)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = linear_cross_entropy(x, weight, target, bias)
+    assert torch.equal(got, want)
+
+
+def test_x_and_weight_may_have_different_dtypes() -> None:
+    x, weight, target, bias = call()
+    loss = linear_cross_entropy(x.to(BF16).requires_grad_(), weight.requires_grad_(), target, bias.to(F64))
+    want = of_torch(x.to(BF16).float(), weight, target, bias)
+    torch.testing.assert_close(loss.float(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (2, 0, 4)], ids=str)
+def test_empty(shape: tuple[int, ...]) -> None:
+    x, weight = torch.zeros(shape, requires_grad=True), torch.zeros(5, shape[-1], requires_grad=True)
+    loss = linear_cross_entropy(x, weight, torch.zeros(shape[:-1], dtype=torch.int64))
+    torch.testing.assert_close(loss, torch.tensor(5.0).log() if shape == (3, 0) else torch.tensor(0.0))
+    dx, dweight = torch.autograd.grad(loss, [x, weight])
+    assert dx.shape == x.shape
+    assert (dweight == 0).all()
+
+
+def test_torch_compile_has_one_graph() -> None:
+    x, weight, target, bias = call()
+    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+
+    def loss(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return 2 * linear_cross_entropy(x, weight, target, bias, softcap=5.0)
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    got, want = compiled(*leaves), loss(*leaves)
+    torch.testing.assert_close(got, want)
+    for one, other in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(want, leaves)):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_module_is_linear_with_the_loss() -> None:
+    x, _, target, _ = call()
+    linear = torch.nn.Linear(33, 57)
+    module = fusedops.nn.LinearCrossEntropyLoss(33, 57, bias=True, label_smoothing=0.1, chunk=4)
+    module.load_state_dict(linear.state_dict())
+    torch.testing.assert_close(module(x, target), of_torch(x, linear.weight, target, linear.bias, label_smoothing=0.1))
+    assert repr(module) == "LinearCrossEntropyLoss(33, 57, bias=True, label_smoothing=0.1, chunk=4)"
+    torch.testing.assert_close(module(x, target, 100.0) * 100, module(x, target, 50.0) * 50)
+    assert fusedops.nn.LinearCrossEntropyLoss(33, 57).bias is None
+
+
+def test_verify_takes_the_op_in_training() -> None:
+    x, weight, target, bias = call()
+    with fusedops.verify("reference") as report:
+        for leaves in ((x, weight, bias), (x,), (weight,)):
+            for tensor in (x, weight, bias):
+                tensor.requires_grad_(any(tensor is leaf for leaf in leaves))
+            linear_cross_entropy(x, weight, target, bias).backward()
+    assert report.mismatches == 0

@@ -1,0 +1,405 @@
+"""rotary_embedding: what peers compute, the contract on each backend, and calls that are invalid."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext as nothing
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fusedops
+from fusedops import InvalidInputError, testing
+
+OP = testing.OPS["rotary_embedding"]
+INF, NAN = float("inf"), float("nan")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+every_backend = pytest.mark.parametrize("backend", ["eager", "triton"])
+every_pairing = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def angles(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of random angles."""
+    angle = 3 * random(*shape, seed=7).double()
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def assert_right(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, backend: str, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Compare outputs and gradients with float64, by the op's error model, and return the outputs."""
+    leaves = [None if x is None else x.detach().requires_grad_() for x in (q, k)]
+    got = fusedops.rotary_embedding(*leaves, cos, sin, backend=backend, **options)
+    args = OP.bind((*leaves, cos, sin), options)
+    want = testing.expected(OP, args)
+    present = [(x, y) for x, y in zip(leaves, got) if x is not None and y is not None]
+    assert (got[1] is None) is (k is None)
+    grads = [grad.to(y.dtype) for grad, (_, y) in zip(want.grads, present)]
+    gradients = torch.autograd.grad([y for _, y in present], [x for x, _ in present], grads)
+    for place, ((x, y), gradient) in enumerate(zip(present, gradients)):
+        name, output = OP.differentiable[place], OP.outputs[place]
+        assert y.is_contiguous()
+        assert (y.shape, y.dtype) == (x.shape, x.dtype)
+        testing.assert_within(y, want.outputs[place], want.limits[f"output {output}"], output)
+        assert (gradient.shape, gradient.dtype) == (x.shape, x.dtype)
+        testing.assert_within(gradient, want.gradients[name], want.limits[f"gradient of {name}"], name)
+    return got
+
+
+# ------------------------------------------------------------------------------------------------------------- peers
+
+
+def rounded_steps(dtype: torch.dtype) -> dict[str, float]:
+    """Return the tolerance beside a model that rounds cos, sin and three steps to ``dtype``, for numbers of about 1."""
+    return {"rtol": 1e-5, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 4e-2}
+
+
+def gradients_of(function: Any, *tensors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    outputs = list(function(*leaves))
+    return outputs, list(torch.autograd.grad(outputs, leaves, [random(*y.shape, seed=3).to(y.dtype) for y in outputs]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@every_backend
+def test_llama(backend: str, dtype: torch.dtype) -> None:
+    modeling = pytest.importorskip("transformers.models.llama.modeling_llama", reason="needs transformers")
+    config = modeling.LlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+    # (B, S, N, D), viewed with the heads first, as the attention has them
+    q, k = (random(2, 7, heads, 16, dtype=dtype, seed=heads).transpose(1, 2) for heads in (4, 2))
+    cos, sin = modeling.LlamaRotaryEmbedding(config)(q, torch.arange(7).expand(2, 7))
+    assert cos.shape == (2, 7, 16)
+    want = gradients_of(lambda q, k: modeling.apply_rotary_pos_emb(q, k, cos, sin), q, k)
+    half = (cos[..., :8], sin[..., :8])
+    got = gradients_of(lambda q, k: fusedops.rotary_embedding(q, k, *half, backend=backend), q, k)
+    torch.testing.assert_close(got, want, **rounded_steps(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@every_backend
+def test_glm4_rotates_half_of_each_head_interleaved(backend: str, dtype: torch.dtype) -> None:
+    modeling = pytest.importorskip("transformers.models.glm4.modeling_glm4", reason="needs transformers")
+    config = modeling.Glm4Config(hidden_size=64, num_attention_heads=4, head_dim=16, partial_rotary_factor=0.5)
+    q, k = random(2, 4, 7, 16, dtype=dtype), random(2, 2, 7, 16, dtype=dtype, seed=1)
+    cos, sin = modeling.Glm4RotaryEmbedding(config)(q, torch.arange(7).expand(2, 7))
+    assert cos.shape == (2, 7, 8)
+    want = gradients_of(lambda q, k: modeling.apply_rotary_pos_emb(q, k, cos, sin), q, k)
+    half = (cos[..., :4], sin[..., :4])
+    got = gradients_of(lambda q, k: fusedops.rotary_embedding(q, k, *half, interleaved=True, backend=backend), q, k)
+    torch.testing.assert_close(got, want, **rounded_steps(dtype))
+
+
+@every_backend
+def test_cohere_doubles_cos_by_repetition(backend: str) -> None:
+    modeling = pytest.importorskip("transformers.models.cohere.modeling_cohere", reason="needs transformers")
+    config = modeling.CohereConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+    q, k = random(2, 4, 7, 16), random(2, 2, 7, 16, seed=1)
+    cos, sin = modeling.CohereRotaryEmbedding(config)(q, torch.arange(7).expand(2, 7))
+    want = gradients_of(lambda q, k: modeling.apply_rotary_pos_emb(q, k, cos, sin), q, k)
+    half = (cos[..., ::2], sin[..., ::2])
+    got = gradients_of(lambda q, k: fusedops.rotary_embedding(q, k, *half, interleaved=True, backend=backend), q, k)
+    torch.testing.assert_close(got, want, **rounded_steps(torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@every_backend
+def test_gpt_oss_keeps_cos_of_half_the_width(backend: str, dtype: torch.dtype) -> None:
+    modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss", reason="needs transformers")
+    config = modeling.GptOssConfig(head_dim=16, max_position_embeddings=4096)
+    q, k = random(2, 4, 7, 16, dtype=dtype), random(2, 2, 7, 16, dtype=dtype, seed=1)
+    cos, sin = modeling.GptOssRotaryEmbedding(config)(q, torch.arange(7).expand(2, 7))
+    assert cos.shape == (2, 7, 8)
+    assert cos[:, 0].max() > 1  # YaRN scales them
+    want = gradients_of(lambda q, k: modeling.apply_rotary_pos_emb(q, k, cos, sin), q, k)
+    got = gradients_of(lambda q, k: fusedops.rotary_embedding(q, k, cos, sin, backend=backend), q, k)
+    torch.testing.assert_close(got, want, **rounded_steps(dtype))
+
+
+@every_pairing
+def test_megatron_has_the_positions_first(interleaved: bool) -> None:
+    utils = pytest.importorskip("megatron.core.models.common.embeddings.rope_utils", reason="needs megatron-core")
+    q, angle = random(7, 2, 4, 16), random(7, 5)
+    double = angle.repeat_interleave(2, -1) if interleaved else torch.cat((angle, angle), -1)
+    want = utils._apply_rotary_pos_emb_bshd(q, double[:, None, None], rotary_interleaved=interleaved)
+    got, _ = fusedops.rotary_embedding(
+        q.transpose(0, 1), None, angle.cos(), angle.sin(), interleaved=interleaved, seq_dim=-3
+    )
+    torch.testing.assert_close(got, want.transpose(0, 1))
+
+
+def test_liger() -> None:
+    rope = pytest.importorskip("liger_kernel.ops.rope", reason="needs liger-kernel")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU, which Liger's kernel runs on")
+    q, k = random(2, 4, 7, 16).cuda(), random(2, 2, 7, 16, seed=1).cuda()
+    cos, sin = (angle.cuda() for angle in angles(1, 7, 8))
+    double = [torch.cat((angle, angle), -1) for angle in (cos, sin)]
+    want = rope.LigerRopeFunction.apply(q.clone(), k.clone(), *double)
+    torch.testing.assert_close(fusedops.rotary_embedding(q, k, cos, sin), want)
+
+
+# ------------------------------------------------------------------------------------------------------ the contract
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rotated", [32, 20, 2, 0])
+@every_pairing
+@every_backend
+def test_whole_and_partial_heads(backend: str, interleaved: bool, rotated: int, dtype: torch.dtype) -> None:
+    q, k = random(2, 4, 9, 32, dtype=dtype), random(2, 2, 9, 32, dtype=dtype, seed=1)
+    q[..., rotated:][..., :3] = torch.tensor([INF, NAN, -0.0])[: max(0, min(3, 32 - rotated))]
+    assert_right(q.nan_to_num(1.0, 1.0), k, *angles(9, rotated // 2), backend, interleaved=interleaved)
+    y, _ = fusedops.rotary_embedding(q, k, *angles(9, rotated // 2), interleaved=interleaved, backend=backend)
+    assert torch.equal(y[..., rotated:].nan_to_num(), q[..., rotated:].nan_to_num())
+    assert torch.equal(y[..., rotated:].signbit(), q[..., rotated:].signbit())
+
+
+@every_pairing
+@every_backend
+def test_both_layouts_have_the_same_bits(backend: str, interleaved: bool) -> None:
+    q, k, (cos, sin) = random(2, 4, 9, 32), random(2, 3, 9, 32, seed=1), angles(2, 9, 10)
+    for moved in (lambda x: x.transpose(1, 2), lambda x: x.transpose(1, 2).contiguous()):
+        plain = assert_right(q, k, cos, sin, backend, interleaved=interleaved)
+        other = assert_right(moved(q), moved(k), cos, sin, backend, interleaved=interleaved, seq_dim=-3)
+        for y, z in zip(plain, other):
+            assert y is not None
+            assert z is not None
+            assert torch.equal(y.transpose(1, 2), z)
+
+
+@every_backend
+def test_interleaved_is_halves_in_another_order(backend: str) -> None:
+    q, (cos, sin) = random(2, 4, 9, 32), angles(9, 16)
+    order = torch.arange(32).view(16, 2).T.flatten()
+    halves, _ = fusedops.rotary_embedding(q[..., order], None, cos, sin, backend=backend)
+    pairs, _ = fusedops.rotary_embedding(q, None, cos, sin, interleaved=True, backend=backend)
+    torch.testing.assert_close(pairs[..., order], halves, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(9, 5), (1, 9, 5), (2, 9, 5)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_backend
+def test_cos_and_sin_of_any_dtype_are_not_rounded(backend: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    for of_q in DTYPES:
+        assert_right(random(2, 4, 9, 12, dtype=of_q), random(2, 1, 9, 12), *angles(*shape, dtype=dtype), backend)
+    q, (cos, sin) = random(2, 4, 9, 10, dtype=torch.bfloat16), angles(9, 5)
+    exact, _ = fusedops.rotary_embedding(q, None, cos, sin, backend=backend)
+    rounded, _ = fusedops.rotary_embedding(q, None, cos.bfloat16(), sin.bfloat16(), backend=backend)
+    assert not torch.equal(exact, rounded)
+
+
+@pytest.mark.parametrize("positions", ["halves", "interleaved"])
+@every_backend
+def test_a_view_of_a_doubled_cos(backend: str, positions: str) -> None:
+    q, k, (cos, sin) = random(2, 4, 9, 16), random(2, 2, 9, 16, seed=1), angles(2, 9, 8)
+    want = fusedops.rotary_embedding(q, k, cos, sin, backend=backend)
+    for form in ("cat", "repeat"):
+        double = [torch.cat((t, t), -1) if form == "cat" else t.repeat_interleave(2, -1) for t in (cos, sin)]
+        views = [t[..., :8] if form == "cat" else t[..., ::2] for t in double]
+        assert not views[0].is_contiguous()
+        got = fusedops.rotary_embedding(q, k, *views, backend=backend)
+        assert all(map(torch.equal, got, want))
+        mixed = fusedops.rotary_embedding(q, k, views[0], sin, backend=backend)
+        assert all(map(torch.equal, mixed, want))
+
+
+@every_pairing
+@every_backend
+def test_leading_dims_and_layouts(backend: str, interleaved: bool) -> None:
+    cos, sin = angles(9, 6)
+    assert_right(random(4, 9, 12), random(2, 9, 12), cos, sin, backend, interleaved=interleaved)
+    assert_right(random(3, 1, 4, 9, 13), random(3, 1, 2, 9, 13), cos, sin, backend, interleaved=interleaved)
+    for lead in ((1, 2), (3, 1), (3, 2), (2,)):
+        many = angles(*lead, 9, 6)
+        assert_right(random(3, 2, 4, 9, 13), random(3, 2, 2, 9, 13), *many, backend, interleaved=interleaved)
+    q = random(2, 4, 9, 26)
+    layouts = {
+        "transposed": q[..., :13].mT.contiguous().mT,
+        "stepped": q[..., ::2],
+        "odd offset": q[..., 1:14],
+        "expanded heads": q[:, :1, :, :13].expand(2, 4, 9, 13),
+        "expanded elements": q[..., :1].expand(2, 4, 9, 13),
+        "negative": torch._neg_view(q[..., :13]),
+    }
+    for name, x in layouts.items():
+        plain = x.resolve_neg().contiguous()
+        got = assert_right(x, plain, cos, sin, backend, interleaved=interleaved)
+        assert torch.equal(*got), name
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 9, 8), (2, 0, 9, 8), (2, 4, 0, 8), (2, 4, 9, 0)], ids=str)
+@every_backend
+def test_empty(backend: str, shape: tuple[int, ...]) -> None:
+    cos = torch.ones(shape[2], shape[3] // 2)
+    assert_right(torch.ones(shape), None, cos, cos, backend)
+    assert_right(torch.ones(shape), torch.ones(shape[0], 3, *shape[2:]), cos, cos, backend)
+    assert_right(torch.ones(shape[0], 3, *shape[2:]), torch.ones(shape), cos, cos, backend)
+
+
+@every_backend
+def test_q_and_k_of_two_dtypes(backend: str) -> None:
+    for first, second in ((torch.bfloat16, torch.float32), (torch.float64, torch.float16)):
+        q, k = random(2, 4, 9, 16, dtype=first), random(2, 2, 9, 16, dtype=second, seed=1)
+        assert_right(q, k, *angles(9, 8), backend)
+
+
+@every_backend
+@every_pairing
+def test_the_gradient_is_the_rotation_by_the_opposite_angles(backend: str, interleaved: bool) -> None:
+    q, k, (cos, sin) = random(2, 4, 9, 16), random(2, 2, 9, 16, seed=1), angles(9, 6)
+    options: dict[str, Any] = {"interleaved": interleaved, "backend": backend}
+    leaves = [q.requires_grad_(), k.requires_grad_()]
+    y = fusedops.rotary_embedding(*leaves, cos, sin, **options)
+    grads = [random(2, 4, 9, 16, seed=2), random(2, 2, 9, 16, seed=3)]
+    first = torch.autograd.grad(y, leaves, grads, retain_graph=True)
+    assert all(map(torch.equal, first, fusedops.rotary_embedding(*grads, cos, -sin, **options)))
+    second = torch.autograd.grad(y, leaves, grads, retain_graph=True)
+    assert all(map(torch.equal, first, second))
+    for place in (0, 1):  # one output, one input
+        alone = torch.autograd.grad(y[place], leaves[place], grads[place], retain_graph=True)
+        assert torch.equal(alone[0], first[place])
+        frozen = [leaf if at == place else leaf.detach() for at, leaf in enumerate(leaves)]
+        z = fusedops.rotary_embedding(*frozen, cos, sin, **options)
+        assert torch.equal(torch.autograd.grad(z[place], leaves[place], grads[place])[0], first[place])
+
+
+@every_backend
+def test_nothing_is_written_and_results_have_memory_of_their_own(backend: str) -> None:
+    for rotated in (0, 8, 16):
+        q, k, (cos, sin) = random(2, 4, 9, 16), random(2, 2, 9, 16, seed=1), angles(9, rotated // 2)
+        grads = [random(2, 4, 9, 16, seed=2), random(2, 2, 9, 16, seed=3)]
+        tensors = [q.requires_grad_(), k.requires_grad_(), cos, sin, *grads]
+        before = [(tensor.detach().clone(), tensor._version) for tensor in tensors]
+        y = fusedops.rotary_embedding(q, k, cos, sin, backend=backend)
+        results = [*y, *torch.autograd.grad(y, [q, k], grads)]
+        assert all(torch.equal(t.detach(), old) and t._version == version for t, (old, version) in zip(tensors, before))
+        places = [t.untyped_storage().data_ptr() for t in (*tensors, *results) if t.numel()]
+        assert len(set(places)) == len(places)
+
+
+@every_backend
+def test_cos_and_sin_have_no_gradient(backend: str) -> None:
+    q, (cos, sin) = random(2, 4, 9, 16), angles(9, 8)
+    leaves = [q.requires_grad_(), cos.requires_grad_(), sin.requires_grad_()]
+    for function in (fusedops.rotary_embedding, torch.compile(fusedops.rotary_embedding, backend="aot_eager")):
+        y, _ = function(leaves[0], None, *leaves[1:], backend=backend)
+        found = torch.autograd.grad(y.sum(), leaves, allow_unused=True)
+        assert found[0] is not None
+        assert found[1:] == (None, None)
+
+    def of_cos(cos: Tensor) -> Tensor:
+        return fusedops.rotary_embedding(q.detach(), None, cos, sin.detach(), backend=backend)[0].sum()
+
+    assert not torch.func.grad(of_cos)(cos.detach()).any()
+    assert not torch.func.jvp(of_cos, (cos.detach(),), (torch.ones(9, 8),))[1].any()
+
+
+@every_backend
+@every_pairing
+def test_infinities_and_nan_are_those_of_the_formula(backend: str, interleaved: bool) -> None:
+    q = random(1, 2, 9, 16)
+    q.view(-1)[:12] = torch.tensor([INF, -INF, NAN, 3e38, 1.0, 0.0] * 2)
+    cos, sin = angles(9, 8)
+    cos[0, :4], sin[0, :4] = torch.tensor([1.0, 0.0, -1.0, 2.0]), torch.tensor([0.0, 1.0, 0.0, 2.0])
+    with pytest.warns(RuntimeWarning) if backend == "triton" else nothing():  # NumPy's, in Triton's interpreter
+        got, _ = fusedops.rotary_embedding(q, None, cos, sin, interleaved=interleaved, backend=backend)
+    want = OP.reference(q, None, cos, sin, interleaved, -2)[0]
+    torch.testing.assert_close(got, want, equal_nan=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ k None
+
+
+@every_backend
+def test_without_k_the_second_result_is_none(backend: str) -> None:
+    q, (cos, sin) = random(2, 4, 9, 16).requires_grad_(), angles(9, 8)
+    want, _ = fusedops.rotary_embedding(q, random(2, 1, 9, 16), cos, sin, backend=backend)
+    with fusedops.verify("reference") as report:
+        y, none = fusedops.rotary_embedding(q, None, cos, sin, backend=backend)
+        (gradient,) = torch.autograd.grad(y.sum(), q)
+    assert none is None
+    assert torch.equal(y, want)
+    assert torch.equal(gradient, torch.autograd.grad(want.sum(), q)[0])
+    assert {row.result for row in report.rows} >= {"output rotated_q", "gradient of q"}
+    bound = fusedops.bind("rotary_embedding", q, None, cos, sin, backend=backend)
+    z, none = bound(q, None, cos, sin)
+    assert none is None
+    assert torch.equal(z, want)
+    mapped = torch.vmap(lambda x: fusedops.rotary_embedding(x, None, cos, sin)[0])(q.detach())
+    torch.testing.assert_close(mapped, want)
+
+
+def test_without_k_in_code_that_is_traced() -> None:
+    q, (cos, sin) = random(2, 4, 9, 16).requires_grad_(), angles(9, 8)
+    want = fusedops.rotary_embedding(q, None, cos, sin)[0]
+
+    def alone(q: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, bool]:
+        y, none = fusedops.rotary_embedding(q, None, cos, sin)
+        return y, none is None
+
+    torch._dynamo.reset()
+    y, none = torch.compile(alone, fullgraph=True, backend="aot_eager")(q, cos, sin)
+    assert none is True
+    assert torch.equal(y, want)
+    assert torch.equal(torch.autograd.grad(y.sum(), q)[0], torch.autograd.grad(want.sum(), q)[0])
+    graph = torch.fx.symbolic_trace(lambda q, cos, sin: fusedops.rotary_embedding(q, None, cos, sin)[0])
+    assert torch.equal(graph(q, cos, sin), want)
+    exported = torch.export.export(_Alone(), (q.detach(), cos, sin))
+    assert torch.equal(exported.module()(q.detach(), cos, sin), want)
+    with FakeTensorMode():
+        fake = fusedops.rotary_embedding(torch.empty(2, 4, 9, 16), None, torch.empty(9, 8), torch.empty(9, 8))
+    assert fake[0].shape == (2, 4, 9, 16)
+    assert fake[1] is None
+
+
+class _Alone(torch.nn.Module):
+    def forward(self, q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return fusedops.rotary_embedding(q, None, cos, sin)[0]
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+
+Q, K, C = torch.ones(2, 4, 9, 16), torch.ones(2, 2, 9, 16), torch.ones(9, 8)
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "text"),
+    [
+        ((Q[0, 0], None, C, C), {}, r"got q with 2 dimensions, expected at least 3 dimensions; to fix: view q"),
+        (
+            (Q, K[0], C, C),
+            {},
+            r"got k of shape \(2, 9, 16\), expected the sizes of q \(2, 4, 9, 16\) except the number",
+        ),
+        (
+            (Q, K[..., :8], C, C),
+            {},
+            r"got k of shape \(2, 2, 9, 8\), expected the sizes of q .+; to fix: pass k of the",
+        ),
+        ((Q, K, C, C), {"seq_dim": -3}, r"got k of shape \(2, 2, 9, 16\), expected .+ and seq_dim for the layout"),
+        ((Q, None, C, C), {"seq_dim": -3}, r"got cos of shape \(9, 8\), expected \(4, R/2\) or \(..., 4, R/2\) with R"),
+        (
+            (Q, K, torch.ones(9, 16), torch.ones(9, 16)),
+            {},
+            r"got cos of shape \(9, 16\), expected \(9, R/2\) .+; to fix: pass one entry for each rotated pair: of a "
+            r"doubled one cos\[..., : R // 2\], or cos\[..., ::2\] if interleaved",
+        ),
+        ((Q, K, torch.ones(3, 9, 8), torch.ones(3, 9, 8)), {}, r"got cos of shape \(3, 9, 8\)"),
+        ((Q, K, C, C[:, :4]), {}, r"got sin of shape \(9, 4\), expected the shape of cos, \(9, 8\)"),
+        ((Q.int(), K, C, C), {}, r"got q of int32, expected "),
+        ((Q, K, C.int(), C), {}, r"got cos of int32, expected "),
+        ((Q, K, None, C), {}, r"got cos = None"),
+        ((Q, K, C, C), {"seq_dim": 1}, r"got seq_dim = 1, expected -2 or -3; to fix: pass seq_dim as -2 or -3"),
+        ((Q, K, C, C), {"interleaved": 1}, r"got interleaved = 1, expected True or False"),
+        ((Q, K.to("meta"), C, C), {}, r"got k on meta and q on cpu, expected one device"),
+    ],
+)
+def test_invalid_calls(args: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"^rotary_embedding: {text}"):
+        fusedops.rotary_embedding(*args, **options)

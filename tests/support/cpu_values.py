@@ -1,0 +1,30 @@
+"""Dtypes, layouts, shapes and comparison of the cpu backend's tests of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 1.2e-3}
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.mT.contiguous().mT,
+    "cut": lambda t: torch.stack((t, t), -1)[..., 0],
+    "expanded": lambda t: t[..., :1, :].expand(t.shape),
+    "offset": lambda t: torch.cat((t.flatten()[:1], t.flatten()))[1:].view(t.shape),
+}
+SHAPES = [(1, 1), (3, 5), (2, 7, 33), (2, 3, 16, 64), (4, 130), (1, 4099), (40, 1000), (0, 5), (5, 0), (2, 0, 3)]
+
+
+def rounded(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_close(got: Tensor, wanted: Tensor, scale: float = 1.0) -> None:
+    assert got.shape == wanted.shape
+    assert got.is_contiguous()
+    tolerance = TOLERANCE[got.dtype] * scale
+    torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
