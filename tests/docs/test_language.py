@@ -71,6 +71,7 @@ def public_objects() -> dict[str, Any]:
     for module in (
         fusedops,
         fusedops.constraints,
+        fusedops.masks,
         fusedops.nn,
         fusedops.testing,
         *modules_in("compat", "integrations"),

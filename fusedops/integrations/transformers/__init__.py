@@ -2,8 +2,8 @@
 
 >>> import transformers
 >>> from fusedops.integrations.transformers import apply
->>> config = transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2, vocab_size=64, pad_token_id=0)
->>> model = transformers.LlamaForCausalLM(config)
+>>> sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 64, "pad_token_id": 0}
+>>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
 >>> applied = apply(model)
 >>> print(applied)
 fusedops in LlamaForCausalLM: 1 cross_entropy, 2 rotary_embedding, 2 swiglu, 5 rms_norm
