@@ -22,7 +22,11 @@ HEADER = """| family | model | replaced | left, because |
 
 def row(family: Family, applied: Applied) -> str:
     """Return the line of a family."""
-    replaced = ", ".join(f"{row.module}: {row.op} ({row.count})" for row in applied.rows if row.op)
+    ops: dict[str, list[str]] = {}
+    for each in applied.rows:
+        if each.op:
+            ops.setdefault(each.op, []).append(f"{each.count} {each.module}")
+    replaced = ", ".join(f"{op} ({', '.join(ops[op])})" for op in sorted(ops))
     left = "; ".join(f"{row.module} ({row.count}): {row.left}" for row in applied.rows if not row.op)
     return f"| {family.name} | `{family.model}` | {replaced or 'nothing'} | {left} |\n"
 

@@ -20,7 +20,7 @@ from fusedops.integrations.transformers._replacement import replacement_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-LLAMA = {"rms_norm": 5, "swiglu": 2, "rotary_embedding": 2, "cross_entropy": 1}
+LLAMA = {"rms_norm": 5, "swiglu": 2, "rotary_embedding": 2, "cross_entropy": 1, "attention": 2}
 
 
 @pytest.fixture
@@ -49,12 +49,13 @@ def test_the_table_of_a_llama(llama: Any) -> None:
     assert applied.ops == LLAMA
     assert str(applied) == "\n".join(
         [
-            "fusedops in LlamaForCausalLM: 1 cross_entropy, 2 rotary_embedding, 2 swiglu, 5 rms_norm",
+            "fusedops in LlamaForCausalLM: 1 cross_entropy, 2 rotary_embedding, 2 swiglu, 5 rms_norm, 2 attention",
             "  module            op                count  left, because",
             "  LlamaForCausalLM  cross_entropy     1",
             "  LlamaAttention    rotary_embedding  2",
             "  LlamaMLP          swiglu            2",
             "  LlamaRMSNorm      rms_norm          5",
+            "  LlamaAttention    attention         2",
         ]
     )
 
@@ -269,7 +270,7 @@ def test_torch_compile_before_and_after(compiled_first: bool) -> None:
     else:
         applied = apply(llama)
         model = torch.compile(llama, backend="eager", fullgraph=True)
-    assert applied.ops == {"rms_norm": 3, "swiglu": 1, "rotary_embedding": 1, "cross_entropy": 1}
+    assert applied.ops == {"rms_norm": 3, "swiglu": 1, "rotary_embedding": 1, "cross_entropy": 1, "attention": 1}
 
     def run() -> Tensor:
         with torch.no_grad():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fusedops
 from fusedops.integrations.transformers import Row, apply
 
-pytestmark = pytest.mark.filterwarnings("ignore:fusedops in:fusedops.FusedOpsWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:apply. fusedops in:fusedops.FusedOpsWarning")
 
 
 class TinyNorm(nn.Module):

@@ -6,19 +6,25 @@
 >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
 >>> applied = apply(model)
 >>> print(applied)
-fusedops in LlamaForCausalLM: 1 cross_entropy, 2 rotary_embedding, 2 swiglu, 5 rms_norm
+fusedops in LlamaForCausalLM: 1 cross_entropy, 2 rotary_embedding, 2 swiglu, 5 rms_norm, 2 attention
   module            op                count  left, because
   LlamaForCausalLM  cross_entropy     1
   LlamaAttention    rotary_embedding  2
   LlamaMLP          swiglu            2
   LlamaRMSNorm      rms_norm          5
+  LlamaAttention    attention         2
 >>> applied.remove()
 """
 
 from fusedops.integrations.transformers._applied import Applied as Applied
 from fusedops.integrations.transformers._applied import Row as Row
 from fusedops.integrations.transformers._apply import apply as apply
+from fusedops.integrations.transformers._attention import attention_forward as attention_forward
+from fusedops.integrations.transformers._attention import softmax_forward as softmax_forward
+from fusedops.integrations.transformers._implementation import register_attention
 from fusedops.integrations.transformers._kernels import Layer as Layer
 from fusedops.integrations.transformers._kernels import mapping as mapping
 
-__all__ = ["Applied", "Layer", "Row", "apply", "mapping"]
+__all__ = ["Applied", "Layer", "Row", "apply", "attention_forward", "mapping", "softmax_forward"]
+
+register_attention()

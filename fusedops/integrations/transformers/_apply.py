@@ -12,6 +12,7 @@ from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations.transformers._applied import Applied, Row
 from fusedops.integrations.transformers._experts import recognised_experts
 from fusedops.integrations.transformers._gated import recognised_gated
+from fusedops.integrations.transformers._implementation import apply_attention, restore_attention
 from fusedops.integrations.transformers._losses import loss_of, recognised_loss, replace_loss, restore_loss
 from fusedops.integrations.transformers._norms import recognised_norm
 from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
@@ -20,11 +21,20 @@ from fusedops.integrations.transformers._rotary import layouts_of, recognised_ro
 # (class of the module, op or "", reason or "")
 _Outcome = tuple[str, str, str]
 _Recogniser = Callable[[Module], Replacement | str | None]
-_OPS = ("rms_norm", "layer_norm", "swiglu", "geglu", "rotary_embedding", "cross_entropy")
+_OPS = (
+    "rms_norm",
+    "layer_norm",
+    "swiglu",
+    "geglu",
+    "rotary_embedding",
+    "cross_entropy",
+    "attention",
+    "scaled_masked_softmax",
+)
 
 
 def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
-    """Replace what a model computes by ops: norms, gated MLPs, rotary embeddings, the loss.
+    """Replace what a model computes by ops: norms, gated MLPs, rotary embeddings, attention, the loss.
 
     A module is recognised by its results: its own forward runs on small random numbers, on the CPU, and an op replaces
     it only where the op computes the same. So the weights are not read: they may be on a meta device, sharded or
@@ -47,9 +57,10 @@ def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
     >>> from fusedops.integrations.transformers import apply
     >>> config = transformers.OPTConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2, vocab_size=64)
     >>> apply(transformers.OPTModel(config))
-    fusedops in OPTModel: 5 layer_norm
-      module     op          count  left, because
-      LayerNorm  layer_norm  5
+    fusedops in OPTModel: 5 layer_norm, 2 attention
+      module        op          count  left, because
+      LayerNorm     layer_norm  5
+      OPTAttention  attention   2
     """
     chosen = _chosen(ops)
     outcomes: Counter[_Outcome] = Counter()
@@ -64,10 +75,11 @@ def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
         for outcome in (_forward_applied(module, chosen, recognisers), _loss_applied(module, chosen)):
             if outcome is not None:
                 outcomes[outcome] += 1
+    outcomes += apply_attention(model, chosen)
     rows = [Row(name, op, count, left) for (name, op, left), count in outcomes.items()]
     applied = Applied(_name(model), rows, lambda: _remove(model))
     if not applied.ops:
-        warnings.warn(f"{applied!r}; to fix: print the table for the reasons", FusedOpsWarning, stacklevel=2)
+        warnings.warn(f"apply: {applied!r}", FusedOpsWarning, stacklevel=2)
     return applied
 
 
@@ -121,3 +133,4 @@ def _remove(model: Module) -> None:
     for module in model.modules():
         restore(module)
         restore_loss(module)
+    restore_attention(model)

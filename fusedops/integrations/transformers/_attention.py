@@ -1,0 +1,221 @@
+"""fusedops as attention implementations of transformers: "fusedops" and "fusedops_softmax".
+
+"fusedops" is :func:`fusedops.attention`; "fusedops_softmax" writes attention out, with
+:func:`fusedops.scaled_masked_softmax`. The first takes masks, causal attention, windows and sinks. What it has no
+parameter for (softcap, biases, dropout, the probabilities as a result) the second computes, with a warning that names
+the reason. What neither can compute is an error. Nothing is left out.
+
+Source: transformers, ``integrations/sdpa_attention.py`` and ``eager_attention_forward`` of the models.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops import ops
+from fusedops.errors import FusedOpsWarning, InvalidInputError
+
+ATTENTION, SOFTMAX = "fusedops", "fusedops_softmax"
+_REFUSED = {
+    "cache": "a paged cache",
+    "indices": "the indices of a sparse attention",
+    "block_indices": "the indices of a sparse attention",
+}
+
+
+def attention_forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the attention of a module of transformers by :func:`fusedops.attention`.
+
+    Args:
+        module: the attention module; its ``is_causal`` is used where the argument is None.
+        query: (B, N, Sq, D).
+        key: (B, Nk, Sk, D).
+        value: (B, Nk, Sk, Dv).
+        attention_mask: True where a key is seen, as :func:`transformers.masking_utils.sdpa_mask` makes it; or added to
+            the scores; or None.
+        dropout: of the probabilities.
+        scaling: of the scores; None: ``1 / sqrt(D)``.
+        is_causal: without a mask, each query sees the keys up to its own.
+        **kwargs: ``sliding_window``, ``softcap``, ``s_aux`` (sinks), ``position_bias``, ``output_attentions``; others
+            do not change the result.
+
+    Returns:
+        (B, Sq, N, Dv), and None or the probabilities.
+
+    Raises:
+        InvalidInputError: an argument cannot be served.
+
+    >>> q = torch.zeros(1, 2, 3, 4)
+    >>> attention_forward(torch.nn.Identity(), q, q, q, None)[0].shape
+    torch.Size([1, 3, 2, 4])
+    """
+    _check(kwargs)
+    reason = _reason_for_softmax(attention_mask, dropout, kwargs)
+    if reason is not None:
+        warnings.warn(
+            f"attention implementation {ATTENTION!r}: got {reason}, expected what fusedops.attention takes; "
+            f"{SOFTMAX!r} computes the call; to fix: leave it out, or set_attn_implementation({SOFTMAX!r})",
+            FusedOpsWarning,
+            stacklevel=2,
+        )
+        return softmax_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
+    query, key, value = _of_one_dtype(query, key, value)
+    sinks: Tensor | None = kwargs.get("s_aux")
+    causal, window = False, None
+    if attention_mask is None:
+        causal = _is_causal(module, query, is_causal)
+        key, value = _seen(key, query, causal), _seen(value, query, causal)
+        window = _window(kwargs.get("sliding_window"), query, key, causal)
+    mask = None if attention_mask is None else attention_mask.logical_not()
+    # a query of one token sees the window that ends with the last key
+    alignment = "lower_right" if window is not None and not causal else causal
+    if sinks is None:
+        out: Tensor = ops.attention(query, key, value, mask, scaling, causal=alignment, window=window)
+    else:
+        out, lse = ops.attention(
+            query, key, value, mask, scaling, causal=alignment, window=window, return_lse=True
+        )  # fmt: skip
+        # a sink adds exp(sink) to the sum of exponentials
+        share = torch.sigmoid(lse - sinks.to(lse.dtype)[None, :, None])
+        out = (out * share[..., None]).to(out.dtype)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def softmax_forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Compute the attention of a module of transformers by :func:`fusedops.scaled_masked_softmax`.
+
+    Args and Returns are those of :func:`attention_forward`; the probabilities are always returned.
+
+    >>> q = torch.zeros(1, 2, 3, 4)
+    >>> softmax_forward(torch.nn.Identity(), q, q, q, None)[1][0, 0]
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000],
+            [0.3333, 0.3333, 0.3333]])
+    """
+    _check(kwargs)
+    query, key, value = _of_one_dtype(query, key, value)
+    causal = attention_mask is None and _is_causal(module, query, is_causal)
+    key, value = _seen(key, query, causal), _seen(value, query, causal)
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores, scale = query @ key.mT, query.shape[-1] ** -0.5 if scaling is None else scaling
+    softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
+    biases = [kwargs.get("position_bias"), attention_mask if _is_additive(attention_mask) else None]
+    if softcap is not None or sinks is not None or any(bias is not None for bias in biases):
+        scores, scale = scores * scale, 1.0
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        for bias in biases:
+            scores = scores if bias is None else scores + bias[..., : scores.shape[-1]].to(scores.dtype)
+    mask = None if attention_mask is None or _is_additive(attention_mask) else attention_mask.logical_not()
+    if attention_mask is None:
+        mask = _window_mask(kwargs.get("sliding_window"), query, key, causal)
+    if sinks is not None:
+        scores, mask = _with_sinks(scores, sinks, mask, causal)
+        causal = False
+    weights = ops.scaled_masked_softmax(scores, mask, scale, causal=causal)
+    weights = weights if sinks is None else weights[..., :-1]
+    dropped = torch.nn.functional.dropout(weights, dropout, training=dropout > 0)
+    return (dropped @ value).transpose(1, 2).contiguous(), weights
+
+
+def _check(kwargs: dict[str, Any]) -> None:
+    for name, what in _REFUSED.items():
+        if kwargs.get(name) is not None:
+            raise InvalidInputError(
+                f"attention implementation {ATTENTION!r}: got {what} ({name}), expected keys and values as tensors and "
+                'a mask; to fix: set_attn_implementation("sdpa")'
+            )
+
+
+def _reason_for_softmax(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> str | None:
+    """Return what fusedops.attention has no parameter for, or None."""
+    if dropout > 0:
+        return f"dropout = {dropout:g}"
+    if kwargs.get("softcap") is not None:
+        return f"softcap = {kwargs['softcap']:g}"
+    if kwargs.get("position_bias") is not None:
+        return "a position_bias"
+    if _is_additive(attention_mask):
+        return "a mask that is added to the scores"
+    return "output_attentions = True" if kwargs.get("output_attentions") else None
+
+
+def _is_additive(mask: Tensor | None) -> bool:
+    return mask is not None and mask.dtype != torch.bool
+
+
+def _of_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return query, key and value with the dtype of autocast, as torch's own attention does, and of one batch."""
+    kind, batch = tensors[0].device.type, tensors[1].shape[0]
+    if torch.is_autocast_enabled(kind):
+        tensors = tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
+    return (tensors[0].expand(batch, -1, -1, -1), *tensors[1:])
+
+
+def _is_causal(module: Any, query: Tensor, is_causal: bool | None) -> bool:
+    """Return True where a call without a mask is causal: not for one token, which sees every key."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return query.shape[2] > 1 and bool(causal)
+
+
+def _seen(keys: Tensor, query: Tensor, causal: bool) -> Tensor:
+    """Return the keys that a causal call without a mask sees: a cache of a fixed size has empty ones after them."""
+    return keys[:, :, : query.shape[2]] if causal and keys.shape[2] > query.shape[2] else keys
+
+
+def _window(size: int | None, query: Tensor, key: Tensor, causal: bool) -> tuple[int, int] | None:
+    """Return the window of a call without a mask, None where it takes in every key."""
+    if size is None or size >= key.shape[2]:
+        return None
+    if not causal and query.shape[2] > 1:
+        raise InvalidInputError(
+            f"attention implementation {ATTENTION!r}: got sliding_window = {size} without a mask for attention that is "
+            "not causal, expected a mask, in which the window is; to fix: pass attention_mask"
+        )
+    return size - 1, 0
+
+
+def _window_mask(size: int | None, query: Tensor, key: Tensor, causal: bool) -> Tensor | None:
+    """Return the mask of the keys before the window of a call without a mask."""
+    window = _window(size, query, key, causal)
+    if window is None:
+        return None
+    keys = torch.arange(key.shape[2], device=key.device)
+    last = torch.arange(key.shape[2] - query.shape[2], key.shape[2], device=key.device)
+    return keys < last[:, None] - window[0]
+
+
+def _with_sinks(scores: Tensor, sinks: Tensor, mask: Tensor | None, causal: bool) -> tuple[Tensor, Tensor | None]:
+    """Return scores with a column of sinks, which no mask covers, and the mask of all of them."""
+    column = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)
+    if causal:
+        size = scores.shape[-1]
+        later = torch.ones(scores.shape[-2], size, dtype=torch.bool, device=scores.device).triu(1)
+        mask = later if mask is None else mask | later
+    padded = None if mask is None else torch.nn.functional.pad(mask, (0, 1))
+    return torch.cat((scores, column), -1), padded

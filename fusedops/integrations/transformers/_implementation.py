@@ -1,0 +1,134 @@
+"""The attention implementation of a model: fusedops', and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+
+from fusedops.integrations.transformers._attention import ATTENTION, SOFTMAX, attention_forward, softmax_forward
+from fusedops.integrations.transformers._replacement import own_class
+from fusedops.integrations.transformers._twin import called, near, numbers, twin
+
+_BEFORE = "_fusedops_attention_before"
+_OPS = {ATTENTION: "attention", SOFTMAX: "scaled_masked_softmax"}
+_TOLERANCE = 1e-5
+
+
+def register_attention() -> None:
+    """Register the attention implementations and, so that masks arrive, their mask function."""
+    for name, function in ((ATTENTION, attention_forward), (SOFTMAX, softmax_forward)):
+        AttentionInterface.register(name, function)  # pyright: ignore[reportUnknownMemberType]
+        AttentionMaskInterface.register(name, masking_utils.sdpa_mask)  # pyright: ignore[reportUnknownMemberType]
+
+
+def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, str]]:
+    """Set the attention implementation of each model in a module. Return (class, op, reason if left) and counts."""
+    outcomes: Counter[tuple[str, str, str]] = Counter()
+    for root in _roots(model):
+        modules = [module for module in root.modules() if _calls_the_interface(module)]
+        name = own_class(root).__name__
+        if not root._can_set_attn_implementation():
+            if any("attention" in type(module).__name__.lower() for module in root.modules()):
+                outcomes[name, "", "its attention does not go through transformers' AttentionInterface"] += 1
+            continue
+        implementation = _implementation(root, modules)
+        current = root.config._attn_implementation
+        for module in modules:
+            kind = own_class(module).__name__
+            if current in _OPS:
+                outcomes[kind, _OPS[current], ""] += 1
+            elif implementation not in _OPS:
+                outcomes[kind, "", implementation] += 1
+            elif _OPS[implementation] not in chosen:
+                outcomes[kind, "", f"ops has no {_OPS[implementation]}"] += 1
+            else:
+                outcomes[kind, _OPS[implementation], ""] += 1
+        if modules and current not in _OPS and implementation in _OPS and _OPS[implementation] in chosen:
+            root.__dict__[_BEFORE] = [(config, config._attn_implementation) for config in _configs(root)]
+            root.set_attn_implementation(implementation)
+    return outcomes
+
+
+def restore_attention(model: Module) -> None:
+    """Give the models in a module the attention implementation that they had."""
+    for root in _roots(model):
+        for config, before in root.__dict__.pop(_BEFORE, ()):
+            config._attn_implementation_internal = before  # not checked again: the model had it
+
+
+def _roots(module: Any) -> Iterator[Any]:
+    """Yield the outermost models of transformers in a module."""
+    if _is_model(module):
+        yield module
+        return
+    for child in module.children():
+        yield from _roots(child)
+
+
+def _is_model(module: Any) -> bool:
+    return hasattr(cast("Any", type(module)), "set_attn_implementation")
+
+
+def _configs(root: Any) -> list[Any]:
+    """Return the configs that the implementation of a model is kept in, each once."""
+    found: dict[int, Any] = {}
+    waiting = [module.config for module in root.modules() if _is_model(module)]
+    while waiting:
+        config = waiting.pop()
+        if config is not None and id(config) not in found:
+            found[id(config)] = config
+            waiting += [getattr(config, name, None) for name in config.sub_configs]
+    return list(found.values())
+
+
+def _calls_the_interface(module: Module) -> bool:
+    code = getattr(own_class(module).forward, "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def _implementation(root: Any, modules: list[Module]) -> str:
+    """Return the implementation for a model, or the reason why it keeps its own."""
+    implementations = {config._attn_implementation for config in _configs(root)}
+    others = implementations - {"sdpa", "eager", None, *_OPS}
+    if others:
+        return f"its implementation {sorted(others)[0]} was chosen for it"
+    if any(config.output_attentions for config in _configs(root)):
+        return "its config has output_attentions"
+    beyond = any(_keywords(module) & {"softcap", "position_bias"} for module in modules)
+    if not getattr(root, "_supports_sdpa", False) and not all(_agrees(module) for module in modules):
+        return "it does not support transformers' sdpa, and its own attention computes something else"
+    return SOFTMAX if beyond else ATTENTION
+
+
+def _keywords(module: Module) -> set[str]:
+    """Return the names of arguments that a module's forward passes by name."""
+    names: set[str] = set()
+    for constant in own_class(module).forward.__code__.co_consts:
+        each = cast("tuple[Any, ...]", constant if isinstance(constant, tuple) else (constant,))
+        names.update(name for name in each if isinstance(name, str))
+    return names
+
+
+def _agrees(module: Module) -> bool:
+    """Return True where the attention function of a module's file computes what "fusedops_softmax" computes."""
+    own: Any = own_class(module).forward.__globals__.get("eager_attention_forward")
+    if own is None:
+        return False
+    sinks = numbers(4, 4)
+    parameters: dict[str, Tensor] = {name: sinks for name, _ in module.named_parameters(recurse=False)}
+    same = twin(module, parameters)
+    same.num_key_value_groups = 2
+    query, key, value = (numbers(seed, 2, heads, 5, 8) for seed, heads in ((1, 4), (2, 2), (3, 2)))
+    mask = torch.zeros(1, 1, 5, 5, device="cpu").masked_fill(torch.ones(5, 5, device="cpu").triu(1) > 0, -1e30)
+    options: dict[str, Any] = {"softcap": 1.5} if "softcap" in _keywords(module) else {}
+    if "s_aux" in _keywords(module):
+        options["s_aux"] = sinks
+    results = called(own, same, query, key, value, mask, scaling=0.3, dropout=0.0, **options)
+    expected = called(softmax_forward, same, query, key, value, mask, scaling=0.3, **options)
+    return isinstance(results, tuple) and near(cast("Any", results)[0], expected[0], _TOLERANCE)

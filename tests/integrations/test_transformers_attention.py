@@ -1,0 +1,270 @@
+"""The attention implementations "fusedops" and "fusedops_softmax" of transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from model_families import FAMILIES, Family
+from torch import Tensor, nn
+
+import fusedops
+from fusedops.integrations.transformers import apply, attention_forward, softmax_forward
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+NAMES = ("fusedops", "fusedops_softmax")
+
+
+def counted(run: Any) -> dict[str, int]:
+    fusedops.reset_stats()
+    run()
+    return {count.op: count.calls for count in fusedops.stats().counts if count.direction == "forward"}
+
+
+def attended(model: Any, family: Family) -> Tensor:
+    inputs = family.inputs()
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    return logits[inputs["attention_mask"].bool()] if "decoder_input_ids" not in inputs else logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Gemma 3", "BERT", "BART", "ModernBERT", "DeepSeek-V3"])
+def test_set_attn_implementation_equals_eager(family: str, name: str) -> None:
+    """Causal and not, windows, encoder and decoder, values of another size than keys: masks arrive."""
+    model = FAMILIES[family].build(attn_implementation="eager")
+    expected = attended(model, FAMILIES[family])
+    model.set_attn_implementation(name)
+    op = "attention" if name == "fusedops" else "scaled_masked_softmax"
+    calls = counted(
+        lambda: torch.testing.assert_close(attended(model, FAMILIES[family]), expected, rtol=1e-4, atol=2e-5)
+    )
+    assert calls[op] >= 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_implementation_is_named_when_a_model_is_built(name: str, tmp_path: Any) -> None:
+    FAMILIES["Llama"].build().save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=name)
+    assert model.config._attn_implementation == name
+    expected = attended(FAMILIES["Llama"].build(), FAMILIES["Llama"])
+    torch.testing.assert_close(attended(model, FAMILIES["Llama"]), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("family", ["gpt-oss", "Mistral"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generate_with_sinks_windows_and_caches(family: str, name: str, cache: str) -> None:
+    model, inputs = FAMILIES[family].build(attn_implementation="eager"), FAMILIES[family].inputs()
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "cache_implementation": cache}
+    for text in (inputs, {name: value[:1] for name, value in inputs.items()}):  # padded, and one without padding
+        model.set_attn_implementation("eager")
+        expected = model.generate(**text, **options, disable_compile=True)
+        model.set_attn_implementation(name)
+        assert torch.equal(model.generate(**text, **options, disable_compile=True), expected)
+
+
+def test_softcap_and_biases_are_computed_by_the_softmax_with_a_warning() -> None:
+    family = FAMILIES["Gemma 2"]
+    model = family.build(attn_implementation="eager")
+    expected = attended(model, family)
+    model.set_attn_implementation("fusedops")
+    with pytest.warns(fusedops.FusedOpsWarning, match=r"got softcap = 50, expected what fusedops\.attention takes"):
+        torch.testing.assert_close(attended(model, family), expected, rtol=1e-4, atol=2e-5)
+    family = FAMILIES["T5"]
+    model = family.build(attn_implementation="eager")
+    expected = attended(model, family)
+    model.set_attn_implementation("fusedops")
+    with pytest.warns(fusedops.FusedOpsWarning, match="got a position_bias, expected"):
+        torch.testing.assert_close(attended(model, family), expected, rtol=1e-4, atol=2e-5)
+
+
+# ------------------------------------------------------------------------------------------------- the functions alone
+
+
+class Module(nn.Module):
+    """An attention module, as far as its implementation looks at it."""
+
+    num_key_value_groups = 2
+
+    def __init__(self, is_causal: bool = True) -> None:
+        super().__init__()
+        self.is_causal = is_causal
+        self.sinks = nn.Parameter(torch.randn(4))
+
+
+def tensors(sq: int = 5, sk: int = 5) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 4, sq, 8), (2, 2, sk, 8), (2, 2, sk, 6)]
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, bias: Any = 0.0, softcap: Any = None, sinks: Any = None
+) -> Tensor:
+    """Attention in float64, keys seen where True."""
+    q, k, v = q.double(), k.double().repeat_interleave(2, 1), v.double().repeat_interleave(2, 1)
+    scores = q @ k.mT * 0.3
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    scores = (scores + bias).masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double()[None, :, None, None].expand(2, 4, q.shape[2], 1)), -1)
+    p = torch.softmax(scores, -1)[..., : k.shape[2]]
+    return (p @ v).transpose(1, 2)
+
+
+def causal(sq: int, sk: int, offset: int = 0, window: int | None = None) -> Tensor:
+    distance = torch.arange(sq)[:, None] + offset - torch.arange(sk)
+    return (distance >= 0) & (distance < (window or sk + sq))
+
+
+CASES: dict[str, tuple[dict[str, Any], tuple[int, int], Tensor]] = {
+    "causal": ({}, (5, 5), causal(5, 5)),
+    "not causal": ({"is_causal": False}, (5, 5), torch.ones(5, 5, dtype=torch.bool)),
+    "one token sees all": ({}, (1, 7), torch.ones(1, 7, dtype=torch.bool)),
+    "a prefill into a longer cache": ({}, (3, 7), causal(3, 7)),
+    "a window": ({"sliding_window": 2}, (5, 5), causal(5, 5, window=2)),
+    "a window of one token": ({"sliding_window": 3}, (1, 7), causal(1, 7, offset=6, window=3)),
+    "a window in a longer cache": ({"sliding_window": 2}, (4, 7), causal(4, 7, window=2)),
+    "a window as wide as the keys": ({"sliding_window": 5}, (5, 5), causal(5, 5)),
+}
+
+
+@pytest.mark.parametrize("function", [attention_forward, softmax_forward])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_calls_without_a_mask(name: str, sinks: bool, function: Any) -> None:
+    options, sizes, seen = CASES[name]
+    module, qkv = Module(), tensors(*sizes)
+    extra = {"s_aux": module.sinks} if sinks else {}
+    out = function(module, *qkv, None, scaling=0.3, **options, **extra)[0]
+    expected = written_out(*qkv, seen, sinks=module.sinks if sinks else None)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    weights = torch.randn(out.shape)
+    wanted = [*qkv, *([module.sinks] if sinks else [])]
+    gradients = torch.autograd.grad((out * weights).sum(), wanted)
+    for gradient, right in zip(gradients, torch.autograd.grad((expected * weights).sum(), wanted)):
+        torch.testing.assert_close(gradient, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [attention_forward, softmax_forward])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_mask_and_fully_masked_rows(sinks: bool, function: Any) -> None:
+    module, qkv = Module(), tensors()
+    mask = torch.rand(2, 1, 5, 5, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask[0, 0, 2], mask[..., 0] = False, True
+    mask[0, 0, 2] = False
+    out = function(module, *qkv, mask, scaling=0.3, sliding_window=2, **({"s_aux": module.sinks} if sinks else {}))[0]
+    expected = written_out(*qkv, mask, sinks=module.sinks if sinks else None)
+    torch.testing.assert_close(out.double(), expected.nan_to_num(), rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad(out.sum(), qkv)
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"softcap": 1.5}, "softcap = 1.5"),
+        ({"position_bias": torch.randn(1, 4, 5, 5)}, "a position_bias"),
+        ({"dropout": 0.5}, r"dropout = 0\.5"),
+        ({"output_attentions": True}, "output_attentions = True"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_what_the_op_has_no_parameter_for(options: dict[str, Any], reason: str) -> None:
+    qkv, bias = tensors(), options.get("position_bias", 0.0)
+    torch.manual_seed(0)
+    expected = softmax_forward(Module(), *qkv, None, scaling=0.3, **options)
+    torch.manual_seed(0)
+    with pytest.warns(fusedops.FusedOpsWarning, match=f"got {reason}, expected .* to fix: "):
+        out = attention_forward(Module(), *qkv, None, scaling=0.3, **options)
+    assert torch.equal(out[0], expected[0])
+    assert out[1] is not None
+    if "dropout" not in options:
+        right = written_out(*qkv, causal(5, 5), bias, options.get("softcap"))
+        torch.testing.assert_close(out[0].double(), right, rtol=1e-5, atol=1e-5)
+    else:
+        assert not torch.allclose(out[0].double(), written_out(*qkv, causal(5, 5)))
+
+
+def test_an_additive_mask_is_added() -> None:
+    qkv, bias = tensors(), torch.randn(2, 1, 5, 5)
+    with pytest.warns(fusedops.FusedOpsWarning, match="got a mask that is added to the scores"):
+        out = attention_forward(Module(), *qkv, bias, scaling=0.3)[0]
+    right = written_out(*qkv, torch.ones(5, 5, dtype=torch.bool), bias)
+    torch.testing.assert_close(out.double(), right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [attention_forward, softmax_forward])
+@pytest.mark.parametrize("name", ["cache", "indices", "block_indices"])
+def test_what_neither_computes_is_refused(name: str, function: Any) -> None:
+    with pytest.raises(fusedops.InvalidInputError, match=rf"got .* \({name}\), expected .* to fix: "):
+        function(Module(), *tensors(), None, **{name: torch.zeros(1)})
+
+
+@pytest.mark.parametrize("function", [attention_forward, softmax_forward])
+def test_a_window_on_both_sides_without_a_mask_is_refused(function: Any) -> None:
+    with pytest.raises(fusedops.InvalidInputError, match="got sliding_window = 2 without a mask for attention that is"):
+        function(Module(is_causal=False), *tensors(), None, sliding_window=2)
+
+
+def test_autocast_gives_one_dtype() -> None:
+    q, k, v = (tensor.detach() for tensor in tensors())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attention_forward(Module(), q, k, v.bfloat16(), None)[0].dtype == torch.bfloat16
+
+
+# ------------------------------------------------------------------------------------------------------------- apply
+
+
+def test_apply_leaves_an_implementation_that_was_chosen() -> None:
+    model = FAMILIES["Llama"].build()
+    model.config._attn_implementation_internal = "flex_attention"
+    left = {row.module: row.left for row in apply(model).rows if not row.op}
+    assert left == {"LlamaAttention": "its implementation flex_attention was chosen for it"}
+    assert model.config._attn_implementation == "flex_attention"
+
+
+def test_apply_keeps_fusedops_and_remove_restores_what_was_before() -> None:
+    model = FAMILIES["Llama"].build(attn_implementation="eager")
+    apply(model).remove()
+    assert model.config._attn_implementation == "eager"
+    model.set_attn_implementation("fusedops_softmax")
+    applied = apply(model)
+    assert applied.ops["scaled_masked_softmax"] == 2
+    applied.remove()
+    assert model.config._attn_implementation == "fusedops_softmax"
+
+
+def test_a_model_whose_own_attention_is_another_is_left() -> None:
+    from transformers.models.llama import modeling_llama
+
+    class Odd(transformers.LlamaForCausalLM):
+        _supports_sdpa = False
+
+    config = FAMILIES["Llama"].build(attn_implementation="eager").config
+    model = Odd(config)
+    assert apply(model).ops["attention"] == 2
+    apply(model).remove()
+    own = modeling_llama.eager_attention_forward
+    try:
+        modeling_llama.eager_attention_forward = lambda *args, **kwargs: (own(*args, **kwargs)[0] * 2, None)
+        (row,) = [row for row in apply(model).rows if row.left]
+        assert row.left == "it does not support transformers' sdpa, and its own attention computes something else"
+    finally:
+        modeling_llama.eager_attention_forward = own
+
+
+def test_under_torch_compile() -> None:
+    family = dataclasses.replace(FAMILIES["gpt-oss"], values={**FAMILIES["gpt-oss"].values, "num_hidden_layers": 1})
+    model = family.build()
+    expected = attended(model, family)
+    model.set_attn_implementation("fusedops")
+    attention = model.model.layers[0].self_attn
+    attention.forward = torch.compile(attention.forward, backend="eager", fullgraph=True)
+    torch._dynamo.reset()
+    calls = counted(lambda: torch.testing.assert_close(attended(model, family), expected, rtol=1e-4, atol=2e-5))
+    assert calls == {"attention": 1}
