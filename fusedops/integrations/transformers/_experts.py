@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
-from fusedops.integrations.transformers._replacement import Replaced, Replacement
+from fusedops.integrations.transformers._replacement import Replaced, Replacement, own_class
 from fusedops.integrations.transformers._twin import called, near, numbers, twin
 
 _TOLERANCE = 1e-6  # of float64
@@ -61,13 +61,13 @@ def recognised_experts(module: Module) -> Experts | str | None:
 
     >>> recognised_experts(torch.nn.Linear(2, 2))
     """
-    gate: Any = getattr(type(module), "_apply_gate", None)
+    gate: Any = getattr(own_class(module), "_apply_gate", None)
     if gate is None:
         return None
     if not getattr(module, "has_gate", True):
         return "its experts have no gate"
     implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
-    own = inspect.unwrap(type(module).forward)
+    own = inspect.unwrap(own_class(module).forward)
     if implementation == "eager" and "_apply_gate" not in own.__code__.co_names:
         return (
             'the implementation "eager" has the gate in its forward; to fix: set_experts_implementation("grouped_mm")'

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Dropout, Linear, Module, Parameter
 
 from fusedops import ops
-from fusedops.integrations.transformers._replacement import Replacement
+from fusedops.integrations.transformers._replacement import Replacement, own_class
 from fusedops.integrations.transformers._twin import called, is_replaced_elsewhere, near, numbers, parameters_of, twin
 
 Packed = Literal["gate first", "up first", "interleaved"]
@@ -76,13 +76,13 @@ def recognised_gated(module: Module) -> Gated | str | None:
         return None
     if is_replaced_elsewhere(module):
         return "another library has replaced its forward"
-    arguments = parameters_of(type(module).forward)
+    arguments = parameters_of(own_class(module).forward)
     if arguments is None or len(arguments) != 1 or arguments[0].kind is not arguments[0].POSITIONAL_OR_KEYWORD:
         return None
     for gated in _hypotheses(parts):
         if _has_values_of(gated, module, parts):
             return replace(gated, casts=_casts(gated, module, parts))
-    named = any(part in type(module).__name__.lower() for part in _NAMES)
+    named = any(part in own_class(module).__name__.lower() for part in _NAMES)
     return "its results are those of neither swiglu nor geglu" if named else None
 
 
@@ -186,7 +186,7 @@ def _has_values_of(gated: Gated, module: Module, parts: _Parts) -> bool:
     for seed, shape in enumerate([(2, 3, _IN), (3, _IN)], 10):
         for factor in (0.3, 1.0, 1e4):
             x = numbers(seed, *shape, dtype=torch.float64) * factor
-            result = called(type(module).forward, own, x.clone())
+            result = called(own_class(module).forward, own, x.clone())
             if not near(result, called(_expected, gated, children, x), _TOLERANCE):
                 return False
     return True
@@ -195,5 +195,5 @@ def _has_values_of(gated: Gated, module: Module, parts: _Parts) -> bool:
 def _casts(gated: Gated, module: Module, parts: _Parts) -> bool:
     """Return True where the module casts to the dtype of its last layer."""
     own = twin(module, {}, _children(gated, parts, torch.bfloat16, torch.float32))
-    result = called(type(module).forward, own, numbers(10, 2, 3, _IN, dtype=torch.bfloat16))
+    result = called(own_class(module).forward, own, numbers(10, 2, 3, _IN, dtype=torch.bfloat16))
     return isinstance(result, Tensor) and result.dtype is torch.float32

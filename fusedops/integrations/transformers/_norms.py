@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
-from fusedops.integrations.transformers._replacement import Replacement
+from fusedops.integrations.transformers._replacement import Replacement, own_class
 from fusedops.integrations.transformers._twin import (
     called,
     is_replaced_elsewhere,
@@ -74,7 +74,7 @@ def recognised_norm(module: Module) -> Norm | str | None:
         return "it has buffers"
     if not parameters.keys() <= {"weight", "bias"} or any(value.dim() != 1 for value in parameters.values()):
         return "its parameters are not a weight and a bias of one dim"
-    arguments = parameters_of(type(module).forward)
+    arguments = parameters_of(own_class(module).forward)
     if arguments is None or len(arguments) != 1 or arguments[0].kind is not arguments[0].POSITIONAL_OR_KEYWORD:
         names = ", ".join(argument.name for argument in arguments or ())
         return f"its forward takes {names}, expected one tensor"
@@ -91,7 +91,7 @@ def recognised_norm(module: Module) -> Norm | str | None:
 def _looks_like_a_norm(module: Module) -> bool:
     if any(True for _ in module.children()) or isinstance(module, torch.jit.ScriptModule):
         return False
-    return "norm" in type(module).__name__.lower() or "RMSNorm" in str(getattr(module, "kernel_layer_name", ""))
+    return "norm" in own_class(module).__name__.lower() or "RMSNorm" in str(getattr(module, "kernel_layer_name", ""))
 
 
 def _size(module: Module, parameters: Mapping[str, Tensor]) -> int:
@@ -107,7 +107,7 @@ def _hypotheses(module: Module, parameters: Mapping[str, Tensor]) -> Iterator[No
     stated = {value for name in _EPS_NAMES if isinstance(value := getattr(module, name, None), float)}
     has_weight, has_bias = "weight" in parameters, "bias" in parameters
     # torch's own function is on autocast's list for accelerators; norms written out are not
-    code = getattr(type(module).forward, "__code__", None)
+    code = getattr(own_class(module).forward, "__code__", None)
     wide = code is not None and "layer_norm" in code.co_names
     for eps in sorted(stated) or _EPS_CONSTANTS:
         if not has_bias:
@@ -134,7 +134,7 @@ def _has_values_of(norm: Norm, module: Module, size: int) -> bool:
     for seed, shape in enumerate([(4, size), (2, 3, size), (2, 2, 3, size)], 10):
         for factor in (1.0, norm.eps**0.5, 100.0):
             x = (numbers(seed, *shape) + 0.5) * factor
-            result = called(type(module).forward, own, x.clone())
+            result = called(own_class(module).forward, own, x.clone())
             if isinstance(result, Tensor):
                 if not near(result, _expected(norm, x, tensors), _TOLERANCE):
                     return False
@@ -148,7 +148,7 @@ def _result_rule(norm: Norm, module: Module, size: int) -> Result | None:
     narrow, wide = torch.bfloat16, torch.float32
     for given, own in ((narrow, narrow), (narrow, wide), (wide, narrow)):
         tensors, x = _tensors(norm, size, own), numbers(20, 2, 3, size, dtype=given)
-        result = called(type(module).forward, twin(module, tensors), x.clone())
+        result = called(own_class(module).forward, twin(module, tensors), x.clone())
         if not isinstance(result, Tensor):
             continue  # torch's own norms refuse some pairs
         kept = own if norm.has_weight else given

@@ -84,5 +84,5 @@ def restore(module: Module) -> None:
 
 
 def own_class(module: Module) -> type[Any]:
-    """Return the class of a module, without fusedops' part."""
-    return type(module).__dict__.get(_ORIGINAL, type(module))
+    """Return the class of a module below fusedops' part, also where a wrapper made its class of a replaced one."""
+    return getattr(type(module), _ORIGINAL, type(module))

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from fusedops.integrations.transformers._replacement import own_class
+
 
 class Raised:
     """The result of a call that raised.
@@ -43,7 +45,7 @@ def twin(
     buffers: Mapping[str, Tensor | None] | None = None,
 ) -> Any:
     """Return a module of the same class and attributes with other parameters, children and buffers, in eval mode."""
-    copy = object.__new__(type(module))
+    copy = object.__new__(own_class(module))
     copy.__dict__.update(module.__dict__)
     copy.__dict__["_parameters"] = dict(parameters)
     copy.__dict__["_modules"] = dict(children or {})

@@ -1,0 +1,103 @@
+"""Models of transformers with fusedops on several processes: the losses of one process. Run by each rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from model_families import FAMILIES
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from fusedops.integrations.transformers import apply
+
+
+def losses(model: Any, ids: torch.Tensor, steps: int = 3) -> list[float]:
+    """Train a model on a batch, the same on each rank, and return the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    values: list[float] = []
+    for _ in range(steps):
+        loss = model(input_ids=ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        values.append(float(loss.detach()))
+    return values
+
+
+def shard(model: Any, mesh: DeviceMesh) -> None:
+    """Shard a model's parameters by FSDP2: each norm, each layer, and the rest."""
+    fully_shard(model.model.norm, mesh=mesh)
+    for layer in model.model.layers:
+        fully_shard(layer.mlp, mesh=mesh)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def split(model: Any, mesh: DeviceMesh) -> None:
+    """Split a model's heads and the inner dim of its MLPs over the ranks."""
+    columns, rows = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
+    for layer in model.model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            plan = {name: ColwiseParallel() for name in columns if hasattr(part, name)}
+            plan |= {name: RowwiseParallel() for name in rows if hasattr(part, name)}
+            parallelize_module(part, mesh, plan)
+
+
+def equals_one_process(spread: Callable[[Any, DeviceMesh], None], first: bool, mesh: DeviceMesh) -> None:
+    """Compare the losses of a model that is spread over the ranks, before or after apply, with those of one process."""
+    family, generator = FAMILIES["Llama"], torch.Generator().manual_seed(7)
+    ids = torch.randint(3, 64, (2, 9), generator=generator)
+    expected = losses(family.build(), ids)
+    model = family.build()
+    if first:
+        spread(model, mesh)
+    applied = apply(model)
+    if not first:
+        spread(model, mesh)
+    assert applied.ops == {"rms_norm": 5, "swiglu": 2, "rotary_embedding": 2, "cross_entropy": 1, "attention": 2}
+    torch.testing.assert_close(losses(model, ids), expected, rtol=1e-4, atol=1e-4)
+    applied.remove()
+    assert apply(model).ops == applied.ops
+
+
+CHECKS: dict[str, tuple[Callable[[Any, DeviceMesh], None], bool]] = {
+    "fsdp2 before apply": (shard, True),
+    "fsdp2 after apply": (shard, False),
+    "tensor parallel before apply": (split, True),
+    "tensor parallel after apply": (split, False),
+}
+
+
+def run_on(world: int, folder: pathlib.Path) -> dict[str, list[str]]:
+    """Run each check on ``world`` processes. Return, by check, the error on each rank, or an empty text."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(_rank, (world, port, str(folder)), nprocs=world)
+    data = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+    return {name: [one[name] for one in data] for name in data[0]}
+
+
+def _rank(rank: int, world: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+    distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (world,))
+    results: dict[str, str] = {}
+    for name, (spread, first) in CHECKS.items():
+        try:
+            equals_one_process(spread, first, mesh)
+            results[name] = ""
+        except Exception:
+            results[name] = traceback.format_exc()
+    (pathlib.Path(folder) / f"{rank}.json").write_text(json.dumps(results))
+    distributed.destroy_process_group()
