@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from model_families import FAMILIES
 from torch import Tensor, nn
 
 import fusedops
@@ -193,6 +194,19 @@ def test_another_mlp_is_left(name: str) -> None:
     assert type(mlp) is TinyMLP
 
 
+def test_a_last_layer_in_float32_is_given_float32() -> None:
+    """T5 keeps it so, and casts what it is given."""
+    family = FAMILIES["T5 v1.1"]
+    model = family.build().bfloat16()
+    for module in model.modules():
+        if hasattr(module, "wo"):
+            module.wo.float()
+    with torch.no_grad():
+        expected = model(**family.inputs()).logits
+        assert apply(model, ops=["geglu"]).ops == {"geglu": 4}
+        torch.testing.assert_close(model(**family.inputs()).logits, expected, rtol=0.05, atol=0.05)
+
+
 class Adapter(nn.Module):
     """A linear layer with an adapter, as PEFT wraps one."""
 
@@ -217,3 +231,126 @@ def test_layers_with_adapters_are_called(wrapped_first: bool) -> None:
     assert mlp.a.up.weight.grad is not None
     applied.remove()
     torch.testing.assert_close(result, mlp(x))
+
+
+# ---------------------------------------------------------------------------------------------------------- rotations
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1)
+
+
+def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def shifted_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+    return apply_rotary_pos_emb(q, k, cos, -sin, unsqueeze_dim)
+
+
+class TinyRotary(nn.Module):
+    """The angles of positions, each once, twice as halves, or twice as pairs."""
+
+    def __init__(self, layout: str = "halves") -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", torch.rand(4))
+        self.layout = layout
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = position_ids[..., None].float() * self.inv_freq
+        if self.layout != "once":
+            angles = torch.cat((angles, angles), -1) if self.layout == "halves" else angles.repeat_interleave(2, -1)
+        return angles.cos(), angles.sin()
+
+
+class TinyAttention(nn.Module):
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], dim: int = 1) -> Any:
+        return apply_rotary_pos_emb(x, x, *angles, unsqueeze_dim=dim)
+
+
+class OddAttention(nn.Module):
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Any:
+        return shifted_rotary(x, x, *angles)
+
+
+def test_a_rotation_is_recognised_and_the_file_stays_as_it_is() -> None:
+    model = nn.ModuleList([TinyRotary(), TinyAttention()])
+    own, other = apply_rotary_pos_emb, TinyAttention()
+    x, angles = torch.randn(2, 3, 5, 8), model[0](torch.zeros(1), torch.arange(5)[None])
+    expected = model[1](x, angles)
+    assert apply(model).rows == (Row("TinyAttention", "rotary_embedding", 1),)
+    for run, calls in ((model[1], 1), (other, 0)):
+        fusedops.reset_stats()
+        torch.testing.assert_close(run(x, angles), expected)
+        assert len(fusedops.stats().counts) == calls
+    assert apply_rotary_pos_emb is own
+    swapped = [each.transpose(1, 2) for each in expected]
+    torch.testing.assert_close(list(model[1](x.transpose(1, 2), angles, 2)), swapped)
+
+
+def test_ranks_that_were_not_compared_run_the_models_own_function() -> None:
+    model = nn.ModuleList([TinyRotary(), TinyAttention()])
+    x, angles = torch.randn(3, 5, 8), model[0](torch.zeros(1), torch.arange(5))
+    expected = model[1](x, angles, 0)
+    assert apply(model).ops == {"rotary_embedding": 1}
+    fusedops.reset_stats()
+    assert torch.equal(model[1](x, angles, 0)[0], expected[0])
+    assert not fusedops.stats().counts
+
+
+def test_another_rotation_is_left() -> None:
+    model = nn.ModuleList([TinyRotary(), OddAttention()])
+    assert apply(model).rows == (
+        Row("OddAttention", "", 1, "the results of shifted_rotary are not those of rotary_embedding"),
+    )
+
+
+@pytest.mark.parametrize("layout", ["once", "pairs", None])
+def test_angles_of_another_layout_are_left(layout: str | None) -> None:
+    model = nn.ModuleList([*([] if layout is None else [TinyRotary(layout)]), TinyAttention()])
+    reason = "the model has no rotary module that gives cos as apply_rotary_pos_emb takes it"
+    assert apply(model).rows == (Row("TinyAttention", "", 1, reason),)
+
+
+# --------------------------------------------------------------------------------------------------------------- loss
+
+
+def test_another_loss_is_left() -> None:
+    model = FAMILIES["Llama"].build()
+
+    def scaled(logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
+        return logits.mean()
+
+    model.loss_function = scaled
+    (row,) = [row for row in apply(model).rows if row.left]
+    assert row == Row("LlamaForCausalLM", "", 1, "its loss is not that of causal or masked language models")
+    assert model.loss_function is scaled
+
+
+@pytest.mark.parametrize("name", ["Llama", "ModernBERT"])
+def test_the_loss_takes_what_trainers_pass(name: str) -> None:
+    family = FAMILIES[name]
+    model, inputs = family.build(), family.inputs()
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    options: list[dict[str, Any]] = [{}, {"num_items_in_batch": 7}, {"num_items_in_batch": torch.tensor(7)}]
+    expected = [model(**inputs, labels=labels, **each).loss for each in options]
+    applied = apply(model, ops=["cross_entropy"])
+    for each, right in zip(options, expected):
+        loss = model(**inputs, labels=labels, **each).loss
+        torch.testing.assert_close(loss, right, rtol=1e-5, atol=1e-5)
+    applied.remove()
+    assert torch.equal(model(**inputs, labels=labels).loss, expected[0])
+
+
+def test_a_model_trains_with_gradient_checkpoints() -> None:
+    family = FAMILIES["Llama"]
+    gradients: list[list[Tensor]] = []
+    for checkpoints in (False, True):
+        model, inputs = family.build().train(), family.inputs()
+        apply(model)
+        if checkpoints:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model(**inputs, labels=inputs["input_ids"], use_cache=False).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(map(torch.equal, *gradients))

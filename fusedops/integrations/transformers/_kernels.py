@@ -60,9 +60,10 @@ class _RotaryPosEmb(Module):
     def forward(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
         cls = cast("Any", type(self))
         form = _rotary_form(cls)
-        if form is None:  # another rotation of the same name, as DeepSeek's
+        function = None if form is None else RotaryFunction(*form)
+        if function is None or not function.fits(q, cos, unsqueeze_dim):  # another rotation of the same name
             return cls.forward(self, q, k, cos, sin, unsqueeze_dim)
-        return RotaryFunction(*form)(q, k, cos, sin, unsqueeze_dim)
+        return function(q, k, cos, sin, unsqueeze_dim)
 
 
 _FORMS: dict[type[Any], Any] = {}

@@ -51,7 +51,7 @@ class Loss:
             target = shift_labels if shift_labels is not None else padded[..., 1:]
         count = num_items_in_batch
         if isinstance(count, Tensor):
-            count = count.to(logits.device)
+            count = count.to(logits.device, torch.float32)  # trainers count in integers
         rows, target = logits.reshape(-1, vocab_size), target.reshape(-1).to(logits.device)
         return ops.cross_entropy(rows, target, ignore_index=ignore_index, denominator=count).float()
 

@@ -59,6 +59,10 @@ class RotaryFunction:
     layout: Layout
     promotes: bool  # the results have the wider dtype of q and cos, not that of q
 
+    def fits(self, q: Tensor, cos: Tensor, unsqueeze_dim: int = 1) -> bool:
+        """Return True for the ranks that were compared: heads of 4 dims, cos of 3."""
+        return q.dim() == 4 and cos.dim() == 3 and unsqueeze_dim in (1, 2)
+
     def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Any, Any]:
         """Return q and k, rotated."""
         if self.promotes and cos.dtype != q.dtype:
@@ -80,7 +84,9 @@ class Rotary(Replacement):
 
     def __post_init__(self) -> None:
         own = cast("FunctionType", self.original.forward)
-        names = {**own.__globals__, **dict(self.functions)}
+        names = dict(own.__globals__)
+        for name, function in self.functions:
+            names[name] = _op_or_own(function, names[name])
         # torch.compile would look names up in the module of this name, and find the function that is replaced
         del names["__name__"]
         copied = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
@@ -93,6 +99,17 @@ class Rotary(Replacement):
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the copy of the module's forward."""
         return self.copied(module, *args, **kwargs)
+
+
+def _op_or_own(function: RotaryFunction, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the op, with the model's own function for calls of other ranks than those that were compared."""
+
+    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if function.fits(q, cos, *args, **kwargs):
+            return function(q, k, cos, sin, *args, **kwargs)
+        return own(q, k, cos, sin, *args, **kwargs)
+
+    return rotated
 
 
 def recognised_rotary(module: Module, layouts: Mapping[str, set[Layout | None]]) -> Rotary | str | None:
