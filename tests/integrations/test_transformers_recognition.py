@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from model_families import FAMILIES
 from torch import Tensor, nn
 
@@ -311,6 +312,22 @@ def test_angles_of_another_layout_are_left(layout: str | None) -> None:
     model = nn.ModuleList([*([] if layout is None else [TinyRotary(layout)]), TinyAttention()])
     reason = "the model has no rotary module that gives cos as apply_rotary_pos_emb takes it"
     assert apply(model).rows == (Row("TinyAttention", "", 1, reason),)
+
+
+def test_positions_of_three_sections() -> None:
+    """Models of images and text have positions of time, height and width, and no others."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    config = transformers.Qwen3VLTextConfig(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, pad_token_id=0, rope_parameters=rope
+    )
+    model = transformers.AutoModel.from_config(config).eval()
+    ids, positions = torch.arange(9)[None] + 3, torch.stack([torch.arange(9)[None] * k for k in (1, 2, 3)])
+    with torch.no_grad():
+        expected = model(ids, position_ids=positions).last_hidden_state
+        assert apply(model).ops["rotary_embedding"] == 2
+        result = model(ids, position_ids=positions).last_hidden_state
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=2e-5)
 
 
 # --------------------------------------------------------------------------------------------------------------- loss

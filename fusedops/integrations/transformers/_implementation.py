@@ -102,7 +102,7 @@ def _implementation(root: Any, modules: list[Module]) -> str:
         return "its config has output_attentions"
     beyond = any(_keywords(module) & {"softcap", "position_bias"} for module in modules)
     if not getattr(root, "_supports_sdpa", False) and not all(_agrees(module) for module in modules):
-        return "it does not support transformers' sdpa, and its own attention computes something else"
+        return "it does not support transformers' sdpa, and its own attention does not compute the same"
     return SOFTMAX if beyond else ATTENTION
 
 

@@ -23,6 +23,7 @@ from torch.nn import Module
 from fusedops import ops
 from fusedops.integrations.transformers._replacement import Replacement, own_class
 from fusedops.integrations.transformers._twin import (
+    Raised,
     called,
     is_replaced_elsewhere,
     near,
@@ -168,8 +169,14 @@ def _layouts(module: Any) -> set[Layout | None]:
     buffers: dict[str, Any] = {
         name: buffer if buffer is None else numbers(3, *buffer.shape).abs() for name, buffer in module._buffers.items()
     }
-    x, positions = numbers(4, 1, 7, 8), torch.arange(7, device="cpu")[None]
-    return {_layout(called(forward, twin(module, {}, {}, buffers), x, positions, **kind)) for kind in kinds}
+    own, x = twin(module, {}, {}, buffers), numbers(4, 1, 7, 8)
+    positions = torch.arange(7, device="cpu")[None]
+    places = torch.stack([positions, positions + 3, 2 * positions])  # time, height and width, of models of images
+    found: set[Layout | None] = set()
+    for kind in kinds:
+        results = (called(forward, own, x, each, **kind) for each in (positions, places))
+        found.add(_layout(next((result for result in results if not isinstance(result, Raised)), None)))
+    return found
 
 
 def _layout(result: Any) -> Layout | None:
