@@ -16,7 +16,8 @@ from fusedops.integrations.transformers._implementation import apply_attention, 
 from fusedops.integrations.transformers._losses import loss_of, recognised_loss, replace_loss, restore_loss
 from fusedops.integrations.transformers._norms import recognised_norm
 from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
-from fusedops.integrations.transformers._rotary import layouts_of, recognised_rotary
+from fusedops.integrations.transformers._rotary import recognised_rotary
+from fusedops.integrations.transformers._rotary_layouts import layouts_of
 
 # (class of the module, op or "", reason or "")
 _Outcome = tuple[str, str, str]

@@ -10,11 +10,11 @@ own rotary modules are seen to give each entry twice, in the order that the func
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,34 +22,19 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops.integrations.transformers._replacement import Replacement, own_class
+from fusedops.integrations.transformers._rotary_layouts import Layout, once
 from fusedops.integrations.transformers._twin import (
-    Raised,
     called,
     is_replaced_elsewhere,
     near,
     numbers,
     pair_of,
-    parameters_of,
-    twin,
 )
 
-# where the entries of cos are: twice as halves, twice as pairs, or once
-Layout = Literal["halves", "pairs", "once"]
 _LAYOUTS: tuple[Layout, ...] = ("halves", "pairs", "once")
 _PARAMETERS = (["q", "k", "cos", "sin"], ["q", "k", "cos", "sin", "unsqueeze_dim"])
 _TOLERANCE = 1e-5
 _NARROW = 2.0**-5  # of bfloat16: products and sums are rounded, cos is too
-
-
-def once(cos: Tensor, layout: Layout) -> Tensor:
-    """Return the entries of cos or sin, each once.
-
-    >>> once(torch.tensor([1.0, 1.0, 2.0, 2.0]), "pairs")
-    tensor([1., 2.])
-    """
-    if layout == "once":
-        return cos
-    return cos[..., ::2] if layout == "pairs" else cos[..., : cos.shape[-1] // 2]
 
 
 @dataclass(frozen=True)
@@ -118,7 +103,7 @@ def recognised_rotary(module: Module, layouts: Mapping[str, set[Layout | None]])
 
     Args:
         module: any.
-        layouts: from :func:`layouts_of`, of the model.
+        layouts: of the model, from layouts_of.
 
     >>> recognised_rotary(torch.nn.Linear(2, 2), {})
     """
@@ -144,53 +129,6 @@ def recognised_rotary(module: Module, layouts: Mapping[str, set[Layout | None]])
             return f"the model has no rotary module that gives cos as {name} takes it"
         functions.append((name, recognised))
     return Rotary("rotary_embedding", cls, tuple(functions))
-
-
-def layouts_of(modules: Iterable[Module]) -> dict[str, set[Layout | None]]:
-    """Return where the rotary modules of a model have the entries of cos, by the file that they are from."""
-    found: dict[str, set[Layout | None]] = {}
-    for module in modules:
-        if "rotary" in type(module).__name__.lower() and not any(
-            True for _ in (*module.parameters(), *module.children())
-        ):
-            found.setdefault(own_class(module).__module__, set()).update(_layouts(module))
-    return found
-
-
-def _layouts(module: Any) -> set[Layout | None]:
-    """Return the layouts of the results of a rotary module, None for results that have none of them."""
-    forward: Any = own_class(module).forward
-    names = [parameter.name for parameter in parameters_of(forward) or ()]
-    if names[:2] != ["x", "position_ids"]:
-        return set()  # no pair of cos and sin for positions: another kind of module
-    kinds: list[dict[str, Any]] = [{}]
-    if "layer_type" in names:
-        kinds = [{"layer_type": kind} for kind in set(getattr(module, "layer_types", None) or [None])]
-    buffers: dict[str, Any] = {
-        name: buffer if buffer is None else numbers(3, *buffer.shape).abs() for name, buffer in module._buffers.items()
-    }
-    own, x = twin(module, {}, {}, buffers), numbers(4, 1, 7, 8)
-    positions = torch.arange(7, device="cpu")[None]
-    places = torch.stack([positions, positions + 3, 2 * positions])  # time, height and width, of models of images
-    found: set[Layout | None] = set()
-    for kind in kinds:
-        results = (called(forward, own, x, each, **kind) for each in (positions, places))
-        found.add(_layout(next((result for result in results if not isinstance(result, Raised)), None)))
-    return found
-
-
-def _layout(result: Any) -> Layout | None:
-    pair = pair_of(result)
-    if pair is None:
-        return None
-    size = pair[0].shape[-1]
-    if pair[0].dim() != 3 or pair[1].shape != pair[0].shape or size < 2:
-        return None
-    if size % 2 == 0 and all(torch.equal(*each.chunk(2, -1)) for each in pair):
-        return "halves"
-    if size % 2 == 0 and all(torch.equal(each[..., ::2], each[..., 1::2]) for each in pair):
-        return "pairs"
-    return "once"
 
 
 def recognised_function(name: str, function: Any) -> RotaryFunction | str:

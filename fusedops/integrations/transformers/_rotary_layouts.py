@@ -1,0 +1,74 @@
+"""Where cos and sin of a model have their entries, seen from the results of its rotary modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from fusedops.integrations.transformers._replacement import own_class
+from fusedops.integrations.transformers._twin import Raised, called, numbers, pair_of, parameters_of, twin
+
+# where the entries of cos are: twice as halves, twice as pairs, or once
+Layout = Literal["halves", "pairs", "once"]
+
+
+def once(cos: Tensor, layout: Layout) -> Tensor:
+    """Return the entries of cos or sin, each once.
+
+    >>> once(torch.tensor([1.0, 1.0, 2.0, 2.0]), "pairs")
+    tensor([1., 2.])
+    """
+    if layout == "once":
+        return cos
+    return cos[..., ::2] if layout == "pairs" else cos[..., : cos.shape[-1] // 2]
+
+
+def layouts_of(modules: Iterable[Module]) -> dict[str, set[Layout | None]]:
+    """Return where the rotary modules of a model have the entries of cos, by the file that they are from."""
+    found: dict[str, set[Layout | None]] = {}
+    for module in modules:
+        if "rotary" in type(module).__name__.lower() and not any(
+            True for _ in (*module.parameters(), *module.children())
+        ):
+            found.setdefault(own_class(module).__module__, set()).update(_layouts(module))
+    return found
+
+
+def _layouts(module: Any) -> set[Layout | None]:
+    """Return the layouts of the results of a rotary module, None for results that have none of them."""
+    forward: Any = own_class(module).forward
+    names = [parameter.name for parameter in parameters_of(forward) or ()]
+    if names[:2] != ["x", "position_ids"]:
+        return set()  # no pair of cos and sin for positions: another kind of module
+    kinds: list[dict[str, Any]] = [{}]
+    if "layer_type" in names:
+        kinds = [{"layer_type": kind} for kind in set(getattr(module, "layer_types", None) or [None])]
+    buffers: dict[str, Any] = {
+        name: buffer if buffer is None else numbers(3, *buffer.shape).abs() for name, buffer in module._buffers.items()
+    }
+    own, x = twin(module, {}, {}, buffers), numbers(4, 1, 7, 8)
+    positions = torch.arange(7, device="cpu")[None]
+    places = torch.stack([positions, positions + 3, 2 * positions])  # time, height and width, of models of images
+    found: set[Layout | None] = set()
+    for kind in kinds:
+        results = (called(forward, own, x, each, **kind) for each in (positions, places))
+        found.add(_layout(next((result for result in results if not isinstance(result, Raised)), None)))
+    return found
+
+
+def _layout(result: Any) -> Layout | None:
+    pair = pair_of(result)
+    if pair is None:
+        return None
+    size = pair[0].shape[-1]
+    if pair[0].dim() != 3 or pair[1].shape != pair[0].shape or size < 2:
+        return None
+    if size % 2 == 0 and all(torch.equal(*each.chunk(2, -1)) for each in pair):
+        return "halves"
+    if size % 2 == 0 and all(torch.equal(each[..., ::2], each[..., 1::2]) for each in pair):
+        return "pairs"
+    return "once"
