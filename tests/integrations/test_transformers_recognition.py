@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import fusedops
 from fusedops.integrations.transformers import Row, apply
 
-pytestmark = pytest.mark.filterwarnings("ignore:apply. fusedops in:fusedops.FusedOpsWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:apply. fusedops in:fusedops.FusedOpsWarning", "ignore::FutureWarning")
 
 
 class TinyNorm(nn.Module):
