@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
+from fusedops_npu.attention import attention, attention_backward
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
 from fusedops_npu.cross_entropy import cross_entropy, cross_entropy_backward
 from fusedops_npu.geglu import geglu
@@ -34,6 +35,8 @@ OPS = (
     "npu_rotary_mul",
     "npu_cross_entropy_loss",
     "npu_cross_entropy_loss_backward",
+    "npu_fusion_attention",
+    "npu_fusion_attention_grad",
 )
 
 
@@ -70,6 +73,7 @@ def main() -> None:
             lambda: torch_npu.npu_gelu(x, approximate="tanh"),
             lambda: torch_npu.npu_rms_norm(x, x[0, 0, 0].detach())[0],
             lambda: torch_npu.npu_swiglu(x),
+            lambda: torch_npu.npu_fusion_attention(x, x, x, 4, "BNSD")[0],
         ):
             (made,) = calls(forward)
             y = forward()
@@ -78,6 +82,7 @@ def main() -> None:
         weight, rstd = x[0, 0, 0], torch.empty(2, 4, 64, dtype=torch.float32, device="npu:0")
         two, three, dtype = (True, True), (True, True, True), torch.bfloat16
         target = torch.empty(2, 4, 64, dtype=torch.int64, device="npu:0")
+        keys = torch.empty(2, 2, 96, 96, dtype=torch.bfloat16, device="npu:0")
         options = (-100, 0.0, 0.0, None, "mean", None)
         # npu_geglu_grad is not called: its meta function returns two tensors for one (torch_npu 2.13)
         kernels: dict[str, Callable[[], Any]] = {
@@ -94,6 +99,13 @@ def main() -> None:
             "npu_cross_entropy_loss": lambda: cross_entropy.function(x, target, *options, True),
             "npu_cross_entropy_loss_backward": lambda: cross_entropy_backward.function(
                 rstd[0, 0, 0], x, None, rstd, target, *options
+            ),
+            "npu_fusion_attention": lambda: attention.function(x, keys, keys, mask, None, "none", None, False),
+            "npu_fusion_attention of a window": lambda: attention.function(
+                x, keys, keys, None, 0.5, "lower_right", (7, 0), False
+            ),
+            "npu_fusion_attention_grad": lambda: attention_backward.function(
+                x, rstd, x, keys, keys, mask, x, rstd, None, "none", None, False, three
             ),
             "npu_geglu": lambda: geglu.function(x, None, "tanh", False),
             "npu_rotary_mul": lambda: rotary_embedding.function(x, None, x[0, 0, :, :48], x[0, 0, :, :48], False, -2),
