@@ -10,6 +10,7 @@ import torch
 import torch_npu
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_npu.op_plugin.meta import _meta_registrations
 
 from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_npu.attention import attention, attention_backward
@@ -51,7 +52,10 @@ class Seen(TorchDispatchMode):
         if func.namespace == "npu":
             names = [argument.name for argument in func._schema.arguments]
             given = [name if isinstance(arg, torch.Tensor) else f"{name}={arg!r}" for name, arg in zip(names, args)]
-            given += [f"{name}={value!r}" for name, value in (kwargs or {}).items()]
+            options = {name: value for name, value in (kwargs or {}).items() if value is not None}
+            given += [
+                name if isinstance(value, torch.Tensor) else f"{name}={value!r}" for name, value in options.items()
+            ]
             self.calls.append(f"{func._schema.name.removeprefix('npu::')}({', '.join(given)})")
         return func(*args, **(kwargs or {}))
 
@@ -65,6 +69,8 @@ def calls(function: Callable[[], Any]) -> list[str]:
 def main() -> None:
     failures: list[str] = []
     derivatives: dict[str, str] = {}
+    # the shape function of attention asks the device for its version, for a warning about dropout
+    _meta_registrations.get_soc_version = lambda: 0
     with FakeTensorMode():
         x = torch.empty(2, 4, 64, 96, dtype=torch.bfloat16, device="npu:0", requires_grad=True)
         mask = torch.empty(2, 1, 64, 96, dtype=torch.bool, device="npu:0")
