@@ -1,5 +1,6 @@
 """attention on Ascend: torch_npu's fused attention and its gradient, within their documented limits. Corrections:
 
+- The vendor takes keys and values of one shape, so narrower values are padded with 0, and the result is cropped.
 - The vendor's mask does not broadcast, so a mask is expanded to the batches or heads that differ.
 - The vendor fills with the lowest finite number, so a fully masked row is the mean of the values. It is set to 0.
 - The vendor returns a max and a sum for each row, eight times. lse is max + log(sum); backward is given lse and 1.
@@ -19,15 +20,16 @@ import torch
 from torch import Tensor
 
 from fusedops import Adaptation, Deviation, kernel, ops
-from fusedops.constraints import Dim, DType, SameDims, Scalar
+from fusedops.constraints import Dim, DType, Scalar
 from fusedops.ops import _attention_parts as parts
+from fusedops_npu._attention_limits import NotWider
 from fusedops_npu._attention_masks import TRIANGLE, band_of, expanded_bytes, vendor_mask
 
 _COPIES = 8  # of each row's max and sum
 _LIMITS = (
     DType("q", torch.float16, torch.bfloat16, torch.float32),
     Dim("q", (3,), at_most=768),
-    SameDims("v", "k", (3,)),
+    NotWider("v", "k"),
     Dim("q", (1,), at_most=256),
     Dim("q", (2,), at_most=1_000_000),
     Dim("k", (2,), at_most=1_000_000),
@@ -46,6 +48,12 @@ def _mask_cost(q: Any, k: Any, v: Any, mask: Any, scale: Any, causal: str, windo
 def _triangle_cost(q: Any, k: Any, v: Any, mask: Any, scale: Any, causal: str, window: Any, *_: Any) -> int | None:
     masks_nothing = band_of(q.shape[2], k.shape[2], causal, window) == (None, None)
     return None if mask is not None or masks_nothing else TRIANGLE * TRIANGLE
+
+
+def _padded_cost(times: int, q: Any, k: Any, v: Any, *_: Any) -> int | None:
+    """Return the bytes of v and out in the width of k, ``times`` each; None where v has that."""
+    rows = math.prod(q.shape[:3]) + math.prod(k.shape[:3])
+    return None if v.shape[3] == k.shape[3] else times * rows * k.shape[3] * q.dtype.itemsize
 
 
 def _statistics_cost(grad_out: Any, grad_lse: Any, q: Any, *_: Any) -> int:
@@ -68,6 +76,11 @@ def _adaptations(direction: str) -> tuple[Adaptation, ...]:
             "triangle",
             "the vendor's mask for an alignment or a window, bool (2048, 2048), is made once per device",
             lambda *args: _triangle_cost(*forward_arguments(args)),
+        ),
+        Adaptation(
+            "head-size",
+            "v is padded to the head size of k, and the result is cropped; backward, so are the tensors of out",
+            lambda *args: _padded_cost(1 if direction == "forward" else 2, *forward_arguments(args)),
         ),
     )
 
@@ -97,12 +110,14 @@ def attention(
         out, lse = ops.OPS["attention"].reference(q, k, v, mask, scale, causal, window, return_lse)
         return out.contiguous(), lse.contiguous()
     given = vendor_mask(q, k, mask, causal, window)
-    out, top, total = _vendor_forward(q, k, v, q.shape[1], parts.scale_of(q, scale), *given[:4])
+    wide = _as_wide(v, k)
+    out, top, total = _vendor_forward(q, k, wide, q.shape[1], parts.scale_of(q, scale), *given[:4])
+    out = _cropped(out, v)
     lse = top[..., 0] + total[..., 0].log()
     if given.dead is not None:
         out.masked_fill_(given.dead, 0.0)
         lse.masked_fill_(given.dead[..., 0], -math.inf)
-    return out.contiguous(), lse.contiguous()
+    return out, lse.contiguous()
 
 
 @kernel(
@@ -136,8 +151,24 @@ def attention_backward(
     given = vendor_mask(q, k, mask, causal, window)
     if given.dead is not None:  # the weights exp(lowest - 0) are 0; 0 * NaN of the gradient is not
         grad_out, lse = grad_out.masked_fill(given.dead, 0.0), lse.masked_fill(given.dead[..., 0], 0.0)
-    results = _vendor_backward(q, k, v, grad_out, q.shape[1], out, lse, parts.scale_of(q, scale), *given[:4])
-    return tuple(result.contiguous() if need else None for result, need in zip(results, needs))
+    wide, grad, result = (_as_wide(tensor, k) for tensor in (v, grad_out, out))
+    dq, dk, dv = _vendor_backward(q, k, wide, grad, q.shape[1], result, lse, parts.scale_of(q, scale), *given[:4])
+    results = dq.contiguous(), dk.contiguous(), _cropped(dv, v)
+    return tuple(gradient if need else None for gradient, need in zip(results, needs))
+
+
+def _as_wide(tensor: Tensor, k: Tensor) -> Tensor:
+    """Return the tensor with the head size of k, padded with 0: products with it are the same."""
+    missing = k.shape[3] - tensor.shape[3]
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+
+
+def _cropped(tensor: Tensor, v: Tensor) -> Tensor:
+    """Return the tensor with the head size of v, contiguous, in memory of its own size."""
+    width = v.shape[3]
+    if tensor.shape[3] == width:
+        return tensor.contiguous()
+    return tensor[..., :width].clone(memory_format=torch.contiguous_format)
 
 
 def _vendor_forward(
