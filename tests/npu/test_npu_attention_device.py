@@ -90,7 +90,13 @@ def test_the_mask_is_applied_after_the_scale(scale: float) -> None:
     check(*heads(40, 40), (torch.rand(40, 40) < 0.3).npu(), scale)
 
 
-def test_views_of_models(torch_npu: Any) -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_narrower_values(dtype: torch.dtype) -> None:
+    q, k, v = heads(40, 100, dtype, 192)
+    check(q, k, v[..., :128], causal="lower_right")
+
+
+def test_views_of_models() -> None:
     check(*(each.transpose(1, 2).contiguous().transpose(1, 2) for each in heads(40, 40)), causal="upper_left")
 
 
