@@ -7,9 +7,8 @@ Corrections:
   release 2, and a NaN at such a key reaches rows, as 0 * NaN.
 - The lse of a row with NaN among its scores is inf in release 2 and -inf in release 3, by which backward gives finite
   gradients. It is set to NaN.
-- A window after the diagonal of at least Sk keys is dropped by release 2, which is wrong where there are more queries
-  than keys. A causal call passes none.
-- The kernels read 16 bytes at a time: a tensor that is not so aligned is copied.
+- The kernels read 16 bytes at a time: a tensor that is not so aligned is copied. So is an expanded one, whose strides
+  of 0 a tensor map of CUDA, which release 3 reads by, has no place for.
 
 Source: flash-attn 2.8.3, ``csrc/flash_attn/flash_api.cpp``, ``src/softmax.h``, ``src/mask.h``; flash-attn 3.0,
 ``hopper/flash_api.cpp``, ``hopper/softmax.h``.
@@ -135,11 +134,9 @@ def _outside(q: Tensor, k: Tensor, causal: str, window: tuple[int, int] | None) 
 
 def _band(q: Tensor, k: Tensor, scale: float | None, causal: str, window: tuple[int, int] | None) -> Band:
     factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
-    is_causal = causal != "none"
-    if window is None or (is_causal and window[0] >= k.shape[2]):
-        return Band(factor, is_causal, -1, -1)
-    left, right = (min(size, k.shape[2]) for size in window)  # a C++ int holds these
-    return Band(factor, is_causal, left, 0 if is_causal else right)
+    # a C++ int holds the number of keys
+    left, right = (-1, -1) if window is None else (min(size, k.shape[2]) for size in window)
+    return Band(factor, causal != "none", left, right)
 
 
 def _as_package(tensor: Tensor, first: int) -> Tensor:

@@ -7,6 +7,7 @@ What it refuses, and what it computes where it differs from the op, is that of t
   with NaN; masked scores are -inf before they are scaled; probabilities are rounded to the dtype of the inputs.
 * R3: flash-attn 3.0, ``hopper/flash_api.cpp``, ``hopper/softmax.h``: such an lse is -inf.
 * R4: the kernels read 16 bytes at a time, unchecked: what is a misaligned address there is refused here.
+* R5: CUDA driver API, ``cuTensorMapEncodeTiled``, by which release 3 reads: a stride is at least its dim's size, not 0.
 
 Tiles are not modeled: NaN at a masked key reaches every row, where the kernels have it reach the rows of its tile.
 """
@@ -56,6 +57,7 @@ def problem(
     for tensor in (q, k, v, *others):
         require(tensor.stride(-1) == 1, "Input tensor must have contiguous last dimension")
         aligned = tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in tensor.stride()[:3])
+        aligned = aligned and (release == 2 or all(tensor.stride()))  # R5
         require(aligned and not tensor.is_neg(), "CUDA error: misaligned address")  # R4
     require(type(scale) is float and type(causal) is bool, "incompatible function arguments")
     require(all(type(each) is int and -1 <= each < 2**31 for each in (left, right)), "incompatible function arguments")
