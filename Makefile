@@ -54,6 +54,7 @@ types: $(VENV)/ready  ## check types with pyright, strict
 
 docs: $(VENV)/ready  ## write the pages generated from constraints, test outcomes and committed measurements
 	$(BIN)/python docs/make_limits.py
+	$(BIN)/python docs/make_attention.py
 	$(BIN)/python docs/make_performance.py
 	$(BIN)/python docs/make_features.py
 
@@ -64,6 +65,7 @@ wheel: $(VENV)/ready  ## build the wheel, and run the tests against it from anot
 
 docs-check: $(VENV)/ready  ## fail if a page is stale; run the feature tests, unless OUTCOMES is the file of `make test`
 	$(BIN)/python docs/make_limits.py --check
+	$(BIN)/python docs/make_attention.py --check
 	$(BIN)/python docs/make_performance.py --check
 	$(BIN)/python docs/make_features.py --check $(addprefix --outcomes ,$(OUTCOMES))
 

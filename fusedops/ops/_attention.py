@@ -76,7 +76,7 @@ def attention(
     >>> fusedops.attention(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), v, causal=True).flatten()
     tensor([1., 2.])
     """
-    args = parts.canonical((q, k, v, mask, scale, causal, window, return_lse))
+    args = data.canonical((q, k, v, mask, scale, causal, window, return_lse))
     results: Any = call(OP, args, backend)
     return results if return_lse else data.without_lse(results)
 
@@ -149,7 +149,7 @@ OP = Op(
     differentiable=("q", "k", "v"),
     outputs=("out", "lse"),
     empty=data.empty,
-    complete=parts.canonical,
+    complete=data.canonical,
     tolerance={
         # absolute: of the weighted mean of |v|. Probabilities are rounded to the inputs' dtype, then the sum is
         torch.float16: Tolerance(2e-3, 1e-3),

@@ -1,4 +1,4 @@
-"""Data of attention: its cases, bytes and shards, the chain without fused ops, and what other libraries do."""
+"""Data of attention: its arguments, cases, bytes and shards, the chain without fused ops, and other libraries."""
 
 from __future__ import annotations
 
@@ -10,8 +10,35 @@ import torch
 from torch import Tensor
 
 from fusedops import masks
+from fusedops._contract.constraint import is_tensor
 from fusedops._contract.values import Case, Sharding
 from fusedops.ops import _attention_parts as parts
+
+
+def canonical(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments with ``causal`` as a text: True where Sq == Sk is "upper_left", False is "none".
+
+    "lower_right" of one query without a window is "none" too: it masks nothing, and more kernels take it.
+    """
+    causal = args[5]
+    if causal is True and _square(args[0], args[1]):
+        text = "upper_left"
+    elif causal is False or (type(causal) is str and causal == "lower_right" and _sees_every_key(args[0], args[6])):
+        text = "none"
+    else:
+        return args  # a constraint refuses what is no text
+    return (*args[:5], text, *args[6:])
+
+
+def _sees_every_key(q: Any, window: Any) -> bool:
+    one = window is None and is_tensor(q) and not q.is_nested and q.dim() == 4
+    return one and bool(q.shape[2] == 1)
+
+
+def _square(q: Any, k: Any) -> bool:
+    if not (is_tensor(q) and is_tensor(k)) or q.is_nested or k.is_nested or q.dim() != 4 or k.dim() != 4:
+        return False
+    return bool(q.shape[2] == k.shape[2])
 
 
 def without_lse(results: Any) -> Any:
@@ -64,10 +91,19 @@ def _dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
 
 def _whole_of(given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the heads where a rank's part would not be whole groups: each rank needs key heads of its own."""
-    heads, mesh = given["k"].shape[1], given["k"].device_mesh
-    tensors = [given[name] for name in ("q", "k", "v")]
-    cut = [at for at in range(mesh.ndim) if any(each.placements[at].is_shard(1) for each in tensors)]
-    return (-3,) if heads > 1 and heads % math.prod(mesh.size(at) for at in cut) else ()
+    heads = given["k"].shape[1]
+    if heads <= 1:
+        return ()  # it is whole on each rank
+    # a mask or a gradient that is sharded alone cuts the other tensors too
+    dims = {name: _dims_of(given).get(name, range(-each.ndim, 0)) for name, each in given.items() if is_tensor(each)}
+    mesh = given["k"].device_mesh
+    places = {name: given[name].placements for name in dims}
+    ranks = math.prod(
+        mesh.size(at)
+        for at in range(mesh.ndim)
+        if any(-3 in dims[name] and each[at].is_shard(dims[name].index(-3)) for name, each in places.items())
+    )
+    return (-3,) if heads % ranks else ()
 
 
 _SAMPLE = {"scale": 0.3, "causal": "lower_right", "return_lse": True}

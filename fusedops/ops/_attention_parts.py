@@ -14,23 +14,6 @@ import torch
 from torch import Tensor
 
 from fusedops import masks
-from fusedops._contract.constraint import is_tensor
-
-
-def canonical(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments with ``causal`` as a text: True where Sq == Sk is "upper_left", False is "none"."""
-    causal = args[5]
-    if causal is not True and causal is not False:
-        return args
-    if causal and not _square(args[0], args[1]):
-        return args  # a constraint refuses it
-    return (*args[:5], "upper_left" if causal else "none", *args[6:])
-
-
-def _square(q: Any, k: Any) -> bool:
-    if not (is_tensor(q) and is_tensor(k)) or q.is_nested or k.is_nested or q.dim() != 4 or k.dim() != 4:
-        return False
-    return bool(q.shape[2] == k.shape[2])
 
 
 def scale_of(q: Any, scale: float | None) -> float:

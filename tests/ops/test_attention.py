@@ -67,6 +67,16 @@ def test_alignments_and_windows_are_their_masks(causal: str, window: Any, length
     assert bool((lse[dead] == -math.inf).all())
 
 
+def test_one_query_beside_cached_keys_has_nothing_masked() -> None:
+    """Decoding: "lower_right" masks nothing there, so kernels without alignments take it. A window still masks."""
+    q, other = Q[:, :, :1], {"causal": "lower_right"}
+    assert torch.equal(attention(q, K, V, **other), attention(q, K, V))
+    for call, text in ((other, "causal none"), ({**other, "window": (2, 0)}, "causal lower_right")):
+        assert text in str(fusedops.explain(attention, q, K, V, **call))
+    windowed = attention(q, K, V, window=(2, 0), **other)
+    assert torch.allclose(windowed, attention(q, K[:, :, -3:], V[:, :, -3:]), atol=1e-6)
+
+
 def test_torch_and_the_upper_left_alignment_agree() -> None:
     k, v = (each.repeat_interleave(2, 1) for each in (K, V))
     want = torch.nn.functional.scaled_dot_product_attention(Q, k, v, is_causal=True)
