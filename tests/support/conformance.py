@@ -44,7 +44,7 @@ def passes(check: testing.Check) -> None:
     finally:
         torch.set_num_threads(before)
     assert not result.failures, str(result)
-    # of a kernel that takes one of several tensors alone no dtypes can be mixed, and no gradient wanted alone; the
-    # kernels of flash-attn take no mask
-    without_cases = {"npu": ("dtypes", "needs"), "flash_attn_on_cpu": ("dtypes", "masked_rows")}
-    assert result.cases or check.name in without_cases.get(check.backend, ())
+    # of a kernel that takes one of several tensors alone no dtypes can be mixed, and no gradient wanted alone
+    # and where all tensors have one dtype, as those of attention, none can be mixed either; flash-attn takes no mask
+    none = {("npu", "dtypes"), ("npu", "needs"), ("attention", "dtypes"), ("flash_attn_on_cpu", "masked_rows")}
+    assert result.cases or {(check.backend, check.name), (check.op, check.name)} & none
