@@ -30,6 +30,8 @@ inline int64_t workers_for(int64_t blocks) {
   return blocks < int64_t(threads) ? (blocks > 1 ? blocks : 1) : int64_t(threads);
 }
 
+inline int run_here(int64_t, int64_t, int64_t, ParallelBody body, void* context) { return body(0, 1, context), 0; }
+
 // Calls f(block, worker) for each block; worker is in [0, workers). A worker takes the next block when it is done with
 // one, so that a core that is busy with other programs delays nothing but its own block.
 template <class F>
@@ -44,11 +46,9 @@ void run_blocks(int64_t blocks, int64_t workers, F f) {
     F copy = *w.f;  // a local copy: no store of the loop can change what it holds, so that it stays in registers
     for (int64_t i; (i = w.next.fetch_add(1, std::memory_order_relaxed)) < w.blocks;) copy(i, begin);
   };
-  if (workers > 1) {
-    parallel_for(0, workers, 1, body, &work);
-  } else {
-    body(0, 1, &work);
-  }
+  // through a pointer: a call of the body itself would be inlined, a second copy of each kernel in the library
+  const ParallelFor run = workers > 1 ? parallel_for : run_here;
+  run(0, workers, 1, body, &work);
 }
 
 template <class F>
