@@ -211,7 +211,9 @@ def rotary(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, lis
         q, k = (torch.randn(shape).to(dtype) for shape in shapes)
     cos, sin = (torch.randn(1, positions, width // 2).to(dtype) for _ in range(2))
     interleaved = form == "pairs"
-    double = [t[:, None].repeat_interleave(2, -1) if interleaved else torch.cat((t, t), -1)[:, None] for t in (cos, sin)]
+    double = [
+        t[:, None].repeat_interleave(2, -1) if interleaved else torch.cat((t, t), -1)[:, None] for t in (cos, sin)
+    ]
 
     def turned(x: Tensor) -> Tensor:
         if interleaved:
