@@ -54,6 +54,7 @@ types: $(VENV)/ready  ## check types with pyright, strict
 
 docs: $(VENV)/ready  ## write the pages generated from constraints, test outcomes and committed measurements
 	$(BIN)/python docs/make_limits.py
+	$(BIN)/python docs/make_attention.py
 	$(BIN)/python docs/make_performance.py
 	$(BIN)/python docs/make_features.py
 
@@ -64,6 +65,7 @@ wheel: $(VENV)/ready  ## build the wheel, and run the tests against it from anot
 
 docs-check: $(VENV)/ready  ## fail if a page is stale; run the feature tests, unless OUTCOMES is the file of `make test`
 	$(BIN)/python docs/make_limits.py --check
+	$(BIN)/python docs/make_attention.py --check
 	$(BIN)/python docs/make_performance.py --check
 	$(BIN)/python docs/make_features.py --check $(addprefix --outcomes ,$(OUTCOMES))
 
@@ -80,7 +82,7 @@ npu-contract: $(VENV)/ready  ## the npu backend's calls against the real torch_n
 overhead: $(VENV)/ready  ## measure the cost of selecting a backend
 	$(BIN)/python benchmarks/overhead.py
 
-bench: $(VENV)/ready  ## compare CPU speed with plain torch, Megatron's fallback and torch.compile (15 minutes, idle machine)
+bench: $(VENV)/ready  ## compare CPU speed with plain torch, Megatron's fallback and torch.compile (40 minutes, idle machine)
 	benchmarks/cpu.sh $(BIN)/python $(RESULTS)
 
 gpu:  ## on a machine with a GPU, with the packages of PYTHON: tests, compute-sanitizer, benchmark

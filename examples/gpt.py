@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 
@@ -20,22 +20,31 @@ class Ops:
     """The operations of a block that have a fused form.
 
     Attributes:
-        attention_probs: scores (B, H, S, S) and their scale -> probabilities; a query does not attend to later keys.
+        attention: q, k and v (B, H, S, D) -> (B, H, S, D); a query does not attend to later keys.
         bias_gelu: x (B, S, W) and bias (W,) -> gelu(x + bias), tanh form.
         bias_dropout_add: x, bias, residual, p, training, seed -> residual + dropout(x + bias).
     """
 
-    attention_probs: Callable[[Tensor, float], Tensor]
+    attention: Callable[[Tensor, Tensor, Tensor], Tensor]
     bias_gelu: Callable[[Tensor, Tensor], Tensor]
     bias_dropout_add: Callable[[Tensor, Tensor, Tensor, float, bool, int | None], Tensor]
 
 
-def _fused_attention_probs(scores: Tensor, scale: float) -> Tensor:
-    return fusedops.scaled_masked_softmax(scores, None, scale, causal=True)
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return fusedops.attention(q, k, v, causal=True)
 
 
-def _plain_attention_probs(scores: Tensor, scale: float) -> Tensor:
-    return torch.softmax((scores * scale).masked_fill(_later_keys(scores.shape[-1], scores.device), -inf), dim=-1)
+def _plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _fused_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return fusedops.scaled_masked_softmax(q @ k.transpose(-2, -1), None, q.shape[-1] ** -0.5, causal=True) @ v
+
+
+def _plain_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    return torch.softmax(scores.masked_fill(_later_keys(scores.shape[-1], scores.device), -inf), dim=-1) @ v
 
 
 def _plain_bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
@@ -63,8 +72,10 @@ def _later_keys(length: int, device: torch.device) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
 
-FUSED = Ops(_fused_attention_probs, fusedops.bias_gelu, _fused_bias_dropout_add)
-PLAIN = Ops(_plain_attention_probs, _plain_bias_gelu, _plain_bias_dropout_add)
+FUSED = Ops(_fused_attention, fusedops.bias_gelu, _fused_bias_dropout_add)
+PLAIN = Ops(_plain_attention, _plain_bias_gelu, _plain_bias_dropout_add)
+# the same with the scores of all queries and keys in memory
+FUSED_SOFTMAX, PLAIN_SOFTMAX = replace(FUSED, attention=_fused_softmax), replace(PLAIN, attention=_plain_softmax)
 
 
 class GPT(nn.Module):
@@ -119,7 +130,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with materialised scores, for the softmax op. The block applies ``out``."""
+    """Causal self-attention. The block applies ``out``."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -130,9 +141,7 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         # q, k and v of a head are adjacent, so that qkv can be split between heads; each becomes (B, H, S, D)
         q, k, v = self.qkv(x).view(batch, length, self.heads, 3, -1).permute(3, 0, 2, 1, 4)
-        scores = _rotated(q) @ _rotated(k).transpose(-2, -1)
-        probs = ops.attention_probs(scores, q.shape[-1] ** -0.5)
-        return (probs @ v).transpose(1, 2).reshape(batch, length, width)
+        return ops.attention(_rotated(q), _rotated(k), v).transpose(1, 2).reshape(batch, length, width)
 
 
 def _rotated(x: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from math import inf
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ class Ops:
         rms_norm: x (..., W) and weight (W,) -> the norm.
         add_rms_norm: x, residual and weight -> the norm of the sum, and the sum.
         rotary_embedding: q (B, Nq, S, D), k (B, Nk, S, D), cos and sin (S, D/2) -> q and k, rotated.
-        attention_probs: scores (B, Nq, S, S) and their scale -> probabilities; a query does not attend to later keys.
+        attention: q (B, Nq, S, D), k and v (B, Nk, S, D) -> (B, Nq, S, D); a query does not attend to later keys.
         swiglu: gate and up (B, S, H) -> silu(gate) * up.
         linear_cross_entropy: x (T, W), weight (V, W), target (T,) -> the mean loss.
     """
@@ -36,7 +35,7 @@ class Ops:
     rms_norm: Callable[[Tensor, Tensor], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     rotary_embedding: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    attention_probs: Callable[[Tensor, float], Tensor]
+    attention: Callable[[Tensor, Tensor, Tensor], Tensor]
     swiglu: Callable[[Tensor, Tensor], Tensor]
     linear_cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -59,20 +58,11 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def _plain_attention_probs(scores: Tensor, scale: float) -> Tensor:
-    return torch.softmax((scores * scale).masked_fill(_later_keys(scores.shape[-1], scores.device), -inf), dim=-1)
-
-
-@cache  # one per length; without the cache, the comparison with plain torch would be unfair
-def _later_keys(length: int, device: torch.device) -> Tensor:
-    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
-
-
 FUSED = Ops(
     lambda x, weight: fusedops.rms_norm(x, weight, EPS),
     lambda x, residual, weight: fusedops.add_rms_norm(x, residual, weight, EPS),
     fusedops.rotary_embedding,
-    lambda scores, scale: fusedops.scaled_masked_softmax(scores, None, scale, causal=True),
+    lambda q, k, v: fusedops.attention(q, k, v, causal=True),
     fusedops.swiglu,
     fusedops.linear_cross_entropy,
 )
@@ -80,7 +70,7 @@ PLAIN = Ops(
     _plain_rms_norm,
     _plain_add_rms_norm,
     _plain_rotary_embedding,
-    _plain_attention_probs,
+    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
     lambda gate, up: F.silu(gate) * up,
     lambda x, weight, target: F.cross_entropy(x @ weight.T, target),
 )
@@ -145,12 +135,7 @@ class Block(nn.Module):
             for projected, heads in ((self.q(x), self.heads), (self.k(x), self.key_heads), (self.v(x), self.key_heads))
         )
         q, k = ops.rotary_embedding(q, k, cos, sin)
-        # the query heads of one key head are adjacent
-        grouped = q.reshape(batch, self.key_heads, -1, q.shape[-1])
-        scores = (grouped @ k.transpose(-2, -1)).view(batch, self.heads, length, length)
-        probs = ops.attention_probs(scores, q.shape[-1] ** -0.5)
-        mixed = probs.view(batch, self.key_heads, -1, length) @ v
-        return self.out(mixed.view(batch, self.heads, length, -1).transpose(1, 2).reshape(batch, length, width))
+        return self.out(ops.attention(q, k, v).transpose(1, 2).reshape(batch, length, width))
 
 
 def _add_and_norm(x: Tensor, residual: Tensor | None, weight: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:

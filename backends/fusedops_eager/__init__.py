@@ -3,6 +3,7 @@
 import fusedops
 from fusedops_eager.add_layer_norm import add_layer_norm, add_layer_norm_backward
 from fusedops_eager.add_rms_norm import add_rms_norm, add_rms_norm_backward
+from fusedops_eager.attention import attention, attention_backward
 from fusedops_eager.bias_dropout import bias_dropout, bias_dropout_backward
 from fusedops_eager.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
 from fusedops_eager.bias_gelu import bias_gelu, bias_gelu_backward
@@ -50,6 +51,8 @@ def fusedops_backend() -> fusedops.Backend:
             swiglu_backward,
             linear_cross_entropy,
             linear_cross_entropy_backward,
+            attention,
+            attention_backward,
         ),
         needs="torch",
     )

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedops._contract import signature as signatures
 from fusedops._contract.backward import BackwardCall
 from fusedops._contract.constraint import Constraint, compile_check
 from fusedops._contract.plain_tensor import plain_tensors
-from fusedops._contract.signature import annotation_texts, bound_arguments, op_signature, signature_text
 from fusedops._contract.tensor_spec import TensorSpec, capability_of
 from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Case, Padding, Saved, Sharding, Tolerance
 from fusedops._report.direction import Direction
@@ -28,7 +28,8 @@ class Op:
             docstring is the op's documentation.
         constraints: the op's own conditions on the arguments. A violated one is an InvalidInputError.
         reference: the meaning of the op in plain differentiable torch. Takes the op's parameters in order, annotated
-            with ``Tensor``, ``Tensor | None``, ``float``, ``int``, ``bool`` or ``str``. Returns the output, or a tuple.
+            with ``Tensor``, ``Tensor | None``, ``float``, ``int``, ``bool``, ``str`` or a pair of ints or None. Its own
+            defaults are the registered op's. Returns the output, or a tuple.
         backward: the gradient in plain differentiable torch. Its parameters are ``grad`` (``grad_<output>`` for each of
             several outputs), then by name what forward keeps for it: outputs, saved values, parameters of the op,
             ``<parameter>_dtype``, ``needs`` (a bool for each of ``differentiable``), ``reuse`` (see BackwardCall).
@@ -58,7 +59,7 @@ class Op:
         sharding: the rule for DTensors.
         output_of: outputs that are there only where a parameter is given, each with that parameter. Where it is None,
             kernels return a tensor of shape (0,), and the public function None, by :meth:`present`.
-        complete: fills in what the public function draws (a seed), to inspect a call without running it.
+        complete: fills in what the public function draws (a seed) or converts, to inspect a call that does not run.
         sample: ``(batch, length) -> arguments by name``, a small call for tests of torch's features and of DTensor;
             tuples are shapes. None: the first case.
         large: the calls that benchmarks measure, which fill a device. None: the cases.
@@ -110,20 +111,19 @@ class Op:
         self.tolerance, self.error = tolerance, error
         self.gradient_tolerance, self.gradient_error = gradient_tolerance, gradient_error
         self.cases, self.min_bytes, self.unfused, self.formula = tuple(cases), min_bytes, unfused, formula
-        self.outputs, self.saved = outputs, saved
+        self.outputs, self.saved, self.single, self.output_of = outputs, saved, len(outputs) == 1, dict(output_of or {})
         self.padding, self.sharding, self.complete, self.peers = padding, sharding, complete, peers
-        self.sample, self.sweep, self.output_of = sample, sweep, dict(output_of or {})
+        self.sample, self.sweep, self.constraints = sample, sweep, tuple(constraints)
         self.large = self.cases if large is None else tuple(large)
         self.empty, self._output_dtype = empty or self._empty, output_dtype
-        self.constraints, self.single = tuple(constraints), len(outputs) == 1
         if padding is not None and (saved or not self.single):
             raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
-        self.signature, self.types = op_signature(function, self.reference)
+        self.signature, self.types = signatures.op_signature(function, self.reference)
         self.parameters = tuple(self.types)
-        self.defaults = tuple(parameter.default for parameter in self.signature.parameters.values())
+        self.defaults = signatures.defaults_of(self.signature, self.reference)
         self.tensors = tuple(name for name, text in self.types.items() if text.startswith("Tensor"))
         self.required_tensors = tuple(name for name in self.tensors if self.types[name] == "Tensor")
-        self.backward_types = annotation_texts(backward)
+        self.backward_types = signatures.annotation_texts(backward)
         self.backward_parameters = tuple(self.backward_types)
         self.backward_call = BackwardCall(
             self.name, self.backward_parameters, self.parameters, self.tensors, outputs, saved, differentiable,
@@ -161,7 +161,7 @@ class Op:
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call in the op's order, with defaults filled in."""
-        return bound_arguments(self.name, self.signature, args, kwargs)
+        return signatures.bound_arguments(self.name, self.signature, args, kwargs)
 
     def completed(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments with what the public function would draw or make."""
@@ -181,8 +181,8 @@ class Op:
         return specs
 
     def each(self, results: Any) -> tuple[Any, ...]:
-        """Return the outputs as a tuple, also of an op with one output."""
-        return (results,) if self.single else tuple(results)
+        """Return the outputs as a tuple, also where the public function returns one alone."""
+        return (results,) if isinstance(results, Tensor) or self.single else tuple(results)
 
     def outputs_of(self, results: Any) -> Any:
         """Return what the public function returns, from what a forward kernel returned."""
@@ -228,7 +228,7 @@ class Op:
 
     def _empty(self, *args: Any) -> Tensor:
         """Return an empty contiguous output of the first argument's shape."""
-        dtype = None if self._output_dtype is None else self._output_dtype(*args)
+        dtype = self._output_dtype(*args) if self._output_dtype else None
         return torch.empty_like(args[0], dtype=dtype, memory_format=torch.contiguous_format)
 
     def stand_in(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -247,4 +247,4 @@ class Op:
         return self.parameters if direction == "forward" else self.backward_parameters
 
     def __repr__(self) -> str:
-        return f"<Op {self.name}{signature_text(self.signature)}>"
+        return f"<Op {self.name}{signatures.signature_text(self.signature)}>"

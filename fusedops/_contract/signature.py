@@ -30,6 +30,13 @@ def op_signature(
     return public.replace(parameters=list(parameters.values())), types
 
 
+def defaults_of(signature: inspect.Signature, reference: Callable[..., Any]) -> tuple[Any, ...]:
+    """Return the default of each parameter: the reference's own where it has one, else the public function's."""
+    own = inspect.signature(reference).parameters
+    public = signature.parameters
+    return tuple(public[n].default if own[n].default is inspect.Parameter.empty else own[n].default for n in public)
+
+
 def bound_arguments(
     name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:

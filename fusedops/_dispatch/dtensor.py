@@ -30,6 +30,7 @@ from fusedops._dispatch.placement import (
     Combining,
     Layout,
     common_layout,
+    dims_by_name,
     distributed,
     local_arguments,
     whole_result,
@@ -122,9 +123,11 @@ def _backward(
     first = op.parameters[0] if of_rows else grads[0]
     order = [n for n in kept if n not in saved]
     layout = common_layout(op, name, given, first, order if of_rows else (*order, *grads))
+    with_dims = dims_by_name(op, given)
     for grad in grads:
-        shape = given[grad].shape
-        given[grad] = given[grad].redistribute(placements=layout.leading(shape) if of_rows else layout.of(shape))
+        shape, dims = given[grad].shape, with_dims.get(grad)
+        placements = layout.leading(shape) if of_rows else layout.of(shape, None, dims)
+        given[grad] = given[grad].redistribute(placements=placements)
     local = local_arguments(op, name, given, layout, {*saved, *grads} if of_rows else saved)
     shard = layout.shard()
     if op.sharding.adjust is not None:

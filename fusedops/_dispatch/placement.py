@@ -117,7 +117,7 @@ def distributed(op: Op, name: str, given: dict[str, Any]) -> dict[str, Any]:
 def common_layout(op: Op, name: str, given: Mapping[str, Any], first: str, order: Sequence[str]) -> Layout:
     """Return the common placement of the tensors. The first in ``order`` decide; a gradient may have any placement."""
     mesh: DeviceMesh = given[first].device_mesh
-    shape = tuple(given[first].shape)
+    shape, reason = tuple(given[first].shape), op.sharding.reason
     whole, with_dims = whole_dims(op, given), dims_by_name(op, given)
     combined = op.sharding.combined.dims if op.sharding.combined is not None else ()
     uncut = {dim % len(shape) for dim in whole if dim not in combined} if shape else set[int]()
@@ -137,7 +137,7 @@ def common_layout(op: Op, name: str, given: Mapping[str, Any], first: str, order
                     _refuse(
                         name,
                         f"{key} with {placement!r} on mesh dim {at}",
-                        f"dim {dim - len(shape)} whole on every rank",
+                        f"dim {dim - len(shape)} whole on every rank{f': {reason}' if reason else ''}",
                         f"shard another dim, as in {key}.redistribute(placements={_text(_uncut(tensor, at))})",
                     )
                 if cut is None and dim not in uncut and tensor.shape[placement.dim] == shape[dim]:

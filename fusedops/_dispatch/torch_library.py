@@ -47,6 +47,7 @@ _SCHEMA_TYPES = {
     "int | None": "int?",
     "str": "str",
     "tuple[bool, ...]": "bool[]",
+    "tuple[int, int] | None": "int[]?",
     "torch.dtype": "ScalarType",
 }
 

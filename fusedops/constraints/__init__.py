@@ -27,11 +27,16 @@ from fusedops._contract.constraint import constant as constant
 from fusedops._contract.constraint import listed as listed
 from fusedops._report.reason import Reason as Reason
 from fusedops._report.reason import ReasonCode as ReasonCode
+from fusedops.constraints._attention import Alignment as Alignment
+from fusedops.constraints._attention import ScoreMask as ScoreMask
+from fusedops.constraints._attention import Window as Window
 from fusedops.constraints._choices import Flag as Flag
 from fusedops.constraints._choices import OneOf as OneOf
 from fusedops.constraints._conditions import Capability as Capability
 from fusedops.constraints._conditions import Present as Present
 from fusedops.constraints._conditions import When as When
+from fusedops.constraints._dims import DimMultiple as DimMultiple
+from fusedops.constraints._dims import SameDims as SameDims
 from fusedops.constraints._dtypes import Classes as Classes
 from fusedops.constraints._dtypes import DType as DType
 from fusedops.constraints._dtypes import Floating as Floating
@@ -55,6 +60,7 @@ from fusedops.constraints._tensors import Dim as Dim
 from fusedops.constraints._tensors import Rank as Rank
 
 __all__ = [
+    "Alignment",
     "Arguments",
     "Boundary",
     "Broadcasts",
@@ -64,6 +70,7 @@ __all__ = [
     "Count",
     "DType",
     "Dim",
+    "DimMultiple",
     "Finite",
     "Flag",
     "Floating",
@@ -81,10 +88,13 @@ __all__ = [
     "ReasonCode",
     "SameDType",
     "SameDevice",
+    "SameDims",
     "SameShape",
     "SameSize",
     "Scalar",
+    "ScoreMask",
     "When",
+    "Window",
     "broadcasts",
     "compile_check",
     "constant",

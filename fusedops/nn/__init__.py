@@ -6,6 +6,7 @@ tensor([[[1.0000, 0.0000],
          [0.5000, 0.5000]]])
 """
 
+from fusedops.nn._attention import Attention as Attention
 from fusedops.nn._gated import GEGLU as GEGLU
 from fusedops.nn._gated import SwiGLU as SwiGLU
 from fusedops.nn._losses import CrossEntropyLoss as CrossEntropyLoss
@@ -18,6 +19,7 @@ from fusedops.nn._stateless import ScaledMaskedSoftmax as ScaledMaskedSoftmax
 
 __all__ = [
     "GEGLU",
+    "Attention",
     "BiasDropoutAdd",
     "BiasGELU",
     "CrossEntropyLoss",

@@ -8,6 +8,7 @@ import fusedops._dispatch.torch_library  # registers each new op with torch  # p
 from fusedops._plugins.registry import registry
 from fusedops.ops._add_layer_norm import add_layer_norm as add_layer_norm
 from fusedops.ops._add_rms_norm import add_rms_norm as add_rms_norm
+from fusedops.ops._attention import attention as attention
 from fusedops.ops._bias_dropout import bias_dropout as bias_dropout
 from fusedops.ops._bias_dropout_add import bias_dropout_add as bias_dropout_add
 from fusedops.ops._bias_gelu import bias_gelu as bias_gelu

@@ -105,6 +105,11 @@ def _edges(subject: Subject, direction: Direction, constraint: Constraint) -> It
         args = subject.arguments_of(base, direction)
         for boundary in constraint.boundaries(args):
             edge = _edge(subject, direction, base, args, boundary.label, boundary.args, boundary.taken)
+            if edge is not None and not edge.taken and not constraint.reasons(edge.args):
+                # the other tensors followed, and all fit again: change this one alone
+                call = {**base, **{name: boundary.args[name] for name in constraint.names if name in base}}
+                refused = subject.allows(call) and constraint.reasons(subject.arguments_of(call, direction))
+                edge = _Edge(edge.label, subject.arguments_of(call, direction), call, False) if refused else None
             if edge is None or edge.label in seen:
                 continue
             if edge.taken and any(other.reasons(edge.args) for other in others):

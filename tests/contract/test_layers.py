@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (  # the lowest first; a name is a module 
     ("_report", "_version"),
     ("errors",),
     ("_contract",),
-    ("constraints", "tensor_cache", "viewless", "philox"),
+    ("constraints", "masks", "tensor_cache", "viewless", "philox"),
     ("_plugins",),
     ("_policy",),
     ("_dispatch",),

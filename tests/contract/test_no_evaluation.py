@@ -74,12 +74,14 @@ class Real(float):
 
 
 VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
+    "Alignment": (constraints.Alignment, ("x", "y", "z", "upper_left")),
     "Broadcasts": (constraints.Broadcasts, ("x", "y")),
     "Capability": (constraints.Capability, ("x", (9, 0))),
     "Classes": (constraints.Classes, ("x",)),
     "Count": (constraints.Count, ("x",)),
     "DType": (constraints.DType, ("x", torch.float32)),
     "Dim": (constraints.Dim, ("x", (-1,), 1, 8, 2)),
+    "DimMultiple": (constraints.DimMultiple, ("x", "y", 1, 8)),
     "Finite": (constraints.Finite, ("x", 0.0)),
     "Flag": (constraints.Flag, ("x",)),
     "Floating": (constraints.Floating, ("x",)),
@@ -96,10 +98,13 @@ VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
     "Rank, at least": (lambda name, least: constraints.Rank(name, at_least=least), ("x", 2)),
     "SameDType": (constraints.SameDType, ("x", "y")),
     "SameDevice": (constraints.SameDevice, ("x", "y")),
+    "SameDims": (constraints.SameDims, ("x", "y", (0, 3))),
     "SameShape": (constraints.SameShape, ("x", "y")),
     "SameSize": (constraints.SameSize, ("x", -1, "y", 0)),
     "Scalar": (constraints.Scalar, ("x", 1.0, (1, 2.0, "a"))),
+    "ScoreMask": (constraints.ScoreMask, ("x", "y", "z")),
     "When": (constraints.When, (constraints.Flag("x"), constraints.Flag("y"))),
+    "Window": (constraints.Window, ("x", "y", "z", "w")),
 }
 
 

@@ -20,7 +20,8 @@ CORE = pathlib.Path(fusedops.__file__).parent
 FILES = sorted(CORE.rglob("*.py"))
 X = torch.ones(2, 4)
 OWN_OPS = (
-    "bias_dropout", "bias_dropout_add", "bias_gelu", "geglu", "rotary_embedding", "scaled_masked_softmax", "swiglu",
+    "attention", "bias_dropout", "bias_dropout_add", "bias_gelu", "geglu", "rotary_embedding",
+    "scaled_masked_softmax", "swiglu",
 )  # fmt: skip
 
 

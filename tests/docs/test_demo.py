@@ -23,11 +23,11 @@ def run(*options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
-    """The output of a short run, and the folder that it wrote to."""
-    out = tmp_path_factory.mktemp("demo") / "out"
-    done = run("--steps", 4, "--block", 32, "--device", "cpu", "--out", out)
+@pytest.fixture(scope="module", params=["attention", "softmax"])
+def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
+    """The output of a short run with each form of the attention, and the folder that it wrote to."""
+    out = tmp_path_factory.mktemp("demo") / request.param
+    done = run("--steps", 4, "--block", 32, "--device", "cpu", "--out", out, "--attention", request.param)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # no bar without a terminal, and no fallback in training
     return done.stdout, out
@@ -50,9 +50,14 @@ def test_a_picture_is_drawn(demo: tuple[str, pathlib.Path]) -> None:
 
 def test_it_tells_who_serves_and_why(demo: tuple[str, pathlib.Path]) -> None:
     text = re.sub(r"\s+", " ", demo[0])  # lines are wrapped
-    assert re.search(r"served by (cpu|eager) \(backward: \1\) given x float32\[8, 6, 32, 32\] on cpu", text)
-    assert "served by triton (backward: triton) given x float32[8, 6, 32, 32] on cuda" in text
-    assert "served by npu (backward: npu) given x float32[8, 6, 32, 32] on npu" in text
+    if demo[1].name == "softmax":
+        assert re.search(r"served by (cpu|eager) \(backward: \1\) given x float32\[8, 6, 32, 32\] on cpu", text)
+        assert "served by triton (backward: triton) given x float32[8, 6, 32, 32] on cuda" in text
+        assert "served by npu (backward: npu) given x float32[8, 6, 32, 32] on npu" in text
+    else:
+        assert "attention: served by sdpa (backward: sdpa) given q float32[8, 6, 32, 16] on cpu" in text
+        for device in ("cuda", "npu"):
+            assert f"given q float32[8, 6, 32, 16] on {device}" in text
     assert "pad dim -1 of x from 100 to 128" in text
     assert "FallbackWarning: scaled_masked_softmax runs on " in text
     assert ", not on npu: serves npu" in text

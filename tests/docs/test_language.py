@@ -68,7 +68,7 @@ def test_a_docstring_starts_with_a_verb_or_a_name(path: pathlib.Path) -> None:
 def public_objects() -> dict[str, Any]:
     """Return each public function and class by name, but exceptions: raising one is the library's part."""
     objects: dict[str, Any] = {}
-    for module in (fusedops, fusedops.constraints, fusedops.nn, fusedops.testing, *compat_modules()):
+    for module in (fusedops, fusedops.constraints, fusedops.masks, fusedops.nn, fusedops.testing, *compat_modules()):
         names = getattr(module, "__all__", None) or [
             name for name, value in vars(module).items() if getattr(value, "__module__", "").startswith(module.__name__)
         ]

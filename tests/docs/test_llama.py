@@ -14,7 +14,7 @@ OPS = (
     "rms_norm",
     "add_rms_norm",
     "rotary_embedding",
-    "scaled_masked_softmax",
+    "attention",
     "swiglu",
     "linear_cross_entropy",
 )

@@ -139,3 +139,15 @@ def test_importing_fusedops_imports_neither_modules_nor_drop_ins(python: Callabl
         "import fusedops, json, sys; print(json.dumps([m for m in sys.modules if m.startswith('fusedops.')]))"
     )
     assert not [name for name in found if name == "fusedops.nn" or name.startswith("fusedops.compat")]
+
+
+def test_attention() -> None:
+    q, k = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8)
+    mask = fusedops.masks.from_lengths(torch.tensor([5, 2]), 5)
+    settings = {"scale": 0.3, "causal": "lower_right", "window": (2, 0), "return_lse": True}
+    module = fusedops.nn.Attention(**settings)
+    for one, other in zip(module(q, k, k, mask), fusedops.attention(q, k, k, mask, **settings)):
+        assert torch.equal(one, other)
+    assert torch.equal(fusedops.nn.Attention()(q, k, k), fusedops.attention(q, k, k))
+    assert "return_lse=True" in repr(module)
+    assert not list(module.parameters())

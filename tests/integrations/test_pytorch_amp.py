@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 import torch
 from ascend import ascend
-from calls import arguments, every_op, inputs, loss, outputs, public, reference, with_gradient
+from calls import (
+    arguments,
+    every_op,
+    has_fixed_rank,
+    inputs,
+    loss,
+    needs_kernels,
+    outputs,
+    public,
+    reference,
+    with_gradient,
+)
 from repository import ROOT
 from torch import Tensor
 
@@ -17,7 +28,7 @@ from fusedops.testing import OPS
 PAGE = ROOT / "docs" / "pytorch.md"
 
 
-WITH_MATMULS = ("linear_cross_entropy",)  # in the reference
+WITH_MATMULS = ("attention", "linear_cross_entropy")  # in the reference
 
 
 def rows(op: str) -> list[list[torch.dtype]]:
@@ -29,12 +40,17 @@ def rows(op: str) -> list[list[torch.dtype]]:
     return found
 
 
+def tensors_for_ascend(op: str) -> list[Tensor]:
+    """Return inputs of sizes that Ascend's kernels take."""
+    return inputs(op, 32) if has_fixed_rank(op) else [tensor[..., :32] for tensor in inputs(op, 32)]
+
+
 def call(op: str, dtypes: list[torch.dtype], device: str = "cpu") -> tuple[list[Tensor], Tensor, list[Tensor]]:
     """The inputs of these dtypes, the first output, and the gradients of the sum of squares of all outputs."""
     wanted = iter(dtypes)
     tensors = [
         tensor.to(next(wanted)).to(device) if tensor.is_floating_point() else tensor.to(device)
-        for tensor in (t[..., :32] for t in inputs(op, 32))  # sizes that Ascend's kernels take
+        for tensor in tensors_for_ascend(op)
     ]
     for place in with_gradient(op):
         tensors[place].requires_grad_()
@@ -47,6 +63,7 @@ def call(op: str, dtypes: list[torch.dtype], device: str = "cpu") -> tuple[list[
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.feature("AMP")
 def test_autocast_on_a_cpu(op: str, autocast: torch.dtype, backend: str) -> None:
+    needs_kernels(backend, op)
     for *given, result in rows(op):
         with fusedops.use(backend, fallback="raise"):
             _, plain, plain_gradients = call(op, given)

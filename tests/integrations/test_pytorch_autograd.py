@@ -16,11 +16,13 @@ from calls import (
     growing,
     inputs,
     loss,
+    needs_kernels,
     noting_backend,
     outputs,
     public,
     reference,
     registered,
+    samples,
     shapes,
     stacked,
     with_gradient,
@@ -66,6 +68,7 @@ def one(op: str, tensors: list[Tensor], sample: int) -> list[Tensor]:
 )
 @pytest.mark.feature("gradgradcheck")
 def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
+    needs_kernels(backend, op)
     fast = backend == "triton"  # along one direction: the interpreter is slow
     function, xs = of_differentiable(op, way(op), inputs(op, length=3, batch=2))
     xs = tuple(x.clone().requires_grad_() for x in xs)
@@ -78,6 +81,7 @@ def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
 @every_way
 @pytest.mark.parametrize("backend", ["eager", "triton", "loopback"])
 def test_batched_gradients_are_those_of_a_loop(op: str, way: Way, backend: str) -> None:
+    needs_kernels(backend, op)
     tensors = growing(op, inputs(op))
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
     with fusedops.use(backend, fallback="raise"):
@@ -269,8 +273,7 @@ def test_grad_vjp_and_hessian(op: str, way: Way) -> None:
 @every_way
 @pytest.mark.feature("vmap")
 def test_vmap_is_a_loop(op: str, way: Way) -> None:
-    tensors = inputs(op)
-    dims = tuple(0 if first else None for first in batched(tensors))
+    tensors, dims = samples(op)
     loop = stacked([reference(op)(*one(op, tensors, sample)) for sample in range(3)])
     close(torch.vmap(way(op), dims)(*tensors), loop)
     # another dimension, only x batched, and vmap in vmap
@@ -287,9 +290,8 @@ def test_vmap_is_a_loop(op: str, way: Way) -> None:
 @every_way
 @pytest.mark.feature("vmap")
 def test_gradients_of_each_sample(op: str, way: Way) -> None:
-    tensors = inputs(op)
+    tensors, dims = samples(op)
     wanted = tuple(with_gradient(op))
-    dims = tuple(0 if first else None for first in batched(tensors))
     got = torch.vmap(torch.func.grad(lambda *a: loss(way(op)(*a)), wanted), dims)(*tensors)
     for sample in range(3):
         grown = growing(op, one(op, tensors, sample))

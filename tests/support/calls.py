@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops.constraints import DType
+from fusedops.constraints import DType, Rank
 from fusedops.testing import OPS
 
 
@@ -61,9 +61,35 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
     return tensors
 
 
+def has_kernels(backend: str, op: str) -> bool:
+    """Return True for a backend that serves some calls of an op. Test backends are not known here: True."""
+    info = {each.name: each for each in fusedops.backends()}.get(backend)
+    return info is None or op in info.ops
+
+
+def needs_kernels(backend: str, op: str) -> None:
+    """Skip a test of a backend that has no kernel for the op."""
+    if not has_kernels(backend, op):
+        pytest.skip(f"{backend} has no kernel for {op}")
+
+
+def has_fixed_rank(op: str) -> bool:
+    """Return True for an op whose first tensor has one number of dims."""
+    first = OPS[op].parameters[0]
+    return any(isinstance(item, Rank) and item.ranks and item.name == first for item in OPS[op].constraints)
+
+
 def batched(tensors: Sequence[Tensor]) -> list[bool]:
     """Return True for each tensor whose first dim is the batch, as that of the first tensor is."""
     return [tensor.dim() > 1 and len(tensor) == len(tensors[0]) for tensor in tensors]
+
+
+def samples(op: str) -> tuple[list[Tensor], tuple[int | None, ...]]:
+    """Return :func:`inputs` for torch.vmap over the first dim, a new one where the rank is fixed, and ``in_dims``."""
+    tensors = inputs(op)
+    if has_fixed_rank(op):
+        tensors = [tensor[:, None] if first else tensor for tensor, first in zip(tensors, batched(tensors))]
+    return tensors, tuple(0 if first else None for first in batched(tensors))
 
 
 def public(op: str) -> Callable[..., Any]:

@@ -16,11 +16,12 @@ from fusedops import testing
 # triton by its interpreter, which takes a second for 10^5 elements; npu on the stand-in device
 BACKENDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "eager": nullcontext,
+    "sdpa": nullcontext,
     "triton": nullcontext,
     "npu": ascend,
     "loopback": loopback,
 }
-ELEMENTS = {"eager": 2**15, "triton": 2**11, "npu": 2**17, "loopback": 2**11}
+ELEMENTS = {"eager": 2**15, "sdpa": 2**15, "triton": 2**11, "npu": 2**17, "loopback": 2**11}
 
 
 def every_check(backend: str) -> pytest.MarkDecorator:

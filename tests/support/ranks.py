@@ -61,6 +61,7 @@ def load() -> None:
     """Fills CHECKS."""
     if EXAMPLES not in sys.path:
         sys.path.append(EXAMPLES)
+    import ranks_attention  # noqa: F401
     import ranks_loss  # noqa: F401
     import ranks_models  # noqa: F401
     import ranks_ops  # noqa: F401

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import wrong_chunk_kernels  # noqa: F401  adds to the list
+import wrong_attention_kernels  # noqa: F401  adds to the list
+import wrong_chunk_kernels  # noqa: F401
 import wrong_row_kernels  # noqa: F401
 from loopback import registered
 from two_outputs import OP, two_outputs

@@ -134,13 +134,31 @@ struct Backward {
   const float *means, *rstds, *weight;
   T *dx, *dresidual;  // null: not wanted
   int64_t columns;
-  bool streams_dx;  // the tensors do not fit in the caches
 
-  // Adds to the sums for the gradients of weight and bias; null: not wanted.
-  INLINE void operator()(int64_t row, float* dweight, float* dbias) const {
+  // Adds to the sums for the gradients of weight and bias; null: not wanted. Four rows at a time: a sum is then read
+  // and written once for four (layer_norm of 2048 columns: 0.8 of the time).
+  INLINE void operator()(int64_t begin, int64_t end, float* dweight, float* dbias) const {
+    int64_t row = begin;
+    for (; row + 4 <= end; row += 4) rows<4>(row, dweight, dbias);
+    for (; row < end; row++) rows<1>(row, dweight, dbias);
+  }
+
+ private:
+  struct Row {
+    int64_t at;
+    float mean, rstd, product, sum;  // product and sum: the means of m * normal and of m
+  };
+
+  template <class Lanes>
+  INLINE vfloat normal(int64_t i, Lanes lanes, float mean, float rstd) const {
+    vfloat v = load(s + i, lanes);
+    return CENTERED ? (v - mean) * rstd : v * rstd;
+  }
+
+  INLINE Row row_means(int64_t row) const {
     const int64_t n = columns, at = row * n;
     const float rstd = rstds[row], mean = CENTERED ? means[row] : 0;
-    float product = 0, sum = 0;  // means of m * normal and of m
+    float product = 0, sum = 0;
     if (dx || dresidual) {
       const TwoSums sums = sums_of_row<TwoSums>(n, [=](int64_t i, auto lanes) {
         vfloat m = load(grad + at + i, lanes) * load(weight + i, lanes);
@@ -149,38 +167,33 @@ struct Backward {
       product = sum_of(sums.first) / float(n);
       if constexpr (CENTERED) sum = sum_of(sums.second) / float(n);
     }
-    if (streams_dx) {
-      finish<true>(at, mean, rstd, product, sum, dweight, dbias);
-    } else {
-      finish<false>(at, mean, rstd, product, sum, dweight, dbias);
-    }
+    return {at, mean, rstd, product, sum};
   }
 
- private:
-  template <class Lanes>
-  INLINE vfloat normal(int64_t i, Lanes lanes, float mean, float rstd) const {
-    vfloat v = load(s + i, lanes);
-    return CENTERED ? (v - mean) * rstd : v * rstd;
-  }
-
-  template <bool STREAMS>
-  INLINE void finish(int64_t at, float mean, float rstd, float product, float sum, float* dweight, float* dbias) const {
-    const int64_t n = columns, next = at + n;
-    each(n, [=](int64_t i, auto lanes) {
-      if constexpr (STREAMS) {
-        __builtin_prefetch(grad + next + i);
-        __builtin_prefetch(s + next + i);
+  template <int ROWS>
+  INLINE void rows(int64_t first, float* dweight, float* dbias) const {
+    struct {
+      Row row[ROWS];
+    } group;
+    for (int k = 0; k < ROWS; k++) group.row[k] = row_means(first + k);
+    each(columns, [=](int64_t i, auto lanes) {
+      vfloat dw = {}, db = {};
+      for (int k = 0; k < ROWS; k++) {
+        const Row& row = group.row[k];
+        const int64_t at = row.at + i;
+        const vfloat g = load(grad + at, lanes), x_hat = normal(at, lanes, row.mean, row.rstd);
+        dw += g * x_hat;
+        db += g;
+        vfloat ds = g * load(weight + i, lanes) - x_hat * row.product;
+        if constexpr (CENTERED) ds -= row.sum;
+        ds *= row.rstd;
+        if (grad_s) ds += load(grad_s + at, lanes);
+        if (dx) store(dx + at, ds, lanes);
+        if (dresidual) store(dresidual + at, ds, lanes);
       }
-      const vfloat g = load(grad + at + i, lanes), x_hat = normal(at + i, lanes, mean, rstd);
-      if (dweight) store(dweight + i, load(dweight + i, lanes) + g * x_hat, lanes);
+      if (dweight) store(dweight + i, load(dweight + i, lanes) + dw, lanes);
       if constexpr (CENTERED)
-        if (dbias) store(dbias + i, load(dbias + i, lanes) + g, lanes);
-      vfloat ds = g * load(weight + i, lanes) - x_hat * product;
-      if constexpr (CENTERED) ds -= sum;
-      ds *= rstd;
-      if (grad_s) ds += load(grad_s + at + i, lanes);
-      if (dx) store_or_stream<STREAMS>(dx + at + i, ds, lanes);
-      if (dresidual) store_or_stream<STREAMS>(dresidual + at + i, ds, lanes);
+        if (dbias) store(dbias + i, load(dbias + i, lanes) + db, lanes);
     });
   }
 };
@@ -189,11 +202,9 @@ template <class T, bool CENTERED>
 Status backward(const NormBackward& call) {
   const FloatRow weight(call.weight, call.weight_dtype, call.columns, 1.0f, to_float(call.offset));
   if (weight.failed()) return OUT_OF_MEMORY;
-  const bool in_memory = streams((T*)call.dx, call.rows, call.columns) &&
-                         (!call.dresidual || streams((T*)call.dresidual, call.rows, call.columns));
-  const Backward<T, CENTERED> norm{
-      (const T*)call.grad, (const T*)call.grad_s, (const T*)call.s,   call.means,   call.rstds,
-      weight.data(),       (T*)call.dx,           (T*)call.dresidual, call.columns, in_memory};
+  const Backward<T, CENTERED> norm{(const T*)call.grad, (const T*)call.grad_s, (const T*)call.s, call.means,
+                                   call.rstds,          weight.data(),         (T*)call.dx,      (T*)call.dresidual,
+                                   call.columns};
   const int64_t rows = call.rows, columns = call.columns, vectors = bool(call.dweight) + bool(call.dbias);
   const RowParts parts(rows, columns);
   const int64_t width = vectors * columns;  // of one part: the sums for the weight, then those for the bias
@@ -205,8 +216,7 @@ Status backward(const NormBackward& call) {
     float* mine = sums + part * width;
     float *dweight = weighted ? mine : nullptr, *dbias = biased ? mine + width - columns : nullptr;
     if (width) memset(mine, 0, width * sizeof(float));
-    for (int64_t row = parts.begin(part); row < parts.begin(part + 1); row++) norm(row, dweight, dbias);
-    stream_end();
+    norm(parts.begin(part), parts.begin(part + 1), dweight, dbias);
   });
   add_parts(sums, parts.count, width);
   if (weighted) store_as(call.weight_dtype, call.dweight, sums, columns);

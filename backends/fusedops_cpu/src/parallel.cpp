@@ -5,6 +5,28 @@
 namespace fusedops {
 ParallelFor parallel_for = nullptr;
 GetNumThreads get_num_threads = nullptr;
+
+Blocks::Blocks(int64_t blocks, int64_t workers, const void* f)
+    : f(f), blocks_(blocks), stretches_(workers < MOST ? workers : MOST) {
+  for (int64_t i = 0; i < stretches_; i++) next_[i].store(blocks * i / stretches_, std::memory_order_relaxed);
+}
+
+void Blocks::run(int64_t workers, ParallelBody body) {
+  if (workers > 1) {
+    parallel_for(0, workers, 1, body, this);
+  } else {
+    body(0, 1, this);
+  }
+}
+
+int64_t Blocks::take(int64_t worker, int64_t& tried) {
+  for (; tried < stretches_; tried++) {
+    const int64_t stretch = (worker + tried) % stretches_, end = blocks_ * (stretch + 1) / stretches_;
+    const int64_t block = next_[stretch].fetch_add(1, std::memory_order_relaxed);
+    if (block < end) return block;
+  }
+  return -1;
+}
 }  // namespace fusedops
 
 FUSEDOPS_EXPORT void fusedops_use_threads(void* parallel_for, void* get_num_threads) {

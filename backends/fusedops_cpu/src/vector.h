@@ -433,11 +433,15 @@ INLINE float sum_of_first(vfloat v) {  // of the first 2 * WIDTH lanes
 }
 INLINE float sum_of(vfloat v) { return sum_of_first<LANES / 2>(v); }
 
-INLINE float max_of(vfloat v) {
-  float result = v[0];
-  for (int i = 1; i < LANES; i++) result = v[i] > result ? v[i] : result;
-  return result;
+template <int WIDTH>
+INLINE float max_of_first(vfloat v) {  // of the first 2 * WIDTH lanes
+  if constexpr (WIDTH == 0) {
+    return v[0];
+  } else {
+    return max_of_first<WIDTH / 2>(max(shuffled<From<WIDTH>>(v, v), v));
+  }
 }
+INLINE float max_of(vfloat v) { return max_of_first<LANES / 2>(v); }
 
 }  // namespace
 }  // namespace fusedops

@@ -172,7 +172,7 @@ def gpt(monkeypatch: pytest.MonkeyPatch) -> Any:
     import gpt
 
     torch.manual_seed(1)
-    return gpt.GPT(31, gpt.FUSED, layers=2, width=32, heads=2, dropout=0.2)
+    return gpt.GPT(31, gpt.FUSED_SOFTMAX, layers=2, width=32, heads=2, dropout=0.2)
 
 
 def train(model: Any, device: str, forward: Callable[..., Tensor]) -> list[float]:

@@ -1,0 +1,225 @@
+"""attention on a CPU by the kernel that torch's scaled_dot_product_attention has there, called with its lse.
+
+``scaled_dot_product_attention`` runs another path, which keeps the scores of all queries and keys, where values have
+another width than queries, and where a mask needs a gradient. Such calls are refused here. Corrections:
+
+- torch masks by adding -inf, so a bool mask becomes an additive one, once per mask.
+- The lse of a fully masked row is 0 in the kernel. It is set to -inf, and to 0 again for backward.
+- -inf + NaN is NaN, and 0 * NaN too: a key that is masked out and not finite makes rows NaN. Results are looked at, and
+  a call that has such keys is computed again without them.
+- The kernel ignores the stride of the last dim.
+
+Source: torch 2.13, ``aten/src/ATen/native/transformers/attention.cpp`` and ``native/cpu/FlashAttentionKernel.cpp``.
+"""
+
+from __future__ import annotations
+
+import math
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusedops import Adaptation, kernel, ops
+from fusedops.constraints import Alignment, Finite, Present, SameDims, Scalar, When
+from fusedops.tensor_cache import cached_for
+
+_SOURCE = "aten::_scaled_dot_product_flash_attention_for_cpu"
+_LIMITS = (
+    SameDims("v", "q", (3,)),
+    Present("window", False, fix="pass the window as a mask, as of masks.from_band(Sq, Sk, masks.band(...))"),
+    Alignment("causal", "q", "k", "upper_left"),
+    # the kernel fills with -inf before it scales: -inf * 0 is NaN, -inf * -1 is inf
+    When(Scalar("causal", one_of=("upper_left", "lower_right")), Finite("scale", 1e-30, optional=True)),
+)
+
+
+def _mask_cost(q: Any, k: Any, v: Any, mask: Any, *_: Any) -> int | None:
+    return None if mask is None else prod(mask.shape) * q.dtype.itemsize
+
+
+def _backward_mask_cost(grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, mask: Any, *_: Any) -> int | None:
+    return _mask_cost(q, k, v, mask)
+
+
+_SENTENCE = "the mask becomes an additive one, of its own shape and the dtype of q, once per mask"
+
+
+class _Arguments(NamedTuple):
+    """The tensors of a call, as torch's kernel takes them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+@kernel(ops.attention, *_LIMITS, source=_SOURCE, adapts=(Adaptation("additive-mask", _SENTENCE, _mask_cost),))
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    """Compute the op where the head sizes are one, for any mask, and the diagonal is at the upper left."""
+    if not (q.numel() and k.numel()):
+        return _without_elements(q, k, v)
+    given, is_causal = _Arguments(*map(_rows, (q, k, v))), causal != "none"
+    bias = None if mask is None else _additive(mask, q.dtype)
+    out, lse = _forward(given, bias, scale, is_causal)
+    if (bias is not None or is_causal) and not _is_finite(out, lse):
+        out, lse = _without_unseen(given, bias, scale, is_causal)
+    if bias is not None:
+        lse = lse.masked_fill(_dead(bias, lse, is_causal), -math.inf)
+    return _contiguous(out), _contiguous(lse)
+
+
+@kernel(
+    ops.attention,
+    *_LIMITS,
+    # the kernel has no gradient of lse
+    Scalar("return_lse", one_of=(False,)),
+    direction="backward",
+    source=f"{_SOURCE}_backward",
+    adapts=(Adaptation("additive-mask", _SENTENCE, _backward_mask_cost),),
+)
+def attention_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of q, k and v, where lse has none."""
+    if not (q.numel() and k.numel()):
+        each = (torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v))
+        return tuple(gradient if need else None for gradient, need in zip(each, needs))
+    given, is_causal, grad_out = _Arguments(*map(_rows, (q, k, v))), causal != "none", _rows(grad_out)
+    bias, dead = None, None
+    if mask is not None:
+        bias, dead = _additive(mask, q.dtype), lse == -math.inf
+        lse = lse.masked_fill(dead, 0.0)
+    results = _backward(grad_out, given, bias, out, lse, scale, is_causal)
+    if (bias is not None or is_causal) and not _is_finite(*results):
+        results = _backward_without_unseen(grad_out, given, bias, dead, out, lse, scale, is_causal)
+    return tuple(_contiguous(result) if need else None for result, need in zip(results, needs))
+
+
+def _without_elements(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+    return q.new_zeros((*q.shape[:3], v.shape[3])), lse
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor, with the usual strides also of dims of size 1, as fake tensors have them."""
+    tensor = tensor.contiguous()
+    return tensor.view(-1).view(tensor.shape) if 1 in tensor.shape else tensor
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Return a tensor whose last dim has stride 1."""
+    tensor = tensor.resolve_neg() if tensor.is_neg() else tensor
+    return tensor if tensor.stride(3) == 1 else tensor.contiguous()
+
+
+def _forward(a: _Arguments, bias: Tensor | None, scale: float | None, causal: bool) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        a.q, a.k, a.v, 0.0, causal, attn_mask=bias, scale=scale
+    )
+
+
+def _backward(
+    grad_out: Tensor,
+    a: _Arguments,
+    bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad_out, a.q, a.k, a.v, out, lse, 0.0, causal, attn_mask=bias, scale=scale
+    )
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the mask as 0 and -inf, with 4 dims. Made once for each mask."""
+
+    def make() -> Tensor:
+        masked = mask.view(torch.uint8) != 0  # a bool may have any byte for True
+        return torch.zeros(mask.shape, dtype=dtype).masked_fill_(masked, -math.inf)[(None,) * (4 - mask.dim())]
+
+    return cached_for(mask, ("additive", dtype), make)
+
+
+def _dead(bias: Tensor, lse: Tensor, causal: bool) -> Tensor:
+    """Return the rows that see no key, broadcastable to lse."""
+    masked = bias != 0
+    if not causal:
+        return masked.all(-1)
+    # a row sees a key if the first that is not masked is not after it
+    first = masked.to(torch.uint8).argmin(-1)
+    nothing = masked.all(-1)
+    return nothing | (first > torch.arange(lse.shape[2]))
+
+
+def _is_finite(*results: Tensor) -> bool:
+    """Return True where no result has NaN or inf. A sum may overflow in float16, and torch copies for a wider dtype."""
+    return all(math.isfinite(float(end)) for result in results for end in result.aminmax())
+
+
+def _bad_keys(a: _Arguments) -> Tensor:
+    """Return the keys with a number that is not finite: (B, Nk, Sk, 1)."""
+    return ~(a.k.isfinite() & a.v.isfinite()).all(-1, keepdim=True)
+
+
+def _sees(a: _Arguments, bad: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
+    """Return the rows that see one of the keys ``bad``: (B, Nq, Sq, 1). With equal scores no visible weight is 0."""
+    indicator = bad.float().expand(a.k.shape).contiguous()
+    zeros = _Arguments(torch.zeros(a.q.shape), torch.zeros(a.k.shape), indicator)
+    return _forward(zeros, None if bias is None else bias.float(), None, causal)[0][..., :1] > 0
+
+
+def _without_unseen(a: _Arguments, bias: Tensor | None, scale: float | None, causal: bool) -> tuple[Tensor, Tensor]:
+    """Compute the results without keys that are not finite; a row that sees one is NaN."""
+    bad = _bad_keys(a)
+    clean = a._replace(k=a.k.masked_fill(bad, 0.0), v=a.v.masked_fill(bad, 0.0))
+    out, lse = _forward(clean, bias, scale, causal)
+    sees = _sees(a, bad, bias, causal)
+    return out.masked_fill(sees, math.nan), lse.masked_fill(sees[..., 0], math.nan)
+
+
+def _backward_without_unseen(
+    grad_out: Tensor,
+    a: _Arguments,
+    bias: Tensor | None,
+    dead: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients without keys that no row sees and rows that see no key; what sees such a key is NaN."""
+    bad = _bad_keys(a)
+    sees = _sees(a, bad, bias, causal)
+    clean = a._replace(k=a.k.masked_fill(bad, 0.0), v=a.v.masked_fill(bad, 0.0))
+    if dead is not None:
+        clean = clean._replace(q=clean.q.masked_fill(dead[..., None], 0.0))
+        grad_out = grad_out.masked_fill(dead[..., None], 0.0)
+    out, lse = out.masked_fill(sees, 0.0), lse.masked_fill(sees[..., 0], 0.0)
+    dq, dk, dv = _backward(grad_out, clean, bias, out, lse, scale, causal)
+    heads = a.k.shape[1]
+    reached = sees.reshape(sees.shape[0], heads, -1).any(-1)[..., None, None]
+    return dq.masked_fill(sees, math.nan), dk.masked_fill(reached, math.nan), dv.masked_fill(reached, math.nan)

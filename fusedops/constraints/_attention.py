@@ -1,0 +1,233 @@
+"""Constraints on what masks the scores of queries and keys: a mask, the alignment of a causal mask, a window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, listed, shown
+from fusedops._report.reason import Reason, ReasonCode
+from fusedops.constraints._relations import broadcasts
+from fusedops.constraints._symbolic import possible
+
+ALIGNMENTS = ("upper_left", "lower_right")
+
+
+class ScoreMask(Constraint):
+    """The mask broadcasts to the scores of queries and keys, (B, Nq, Sq, Sk).
+
+    >>> from fusedops.constraints import ScoreMask
+    >>> ScoreMask("mask", "q", "k").describe()
+    'mask: broadcasts to the scores of q and k'
+    """
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def __init__(self, name: str, q: str, k: str) -> None:
+        super().__init__(name)
+        self.q, self.k = Constraint(q).name, Constraint(k).name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.q, self.k)
+
+    def expression(self, constants: dict[str, object]) -> str:
+        fits = constant(constants, broadcasts)
+        return f"{fits}({self.name}.shape, (*{self.q}.shape[:3], {self.k}.shape[2]))"
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        mask, q, k = (args[name] for name in self.names)
+        if mask is None or q.dim() != 4 or k.dim() != 4:
+            return []
+        scores = (*q.shape[:3], k.shape[2])
+        pairs = list(zip(reversed(mask.shape), reversed(scores)))
+        if mask.dim() <= 4 and all(possible(size == full) or possible(size == 1) for size, full in pairs):
+            return []
+        given, needed = f"{self.name} of shape {tuple(mask.shape)}", f"a shape that broadcasts to {scores}"
+        return [Reason(self.code, given, needed, "give each dim the size of the scores (B, Nq, Sq, Sk), or 1")]
+
+    def describe(self) -> str:
+        return f"{self.name}: broadcasts to the scores of {self.q} and {self.k}"
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        for label, spec in self.examples(args).items():
+            yield Boundary(label, {**args, self.name: spec}, True)
+        mask, q, k = (args[name] for name in self.names)
+        if mask is not None and q.dim() == k.dim() == 4:
+            for shape in ((2, *q.shape[:3], k.shape[2]), (q.shape[2], k.shape[2] + 1), (q.shape[2] + 2, k.shape[2])):
+                taken = broadcasts(shape, (*q.shape[:3], k.shape[2]))
+                yield Boundary(f"{self.name} {shape}", {**args, self.name: mask.replace(shape=shape)}, taken)
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        mask, q, k = (args[name] for name in self.names)
+        if mask is None or q.dim() != 4 or k.dim() != 4:
+            return {}
+        (b, n, sq), sk = q.shape[:3], k.shape[2]
+        shapes = {
+            "of each score": (b, n, sq, sk),
+            "of each head": (n, sq, sk),
+            "of queries and keys": (sq, sk),
+            "of a padded batch": (b, 1, 1, sk),
+            "of each batch": (b, 1, sq, sk),
+            "of keys": (sk,),
+        }
+        return {f"{self.name} {kind}": mask.replace(shape=shape) for kind, shape in shapes.items()}
+
+
+class Alignment(Constraint):
+    """The diagonal of a causal mask: "none", or one of ``alignments``. Both are one where Sq == Sk.
+
+    "upper_left": query i sees the keys up to i. "lower_right": the last query sees every key.
+
+    Args:
+        name: the argument, "none", "upper_left" or "lower_right".
+        q: the queries, (B, Nq, Sq, D).
+        k: the keys, (B, Nk, Sk, D).
+        alignments: those accepted where Sq != Sk.
+
+    >>> from fusedops.constraints import Alignment
+    >>> Alignment("causal", "q", "k", "upper_left").describe()
+    "causal: 'none' or 'upper_left', or Sq == Sk"
+    """
+
+    code = ReasonCode.SCALAR
+    none_is_met = False
+
+    def __init__(self, name: str, q: str, k: str, *alignments: str) -> None:
+        super().__init__(name)
+        if any(each not in ALIGNMENTS for each in alignments):
+            raise ValueError(
+                f"Alignment({name!r}): got {alignments!r}, expected some of {ALIGNMENTS}; to fix: give these"
+            )
+        self.q, self.k, self.alignments = Constraint(q).name, Constraint(k).name, alignments
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.q, self.k)
+
+    def expression(self, constants: dict[str, object]) -> str:
+        accepted, known = (constant(constants, frozenset(each)) for each in (("none", *self.alignments), _CAUSAL))
+        test = f"{self.name} in {accepted}"
+        if len(self.alignments) == len(ALIGNMENTS):
+            return test
+        return f"{test} or ({self.name} in {known} and {self.q}.shape[2] == {self.k}.shape[2])"
+
+    def _accepts(self, value: Any, sq: Any, sk: Any) -> bool:
+        if not isinstance(value, str) or value not in _CAUSAL:
+            return False
+        return value == "none" or value in self.alignments or possible(sq == sk)
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        value, q, k = (args[name] for name in self.names)
+        if q.dim() < 3 or k.dim() < 3:
+            return []
+        sq, sk = q.shape[2], k.shape[2]
+        if self._accepts(value, sq, sk):
+            return []
+        given = f"{self.name} = {shown(value)}"
+        if value is True:
+            return [
+                Reason(
+                    self.code,
+                    f"{given} with {sq} queries and {sk} keys",
+                    "'upper_left' (query i sees the keys up to i) or 'lower_right' (the last query sees every key)",
+                    f"pass {self.name}='upper_left' for torch's is_causal, 'lower_right' for flash-attn's causal and "
+                    f"for decoding with cached keys",
+                )
+            ]
+        if isinstance(value, str) and value in _CAUSAL:
+            fix = f"pass as many queries as keys, or the causal mask as a mask, with {self.name}=False"
+            return [Reason(self.code, f"{given} with {sq} queries and {sk} keys", self._rule(), fix)]
+        fix = f"pass {self.name} as False, or one of the two texts"
+        return [Reason(self.code, given, "False, 'upper_left' or 'lower_right', or True where Sq == Sk", fix)]
+
+    def _rule(self) -> str:
+        choices = listed([repr(each) for each in ("none", *self.alignments)])
+        return choices if len(self.alignments) == len(ALIGNMENTS) else f"{choices}, or Sq == Sk"
+
+    def describe(self) -> str:
+        return f"{self.name}: {self._rule()}"
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        _, q, k = (args[name] for name in self.names)
+        for value in (*_CAUSAL, "diagonal"):
+            yield Boundary(
+                f"{self.name} = {value!r}", {**args, self.name: value}, self._accepts(value, q.shape[2], k.shape[2])
+            )
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        _, q, k = (args[name] for name in self.names)
+        if q.dim() < 3 or k.dim() < 3:
+            return {}
+        values = (value for value in _CAUSAL if self._accepts(value, q.shape[2], k.shape[2]))
+        return {f"{self.name} = {value!r}": value for value in values}
+
+
+class Window(Constraint):
+    """A window of keys around the diagonal: None, or two ints of at least 0.
+
+    Without an alignment there is a diagonal only where Sq == Sk.
+
+    Args:
+        name: the argument, None or (keys before the diagonal, keys after it).
+        causal: the argument of the alignment.
+        q: the queries, (B, Nq, Sq, D).
+        k: the keys, (B, Nk, Sk, D).
+
+    >>> from fusedops.constraints import Window
+    >>> Window("window", "causal", "q", "k").describe()
+    'window: None, or two ints of at least 0'
+    """
+
+    code = ReasonCode.SCALAR
+
+    def __init__(self, name: str, causal: str, q: str, k: str) -> None:
+        super().__init__(name)
+        self.causal, self.q, self.k = (Constraint(each).name for each in (causal, q, k))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.causal, self.q, self.k)
+
+    def expression(self, constants: dict[str, object]) -> str:
+        test = constant(constants, _is_window)
+        none = constant(constants, "none")
+        aligned = f"({self.causal} != {none} or {self.q}.shape[2] == {self.k}.shape[2])"
+        return f"{test}({self.name}) and {aligned}"
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        value, causal, q, k = (args[name] for name in self.names)
+        if value is None:
+            return []
+        given = f"{self.name} = {shown(value)}"
+        if not _is_window(value):
+            fix = f"pass {self.name}=(left, right), such as (127, 0) for the newest 128 keys, or None"
+            return [Reason(self.code, given, "None, or two ints of at least 0", fix)]
+        if causal == "none" and q.dim() > 2 and k.dim() > 2 and not possible(q.shape[2] == k.shape[2]):
+            where = f"{given} with {q.shape[2]} queries, {k.shape[2]} keys and {self.causal}=False"
+            fix = f"pass {self.causal}='upper_left' or 'lower_right', or as many queries as keys"
+            return [Reason(self.code, where, f"a diagonal that {self.name} is counted from", fix)]
+        return []
+
+    def describe(self) -> str:
+        return f"{self.name}: None, or two ints of at least 0"
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        for value in (None, (0, 0), (3, 1), (-1, 0), (2,), 4):
+            changed = {**args, self.name: value}
+            yield Boundary(f"{self.name} = {value!r}", changed, not self.reasons(changed))
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        # also where the call has no diagonal yet: another value of `causal` gives it one
+        return {f"{self.name} = {value!r}": value for value in (None, (3, 1), (0, 0))}
+
+
+_CAUSAL = ("none", *ALIGNMENTS)
+
+
+def _is_window(value: Any) -> bool:
+    """Return True for two ints of at least 0; as a list too, as torch's schemas have them."""
+    if not isinstance(value, (tuple, list)) or len(cast("list[Any]", value)) != 2:
+        return False
+    return all(type(each) is int and 0 <= each < 2**63 for each in cast("list[Any]", value))

@@ -1,0 +1,161 @@
+"""Parts of attention: forward and backward in plain differentiable torch.
+
+A number that is not finite reaches a row only through a key that the row sees: 0 * NaN is NaN, so the products with
+probabilities and their gradients are taken of finite numbers alone, and what the formula gives elsewhere is added.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusedops import masks
+
+
+def scale_of(q: Any, scale: float | None) -> float:
+    """Return the factor of the scores: 1 / sqrt(D) where it is None."""
+    return scale if scale is not None else 1.0 / math.sqrt(max(q.shape[-1], 1))
+
+
+class Scores(NamedTuple):
+    """The scores of a call in the arithmetic's dtype, (B, Nq, Sq, Sk), and what is masked.
+
+    Attributes:
+        values: -inf where masked; 0 in rows that are fully masked.
+        masked: True where masked, or None.
+        dead: (..., 1), True for a fully masked row, or None.
+        q: the queries in that dtype, 0 in such rows.
+        k: the keys in that dtype, one for each query head, with finite numbers alone.
+    """
+
+    values: Tensor
+    masked: Tensor | None
+    dead: Tensor | None
+    q: Tensor
+    k: Tensor
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return the tensor in the dtype of the arithmetic: float32, or float64 for float64."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def for_each_query_head(tensor: Tensor, q: Tensor) -> Tensor:
+    """Return keys or values with one head for each query head."""
+    b, heads, length, width = tensor.shape
+    group = q.shape[1] // max(heads, 1)
+    return tensor[:, :, None].expand(b, heads, group, length, width).reshape(b, q.shape[1], length, width)
+
+
+def finite(tensor: Tensor) -> Tensor:
+    """Return the tensor with 0 for each number that is not finite."""
+    return torch.where(tensor.isfinite(), tensor, 0.0)
+
+
+def exact_products(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which torch.autocast rounds no operand of a product to 16 bits."""
+    kind = tensor.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
+
+
+def scores(
+    q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None, causal: str, window: tuple[int, int] | None
+) -> Scores:
+    """Compute the scores of a call."""
+    sq, sk = q.shape[2], k.shape[2]
+    masked = masks.from_band(sq, sk, masks.band(sq, sk, causal, window), q.device)
+    if mask is not None:
+        masked = mask.bool() if masked is None else masked | mask.bool()
+    queries, keys, factor = wide(q), for_each_query_head(wide(k), q), scale_of(q, scale)
+    known = finite(keys)
+    if masked is None:
+        dead = None
+    else:
+        masked = masked.expand(*q.shape[:3], sk)
+        dead = masked.all(-1, keepdim=True)
+        queries = torch.where(dead, 0.0, queries)
+    values = queries @ known.transpose(-2, -1)
+    raw = (queries @ keys.transpose(-2, -1)).detach()
+    values = torch.where((~keys.isfinite()).any(-1)[..., None, :], raw, values) * factor
+    if masked is not None and dead is not None:
+        values = values.masked_fill(masked, -math.inf).masked_fill(dead, 0.0)
+    return Scores(values, masked, dead, queries, known)
+
+
+def probabilities(s: Scores) -> Tensor:
+    """Return the softmax of the scores, 0 in fully masked rows."""
+    p = torch.softmax(s.values, -1)
+    return p if s.masked is None else p.masked_fill(s.masked, 0.0)
+
+
+def not_finite_part(p: Tensor, masked: Tensor | None, v: Tensor) -> Tensor:
+    """Return what the numbers of ``v`` that are not finite add to ``p @ v``: 0, inf, -inf or NaN.
+
+    Args:
+        p: (..., Sq, Sk), the probabilities.
+        masked: True where a key is masked out, or None.
+        v: (..., Sk, Dv).
+    """
+    sees = torch.ones_like(p) if masked is None else torch.where(masked, 0.0, torch.ones_like(p))
+    weighs = (p > 0).to(p.dtype)
+    nan = sees @ v.isnan().to(p.dtype) + (sees - weighs).clamp(min=0.0) @ v.isinf().to(p.dtype)
+    up, down = weighs @ (v == math.inf).to(p.dtype), weighs @ (v == -math.inf).to(p.dtype)
+    part = torch.where(up > 0, math.inf, torch.where(down > 0, -math.inf, torch.zeros_like(up)))
+    return torch.where((nan > 0) | ((up > 0) & (down > 0)), math.nan, part)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute out, in the dtype of q, and lse, in that of the arithmetic."""
+    s = scores(q, k, mask, scale, causal, window)
+    p, values = probabilities(s), for_each_query_head(wide(v), q)
+    out = p @ finite(values) + not_finite_part(p, s.masked, values).detach()
+    if not k.shape[2]:
+        return out.to(q.dtype), q.new_full(q.shape[:3], -math.inf, dtype=out.dtype)
+    lse = torch.logsumexp(s.values, -1)
+    if s.dead is not None:
+        out, lse = out.masked_fill(s.dead, 0.0), lse.masked_fill(s.dead[..., 0], -math.inf)
+    return out.to(q.dtype), lse
+
+
+def gradients(
+    grad_out: Tensor, grad_lse: Tensor | None, v: Tensor, s: Scores, scale: float, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v in the dtype of the arithmetic.
+
+    Args:
+        grad_out: (B, Nq, Sq, Dv).
+        grad_lse: (B, Nq, Sq), or None.
+        v: (B, Nk, Sk, Dv).
+        s: from :func:`scores`.
+        scale: from :func:`scale_of`.
+        heads: Nk.
+    """
+    p, values, g = probabilities(s), for_each_query_head(wide(v), s.q), wide(grad_out)
+    if s.dead is not None:
+        g = torch.where(s.dead, 0.0, g)
+    dp = g @ finite(values).transpose(-2, -1)
+    inner = dp - (p * dp).sum(-1, keepdim=True)
+    if grad_lse is not None:
+        inner = inner + (grad_lse if s.dead is None else torch.where(s.dead[..., 0], 0.0, grad_lse))[..., None]
+    ds = p * inner * scale
+    return ds @ s.k, summed(ds.transpose(-2, -1) @ s.q, heads), summed(p.transpose(-2, -1) @ g, heads)
+
+
+def summed(gradient: Tensor, heads: int) -> Tensor:
+    """Return the gradient of keys or values, summed over the query heads of each of ``heads``."""
+    b, n, length, width = gradient.shape
+    return gradient.reshape(b, heads, n // max(heads, 1), length, width).sum(2)
