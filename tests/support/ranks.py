@@ -128,10 +128,14 @@ def first_cut(op: Op, args: Sequence[Any]) -> list[Placement]:
     return [Shard(0) if 0 in cuttable(op, args) else Replicate()]
 
 
+def dims_of(op: Op, args: Sequence[Any]) -> dict[str, Sequence[int]]:
+    """The dims of x that those of some tensors go with."""
+    return dict(op.sharding.dims_of(dict(zip(op.parameters, args)))) if op.sharding.dims_of else {}
+
+
 def spread(op: Op, args: Sequence[Any], mesh: DeviceMesh, placements: Sequence[Placement]) -> list[Any]:
     """The arguments as DTensors by ``placements`` of x; the seed stays as it is, a number on every rank."""
-    dims = dict(op.sharding.dims_of(dict(zip(op.parameters, args)))) if op.sharding.dims_of else {}
-    rank = args[0].dim()
+    dims, rank = dims_of(op, args), args[0].dim()
     for item in op.constraints:
         if isinstance(item, LeadingDims):
             dims[item.name] = range(-rank, -1)
