@@ -70,6 +70,7 @@ def bind(
             args += defaults[len(args) :]
         if not_plain(contract, args):
             return public(**dict(zip(parameters, args)), backend=backend)
+        args = contract.with_floats(args)
         results = _serve(contract, plan, kernel, args if complete is None else complete(args))
         return contract.present(results, args) if contract.output_of else results
 

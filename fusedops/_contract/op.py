@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedops._contract import signature as signatures
 from fusedops._contract.backward import BackwardCall
 from fusedops._contract.constraint import Constraint, compile_check
-from fusedops._contract.plain_tensor import plain_tensors
-from fusedops._contract.signature import annotation_texts, bound_arguments, op_signature, signature_text
+from fusedops._contract.plain_argument import PlainFloat, plain_tensors
 from fusedops._contract.tensor_spec import TensorSpec, capability_of
 from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Case, Padding, Saved, Sharding, Tolerance
 from fusedops._report.direction import Direction
@@ -118,12 +118,13 @@ class Op:
         self.constraints, self.single = tuple(constraints), len(outputs) == 1
         if padding is not None and (saved or not self.single):
             raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
-        self.signature, self.types = op_signature(function, self.reference)
+        self.signature, self.types = signatures.op_signature(function, self.reference)
         self.parameters = tuple(self.types)
         self.defaults = tuple(parameter.default for parameter in self.signature.parameters.values())
+        self.float_places = signatures.float_places(self.types)
         self.tensors = tuple(name for name, text in self.types.items() if text.startswith("Tensor"))
         self.required_tensors = tuple(name for name in self.tensors if self.types[name] == "Tensor")
-        self.backward_types = annotation_texts(backward)
+        self.backward_types = signatures.annotation_texts(backward)
         self.backward_parameters = tuple(self.backward_types)
         self.backward_call = BackwardCall(
             self.name, self.backward_parameters, self.parameters, self.tensors, outputs, saved, differentiable,
@@ -144,7 +145,8 @@ class Op:
         return self.check(*args)
 
     def _conditions(self) -> tuple[Constraint, ...]:
-        return (*plain_tensors(self.tensors, self.required_tensors, self.constraints), *self.constraints)
+        floats = [PlainFloat(self.parameters[place]) for place in self.float_places]
+        return (*plain_tensors(self.tensors, self.required_tensors, self.constraints), *self.constraints, *floats)
 
     def invalid(self, args: Sequence[Any]) -> Reason | None:
         """Return why a call is invalid on every backend, or None. Takes tensors of any kind, and specs."""
@@ -161,11 +163,15 @@ class Op:
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call in the op's order, with defaults filled in."""
-        return bound_arguments(self.name, self.signature, args, kwargs)
+        return signatures.bound_arguments(self.name, self.signature, args, kwargs)
 
     def completed(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments with what the public function would draw or make."""
         return args if self.complete is None else self.complete(args)
+
+    def with_floats(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return valid arguments as kernels get them: each integer that is given for a float as a float."""
+        return signatures.with_floats(args, self.float_places)
 
     def specs(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments with each tensor replaced by its TensorSpec."""
@@ -178,7 +184,7 @@ class Op:
             self.validate(given)
         specs = self.completed(self.specs(given))
         self.validate(specs)
-        return specs
+        return self.with_floats(specs)
 
     def each(self, results: Any) -> tuple[Any, ...]:
         """Return the outputs as a tuple, also of an op with one output."""
@@ -247,4 +253,4 @@ class Op:
         return self.parameters if direction == "forward" else self.backward_parameters
 
     def __repr__(self) -> str:
-        return f"<Op {self.name}{signature_text(self.signature)}>"
+        return f"<Op {self.name}{signatures.signature_text(self.signature)}>"

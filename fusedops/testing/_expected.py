@@ -66,6 +66,7 @@ def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence
     >>> want.gradients["x"]
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
+    args = op.with_floats(tuple(args))
     wanted = (*op.differentiable, *([op.passed_through] if op.passed_through else []))
     wide: list[Any] = []
     for name, arg in zip(op.parameters, args):

@@ -16,7 +16,7 @@ from fusedops.constraints import Finite, Flag, OneOf, Probability, Scalar
 from fusedops.testing import OPS
 from fusedops.testing._calls import followed, shrunk, specs
 from fusedops.testing._kernel_calls import KernelCalls
-from fusedops.testing._roles import masks, one_elements
+from fusedops.testing._roles import classes, masks, one_elements
 from tests.fuzz.call import EXTREMES, LAYOUTS, Call, Made
 from tests.fuzz.machine import Target
 
@@ -87,7 +87,8 @@ class _Generator:
         if dice.random() < 0.8:
             call = followed(op, call, self.first, self._shape(call[self.first].shape))
         edges = [*op.constraints, *self.kernels.constraints("forward")]
-        if edges and dice.random() < 0.25:  # just inside or outside of a constraint
+        # just inside or outside of a constraint, from a call that meets all
+        if edges and dice.random() < 0.25 and self.kernels.allows(call):
             cases = [*dice.choice(edges).boundaries(call)]
             if cases and _fits(chosen := dict(dice.choice(cases).args), self.target):
                 call = chosen
@@ -219,8 +220,13 @@ class _Generator:
             share = dice.choice((0.0, 0.1, 0.35, 0.35, 0.9, 1.0))
             values = f"torch.rand({{shape}}, {{generator}}) < {share}"
             return Made(shape, dtype, self.target.device, values, seed, (), layout, dice.random() < 0.4)
-        classes = max(call[self.first].shape[-1], 1) if call[self.first].dim() else 1
-        values = f"torch.randint({classes}, {{shape}}, {{generator}})"
+        values = "torch.zeros({shape})"
+        for item in classes(op):
+            if item.name == name:
+                sizes, share = call[item.of or self.first].shape, dice.choice((0.0, 0.0, 0.3, 1.0))
+                values = f"torch.randint({max(sizes[item.dim], 1) if sizes else 1}, {{shape}}, {{generator}})"
+                if item.ignored is not None and share:
+                    values += f".masked_fill(torch.rand({{shape}}, {{generator}}) < {share}, {call[item.ignored]})"
         return Made(shape, dtype, self.target.device, values, seed, (), layout)
 
     def _possible(self, layout: str, shape: tuple[int, ...], spec: TensorSpec) -> bool:

@@ -1,4 +1,4 @@
-"""PlainTensor: the condition under which a kernel may be called directly with a tensor."""
+"""PlainTensor, PlainFloat: the conditions under which a kernel may be called directly with an argument."""
 
 from __future__ import annotations
 
@@ -52,6 +52,22 @@ class PlainTensor(Constraint):
 
     def describe(self) -> str:
         return f"{self.name}: a tensor{'' if self.required else ' or None'}"
+
+
+class PlainFloat(Constraint):
+    """The argument of a float parameter is no integer. No reason for a refusal: an integer is converted."""
+
+    none_is_met = False
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"type({self.name}) is not int"
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        """Return no reason: an integer is valid."""
+        return []
+
+    def describe(self) -> str:
+        return f"{self.name}: a number that is no integer"
 
 
 def plain_tensors(
