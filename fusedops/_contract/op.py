@@ -12,7 +12,7 @@ from torch import Tensor
 from fusedops._contract import signature as signatures
 from fusedops._contract.backward import BackwardCall
 from fusedops._contract.constraint import Constraint, compile_check
-from fusedops._contract.plain_argument import PlainFloat, plain_tensors
+from fusedops._contract.plain_argument import conditions
 from fusedops._contract.tensor_spec import TensorSpec, capability_of
 from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Case, Padding, Saved, Sharding, Tolerance
 from fusedops._report.direction import Direction
@@ -119,9 +119,8 @@ class Op:
         if padding is not None and (saved or not self.single):
             raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
         self.signature, self.types = signatures.op_signature(function, self.reference)
-        self.parameters = tuple(self.types)
+        self.parameters, self.float_places = tuple(self.types), signatures.float_places(self.types)
         self.defaults = tuple(parameter.default for parameter in self.signature.parameters.values())
-        self.float_places = signatures.float_places(self.types)
         self.tensors = tuple(name for name, text in self.types.items() if text.startswith("Tensor"))
         self.required_tensors = tuple(name for name in self.tensors if self.types[name] == "Tensor")
         self.backward_types = signatures.annotation_texts(backward)
@@ -145,8 +144,7 @@ class Op:
         return self.check(*args)
 
     def _conditions(self) -> tuple[Constraint, ...]:
-        floats = [PlainFloat(self.parameters[place]) for place in self.float_places]
-        return (*plain_tensors(self.tensors, self.required_tensors, self.constraints), *self.constraints, *floats)
+        return conditions(self.parameters, self.float_places, self.tensors, self.required_tensors, self.constraints)
 
     def invalid(self, args: Sequence[Any]) -> Reason | None:
         """Return why a call is invalid on every backend, or None. Takes tensors of any kind, and specs."""
@@ -169,10 +167,6 @@ class Op:
         """Return the arguments with what the public function would draw or make."""
         return args if self.complete is None else self.complete(args)
 
-    def with_floats(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return valid arguments as kernels get them: each integer that is given for a float as a float."""
-        return signatures.with_floats(args, self.float_places)
-
     def specs(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments with each tensor replaced by its TensorSpec."""
         return tuple(TensorSpec.of(arg) if isinstance(arg, Tensor) else arg for arg in args)
@@ -184,7 +178,7 @@ class Op:
             self.validate(given)
         specs = self.completed(self.specs(given))
         self.validate(specs)
-        return self.with_floats(specs)
+        return signatures.with_floats(specs, self.float_places)
 
     def each(self, results: Any) -> tuple[Any, ...]:
         """Return the outputs as a tuple, also of an op with one output."""

@@ -70,10 +70,15 @@ class PlainFloat(Constraint):
         return f"{self.name}: a number that is no integer"
 
 
-def plain_tensors(
-    tensors: Sequence[str], required: Sequence[str], constraints: Sequence[Constraint]
-) -> list[PlainTensor]:
-    """Return the conditions on the tensor parameters of an op."""
+def conditions(
+    parameters: Sequence[str],
+    float_places: Sequence[int],
+    tensors: Sequence[str],
+    required: Sequence[str],
+    constraints: Sequence[Constraint],
+) -> tuple[Constraint, ...]:
+    """Return the constraints of an op, after the conditions on its tensors and before those on its floats."""
     first = tensors[0]
     compared = [item.name for item in constraints if item.reads_shapes and first in item.names and item.name != first]
-    return [PlainTensor(name, name in required, name == first, compared) for name in tensors]
+    plain = [PlainTensor(name, name in required, name == first, compared) for name in tensors]
+    return (*plain, *constraints, *(PlainFloat(parameters[place]) for place in float_places))

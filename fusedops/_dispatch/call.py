@@ -27,6 +27,7 @@ from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
 from fusedops._contract.plain_argument import OPTIONAL_TYPES, PlainFloat, PlainTensor
+from fusedops._contract.signature import with_floats
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._dispatch.autograd import with_gradient
 from fusedops._dispatch.select import counted_call, plan_for, select
@@ -112,7 +113,7 @@ def _not_plain(op: Op, args: tuple[Any, ...], backend: str | None, violated: Con
     Integers for floats are converted here, where a call with floats does not pass.
     """
     if isinstance(violated, PlainFloat):  # the last condition: the call is valid
-        return call(op, op.with_floats(args), backend)
+        return call(op, with_floats(args, op.float_places), backend)
     if violated is not None and not isinstance(violated, PlainTensor):
         return _invalid(op, args, backend)
     tracer = _fx_tracer(args)

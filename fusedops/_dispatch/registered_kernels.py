@@ -67,7 +67,7 @@ class ForwardKernels:
     def _validated(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         args = whole_arguments(self._op, args)
         self._op.validate(args)
-        return self._op.with_floats(args)
+        return with_floats(args, self._op.float_places)
 
     def _required_saved(self, args: tuple[Any, ...], outputs: Any) -> list[Tensor]:
         saved = self._op.saved_references(args, self._op.each(outputs))

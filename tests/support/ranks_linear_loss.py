@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import BACKENDS, check, counted, refused
+from state import forget_warnings
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
@@ -130,6 +131,7 @@ def a_linear_loss_refuses_cut_columns(mesh: DeviceMesh) -> None:
 def a_linear_loss_of_cut_classes_is_a_fallback_that_is_seen(mesh: DeviceMesh) -> None:
     x, target = (distribute_tensor(t, mesh, [Replicate()]) for t in (torch.randn(4, 8), torch.tensor([0, 1, 2, 3])))
     weight = distribute_tensor(torch.randn(CLASSES, 8), mesh, [Shard(0)])
+    forget_warnings()
     fusedops.set_policy("triton")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -159,18 +161,21 @@ def a_linear_loss_compiled(mesh: DeviceMesh) -> None:
 
 @check
 def second_derivatives_of_a_linear_loss(mesh: DeviceMesh) -> None:
-    """Of x and weight, also by way of the incoming gradient."""
+    """Of x and weight, also by way of the incoming gradient; of cross_entropy after a matmul too."""
     x, weight, target = torch.randn(4, 6).double(), torch.randn(CLASSES, 6).double(), torch.randint(CLASSES, (4,))
 
-    def second(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        given = [x.requires_grad_(), weight.requires_grad_()]
-        loss = fusedops.linear_cross_entropy(*given, target).pow(3)
+    def second(linear: bool, x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        given = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
+        if linear:
+            loss = fusedops.linear_cross_entropy(*given, target).pow(3)
+        else:
+            loss = fusedops.cross_entropy(given[0] @ given[1].T, target).pow(3)
         slopes = torch.autograd.grad(loss, given, create_graph=True)
         return torch.autograd.grad(slopes[0].square().sum() + slopes[1].square().sum(), given)
 
-    want = second(x.clone(), weight.clone(), target)
-    for at in (0, 1):
+    for linear, at in product((True, False), (0, 1)):
+        want = second(linear, x, weight, target)
         places = [[Shard(0)] if at == place else [Replicate()] for place in range(2)]
         cut = [distribute_tensor(t, mesh, p) for t, p in zip((x, weight), places)]
-        found = second(cut[0], cut[1], distribute_tensor(target, mesh, places[0]))
+        found = second(linear, cut[0], cut[1], distribute_tensor(target, mesh, places[0]))
         torch.testing.assert_close([each.full_tensor() for each in found], [*want])
