@@ -114,6 +114,7 @@ def difference(result: Tensor, expected: Tensor, limit: Tensor, times: int = 1) 
     """
     if result.numel() == 0:
         return Difference(0.0)
+    result, expected = result.detach(), expected.detach()
     each = ratios(result, expected, times * limit)
     place = tuple(int(i) for i in torch.unravel_index(each.argmax(), each.shape))
     at = float(times * limit.expand(each.shape)[place])

@@ -50,7 +50,14 @@ def _fits(call: Mapping[str, Any], target: Target) -> bool:
     """Return True where every tensor is on the target's device and not too large."""
     tensors = [value for value in call.values() if isinstance(value, TensorSpec)]
     here = all(value.device_type == target.device and value.capability is None for value in tensors)
-    return here and all(value.numel() <= target.elements for value in tensors)
+    if not here or any(value.numel() > target.elements for value in tensors):
+        return False
+    op = OPS[target.op]
+    return all(  # logits that the op computes
+        call[item.name].numel() * math.prod(call[item.of].shape[item.dim :][:1]) <= target.elements
+        for item in classes(op)
+        if item.of is not None and isinstance(call[item.name], TensorSpec) and isinstance(call[item.of], TensorSpec)
+    )
 
 
 class _Generator:
@@ -68,6 +75,8 @@ class _Generator:
         best = None
         for _ in range(40):
             call = self._shaped()
+            if not _fits(call, self.target):
+                continue
             allowed = self.kernels.allows(call)
             if allowed != invalid:
                 best = best or call
