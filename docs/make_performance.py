@@ -73,12 +73,12 @@ the speed of the machine: a copy reads and writes each byte once.
 
 SIZES = """## cpu: the compiled backend, from 64 elements to 128 MiB
 
-The time of plain torch divided by the time of the public call, with the selection of the backend; columns are the number
-of elements of the main tensor. Below 0.95 in bold. A backward is timed through autograd. Torch, the call and a copy take
-turns in one process; each time is the 20th percentile of the turns.
+The time of plain torch divided by the time of the public call, with the selection of the backend; columns are the
+number of elements of the main tensor. Below 0.95 in bold. A backward is timed through autograd. Torch, the call and a
+copy take turns in one process; each time is the 20th percentile of the turns.
 
-- Up to about 1 Ki elements a call costs what the selection and the launch cost, 3 to 5 us; a chain of two torch
-  functions costs 2.5 us, so that it is faster there.
+- Up to about 1 Ki elements a call costs what the selection and the launch cost, 5 to 8 us; one or two functions of
+  torch cost 2.5 to 4 us there.
 - Torch's dropout saves a mask, which its backward reads. The backward here computes the mask again from the seed.
 """
 
