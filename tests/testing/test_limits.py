@@ -18,11 +18,13 @@ LARGEST = torch.finfo(torch.float32).max
 def test_an_overflow_within_the_limit_has_either_sign(sign: int) -> None:
     """0 within 1e39 is any float32, and inf of both signs."""
     result, zero = torch.tensor([sign * math.inf]), torch.zeros(1).double()
-    testing.assert_within(result, zero, torch.tensor([1e39]).double(), "y")
+    testing.assert_within(result, zero, torch.tensor([1e39], dtype=torch.float64), "y")
     with pytest.raises(AssertionError, match="beyond the tolerance in 1 of 1"):
-        testing.assert_within(result, zero, torch.tensor([1e38]).double(), "y")
+        testing.assert_within(result, zero, torch.tensor([1e38], dtype=torch.float64), "y")
     with pytest.raises(AssertionError, match="beyond the tolerance in 1 of 1"):
-        testing.assert_within(result, torch.tensor([-sign * 3.4e38]).double(), torch.tensor([1e37]).double(), "y")
+        testing.assert_within(
+            result, torch.tensor([-sign * 3.4e38], dtype=torch.float64), torch.tensor([1e37], dtype=torch.float64), "y"
+        )
 
 
 def gradient_limits(x: Tensor, weight: Tensor, eps: float = 1e-5) -> dict[str, Tensor]:
