@@ -84,7 +84,7 @@ npu-contract: $(VENV)/ready  ## the npu backend's calls against the real torch_n
 overhead: $(VENV)/ready  ## measure the cost of selecting a backend
 	$(BIN)/python benchmarks/overhead.py
 
-bench: $(VENV)/ready  ## compare CPU speed with plain torch, Megatron's fallback and torch.compile (15 minutes, idle machine)
+bench: $(VENV)/ready  ## compare CPU speed with plain torch, Megatron's fallback and torch.compile (40 minutes, idle machine)
 	benchmarks/cpu.sh $(BIN)/python $(RESULTS)
 
 gpu:  ## on a machine with a GPU, with the packages of PYTHON: tests, compute-sanitizer, benchmark

@@ -11,4 +11,11 @@ run --allocator default --threads 2 --dtypes float32 --out "$out/large-default-2
 run --allocator tuned --threads 1 --dtypes float32 --out "$out/large-tuned-1.jsonl"
 run --allocator tuned --threads 2 --dtypes float32 --sweep length --elements $((2 ** 22)) --ops scaled_masked_softmax \
     --out "$out/length-tuned-2.jsonl"
+mkdir -p "$out/sizes"
+for allocator in tuned default; do
+    for threads in 2 1; do
+        "$python" -m benchmarks.cpu_sizes --threads $threads --allocator $allocator --dtypes float32 bfloat16 \
+            --out "$out/sizes/$allocator-$threads.jsonl"
+    done
+done
 "$python" -m benchmarks.compiled --threads 2 --out "$out/compiled-tuned-2.jsonl"

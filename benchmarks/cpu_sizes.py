@@ -197,6 +197,52 @@ def gated(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list
     )
 
 
+def rotary(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
+    """Return the same for rotary_embedding of n elements of q, and a fourth as many of k, beside the chain of models.
+
+    ``form``: halves of (B, N, S, D) or of transposed views of (B, S, N, D), as projections give; or interleaved pairs.
+    """
+    width, heads = (16, 1) if n < 2**12 else (64, 8)
+    positions = n // heads // width
+    shapes = [(1, count, positions, width) for count in (heads, max(1, heads // 4))]
+    if form == "transposed":
+        q, k = (torch.randn(b, s, h, d).to(dtype).transpose(1, 2) for b, h, s, d in shapes)
+    else:
+        q, k = (torch.randn(shape).to(dtype) for shape in shapes)
+    cos, sin = (torch.randn(1, positions, width // 2).to(dtype) for _ in range(2))
+    interleaved = form == "pairs"
+    double = [
+        t[:, None].repeat_interleave(2, -1) if interleaved else torch.cat((t, t), -1)[:, None] for t in (cos, sin)
+    ]
+
+    def turned(x: Tensor) -> Tensor:
+        if interleaved:
+            return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+        first, second = x.chunk(2, -1)
+        return torch.cat((-second, first), -1)
+
+    return (
+        lambda: tuple(x * double[0] + turned(x) * double[1] for x in (q, k)),
+        lambda: fusedops.rotary_embedding(q, k, cos, sin, interleaved=interleaved),
+        lambda: fusedops_cpu.rotary_embedding.function(q, k, cos, sin, interleaved, -2),
+        [q, k],
+    )
+
+
+def loss(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
+    """Return the same for cross_entropy of n logits, of 16 to 32000 classes."""
+    classes = min(32000, max(16, 1 << (n.bit_length() // 2 + 2)))
+    logits = torch.randn(max(1, n // classes), classes).to(dtype)
+    target = torch.randint(classes, logits.shape[:1])
+    smoothing = 0.1 if form == "smoothed" else 0.0
+    return (
+        lambda: F.cross_entropy(logits, target, label_smoothing=smoothing),
+        lambda: fusedops.cross_entropy(logits, target, label_smoothing=smoothing),
+        lambda: fusedops_cpu.cross_entropy.function(logits, target, -100, smoothing, 0.0, None, "mean", None, False),
+        [logits],
+    )
+
+
 CASES: list[tuple[str, Any, str]] = [
     ("scaled_masked_softmax", softmax, "none"),
     ("scaled_masked_softmax", softmax, "mask"),
@@ -215,6 +261,11 @@ CASES: list[tuple[str, Any, str]] = [
     ("swiglu", gated, "silu pairs"),
     ("geglu", gated, "tanh two"),
     ("geglu", gated, "none two"),
+    ("rotary_embedding", rotary, "halves"),
+    ("rotary_embedding", rotary, "transposed"),
+    ("rotary_embedding", rotary, "pairs"),
+    ("cross_entropy", loss, "plain"),
+    ("cross_entropy", loss, "smoothed"),
 ]
 
 

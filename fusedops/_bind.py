@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any
 
 from fusedops._contract.op import Op
+from fusedops._contract.signature import with_floats
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._dispatch.call import not_plain, run
 from fusedops._dispatch.plan import Plan
@@ -60,7 +61,7 @@ def bind(
     plan = plan_for(contract, first, backend)
     kernel = select(plan, like)
     public, parameters, defaults = contract.function, contract.parameters, contract.defaults
-    count, complete = len(parameters), contract.complete
+    count, complete, places = len(parameters), contract.complete, contract.float_places
 
     @wraps(public)
     def bound(*args: Any, **kwargs: Any) -> Any:
@@ -70,6 +71,7 @@ def bind(
             args += defaults[len(args) :]
         if not_plain(contract, args):
             return public(**dict(zip(parameters, args)), backend=backend)
+        args = with_floats(args, places)
         results = _serve(contract, plan, kernel, args if complete is None else complete(args))
         return contract.present(results, args) if contract.output_of else results
 

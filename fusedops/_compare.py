@@ -104,10 +104,7 @@ def _with_rounding(
 
 
 def difference(result: Tensor, expected: Tensor, limit: Tensor, times: int = 1) -> Difference:
-    """Compare two tensors of one shape.
-
-    NaN equals NaN. Where the limit is inf, as the arithmetic may overflow, any number is accepted. Infinity is accepted
-    for a number that rounds to it.
+    """Compare two tensors of one shape, see :func:`ratios`.
 
     Args:
         result: of the kernel.
@@ -117,18 +114,28 @@ def difference(result: Tensor, expected: Tensor, limit: Tensor, times: int = 1) 
     """
     if result.numel() == 0:
         return Difference(0.0)
-    got, want, limit = result.detach().cpu().double(), expected.detach().cpu().double(), times * limit
+    result, expected = result.detach(), expected.detach()
+    each = ratios(result, expected, times * limit)
+    place = tuple(int(i) for i in torch.unravel_index(each.argmax(), each.shape))
+    at = float(times * limit.expand(each.shape)[place])
+    return Difference(
+        float(each[place]), int((each > 1).sum()), place, float(result[place]), float(expected[place]), at
+    )
+
+
+def ratios(result: Tensor, expected: Tensor, limit: Tensor) -> Tensor:
+    """Return the difference of each element in units of its limit, inf where a number is not finite.
+
+    NaN equals NaN. Where the limit is inf, as the arithmetic may overflow, any number is accepted. Infinity is accepted
+    for a number that rounds to it, within the limit.
+    """
+    got, want = result.detach().cpu().double(), expected.detach().cpu().double()
     same = (got == want) | (got.isnan() & want.isnan()) | (limit == math.inf)
     if result.dtype.is_floating_point:
         largest = torch.finfo(result.dtype).max
-        overflow = (got.isinf() & (want.abs() + limit >= largest)) | (want.isinf() & (got.abs() + limit >= largest))
-        same |= overflow & (got.sign() == want.sign())
-    ratios = torch.where(same, 0.0, (got - want).abs() / limit).nan_to_num(nan=math.inf, posinf=math.inf)
-    place = tuple(int(i) for i in torch.unravel_index(ratios.argmax(), ratios.shape))
-    at = limit.expand(ratios.shape)[place]
-    return Difference(
-        float(ratios[place]), int((ratios > 1).sum()), place, float(got[place]), float(want[place]), float(at)
-    )
+        same |= got.isinf() & (want * got.sign() + limit >= largest)
+        same |= want.isinf() & (got * want.sign() + limit >= largest)
+    return torch.where(same, 0.0, (got - want).abs() / limit).nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def _usual_size(op: Op, direction: Direction, args: Sequence[Any], expected: Tensor) -> Tensor:

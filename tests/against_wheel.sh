@@ -13,12 +13,12 @@ cd "$work"
 # ahead of the editable installation, which is of the same name
 export PYTHONPATH="$work/site"
 "$python" - <<'CHECK'
-import os, pathlib, fusedops, fusedops_cpu, fusedops_eager, fusedops_npu, fusedops_sdpa, fusedops_triton
+import os, pathlib, fusedops, fusedops_cpu, fusedops_eager, fusedops_flash_attn, fusedops_npu, fusedops_sdpa, fusedops_triton
 site = pathlib.Path(os.environ["PYTHONPATH"])
-for module in (fusedops, fusedops_cpu, fusedops_eager, fusedops_npu, fusedops_sdpa, fusedops_triton):
+for module in (fusedops, fusedops_cpu, fusedops_eager, fusedops_flash_attn, fusedops_npu, fusedops_sdpa, fusedops_triton):
     assert pathlib.Path(module.__file__).is_relative_to(site), f"{module.__file__} is not of the wheel"
 top = sorted(path.name for path in site.iterdir() if not path.name.endswith((".dist-info", "__pycache__")))
-assert top == ["_fusedops_pytest.py", "bin", "fusedops", "fusedops_cpu", "fusedops_eager", "fusedops_npu", "fusedops_sdpa", "fusedops_triton"], top
+assert top == ["_fusedops_pytest.py", "bin", "fusedops", "fusedops_cpu", "fusedops_eager", "fusedops_flash_attn", "fusedops_npu", "fusedops_sdpa", "fusedops_triton"], top
 assert (site / "fusedops" / "py.typed").exists(), "py.typed is missing"
 assert [path.name for path in (site / "bin").iterdir()] == ["fusedops"], "the command line is missing"
 # built where there is a compiler: a platform wheel with the library, else a pure one without it

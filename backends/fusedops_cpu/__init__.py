@@ -12,9 +12,11 @@ from fusedops_cpu.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from fusedops_cpu.bias_dropout import bias_dropout, bias_dropout_backward
 from fusedops_cpu.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
 from fusedops_cpu.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_cpu.cross_entropy import cross_entropy, cross_entropy_backward
 from fusedops_cpu.geglu import geglu, geglu_backward
 from fusedops_cpu.layer_norm import layer_norm, layer_norm_backward
 from fusedops_cpu.rms_norm import rms_norm, rms_norm_backward
+from fusedops_cpu.rotary_embedding import rotary_embedding, rotary_embedding_backward
 from fusedops_cpu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 from fusedops_cpu.swiglu import swiglu, swiglu_backward
 
@@ -65,6 +67,10 @@ def fusedops_backend() -> fusedops.Backend:
             swiglu_backward,
             geglu,
             geglu_backward,
+            rotary_embedding,
+            rotary_embedding_backward,
+            cross_entropy,
+            cross_entropy_backward,
         ),
         probe=_probe,
         optional=True,

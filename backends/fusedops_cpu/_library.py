@@ -36,6 +36,9 @@ NORM_FORWARD = Struct("8P6q2d").pack
 NORM_BACKWARD = Struct("10P5qd").pack
 GATED_FORWARD = Struct("3P6q3d").pack
 GATED_BACKWARD = Struct("5P7q3d").pack
+CROSS_ENTROPY_FORWARD = Struct("4P8q4d").pack
+CROSS_ENTROPY_BACKWARD = Struct("5P8q4d").pack
+ROTARY = Struct("2P11qd2P8q2P8q").pack
 
 _SUFFIXES = {"win32": "dll", "darwin": "dylib"}
 _TORCH_LIBRARIES = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}
@@ -71,6 +74,9 @@ class Library:
         self.norm_backward = function("norm_backward")
         self.gated_forward = function("gated_forward")
         self.gated_backward = function("gated_backward")
+        self.cross_entropy_forward = function("cross_entropy_forward")
+        self.cross_entropy_backward = function("cross_entropy_backward")
+        self.rotary = function("rotary")
 
 
 def library_path() -> Path:

@@ -57,7 +57,7 @@ def cross_entropy_forward(
             _repair(sums, ignored, logits, softcap)
         sums.masked_fill_(ignored, 0.0)
         if z_loss != 0:
-            loss.add_(sums.square(), alpha=z_loss)
+            loss.add_(sums.square().mul_(z_loss))  # not alpha, which must be a number of the dtype
     loss.masked_fill_(ignored, 0.0).masked_fill_(wrong, float("nan"))
     return parts.reduced(loss, target, ignore_index, reduction, denominator), sums if save else None
 

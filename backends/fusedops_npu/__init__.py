@@ -9,6 +9,7 @@ import torch
 
 import fusedops
 from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
+from fusedops_npu.attention import attention, attention_backward
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
 from fusedops_npu.cross_entropy import cross_entropy, cross_entropy_backward
 from fusedops_npu.geglu import geglu, geglu_backward
@@ -94,6 +95,8 @@ def fusedops_backend() -> fusedops.Backend:
             rms_norm_backward,
             add_rms_norm,
             add_rms_norm_backward,
+            attention,
+            attention_backward,
             cross_entropy,
             cross_entropy_backward,
             geglu,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import re
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +18,8 @@ from fusedops._report.reason import Reason, ReasonCode
 
 Arguments = Mapping[str, Any]
 _compiled = itertools.count()
+# attributes of tensors that a compiled check reads once: each takes 0.05 to 0.1 us
+_READ_ONCE = re.compile(r"\b[a-z_]\w*\.(?:shape|dtype|is_cpu)\b")
 
 
 class Boundary(NamedTuple):
@@ -137,24 +141,37 @@ def compile_check(
     (None, Rank(name='x', ranks=(2,)))
     """
     constants: dict[str, object] = {}
+    tests = [item.expression(constants) for item in constraints]
+    repeated = Counter(attribute for test in tests for attribute in _READ_ONCE.findall(test))
+    read: set[str] = set()
     lines = [f"def check({', '.join(parameters)}):"]
     # one test for None serves all the constraints on an optional argument
     for (name, skip_none), group in itertools.groupby(
         enumerate(constraints), lambda item: (item[1].name, item[1].none_is_met)
     ):
-        indent = "    "
+        indent, positions = "    ", [position for position, _ in group]
+        for attribute in dict.fromkeys(a for position in positions for a in _READ_ONCE.findall(tests[position])):
+            if repeated[attribute] > 1 and attribute not in read and attribute.split(".")[0] in never_none:
+                read.add(attribute)
+                lines.append(f"{indent}{_local(attribute)} = {attribute}")
         if skip_none and name not in never_none:
             lines.append(f"{indent}if {name} is not None:")
             indent *= 2
-        for position, item in group:
-            lines.append(f"{indent}if not ({item.expression(constants)}): return constraint_{position}")
-            constants[f"constraint_{position}"] = item
+        for position in positions:
+            test = _READ_ONCE.sub(lambda found: _local(found[0]) if found[0] in read else found[0], tests[position])
+            lines.append(f"{indent}if not ({test}): return constraint_{position}")
+            constants[f"constraint_{position}"] = constraints[position]
     source = "\n".join([*lines, "    return None"]) + "\n"
     filename = f"<fusedops: {title} #{next(_compiled)}>"
     exec(compile(source, filename, "exec"), constants)
     # so that tracebacks and debuggers show the line; entries without a time are not checked against the disk
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     return cast("Callable[..., Constraint | None]", constants["check"])
+
+
+def _local(attribute: str) -> str:
+    """Return the name of the variable that holds ``x.shape`` in a compiled check."""
+    return f"its_{attribute.replace('.', '_')}"
 
 
 def reasons_of(constraint: Constraint, args: Arguments) -> list[Reason]:

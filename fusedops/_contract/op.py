@@ -12,7 +12,7 @@ from torch import Tensor
 from fusedops._contract import signature as signatures
 from fusedops._contract.backward import BackwardCall
 from fusedops._contract.constraint import Constraint, compile_check
-from fusedops._contract.plain_tensor import plain_tensors
+from fusedops._contract.plain_argument import conditions
 from fusedops._contract.tensor_spec import TensorSpec, capability_of
 from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Case, Padding, Saved, Sharding, Tolerance
 from fusedops._report.direction import Direction
@@ -119,7 +119,7 @@ class Op:
         if padding is not None and (saved or not self.single):
             raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
         self.signature, self.types = signatures.op_signature(function, self.reference)
-        self.parameters = tuple(self.types)
+        self.parameters, self.float_places = tuple(self.types), signatures.float_places(self.types)
         self.defaults = signatures.defaults_of(self.signature, self.reference)
         self.tensors = tuple(name for name, text in self.types.items() if text.startswith("Tensor"))
         self.required_tensors = tuple(name for name in self.tensors if self.types[name] == "Tensor")
@@ -144,7 +144,7 @@ class Op:
         return self.check(*args)
 
     def _conditions(self) -> tuple[Constraint, ...]:
-        return (*plain_tensors(self.tensors, self.required_tensors, self.constraints), *self.constraints)
+        return conditions(self.parameters, self.float_places, self.tensors, self.required_tensors, self.constraints)
 
     def invalid(self, args: Sequence[Any]) -> Reason | None:
         """Return why a call is invalid on every backend, or None. Takes tensors of any kind, and specs."""
@@ -178,7 +178,7 @@ class Op:
             self.validate(given)
         specs = self.completed(self.specs(given))
         self.validate(specs)
-        return specs
+        return signatures.with_floats(specs, self.float_places)
 
     def each(self, results: Any) -> tuple[Any, ...]:
         """Return the outputs as a tuple, also where the public function returns one alone."""

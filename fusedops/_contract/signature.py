@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from fusedops.errors import InvalidInputError
@@ -55,6 +55,22 @@ def bound_arguments(
 def annotation_texts(function: Callable[..., Any]) -> dict[str, str]:
     """Return the annotations of a function's parameters as text: ``"Tensor | None"``, however they are written."""
     return {name: _annotation_text(p) for name, p in inspect.signature(function).parameters.items()}
+
+
+def float_places(types: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the places of the floats among parameters, from their annotations as text."""
+    return tuple(place for place, text in enumerate(types.values()) if text.startswith("float"))
+
+
+def with_floats(args: tuple[Any, ...], places: Collection[int]) -> tuple[Any, ...]:
+    """Return the arguments with each integer at these places as a float.
+
+    torch's arithmetic takes integers of 64 bits: a formula may have twice the number.
+    """
+    for place in places:
+        if type(args[place]) is int:
+            return tuple(float(arg) if at in places and type(arg) is int else arg for at, arg in enumerate(args))
+    return args
 
 
 def _annotation_text(parameter: inspect.Parameter) -> str:

@@ -156,7 +156,11 @@ class Sharding(NamedTuple):
         whole_of: ``(arguments by name) -> dims``, more such dims, where they depend on the call. For forward and for
             backward, as are the next two.
         dims_of: ``(arguments by name) -> dims by parameter``, for tensors that do not broadcast to the first parameter:
-            the dim of the first parameter, counted from the end, that each of their dims goes with.
+            the dim of the first parameter, counted from the end, that each of their dims goes with; None for a dim that
+            every rank needs whole.
+        shape_of: ``(arguments by name) -> shape``, whose dims are meant wherever this class has those of the first
+            parameter: the logits' of a call that computes them. For forward and for backward. None: the first
+            parameter's.
         replicated: the tensor parameters that are the same on every rank, such as a seed.
         adjust: ``(arguments by name, shard) -> arguments by name``, changes a rank's local call where it depends on the
             position of its part (a causal mask).
@@ -176,7 +180,8 @@ class Sharding(NamedTuple):
 
     whole: tuple[int, ...] = ()
     whole_of: Callable[[Mapping[str, Any]], tuple[int, ...]] | None = None
-    dims_of: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = None
+    dims_of: Callable[[Mapping[str, Any]], Mapping[str, tuple[int | None, ...]]] | None = None
+    shape_of: Callable[[Mapping[str, Any]], tuple[int, ...]] | None = None
     replicated: tuple[str, ...] = ()
     adjust: Callable[[dict[str, Any], Shard], dict[str, Any]] | None = None
     forward: Callable[[Mapping[str, Any], Shard], Any] | None = None

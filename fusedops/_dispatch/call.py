@@ -26,7 +26,8 @@ from torch._C._functorch import (
 from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
-from fusedops._contract.plain_tensor import OPTIONAL_TYPES, PlainTensor
+from fusedops._contract.plain_argument import OPTIONAL_TYPES, PlainFloat, PlainTensor
+from fusedops._contract.signature import with_floats
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._dispatch.autograd import with_gradient
 from fusedops._dispatch.select import counted_call, plan_for, select
@@ -107,7 +108,12 @@ def not_plain(op: Op, args: tuple[Any, ...]) -> bool:
 
 
 def _not_plain(op: Op, args: tuple[Any, ...], backend: str | None, violated: Constraint | None) -> Any:
-    """Serve a call with tensors of other kinds by the registered op, or raise InvalidInputError."""
+    """Serve a call with tensors of other kinds by the registered op, or raise InvalidInputError.
+
+    Integers for floats are converted here, where a call with floats does not pass.
+    """
+    if isinstance(violated, PlainFloat):  # the last condition: the call is valid
+        return call(op, with_floats(args, op.float_places), backend)
     if violated is not None and not isinstance(violated, PlainTensor):
         return _invalid(op, args, backend)
     tracer = _fx_tracer(args)

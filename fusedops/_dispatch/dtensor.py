@@ -12,7 +12,7 @@ gradient, which no caller can place. What is special about an op is its :class:`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -80,11 +80,12 @@ def _forward(
         saves = func._schema.name.endswith("_with_saved")  # pyright: ignore
         ranks = _ranks(func, local, kwargs, layout, saves)
         if any(map(ranks.is_cut, combined.dims)):
-            _report_composite(plan_for(op, local[first], kwargs.get("backend")), tuple(local.values()))
+            plan = plan_for(op, local[first], kwargs.get("backend"))
+            _report_composite(plan, tuple(local.values()), _with_dim(op, given, combined.dims))
         each = combined.forward(local, ranks)
         results: Any = each if saves or not op.single else each[0]
     elif _needs_composite(op, local, shard):
-        _report_composite(plan_for(op, local[first], kwargs.get("backend")), tuple(local.values()))
+        _report_composite(plan_for(op, local[first], kwargs.get("backend")), tuple(local.values()), first)
         assert op.sharding.forward is not None
         results = op.sharding.forward(local, shard)
     else:
@@ -98,8 +99,24 @@ def _forward(
     ]
     if isinstance(results, Tensor):
         return whole[0]
-    # a saved value has the leading dims of the first argument, cut as they are
-    return (*whole, *(whole_result(result, shard, layout) for result in each[len(whole) :]))
+    gradients = [value.gradient_of for value in op.saved if not value.optional]
+    saved = zip(gradients, each[len(whole) :])
+    return (*whole, *(_whole_saved(op, given, local, layout, name, result) for name, result in saved))
+
+
+def _whole_saved(
+    op: Op,
+    given: Mapping[str, Any],
+    local: Mapping[str, Any],
+    layout: Layout,
+    gradient_of: str | None,
+    result: Tensor,
+) -> DTensor:
+    """Return a saved value: placed as the gradient that it is, or with the leading dims of the first argument."""
+    if gradient_of is None or local[gradient_of] is None or result.shape != local[gradient_of].shape:
+        return whole_result(result, layout.shard(), layout)
+    shape = tuple(given[gradient_of].shape)
+    return whole_tensor(result, layout, shape, layout.of(shape, Partial(), dims_by_name(op, given).get(gradient_of)))
 
 
 def _output_shapes(op: Op, given: Mapping[str, Any]) -> list[tuple[int, ...]]:
@@ -136,18 +153,18 @@ def _backward(
     if (combined := _combined(op, given, layout)) is not None:
         ranks = _ranks(func, local, kwargs, layout, False)
         if any(map(ranks.is_cut, combined.dims)):
-            _report_composite(_plan_of_backward(op, local[grads[0]], kwargs), tuple(local.values()))
+            plan = _plan_of_backward(op, local[grads[0]], kwargs)
+            _report_composite(plan, tuple(local.values()), _with_dim(op, given, combined.dims))
         computed = combined.backward(local, ranks)
     elif _needs_composite(op, local, shard):
-        _report_composite(_plan_of_backward(op, local[grads[0]], kwargs), tuple(local.values()))
+        _report_composite(_plan_of_backward(op, local[grads[0]], kwargs), tuple(local.values()), op.parameters[0])
         assert op.sharding.backward is not None
         computed = op.sharding.backward(local, shard)
-        nothing = local[grads[0]].new_empty(0)
-        if isinstance(computed, tuple):
-            several = cast("tuple[Tensor | None, ...]", computed)
-            computed = tuple(nothing if gradient is None else gradient for gradient in several)
     else:
         computed = func(*local.values(), **kwargs)
+    if isinstance(computed, tuple):  # a torch op returns no None
+        nothing, several = local[grads[0]].new_empty(0), cast("tuple[Tensor | None, ...]", computed)
+        computed = tuple(nothing if gradient is None else gradient for gradient in several)
     single = len(op.differentiable) == 1
     needs = given.get("needs", [True] * len(op.differentiable))
     whole: list[DTensor] = []
@@ -160,7 +177,8 @@ def _backward(
             shape, placements = tuple(gradient.shape), tuple(Replicate() for _ in layout.dims)  # an empty stand-in
         else:
             shape = tuple(like.shape)
-            placements = layout.of(shape, absent=Partial() if taken else None)
+            absent = Partial() if taken else None
+            placements = layout.of(shape, absent, with_dims.get(op.differentiable[place]) if taken else None)
         whole.append(whole_tensor(gradient, layout, shape, placements))
     return whole[0] if single else tuple(whole)
 
@@ -197,20 +215,25 @@ def _needs_composite(op: Op, local: Mapping[str, Any], shard: values.Shard) -> b
     return sharding.applies is None or sharding.applies(local)
 
 
-def _report_composite(plan: Plan, args: tuple[Any, ...]) -> None:
-    """Report the fallback, or raise, where a kernel for this device would have served the whole tensor."""
+def _with_dim(op: Op, given: Mapping[str, Any], dims: Sequence[int]) -> str:
+    """Return the first parameter that has one of these dims."""
+    with_dims = dims_by_name(op, given)
+    return next(n for n in op.tensors if n in given and {*dims} & {*with_dims.get(n, range(-given[n].ndim, 0))})
+
+
+def _report_composite(plan: Plan, args: tuple[Any, ...], cut: str) -> None:
+    """Report the fallback, or raise, where a kernel for this device would have served the whole of a cut parameter."""
     kernel = select(plan, args)
     record = registry.find(kernel.backend)
     if record is None or record.backend is None or "*" in record.backend.device_types:
         return
     if any(planned.optional for planned in plan.backends if planned.backend == kernel.backend):
         return
-    first = plan.op.parameters[0]
     reason = Reason(
         ReasonCode.SHARD,
-        f"a shard of {first}",
-        f"the whole {first}: {plan.op.sharding.reason}",
-        f"replicate it, as in {first}.redistribute(placements=[Replicate()])",
+        f"a shard of {cut}",
+        f"the whole {cut}: {plan.op.sharding.reason}",
+        f"replicate it, as in {cut}.redistribute(placements=[Replicate()])",
     )
     if plan.policy.fallback != "raise":
         report(plan, kernel.backend, reason, "plain torch")

@@ -53,7 +53,7 @@ class Layout(NamedTuple):
     dims: tuple[int | None, ...]  # of ``shape``; None: replicated
 
     def of(
-        self, shape: Sequence[int], absent: Placement | None = None, with_dims: Sequence[int] | None = None
+        self, shape: Sequence[int], absent: Placement | None = None, with_dims: Sequence[int | None] | None = None
     ) -> tuple[Placement, ...]:
         """Return the placements of a tensor, which broadcasts to the whole unless ``with_dims`` differs.
 
@@ -117,7 +117,8 @@ def distributed(op: Op, name: str, given: dict[str, Any]) -> dict[str, Any]:
 def common_layout(op: Op, name: str, given: Mapping[str, Any], first: str, order: Sequence[str]) -> Layout:
     """Return the common placement of the tensors. The first in ``order`` decide; a gradient may have any placement."""
     mesh: DeviceMesh = given[first].device_mesh
-    shape, reason = tuple(given[first].shape), op.sharding.reason
+    shape = tuple(given[first].shape) if op.sharding.shape_of is None else op.sharding.shape_of(given)
+    reason = op.sharding.reason
     whole, with_dims = whole_dims(op, given), dims_by_name(op, given)
     combined = op.sharding.combined.dims if op.sharding.combined is not None else ()
     uncut = {dim % len(shape) for dim in whole if dim not in combined} if shape else set[int]()
@@ -132,15 +133,18 @@ def common_layout(op: Op, name: str, given: Mapping[str, Any], first: str, order
             placement = tensor.placements[at]
             if type(placement) is Shard:
                 own = with_dims.get(key) or tuple(range(-tensor.ndim, 0))
-                dim = own[int(cast("int", placement.dim) % tensor.ndim)] + len(shape)
-                if dim in uncut and key not in grads:
+                place = int(cast("int", placement.dim) % tensor.ndim)
+                with_dim = own[place]
+                dim = None if with_dim is None else with_dim + len(shape)
+                if (dim is None or dim in uncut) and key not in grads:
                     _refuse(
                         name,
                         f"{key} with {placement!r} on mesh dim {at}",
-                        f"dim {dim - len(shape)} whole on every rank{f': {reason}' if reason else ''}",
+                        f"dim {place - tensor.ndim if with_dim is None else with_dim} whole on every rank"
+                        + (f": {reason}" if reason else ""),
                         f"shard another dim, as in {key}.redistribute(placements={_text(_uncut(tensor, at))})",
                     )
-                if cut is None and dim not in uncut and tensor.shape[placement.dim] == shape[dim]:
+                if cut is None and dim is not None and dim not in uncut and tensor.shape[placement.dim] == shape[dim]:
                     cut = dim
             elif not isinstance(placement, (Replicate, Partial)):
                 _refuse(
@@ -159,7 +163,7 @@ def whole_dims(op: Op, given: Mapping[str, Any]) -> tuple[int, ...]:
     return op.sharding.whole if more is None else (*op.sharding.whole, *more(given))
 
 
-def dims_by_name(op: Op, given: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+def dims_by_name(op: Op, given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
     """Return the dims of the first parameter that the dims of some tensors go with."""
     return {} if op.sharding.dims_of is None else op.sharding.dims_of(given)
 
@@ -176,14 +180,17 @@ def local_arguments(
 ) -> dict[str, Any]:
     """Return this rank's part of every argument, each tensor cut or summed to match the layout."""
     local, with_dims = dict(given), dims_by_name(op, given)
+    gradients = {value.name for value in op.saved if value.gradient_of is not None}  # a rank keeps its own part
     for key, value in given.items():
         if isinstance(value, DTensor):
             if key in op.sharding.replicated:
                 wanted: tuple[Placement, ...] = tuple(Replicate() for _ in layout.dims)
+            elif key in gradients:
+                wanted = value.placements
+            elif key in saved:
+                wanted = layout.leading(value.shape)
             else:
-                wanted = (
-                    layout.leading(value.shape) if key in saved else layout.of(value.shape, None, with_dims.get(key))
-                )
+                wanted = layout.of(value.shape, None, with_dims.get(key))
             if not _gathers_nothing(value.placements, wanted):
                 _refuse(
                     name,

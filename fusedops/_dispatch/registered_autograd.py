@@ -17,9 +17,10 @@ from torch._library.autograd import (  # what torch.library.register_autograd is
 from torch.compiler import is_dynamo_compiling
 
 from fusedops._contract.op import Op
+from fusedops._contract.signature import float_places
 from fusedops._dispatch.autograd import transformed
 from fusedops._dispatch.registered_kernels import whole_arguments
-from fusedops._dispatch.registered_numbers import as_tensors, has_symbolic_numbers, number_places
+from fusedops._dispatch.registered_numbers import as_tensors, has_symbolic_numbers
 from fusedops._policy import context
 
 
@@ -31,7 +32,7 @@ def autograd_of(op: Op, numbers: bool = False) -> tuple[Callable[..., Any], Call
         numbers: True for its overload ``numbers``, whose floats are tensors.
     """
     parts = op.backward_call
-    overload = "numbers" if numbers and number_places(op.backward_types) else "default"
+    overload = "numbers" if numbers and float_places(op.backward_types) else "default"
     required = [value.name for value in op.saved if not value.optional]
 
     def keep(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:

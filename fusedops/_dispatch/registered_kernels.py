@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
+from fusedops._contract.signature import float_places, with_floats
 from fusedops._dispatch.backward_check import BackwardCheck, has_symbolic_sizes
 from fusedops._dispatch.select import backward_plan, counted_call, plan_for, select
 from fusedops.errors import InvalidInputError
@@ -66,7 +67,7 @@ class ForwardKernels:
     def _validated(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         args = whole_arguments(self._op, args)
         self._op.validate(args)
-        return args
+        return with_floats(args, self._op.float_places)
 
     def _required_saved(self, args: tuple[Any, ...], outputs: Any) -> list[Tensor]:
         saved = self._op.saved_references(args, self._op.each(outputs))
@@ -77,11 +78,12 @@ class BackwardKernels:
     """The computations of ``torch.ops.fusedops.<op>_backward``."""
 
     def __init__(self, op: Op) -> None:
-        self._op, self._check = op, BackwardCheck(op)
+        self._op, self._check, self._places = op, BackwardCheck(op), float_places(op.backward_types)
 
     def run(self, *args: Any, backend: str | None = None) -> Any:
         """Serve a gradient, by the first backend of the order: which backend ran forward is not known."""
         self._check(args)
+        args = with_floats(args, self._places)
         plan = plan_for(self._op, args[0], backend)
         after = backward_plan(plan, plan.first.backend if plan.first else "")
         return _without_none(counted_call(select(after, args))(*args), args[0])
@@ -98,7 +100,7 @@ class BackwardKernels:
 
     def reference(self, *args: Any, backend: str | None = None) -> Any:
         """Compute the gradients in plain torch. No backend serves them."""
-        return _without_none(self._op.backward(*args), args[0])
+        return _without_none(self._op.backward(*with_floats(args, self._places)), args[0])
 
 
 def whole_arguments(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -7,18 +7,13 @@ torch/fx/passes/_tensorify_python_scalars.py). So a symbolic float is added to 0
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedops._dispatch.registered_kernels import BackwardKernels, ForwardKernels
-
-
-def number_places(types: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the places of the floats among parameters, from their annotations."""
-    return tuple(place for place, text in enumerate(types.values()) if text.startswith("float"))
 
 
 def has_symbolic_numbers(args: Sequence[Any], places: Collection[int]) -> bool:

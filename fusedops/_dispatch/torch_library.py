@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from fusedops._contract.op import Op
+from fusedops._contract.signature import float_places
 from fusedops._dispatch.registered_autograd import (
     autograd_kernel,
     autograd_of,
@@ -29,7 +30,7 @@ from fusedops._dispatch.registered_autograd import (
     with_symbolic_numbers,
 )
 from fusedops._dispatch.registered_kernels import BackwardKernels, ForwardKernels
-from fusedops._dispatch.registered_numbers import NumberTensors, number_places
+from fusedops._dispatch.registered_numbers import NumberTensors
 from fusedops._plugins.registry import registry
 from fusedops._policy.policy import check_text
 from fusedops.errors import InvalidInputError
@@ -85,7 +86,7 @@ def register_op(op: Op) -> None:
     _libraries[op.name] = library
     outputs = ["Tensor"] * len(op.outputs)
     ready = partial(prepare, op.name)
-    places = number_places(op.types)
+    places = op.float_places
     for numbers in (False, True) if places else (False,):
         overload = "numbers" if numbers else "default"
         differentiate, keep = autograd_of(op, numbers)
@@ -104,7 +105,7 @@ def register_op(op: Op) -> None:
         if places and not numbers:
             autograd = with_symbolic_numbers(op, op.name, places, forward.reference, autograd)
         _define(library, op.name, overload, f"({given}) -> {_types(outputs)}", forward, autograd)
-    name, places = f"{op.name}_backward", number_places(op.backward_types)
+    name, places = f"{op.name}_backward", float_places(op.backward_types)
     gradients, single = _types(["Tensor"] * len(op.differentiable)), len(op.differentiable) == 1
     for numbers in (False, True) if places else (False,):
         overload = "numbers" if numbers else "default"

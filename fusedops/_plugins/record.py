@@ -46,6 +46,7 @@ class PreparedKernel:
             op.parameters_of(kernel.direction),
             kernel.constraints,
             f"constraints of {backend}'s {op.name} {kernel.direction}",
+            op.required_tensors if kernel.direction == "forward" else (),
         )
         self.unconditional = not kernel.constraints
         self.call = kernel.function

@@ -151,10 +151,11 @@ class Alignment(Constraint):
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
         _, q, k = (args[name] for name in self.names)
-        for value in (*_CAUSAL, "diagonal"):
-            yield Boundary(
-                f"{self.name} = {value!r}", {**args, self.name: value}, self._accepts(value, q.shape[2], k.shape[2])
-            )
+        for length in (q.shape[2], q.shape[2] + 1):  # a call with as many queries as keys shows no difference
+            changed = {**args, self.q: q.replace(shape=(*q.shape[:2], length, *q.shape[3:]))}
+            for value in (*_CAUSAL, "diagonal"):
+                label = f"{self.name} = {value!r}, {length} queries"
+                yield Boundary(label, {**changed, self.name: value}, self._accepts(value, length, k.shape[2]))
 
     def examples(self, args: Arguments) -> Mapping[str, Any]:
         _, q, k = (args[name] for name in self.names)

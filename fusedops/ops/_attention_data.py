@@ -31,8 +31,10 @@ def canonical(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _sees_every_key(q: Any, window: Any) -> bool:
-    one = window is None and is_tensor(q) and not q.is_nested and q.dim() == 4
-    return one and bool(q.shape[2] == 1)
+    if window is not None or not is_tensor(q) or q.is_nested or q.dim() != 4:
+        return False
+    length: Any = q.shape[2]
+    return isinstance(length, int) and length == 1  # a symbolic size, or one of torch.jit.trace, is any length
 
 
 def _square(q: Any, k: Any) -> bool:

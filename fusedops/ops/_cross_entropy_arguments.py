@@ -78,6 +78,7 @@ def denominator_tensor(name: str, denominator: Any, first: Any) -> Any:
     if not isinstance(first, Tensor) or not first.is_floating_point():
         return denominator  # the op's check reports it; torch.fx records the number
     full: Any = torch.full  # whose stub knows no symbolic number
+    number = float(number) if type(number) is int else number  # torch takes integers of 64 bits
     return full((1,), number, dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
 
 

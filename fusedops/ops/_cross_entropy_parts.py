@@ -109,9 +109,10 @@ def logit_gradient(
     probability = torch.exp(z.masked_fill(ignored[..., None], 0.0) - lse[..., None])
     if z_loss != 0:
         probability = probability * (1 + 2.0 * z_loss * lse)[..., None]
-    # made of z, so that it is a DTensor where z is one
-    hit = torch.ones_like(z, dtype=torch.int32).cumsum(-1, dtype=torch.int32) - 1 == classes[..., None]
-    wanted = hit.to(z.dtype) * (1 - label_smoothing) + label_smoothing / z.shape[-1]
+    # made of z, so that it is a DTensor where z is one. Not by cumsum, which then counts from the start of each part
+    # (torch 2.13)
+    hit = torch.zeros_like(z).scatter(-1, classes[..., None], 1.0)
+    wanted = hit * (1 - label_smoothing) + label_smoothing / z.shape[-1]
     return (scale[..., None] * (probability - wanted)).masked_fill(ignored[..., None], 0.0)
 
 

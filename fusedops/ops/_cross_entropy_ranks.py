@@ -19,20 +19,20 @@ from fusedops.ops import _cross_entropy_parts as parts
 from fusedops.ops._cross_entropy_arguments import check_targets
 
 
-def _reduces(given: Mapping[str, Any]) -> bool:
+def reduces(given: Mapping[str, Any]) -> bool:
     """Return True where the loss is a sum over the rows of all ranks."""
     return given["reduction"] != "none"
 
 
-def _divisor(given: Mapping[str, Any], ranks: Ranks, dtype: torch.dtype) -> Tensor:
+def divisor(given: Mapping[str, Any], ranks: Ranks, dtype: torch.dtype) -> Tensor:
     """Return what "mean" divides by, of the rows of all ranks."""
     if given["denominator"] is not None:
         return given["denominator"].to(dtype).reshape(())
     count = (given["target"] != given["ignore_index"]).sum()
-    return ranks.total(count, _rows(ranks), "sum").clamp(min=1).to(dtype)
+    return ranks.total(count, dims_of_rows(ranks), "sum").clamp(min=1).to(dtype)
 
 
-def _rows(ranks: Ranks) -> tuple[int, ...]:
+def dims_of_rows(ranks: Ranks) -> tuple[int, ...]:
     """Return the dims of the rows."""
     return tuple(range(len(ranks.shard.whole) - 1))
 
@@ -40,22 +40,22 @@ def _rows(ranks: Ranks) -> tuple[int, ...]:
 def forward(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, ...]:
     """Compute this rank's part of the loss and, where the call keeps it, of lse."""
     if ranks.is_cut(-1):
-        loss, *saved = _forward_of_classes(given, ranks)
+        check_targets("cross_entropy", given["target"], given["ignore_index"], ranks.shard.whole[-1])
+        loss, *saved = losses_of_classes(given, ranks)
         saved = saved if ranks.saves else []
     else:
         loss, *saved = ranks.run(reduction="none", denominator=None)
     if given["reduction"] != "none":
-        loss = ranks.total(loss.sum(), _rows(ranks), "sum")
+        loss = ranks.total(loss.sum(), dims_of_rows(ranks), "sum")
         if given["reduction"] == "mean":
-            loss = loss / _divisor(given, ranks, loss.dtype)
+            loss = loss / divisor(given, ranks, loss.dtype)
     return loss, *saved
 
 
-def _forward_of_classes(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, Tensor]:
+def losses_of_classes(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, Tensor]:
     """Return the loss of each row, and lse, where each rank has some of the classes."""
     target, ignore_index, smoothing = given["target"], given["ignore_index"], given["label_smoothing"]
     classes = ranks.shard.whole[-1]
-    check_targets("cross_entropy", target, ignore_index, classes)
     _, ignored, wrong = parts.places(target, ignore_index, classes)
     z = parts.capped(given["logits"], given["softcap"]).masked_fill(ignored.unsqueeze(-1), 0.0)
     top = z.amax(-1) if z.shape[-1] else z.new_full(z.shape[:-1], -math.inf)  # a rank may have no class
@@ -86,11 +86,17 @@ def backward(given: Mapping[str, Any], ranks: Ranks) -> Tensor:
     target, ignore_index, classes = given["target"], given["ignore_index"], ranks.shard.whole[-1]
     grad = given["grad"]
     if given["reduction"] == "mean":
-        grad = grad / _divisor(given, ranks, grad.dtype)
+        grad = grad / divisor(given, ranks, grad.dtype)
     scale = parts.row_scales(grad, target, ignore_index, classes, "sum", None)
     if not ranks.is_cut(-1):
         return ranks.run(grad=scale.contiguous(), reduction="none", denominator=None)[0]
-    logits, lse, smoothing = given["logits"], given["lse"], given["label_smoothing"]
+    return gradient_of_classes(given, ranks, given["lse"], scale)
+
+
+def gradient_of_classes(given: Mapping[str, Any], ranks: Ranks, lse: Tensor, scale: Tensor) -> Tensor:
+    """Return the gradient of this rank's logits of the sum of ``scale * loss``, where each has some of the classes."""
+    logits, smoothing, classes = given["logits"], given["label_smoothing"], ranks.shard.whole[-1]
+    target, ignore_index = given["target"], given["ignore_index"]
     z = parts.capped(logits, given["softcap"])
     ignored = (target == ignore_index).unsqueeze(-1)
     here, own = _own_class(target, ranks, z.shape[-1])
@@ -111,6 +117,6 @@ SHARDING = Sharding(
     whole=(-1,),
     dims_of=dims_of,
     replicated=("denominator",),
-    combined=Combined((-1,), _reduces, forward, backward),
+    combined=Combined((-1,), reduces, forward, backward),
     reason="its rows are cut, and a kernel needs whole ones",
 )

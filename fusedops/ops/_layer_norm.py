@@ -34,7 +34,8 @@ def layer_norm(
 
     Returns:
         (..., H), contiguous, the dtype of ``x``. Computed in float32 (float64 for float64) and rounded once. The
-        gradients of ``weight`` and ``bias`` are summed in float32, in the same order on every run.
+        gradients of ``weight`` and ``bias`` are summed in float32, in the same order on every run. A gradient may be
+        NaN where a row times its rstd, or a sum of its products with the gradient, exceeds the largest number.
 
     Raises:
         InvalidInputError: an argument is not as above.

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Case, Saved, Sharding
+from fusedops._contract.values import Case, Saved
 from fusedops._dispatch.call import call
 from fusedops.constraints import Count, Floating, Rank, SameDevice, SameSize
 from fusedops.ops import _cross_entropy_arguments as arguments
@@ -17,6 +17,7 @@ from fusedops.ops import _cross_entropy_parts as parts
 from fusedops.ops import _linear_cross_entropy_calls as calls
 from fusedops.ops import _linear_cross_entropy_errors as errors
 from fusedops.ops import _linear_cross_entropy_parts as linear
+from fusedops.ops._linear_cross_entropy_ranks import SHARDING
 
 
 def linear_cross_entropy(
@@ -154,7 +155,7 @@ OP = Op(
     min_bytes=calls.min_bytes,
     unfused=calls.unfused,
     formula="cross_entropy(x @ weight.T + bias, target)",
-    sharding=Sharding(whole_of=calls.every_dim),
+    sharding=SHARDING,
     sample=lambda batch, length: {"x": (batch, length, 6), "weight": (11, 6), "target": (batch, length), "bias": (11,)},
     large=[Case("small_vocabulary", {"x": (4096, 512), "weight": (32000, 512), "target": (4096,)})],
     sweep=lambda rows, width: {"x": (rows, width), "weight": (32000, width), "target": (rows,)},

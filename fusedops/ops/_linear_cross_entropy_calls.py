@@ -74,8 +74,3 @@ def min_bytes(x: Any, weight: Any, target: Any, bias: Any, *options: Any) -> Map
     given = [tensor for tensor in (x, weight, bias) if tensor is not None]
     tensors = sum(prod(tensor.shape) * tensor.dtype.itemsize for tensor in given)
     return {"forward": tensors + prod(target.shape) * target.dtype.itemsize, "backward": 2 * tensors}
-
-
-def every_dim(args: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the dims of x that every rank needs whole: all, as the loss is of all rows, and the logits of all of H."""
-    return tuple(range(-args["x"].dim(), 0))

@@ -103,7 +103,7 @@ def weight_grad(
         return x.new_empty(0, dtype=arithmetic(x, weight))
     options = (ignore_index, label_smoothing, z_loss, softcap)
     g = logit_gradient(_ones(x, weight, target, ignore_index), x, weight, target, bias, *options)
-    return _of_weight(g, x, target, ignore_index)
+    return weight_sums(g, x, target, ignore_index)
 
 
 def bias_grad(
@@ -125,7 +125,7 @@ def bias_grad(
     return g.reshape(target.numel(), g.shape[-1]).sum(0)
 
 
-def _of_weight(g: Tensor, x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+def weight_sums(g: Tensor, x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     """Return the gradient of weight from that of the logits: (V, H)."""
     rows = x.to(g.dtype).masked_fill((target == ignore_index)[..., None], 0.0)
     return product(g.reshape(target.numel(), g.shape[-1]).t(), rows.reshape(target.numel(), x.shape[-1]))
@@ -173,7 +173,7 @@ def backward(
         if lacking[0]:
             dx = product(g, weight.to(wide)).to(x.dtype)
         if lacking[1]:
-            dweight = _of_weight(g, x, target, ignore_index).to(weight.dtype)
+            dweight = weight_sums(g, x, target, ignore_index).to(weight.dtype)
         if lacking[2] and bias is not None:
             dbias = g.reshape(target.numel(), g.shape[-1]).sum(0).to(bias.dtype)
     return dx, dweight, dbias

@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from fusedops.ops._norm_parts import GRADIENT_TOLERANCE, wide
+
 
 def forward_error(
     absolute: float, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool
@@ -26,7 +28,7 @@ def forward_error(
         centered: True for layer_norm.
     """
     rows, centre, square = _moments(x, centered)
-    rstd, rstd_moves = _rstd(rows, centre, square, eps, absolute, centered)
+    rstd, rstd_moves = _rstd(rows, centre, square, eps, absolute, centered, _largest(x))
     normal = (rows - centre) * rstd
     moves = absolute * (rows.abs() + centre.abs()) * rstd + normal.abs() * (rstd_moves + absolute)
     factor = _factor(weight, offset)
@@ -34,6 +36,7 @@ def forward_error(
     if bias is not None:
         y = y + absolute * bias.double().abs()
     unknown = ~(rstd_moves <= 0.5)
+    y = y.masked_fill(_overflows(x, rows, centre, rstd * factor.abs()), math.inf)
     mean = (absolute * rows.abs().mean(-1)).masked_fill(~square[..., 0].isfinite(), math.inf)
     change = (rstd * rstd_moves)[..., 0].masked_fill(unknown[..., 0], math.inf)
     y = y.masked_fill(unknown, math.inf)
@@ -50,7 +53,8 @@ def backward_error(
     bias: Tensor | None,
     offset: float = 0.0,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the changes of the gradients of x, weight and bias; inf where rstd has no determined value.
+    """Return the changes of the gradients of x, weight and bias; inf where rstd has no determined value, or where a
+    product or a sum of the row may overflow.
 
     Args:
         absolute: of the tolerance.
@@ -62,6 +66,8 @@ def backward_error(
         bias: (H,) or None.
         offset: see the op.
     """
+    if x.dtype != torch.float64:  # the arithmetic is in float32, also beside a weight of float64
+        absolute = max(absolute, GRADIENT_TOLERANCE[torch.float32].absolute)
     rows, g, r = x.double(), grad.double(), rstd.double()[..., None]
     centre = torch.zeros(()).double() if mean is None else mean.double()[..., None]
     normal = (rows - centre) * r
@@ -75,8 +81,14 @@ def backward_error(
     exact = m - normal * product
     if mean is not None:
         exact = exact - m.mean(-1, keepdim=True)
-    dx = (r * (inner + exact.abs() * rstd_moves)).masked_fill(~(rstd_moves <= 0.5), math.inf)
-    terms = (g.abs() * (moves + absolute * normal.abs())).masked_fill(~(rstd_moves <= 0.5), math.inf)
+    unknown = ~(rstd_moves <= 0.5) | _overflows(x, rows, centre, r).any(-1, keepdim=True)
+    unknown = unknown | ((rows - centre).square().sum(-1, keepdim=True) >= _largest(x))
+    # torch's formula has sums of m * x, which are then multiplied by rstd ** 3 * x
+    reach = 1 + (rows.abs() + centre.abs()).nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
+    total = size.nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
+    dx = r * (inner + exact.abs() * rstd_moves)
+    dx = dx.masked_fill(unknown | (total * reach.square() * (1 + r**3) >= _largest(x)), math.inf)
+    terms = (g.abs() * (moves + absolute * normal.abs())).masked_fill(unknown, math.inf)
     dweight = None if weight is None else terms.sum_to_size(weight.shape)
     return dx, dweight, None if bias is None else (absolute * g.abs()).sum_to_size(bias.shape)
 
@@ -89,14 +101,24 @@ def _moments(x: Tensor, centered: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rstd(
-    rows: Tensor, centre: Tensor, square: Tensor, eps: float, absolute: float, centered: bool
+    rows: Tensor, centre: Tensor, square: Tensor, eps: float, absolute: float, centered: bool, largest: float
 ) -> tuple[Tensor, Tensor]:
     """Return rstd, and its change in proportion to it; above 0.5 where the mean square cancels or overflows."""
-    overflows = square * rows.shape[-1] >= torch.finfo(torch.float32).max
+    overflows = square * rows.shape[-1] >= largest
     change = absolute * ((rows - centre).abs() * (rows.abs() + centre.abs())).mean(-1, keepdim=True)
     # of the square of a mean's own change, where every difference is 0
     change = change + (absolute * centre).square() if centered else change
     return torch.rsqrt(square + eps), (absolute + change / (square + eps)).masked_fill(overflows, math.inf)
+
+
+def _overflows(x: Tensor, rows: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
+    """Return True where ``x * scale - mean * scale`` is a difference of numbers beyond the largest."""
+    return (rows.abs() + centre.abs()) * scale >= _largest(x)
+
+
+def _largest(x: Tensor) -> float:
+    """Return the largest number of the arithmetic."""
+    return torch.finfo(wide(x).dtype).max
 
 
 def _factor(weight: Tensor | None, offset: float) -> Tensor:

@@ -20,7 +20,7 @@ from fusedops.testing._calls import Call, followed, in_dtype, tensors
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 
-_LARGEST = 2**20  # elements; for a larger call inside a constraint only the admission is checked
+_LARGEST = 2**20  # elements of a tensor; for a larger call inside a constraint only the admission is checked
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,13 @@ def _check_inside(subject: Subject, direction: Direction, constraint: Constraint
             f"got a refusal by {refusing.describe()!r}, whose reasons() are empty, expected the call to be taken: it "
             f"is inside {constraint.describe()!r}"
         )
-    if edge.call is None or prod(edge.call[subject.op.parameters[0]].shape) > _LARGEST:
+    if edge.call is None or _largest(edge.call) > _LARGEST:
         return
     subject.assert_right(direction, tuple(tensors(subject.op, edge.call).values()))
+
+
+def _largest(call: Call) -> int:
+    return max(prod(value.shape) for value in call.values() if isinstance(value, TensorSpec))
 
 
 def _check_outside(subject: Subject, direction: Direction, constraint: Constraint, edge: _Edge) -> None:

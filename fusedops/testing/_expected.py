@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fusedops._compare import difference, limits, within
 from fusedops._contract.op import Op
+from fusedops._contract.signature import with_floats
 from fusedops._contract.values import Tolerance
 from fusedops._result_form import empty_outputs, on_meta
 
@@ -66,6 +67,7 @@ def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence
     >>> want.gradients["x"]
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
+    args = with_floats(tuple(args), op.float_places)
     wanted = (*op.differentiable, *([op.passed_through] if op.passed_through else []))
     wide: list[Any] = []
     for name, arg in zip(op.parameters, args):

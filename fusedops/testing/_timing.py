@@ -147,10 +147,10 @@ def backward_of(results: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor])
     Args:
         results: what the op's function returned: a tensor, or a tuple of tensors.
         inputs: the leaves whose gradients are computed.
-        grads: the gradients of the floating results, in order.
+        grads: the gradients of the floating results, in order. That of a result without a gradient is not used.
     """
-    outputs = floating(results)
-    given = [grad.to(output.dtype) for grad, output in zip(grads, outputs)]
+    pairs = [(output, grad) for output, grad in zip(floating(results), grads) if output.requires_grad]
+    outputs, given = [output for output, _ in pairs], [grad.to(output.dtype) for output, grad in pairs]
     return lambda: torch.autograd.grad(outputs, inputs, given, retain_graph=True, allow_unused=True)
 
 

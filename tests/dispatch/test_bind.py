@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import OPTIONS, every_op, gradients, growing, inputs, needs_kernels, outputs, public
+from calls import OPTIONS, every_op, gradients, growing, inputs, on_backends, outputs, public
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -23,10 +23,8 @@ X = torch.ones(2, 4)
 SHORT = Dim("x", (-1,), at_most=8)
 
 
-@every_op
-@pytest.mark.parametrize("backend", ["eager", "triton"])
+@on_backends("eager", "triton")
 def test_the_same_numbers_and_gradients(op: str, backend: str) -> None:
-    needs_kernels(backend, op)
     tensors = growing(op, inputs(op, dtype=torch.float32))
     with fusedops.use(backend, fallback="raise"):
         bound = fusedops.bind(op, *tensors, **OPTIONS[op])

@@ -39,7 +39,8 @@ def run(options: Namespace) -> None:
 
 def _turns(aims: Sequence[Target], options: Namespace) -> Iterator[tuple[int, int]]:
     """Yield the target and the number of each call."""
-    numbers = [options.start[place] if options.start else 0 for place in range(len(aims))]
+    start = options.start or []  # the places up to the one whose process ended
+    numbers = [start[place] if place < len(start) else 0 for place in range(len(aims))]
     largest = max(aim.elements for aim in aims)
     if options.calls is not None:
         for place, aim in enumerate(aims):

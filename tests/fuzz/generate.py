@@ -16,7 +16,7 @@ from fusedops.constraints import Finite, Flag, OneOf, Probability, Scalar
 from fusedops.testing import OPS
 from fusedops.testing._calls import followed, shrunk, specs
 from fusedops.testing._kernel_calls import KernelCalls
-from fusedops.testing._roles import masks, one_elements
+from fusedops.testing._roles import classes, masks, one_elements
 from tests.fuzz.call import EXTREMES, LAYOUTS, Call, Made
 from tests.fuzz.machine import Target
 
@@ -50,7 +50,14 @@ def _fits(call: Mapping[str, Any], target: Target) -> bool:
     """Return True where every tensor is on the target's device and not too large."""
     tensors = [value for value in call.values() if isinstance(value, TensorSpec)]
     here = all(value.device_type == target.device and value.capability is None for value in tensors)
-    return here and all(value.numel() <= target.elements for value in tensors)
+    if not here or any(value.numel() > target.elements for value in tensors):
+        return False
+    op = OPS[target.op]
+    return all(  # logits that the op computes
+        call[item.name].numel() * math.prod(call[item.of].shape[item.dim :][:1]) <= target.elements
+        for item in classes(op)
+        if item.of is not None and isinstance(call[item.name], TensorSpec) and isinstance(call[item.of], TensorSpec)
+    )
 
 
 class _Generator:
@@ -68,6 +75,8 @@ class _Generator:
         best = None
         for _ in range(40):
             call = self._shaped()
+            if not _fits(call, self.target):
+                continue
             allowed = self.kernels.allows(call)
             if allowed != invalid:
                 best = best or call
@@ -87,7 +96,8 @@ class _Generator:
         if dice.random() < 0.8:
             call = followed(op, call, self.first, self._shape(call[self.first].shape))
         edges = [*op.constraints, *self.kernels.constraints("forward")]
-        if edges and dice.random() < 0.25:  # just inside or outside of a constraint
+        # just inside or outside of a constraint, from a call that meets all
+        if edges and dice.random() < 0.25 and self.kernels.allows(call):
             cases = [*dice.choice(edges).boundaries(call)]
             if cases and _fits(chosen := dict(dice.choice(cases).args), self.target):
                 call = chosen
@@ -219,8 +229,13 @@ class _Generator:
             share = dice.choice((0.0, 0.1, 0.35, 0.35, 0.9, 1.0))
             values = f"torch.rand({{shape}}, {{generator}}) < {share}"
             return Made(shape, dtype, self.target.device, values, seed, (), layout, dice.random() < 0.4)
-        classes = max(call[self.first].shape[-1], 1) if call[self.first].dim() else 1
-        values = f"torch.randint({classes}, {{shape}}, {{generator}})"
+        values = "torch.zeros({shape})"
+        for item in classes(op):
+            if item.name == name:
+                sizes, share = call[item.of or self.first].shape, dice.choice((0.0, 0.0, 0.3, 1.0))
+                values = f"torch.randint({max(sizes[item.dim], 1) if sizes else 1}, {{shape}}, {{generator}})"
+                if item.ignored is not None and share:
+                    values += f".masked_fill(torch.rand({{shape}}, {{generator}}) < {share}, {call[item.ignored]})"
         return Made(shape, dtype, self.target.device, values, seed, (), layout)
 
     def _possible(self, layout: str, shape: tuple[int, ...], spec: TensorSpec) -> bool:

@@ -13,7 +13,7 @@ from calls import (
     has_fixed_rank,
     inputs,
     loss,
-    needs_kernels,
+    on_backends,
     outputs,
     public,
     reference,
@@ -58,12 +58,10 @@ def call(op: str, dtypes: list[torch.dtype], device: str = "cpu") -> tuple[list[
     return tensors, outputs(y)[0], list(torch.autograd.grad(loss(y), [t for t in tensors if t.requires_grad]))
 
 
-@every_op
-@pytest.mark.parametrize("backend", ["eager", "triton", "loopback"])
+@on_backends("eager", "triton", "loopback")
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.feature("AMP")
 def test_autocast_on_a_cpu(op: str, autocast: torch.dtype, backend: str) -> None:
-    needs_kernels(backend, op)
     for *given, result in rows(op):
         with fusedops.use(backend, fallback="raise"):
             _, plain, plain_gradients = call(op, given)

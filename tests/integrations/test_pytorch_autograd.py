@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import torch
 from calls import (
+    OPTIONS,
     arguments,
     batched,
     close,
     every_op,
     gradients,
     growing,
+    has_kernels,
     inputs,
     loss,
-    needs_kernels,
     noting_backend,
+    on_backends,
     outputs,
     public,
     reference,
@@ -60,15 +62,17 @@ def one(op: str, tensors: list[Tensor], sample: int) -> list[Tensor]:
 # ------------------------------------------------------------------------------------------------------------- autograd
 
 
-@every_op
 @pytest.mark.parametrize(
-    ("way", "backend"),
-    [(public, "eager"), (registered, "eager"), (public, "triton")],
-    ids=["fusedops", "torch.ops", "triton"],
+    ("op", "way", "backend"),
+    [
+        (op, way, backend)
+        for op in OPTIONS
+        for way, backend in ((public, "eager"), (registered, "eager"), (public, "triton"))
+        if has_kernels(backend, op)
+    ],
 )
 @pytest.mark.feature("gradgradcheck")
 def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
-    needs_kernels(backend, op)
     fast = backend == "triton"  # along one direction: the interpreter is slow
     function, xs = of_differentiable(op, way(op), inputs(op, length=3, batch=2))
     xs = tuple(x.clone().requires_grad_() for x in xs)
@@ -77,11 +81,9 @@ def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
         assert gradgradcheck(function, xs, fast_mode=fast)
 
 
-@every_op
+@on_backends("eager", "triton", "loopback")
 @every_way
-@pytest.mark.parametrize("backend", ["eager", "triton", "loopback"])
 def test_batched_gradients_are_those_of_a_loop(op: str, way: Way, backend: str) -> None:
-    needs_kernels(backend, op)
     tensors = growing(op, inputs(op))
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
     with fusedops.use(backend, fallback="raise"):

@@ -16,7 +16,7 @@ from fusedops import InvalidInputError, testing
 OP = testing.OPS["rotary_embedding"]
 INF, NAN = float("inf"), float("nan")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-every_backend = pytest.mark.parametrize("backend", ["eager", "triton"])
+every_backend = pytest.mark.parametrize("backend", ["eager", "triton", "cpu"])
 every_pairing = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 
 

@@ -31,8 +31,14 @@ def explicit(call: dict[str, Any]) -> Tensor:
     return masked
 
 
-def random_call(seed: int, dtypes: tuple[torch.dtype, ...] = DTYPES) -> dict[str, Any]:
-    """Return a valid call by parameter, on the CPU; tensors have NaN and inf where no row sees them, now and then."""
+def random_call(seed: int, dtypes: tuple[torch.dtype, ...] = DTYPES, masks: bool = True) -> dict[str, Any]:
+    """Return a valid call by parameter, on the CPU; tensors have NaN and inf where no row sees them, now and then.
+
+    Args:
+        seed: the same call for the same seed.
+        dtypes: of q, k and v.
+        masks: False for calls without a mask.
+    """
     dice = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     dtype = dice.choice(dtypes)
@@ -53,7 +59,7 @@ def random_call(seed: int, dtypes: tuple[torch.dtype, ...] = DTYPES) -> dict[str
     window = (dice.choice((0, 1, 5, 40)), dice.choice((0, 3, 50))) if dice.random() < 0.3 else None
     window = window if causal != "none" or sq == sk else None
     mask = None
-    if dice.random() < 0.6:
+    if dice.random() < 0.6 and masks:
         shapes = ((b, nk * group, sq, sk), (b, 1, sq, sk), (b, 1, 1, sk), (1, nk * group, sq, 1), (sq, sk), (sk,))
         mask = torch.rand(dice.choice(shapes), generator=generator) < dice.choice((0.1, 0.4, 0.9))
         mask = mask if dice.random() < 0.7 else mask.to(torch.uint8) * 3

@@ -67,10 +67,10 @@ def has_kernels(backend: str, op: str) -> bool:
     return info is None or op in info.ops
 
 
-def needs_kernels(backend: str, op: str) -> None:
-    """Skip a test of a backend that has no kernel for the op."""
-    if not has_kernels(backend, op):
-        pytest.skip(f"{backend} has no kernel for {op}")
+def on_backends(*names: str) -> pytest.MarkDecorator:
+    """Parametrize ``op`` and ``backend`` by the pairs where the backend has kernels for the op."""
+    pairs = [(op, name) for op in OPTIONS for name in names if has_kernels(name, op)]
+    return pytest.mark.parametrize(("op", "backend"), pairs)
 
 
 def has_fixed_rank(op: str) -> bool:

@@ -9,19 +9,22 @@ from typing import Any
 import pytest
 import torch
 from ascend import ascend
+from flash_attn_standin import flash_attn
 from loopback import loopback
 
 from fusedops import testing
 
-# triton by its interpreter, which takes a second for 10^5 elements; npu on the stand-in device
+# triton by its interpreter, which takes a second for 10^5 elements; npu on the stand-in device, flash_attn on the
+# stand-in for its package
 BACKENDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "eager": nullcontext,
     "sdpa": nullcontext,
     "triton": nullcontext,
     "npu": ascend,
+    "flash_attn_on_cpu": flash_attn,
     "loopback": loopback,
 }
-ELEMENTS = {"eager": 2**15, "sdpa": 2**15, "triton": 2**11, "npu": 2**17, "loopback": 2**11}
+ELEMENTS = {"eager": 2**15, "sdpa": 2**15, "triton": 2**11, "npu": 2**17, "flash_attn_on_cpu": 2**15, "loopback": 2**11}
 
 
 def every_check(backend: str) -> pytest.MarkDecorator:
@@ -42,4 +45,6 @@ def passes(check: testing.Check) -> None:
         torch.set_num_threads(before)
     assert not result.failures, str(result)
     # of a kernel that takes one of several tensors alone no dtypes can be mixed, and no gradient wanted alone
-    assert result.cases or (check.backend, check.name) in {("npu", "dtypes"), ("npu", "needs")}
+    # and where all tensors have one dtype, as those of attention, none can be mixed either; flash-attn takes no mask
+    none = {("npu", "dtypes"), ("npu", "needs"), ("attention", "dtypes"), ("flash_attn_on_cpu", "masked_rows")}
+    assert result.cases or {(check.backend, check.name), (check.op, check.name)} & none

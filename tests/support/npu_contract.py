@@ -89,7 +89,8 @@ def misfits(call: Call, schema: str) -> Iterator[str]:
     """Return the parts of a call that do not fit a schema."""
     parameters = torch._C.parse_schema(f"npu::{schema}").arguments
     takes = {
-        "Tensor": ("Tensor",),
+        "Tensor": ("Tensor", "Optional[Tensor]"),
+        "Tensor | None": ("Optional[Tensor]",),
         "float": ("number", "float"),
         "int": ("number", "int"),
         "bool": ("bool",),

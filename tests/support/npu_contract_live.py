@@ -10,8 +10,10 @@ import torch
 import torch_npu
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_npu.op_plugin.meta import _meta_registrations
 
 from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
+from fusedops_npu.attention import attention, attention_backward
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
 from fusedops_npu.cross_entropy import cross_entropy, cross_entropy_backward
 from fusedops_npu.geglu import geglu
@@ -34,6 +36,8 @@ OPS = (
     "npu_rotary_mul",
     "npu_cross_entropy_loss",
     "npu_cross_entropy_loss_backward",
+    "npu_fusion_attention",
+    "npu_fusion_attention_grad",
 )
 
 
@@ -48,7 +52,10 @@ class Seen(TorchDispatchMode):
         if func.namespace == "npu":
             names = [argument.name for argument in func._schema.arguments]
             given = [name if isinstance(arg, torch.Tensor) else f"{name}={arg!r}" for name, arg in zip(names, args)]
-            given += [f"{name}={value!r}" for name, value in (kwargs or {}).items()]
+            options = {name: value for name, value in (kwargs or {}).items() if value is not None}
+            given += [
+                name if isinstance(value, torch.Tensor) else f"{name}={value!r}" for name, value in options.items()
+            ]
             self.calls.append(f"{func._schema.name.removeprefix('npu::')}({', '.join(given)})")
         return func(*args, **(kwargs or {}))
 
@@ -62,6 +69,8 @@ def calls(function: Callable[[], Any]) -> list[str]:
 def main() -> None:
     failures: list[str] = []
     derivatives: dict[str, str] = {}
+    # the shape function of attention asks the device for its version, for a warning about dropout
+    _meta_registrations.get_soc_version = lambda: 0
     with FakeTensorMode():
         x = torch.empty(2, 4, 64, 96, dtype=torch.bfloat16, device="npu:0", requires_grad=True)
         mask = torch.empty(2, 1, 64, 96, dtype=torch.bool, device="npu:0")
@@ -70,6 +79,7 @@ def main() -> None:
             lambda: torch_npu.npu_gelu(x, approximate="tanh"),
             lambda: torch_npu.npu_rms_norm(x, x[0, 0, 0].detach())[0],
             lambda: torch_npu.npu_swiglu(x),
+            lambda: torch_npu.npu_fusion_attention(x, x, x, 4, "BNSD")[0],
         ):
             (made,) = calls(forward)
             y = forward()
@@ -78,6 +88,7 @@ def main() -> None:
         weight, rstd = x[0, 0, 0], torch.empty(2, 4, 64, dtype=torch.float32, device="npu:0")
         two, three, dtype = (True, True), (True, True, True), torch.bfloat16
         target = torch.empty(2, 4, 64, dtype=torch.int64, device="npu:0")
+        keys = torch.empty(2, 2, 96, 96, dtype=torch.bfloat16, device="npu:0")
         options = (-100, 0.0, 0.0, None, "mean", None)
         # npu_geglu_grad is not called: its meta function returns two tensors for one (torch_npu 2.13)
         kernels: dict[str, Callable[[], Any]] = {
@@ -94,6 +105,13 @@ def main() -> None:
             "npu_cross_entropy_loss": lambda: cross_entropy.function(x, target, *options, True),
             "npu_cross_entropy_loss_backward": lambda: cross_entropy_backward.function(
                 rstd[0, 0, 0], x, None, rstd, target, *options
+            ),
+            "npu_fusion_attention": lambda: attention.function(x, keys, keys, mask, None, "none", None, False),
+            "npu_fusion_attention of a window": lambda: attention.function(
+                x, keys, keys, None, 0.5, "lower_right", (7, 0), False
+            ),
+            "npu_fusion_attention_grad": lambda: attention_backward.function(
+                x, rstd, x, keys, keys, mask, x, rstd, None, "none", None, False, three
             ),
             "npu_geglu": lambda: geglu.function(x, None, "tanh", False),
             "npu_rotary_mul": lambda: rotary_embedding.function(x, None, x[0, 0, :, :48], x[0, 0, :, :48], False, -2),

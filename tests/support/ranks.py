@@ -62,6 +62,7 @@ def load() -> None:
     if EXAMPLES not in sys.path:
         sys.path.append(EXAMPLES)
     import ranks_attention  # noqa: F401
+    import ranks_linear_loss  # noqa: F401
     import ranks_loss  # noqa: F401
     import ranks_models  # noqa: F401
     import ranks_ops  # noqa: F401
@@ -99,8 +100,9 @@ def public(op: Op) -> Callable[..., Any]:
 
 
 def call_of(op: Op, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
-    """Return the arguments of a small call."""
-    return arguments(op.name, inputs(op.name, LENGTH, dtype, batch=BATCH))
+    """Return the arguments of a small call. A loss is that of each row: a sum over rows has checks of its own."""
+    args = arguments(op.name, inputs(op.name, LENGTH, dtype, batch=BATCH))
+    return tuple("none" if name == "reduction" else arg for name, arg in zip(op.parameters, args))
 
 
 def aligned(
@@ -128,10 +130,14 @@ def first_cut(op: Op, args: Sequence[Any]) -> list[Placement]:
     return [Shard(0) if 0 in cuttable(op, args) else Replicate()]
 
 
+def dims_of(op: Op, args: Sequence[Any]) -> dict[str, Sequence[int]]:
+    """The dims of x that those of some tensors go with."""
+    return dict(op.sharding.dims_of(dict(zip(op.parameters, args)))) if op.sharding.dims_of else {}
+
+
 def spread(op: Op, args: Sequence[Any], mesh: DeviceMesh, placements: Sequence[Placement]) -> list[Any]:
     """The arguments as DTensors by ``placements`` of x; the seed stays as it is, a number on every rank."""
-    dims = dict(op.sharding.dims_of(dict(zip(op.parameters, args)))) if op.sharding.dims_of else {}
-    rank = args[0].dim()
+    dims, rank = dims_of(op, args), args[0].dim()
     for item in op.constraints:
         if isinstance(item, LeadingDims):
             dims[item.name] = range(-rank, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,11 +44,11 @@ def compare(
     what = f"{placements} {options}"
     with CommDebugMode() as sent:
         zs = fusedops.attention(*parts, spread_mask, return_lse=True, **options)
-        if grad is None:
-            torch.autograd.backward(zs, [distribute_tensor(g, mesh, z.placements) for g, z in zip(grads, zs)])
     assert sent.get_total_counts() == 0, what
-    if grad is not None:
-        torch.autograd.backward(zs, [distribute_tensor(g, mesh, grad) for g in grads])
+    cut_grads = [distribute_tensor(g, mesh, z.placements if grad is None else grad) for g, z in zip(grads, zs)]
+    with CommDebugMode() as sent:
+        torch.autograd.backward(zs, cut_grads)
+    assert sent.get_total_counts() == 0 or grad is not None, what
     for y, z in zip(ys, zs):
         torch.testing.assert_close(z.full_tensor(), y, msg=lambda text: f"{what}: {text}")
     for own, part in zip(mine, parts):
@@ -99,16 +100,15 @@ def attention_refuses_a_sharded_sequence(mesh: DeviceMesh) -> None:
     q, k, v = tensors(8, 4)
     whole: list[Placement] = [Replicate()]
 
-    def call(*dims: int | None, heads: tuple[Tensor, Tensor, Tensor] = (q, k, v)) -> Any:
-        return fusedops.attention(
-            *(distribute_tensor(t, mesh, whole if at is None else [Shard(at)]) for t, at in zip(heads, dims))
-        )
+    def call(*dims: int | None, heads: tuple[Tensor, Tensor, Tensor] = (q, k, v)) -> Callable[[], Any]:
+        parts = [distribute_tensor(t, mesh, whole if at is None else [Shard(at)]) for t, at in zip(heads, dims)]
+        return lambda: fusedops.attention(*parts)
 
     place = f"on mesh dim 0, expected dim -2 whole on every rank: {REASON}"
-    refused(lambda: call(2, None, None), f"attention: got q with Shard(dim=2) {place}", "q.redistribute(placements=[S")
-    refused(lambda: call(None, 2, 2), f"attention: got k with Shard(dim=2) {place}")
-    refused(lambda: call(3, None, None), "got q with Shard(dim=3)", "dim -1 whole on every rank", REASON)
-    refused(lambda: call(1, 1, 1, heads=tensors(12, 3)), "got q with Shard(dim=1)", "dim -3 whole on every rank")
+    refused(call(2, None, None), f"attention: got q with Shard(dim=2) {place}", "q.redistribute(placements=[S")
+    refused(call(None, 2, 2), f"attention: got k with Shard(dim=2) {place}")
+    refused(call(3, None, None), "got q with Shard(dim=3)", "dim -1 whole on every rank", REASON)
+    refused(call(1, 1, 1, heads=tensors(12, 3)), "got q with Shard(dim=1)", "dim -3 whole on every rank")
     mask = distribute_tensor(torch.zeros(5, 7, dtype=torch.bool), mesh, [Shard(1)])
     args = [distribute_tensor(t, mesh, whole) for t in (q, k, v)]
     refused(lambda: fusedops.attention(*args, mask), "got mask with Shard(dim=1)", REASON)

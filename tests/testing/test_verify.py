@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ascend import ascend
-from calls import every_op, inputs, loss, outputs, public
+from calls import every_op, inputs, loss, on_backends, outputs, public
 from state import active_plans, kernel_entry
 from torch import Tensor
 from verify_cases import OP, X, softmax, wrong
@@ -18,12 +18,12 @@ from fusedops import InvalidInputError, MismatchError, PolicyError
 from fusedops.testing import OPS
 
 
-@every_op
+@on_backends("triton")
 @pytest.mark.parametrize("against", ["eager", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_triton_agrees(op: str, against: str, dtype: torch.dtype) -> None:
+def test_a_backend_agrees(op: str, backend: str, against: str, dtype: torch.dtype) -> None:
     tensors = [t.requires_grad_(t.is_floating_point()) for t in inputs(op, dtype=dtype)]
-    with fusedops.use("triton", fallback="raise"), fusedops.verify(against) as report:
+    with fusedops.use(backend, fallback="raise"), fusedops.verify(against) as report:
         loss(public(op)(*tensors)).backward()
     contract = OPS[op]
     results = {f"gradient of {name}" for name in contract.differentiable} | {f"output {y}" for y in contract.outputs}

@@ -8,10 +8,12 @@
 
 #include "vector.h"
 
+// cold: what an exported function does before and after its blocks is compiled for size, a tenth of the library; the
+// blocks run through pointers, and are not.
 #ifdef _WIN32
-#define FUSEDOPS_EXPORT extern "C" __declspec(dllexport)
+#define FUSEDOPS_EXPORT extern "C" __declspec(dllexport) __attribute__((cold))
 #else
-#define FUSEDOPS_EXPORT extern "C" __attribute__((visibility("default")))
+#define FUSEDOPS_EXPORT extern "C" __attribute__((visibility("default"), cold))
 #endif
 
 namespace fusedops {
@@ -98,6 +100,46 @@ struct GatedBackward {
   double limit, alpha, offset;
 };
 
+enum Reduction : int64_t { NONE = 0, SUM = 1, MEAN = 2, MEAN_BY = 3 };  // MEAN_BY: divides by the denominator
+
+// Row r of x begins at element r / inner_rows * outer_stride + r % inner_rows * row_stride.
+struct CrossEntropy {
+  int64_t dtype, rows, columns, inner_rows, outer_stride, row_stride, ignore_index, reduction;
+  double label_smoothing, z_loss, softcap, denominator;  // softcap: 0 for none
+};
+
+struct CrossEntropyForward {
+  const void* x;          // (rows, columns)
+  const int64_t* target;  // (rows)
+  float *loss, *lse;      // loss: (rows), or one number with a reduction; lse: (rows), null: not wanted
+  CrossEntropy settings;
+};
+
+struct CrossEntropyBackward {
+  const float* grad;  // the shape of loss
+  const void* x;
+  const float* lse;
+  const int64_t* target;
+  void* dx;  // (rows, columns), contiguous
+  CrossEntropy settings;
+};
+
+// q or k, with the elements from one batch, head and position to the next. The last dimension is contiguous.
+// heads: 0 for none.
+struct RotaryTensor {
+  const void* x;
+  void* y;
+  int64_t dtype, heads, x_batch, x_head, x_position, y_batch, y_head, y_position;
+};
+
+struct Rotary {
+  const void *cos, *sin;  // (batches, positions, pairs)
+  int64_t cos_dtype, sin_dtype, batches, positions, columns, pairs, interleaved;
+  int64_t cos_batch, cos_position, sin_batch, sin_position;
+  double sign;  // -1: by the opposite angles
+  RotaryTensor tensors[2];
+};
+
 // Calls f with a value of the element type.
 template <class F>
 auto with_dtype(int64_t dtype, F f) {
@@ -124,3 +166,6 @@ FUSEDOPS_EXPORT int fusedops_norm_forward(const fusedops::NormForward* call);
 FUSEDOPS_EXPORT int fusedops_norm_backward(const fusedops::NormBackward* call);
 FUSEDOPS_EXPORT int fusedops_gated_forward(const fusedops::GatedForward* call);
 FUSEDOPS_EXPORT int fusedops_gated_backward(const fusedops::GatedBackward* call);
+FUSEDOPS_EXPORT int fusedops_cross_entropy_forward(const fusedops::CrossEntropyForward* call);
+FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const fusedops::CrossEntropyBackward* call);
+FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);

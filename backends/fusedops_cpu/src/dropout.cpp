@@ -17,7 +17,7 @@ Status forward(const DropoutForward& call) {
   const T *x = (const T*)call.x, *residual = (const T*)call.residual;
   T* y = (T*)call.y;
   const int64_t count = call.count, width = BIAS ? wide_row(count, call.columns) : count;
-  const BiasRow row((const T*)call.bias, call.columns, width);
+  const BiasRow row(call.bias, call.dtype, call.columns, width);
   if (row.failed()) return OUT_OF_MEMORY;
   const float *bias = row.data(), scale = float(call.scale);
   const Philox philox(DROPS ? *call.seed : 0, uint32_t(call.threshold));
@@ -72,9 +72,9 @@ Status backward(const DropoutBackward& call) {
   };
   if (call.dbias) {
     const int64_t width = wide_row(count, call.columns);
-    return column_sums(count, call.columns, width, (T*)call.dbias, [=](int64_t begin, int64_t end, float* sums) {
-      work(begin, end, width, sums, std::true_type{});
-    });
+    return column_sums(
+        count, call.columns, width, call.dtype, call.dbias,
+        [=](int64_t begin, int64_t end, float* sums) { work(begin, end, width, sums, std::true_type{}); });
   }
   run_blocks(divide_up(count, BLOCK), [=](int64_t block) {
     work(block * BLOCK, std::min(count, (block + 1) * BLOCK), count, nullptr, std::false_type{});

@@ -48,6 +48,17 @@ INLINE vfloat exp2_within(vfloat w) {
   return p * power_of_two(n);
 }
 
+// tanh(u) = -e / (2 + e) for u >= 0, with e = exp(-2 * u) - 1 computed without the difference.
+INLINE vfloat tanh_of(vfloat u) {
+  const vint sign = bits_as<vint>(u) & INT32_MIN;
+  const vfloat w = max(all(-40.0f), bits_as<vfloat>(bits_as<vint>(u) & INT32_MAX) * (-2.0f * LOG2_E));
+  const vfloat n = w + MAGIC, f = w - (n - MAGIC), f2 = f * f;
+  vfloat p = f2 * 0.0001534581216f + (f * 0.001339993121f + 0.009618488957f);
+  p = p * f2 + (f * 0.05550328777f + 0.2402264689f);
+  const vfloat power = power_of_two(n), e = power * (p * f2 + f * 0.6931472057f) + (power - 1.0f);
+  return bits_as<vfloat>((bits_as<vint>(e / (e + 2.0f)) & INT32_MAX) | sign);
+}
+
 // Phi(u), the distribution function of the normal distribution; density is exp(-u * u / 2). With x = |u| / sqrt(2),
 // erfc(x) * exp(x * x) is a polynomial in 1 / (1 + 0.45 * x), to 1e-9.
 INLINE vfloat normal_cdf(vfloat u, vfloat& density) {

@@ -3,6 +3,7 @@
 // The elements pass in chunks that stay in the L1 cache: read as float32, computed, rounded and written. So there is
 // one loop for each function, and one for each dtype and layout, instead of one for each combination.
 #include "api.h"
+#include "chunks.h"
 #include "functions.h"
 #include "rows.h"
 
@@ -104,27 +105,6 @@ const Backward BACKWARD[] = {compute_gradients<Swish>, compute_gradients<Gelu<tr
 
 // ---- The dtypes and layouts ----
 
-// Returns n numbers as float32: p itself, or the buffer with them.
-template <class T>
-INLINE const float* widened(const T* p, int64_t n, float* buffer) {
-  if constexpr (std::is_same_v<T, float>) {
-    return p;
-  } else {
-    each(n, [=](int64_t i, auto lanes) { store(buffer + i, load_ahead(p + i, lanes)); });
-    return buffer;
-  }
-}
-
-template <class T>
-INLINE void rounded(T* p, int64_t n, const float* values, bool streams_p) {
-  if ((const void*)p == (const void*)values) return;  // computed in place
-  if (streams_p) {
-    each(n, [=](int64_t i, auto lanes) { store_or_stream<true>(p + i, load(values + i), lanes); });
-  } else {
-    each(n, [=](int64_t i, auto lanes) { store(p + i, load(values + i), lanes); });
-  }
-}
-
 template <class T>
 INLINE void unzip(const T* pairs, int64_t n, float* gate, float* up) {
   each(n, [=](int64_t i, auto lanes) {
@@ -138,14 +118,6 @@ INLINE void unzip(const T* pairs, int64_t n, float* gate, float* up) {
 template <class T>
 INLINE void zip(T* pairs, int64_t n, const float* gate, const float* up) {
   each(n, [=](int64_t i, auto lanes) { store_pairs(pairs + 2 * i, load(gate + i), load(up + i), lanes); });
-}
-
-// Where results of a chunk are computed: in place, or in the buffer that is rounded or streamed afterwards.
-template <class T>
-INLINE float* place(T* p, float* buffer, bool streams_p) {
-  if constexpr (std::is_same_v<T, float>)
-    if (!streams_p) return p;
-  return p ? buffer : nullptr;
 }
 
 template <class T>

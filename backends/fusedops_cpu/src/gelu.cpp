@@ -11,7 +11,7 @@ Status forward(const GeluForward& call) {
   const T* x = (const T*)call.x;
   T* y = (T*)call.y;
   const int64_t count = call.count, width = BIAS ? wide_row(count, call.columns) : count;
-  const BiasRow row((const T*)call.bias, call.columns, width);
+  const BiasRow row(call.bias, call.dtype, call.columns, width);
   if (row.failed()) return OUT_OF_MEMORY;
   const float* bias = row.data();
   run_blocks(divide_up(count, BLOCK), [=](int64_t block) {
@@ -32,7 +32,7 @@ Status backward(const GeluBackward& call) {
   const T *grad = (const T*)call.grad, *x = (const T*)call.x;
   T* dx = (T*)call.dx;
   const int64_t count = call.count, width = BIAS ? wide_row(count, call.columns) : count;
-  const BiasRow row((const T*)call.bias, call.columns, width);
+  const BiasRow row(call.bias, call.dtype, call.columns, width);
   if (row.failed()) return OUT_OF_MEMORY;
   const float* bias = row.data();
   auto du_at = [=](int64_t at, int64_t column, int64_t i, auto lanes) {
@@ -42,20 +42,21 @@ Status backward(const GeluBackward& call) {
   };
   if constexpr (BIAS) {
     if (call.dbias) {
-      return column_sums(count, call.columns, width, (T*)call.dbias, [=](int64_t begin, int64_t end, float* sums) {
-        each_stretch(begin, end, width, [&](int64_t at, int64_t column, int64_t n) {
-          auto du_and_sum = [&](int64_t i, auto lanes) {
-            vfloat du = du_at(at, column, i, lanes);
-            store(sums + column + i, load(sums + column + i, lanes) + du, lanes);
-            return du;
-          };
-          if (dx) {
-            produce(dx + at, n, du_and_sum);
-          } else {
-            each(n, du_and_sum);
-          }
-        });
-      });
+      return column_sums(count, call.columns, width, call.dtype, call.dbias,
+                         [=](int64_t begin, int64_t end, float* sums) {
+                           each_stretch(begin, end, width, [&](int64_t at, int64_t column, int64_t n) {
+                             auto du_and_sum = [&](int64_t i, auto lanes) {
+                               vfloat du = du_at(at, column, i, lanes);
+                               store(sums + column + i, load(sums + column + i, lanes) + du, lanes);
+                               return du;
+                             };
+                             if (dx) {
+                               produce(dx + at, n, du_and_sum);
+                             } else {
+                               each(n, du_and_sum);
+                             }
+                           });
+                         });
     }
   }
   run_blocks(divide_up(count, BLOCK), [=](int64_t block) {

@@ -28,23 +28,26 @@ INLINE void each_stretch(int64_t begin, int64_t end, int64_t width, F f) {
   }
 }
 
+// Loads a row of numbers as float32.
+NOINLINE void load_as(int64_t dtype, const void* values, float* row, int64_t columns) {
+  with_dtype(dtype, [=](auto element) {
+    auto* from = (const decltype(element)*)values;
+    each(columns, [=](int64_t i, auto lanes) { store(row + i, load(from + i, lanes), lanes); });
+  });
+}
+
 // The bias in float32, repeated to the width of a wide row.
 class BiasRow {
  public:
-  template <class T>
-  BiasRow(const T* bias, int64_t columns, int64_t width)
-      : buffer_(bias && (width > columns || !std::is_same_v<T, float>) ? width : 0) {
+  BiasRow(const void* bias, int64_t dtype, int64_t columns, int64_t width)
+      : buffer_(bias && (width > columns || dtype != FLOAT32) ? width : 0) {
     float* row = buffer_.data();
-    if constexpr (std::is_same_v<T, float>) {
-      data_ = row ? row : bias;
-      if (row) memcpy(row, bias, columns * sizeof(float));
-      failed_ = bias && width > columns && !row;
-    } else {
-      data_ = row;
-      if (row) each(columns, [&](int64_t i, auto lanes) { store(row + i, load(bias + i, lanes), lanes); });
-      failed_ = bias && !row;
-    }
-    for (int64_t at = columns; row && at < width; at += columns) memcpy(row + at, row, columns * sizeof(float));
+    const bool as_it_is = width == columns && dtype == FLOAT32;
+    data_ = as_it_is ? (const float*)bias : row;
+    failed_ = bias && !data_;
+    if (!row) return;
+    load_as(dtype, bias, row, columns);
+    for (int64_t at = columns; at < width; at += columns) memcpy(row + at, row, columns * sizeof(float));
   }
   bool failed() const { return failed_; }
   const float* data() const { return data_; }
@@ -68,10 +71,8 @@ class FloatRow {
       std::fill(row, row + columns, absent);
       return;
     }
-    with_dtype(dtype, [=](auto element) {
-      auto* from = (const decltype(element)*)values;
-      each(columns, [=](int64_t i, auto lanes) { store(row + i, load(from + i, lanes) + offset, lanes); });
-    });
+    load_as(dtype, values, row, columns);
+    each(columns, [=](int64_t i, auto lanes) { store(row + i, load(row + i, lanes) + offset, lanes); });
   }
   bool failed() const { return failed_; }
   const float* data() const { return data_; }
@@ -84,7 +85,7 @@ class FloatRow {
 };
 
 // Stores a row of float32 numbers in another dtype.
-inline void store_as(int64_t dtype, void* out, const float* row, int64_t columns) {
+NOINLINE void store_as(int64_t dtype, void* out, const float* row, int64_t columns) {
   with_dtype(dtype, [=](auto element) {
     auto* to = (decltype(element)*)out;
     each(columns, [=](int64_t i, auto lanes) { store(to + i, load(row + i, lanes), lanes); });
@@ -102,7 +103,7 @@ struct RowParts {
 };
 
 // Adds the parts, of `width` sums each, to the first, in order.
-inline void add_parts(float* sums, int64_t parts, int64_t width) {
+NOINLINE void add_parts(float* sums, int64_t parts, int64_t width) {
   constexpr int64_t CHUNK = 2048;
   const int64_t chunks = divide_up(width, CHUNK);
   run_blocks(chunks, parts * width <= BLOCK ? 1 : workers_for(chunks), [=](int64_t chunk, int64_t) {
@@ -114,11 +115,18 @@ inline void add_parts(float* sums, int64_t parts, int64_t width) {
   });
 }
 
+NOINLINE void finish_column_sums(float* sums, int64_t parts, int64_t width, int64_t columns, int64_t dtype, void* out) {
+  add_parts(sums, parts, width);
+  for (int64_t at = columns; at < width; at += columns)
+    for (int64_t i = 0; i < columns; i++) sums[i] += sums[at + i];
+  store_as(dtype, out, sums, columns);
+}
+
 // Sums of columns in an order that depends on the shape alone, not on the number of threads: the wide rows are cut into
 // `parts`, and the columns into chunks whose sums stay in the L1 cache; the parts are added in order.
 // f(begin, end, sums) adds the elements begin..end, which lie in `width` columns, to sums[column].
-template <class T, class F>
-Status column_sums(int64_t count, int64_t columns, int64_t width, T* out, F f) {
+template <class F>
+Status column_sums(int64_t count, int64_t columns, int64_t width, int64_t dtype, void* out, F f) {
   constexpr int64_t CHUNK = 4096;
   int64_t rows = divide_up(count, width), parts = std::max<int64_t>(1, std::min<int64_t>(128, rows / 32));
   int64_t chunks = divide_up(width, CHUNK), blocks = parts * chunks;
@@ -136,10 +144,7 @@ Status column_sums(int64_t count, int64_t columns, int64_t width, T* out, F f) {
       for (int64_t row = begin; row < end; row++) f(row * width + first, std::min(count, row * width + last), mine);
     }
   });
-  add_parts(sums, parts, width);
-  for (int64_t at = columns; at < width; at += columns)
-    for (int64_t i = 0; i < columns; i++) sums[i] += sums[at + i];
-  each(columns, [&](int64_t i, auto lanes) { store(out + i, load(sums + i, lanes), lanes); });
+  finish_column_sums(sums, parts, width, columns, dtype, out);
   return OK;
 }
 

@@ -1,5 +1,5 @@
 // Prints the largest error of a function of functions.h over the float32 numbers, every STEP-th of them.
-//   accuracy FUNCTION STEP     FUNCTION: exp, exp2, gelu_tanh, gelu_erf, derivative_tanh, derivative_erf
+//   accuracy FUNCTION STEP     FUNCTION: exp, exp2, tanh, gelu_tanh, gelu_erf, derivative_tanh, derivative_erf
 // Output: the largest error in units in the last place of the exact result, with its argument; the largest error in
 // units of 2^-23, of GELU divided by |u|, with its argument; the number of wrong results at NaN, infinities and zeros.
 //
@@ -19,6 +19,7 @@ static double exact(const char* name, double u) {
   const double k = std::sqrt(2 / M_PI);
   if (!strcmp(name, "exp")) return std::exp(u);
   if (!strcmp(name, "exp2")) return std::exp2(u);
+  if (!strcmp(name, "tanh")) return std::tanh(u);
   if (!strcmp(name, "gelu_tanh")) return u / (1 + std::exp(-2 * k * (u + 0.044715 * u * u * u)));
   if (!strcmp(name, "gelu_erf")) return 0.5 * u * std::erfc(-u * std::sqrt(0.5));
   if (!strcmp(name, "derivative_tanh")) {
@@ -31,6 +32,7 @@ static double exact(const char* name, double u) {
 static vfloat computed(const char* name, vfloat u) {
   if (!strcmp(name, "exp")) return exp_nonpositive(u);
   if (!strcmp(name, "exp2")) return exp2_within(u);
+  if (!strcmp(name, "tanh")) return tanh_of(u);
   if (!strcmp(name, "gelu_tanh")) return gelu<true>(u);
   if (!strcmp(name, "gelu_erf")) return gelu<false>(u);
   if (!strcmp(name, "derivative_tanh")) return gelu_derivative<true>(u);
@@ -56,6 +58,9 @@ static int wrong_specials(const char* name) {
     wrong += !(at(0.0f) == 1) + !(at(-0.0f) == 1) + !(at(-inf) == 0) + !(at(-1e-40f) == 1) + !(at(-3e38f) == 0);
   } else if (!strcmp(name, "exp2")) {
     wrong += !(at(0.0f) == 1) + !(at(-127) == 0) + !(at(128) == inf);
+  } else if (!strcmp(name, "tanh")) {
+    wrong += !(at(0.0f) == 0 && !std::signbit(at(0.0f))) + !(at(-0.0f) == 0 && std::signbit(at(-0.0f)));
+    wrong += !(at(inf) == 1) + !(at(-inf) == -1);
   } else if (!strncmp(name, "gelu", 4)) {
     wrong += !(at(0.0f) == 0 && !std::signbit(at(0.0f))) + !(at(-0.0f) == 0 && std::signbit(at(-0.0f)));
     wrong += !(at(inf) == inf) + !std::isnan(at(-inf));  // -inf * 0, as torch's formula gives

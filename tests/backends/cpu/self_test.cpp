@@ -161,6 +161,13 @@ static void test_invalid() {
   CHECK(fusedops_norm_forward(&norm) == INVALID, "a residual without s");
   GatedForward gated{&value, &value, &value, FLOAT32, 1, 1, 3, 1, 1, 0, 1, 0};
   CHECK(fusedops_gated_forward(&gated) == INVALID, "an unknown activation");
+  int64_t target = 0;
+  CrossEntropyForward loss{&value, &target, &value, nullptr, {FLOAT32, 1, 1, 1, 0, 1, -100, 4, 0, 0, 0, 1}};
+  CHECK(fusedops_cross_entropy_forward(&loss) == INVALID, "an unknown reduction");
+  Rotary rotary{&value, &value, 0, 0, 1, 1, 2, 2, 0, 0, 0, 0, 0, 1, {}};
+  CHECK(fusedops_rotary(&rotary) == INVALID, "more pairs than the row has");
+  rotary.pairs = 1, rotary.tensors[1] = {nullptr, &value, FLOAT32, 1, 2, 2, 2, 2, 2, 2};
+  CHECK(fusedops_rotary(&rotary) == INVALID, "no x");
   struct {
     SoftmaxForward call;
     int64_t shapes[6];
@@ -183,12 +190,15 @@ int main() {
         for (int with_bias = 0; with_bias < 2; with_bias++) test_rows(dtype, rows, columns, with_bias);
         test_norms(dtype, rows, columns);
         test_gated(dtype, rows, columns);
+        test_losses(dtype, rows, columns);
       }
+    test_rotations(dtype);
   }
   printf("vectors of %d bytes, structs of", VECTOR_BYTES);
   for (size_t size : {sizeof(SoftmaxForward), sizeof(SoftmaxBackward), sizeof(GeluForward), sizeof(GeluBackward),
                       sizeof(DropoutForward), sizeof(DropoutBackward), sizeof(NormForward), sizeof(NormBackward),
-                      sizeof(GatedForward), sizeof(GatedBackward)})
+                      sizeof(GatedForward), sizeof(GatedBackward), sizeof(CrossEntropyForward),
+                      sizeof(CrossEntropyBackward), sizeof(Rotary)})
     printf(" %d", int(size));
   printf(" bytes, %d failures\n", failures);
   return failures != 0;

@@ -25,6 +25,7 @@ struct Tensor {
   std::vector<float> wide;
   std::vector<uint16_t> narrow;
   Tensor(int64_t dtype, int64_t count) : dtype(dtype), wide(dtype ? 0 : count), narrow(dtype ? count : 0) {}
+  int64_t size() const { return int64_t(dtype ? narrow.size() : wide.size()); }
   void* data() { return dtype ? (void*)narrow.data() : (void*)wide.data(); }
   double at(int64_t i) const {
     if (dtype == FLOAT32) return wide[i];
@@ -59,3 +60,5 @@ inline bool close(double a, double b, double tolerance) { return std::fabs(a - b
 
 void test_norms(int64_t dtype, int64_t rows, int64_t columns);
 void test_gated(int64_t dtype, int64_t rows, int64_t columns);
+void test_losses(int64_t dtype, int64_t rows, int64_t columns);
+void test_rotations(int64_t dtype);

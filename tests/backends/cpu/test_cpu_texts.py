@@ -25,6 +25,14 @@ def freed() -> None:
 pin("two dtypes", lambda: fusedops.bias_gelu(ROW, ROW[0].half()), NO_BACKEND, "float16", "dtype of x", "to(x.dtype)")
 pin("a weight", lambda: fusedops.rms_norm(ROW, ROW[0].double()), NO_BACKEND, "float64", "float32, bfloat16", "weight")
 pin("gate and up", lambda: fusedops.swiglu(ROW, ROW.half()), NO_BACKEND, "float16", "dtype of gate", "to(gate.dtype)")
+pin(
+    "cosines",
+    lambda: fusedops.rotary_embedding(ROW[None], None, *torch.ones(2, 2, 2).double()),
+    NO_BACKEND,
+    "float64",
+    "float32, bfloat16",
+    "cos",
+)
 pin("no memory", freed, INVALID, "without memory", "expected tensors", "pass tensors")
 
 

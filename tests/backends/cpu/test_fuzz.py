@@ -127,3 +127,40 @@ def test_gates(number: int) -> None:
     compare(
         rng, lambda b: fusedops.geglu(first, second, approximate=form, interleaved=interleaved, backend=b), [packed]
     )
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_losses(number: int) -> None:
+    rng = random.Random(number)
+    shape, dtype = shape_of(rng), rng.choice([*TOLERANCE])
+    logits = tensor(rng, shape, dtype)
+    target = torch.randint(shape[-1], shape[:-1], generator=torch.Generator().manual_seed(number))
+    target[torch.rand(shape[:-1], generator=torch.Generator().manual_seed(number)) < 0.2] = -100
+    options = {
+        "label_smoothing": rng.choice([0.0, 0.0, 0.1, 1.0]),
+        "z_loss": rng.choice([0.0, 0.0, 1e-2, 1.0]),
+        "softcap": rng.choice([None, None, 0.5, 30.0]),
+        "reduction": rng.choice(["mean", "sum", "none"]),
+    }
+    compare(rng, lambda b: fusedops.cross_entropy(logits, target, backend=b, **options), [logits])
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_rotations(number: int) -> None:
+    rng = random.Random(number)
+    lead, positions, width = rng.choice([(), (1,), (3,), (2, 2)]), rng.randrange(1, 40), rng.randrange(1, 150)
+    pairs, seq_dim = rng.randrange(width // 2 + 1), rng.choice([-2, -3])
+    inputs: list[Tensor] = []
+    for heads in (rng.randrange(1, 5), rng.randrange(1, 3)):
+        x = tensor(rng, (*lead, heads, positions, width), rng.choice([*TOLERANCE]))
+        with torch.no_grad():  # inf - inf and inf * 0 are NaN by the order of the products
+            x.nan_to_num_(1.0, 1.0, -1.0)
+        inputs.append(x)
+    q, k = (x if seq_dim == -2 else x.transpose(-2, -3) for x in inputs)
+    of_batch = rng.choice([(), lead, (1,) * len(lead)])
+    cos, sin = (
+        tensor(rng, (*of_batch, positions, pairs), rng.choice([*TOLERANCE])).detach().nan_to_num(0.5, 0.5, 0.5)
+        for _ in range(2)
+    )
+    options = {"interleaved": rng.random() < 0.5, "seq_dim": seq_dim}
+    compare(rng, lambda b: fusedops.rotary_embedding(q, k, cos, sin, backend=b, **options), inputs)

@@ -53,9 +53,33 @@ def test_backward_of_norms_and_gates() -> None:
         OPS.geglu_backward(x, x, torch.rand(8, 32), "tanh", False, [True, True])
 
 
+def test_backward_of_losses_and_rotations() -> None:
+    x, target, rest = torch.rand(8, 64), torch.zeros(8, dtype=torch.int64), (-100, 0.0, 0.0, None, "none", None)
+    backward = OPS.cross_entropy_backward
+    with pytest.raises(InvalidInputError, match="got grad"):
+        backward(torch.rand(7), x, None, torch.rand(8), target, *rest)
+    with pytest.raises(InvalidInputError, match="got lse"):
+        backward(torch.rand(8), x, None, torch.rand(4), target, *rest)
+    with pytest.raises(InvalidInputError, match="got target"):
+        backward(torch.rand(8), x, None, torch.rand(8), target[:4], *rest)
+    q, cos = torch.rand(2, 3, 5, 8), torch.rand(5, 4)
+    with pytest.raises(InvalidInputError, match="got cos"):
+        OPS.rotary_embedding_backward(q, q, torch.rand(4, 4), torch.rand(4, 4), False, -2, [True, True])
+    with pytest.raises(InvalidInputError, match="got sin"):
+        OPS.rotary_embedding_backward(q, q, cos, torch.rand(5, 2), False, -2, [True, True])
+    with pytest.raises(InvalidInputError, match="got k of shape"):
+        OPS.rotary_embedding_backward(q, torch.rand(2, 3, 5, 6), cos, cos, False, -2, [True, True])
+
+
 def test_a_tensor_whose_memory_was_freed() -> None:
-    x = torch.rand(8, 64)
-    x.untyped_storage().resize_(0)
+    x, heads = torch.rand(8, 64), torch.rand(1, 8, 64)
+    for tensor in (x, heads):
+        tensor.untyped_storage().resize_(0)
+    with pytest.raises(InvalidInputError, match="without memory"):
+        fusedops.cross_entropy(x, torch.zeros(8, dtype=torch.int64))
+    for q, k in ((heads, None), (torch.rand(1, 8, 64), heads)):
+        with pytest.raises(InvalidInputError, match="without memory"):
+            fusedops.rotary_embedding(q, k, torch.rand(8, 8), torch.rand(8, 8))
     for call in (fusedops.bias_gelu, fusedops.rms_norm, fusedops.layer_norm, fusedops.swiglu):
         with pytest.raises(InvalidInputError, match="without memory"):
             call(x)
@@ -75,6 +99,13 @@ def test_tensors_with_the_negative_bit() -> None:
     for interleaved in (False, True):
         wanted = fusedops.swiglu(-values, interleaved=interleaved)
         assert torch.equal(fusedops.swiglu(negative, interleaved=interleaved), wanted)
+    target, cos = torch.arange(6), torch.rand(6, 5)
+    wanted = fusedops.cross_entropy(-values, target)
+    assert torch.equal(fusedops.cross_entropy(negative, target), wanted)
+    assert torch.equal(
+        fusedops.rotary_embedding(negative[None], None, cos, torch._neg_view(cos.clone()))[0],
+        fusedops.rotary_embedding(-values[None], None, cos, -cos)[0],
+    )
     one = torch.imag(torch.tensor([1 + 2j]).conj())  # one element: contiguous, whatever its stride
     assert torch.equal(fusedops.bias_gelu(one), fusedops.bias_gelu(torch.tensor([-2.0])))
 
@@ -96,6 +127,13 @@ def test_no_input_is_written() -> None:
     torch.autograd.backward(fusedops.add_layer_norm(x, residual, bias, bias), (grad, grad))
     fusedops.swiglu(x, residual, limit=1.0).backward(grad)
     fusedops.geglu(packed).backward(grad)
+    target = torch.arange(33)
+    fusedops.cross_entropy(packed, target, label_smoothing=0.1, softcap=3.0).backward()
+    for interleaved in (False, True):
+        fusedops.rotary_embedding(x[None], None, mask[:, :20].float(), grad[:, :20], interleaved=interleaved)[
+            0
+        ].backward(grad[None])
+    assert torch.equal(target, torch.arange(33))
     assert all(torch.equal(a.detach(), b) for a, b in zip(tensors, before, strict=True))
 
 
@@ -118,6 +156,8 @@ def test_results_are_no_views_of_inputs() -> None:
         lambda: fusedops.layer_norm(torch.rand(2, 3, dtype=torch.float64)),
         lambda: fusedops.swiglu(torch.rand(2, 3), torch.rand(2, 3).half()),
         lambda: fusedops.geglu(torch.rand(2, 4, dtype=torch.float64)),
+        lambda: fusedops.cross_entropy(torch.rand(2, 4, dtype=torch.float64), torch.tensor([0, 1])),
+        lambda: fusedops.rotary_embedding(torch.rand(1, 2, 4), None, *torch.rand(2, 2, 2, dtype=torch.float64)),
     ],
     ids=[
         "float64",
@@ -131,6 +171,8 @@ def test_results_are_no_views_of_inputs() -> None:
         "float64 rows",
         "gate and up of two dtypes",
         "a float64 gate",
+        "float64 logits",
+        "float64 cosines",
     ],
 )
 def test_refused(call: object) -> None:

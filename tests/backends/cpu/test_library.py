@@ -117,7 +117,8 @@ def test_a_torch_without_its_thread_pool_exported_is_a_reason(monkeypatch: pytes
 def test_structs_have_the_sizes_of_their_packing() -> None:
     # sizes as self_test.cpp prints them; test_sources.py compares
     formats = ["3P5qd2q", "3P5qd", "3P4q", "5P4q", "5P4qd", "4P4qd", "8P6q2d", "10P5qd", "3P6q3d", "5P7q3d"]
-    assert [calcsize(text) for text in formats] == [88, 72, 56, 72, 80, 72, 128, 128, 96, 120]
+    formats += ["4P8q4d", "5P8q4d", "2P11qd2P8q2P8q"]
+    assert [calcsize(text) for text in formats] == [88, 72, 56, 72, 80, 72, 128, 128, 96, 120, 128, 136, 272]
 
 
 def test_no_other_library_is_needed() -> None:

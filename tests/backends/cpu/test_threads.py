@@ -45,7 +45,26 @@ def _swiglu(x: Tensor, bias: Tensor) -> list[Tensor]:
     return _gradients(fusedops.swiglu(x, x.flip(0)), x)
 
 
-@pytest.mark.parametrize("run", [_softmax, _gelu, _dropout, _rms_norm, _add_layer_norm, _swiglu])
+def _cross_entropy(x: Tensor, bias: Tensor) -> list[Tensor]:
+    target = torch.arange(x.shape[0]) % x.shape[1]
+    target[::3] = -100
+    rows = fusedops.cross_entropy(x, target, reduction="none", label_smoothing=0.1)
+    return [*_gradients(fusedops.cross_entropy(x, target, z_loss=0.1), x), *_gradients(rows, x)]
+
+
+def _rotary_embedding(x: Tensor, bias: Tensor) -> list[Tensor]:
+    angles = x.detach()[:, : x.shape[1] // 2]
+    results: list[Tensor] = []
+    for interleaved in (False, True):
+        y, _ = fusedops.rotary_embedding(x[None], None, angles, angles.flip(0), interleaved=interleaved)
+        results += _gradients(y, x)
+    return results
+
+
+RUNS = [_softmax, _gelu, _dropout, _rms_norm, _add_layer_norm, _swiglu, _cross_entropy, _rotary_embedding]
+
+
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("shape", [(700, 511), (3, 50_000), (40_000, 7)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bits_are_equal_for_any_number(

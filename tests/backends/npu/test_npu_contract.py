@@ -45,6 +45,7 @@ def test_every_vendor_op_of_the_backend_is_seen() -> None:
         "npu_swiglu", "npu_swiglu_backward", "npu_geglu", "npu_geglu_grad",
         "npu_rotary_mul",
         "npu_cross_entropy_loss", "npu_cross_entropy_loss_backward",
+        "npu_fusion_attention", "npu_fusion_attention_grad",
     }  # fmt: skip
     sources = [ast.parse(path.read_text(encoding="utf-8")) for path in npu_contract.BACKEND.glob("*.py")]
     names = [node.attr for source in sources for node in ast.walk(source) if isinstance(node, ast.Attribute)]

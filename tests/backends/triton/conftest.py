@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_facts import compiled_facts
 
 
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     """Give each test the same random numbers."""
     torch.manual_seed(20240607)
+
+
+@pytest.fixture(scope="module")
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Facts of the compiled kernel of each of the module's ``CASES``, by its name."""
+    cases = request.module.CASES
+    return dict(zip(cases, compiled_facts([[*cases.values()]], tmp_path_factory.mktemp("triton")), strict=True))
 
 
 @pytest.fixture

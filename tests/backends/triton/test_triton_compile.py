@@ -6,14 +6,12 @@ registers, 16-byte accesses of global memory, 64-bit addresses, and no float64 w
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from repository import SUPPORT
+from compiled_facts import compiled_facts
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
@@ -166,29 +164,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     # ODD and NORM_ODD last, each in one process: on_chip stays set in there
     cases = [*CASES.values(), *BIAS_CASES.values(), *NORM_CASES.values(), *BIAS_ODD.values()]
     shares = [cases[0::2] + list(NORM_ODD.values()), cases[1::2] + list(ODD.values())]
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SUPPORT / "triton_aot.py")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
-        )
-        for _ in shares
-    ]  # fmt: skip
-    for process, share in zip(processes, shares, strict=True):
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(share))
-        process.stdin.close()
-        process.stdin = None  # communicate() would close it again
-    facts: dict[str, dict[str, Any]] = {}
     names = {json.dumps(case): name for name, case in ALL.items()}
-    for process in processes:
-        out, err = process.communicate(timeout=600)
-        for line in out.splitlines():
-            result = json.loads(line)
-            facts[names[json.dumps(result["case"])]] = result["facts"]
-        assert process.returncode == 0, f"after {len(facts)} compilations:\n{err}"
-    return facts
+    facts = compiled_facts(shares, tmp_path_factory.mktemp("triton"))
+    return {names[json.dumps(case)]: each for case, each in zip(itertools.chain(*shares), facts, strict=True)}
 
 
 @pytest.mark.parametrize("name", CASES)

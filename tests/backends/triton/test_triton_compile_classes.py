@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from repository import SUPPORT
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
@@ -33,19 +28,6 @@ def _cases() -> dict[str, Case]:
 
 
 CASES = _cases()
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The facts of every case, by its name."""
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "triton_aot.py")],
-        input=json.dumps([*CASES.values()]), capture_output=True, text=True, env=env, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return dict(zip(CASES, (json.loads(line)["facts"] for line in done.stdout.splitlines()), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)

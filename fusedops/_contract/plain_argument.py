@@ -1,4 +1,4 @@
-"""PlainTensor: the condition under which a kernel may be called directly with a tensor."""
+"""PlainTensor, PlainFloat: the conditions under which a kernel may be called directly with an argument."""
 
 from __future__ import annotations
 
@@ -54,10 +54,31 @@ class PlainTensor(Constraint):
         return f"{self.name}: a tensor{'' if self.required else ' or None'}"
 
 
-def plain_tensors(
-    tensors: Sequence[str], required: Sequence[str], constraints: Sequence[Constraint]
-) -> list[PlainTensor]:
-    """Return the conditions on the tensor parameters of an op."""
+class PlainFloat(Constraint):
+    """The argument of a float parameter is no integer. No reason for a refusal: an integer is converted."""
+
+    none_is_met = False
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"type({self.name}) is not int"
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        """Return no reason: an integer is valid."""
+        return []
+
+    def describe(self) -> str:
+        return f"{self.name}: a number that is no integer"
+
+
+def conditions(
+    parameters: Sequence[str],
+    float_places: Sequence[int],
+    tensors: Sequence[str],
+    required: Sequence[str],
+    constraints: Sequence[Constraint],
+) -> tuple[Constraint, ...]:
+    """Return the constraints of an op, after the conditions on its tensors and before those on its floats."""
     first = tensors[0]
     compared = [item.name for item in constraints if item.reads_shapes and first in item.names and item.name != first]
-    return [PlainTensor(name, name in required, name == first, compared) for name in tensors]
+    plain = [PlainTensor(name, name in required, name == first, compared) for name in tensors]
+    return (*plain, *constraints, *(PlainFloat(parameters[place]) for place in float_places))

@@ -1,0 +1,123 @@
+"""cross_entropy in the compiled library (``src/cross_entropy.cpp``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops_cpu._constraints import one_dtype
+from fusedops_cpu._library import (
+    CROSS_ENTROPY_BACKWARD,
+    CROSS_ENTROPY_FORWARD,
+    DTYPE_CODES,
+    dense,
+    failure,
+    library,
+)
+
+#: As ``src/api.h`` has them; 3 is "mean" with a denominator.
+_REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
+_BY_DENOMINATOR = 3
+
+
+@kernel(ops.cross_entropy, *one_dtype("logits"), source="fusedops_cpu/src/cross_entropy.cpp")
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+    save: bool,
+) -> tuple[Tensor, Tensor | None, None]:
+    """Compute the op; logits of any rank and strides. log_prob is not kept: lse serves."""
+    logits, place = _with_rows(logits)
+    target = dense(target)
+    loss = logits.new_empty(target.shape if reduction == "none" else (), dtype=torch.float32)
+    lse = logits.new_empty(target.shape, dtype=torch.float32) if save else None
+    settings = _settings(logits, place, ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    if status := library().cross_entropy_forward(
+        CROSS_ENTROPY_FORWARD(
+            logits.data_ptr(),
+            target.data_ptr(),
+            loss.data_ptr(),
+            0 if lse is None else lse.data_ptr(),
+            *settings,
+        )
+    ):
+        raise failure(status)
+    return loss, lse, None
+
+
+@kernel(ops.cross_entropy, *one_dtype("logits"), direction="backward", source="fusedops_cpu/src/cross_entropy.cpp")
+def cross_entropy_backward(
+    grad: Tensor,
+    logits: Tensor,
+    log_prob: Tensor | None,
+    lse: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+) -> Tensor:
+    """Compute the gradient of the logits from lse, contiguous."""
+    dx = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    logits, place = _with_rows(logits)
+    grad, lse, target = dense(grad.float()), dense(lse.float()), dense(target)
+    settings = _settings(logits, place, ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    if status := library().cross_entropy_backward(
+        CROSS_ENTROPY_BACKWARD(
+            grad.data_ptr(), logits.data_ptr(), lse.data_ptr(), target.data_ptr(), dx.data_ptr(), *settings
+        )
+    ):
+        raise failure(status)
+    return dx
+
+
+def _settings(
+    logits: Tensor,
+    place: tuple[int, int, int],
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+) -> tuple[Any, ...]:
+    """Return the fields of ``CrossEntropy`` in ``src/api.h``."""
+    columns = logits.shape[-1]
+    return (
+        DTYPE_CODES[logits.dtype],
+        logits.numel() // columns,
+        columns,
+        *place,
+        ignore_index,
+        _REDUCTIONS[reduction] if denominator is None else _BY_DENOMINATOR,
+        label_smoothing,
+        z_loss,
+        softcap or 0.0,
+        1.0 if denominator is None else denominator.item(),
+    )
+
+
+def _with_rows(logits: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+    """Return the logits, or a contiguous copy, and where its rows are.
+
+    That is the number of rows after which a stride begins again, that stride, and the one from row to row, in
+    elements. The logits of all positions but the last, a cut of (B, S, V), are read where they are.
+    """
+    columns = logits.shape[-1]
+    if logits.is_contiguous() or logits.is_neg() or logits.dim() > 3 or logits.stride(-1) != 1:
+        logits = dense(logits)
+        return logits, (max(1, logits.numel() // columns), 0, columns)
+    if logits.dim() == 2:
+        return logits, (logits.shape[0], 0, logits.stride(0))
+    return logits, (logits.shape[1], logits.stride(0), logits.stride(1))

@@ -1,0 +1,154 @@
+"""attention by flash-attn, whose causal mask is aligned at the lower right, with its lse and its backward.
+
+It takes no mask, two dtypes, and heads of one size for queries, keys and values. Such calls are refused here.
+Corrections:
+
+- Queries that see no key, and keys that no query sees, are left out of the call: the lse of such a query is inf in
+  release 2, and a NaN at such a key reaches rows, as 0 * NaN.
+- The lse of a row with NaN among its scores is inf in release 2 and -inf in release 3, by which backward gives finite
+  gradients. It is set to NaN.
+- The kernels read 16 bytes at a time: a tensor that is not so aligned is copied. So is an expanded one, whose strides
+  of 0 a tensor map of CUDA, which release 3 reads by, has no place for.
+
+Source: flash-attn 2.8.3, ``csrc/flash_attn/flash_api.cpp``, ``src/softmax.h``, ``src/mask.h``; flash-attn 3.0,
+``hopper/flash_api.cpp``, ``hopper/softmax.h``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fusedops import Deviation, kernel, ops
+from fusedops.constraints import Alignment, Capability, Dim, DType, Finite, Present, SameDims, Scalar
+from fusedops_flash_attn import _package
+from fusedops_flash_attn._package import Band
+
+_LIMITS = (
+    DType("q", torch.float16, torch.bfloat16),
+    Present(
+        "mask", False, fix="pass what it masks by causal and window where they can, else leave it to another backend"
+    ),
+    SameDims("v", "q", (3,)),
+    Dim("q", (3,), at_least=8, at_most=256, multiple_of=8),
+    Dim("q", (0, 1), at_most=65535),  # dims of CUDA's grid
+    Alignment("causal", "q", "k", "lower_right"),
+    # masked scores are -inf before they are scaled: -inf * 0 is NaN, -inf * -1 is inf
+    Finite("scale", 1e-30, optional=True),
+    Capability("q", (8, 0)),
+)
+_DEVIATIONS = (
+    Deviation(
+        "nonfinite-under-mask",
+        "NaN or inf at a key that causal or a window hides from some queries may reach the rows of those that are "
+        "computed in one block with a query that sees it",
+    ),
+    Deviation(
+        "nonfinite-scores",
+        "lse is NaN wherever a score is NaN or inf; a row whose scores are all -inf is 0",
+    ),
+)
+
+
+@kernel(ops.attention, *_LIMITS, source="flash_attn._flash_attn_forward", deviations=_DEVIATIONS)
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    """Compute the op without a mask, for one head size, with the diagonal at the lower right."""
+    dead, unseen = _outside(q, k, causal, window)
+    if dead >= q.shape[2] or not (q.numel() and k.numel()):
+        return q.new_zeros(q.shape), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+    rows, keys, values = _as_package(q, dead), _as_package(k, unseen), _as_package(v, unseen)
+    out, lse = _package.forward(rows, keys, values, _band(q, k, scale, causal, window))
+    out = out.transpose(1, 2)
+    lse = lse.nan_to_num_(math.nan, math.nan, math.nan)
+    if not dead:
+        return _contiguous(out), _contiguous(lse)
+    whole, whole_lse = q.new_zeros(q.shape), lse.new_full(q.shape[:3], -math.inf)
+    whole[:, :, dead:], whole_lse[:, :, dead:] = out, lse
+    return whole, whole_lse
+
+
+@kernel(
+    ops.attention,
+    *_LIMITS,
+    Scalar("return_lse", one_of=(False,)),  # the kernels have no gradient of lse
+    direction="backward",
+    source="flash_attn._flash_attn_backward",
+    deviations=_DEVIATIONS[:1],
+)
+def attention_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of q, k and v, where lse has none."""
+    dead, unseen = _outside(q, k, causal, window)
+    empty = dead >= q.shape[2] or not (q.numel() and k.numel())
+    dq, dk, dv = (
+        (torch.zeros_like if empty or first else torch.empty_like)(each, memory_format=torch.contiguous_format)
+        for each, first in ((q, dead), (k, unseen), (v, unseen))
+    )
+    if not empty:
+        given = _as_package(q, dead), _as_package(k, unseen), _as_package(v, unseen)
+        gradients = tuple(
+            each[:, :, first:].transpose(1, 2) for each, first in ((dq, dead), (dk, unseen), (dv, unseen))
+        )
+        _package.backward(
+            _as_package(grad_out, dead),
+            given,
+            _as_package(out, dead),
+            lse[:, :, dead:].contiguous(),
+            (gradients[0], gradients[1], gradients[2]),
+            _band(q, k, scale, causal, window),
+        )
+    return tuple(gradient if need else None for gradient, need in zip((dq, dk, dv), needs))
+
+
+def _outside(q: Tensor, k: Tensor, causal: str, window: tuple[int, int] | None) -> tuple[int, int]:
+    """Return how many queries see no key, the first ones, and how many keys no query sees, the first ones too."""
+    if causal == "none":
+        return 0, 0  # with a window, lengths are equal: each query sees its own key
+    diagonal = k.shape[2] - q.shape[2]
+    return max(0, -diagonal), 0 if window is None else max(0, diagonal - window[0])
+
+
+def _band(q: Tensor, k: Tensor, scale: float | None, causal: str, window: tuple[int, int] | None) -> Band:
+    factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
+    # a C++ int holds the number of keys
+    left, right = (-1, -1) if window is None else (min(size, k.shape[2]) for size in window)
+    return Band(factor, causal != "none", left, right)
+
+
+def _as_package(tensor: Tensor, first: int) -> Tensor:
+    """Return (B, N, S, D) from the row ``first`` on as (B, S, N, D), with rows that are aligned to 16 bytes."""
+    tensor = tensor.resolve_neg()[:, :, first:]
+    aligned = tensor.stride(3) == 1 and all(stride and stride % 8 == 0 for stride in tensor.stride()[:3])
+    if not aligned or tensor.data_ptr() % 16:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.transpose(1, 2)
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor, with the usual strides also of dims of size 1, as fake tensors have them."""
+    tensor = tensor.contiguous()
+    return tensor.view(-1).view(tensor.shape) if 1 in tensor.shape else tensor

@@ -1,0 +1,169 @@
+"""The results of cross_entropy against float64: dtypes, layouts, chunks of a row, options, special values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from cpu_values import DTYPES, LAYOUTS, SHAPES, rounded
+from torch import Tensor
+
+import fusedops
+import fusedops_cpu
+from fusedops import testing
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+OP = testing.OPS["cross_entropy"]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sum": {"reduction": "sum"},
+    "rows": {"reduction": "none", "label_smoothing": 0.1},
+    "all": {"label_smoothing": 0.3, "z_loss": 0.01, "softcap": 2.0, "denominator": 7.5},
+    "capped": {"softcap": 30.0, "z_loss": 0.1, "reduction": "none"},
+    "smooth": {"label_smoothing": 1.0, "ignore_index": 2**62},
+}
+
+
+def targets(logits: Tensor, ignored: int = -100) -> Tensor:
+    target = torch.randint(logits.shape[-1], logits.shape[:-1], generator=torch.Generator().manual_seed(2))
+    return torch.where(torch.arange(target.numel()).view(target.shape) % 4 == 2, ignored, target)
+
+
+def check(logits: Tensor, target: Tensor, **options: Any) -> None:
+    """Compare the loss and the gradient with float64, by the op's error model."""
+    leaf = logits.detach().requires_grad_()
+    loss = fusedops.cross_entropy(leaf, target, **options)
+    want = testing.expected(OP, OP.completed(OP.bind((leaf, target), options)))
+    testing.assert_within(loss, want.outputs[0], want.limits["output loss"], "loss")
+    (gradient,) = torch.autograd.grad(loss, leaf, want.grads[0].to(loss.dtype))
+    assert gradient.is_contiguous()
+    assert gradient.dtype is logits.dtype
+    testing.assert_within(gradient, want.gradients["logits"], want.limits["gradient of logits"], "gradient")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_layouts(dtype: torch.dtype, layout: str, options: dict[str, Any]) -> None:
+    for shape in [*SHAPES, (1,), (37,)]:
+        if shape[-1] == 0:
+            continue
+        logits = rounded(shape, dtype) * 3
+        if logits.numel() and logits.dim() > 1:
+            logits = LAYOUTS[layout](logits)
+        check(logits, targets(logits, options.get("ignore_index", -100)), **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("classes", [1023, 1024, 1025, 2049, 128256])
+def test_chunks_of_a_row(dtype: torch.dtype, classes: int) -> None:
+    """The largest logit, and the target, in each chunk in turn."""
+    logits = rounded((6, classes), dtype)
+    target = torch.tensor([0, classes - 1, 1022, min(1023, classes - 1), min(1024, classes - 1), classes // 2])
+    for row in range(6):
+        logits[row, row * (classes - 1) // 5] = 20 + row
+    check(logits, target, reduction="none")
+    check(logits, target, label_smoothing=0.1, softcap=15.0)
+    check(logits.sort(-1).values, target, reduction="none")  # each chunk has a larger one than those before
+
+
+@pytest.mark.parametrize("cut", ["positions", "classes", "both", "every second", "expanded"])
+def test_cuts_are_read_where_they_are(cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = rounded((3, 8, 80), torch.float32)
+    logits = {
+        "positions": base[:, :-1],
+        "classes": base[..., 3:70],
+        "both": base[1:, 2:, :33],
+        "every second": base[::2, ::3],
+        "expanded": base[:1, :, :20].expand(3, 8, 20),
+    }[cut]
+    target = targets(logits)
+    wanted = fusedops.cross_entropy(logits.contiguous(), target, reduction="none")
+    monkeypatch.setattr(Tensor, "contiguous", None)
+    assert torch.equal(fusedops.cross_entropy(logits, target, reduction="none"), wanted)
+    monkeypatch.undo()
+    check(logits, target)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("classes", [32000, 4100, 33])
+def test_tensors_beyond_the_caches_have_the_same_bits(dtype: torch.dtype, classes: int) -> None:
+    """Above 32 MiB the gradient is stored past the caches."""
+    rows = (2**23 if dtype is torch.float32 else 2**24) // classes + 1
+    logits, weight = rounded((rows, classes), dtype), rounded((rows,), torch.float32, 1)
+    target = targets(logits)
+
+    def run(part: slice) -> list[Tensor]:
+        leaf = logits[part].detach().requires_grad_()
+        loss = fusedops.cross_entropy(leaf, target[part], reduction="none", label_smoothing=0.1)
+        return [loss.detach(), *torch.autograd.grad(loss, leaf, weight[part])]
+
+    some = slice(rows - 20, rows)
+    for large, small in zip(run(slice(None)), run(some), strict=True):
+        assert torch.equal(large[some], small)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_special_values(options: dict[str, Any]) -> None:
+    """NaN, infinities, and rows of -inf: losses, lse and gradients are finite, infinite or NaN as float64 has them."""
+    inf, nan = math.inf, math.nan
+    logits = rounded((9, 40), torch.float32)
+    for row, (place, value) in enumerate([(3, nan), (3, inf), (3, -inf), (7, inf), (7, -inf), (7, 3e38), (3, -3e38)]):
+        logits[row, place] = value
+    logits[7] = -inf
+    logits[8, 3:5] = torch.tensor([nan, inf])
+    target = torch.full((9,), 3)
+    options = {**options, "reduction": "none", "denominator": None}
+    args = OP.completed(OP.bind((logits, target), options))
+    forward, backward = fusedops_cpu.cross_entropy.function, fusedops_cpu.cross_entropy_backward.function
+    loss, lse, _ = forward(*args, True)
+    wide = (logits.double(), *args[1:])
+    want_lse = OP.saved[0].reference(wide[0], target, wide[2], wide[5])
+    torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(loss.double(), OP.reference(*wide), rtol=1e-5, atol=1e-5, equal_nan=True)
+    got = backward(torch.ones(9), logits, None, lse, *args[1:])
+    want = OP.backward(torch.ones(9), wide[0], None, want_lse, *args[1:])
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("offset", [1e4, -3e5])
+def test_logits_that_are_large_beside_the_loss(offset: float) -> None:
+    """Differences are taken before sums: the loss is as exact as that of the logits without the offset."""
+    logits = (rounded((5, 3000), torch.float32) * 64).round() / 32 + offset
+    target = targets(logits)
+    for smoothing in (0.0, 0.1):
+        got = fusedops.cross_entropy(logits, target, reduction="none", label_smoothing=smoothing)
+        want = torch.nn.functional.cross_entropy(logits.double(), target, reduction="none", label_smoothing=smoothing)
+        torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("denominator", [3, 0.0, -2.0, 3e38, torch.tensor([2.5], dtype=torch.bfloat16)])
+def test_denominators(denominator: Any) -> None:
+    logits = rounded((5, 30), torch.float32)
+    target = targets(logits)
+    results = [
+        fusedops.cross_entropy(logits, target, denominator=denominator, backend=backend) for backend in ("cpu", "eager")
+    ]
+    torch.testing.assert_close(*results)
+
+
+def test_a_target_out_of_range_that_nobody_checks() -> None:
+    """The kernels read and write nothing out of bounds: the row is NaN."""
+    logits, target = rounded((4, 21), torch.float32), torch.tensor([3, 21, -1, 2**62])
+    rest = (-100, 0.0, 0.0, None, "none", None)
+    loss, lse, _ = fusedops_cpu.cross_entropy.function(logits, target, *rest, True)
+    gradient = fusedops_cpu.cross_entropy_backward.function(torch.ones(4), logits, None, lse, target, *rest)
+    assert loss.isnan().tolist() == gradient.isnan().all(-1).tolist() == [False, True, True, True]
+    assert lse.isfinite().all()
+
+
+def test_no_rows() -> None:
+    logits, target = torch.empty(0, 5, requires_grad=True), torch.empty(0, dtype=torch.int64)
+    for reduction, want in (("mean", 0.0), ("sum", 0.0), ("none", None)):
+        loss = fusedops.cross_entropy(logits, target, reduction=reduction)
+        assert loss.shape == (() if want is not None else (0,))
+        assert want is None or loss == want
+        assert torch.autograd.grad(loss.sum(), logits)[0].shape == (0, 5)

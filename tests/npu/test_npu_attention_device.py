@@ -1,0 +1,126 @@
+"""Assumptions about the vendor's attention; ``make npu`` checks them on the device, as ``test_npu_device.py``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusedops
+from fusedops import attention, testing
+
+try:
+    import torch_npu as _vendor  # type: ignore[import-not-found]
+
+    REAL = bool(torch.npu.is_available())
+except Exception:  # absent, or without CANN
+    REAL = False
+if not REAL:
+    from ascend import ascend
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+OP = testing.OPS["attention"]
+
+
+@pytest.fixture(autouse=True)
+def torch_npu() -> Iterator[Any]:
+    """The vendor's module; every call is served by the npu backend, or fails."""
+    with contextlib.nullcontext(_vendor) if REAL else ascend() as module, fusedops.use("npu", fallback="raise"):
+        yield module
+
+
+def heads(sq: int, sk: int, dtype: torch.dtype = torch.float32, size: int = 64) -> list[Tensor]:
+    shapes = ((2, 4, sq, size), (2, 2, sk, size), (2, 2, sk, size))
+    return [torch.randn(shape).to(dtype).npu() for shape in shapes]
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None, **more: Any) -> None:
+    """Compare out and lse, and the gradients of q, k and v, with float64."""
+    options = {"causal": "none", "window": None, **more}
+    args = (q, k, v, mask, scale, *options.values(), False)
+    want = testing.expected(OP, args)
+    leaves = [each.requires_grad_() for each in (q, k, v)]
+    out = attention(*leaves, mask, scale, **options)
+    with torch.no_grad():
+        _, lse = attention(*leaves, mask, scale, **options, return_lse=True)
+    testing.assert_within(out, want.y, want.limits["output out"], "out")
+    testing.assert_within(lse, want.outputs[1], want.limits["output lse"], "lse")
+    found = torch.autograd.grad(out, leaves, want.grad.to(out.dtype).to(out.device))
+    for gradient, name in zip(found, OP.differentiable):
+        testing.assert_within(gradient, want.gradients[name], want.limits[f"gradient of {name}"], name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lengths", [(40, 40), (40, 100), (100, 40), (1, 100)], ids=str)
+@pytest.mark.parametrize("causal", ["none", "upper_left", "lower_right"])
+@pytest.mark.parametrize("window", [None, (7, 3)], ids=str)
+def test_alignments_and_windows(lengths: tuple[int, int], causal: str, window: Any, dtype: torch.dtype) -> None:
+    if causal != "none" or window is None or lengths[0] == lengths[1]:
+        check(*heads(*lengths, dtype), causal=causal, window=window)
+
+
+@pytest.mark.parametrize("options", [{"causal": "lower_right"}, {"causal": "lower_right", "window": (70, 0)}], ids=str)
+def test_the_triangle_of_2048_serves_longer_calls(options: dict[str, Any]) -> None:
+    q, k, v = heads(2100, 2200, size=16)
+    check(q[:1, :1], k[:1, :1], v[:1, :1], **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(100,), (40, 100), (2, 1, 1, 100), (1, 4, 40, 100), (2, 4, 40, 100)], ids=str)
+def test_masks(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    mask = torch.rand(shape) < 0.3
+    check(*heads(40, 100, dtype), mask.npu())
+    check(*heads(40, 100, dtype), mask.to(torch.uint8).npu(), causal="lower_right")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fully_masked_rows(dtype: torch.dtype) -> None:
+    mask = torch.rand(2, 1, 40, 100) < 0.3
+    mask[:, :, ::3] = True
+    check(*heads(40, 100, dtype), mask.npu())
+    check(*heads(40, 100, dtype), torch.ones_like(mask).npu())
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, 2.0])
+def test_the_mask_is_applied_after_the_scale(scale: float) -> None:
+    check(*heads(40, 40), (torch.rand(40, 40) < 0.3).npu(), scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_narrower_values(dtype: torch.dtype) -> None:
+    q, k, v = heads(40, 100, dtype, 192)
+    check(q, k, v[..., :128], causal="lower_right")
+
+
+def test_views_of_models() -> None:
+    check(*(each.transpose(1, 2).contiguous().transpose(1, 2) for each in heads(40, 40)), causal="upper_left")
+
+
+# ----------------------------------------------------------------- read in the vendor's sources, never seen on a device
+
+
+def test_the_max_and_the_sum_have_eight_copies_and_give_lse(torch_npu: Any) -> None:
+    q, k, v = heads(40, 100)
+    _, top, total, *_ = torch_npu.npu_fusion_attention(q, k, v, 4, "BNSD", scale=0.125)
+    assert top.shape == total.shape == (2, 4, 40, 8)
+    assert torch.equal(top.cpu(), top.cpu()[..., :1].expand(2, 4, 40, 8))
+    scores = 0.125 * q.cpu() @ k.cpu().repeat_interleave(2, 1).transpose(-2, -1)
+    torch.testing.assert_close((top + total.log()).cpu()[..., 0], torch.logsumexp(scores, -1))
+
+
+def test_the_gradient_takes_lse_and_1_for_the_max_and_the_sum(torch_npu: Any) -> None:
+    q, k, v = heads(40, 100)
+    out, top, total, *_ = torch_npu.npu_fusion_attention(q, k, v, 4, "BNSD", scale=0.125)
+    grad = torch.randn(out.shape).npu()
+    options = {"scale_value": 0.125, "attention_in": out}
+    given = torch_npu.npu_fusion_attention_grad(q, k, v, grad, 4, "BNSD", softmax_max=top, softmax_sum=total, **options)
+    top = top + total.log()
+    joined = torch_npu.npu_fusion_attention_grad(
+        q, k, v, grad, 4, "BNSD", softmax_max=top, softmax_sum=torch.ones_like(top), **options
+    )
+    for one, other in zip(given[:3], joined[:3]):
+        torch.testing.assert_close(one.cpu(), other.cpu())

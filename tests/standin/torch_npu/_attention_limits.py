@@ -1,0 +1,116 @@
+"""What the fake torch_npu's attention refuses. Sources as in ``__init__.py``, and
+
+* D8: op-plugin, ``docs/.../torch_npu-npu_fusion_attention.md``: float16, bfloat16 or float32, one dtype; key and value
+  of one shape; B from 1 to 2M, N from 1 to 256 and a multiple of that of key, S from 1 to 1M, D from 1 to 768;
+  atten_mask bool or uint8, 1 is masked, [B, N, Sq, Skv], [B, 1, Sq, Skv], [1, 1, Sq, Skv] or [Sq, Skv]; padding_mask
+  is not supported; the modes 2, 3 and 4 take the triangle of 2048 x 2048, and other masks give wrong results; the two
+  sides of a band intersect, and are those of the mask.
+* D9: ops-transformer, ``docs/aclnnFlashAttentionScoreGrad.md``: softmax_max and softmax_sum float32 of [B, N, Sq, 8].
+* R6: ops-transformer, ``flash_attention_score_tiling_general.cpp``: the modes as bands.
+
+The fake supports the layout BNSD and the modes 0, 2, 3 and 4, without dropout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_npu
+
+_device = torch_npu._device
+COPIES = 8  # of each row's max and sum
+
+
+def require_sizes(name: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, head_num: int) -> None:
+    tensors = {"query": query, "key": key, "value": value}
+    torch_npu._require_npu(name, **tensors)
+    for argument, tensor in tensors.items():
+        if tensor.dtype not in torch_npu._FLOATS or tensor.dtype != query.dtype:
+            torch_npu._refuse(name, f"{argument} must be float16, bfloat16 or float32, as query; it is {tensor.dtype}.")
+        if tensor.dim() != 4:
+            torch_npu._refuse(name, f"{argument} must have 4 dimensions; it has {tensor.dim()}.")
+    b, n, sq, d = query.shape
+    if key.shape != value.shape:
+        torch_npu._refuse(name, f"key and value must have one shape; got {tuple(key.shape)}, {tuple(value.shape)}.")
+    if key.shape[0] != b or key.shape[3] != d:
+        torch_npu._refuse(name, f"B and D of key must be those of query, {b} and {d}; got {tuple(key.shape)}.")
+    if head_num != n or key.shape[1] == 0 or n % key.shape[1]:
+        torch_npu._refuse(name, f"head_num {head_num} must be N of query, {n}, a multiple of {key.shape[1]}.")
+    for what, size, most in (
+        ("B", b, 2_000_000),
+        ("N", n, 256),
+        ("Sq", sq, 1_000_000),
+        ("Skv", key.shape[2], 1_000_000),
+        ("D", d, 768),
+    ):
+        if not 1 <= size <= most:
+            torch_npu._refuse(name, f"{what} must be in [1, {most}]; it is {size}.")
+
+
+def require_defaults(name: str, layout: str, keep_prob: float, inner_precise: int, **others: Any) -> None:
+    if layout != "BNSD":
+        torch_npu._refuse(name, f"the fake supports the layout BNSD; got {layout!r}.")
+    if keep_prob != 1.0 or inner_precise not in (0, 1, 2):
+        torch_npu._refuse(name, "the fake supports keep_prob 1, and inner_precise 0, 1 and 2.")
+    given = [argument for argument, value in others.items() if value is not None and not isinstance(value, str)]
+    given += [argument for argument, value in others.items() if isinstance(value, str) and value]
+    if given:
+        torch_npu._refuse(name, f"the fake does not support {', '.join(given)}.")
+
+
+def masked_by(
+    name: str, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, mode: int, before: int, after: int
+) -> torch.Tensor | None:
+    """Return what is masked, broadcastable to (B, N, Sq, Skv), on the CPU."""
+    (b, n, sq, _), sk = query.shape, key.shape[2]
+    if mask is None:
+        if mode:
+            torch_npu._refuse(name, f"sparse_mode {mode} needs its atten_mask.")
+        return None
+    torch_npu._require_npu(name, atten_mask=mask)
+    if mask.dtype not in (torch.bool, torch.uint8):
+        torch_npu._refuse(name, f"atten_mask must be bool or uint8; it is {mask.dtype}.")
+    values = _device.on_cpu(mask)
+    if mask.dtype == torch.uint8 and bool((values > 1).any()):
+        torch_npu._refuse(name, "atten_mask must be 0 or 1.")
+    values = values.bool()
+    offsets = torch.arange(sk, device="cpu") - torch.arange(sq, device="cpu")[:, None]  # key - query
+    if mode == 0:
+        if tuple(mask.shape) not in {(b, n, sq, sk), (b, 1, sq, sk), (1, 1, sq, sk), (sq, sk)}:
+            torch_npu._refuse(
+                name,
+                f"atten_mask must be [B, N, Sq, Skv], [B, 1, Sq, Skv], [1, 1, Sq, Skv] or [Sq, Skv], of {b}, {n}, {sq} "
+                f"and {sk}; it is {tuple(mask.shape)}.",
+            )
+        if bool((((offsets > after) | (-offsets > before)) & ~values).any()):
+            torch_npu._refuse(name, "pre_tockens and next_tockens must be those of atten_mask.")
+        return values
+    if mode not in (2, 3, 4):
+        torch_npu._refuse(name, f"the fake supports sparse_mode 0, 2, 3 and 4; got {mode}.")
+    if tuple(mask.shape) != (2048, 2048) or not torch.equal(values, torch.ones_like(values).triu(1)):
+        torch_npu._refuse(name, f"sparse_mode {mode} needs the triangle of 2048 x 2048.")
+    if mode < 4:
+        return offsets > (0 if mode == 2 else sk - sq)
+    for side, other, size in ((before, after, sq), (after, before, sk)):
+        if side < 0 and (other < -side or -side >= size):
+            torch_npu._refuse(name, f"pre_tockens {before} and next_tockens {after} must intersect.")
+    return (offsets > after + sk - sq) | (-offsets > before + sq - sk)
+
+
+def require_saved(name: str, query: torch.Tensor, **tensors: torch.Tensor) -> None:
+    torch_npu._require_npu(name, **tensors)
+    for argument, tensor in tensors.items():
+        if tensor.shape != query.shape or tensor.dtype != query.dtype:
+            torch_npu._refuse(name, f"{argument} must have the shape and dtype of query; it is {tuple(tensor.shape)}.")
+
+
+def require_statistics(name: str, query: torch.Tensor, **tensors: torch.Tensor) -> None:
+    torch_npu._require_npu(name, **tensors)
+    shape = (*query.shape[:3], COPIES)
+    for argument, tensor in tensors.items():
+        if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
+            torch_npu._refuse(name, f"{argument} must be float32 of {shape}; it is {tuple(tensor.shape)}.")
+        copies = _device.on_cpu(tensor).nan_to_num()
+        if not torch.equal(copies, copies[..., :1].expand(shape)):
+            torch_npu._refuse(name, f"{argument} must have each number {COPIES} times.")
