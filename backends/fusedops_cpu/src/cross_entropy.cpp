@@ -274,5 +274,6 @@ FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const CrossEntropyBackward* 
   const CrossEntropy& settings = call->settings;
   if (!settings.rows) return OK;
   if (!fits(settings) || !call->grad || !call->x || !call->lse || !call->target || !call->dx) return INVALID;
+  use_huge_pages(call->dx, settings.rows * settings.columns, settings.dtype);
   return backward(*call);
 }

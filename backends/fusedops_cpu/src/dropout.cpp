@@ -96,6 +96,7 @@ using namespace fusedops;
 FUSEDOPS_EXPORT int fusedops_dropout_forward(const DropoutForward* call) {
   if (!call->count) return OK;
   if (!call->x || !call->y || (call->bias && call->columns < 1)) return INVALID;
+  use_huge_pages(call->y, call->count, call->dtype);
   return with_dtype(call->dtype, [=](auto element) {
     using T = decltype(element);
     return with_flag(call->bias, [=](auto bias) {
@@ -111,6 +112,7 @@ FUSEDOPS_EXPORT int fusedops_dropout_forward(const DropoutForward* call) {
 FUSEDOPS_EXPORT int fusedops_dropout_backward(const DropoutBackward* call) {
   if (!call->count || (!call->dx && !call->dbias)) return OK;
   if (!call->grad || (call->dbias && call->columns < 1)) return INVALID;
+  use_huge_pages(call->dx, call->count, call->dtype);
   return with_dtype(call->dtype, [=](auto element) {
     using T = decltype(element);
     return call->seed ? backward<T, true>(*call) : backward<T, false>(*call);

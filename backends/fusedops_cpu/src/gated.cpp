@@ -199,6 +199,7 @@ using namespace fusedops;
 FUSEDOPS_EXPORT int fusedops_gated_forward(const GatedForward* call) {
   if (!call->rows || !call->columns) return OK;
   if (!call->gate || !call->y || call->activation < 0 || call->activation > GELU_ERF) return INVALID;
+  use_huge_pages(call->y, call->rows * call->columns, call->dtype);
   return with_dtype(call->dtype, [=](auto element) { return forward<decltype(element)>(*call); });
 }
 
@@ -206,5 +207,7 @@ FUSEDOPS_EXPORT int fusedops_gated_backward(const GatedBackward* call) {
   if (!call->rows || !call->columns || (!call->dgate && !call->dup)) return OK;
   if (!call->grad || !call->gate || call->activation < 0 || call->activation > GELU_ERF) return INVALID;
   if (!call->up && !call->dgate) return INVALID;
+  const int64_t spanned = (call->rows - 1) * call->gradient_row + call->columns * (call->up ? 1 : 2);
+  for (void* result : {call->dgate, call->dup}) use_huge_pages(result, spanned, call->dtype);
   return with_dtype(call->dtype, [=](auto element) { return backward<decltype(element)>(*call); });
 }

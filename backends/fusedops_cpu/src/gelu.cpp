@@ -76,6 +76,7 @@ using namespace fusedops;
 FUSEDOPS_EXPORT int fusedops_gelu_forward(const GeluForward* call) {
   if (!call->count) return OK;
   if (!call->x || !call->y || (call->bias && call->columns < 1)) return INVALID;
+  use_huge_pages(call->y, call->count, call->dtype);
   return with_dtype(call->dtype, [=](auto element) {
     using T = decltype(element);
     if (call->tanh) return call->bias ? forward<T, true, true>(*call) : forward<T, true, false>(*call);
@@ -87,6 +88,7 @@ FUSEDOPS_EXPORT int fusedops_gelu_backward(const GeluBackward* call) {
   if (!call->count) return OK;
   if (!call->grad || !call->x || (call->bias && call->columns < 1)) return INVALID;
   if (!call->dx && !(call->bias && call->dbias)) return OK;
+  use_huge_pages(call->dx, call->count, call->dtype);
   return with_dtype(call->dtype, [=](auto element) {
     using T = decltype(element);
     if (call->tanh) return call->bias ? backward<T, true, true>(*call) : backward<T, true, false>(*call);

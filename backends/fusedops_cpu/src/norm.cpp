@@ -233,6 +233,7 @@ FUSEDOPS_EXPORT int fusedops_norm_forward(const NormForward* call) {
   if (call->rows < 0 || call->columns < 0) return INVALID;
   if (!call->rows || (!call->columns && !call->rstds)) return OK;
   if (call->columns && (!call->x || !call->y || !call->residual != !call->s)) return INVALID;
+  for (void* result : {call->y, call->s}) use_huge_pages(result, call->rows * call->columns, call->dtype);
   return with_dtype(call->dtype, [=](auto element) {
     using T = decltype(element);
     return call->centered ? forward<T, true>(*call) : forward<T, false>(*call);
@@ -243,6 +244,7 @@ FUSEDOPS_EXPORT int fusedops_norm_backward(const NormBackward* call) {
   if (call->rows < 0 || call->columns < 0) return INVALID;
   if (!call->rows || !call->columns) return OK;
   if (!call->grad || !call->s || !call->rstds) return INVALID;
+  for (void* result : {call->dx, call->dresidual}) use_huge_pages(result, call->rows * call->columns, call->dtype);
   return with_dtype(call->dtype, [=](auto element) {
     using T = decltype(element);
     return call->means ? backward<T, true>(*call) : backward<T, false>(*call);

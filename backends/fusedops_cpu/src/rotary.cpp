@@ -132,5 +132,7 @@ FUSEDOPS_EXPORT int fusedops_rotary(const Rotary* call) {
   if (call->pairs && (!call->cos || !call->sin)) return INVALID;
   for (const RotaryTensor& t : call->tensors)
     if (t.heads && (!t.x || !t.y)) return INVALID;
+  for (const RotaryTensor& t : call->tensors)
+    use_huge_pages(t.y, call->batches * t.heads * call->positions * call->columns, t.dtype);
   return rotate_all(*call);
 }

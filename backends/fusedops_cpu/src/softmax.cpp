@@ -188,6 +188,7 @@ using namespace fusedops;
 FUSEDOPS_EXPORT int fusedops_softmax_forward(const SoftmaxForward* call) {
   if (!call->rows || !call->sk) return OK;
   if (!call->x || !call->y || call->sq < 1) return INVALID;
+  use_huge_pages(call->y, call->rows * call->sk, call->dtype);
   return with_dtype(call->dtype, [=](auto element) {
     using T = decltype(element);
     return call->mask ? forward<T, true>(*call) : forward<T, false>(*call);
@@ -197,5 +198,6 @@ FUSEDOPS_EXPORT int fusedops_softmax_forward(const SoftmaxForward* call) {
 FUSEDOPS_EXPORT int fusedops_softmax_backward(const SoftmaxBackward* call) {
   if (!call->rows || !call->sk) return OK;
   if (!call->grad || !call->y || !call->dx || call->sq < 1) return INVALID;
+  use_huge_pages(call->dx, call->rows * call->sk, call->dtype);
   return with_dtype(call->dtype, [=](auto element) { return backward<decltype(element)>(*call); });
 }
