@@ -118,7 +118,7 @@ def attention(
     if call.flash:
         out, lse = _FLASH(*call.tensors, 0.0, call.causal, False, scale=scale)[:2]
         return contiguous(out), contiguous(lse).nan_to_num_(math.nan, math.nan, math.nan)
-    out, lse = _EFFICIENT(*call.tensors, call.bias, True, 0.0, call.causal, scale=scale)[:2]
+    out, lse = _EFFICIENT(*call.tensors, call.expanded_bias(), True, 0.0, call.causal, scale=scale)[:2]
     out, lse = contiguous(out), contiguous(lse[:, :, : q.shape[2]])
     if call.bias is not None:
         dead = dead_rows(call.bias, q.shape[2], call.causal)
@@ -179,7 +179,7 @@ class _Call(NamedTuple):
 
     Attributes:
         tensors: q, k and v, aligned, without the keys that a causal mask hides from every query.
-        bias: the mask as 0 and -inf, (B, Nq, Sq, Sk).
+        bias: the mask as 0 and -inf, with 4 dims, which broadcasts to (B, Nq, Sq, Sk).
         causal: True for a causal mask, aligned at the upper left.
         flash: True where the kernel for 16 bits and no mask computes.
     """
@@ -194,11 +194,16 @@ class _Call(NamedTuple):
         flash, keys = _takes_flash(q, k, v, mask, causal), _seen_keys(q, k, causal)
         bias = None
         if mask is not None:
-            bias = _additive(mask, q.dtype, k.shape[2])[..., :keys].expand(*q.shape[:3], keys)
+            bias = _additive(mask, q.dtype, k.shape[2])[..., :keys]
         k, v = k[:, :, :keys], v[:, :, :keys]
         if not flash and k.shape[1] != q.shape[1]:
             k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
         return _Call((_aligned(q), _aligned(k), _aligned(v)), bias, causal != "none", flash)
+
+    def expanded_bias(self) -> Tensor | None:
+        """Return the bias with the sizes of the scores, in the memory of the bias."""
+        q, k, _ = self.tensors
+        return None if self.bias is None else self.bias.expand(*q.shape[:3], k.shape[2])
 
 
 def _seen_keys(q: Any, k: Any, causal: str) -> int:
@@ -267,7 +272,7 @@ def _efficient_backward(
     lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=math.inf)
     wants = [True, True, True, False]
     return _EFFICIENT_BACKWARD(
-        grad_out, *call.tensors, call.bias, out, lse, seed, seed, 0.0, wants, call.causal, scale=scale
+        grad_out, *call.tensors, call.expanded_bias(), out, lse, seed, seed, 0.0, wants, call.causal, scale=scale
     )[:3]
 
 

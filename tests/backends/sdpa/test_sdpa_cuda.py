@@ -15,6 +15,7 @@ from torch import Tensor
 
 import fusedops
 from fusedops import TensorSpec, attention, testing
+from fusedops_sdpa import attention_cuda
 
 OP = testing.OPS["attention"]
 BF16 = torch.bfloat16
@@ -221,6 +222,20 @@ def test_rows_that_see_no_key(causal: bool, log: list[Call]) -> None:
     for one, other in zip(clean, torch.autograd.grad(out, tensors, grad)):
         assert torch.equal(one, other)
     assert bool((clean[0][dead] == 0).all())
+
+
+def test_dead_rows_are_computed_in_the_size_of_the_mask(log: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the expanded mask, B x Nq x Sq x Sk bytes would be written."""
+    elements: list[int] = []
+    compute = attention_cuda.dead_rows
+
+    def noted(bias: Tensor, queries: int, causal: bool) -> Tensor:
+        elements.append(bias.numel())
+        return compute(bias, queries, causal)
+
+    monkeypatch.setattr(attention_cuda, "dead_rows", noted)
+    attention(*qkv(), torch.zeros(2, 1, 1, 6, dtype=torch.bool))
+    assert elements == [2 * 6]
 
 
 def test_keys_after_the_last_query_are_left_out(log: list[Call]) -> None:
