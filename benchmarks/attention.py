@@ -128,7 +128,7 @@ def choosing(options: argparse.Namespace) -> None:
         for record in registry.records()
         if record.name == backend and record.backend is not None
         for kernel in record.backend.kernels
-        if (kernel.op, kernel.direction) == ("attention", "forward")
+        if (kernel.op, kernel.direction) == ("attention", "forward") and kernel.serves(q.device.type)
     )
     work: dict[str, Callable[[], Any]] = {
         "fusedops": lambda: fusedops.attention(q, k, v),

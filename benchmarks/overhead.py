@@ -55,7 +55,9 @@ def main() -> None:
     record = registry.find("eager")
     assert record is not None
     softmax = fusedops.scaled_masked_softmax
-    eager = record.kernels["scaled_masked_softmax", "forward"].kernel.function
+    prepared = record.kernel("scaled_masked_softmax", "forward", "cpu")
+    assert prepared is not None
+    eager = prepared.kernel.function
     leaf = x.clone().requires_grad_()
     fusedops.register(fusedops.Backend("nothing", ("cpu",), 1000, (nothing, nothing_backward)))
     bound = fusedops.bind("scaled_masked_softmax", x, None, 0.5)

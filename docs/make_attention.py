@@ -82,7 +82,8 @@ def table() -> str:
         kernels = [kernel for kernel in record.backend.kernels if kernel.op == OP.name]
         for device in record.backend.device_types if kernels else ():
             where = "any device" if device == "*" else device
-            columns[f"{record.name}: {where}"] = kernels, "cpu" if device == "*" else device
+            of_device = [kernel for kernel in kernels if kernel.serves(device)]
+            columns[f"{record.name}: {where}"] = of_device, "cpu" if device == "*" else device
     lines = [f"| call | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for name, call in CALLS.items():
         cells = (cell(kernels, device, call) for kernels, device in columns.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)  # a backend may list other devices under an interpreter
@@ -54,13 +55,15 @@ def page() -> str:
         for record in own:
             assert record.backend is not None, record.error
             kernels = [kernel for kernel in record.backend.kernels if kernel.op == op.name]
-            where = ", ".join("any" if device == "*" else device for device in record.backend.device_types)
+            where = _names(record.backend.device_types)
             for item in kernels:
                 constraints = "; ".join(each.describe() for each in item.constraints) or "none"
+                where = _names(item.device_types or record.backend.device_types)
                 lines.append(f"| {record.name} | {where} | {item.direction} | {constraints} |")
-                notes += [f"- **{record.name}**, {d.name}: {d.sentence}." for d in item.deviations]
+                notes += [f"- **{record.name}**{_only(item)}, {d.name}: {d.sentence}." for d in item.deviations]
                 adaptations += [
-                    f"- **{record.name}** {item.direction}, {a.name}: {a.sentence}." for a in item.adaptations
+                    f"- **{record.name}**{_only(item)} {item.direction}, {a.name}: {a.sentence}."
+                    for a in item.adaptations
                 ]
             if not kernels:
                 lines.append(f"| {record.name} | {where} | none | no kernel: the next backend serves |")
@@ -75,6 +78,14 @@ def page() -> str:
             lines += ["", "Constraints of peers, from their sources (torch_npu: from its documentation and schemas):"]
             lines.append(op.peers)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _names(device_types: Sequence[str]) -> str:
+    return ", ".join("any" if device == "*" else device for device in device_types)
+
+
+def _only(item: fusedops.Kernel) -> str:
+    return f" on {_names(item.device_types)}" if item.device_types else ""
 
 
 def main() -> int:

@@ -142,9 +142,8 @@ class verify:
             return ""
         if served.backend == self._record.name:
             return f"served by {served.backend} itself"
-        other = self._record.kernels.get((served.kernel.op, served.kernel.direction))
-        backend = self._record.backend
-        if other is None or backend is None or not backend.serves(x.device.type):
+        other = self._record.kernel(served.kernel.op, served.kernel.direction, x.device.type)
+        if other is None:
             name = f"{served.kernel.op} {served.kernel.direction}"
             return f"{self._record.name} has no kernel for {name} on {x.device.type}"
         violated = other.check(*args[: len(served.op.parameters_of(served.kernel.direction))])  # without `save`
@@ -152,7 +151,8 @@ class verify:
 
     def _expected(self, op: Op, kernel: Kernel, args: Sequence[Any]) -> Any:
         if self._record is not None:
-            return self._record.kernels[kernel.op, kernel.direction].call(*args)
+            other = self._record.kernel(kernel.op, kernel.direction, args[0].device.type)  # _not_comparable has it
+            return cast("PreparedKernel", other).call(*args)
         with torch.autocast("cpu", enabled=False):
             wide = [_in_float64(arg) for arg in args]
             return op.reference_with_saved(*wide) if kernel.direction == "forward" else op.backward(*wide)

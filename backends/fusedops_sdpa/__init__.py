@@ -1,18 +1,23 @@
-"""The sdpa backend: torch's fused attention kernel on a CPU, and none of torch's paths that keep the scores."""
+"""The sdpa backend: torch's fused attention kernels on a CPU and on CUDA, never the path that keeps the scores."""
+
+import torch
 
 import fusedops
-from fusedops_sdpa.attention import attention, attention_backward
+from fusedops_sdpa import attention as _cpu
+from fusedops_sdpa import attention_cuda as _cuda
 
 
 @fusedops.hookimpl
 def fusedops_backend() -> fusedops.Backend:
     """Return the description of this backend; fusedops calls this hook."""
+    has_rocm = torch.version.hip is not None  # "cuda" is ROCm there, with other kernels behind the same functions
+    on_cuda = () if has_rocm else (_cuda.attention, _cuda.attention_backward)
     return fusedops.Backend(
         name="sdpa",
-        device_types=("cpu",),
+        device_types=("cpu",) if has_rocm else ("cpu", "cuda"),
         priority=50,
-        kernels=(attention, attention_backward),
+        kernels=(_cpu.attention, _cpu.attention_backward, *on_cuda),
         needs="torch",
         packages=("torch",),
-        optional=True,  # eager serves the rest on a CPU, in chunks, as any program expects
+        optional=True,  # eager serves the rest, in chunks, as any program expects
     )

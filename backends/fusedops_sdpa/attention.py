@@ -24,6 +24,7 @@ from torch import Tensor
 from fusedops import Adaptation, kernel, ops
 from fusedops.constraints import Alignment, Finite, Present, SameDims, Scalar, When
 from fusedops.tensor_cache import cached_for
+from fusedops_sdpa._corrections import contiguous, dead_rows, wanted, without_elements, zero_gradients
 
 _SOURCE = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _LIMITS = (
@@ -54,7 +55,13 @@ class _Arguments(NamedTuple):
     v: Tensor
 
 
-@kernel(ops.attention, *_LIMITS, source=_SOURCE, adapts=(Adaptation("additive-mask", _SENTENCE, _mask_cost),))
+@kernel(
+    ops.attention,
+    *_LIMITS,
+    source=_SOURCE,
+    adapts=(Adaptation("additive-mask", _SENTENCE, _mask_cost),),
+    device_types=("cpu",),
+)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -67,14 +74,14 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Compute the op where the head sizes are one, for any mask, and the diagonal is at the upper left."""
     if not (q.numel() and k.numel()):
-        return _without_elements(q, k, v)
+        return without_elements(q, v)
     given, is_causal = _Arguments(*map(_rows, (q, k, v))), causal != "none"
     bias = None if mask is None else _additive(mask, q.dtype)
-    out, lse = map(_contiguous, _forward(given, bias, scale, is_causal))
+    out, lse = map(contiguous, _forward(given, bias, scale, is_causal))
     if (bias is not None or is_causal) and not _is_finite(out):  # where lse is NaN or inf, out is NaN
-        out, lse = map(_contiguous, _without_unseen(given, bias, scale, is_causal))
+        out, lse = map(contiguous, _without_unseen(given, bias, scale, is_causal))
     if bias is not None:
-        lse = lse.masked_fill(_dead(bias, lse, is_causal), -math.inf)
+        lse = lse.masked_fill(dead_rows(bias, q.shape[2], is_causal), -math.inf)
     return out, lse
 
 
@@ -86,6 +93,7 @@ def attention(
     direction="backward",
     source=f"{_SOURCE}_backward",
     adapts=(Adaptation("additive-mask", _SENTENCE, _backward_mask_cost),),
+    device_types=("cpu",),
 )
 def attention_backward(
     grad_out: Tensor,
@@ -104,38 +112,17 @@ def attention_backward(
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, where lse has none."""
     if not (q.numel() and k.numel()):
-        each = (torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v))
-        return tuple(gradient if need else None for gradient, need in zip(each, needs))
+        return zero_gradients((q, k, v), needs)
     given, is_causal, grad_out = _Arguments(*map(_rows, (q, k, v))), causal != "none", _rows(grad_out)
     bias, dead = None, None
     if mask is not None:
         bias, dead = _additive(mask, q.dtype), lse == -math.inf
         lse = lse.masked_fill(dead, 0.0)
-    gradients = _wanted(list(_backward(grad_out, given, bias, out, lse, scale, is_causal)), needs)
+    gradients = wanted(list(_backward(grad_out, given, bias, out, lse, scale, is_causal)), needs)
     if (bias is not None or is_causal) and not all(_is_finite(each) for each in gradients if each is not None):
         results = _backward_without_unseen(grad_out, given, bias, dead, out, lse, scale, is_causal)
-        gradients = _wanted(list(results), needs)
+        gradients = wanted(list(results), needs)
     return tuple(gradients)
-
-
-def _without_elements(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
-    return q.new_zeros((*q.shape[:3], v.shape[3])), lse
-
-
-def _contiguous(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor, with the usual strides also of dims of size 1, as fake tensors have them."""
-    tensor = tensor.contiguous()
-    return tensor.view(-1).view(tensor.shape) if 1 in tensor.shape else tensor
-
-
-def _wanted(results: list[Tensor], needs: tuple[bool, ...]) -> list[Tensor | None]:
-    """Return contiguous results where wanted. Each is freed once it is copied: torch's are (B, S, N, D) in memory."""
-    gradients: list[Tensor | None] = []
-    for need in needs:
-        result = results.pop(0)
-        gradients.append(_contiguous(result) if need else None)
-    return gradients
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -173,17 +160,6 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.zeros(mask.shape, dtype=dtype).masked_fill_(masked, -math.inf)[(None,) * (4 - mask.dim())]
 
     return cached_for(mask, ("additive", dtype), make)
-
-
-def _dead(bias: Tensor, lse: Tensor, causal: bool) -> Tensor:
-    """Return the rows that see no key, broadcastable to lse."""
-    masked = bias != 0
-    if not causal:
-        return masked.all(-1)
-    # a row sees a key if the first that is not masked is not after it
-    first = masked.to(torch.uint8).argmin(-1)
-    nothing = masked.all(-1)
-    return nothing | (first > torch.arange(lse.shape[2]))
 
 
 def _is_finite(result: Tensor) -> bool:

@@ -68,6 +68,7 @@ def _rows(record: Any, op: str) -> list[dict[str, Any]]:
             "backend": record.name,
             "direction": item.direction,
             **about,
+            "devices": list(item.device_types or record.backend.device_types),
             "constraints": [constraint.describe() for constraint in item.constraints],
             "deviations": [f"{deviation.name}: {deviation.sentence}" for deviation in item.deviations],
             "adaptations": [f"{adaptation.name}: {adaptation.sentence}" for adaptation in item.adaptations],

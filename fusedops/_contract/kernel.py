@@ -62,6 +62,11 @@ class Kernel:
     source: str = ""
     deviations: tuple[Deviation, ...] = ()
     adaptations: tuple[Adaptation, ...] = ()
+    device_types: tuple[str, ...] = ()
+
+    def serves(self, device_type: str) -> bool:
+        """Return True where the kernel serves this device type, if its backend does."""
+        return not self.device_types or device_type in self.device_types
 
     @property
     def location(self) -> str:
@@ -77,6 +82,7 @@ def kernel(
     source: str = "",
     deviations: Sequence[Deviation] = (),
     adapts: Sequence[Adaptation] = (),
+    device_types: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Return a decorator that makes a function a kernel.
 
@@ -90,6 +96,8 @@ def kernel(
         source: the vendor's function or document.
         deviations: differences from the contract that remain.
         adapts: changes to calls that the vendor's function would not take as they are.
+        device_types: those that the kernel serves, where its backend has other kernels of the op for its other device
+            types. (): all those of the backend.
 
     >>> import torch, fusedops
     >>> from fusedops.constraints import DType
@@ -102,6 +110,8 @@ def kernel(
     name = op if isinstance(op, str) else op.__name__
 
     def declare(function: Callable[..., Any]) -> Kernel:
-        return Kernel(name, direction, function, constraints, source, tuple(deviations), tuple(adapts))
+        return Kernel(
+            name, direction, function, constraints, source, tuple(deviations), tuple(adapts), tuple(device_types)
+        )
 
     return declare

@@ -193,12 +193,11 @@ def _planned(
         fix = f"move the tensors to {serves}"
         reason = Reason(ReasonCode.DEVICE, device_type, serves, fix, f"serves {serves}, not {device_type}")
         return PlannedBackend(record.name, named, None, reason)
-    kernel = record.kernels.get((op.name, direction))
+    kernel = record.kernel(op.name, direction, device_type)
     if kernel is None:
         what = call_name(op.name, direction)
         have = ", ".join(dict.fromkeys(item.op for item in backend.kernels)) or "no op"
-        usable = [r for r in registry.records() if r.backend is not None and r.backend.serves(device_type)]
-        others = [r.name for r in usable if (op.name, direction) in r.kernels]
+        others = [r.name for r in registry.records() if r.kernel(op.name, direction, device_type)]
         fix = f"prefer {' or '.join(others)}" if others else f"register a backend with a kernel for {what}"
         reason = Reason(
             ReasonCode.NO_KERNEL, f"kernels for {have}", f"one for {what}", fix, f"has no kernel for {what}"

@@ -99,7 +99,7 @@ class Record:
         self.name, self.backend, self.error, self.unavailable = name, backend, error, unavailable
         self.distribution, self.version, self.file, self.observe = distribution, version, file, observe
         self.ops = ops
-        self.kernels: Mapping[tuple[str, Direction], PreparedKernel] = {}
+        self.kernels: tuple[PreparedKernel, ...] = ()
         self.lock = threading.RLock()
         self._probed = False
 
@@ -124,7 +124,14 @@ class Record:
     def prepare(self, ops: Mapping[str, Op]) -> None:
         """Compile the constraints of all kernels: one that cannot be compiled is the plugin's failure, not a call's."""
         kernels = self.backend.kernels if self.backend else ()
-        self.kernels = {(item.op, item.direction): PreparedKernel(self.name, item, ops[item.op]) for item in kernels}
+        self.kernels = tuple(PreparedKernel(self.name, item, ops[item.op]) for item in kernels)
+
+    def kernel(self, op: str, direction: Direction, device_type: str) -> PreparedKernel | None:
+        """Return the kernel for an op and direction on a device type, or None."""
+        if self.backend is None or not self.backend.serves(device_type):
+            return None
+        of_op = (each for each in self.kernels if (each.kernel.op, each.kernel.direction) == (op, direction))
+        return next((each for each in of_op if each.kernel.serves(device_type)), None)
 
     def probe(self) -> None:
         """Run the backend's probe, once. A probe that raises makes the backend a failed one."""

@@ -12,9 +12,8 @@ from fusedops._contract.backend import Backend
 from fusedops._contract.op import Op
 from fusedops._plugins.discovery import OWN_DISTRIBUTION as OWN_DISTRIBUTION
 from fusedops._plugins.discovery import Hooked, Observer, discover, hooks_of
-from fusedops._plugins.record import PreparedKernel, Record
+from fusedops._plugins.record import Record
 from fusedops._plugins.validation import check_backend
-from fusedops._report.direction import Direction
 from fusedops.errors import PluginError
 
 REGISTERED = "(registered)"  # the distribution of what fusedops.register() added
@@ -83,11 +82,6 @@ class Registry:
         """Return the record of a backend: the one that loaded, where several claim the name."""
         claims = [record for record in self.records() if record.name == name and not record.has_only_ops]
         return next((record for record in claims if record.backend is not None), claims[0] if claims else None)
-
-    def kernel(self, backend: str, op: str, direction: Direction) -> PreparedKernel | None:
-        """Return a backend's kernel for an op and direction, or None."""
-        record = self.find(backend)
-        return None if record is None else record.kernels.get((op, direction))
 
     def add_op(self, op: Op) -> None:
         """Add an op; PluginError where its name is taken."""

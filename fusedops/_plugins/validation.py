@@ -53,7 +53,7 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
             f"{where}: got kernels of type {type(kernels).__name__}, expected a tuple of kernels; to fix: write "
             f"(forward, backward)"
         )
-    seen: dict[tuple[str, Direction], Kernel] = {}
+    seen: dict[tuple[str, Direction, str], Kernel] = {}
     for item in backend.kernels:
         if not isinstance(item, Kernel):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PluginError(
@@ -65,15 +65,21 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
                 f"{where}: got a kernel for {item.op!r} at {item.location}, expected one of the ops "
                 f"{', '.join(sorted(ops))}; to fix: name one of these, or return the op from fusedops_op"
             )
-        twin = seen.setdefault((item.op, item.direction), item)
-        if twin is not item:
+        if not set(item.device_types) <= set(backend.device_types):
             raise PluginError(
-                f"{where}: got two {item.direction} kernels for {item.op}, at {twin.location} and {item.location}, "
-                f"expected one; to fix: remove the other"
+                f"{where}: got a kernel for {item.op} at {item.location} with device_types {item.device_types!r}, "
+                f"expected some of the backend's {backend.device_types!r}; to fix: list them there too"
             )
+        for device_type in item.device_types or backend.device_types:
+            twin = seen.setdefault((item.op, item.direction, device_type), item)
+            if twin is not item:
+                raise PluginError(
+                    f"{where}: got two {item.direction} kernels for {item.op}, at {twin.location} and {item.location}, "
+                    f"expected one; to fix: remove the other"
+                )
         _check_kernel(where, item, ops[item.op])
-    for name, direction in seen:
-        if direction == "backward" and (name, "forward") not in seen:
+    for name, direction, device_type in seen:
+        if direction == "backward" and (name, "forward", device_type) not in seen:
             raise PluginError(
                 f"{where}: got a backward kernel for {name} and no forward kernel, expected both; to fix: add the "
                 f"forward one"

@@ -200,7 +200,7 @@ def checks(backend: str, device: str | None = None, op: str | None = None, eleme
             f"check: got device {where!r}, expected one that {backend} serves: {served}; to fix: leave it out, or name "
             f"one of these"
         )
-    names = list(dict.fromkeys(item.op for item in plugin.kernels if item.op in registry.ops))
+    names = list(dict.fromkeys(k.op for k in plugin.kernels if k.op in registry.ops and k.serves(device_type)))
     if op is not None and op not in names:
         raise PolicyError(f"check: {unknown_name(f'op of {backend}', op, names)}")
     return [
@@ -208,7 +208,7 @@ def checks(backend: str, device: str | None = None, op: str | None = None, eleme
         for name in ([op] if op else names)
         for side in ("forward", "backward", "both")
         for kind in KINDS
-        if side in kind.sides and kind.concerns(registry.ops[name]) and _applies(record, name, side, kind)
+        if side in kind.sides and kind.concerns(registry.ops[name]) and _applies(record, name, side, kind, device_type)
     ]
 
 
@@ -225,9 +225,9 @@ def _ready(backend: str) -> Record:
     return record
 
 
-def _applies(record: Record, op: str, side: Side, kind: Kind) -> bool:
+def _applies(record: Record, op: str, side: Side, kind: Kind, device_type: str) -> bool:
     """Return True where there is something to check: without a backward kernel, only that there is none."""
-    kernel = record.kernels.get((op, "forward" if side == "forward" else "backward"))
+    kernel = record.kernel(op, "forward" if side == "forward" else "backward", device_type)
     if kernel is None:
         return kind.name == "kernel" and side != "both"
     return kind.name != "constraints" or not kernel.unconditional

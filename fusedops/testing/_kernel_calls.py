@@ -39,8 +39,9 @@ class KernelCalls:
         record = registry.find(backend)
         assert record is not None
         self.backend, self.op, self.device, self.elements = backend, op, device, elements
+        of_device = [each for each in record.kernels if each.kernel.serves(torch.device(device).type)]
         self.kernels: dict[Direction, PreparedKernel] = {
-            direction: kernel for (name, direction), kernel in record.kernels.items() if name == op.name
+            each.kernel.direction: each for each in of_device if each.kernel.op == op.name
         }
 
     def constraints(self, direction: Direction) -> Sequence[Constraint]:

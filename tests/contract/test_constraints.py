@@ -355,10 +355,15 @@ def test_the_first_constraint_that_refuses_is_named() -> None:
 
 def installed_constraints() -> list[Any]:
     return [
-        pytest.param(op, entry, constraint, id=f"{record.name}-{op.name}-{direction}-{number}")
+        pytest.param(
+            op,
+            entry,
+            constraint,
+            id=f"{record.name}-{op.name}-{direction}-{'-'.join((*entry.kernel.device_types, str(number)))}",
+        )
         for record in backend_records()
-        for (name, direction), entry in record.kernels.items()
-        for op in [OPS[name]]
+        for entry in record.kernels
+        for op, direction in [(OPS[entry.kernel.op], entry.kernel.direction)]
         for number, constraint in enumerate(entry.kernel.constraints)
     ]
 

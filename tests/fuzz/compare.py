@@ -128,5 +128,5 @@ def _within(got: Tensor, wide: Tensor, narrow: Tensor, limit: Tensor, what: str,
 def _deviates(backend: str, op: str) -> bool:
     """Return True where the backend declares a deviation for an op."""
     record = registry.find(backend)
-    kernels = record.kernels.items() if record else ()
-    return any(kernel.kernel.deviations for (name, _), kernel in kernels if name == op)
+    kernels = [each.kernel for each in record.kernels] if record else []
+    return any(kernel.deviations for kernel in kernels if kernel.op == op)

@@ -92,7 +92,10 @@ def targets(ops: Sequence[str] = (), backends: Sequence[str] = ()) -> list[Targe
     devices = dict.fromkeys(
         "cpu" if r.backend.serves("cpu") else r.backend.device_types[0] for r in plugins.values() if r.backend
     )
-    served = {name: [op for op in OPS if (op, "forward") in record.kernels] for name, record in plugins.items()}
+    served = {
+        name: [op for op in OPS if op in {each.kernel.op for each in record.kernels}]
+        for name, record in plugins.items()
+    }
     sizes = {
         (name, device): min((_affordable(op, name, device) for op in served[name]), default=SMALL)
         for (name, record), device in product(plugins.items(), devices)

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -33,6 +34,11 @@ pin("another API", registering(fusedops_api=9), PLUGIN, "got fusedops_api 9", "e
 pin("no kernel", registering(5), PLUGIN, "got 5", "expected a kernel", "decorate it")
 pin("kernel's op", registering(made(op="gelu")), PLUGIN, "a kernel for 'gelu'", "expected one of the ops", "name one")
 pin("two kernels", registering(GOOD, made()), PLUGIN, "got two forward kernels", "expected one", "remove the other")
+pin(
+    "a kernel's device types",
+    registering(replace(GOOD, device_types=("cuda",))),
+    PLUGIN, "device_types ('cuda',)", "expected some of the backend's ('cpu',)", "list them there too",
+)  # fmt: skip
 pin(
     "backward alone",
     registering(made(direction="backward", form="grad, x, bias, approximate, needs")),

@@ -11,20 +11,30 @@ import torch
 from ascend import ascend
 from flash_attn_standin import flash_attn
 from loopback import loopback
+from sdpa_standin import sdpa_on_cuda
 
 from fusedops import testing
 
 # triton by its interpreter, which takes a second for 10^5 elements; npu on the stand-in device, flash_attn on the
-# stand-in for its package
+# stand-in for its package, and the kernels of sdpa for CUDA on the one for torch's functions
 BACKENDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "eager": nullcontext,
     "sdpa": nullcontext,
     "triton": nullcontext,
     "npu": ascend,
     "flash_attn_on_cpu": flash_attn,
+    "sdpa_cuda_on_cpu": sdpa_on_cuda,
     "loopback": loopback,
 }
-ELEMENTS = {"eager": 2**15, "sdpa": 2**15, "triton": 2**11, "npu": 2**17, "flash_attn_on_cpu": 2**15, "loopback": 2**11}
+ELEMENTS = {
+    "eager": 2**15,
+    "sdpa": 2**15,
+    "triton": 2**11,
+    "npu": 2**17,
+    "flash_attn_on_cpu": 2**15,
+    "sdpa_cuda_on_cpu": 2**15,
+    "loopback": 2**11,
+}
 
 
 def every_check(backend: str) -> pytest.MarkDecorator:

@@ -127,8 +127,9 @@ def backend_records() -> list[Any]:
 
 
 def kernel_entry(backend: str, op: str, direction: str = "forward") -> Any:
-    """Return a backend's kernel, prepared for calls."""
-    return backend_record(backend).kernels[op, direction]
+    """Return a backend's kernel for the first of its device types, prepared for calls."""
+    record = backend_record(backend)
+    return record.kernel(op, direction, record.backend.device_types[0])
 
 
 def problems() -> list[Any]:

@@ -1,0 +1,46 @@
+"""The corrections that a CPU and CUDA share: empty tensors, the layout of results, fully masked rows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def without_elements(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return out and lse of queries that have no key: 0 and -inf."""
+    lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+    return q.new_zeros((*q.shape[:3], v.shape[3])), lse
+
+
+def zero_gradients(tensors: tuple[Tensor, ...], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    """Return gradients of 0, where wanted."""
+    each = (torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors)
+    return tuple(gradient if need else None for gradient, need in zip(each, needs))
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor, with the usual strides also of dims of size 1, as fake tensors have them."""
+    tensor = tensor.contiguous()
+    return tensor.view(-1).view(tensor.shape) if 1 in tensor.shape else tensor
+
+
+def wanted(results: list[Tensor], needs: tuple[bool, ...]) -> list[Tensor | None]:
+    """Return contiguous results where wanted. Each is freed once it is copied: torch's are (B, S, N, D) in memory."""
+    gradients: list[Tensor | None] = []
+    for need in needs:
+        result = results.pop(0)
+        gradients.append(contiguous(result) if need else None)
+    return gradients
+
+
+def dead_rows(bias: Tensor, queries: int, causal: bool) -> Tensor:
+    """Return the rows that see no key, broadcastable to lse, by an additive mask of 0 and -inf with 4 dims."""
+    masked = bias != 0
+    nothing = masked.all(-1)
+    if not causal:
+        return nothing
+    # a row sees a key if the first that is not masked is not after it
+    first = masked.to(torch.uint8).argmin(-1)
+    return nothing | (first > torch.arange(queries, device=bias.device))

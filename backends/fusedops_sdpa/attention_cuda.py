@@ -1,0 +1,283 @@
+"""attention on an NVIDIA GPU by the two kernels that torch's scaled_dot_product_attention has there, with their lse.
+
+``flash`` takes float16 and bfloat16, no mask, and heads of one size up to 256; it needs compute capability 8.0.
+``efficient`` takes float32 too, an additive mask, and values of another width. Where neither takes a call, torch's
+``scaled_dot_product_attention`` runs a path that keeps the scores of all queries and keys; it is not called here.
+Nothing here waits for the GPU. Corrections:
+
+- ``efficient`` reads the mask 16 bytes at a time: it becomes an additive one with rows of a multiple of 16 elements,
+  once per mask, and is expanded to (B, Nq, Sq, Sk) without memory.
+- Rows that see no key are set to 0 and their lse to -inf. For backward their lse is inf: each weight is exp(-inf).
+- A causal mask at the upper left hides the keys after the last query: they are left out. The lengths are equal then, as
+  ``flash`` requires: its own causal mask is aligned at the lower right.
+- ``efficient`` pads lse to a multiple of 32 queries and reads it so in backward, out in the order (B, S, N, D). Not
+  every release has grouped heads in it: keys and values are repeated, and their gradients summed.
+- ``flash`` has inf as the lse of a row with NaN among its scores. It is set to NaN.
+
+ROCm has other kernels behind the same functions. This file is not for them, and has not run on a GPU yet.
+
+Source: torch 2.10 to 2.13, ``aten/src/ATen/native/transformers/cuda/``: ``sdp_utils.cpp``, ``attention.cu``,
+``attention_backward.cu``, ``flash_attn/flash_api.cpp``, ``mem_eff_attention/kernel_forward.h``, ``kernel_backward.h``.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusedops import Adaptation, Deviation, TensorSpec, kernel, ops
+from fusedops.constraints import Alignment, Capability, Dim, DType, Finite, Present, Scalar, When
+from fusedops.tensor_cache import cached_for
+from fusedops_sdpa._corrections import contiguous, dead_rows, wanted, without_elements, zero_gradients
+
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+_EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
+_EFFICIENT_BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+_SOURCE = "aten::_scaled_dot_product_flash_attention, aten::_scaled_dot_product_efficient_attention"
+
+_16_BITS = torch.float16, torch.bfloat16
+_LIMITS = (
+    DType("q", *_16_BITS, torch.float32),
+    Present("window", False, fix="pass the window as a mask, as of masks.from_band(Sq, Sk, masks.band(...))"),
+    Alignment("causal", "q", "k", "upper_left"),
+    # rows are read 16 bytes at a time
+    *(When(DType(name, *_16_BITS), Dim(name, (3,), at_least=8, multiple_of=8)) for name in ("q", "v")),
+    *(When(DType(name, torch.float32), Dim(name, (3,), at_least=4, multiple_of=4)) for name in ("q", "v")),
+    Dim("q", (0, 1), at_most=65535),  # dims of CUDA's grid
+    # the greatest score is taken, and masked scores are -inf, before they are scaled
+    Finite("scale", 1e-30, optional=True),
+    Capability("q", (5, 0)),
+    When(DType("q", torch.bfloat16), Capability("q", (8, 0))),
+)
+_DEVIATIONS = (
+    Deviation(
+        "nonfinite-under-mask",
+        "NaN or inf at a masked key may reach rows that mask it: whether there is one is known on the GPU alone",
+    ),
+    Deviation("nonfinite-scores", "lse may be NaN wherever a score is NaN or inf"),
+)
+
+
+def _row(keys: int) -> int:
+    """Return the elements of a row of the additive mask."""
+    return -(-keys // 16) * 16
+
+
+def _mask_cost(q: Any, k: Any, v: Any, mask: Any, *_: Any) -> int | None:
+    return None if mask is None else prod(mask.shape[:-1]) * _row(k.shape[2]) * q.dtype.itemsize
+
+
+def _heads_cost(q: Any, k: Any, v: Any, mask: Any, scale: Any, causal: str, *_: Any) -> int | None:
+    if q.shape[1] == k.shape[1] or _takes_flash(q, k, v, mask, causal):
+        return None
+    return q.shape[0] * q.shape[1] * _seen_keys(q, k, causal) * (q.shape[3] + v.shape[3]) * q.dtype.itemsize
+
+
+def _backward_mask_cost(grad_out: Any, grad_lse: Any, *args: Any) -> int | None:
+    return _mask_cost(*args)
+
+
+def _backward_heads_cost(
+    grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, lse: Any, scale: Any, *rest: Any
+) -> int | None:
+    return _heads_cost(q, k, v, mask, scale, *rest)
+
+
+_MASK = "the mask becomes an additive one of the dtype of q, with rows of a multiple of 16 elements, once per mask"
+_HEADS = "with a mask, in float32, and where the flash kernel does not take the head size, k and v are repeated"
+
+
+@kernel(
+    ops.attention,
+    *_LIMITS,
+    source=_SOURCE,
+    deviations=_DEVIATIONS,
+    adapts=(Adaptation("additive-mask", _MASK, _mask_cost), Adaptation("grouped-heads", _HEADS, _heads_cost)),
+    device_types=("cuda",),
+)
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    """Compute the op for any mask, where the diagonal is at the upper left."""
+    if not (q.numel() and k.numel()):
+        return without_elements(q, v)
+    call = _Call.of(q, k, v, mask, causal)
+    if call.flash:
+        out, lse = _FLASH(*call.tensors, 0.0, call.causal, False, scale=scale)[:2]
+        return contiguous(out), contiguous(lse).nan_to_num_(math.nan, math.nan, math.nan)
+    out, lse = _EFFICIENT(*call.tensors, call.expanded_bias(), True, 0.0, call.causal, scale=scale)[:2]
+    out, lse = contiguous(out), contiguous(lse[:, :, : q.shape[2]])
+    if call.bias is not None:
+        dead = dead_rows(call.bias, q.shape[2], call.causal)
+        out.masked_fill_(dead[..., None], 0.0)
+        lse.masked_fill_(dead, -math.inf)
+    return out, lse
+
+
+@kernel(
+    ops.attention,
+    *_LIMITS,
+    Scalar("return_lse", one_of=(False,)),  # the kernels have no gradient of lse
+    direction="backward",
+    source="aten::_scaled_dot_product_flash_attention_backward, aten::_scaled_dot_product_efficient_attention_backward",
+    deviations=_DEVIATIONS[:1],
+    adapts=(
+        Adaptation("additive-mask", _MASK, _backward_mask_cost),
+        Adaptation("grouped-heads", _HEADS, _backward_heads_cost),
+    ),
+    device_types=("cuda",),
+)
+def attention_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of q, k and v, where lse has none."""
+    if not (q.numel() and k.numel()):
+        return zero_gradients((q, k, v), needs)
+    if mask is not None:
+        dead = lse == -math.inf
+        lse = lse.masked_fill(dead, math.inf)
+        q, grad_out = (each.masked_fill(dead[..., None], 0.0) for each in (q, grad_out))  # 0 * NaN is NaN
+    call, grad_out = _Call.of(q, k, v, mask, causal), _aligned(grad_out)
+    if call.flash:
+        results = list(_flash_backward(grad_out, call, out, lse, scale))
+    else:
+        results = list(_efficient_backward(grad_out, call, out, lse, scale))
+        if k.shape[1] != q.shape[1]:
+            results[1:] = [each.unflatten(1, (k.shape[1], -1)).sum(2) for each in results[1:]]
+    if call.tensors[1].shape[2] != k.shape[2]:
+        results[1:] = [_with_zeros(each, k.shape[2]) for each in results[1:]]
+    return tuple(wanted(results, needs))
+
+
+class _Call(NamedTuple):
+    """A call as torch's kernels take it.
+
+    Attributes:
+        tensors: q, k and v, aligned, without the keys that a causal mask hides from every query.
+        bias: the mask as 0 and -inf, with 4 dims, which broadcasts to (B, Nq, Sq, Sk).
+        causal: True for a causal mask, aligned at the upper left.
+        flash: True where the kernel for 16 bits and no mask computes.
+    """
+
+    tensors: tuple[Tensor, Tensor, Tensor]
+    bias: Tensor | None
+    causal: bool
+    flash: bool
+
+    @staticmethod
+    def of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: str) -> _Call:
+        flash, keys = _takes_flash(q, k, v, mask, causal), _seen_keys(q, k, causal)
+        bias = None
+        if mask is not None:
+            bias = _additive(mask, q.dtype, k.shape[2])[..., :keys]
+        k, v = k[:, :, :keys], v[:, :, :keys]
+        if not flash and k.shape[1] != q.shape[1]:
+            k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
+        return _Call((_aligned(q), _aligned(k), _aligned(v)), bias, causal != "none", flash)
+
+    def expanded_bias(self) -> Tensor | None:
+        """Return the bias with the sizes of the scores, in the memory of the bias."""
+        q, k, _ = self.tensors
+        return None if self.bias is None else self.bias.expand(*q.shape[:3], k.shape[2])
+
+
+def _seen_keys(q: Any, k: Any, causal: str) -> int:
+    return k.shape[2] if causal == "none" else min(q.shape[2], k.shape[2])
+
+
+def _takes_flash(q: Any, k: Any, v: Any, mask: Any, causal: str) -> bool:
+    """Return True where the flash kernel takes a call, tensors or specs, forward and backward."""
+    size = q.shape[3]
+    if mask is not None or q.dtype not in _16_BITS or v.shape[3] != size or size > 256:
+        return False
+    if 192 < size <= 224:  # no backward on compute capability 8.6, 8.9 and 12
+        return False
+    return (causal == "none" or q.shape[2] <= k.shape[2]) and _capability(q) >= (8, 0)
+
+
+def _capability(q: Any) -> tuple[int, int]:
+    if isinstance(q, TensorSpec):
+        return q.capability or (8, 0)
+    return _capability_of(q.device)
+
+
+@cache
+def _capability_of(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def _additive(mask: Tensor, dtype: torch.dtype, keys: int) -> Tensor:
+    """Return the mask as 0 and -inf, with 4 dims and aligned rows. Made once for each mask."""
+
+    def make() -> Tensor:
+        masked = mask.view(torch.uint8) != 0  # a bool may have any byte for True
+        leading = (1,) * (4 - max(1, mask.dim())) + tuple(mask.shape[:-1])
+        room = torch.zeros((*leading, _row(keys)), dtype=dtype, device=mask.device)
+        return room[..., :keys].masked_fill_(masked, -math.inf)
+
+    return cached_for(mask, ("aligned", dtype, keys), make)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Return a tensor with rows at multiples of 16 bytes."""
+    tensor = tensor.resolve_neg()
+    step = 16 // tensor.element_size()
+    aligned = tensor.stride(3) == 1 and not any(stride % step for stride in tensor.stride()[:3])
+    if not aligned or tensor.data_ptr() % 16:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
+
+
+def _flash_backward(
+    grad_out: Tensor, call: _Call, out: Tensor, lse: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = call.tensors
+    seed, offset = q.new_empty(2, dtype=torch.uint64), q.new_empty((), dtype=torch.uint64)  # of a dropout of 0
+    lengths = q.shape[2], k.shape[2]
+    return _FLASH_BACKWARD(
+        grad_out, q, k, v, out, lse, None, None, *lengths, 0.0, call.causal, seed, offset, scale=scale
+    )
+
+
+def _efficient_backward(
+    grad_out: Tensor, call: _Call, out: Tensor, lse: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    seed = call.tensors[0].new_empty((), dtype=torch.int64)  # of a dropout of 0
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=math.inf)
+    wants = [True, True, True, False]
+    return _EFFICIENT_BACKWARD(
+        grad_out, *call.tensors, call.expanded_bias(), out, lse, seed, seed, 0.0, wants, call.causal, scale=scale
+    )[:3]
+
+
+def _with_zeros(gradient: Tensor, keys: int) -> Tensor:
+    """Return the gradient of all keys: 0 for those that no query sees."""
+    whole = gradient.new_zeros((*gradient.shape[:2], keys, gradient.shape[3]))
+    whole[:, :, : gradient.shape[2]] = gradient
+    return whole
