@@ -30,7 +30,13 @@ def shrunk(case: Case, elements: int, rows: int = 32) -> Case:
     {'x': (1, 64, 768)}
     """
     shapes: dict[str, list[int]] = {n: [*value] for n, value in case.args.items() if isinstance(value, tuple)}
-    largest = max(shapes.values(), key=prod)
+    for name in sorted(shapes, key=lambda each: -prod(shapes[each])):
+        _shrink(shapes, shapes[name], elements, rows)
+    return Case(case.name, {**case.args, **{name: tuple(shape) for name, shape in shapes.items()}}, case.source)
+
+
+def _shrink(shapes: dict[str, list[int]], largest: list[int], elements: int, rows: int) -> None:
+    """Cut one of the shapes, and the same sizes of the others."""
     rank = len(largest)
     first_dim = {name: 0 if _leads(shape, largest) else rank - len(shape) for name, shape in shapes.items()}
     for dim in range(rank - 1):
@@ -41,7 +47,6 @@ def shrunk(case: Case, elements: int, rows: int = 32) -> Case:
                 if 0 <= at < len(shape) and shape[at] == before:
                     shape[at] = before // 2
             largest[dim] = before // 2
-    return Case(case.name, {**case.args, **{name: tuple(shape) for name, shape in shapes.items()}}, case.source)
 
 
 def _leads(shape: list[int], largest: list[int]) -> bool:
