@@ -80,6 +80,8 @@ copy take turns in one process; each time is the 20th percentile of the turns.
 - Up to about 1 Ki elements a call costs what the selection and the launch cost, 5 to 8 us; one or two functions of
   torch cost 2.5 to 4 us there.
 - Torch's dropout saves a mask, which its backward reads. The backward here computes the mask again from the seed.
+- These runs are older than the kernels of rotary_embedding and cross_entropy, the division of work among threads, and
+  the huge pages for large results.
 """
 
 TAIL = """

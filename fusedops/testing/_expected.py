@@ -59,7 +59,7 @@ def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence
         op: the op.
         args: every argument, in the op's order.
         seed: of the gradients of the outputs, where ``grad`` is None: random, rounded to the outputs' dtypes.
-        grad: the gradient of the output, or one for each output.
+        grad: the gradient of the output, or one for each output; 0 for those that are not given.
 
     >>> import torch
     >>> from fusedops import testing
@@ -86,6 +86,7 @@ def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence
     else:
         rounded = [grad] if isinstance(grad, Tensor) else [*grad]
     grads = tuple(each.detach().cpu().double() for each in rounded)
+    grads = (*grads, *(torch.zeros_like(y.detach()) for y in outputs[len(grads) :]))
     inputs = {name: value for name, value in zip(op.parameters, wide) if name in wanted and value is not None}
     with_graph = [(y, each) for y, each in zip(outputs, grads) if y.requires_grad]
     gradients = torch.autograd.grad(
