@@ -82,6 +82,8 @@ copy take turns in one process; each time is the 20th percentile of the turns.
 - Torch's dropout saves a mask, which its backward reads. The backward here computes the mask again from the seed.
 - These runs are older than the kernels of rotary_embedding and cross_entropy, the division of work among threads, and
   the huge pages for large results.
+- These runs are older than the kernels of rotary_embedding and cross_entropy, the division of work among threads, and
+  the huge pages for large results.
 """
 
 TAIL = """
