@@ -63,7 +63,8 @@ def compare(answer: Answer, gradients: Mapping[str, Tensor], decision: Any) -> t
         what = f"output {name}"
         rows.append((decision.backend, what, y, wide, narrow, want.limits[what]))
     if gradients:
-        narrow_gradients = _closed_form(answer, args, grads)
+        outputs = (*(y.cpu() for y in answer.outputs), *near[len(answer.outputs) :])
+        narrow_gradients = _closed_form(op, args, outputs, grads)
         ids = {name: id(arg) for name, arg in zip(op.parameters, answer.args)}
         for name, gradient in gradients.items():
             shared = [other for other in want.gradients if ids[other] == ids[name]]
@@ -94,11 +95,11 @@ def _ordinary(args: Sequence[Any]) -> bool:
     return finite and len({arg.dtype for arg in floating}) == 1 and all(n == 0 or 1e-6 < n < 1e3 for n in numbers)
 
 
-def _closed_form(answer: Answer, args: tuple[Any, ...], grads: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Return the gradients by the op's own backward, in the call's dtypes."""
-    op = answer.op
+def _closed_form(
+    op: Op, args: tuple[Any, ...], outputs: tuple[Tensor, ...], grads: tuple[Tensor, ...]
+) -> dict[str, Tensor]:
+    """Return the gradients by the op's own backward, in the call's dtypes, from the kernel's outputs."""
     with torch.no_grad():
-        outputs = tuple(y.cpu() for y in answer.outputs)
         saved = op.saved_references(args, outputs)
         needs = tuple(args[op.parameters.index(name)] is not None for name in op.differentiable)
         results = op.backward(*op.backward_arguments(grads, (*outputs, *saved), args, needs))
