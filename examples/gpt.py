@@ -23,11 +23,13 @@ class Ops:
         attention: q, k and v (B, H, S, D) -> (B, H, S, D); a query does not attend to later keys.
         bias_gelu: x (B, S, W) and bias (W,) -> gelu(x + bias), tanh form.
         bias_dropout_add: x, bias, residual, p, training, seed -> residual + dropout(x + bias).
+        rotary_embedding: q and k (B, H, S, D), cos and sin (S, D/2) -> q and k, rotated.
     """
 
     attention: Callable[[Tensor, Tensor, Tensor], Tensor]
     bias_gelu: Callable[[Tensor, Tensor], Tensor]
     bias_dropout_add: Callable[[Tensor, Tensor, Tensor, float, bool, int | None], Tensor]
+    rotary_embedding: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -67,13 +69,22 @@ def _plain_bias_dropout_add(
     return residual + torch.where(keep, (x + bias) / (1 - p), 0)
 
 
+def _plain_rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
 @cache  # one per length; without the cache, the comparison with plain torch would be unfair
 def _later_keys(length: int, device: torch.device) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
 
-FUSED = Ops(_fused_attention, fusedops.bias_gelu, _fused_bias_dropout_add)
-PLAIN = Ops(_plain_attention, _plain_bias_gelu, _plain_bias_dropout_add)
+FUSED = Ops(_fused_attention, fusedops.bias_gelu, _fused_bias_dropout_add, fusedops.rotary_embedding)
+PLAIN = Ops(_plain_attention, _plain_bias_gelu, _plain_bias_dropout_add, _plain_rotary_embedding)
 # the same with the scores of all queries and keys in memory
 FUSED_SOFTMAX, PLAIN_SOFTMAX = replace(FUSED, attention=_fused_softmax), replace(PLAIN, attention=_plain_softmax)
 
@@ -141,17 +152,10 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         # q, k and v of a head are adjacent, so that qkv can be split between heads; each becomes (B, H, S, D)
         q, k, v = self.qkv(x).view(batch, length, self.heads, 3, -1).permute(3, 0, 2, 1, 4)
-        return ops.attention(_rotated(q), _rotated(k), v).transpose(1, 2).reshape(batch, length, width)
-
-
-def _rotated(x: Tensor) -> Tensor:
-    """Rotate each vector of x (B, H, S, D) by its position in the text, so that scores depend on the distance.
-
-    Source: RoPE, Su et al. 2021. A table of trained positions needs about three times as many steps for the same loss.
-    """
-    cos, sin = _angles(x.shape[-2], x.shape[-1] // 2, x.device)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+        # positions by rotation, so that scores depend on the distance: RoPE, Su et al. 2021. A table of trained
+        # positions needs about three times as many steps for the same loss
+        q, k = ops.rotary_embedding(q, k, *_angles(length, q.shape[-1] // 2, q.device))
+        return ops.attention(q, k, v).transpose(1, 2).reshape(batch, length, width)
 
 
 @cache  # one per length

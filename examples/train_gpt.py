@@ -49,7 +49,7 @@ SIZES = {"layers": 2, "width": 96, "heads": 6}
 BATCH = 8
 LEARNING_RATE = 4e-3
 WARM_UP = 20  # steps
-TIMED_STEPS = 40  # after training, for the comparison of times
+TIMED_STEPS = 60  # after training, for the comparison of times
 REFUSED_LENGTH = 100  # the softmax of Ascend supports multiples of 32, from 32 to 4096
 FORMS = {"attention": (FUSED, PLAIN), "softmax": (FUSED_SOFTMAX, PLAIN_SOFTMAX)}
 

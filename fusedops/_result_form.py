@@ -20,11 +20,13 @@ class ResultForm(NamedTuple):
         like: a tensor without memory of its shape and dtype; None where the kernel returns None, or its result is not
             used.
         optional: True where a kernel may return None in its place.
+        permuted: True where its dims may have another order in memory.
     """
 
     name: str
     like: Tensor | None
     optional: bool = False
+    permuted: bool = False
 
 
 def on_meta(arg: Any) -> Any:
@@ -50,7 +52,7 @@ def result_forms(op: Op, direction: Direction, args: Sequence[Any]) -> list[Resu
     if direction == "backward":
         gradients = op.backward(*map(on_meta, args))
         names = [f"gradient of {name}" for name in op.differentiable]
-        return [ResultForm(name, like) for name, like in zip(names, as_tuple(gradients))]
+        return [ResultForm(name, like, permuted=True) for name, like in zip(names, as_tuple(gradients))]
     given = args[: len(op.parameters)]
     outputs = empty_outputs(op, given)
     forms = [ResultForm(f"output {name}", like) for name, like in zip(op.outputs, outputs)]
@@ -104,10 +106,23 @@ def _wrong_form(form: ResultForm, result: Any, device: torch.device) -> str:
         return f"of shape {tuple(result.shape)}, expected {tuple(like.shape)}"
     if result.device != device:
         return f"on {result.device}, expected {device}"
-    if result.layout is not torch.strided or not result.is_contiguous():
-        strides = tuple(result.stride()) if result.layout is torch.strided else result.layout
-        return f"with strides {strides}, expected {like.contiguous().stride()}, as it is contiguous"
+    if result.layout is not torch.strided:
+        return f"of layout {result.layout}, expected torch.strided"
+    if not (is_dense(result) if form.permuted else result.is_contiguous()):
+        needed = "without gaps, in any order" if form.permuted else f"{like.contiguous().stride()}, as it is contiguous"
+        return f"with strides {tuple(result.stride())}, expected {needed}"
     return ""
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return True where the elements are in one piece of memory, in any order of the dims.
+
+    >>> import torch
+    >>> is_dense(torch.ones(2, 3).T), is_dense(torch.ones(2, 3)[:, :2])
+    (True, False)
+    """
+    order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), -tensor.shape[dim]))
+    return tensor.is_contiguous() or tensor.permute(order).is_contiguous()
 
 
 def _kind(value: object) -> str:

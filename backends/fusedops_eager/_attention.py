@@ -168,7 +168,7 @@ def attention_forward(
             top = p.amax(-1, keepdim=True)
             top = top.masked_fill_(top == -math.inf, 0.0)  # of a fully masked row
             total = p.sub_(top).exp_().sum(-1, keepdim=True)
-            lse4[at] = (top + total.log())[..., 0]
+            lse4[at] = torch.where(top == math.inf, top, top + total.log())[..., 0]
             seen = values[:, :, part.j]
             product = p.flatten(2, 3) @ (seen if exact else _finite(seen))
             y = product.view(*p.shape[:4], -1) / total.masked_fill(total == 0, 1.0)
@@ -213,6 +213,7 @@ def attention_backward(
             at = (part.b, part.n, slice(None), part.i)
             queries, g = call.wide(call.q, part, slice(None), part.i), grad5[at].to(call.dtype)
             row_lse = lse4[at][..., None]
+            row_lse = row_lse.masked_fill(row_lse == math.inf, math.nan)  # such a row's gradients are NaN
             delta = (g * out5[at]).sum(-1, keepdim=True)
             if lse_grad4 is not None:
                 delta -= lse_grad4[at][..., None]

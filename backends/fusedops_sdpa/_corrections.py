@@ -26,15 +26,6 @@ def contiguous(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(tensor.shape) if 1 in tensor.shape else tensor
 
 
-def wanted(results: list[Tensor], needs: tuple[bool, ...]) -> list[Tensor | None]:
-    """Return contiguous results where wanted. Each is freed once it is copied: torch's are (B, S, N, D) in memory."""
-    gradients: list[Tensor | None] = []
-    for need in needs:
-        result = results.pop(0)
-        gradients.append(contiguous(result) if need else None)
-    return gradients
-
-
 def dead_rows(bias: Tensor, queries: int, causal: bool) -> Tensor:
     """Return the rows that see no key, broadcastable to lse, by an additive mask of 0 and -inf with 4 dims."""
     masked = bias != 0

@@ -33,7 +33,7 @@ from torch import Tensor
 from fusedops import Adaptation, Deviation, TensorSpec, kernel, ops
 from fusedops.constraints import Alignment, Capability, Dim, DType, Finite, Present, Scalar, When
 from fusedops.tensor_cache import cached_for
-from fusedops_sdpa._corrections import contiguous, dead_rows, wanted, without_elements, zero_gradients
+from fusedops_sdpa._corrections import contiguous, dead_rows, without_elements, zero_gradients
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
@@ -171,7 +171,7 @@ def attention_backward(
             results[1:] = [each.unflatten(1, (k.shape[1], -1)).sum(2) for each in results[1:]]
     if call.tensors[1].shape[2] != k.shape[2]:
         results[1:] = [_with_zeros(each, k.shape[2]) for each in results[1:]]
-    return tuple(wanted(results, needs))
+    return tuple(each if need else None for each, need in zip(results, needs))
 
 
 class _Call(NamedTuple):

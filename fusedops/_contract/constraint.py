@@ -142,6 +142,11 @@ def compile_check(
     """
     constants: dict[str, object] = {}
     tests = [item.expression(constants) for item in constraints]
+    shapes = {attribute for test in tests for attribute in _READ_ONCE.findall(test) if attribute.endswith(".shape")}
+    for shape in sorted(shapes):  # where a shape is read, its length costs less than dim()
+        name = shape.removesuffix(".shape")
+        if name in never_none:
+            tests = [re.sub(rf"\b{name}\.dim\(\)", f"len({shape})", test) for test in tests]
     repeated = Counter(attribute for test in tests for attribute in _READ_ONCE.findall(test))
     read: set[str] = set()
     lines = [f"def check({', '.join(parameters)}):"]

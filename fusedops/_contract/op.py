@@ -130,8 +130,7 @@ class Op:
             passed_through, identity,
         )  # fmt: skip
         # where call.py looks for a gradient; the plan's keys for the usual devices, made once
-        with_gradient = (*differentiable, passed_through) if passed_through else differentiable
-        self.gradient_places = tuple(map(self.parameters.index, with_gradient))
+        self.gradient_places = tuple(map(self.parameters.index, filter(None, (*differentiable, passed_through))))
         self.tensor_places = tuple(map(self.parameters.index, self.tensors))
         self.cpu_key, self.cuda_key = (self.name, "cpu"), (self.name, "cuda")
         self.autograd_apply: Callable[..., Any] | None = None  # made by autograd.py at the first gradient
@@ -139,17 +138,18 @@ class Op:
 
     def _compile_and_check(self, *args: Any) -> Constraint | None:
         """Serve the first call of :attr:`check`, which then becomes the compiled function."""
-        title = f"constraints of {self.name}"
-        self.check = compile_check(self.parameters, self._conditions(), title, self.required_tensors)
+        parameters, never_none = self.parameters, self.required_tensors
+        self.check = compile_check(parameters, self.conditions(), f"constraints of {self.name}", never_none)
         return self.check(*args)
 
-    def _conditions(self) -> tuple[Constraint, ...]:
+    def conditions(self) -> tuple[Constraint, ...]:
+        """Return what a call meets on every backend: plain arguments, and the op's constraints."""
         return conditions(self.parameters, self.float_places, self.tensors, self.required_tensors, self.constraints)
 
     def invalid(self, args: Sequence[Any]) -> Reason | None:
         """Return why a call is invalid on every backend, or None. Takes tensors of any kind, and specs."""
         given = dict(zip(self.parameters, args))
-        return next((reasons[0] for each in self._conditions() if (reasons := each.reasons(given))), None)
+        return next((reasons[0] for each in self.conditions() if (reasons := each.reasons(given))), None)
 
     def validate(self, args: Sequence[Any]) -> None:
         """Raise InvalidInputError where a call violates a constraint of the op."""

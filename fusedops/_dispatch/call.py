@@ -64,6 +64,21 @@ def call(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     if is_dynamo_compiling() or jit_tracing():  # pyright: ignore[reportUnknownVariableType]
         return call_registered(op, args, backend)
     try:
+        plan = plan_for(op, args[0], backend)
+        kernel = plan.first
+        refused = plan.check(*args) is not None
+    except Exception:  # a value of another type, a nested tensor, an invalid policy: raised below, in that order
+        return _checked(op, args, backend)
+    if kernel is None or refused or dispatch_modes() or functorch_level() is not None or forward_ad._current_level >= 0:  # pyright: ignore
+        return _checked(op, args, backend)
+    if op.complete is not None:
+        args = op.complete(args)  # after the selection: a call that is not served draws no random number
+    return run(op, plan, kernel, args)
+
+
+def _checked(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
+    """Serve a call that the first kernel of the plan does not take as it is, one step after the other."""
+    try:
         violated = op.check(*args)
     except (AttributeError, TypeError, RuntimeError):  # a value of another type; a nested tensor has no shape
         return _invalid(op, args, backend)
@@ -72,20 +87,19 @@ def call(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     if functorch_level() is not None or forward_ad._current_level >= 0:  # pyright: ignore
         return op.reference(*op.completed(args))
     plan = plan_for(op, args[0], backend)
-    kernel = plan.first
-    if kernel is None or kernel.check(*args) is not None:  # what select() asks first: its call costs 0.05 us
-        kernel = select(plan, args)
+    kernel = select(plan, args)
     if op.complete is not None:
-        args = op.complete(args)  # after the selection: a call that is not served draws no random number
+        args = op.complete(args)
     return run(op, plan, kernel, args)
 
 
 def run(op: Op, plan: Plan, kernel: PreparedKernel, args: tuple[Any, ...]) -> Any:
     """Call a selected kernel, with autograd where a gradient is wanted."""
-    for place in op.gradient_places:
-        tensor = args[place]
-        if tensor is not None and tensor.requires_grad and is_grad_enabled():
-            return with_gradient(plan, kernel, args)
+    if is_grad_enabled():
+        for place in op.gradient_places:
+            tensor = args[place]
+            if tensor is not None and tensor.requires_grad:
+                return with_gradient(plan, kernel, args)
     if profiler._is_profiler_enabled:  # pyright: ignore[reportPrivateUsage]
         function = counted_call(kernel)
     else:  # the same without a range: the call of counted_call costs 0.05 us

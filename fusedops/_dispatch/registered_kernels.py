@@ -86,7 +86,10 @@ class BackwardKernels:
         args = with_floats(args, self._places)
         plan = plan_for(self._op, args[0], backend)
         after = backward_plan(plan, plan.first.backend if plan.first else "")
-        return _without_none(counted_call(select(after, args))(*args), args[0])
+        gradients = _without_none(counted_call(select(after, args))(*args), args[0])
+        if isinstance(gradients, Tensor):
+            return _as_fake(gradients)
+        return tuple(map(_as_fake, gradients))
 
     def fake(self, *args: Any, backend: str | None = None) -> Any:
         """Return empty gradients with the shapes, dtypes and strides that a kernel returns."""
@@ -106,6 +109,12 @@ class BackwardKernels:
 def whole_arguments(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return all arguments: torch leaves out trailing ones that equal the schema's default."""
     return (*args, *op.defaults[len(args) :])
+
+
+def _as_fake(gradient: Tensor) -> Tensor:
+    """Return a gradient with the strides of a fake one, also for dims of size 1; a kernel may order dims otherwise."""
+    gradient = gradient.contiguous()
+    return gradient.view(-1).view(gradient.shape) if 1 in gradient.shape else gradient
 
 
 def _without_none(gradients: Any, like: Tensor) -> Any:

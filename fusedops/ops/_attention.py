@@ -76,9 +76,8 @@ def attention(
     >>> fusedops.attention(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), v, causal=True).flatten()
     tensor([1., 2.])
     """
-    args = data.canonical((q, k, v, mask, scale, causal, window, return_lse))
-    results: Any = call(OP, args, backend)
-    return results if return_lse else data.without_lse(results)
+    args = q, k, v, mask, scale, "none" if causal is False else causal, window, return_lse
+    return data.wanted(call(OP, args if causal is False else data.canonical(args), backend), return_lse)
 
 
 def reference(

@@ -30,6 +30,11 @@ def canonical(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*args[:5], text, *args[6:])
 
 
+def wanted(results: Any, return_lse: bool) -> Any:
+    """Return the results of a call as its caller wants them. torch.fx.symbolic_trace, which records it, has one."""
+    return results if return_lse or type(results) is not tuple else cast("Any", results)[0]
+
+
 def _sees_every_key(q: Any, window: Any) -> bool:
     if window is not None or not is_tensor(q) or q.is_nested or q.dim() != 4:
         return False
@@ -41,11 +46,6 @@ def _square(q: Any, k: Any) -> bool:
     if not (is_tensor(q) and is_tensor(k)) or q.is_nested or k.is_nested or q.dim() != 4 or k.dim() != 4:
         return False
     return bool(q.shape[2] == k.shape[2])
-
-
-def without_lse(results: Any) -> Any:
-    """Return the first result of a call; the only one of torch.fx.symbolic_trace, which records the public function."""
-    return cast("Any", results)[0] if isinstance(results, tuple) else results
 
 
 def empty(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fusedops._dispatch.stats import stats
 from fusedops._report.direction import Direction
+from fusedops._result_form import is_dense
 from fusedops.testing._calls import dtype_name
 
 
@@ -64,9 +65,13 @@ def check_own_memory(results: Mapping[str, Tensor | None], arguments: Mapping[st
             raise AssertionError(f"got {name} in the memory of {owner}, expected memory of its own")
 
 
-def check_layout(result: Tensor, what: str, like: Tensor, device: torch.device) -> None:
-    """Raise AssertionError unless a result is contiguous, on the device, of the dtype and shape of ``like``."""
-    got = (dtype_name(result.dtype), tuple(result.shape), str(result.device), result.is_contiguous())
+def check_layout(result: Tensor, what: str, like: Tensor, device: torch.device, *, permuted: bool = False) -> None:
+    """Raise AssertionError unless a result is contiguous, on the device, of the dtype and shape of ``like``.
+
+    With ``permuted``, its dims may have another order in memory.
+    """
+    in_order = is_dense(result) if permuted else result.is_contiguous()
+    got = (dtype_name(result.dtype), tuple(result.shape), str(result.device), in_order)
     needed = (dtype_name(like.dtype), tuple(like.shape), str(device), True)
     if got != needed:
         strides = "contiguous" if got[3] else f"with strides {tuple(result.stride())}"

@@ -146,7 +146,7 @@ class Subject(KernelCalls):
         named = {name: g for name, g, need in zip(self.op.differentiable, each, needs) if need}
         for name, gradient in named.items():
             like = args[self.op.parameters.index(name)]
-            check_layout(gradient, f"the gradient of {name}", on_meta(like), args[0].device)
+            check_layout(gradient, f"the gradient of {name}", on_meta(like), args[0].device, permuted=True)
         check_own_memory({f"the gradient of {name}": gradient for name, gradient in named.items()}, call)
         return named
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fusedops._compare import ratios
+from fusedops._contract.op import Op
 from fusedops._plugins.registry import registry
 from fusedops.testing import assert_within, expected
 

@@ -163,7 +163,7 @@ NUMBERS: dict[str, Change] = {
 FORM: dict[str, tuple[Change, str]] = {
     "a wider dtype": (first(lambda result: result.double()), "of dtype float64, expected float32"),
     "a narrower dtype": (last(lambda result: result.bfloat16()), "of dtype bfloat16, expected float32"),
-    "columns first": (first(lambda result: result.mT.contiguous().mT), "with strides (1, 6), expected (8, 1)"),
+    "gaps": (first(lambda result: torch.stack([result, result], -1)[..., 0]), "with strides (16, 2), expected"),
     "a row less": (first(lambda result: result[:-1]), "of shape (5, 8), expected (6, 8)"),
     "a dimension more": (first(lambda result: result[None]), "of shape (1, 6, 8), expected (6, 8)"),
     "no memory": (first(lambda result: result.to("meta")), "on meta, expected cpu"),
@@ -218,6 +218,23 @@ def test_another_form_is_found(op: str, direction: str, name: str) -> None:
     assert text in error.value.mismatch.difference
     assert error.value.mismatch.of_form
     assert len(alive) == (name.startswith("a buffer"))
+
+
+@every_op
+def test_an_output_with_its_columns_first_is_found(op: str) -> None:
+    plant(op, "forward", first(lambda result: result.mT.contiguous().mT))
+    with fusedops.verify("reference"), pytest.raises(MismatchError) as error:
+        run(op, "forward")
+    assert "with strides (1, 6), expected (8, 1), as it is contiguous" in error.value.mismatch.difference
+
+
+@every_op
+def test_a_gradient_may_have_its_columns_first(op: str) -> None:
+    plant(op, "backward", first(lambda result: result.mT.contiguous().mT))
+    with fusedops.verify("reference") as report:
+        run(op, "backward")
+    assert report.rows
+    assert report.mismatches == 0
 
 
 @every_direction

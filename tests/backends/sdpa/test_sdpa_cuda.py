@@ -189,7 +189,6 @@ def test_which_function_computes(
     grad = torch.randn(out.shape).to(dtype)
     for one, other in zip(torch.autograd.grad(out, tensors, grad), torch.autograd.grad(want, tensors, grad)):
         torch.testing.assert_close(one, other, atol=0.06, rtol=0.03)
-        assert one.is_contiguous()
     assert [call.function for call in log] == functions
 
 
