@@ -162,6 +162,6 @@ def test_importing_reads_no_environment_and_starts_no_device(imported: list[dict
     assert not imported[0]["cuda"]
 
 
-def test_importing_adds_at_most_a_twentyfifth_to_torch(imported: list[dict[str, Any]]) -> None:
-    # 30 to 40 ms of the CPU where torch's own import takes 1.2 s: a share, as neighbours lengthen both alike
-    assert min(run["of torch"] for run in imported) <= 1 / 25, [(run["of torch"], run["cpu ms"]) for run in imported]
+def test_importing_adds_at_most_a_twentieth_to_torch(imported: list[dict[str, Any]]) -> None:
+    # 35 to 45 ms of the CPU where torch's own import takes 1.0 to 1.2 s: a share, as neighbours lengthen both alike
+    assert min(run["of torch"] for run in imported) <= 1 / 20, [(run["of torch"], run["cpu ms"]) for run in imported]
