@@ -45,7 +45,7 @@ def swiglu(
     Returns:
         (..., H), contiguous, the dtype of ``gate * up`` by torch's promotion. Computed in float32 (float64 for
         float64), rounded once. A gate of -inf gives 0 where alpha is positive and up is finite. The gradient passes at
-        the bounds of the clamp, as torch's does.
+        the bounds of the clamp, as torch.clamp's does in torch 2.13.
 
     Raises:
         InvalidInputError: an argument is not as above.
@@ -66,9 +66,10 @@ def _exceeds(limit: Any, dtype: torch.dtype) -> bool:
 
 
 def _clamped(g: Tensor, u: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
+    """Clamp, with gradients that pass at the bounds. Those of torch.clamp do in torch 2.13, and are 0 in torch 2.15."""
     if limit is None or _exceeds(limit, g.dtype):
         return g, u
-    return g.clamp(max=limit), u.clamp(-limit, limit)
+    return g.masked_fill(g > limit, limit), u.masked_fill(u > limit, limit).masked_fill(u < -limit, -limit)
 
 
 def reference(
@@ -108,7 +109,9 @@ def unfused(
     gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, offset: float, interleaved: bool
 ) -> Tensor:
     """Compute the op as models do without fused ops."""
-    g, u = _clamped(*(split(gate, interleaved) if up is None else (gate, up)), limit)
+    g, u = split(gate, interleaved) if up is None else (gate, up)
+    if limit is not None and not _exceeds(limit, g.dtype):
+        g, u = g.clamp(max=limit), u.clamp(-limit, limit)
     activated = torch.nn.functional.silu(g) if alpha == 1.0 else g * torch.sigmoid(alpha * g)
     return activated * (u + offset if offset else u)
 

@@ -11,8 +11,6 @@ import sys
 import pytest
 from repository import ROOT
 
-from fusedops.testing import OPS
-
 
 def fuzz(*options: str, planted: str = "right", seconds: float = 600) -> subprocess.CompletedProcess[str]:
     """Run the command."""
@@ -105,12 +103,8 @@ def test_an_unknown_name_is_an_error_that_lists_the_names(option: str) -> None:
 
 @pytest.mark.slow
 def test_60_seconds_over_all_ops_and_backends() -> None:
-    """The calls are fixed by the seed and their number, which takes about 60 seconds.
-
-    Without attention: with infinities in q or k, the comparison finds a third of its calls wrong; not yet judged.
-    """
-    ops = [part for op in OPS if op != "attention" for part in ("--op", op)]
-    done = fuzz("--seed", "20240607", "--calls", "40", *ops)
+    """The calls are fixed by the seed and their number, which takes about 60 seconds."""
+    done = fuzz("--seed", "20240607", "--calls", "40")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 wrong, 0 crash, 0 hang" in done.stdout
 

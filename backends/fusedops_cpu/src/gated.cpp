@@ -37,7 +37,7 @@ class Swish {
     return p.gate * p.sigmoid * (clamped(up) + offset_);
   }
 
-  // The gradients pass at the bounds of the clamp, as torch's do.
+  // The gradients pass at the bounds of the clamp.
   INLINE void gradients(vfloat grad, vfloat gate, vfloat up, vfloat& dgate, vfloat& dup) const {
     const Parts p(*this, gate);
     const vfloat swish = p.gate * p.sigmoid, slope = p.sigmoid + alpha_ * swish * p.rest;
