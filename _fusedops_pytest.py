@@ -6,6 +6,7 @@ or the fixture is used.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fusedops-backend", metavar="NAME", help="also run the conformance kit on this backend")
     group.addoption("--fusedops-device", metavar="DEVICE", help="default: the CPU if served, else its first")
     group.addoption("--fusedops-elements", metavar="N", type=int, default=2**17, help="size of named cases")
+    group.addoption("--fusedops-case", metavar="CHECK::CASE", help="run this case alone, as a failure prints it")
 
 
 @pytest.fixture
@@ -48,7 +50,11 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     except fusedops.FusedOpsError as error:
         raise pytest.UsageError(str(error)) from error
     kit = _Kit.from_parent(session, name=name, nodeid=f"fusedops/{name}")
-    items += [_Item.from_parent(kit, name=check.id, check=check) for check in checks]
+    only: str | None = config.getoption("--fusedops-case")
+    if only is None:
+        items += [_Item.from_parent(kit, name=check.id, check=check) for check in checks]
+    else:
+        items[:] = [_Case.from_parent(kit, name=only, backend=name)]
 
 
 class _Kit(pytest.Collector):
@@ -62,15 +68,40 @@ class _FailedError(Exception):
     """A failed check; its text is the report."""
 
 
+class _Case(pytest.Item):
+    """One case of one check."""
+
+    def __init__(self, *, backend: str, **fields: Any) -> None:
+        super().__init__(**fields)
+        self._backend = backend
+
+    def runtest(self) -> None:
+        from fusedops import testing
+
+        check, _, case = self.name.partition("::")
+        options = self.config.option
+        testing.reproduce(self._backend, check, case, options.fusedops_device, options.fusedops_elements)
+
+
 class _Item(pytest.Item):
+    """One check."""
+
     def __init__(self, *, check: Check, **fields: Any) -> None:
         super().__init__(**fields)
         self._check = check
 
     def runtest(self) -> None:
-        result = self._check.run()
+        result = self._check.run(self._command)
         if result.failures:
             raise _FailedError(str(result))
+
+    def _command(self, case: str) -> str:
+        """Return a command that runs a case alone with the same conftest files, which may register the backend."""
+        check = self._check
+        options = {"backend": check.backend, "device": check.device, "elements": check.elements}
+        options["case"] = f"{check.id}::{case}"
+        words = [f"--fusedops-{name}={value}" for name, value in options.items()]
+        return shlex.join(["python", "-m", "pytest", *self.config.args, *words])
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         return str(excinfo.value) if isinstance(excinfo.value, _FailedError) else super().repr_failure(excinfo, style)

@@ -11,7 +11,7 @@ import shlex
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -134,8 +134,8 @@ class Check:
         """Yield the cases."""
         return kind_of(self.name).trials(self._subject, "forward" if self.direction == "both" else self.direction)
 
-    def run(self) -> Result:
-        """Run every case. A failure is in the result, and not raised."""
+    def run(self, command: Callable[[str], str] | None = None) -> Result:
+        """Run every case. Failures are in the result, with ``command(case)``: else Python for an installed backend."""
         result = Result(self)
         deviations = self._subject.deviations_of("backward" if self.direction == "backward" else "forward")
         start = time.perf_counter()
@@ -150,7 +150,7 @@ class Check:
                     continue
                 seen = str(error) if isinstance(error, AssertionError) else f"raised {type(error).__name__}: {error}"
                 where = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-                result.failures.append(Failure(trial.case, seen, self._command(trial.case), where))
+                result.failures.append(Failure(trial.case, seen, (command or self._command)(trial.case), where))
         result.seconds = time.perf_counter() - start
         return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -199,3 +200,17 @@ def test_the_kit_as_pytest_tests(tmp_path: pathlib.Path) -> None:
     failure = cases["scaled_masked_softmax/forward/constraints"]
     assert failure is not None
     assert "the kernel has room for 79 columns" in (failure.text or "")
+    (line,) = [line for line in (failure.text or "").splitlines() if line.startswith("reproduce  ")]
+    printed = shlex.split(line.removeprefix("reproduce  "))
+    assert printed[:3] == ["python", "-m", "pytest"]
+    for change, summary in (("", "1 failed"), ("79", "1 passed")):  # the backend is that of the conftest
+        words = [word.replace("= 80", f"= {change or 80}") for word in printed[3:]]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *by_name, *words, "-p", "no:cacheprovider"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert f"{summary} in " in done.stdout, done.stdout + done.stderr
