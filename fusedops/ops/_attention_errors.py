@@ -32,7 +32,7 @@ def error(
     """Return the changes of out and lse; inf where a score may overflow."""
     p, move, unknown, _ = _moves(absolute, q, k, mask, scale, causal, window)
     values = parts.for_each_query_head(parts.finite(v.double()), q)
-    out = _rounded(p * (absolute + 2 * move), p, k.shape[2], q.dtype) @ values.abs()
+    out = _rounded(p * (absolute + 2 * move) + _flushed(p, q.dtype), p, k.shape[2], q.dtype) @ values.abs()
     lse = move.amax(-1) + min(absolute, _ARITHMETIC) * 4 if k.shape[2] else torch.zeros(q.shape[:3]).double()
     if k.shape[2]:
         lse = lse + min(absolute, _ARITHMETIC) * p.shape[-1] ** 0.5
@@ -65,17 +65,24 @@ def gradient_error(
     total = (p * size).sum(-1, keepdim=True)
     if return_lse:
         total = total + grad_lse.double().abs()[..., None]
-    relative = absolute + 2 * move
-    terms = p * (size + total)
+    relative, flushed = absolute + 2 * move, _flushed(p, q.dtype)
+    terms, change = p * (size + total), (p * relative + flushed) * (size + total)
     heads, factor, rows = k.shape[1], abs(parts.scale_of(q, scale)), q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
-    dq = _rounded(terms * relative, terms, k.shape[2], q.dtype) @ s.k.abs() * factor
-    ds = _rounded(terms * relative, terms, rows, q.dtype).transpose(-2, -1)
+    dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs() * factor
+    ds = _rounded(change, terms, rows, q.dtype).transpose(-2, -1)
     dk = parts.summed(ds @ s.q.abs(), heads) * factor
-    dv = parts.summed(_rounded(p * relative, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
-    anywhere = bool(unknown.any()) or not bool(g.isfinite().all() & grad_lse.isfinite().all() & v.isfinite().all())
+    dv = parts.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
+    seen = s.values if s.masked is None else s.values.masked_fill(s.masked, 0.0)
+    given = all(bool(each.isfinite().all()) for each in (g, grad_lse, v, seen))
+    anywhere = bool(unknown.any()) or not given
     if anywhere:  # what such a number reaches depends on the order of the products
         return tuple(torch.full_like(each, math.inf) for each in (dq, dk, dv))  # pyright: ignore[reportReturnType]
     return dq, dk, dv
+
+
+def _flushed(p: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what probabilities lose where the smallest numbers of the arithmetic become 0."""
+    return p.clamp(max=torch.finfo(torch.promote_types(dtype, torch.float32)).smallest_normal)
 
 
 def _rounded(change: Tensor, terms: Tensor, count: int, dtype: torch.dtype) -> Tensor:
