@@ -43,66 +43,64 @@ export function show(strip, chain, answer, bandwidth) {
     typeof value === "bigint" ? Number(value) : value,
   );
   if (answer.error !== undefined) {
-    strip.replaceChildren(invalid(answer.error));
+    strip.replaceChildren(invalid(answer));
     chain.replaceChildren();
     return;
   }
-  strip.replaceChildren(
-    h("div", { class: "served" }, served("forward", answer.backend), served("backward", answer.backward)),
-    numbers(answer, bandwidth),
-  );
-  const order = `Candidates, in the order in which they are tried`;
-  chain.replaceChildren(h("h2", {}, order), h("ol", { class: "chain" }, ...answer.candidates.map(candidate)));
+  strip.replaceChildren(numbers(answer, bandwidth));
+  const order = "Candidates, in the order in which they are tried";
+  chain.replaceChildren(h("h2", {}, order), h("ol", {}, ...answer.candidates.map(candidate)));
 }
 
-function invalid(error) {
-  const [problem, fix] = error.split("; to fix: ");
+function invalid({ error, isUnread }) {
+  const [problem, fix] = error.replace(/^\w+: /, "").split("; to fix: ");
   return h(
     "div",
     { class: "invalid" },
-    h("p", { class: "verdict" }, "Invalid on every backend"),
-    h("p", {}, sentence(problem)),
+    h("p", { class: "verdict" }, isUnread ? "This call cannot be read" : "Invalid on every backend"),
+    h("p", {}, problem.replace(/^got/, "Got")),
     fix ? h("p", { class: "fix" }, fix) : null,
   );
 }
 
-const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
-
-function served(direction, backend) {
-  const name = backend ?? "no backend";
-  return h(
-    "div",
-    { class: backend ? "by" : "by none" },
-    h("span", { class: "direction" }, direction),
-    h("strong", {}, name),
-  );
-}
-
+// One table: who serves each direction, and what that costs at least.
 function numbers(answer, bandwidth) {
+  const directions = ["forward", "backward"];
   const row = (label, value) =>
+    h("tr", {}, h("th", { scope: "row" }, label), ...directions.map((each) => h("td", {}, value(each))));
+  const by = { forward: answer.backend, backward: answer.backward };
+  const served = (direction) =>
     h(
-      "tr",
-      {},
-      h("th", { scope: "row" }, label),
-      ...["forward", "backward"].map((direction) => h("td", {}, value(direction))),
+      "th",
+      { scope: "col", class: by[direction] ? "by" : "by none" },
+      h("span", { class: "direction" }, direction),
+      h("strong", {}, by[direction] ?? "no backend"),
     );
   const added = (direction) => {
-    const serving = answer.candidates.find(
-      (each) => each.backend === (direction === "forward" ? answer.backend : answer.backward),
-    );
-    const of = direction === "forward" ? serving : serving?.backward;
-    return (of?.adaptations ?? []).map((each) => each.bytes).reduce((total, bytes) => total + bytes, 0n);
+    const serving = answer.candidates.find((each) => each.backend === by[direction]);
+    const { adaptations = [] } = (direction === "forward" ? serving : serving?.backward) ?? {};
+    const total = adaptations.reduce((sum, each) => sum + each.bytes, 0n);
+    return total ? bytesText(total) : "nothing";
   };
   return h(
     "table",
-    { class: "numbers" },
-    h("thead", {}, h("tr", {}, h("td"), h("th", { scope: "col" }, "forward"), h("th", { scope: "col" }, "backward"))),
+    {},
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        h("th", { scope: "col", class: "by" }, h("span", { class: "direction" }, "served by")),
+        ...directions.map(served),
+      ),
+    ),
     h(
       "tbody",
       {},
       row("minimum bytes", (direction) => bytesText(answer.bytes[direction])),
       row(`at ${bandwidth || "–"} GB/s`, (direction) => timeText(answer.bytes[direction], bandwidth)),
-      row("adaptations write", (direction) => (added(direction) ? bytesText(added(direction)) : "nothing")),
+      row("adaptations", added),
     ),
   );
 }
@@ -121,8 +119,11 @@ function candidate(each) {
       badge(isWhole ? `forward ${status}` : status, status),
       isWhole ? badge(`backward ${backward.status}`, backward.status) : null,
     ),
-    h("div", { class: "about forward" }, ...about(each)),
-    isWhole ? h("div", { class: "about backward" }, ...about(backward, "backward: ")) : null,
+    h("div", { class: "about forward" }, ...reasons(each.reasons), ...adaptations(each.adaptations)),
+    isWhole
+      ? h("div", { class: "about" }, ...reasons(backward.reasons, "backward: "), ...adaptations(backward.adaptations))
+      : null,
+    status === "refused" ? null : h("div", { class: "about" }, ...deviations(each.deviations)),
   );
 }
 
@@ -130,36 +131,33 @@ function badge(label, status) {
   return h("span", { class: `badge ${status}` }, label);
 }
 
-function about({ reasons, deviations, adaptations }, prefix = "") {
-  return [
-    ...reasons.map((reason) =>
-      h(
-        "div",
-        { class: "reason", "data-code": reason.code, "data-detail": reason.detail, "data-fix": reason.fix },
-        h("p", {}, h("code", { class: "code" }, reason.code), ` ${prefix}${reason.detail}`),
-        h("p", { class: "fix" }, reason.fix),
-      ),
+function reasons(all, prefix = "") {
+  return all.map(({ code, detail, fix }) =>
+    h(
+      "div",
+      { class: "reason", "data-code": code, "data-detail": detail, "data-fix": fix },
+      h("p", {}, h("code", { class: "label" }, code), ` ${prefix}${detail}`),
+      h("p", { class: "fix" }, fix),
     ),
-    ...adaptations.map(({ name, sentence: what, bytes, direction }) =>
-      h(
-        "p",
-        { class: "adapts", "data-adapts": name, "data-direction": direction, "data-bytes": String(bytes) },
-        h("span", { class: "label" }, "adapts"),
-        ` ${prefix}${what}: `,
-        h("b", {}, bytes ? bytesText(bytes) : "free"),
-      ),
+  );
+}
+
+function adaptations(all) {
+  return all.map(({ name, sentence, bytes, direction }) =>
+    h(
+      "p",
+      { class: "note", "data-adapts": name, "data-direction": direction, "data-bytes": String(bytes) },
+      h("span", { class: "label" }, `adapts ${direction}`),
+      ` ${sentence}: `,
+      h("b", {}, bytes ? bytesText(bytes) : "free"),
     ),
-    ...(prefix || reasons.length
-      ? []
-      : deviations.map(({ name, sentence: what }) =>
-          h(
-            "p",
-            { class: "deviation", "data-deviation": name },
-            h("span", { class: "label" }, "deviation"),
-            ` ${what}`,
-          ),
-        )),
-  ];
+  );
+}
+
+function deviations(all) {
+  return all.map(({ name, sentence }) =>
+    h("p", { class: "note", "data-deviation": name }, h("span", { class: "label" }, "deviates"), ` ${sentence}`),
+  );
 }
 
 // ------------------------------------------------------------------------------------------------- the call as source

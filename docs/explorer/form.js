@@ -1,29 +1,10 @@
 // The form: the op, where it runs, its arguments, and the settings of the policy. It reads and changes the state's texts.
 
+import { asksCapability, devicesOf, floating, stateOf, withDtype } from "./choices.js";
 import { field, h, select } from "./dom.js";
-import { SETTINGS, State, literal, written } from "./state.js";
+import { State, literal, written } from "./state.js";
 
 const plain = (values) => values.map((value) => ({ value }));
-
-// The state of a call of an op: one of its cases, with the dtype and settings of the state before.
-export function stateOf(op, chosen, before) {
-  const args = {};
-  for (const { name, tensor, required, dtype, default: standard } of op.parameters) {
-    const value = chosen.args[name];
-    if (tensor && value !== undefined && value !== null) {
-      const sizes = Array.isArray(value) ? value.join(",") : "1";
-      args[name] = chosen.tensors.includes(name) ? `${sizes}:${dtype}` : written(value);
-    } else if (value !== undefined) args[name] = written(value);
-    else if (tensor && !required) args[name] = "None";
-    else if (standard !== null) args[name] = written(standard);
-  }
-  return new State({ ...before.settings, op: op.name }, args);
-}
-
-export function devicesOf(data) {
-  const named = data.backends.flatMap((backend) => backend.device_types).filter((type) => type !== "*");
-  return [...new Set(named)].sort();
-}
 
 export class Form {
   // pick and settings: the elements to fill; changed: called with the new state after each change.
@@ -34,6 +15,7 @@ export class Form {
   show(state) {
     this.state = state;
     const op = this.data.ops[state.settings.op];
+    const focused = document.activeElement?.id;
     this.pick.replaceChildren(...this.choices(op));
     this.details.replaceChildren(
       h("h2", {}, "Arguments"),
@@ -41,11 +23,12 @@ export class Form {
       h("h2", {}, "Policy"),
       ...this.policy(op),
     );
+    if (focused) document.getElementById(focused)?.focus(); // the new control in its place
   }
 
-  set(name, value) {
+  set(name, value, again = false) {
     this.state = new State({ ...this.state.settings, [name]: value }, this.state.args);
-    this.changed(this.state);
+    this.changed(this.state, again);
   }
 
   setArgument(name, value) {
@@ -82,7 +65,7 @@ export class Form {
         field(
           "device",
           select(
-            { onchange: (event) => this.set("device", event.target.value) },
+            { onchange: (event) => this.set("device", event.target.value, true) },
             plain(devicesOf(this.data)),
             settings.device,
           ),
@@ -179,7 +162,7 @@ export class Form {
     });
     const row = field(name, shape, hints.join("; "));
     row.classList.add("tensor");
-    row.insertBefore(given ? h("span", { class: "given" }, given) : h("span"), row.firstChild);
+    if (given) row.prepend(h("span", { class: "given" }, given));
     shape.after(dtype);
     return row;
   }
@@ -195,11 +178,6 @@ export class Form {
     const { settings } = this.state;
     const setter = (name) => (event) => this.set(name, event.target.value);
     const names = this.data.backends.map((backend) => backend.name).join(", ");
-    const uses = op.kernels.some((kernel) =>
-      JSON.stringify(kernel.constraints, (_, value) => (typeof value === "bigint" ? 0 : value)).includes(
-        '"Capability"',
-      ),
-    );
     return [
       field(
         "policy",
@@ -223,7 +201,7 @@ export class Form {
       h(
         "div",
         { class: "pair" },
-        uses
+        asksCapability(op, settings.device, this.data)
           ? field(
               "compute capability",
               h("input", { value: settings.capability, placeholder: "any", oninput: setter("capability") }),
@@ -236,15 +214,4 @@ export class Form {
       ),
     ];
   }
-}
-
-function floating(op, state, data) {
-  const isFloating = ({ name, tensor, dtype }) =>
-    tensor && state.args[name]?.includes(":") && data.dtypes[dtype].floating;
-  return op.parameters.filter(isFloating).map(({ name }) => name);
-}
-
-function withDtype(state, op, data, dtype) {
-  const changed = floating(op, state, data).map((name) => [name, state.args[name].replace(/:[^@]*/, `:${dtype}`)]);
-  return new State(state.settings, { ...state.args, ...Object.fromEntries(changed) });
 }

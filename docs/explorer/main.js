@@ -3,13 +3,14 @@
 import { h } from "./dom.js";
 import { python, show } from "./answer.js";
 import { Explorer } from "./explain.js";
-import { Form, devicesOf, stateOf } from "./form.js";
+import { devicesOf, stateOf } from "./choices.js";
+import { Form } from "./form.js";
 import { InvalidInput } from "./python.js";
 import { State } from "./state.js";
 
 const root = document.getElementById("call-explorer");
 const parts = Object.fromEntries(
-  ["pick", "strip", "details", "chain", "source"].map((name) => [name, h("section", { class: name })]),
+  ["pick", "strip", "chain", "details", "source"].map((name) => [name, h("section", { class: name })]),
 );
 
 function start() {
@@ -34,7 +35,8 @@ function start() {
       source(parts.source, python(call, op));
     } catch (error) {
       if (!(error instanceof InvalidInput)) throw error;
-      result = { error: error.message };
+      result = { error: error.message, isUnread: true };
+      parts.source.replaceChildren();
     }
     show(parts.strip, parts.chain, result, Number(state.settings.bandwidth));
   }

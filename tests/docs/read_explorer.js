@@ -15,7 +15,7 @@ function shown() {
     const adaptations = [...item.querySelectorAll("[data-adapts]")]
       .map(({ dataset }) => [dataset.adapts, dataset.direction, Number(dataset.bytes)])
       .filter(([, direction]) => direction === "forward" || backend === backward);
-    return { backend, status, reasons, deviations: texts(item.querySelector(".forward"), "deviation"), adaptations };
+    return { backend, status, reasons, deviations: texts(item, "deviation"), adaptations };
   });
   return { backend: forward || null, backward: backward || null, given, bytes: JSON.parse(bytes), candidates };
 }

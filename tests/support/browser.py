@@ -33,7 +33,7 @@ def find() -> str | None:
 
 
 @contextlib.contextmanager
-def opened(seconds: float = 300) -> Iterator[Page]:
+def opened(seconds: float = 120) -> Iterator[Page]:
     """Start a browser with one empty page, and end it. Each command has this many seconds at most."""
     command = find()
     assert command is not None
