@@ -31,7 +31,7 @@ def fragment() -> str:
     style = "".join((HERE / f"{name}.css").read_text(encoding="utf-8") for name in ("answer", "explorer"))
     return (
         f"<style>\n{style}</style>\n"
-        '<div id="call-explorer"><p>This page needs JavaScript. Without it: <code>fusedops explain OP</code>.</p></div>\n'
+        '<div id="call-explorer"><p>Without JavaScript: <code>fusedops explain OP</code>.</p></div>\n'
         f'<script type="application/json" id="explorer-data">{data_text(everything())}</script>\n'
         f'<script type="module">\n{script()}</script>\n'
     )

@@ -23,7 +23,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 _FLAGS = (
     "--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic",
-    "--disable-dev-shm-usage",
+    "--disable-dev-shm-usage", "--disable-ipc-flooding-protection",  # hundreds of addresses a second
 )  # fmt: skip
 
 
