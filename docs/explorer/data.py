@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from explorer.formulas import Formulas
 from fusedops import Kernel, TensorSpec
 from fusedops._cli.arguments import default_dtype
 from fusedops._contract.op import Op
+from fusedops._contract.plain_argument import conditions
 from fusedops._plugins.record import Record
 from fusedops._plugins.registry import OWN_DISTRIBUTION, registry
 from fusedops.constraints import Constraint
@@ -59,6 +61,17 @@ def missing_kinds(data: Mapping[str, Any]) -> list[str]:
         for name in re.findall(r"^  ([A-Z]\w*)[(:]", path.read_text(encoding="utf-8"), re.M)
     }
     return sorted({each["type"] for each in _constraints(data)} - written)
+
+
+def data_text(data: Mapping[str, Any]) -> str:
+    """Return the data as JSON that may stand in a script element; ValueError where the page cannot evaluate it."""
+    missing = missing_kinds(data)
+    if missing:
+        raise ValueError(
+            f"got constraints of the types {', '.join(missing)}, expected those of docs/explorer/kinds_*.js; to fix: "
+            f"write a function for each, which returns what its reasons() returns"
+        )
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
 
 
 def _constraints(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -102,7 +115,7 @@ def _op(op: Op, records: Sequence[Record], formulas: Formulas) -> dict[str, Any]
         "summary": (inspect.getdoc(op.function) or "").partition("\n")[0],
         "parameters": [_parameter(op, name, first) for name in op.parameters],
         "float_places": list(op.float_places),
-        "conditions": [_constraint(each) for each in op._conditions()],
+        "conditions": [_constraint(each) for each in _conditions(op)],
         "complete": None if op.complete is None else formulas.add(op.complete),
         "output_dtype": None if op._output_dtype is None else formulas.add(op._output_dtype),
         "min_bytes": formulas.add(op.min_bytes),
@@ -120,6 +133,11 @@ def _op(op: Op, records: Sequence[Record], formulas: Formulas) -> dict[str, Any]
         "kernels": kernels,
         "cases": [_case(op, case) for case in (*op.cases, *op.large)],
     }
+
+
+def _conditions(op: Op) -> Sequence[Constraint]:
+    """Return what a call meets on every backend: its tensors are tensors, and the op's own constraints."""
+    return conditions(op.parameters, op.float_places, op.tensors, op.required_tensors, op.constraints)
 
 
 def _parameter(op: Op, name: str, sample: Mapping[str, Any]) -> dict[str, Any]:

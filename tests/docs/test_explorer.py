@@ -21,9 +21,10 @@ from repository import DOCS, ROOT
 import fusedops_eager
 
 sys.path.insert(0, str(DOCS))
-from explorer.data import everything, missing_kinds
+from explorer.data import data_text, everything
 from explorer.encoding import UnsupportedError
 from explorer.formulas import Formulas
+from explorer.modules import script
 
 import fusedops
 from fusedops.constraints import Dim
@@ -227,11 +228,22 @@ def test_the_colours_follow_the_system_and_the_theme(site: pathlib.Path) -> None
 # ------------------------------------------------------------------------------------------------------------- its data
 
 
-def test_every_type_of_constraint_has_a_function() -> None:
+def test_a_type_of_constraint_without_a_function_is_an_error() -> None:
     data = everything()
-    assert missing_kinds(data) == []
+    assert json.loads(data_text(data)) == json.loads(json.dumps(data))
     data["ops"]["rms_norm"]["kernels"][0]["constraints"].append({"type": "Even", "phrase": "x: even"})
-    assert missing_kinds(data) == ["Even"]
+    with pytest.raises(ValueError, match=r"got constraints of the types Even, expected those of .*kinds_\*\.js"):
+        data_text(data)
+
+
+def test_the_modules_become_one_script(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "main.js").write_text('import { two } from "./two.js";\nimport { one } from "./one.js";\none(two);\n')
+    (tmp_path / "two.js").write_text('import { one } from "./one.js";\n\nexport const two = one(2);\n')
+    (tmp_path / "one.js").write_text("export function one() {}\n")
+    assert script(tmp_path).split() == ["function", "one()", "{}", "const", "two", "=", "one(2);", "one(two);"]
+    (tmp_path / "one.js").write_text("export function one() {}\nconst two = 2;\n")
+    with pytest.raises(ValueError, match=r"got two in one\.js and two\.js"):
+        script(tmp_path)
 
 
 def scaled(x: Any, mask: Any, times: int) -> int | None:
