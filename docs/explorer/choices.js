@@ -42,3 +42,12 @@ export function asksCapability(op, device, data) {
     (kernel) => devices(kernel).includes(device) && kernel.constraints.flatMap(types).includes("Capability"),
   );
 }
+
+// Sizes that a tensor may have: in the cases, and those of the call's other tensors, whole, their last and their first.
+export function sizesNear(op, name, state) {
+  const cases = op.cases.map((each) => each.args[name]).filter(Array.isArray);
+  const others = op.parameters.filter(({ tensor }) => tensor).map((each) => state.args[each.name] ?? "None");
+  const shapes = others.filter((text) => text !== "None").map((text) => text.replace(/[:@].*/, "").split(","));
+  const near = shapes.flatMap((sizes) => [sizes, sizes.slice(-1), sizes.slice(0, 1), sizes.slice(0, -1)]);
+  return [...near, ...cases, ["1"]].map((sizes) => sizes.join(","));
+}

@@ -1,15 +1,15 @@
 // The form: the op, where it runs, its arguments, and the settings of the policy. It reads and changes the state's texts.
 
-import { asksCapability, devicesOf, floating, stateOf, withDtype } from "./choices.js";
+import { asksCapability, devicesOf, floating, sizesNear, stateOf, withDtype } from "./choices.js";
 import { field, h, select } from "./dom.js";
 import { State, literal, written } from "./state.js";
 
 const plain = (values) => values.map((value) => ({ value }));
 
 export class Form {
-  // pick and settings: the elements to fill; changed: called with the new state after each change.
-  constructor(data, pick, details, changed) {
-    Object.assign(this, { data, pick, details, changed });
+  // pick and details: the elements to fill; changed: called with the new state after each change; isValid: of a state.
+  constructor(data, pick, details, changed, isValid) {
+    Object.assign(this, { data, pick, details, changed, isValid });
   }
 
   show(state) {
@@ -132,17 +132,19 @@ export class Form {
 
   tensor(parameter, text) {
     const { name, required, hints, number } = parameter;
+    const op = this.data.ops[this.state.settings.op];
     const isGiven = text !== "None";
     const shape = h("input", {
       value: isGiven ? text.replace(/:[^@]*/, "") : "",
       spellcheck: "false",
-      placeholder: number ? "a number, or sizes" : "sizes, such as 8,512",
+      placeholder: number ? "None, a number, or sizes" : "None",
       disabled: !isGiven,
     });
+    const likely = this.data.dtypes[parameter.dtype].floating ? this.commonDtype() || parameter.dtype : parameter.dtype;
     const dtype = select(
       { "aria-label": `dtype of ${name}`, disabled: !isGiven },
       plain(Object.keys(this.data.dtypes)),
-      text.match(/:([^@]*)/)?.[1] ?? parameter.dtype,
+      text.match(/:([^@]*)/)?.[1] ?? likely,
     );
     const given = required
       ? null
@@ -157,7 +159,7 @@ export class Form {
     dtype.addEventListener("change", update);
     given?.addEventListener("change", () => {
       shape.disabled = dtype.disabled = !given.checked;
-      if (!shape.value) shape.value = this.suggested(parameter);
+      if (!shape.value) shape.value = this.suggested(op, name, dtype.value);
       update();
     });
     const row = field(name, shape, hints.join("; "));
@@ -167,11 +169,11 @@ export class Form {
     return row;
   }
 
-  // Sizes for an optional tensor: of the first case that has it, else those of the op's first tensor.
-  suggested({ name }) {
-    const op = this.data.ops[this.state.settings.op];
-    const value = op.cases.map((each) => each.args[name]).find(Array.isArray);
-    return value ? value.join(",") : (this.state.args[op.parameters[0].name] ?? "").replace(/:.*/, "");
+  // Sizes with which an optional tensor makes a valid call.
+  suggested(op, name, dtype) {
+    const changed = (sizes) => new State(this.state.settings, { ...this.state.args, [name]: `${sizes}:${dtype}` });
+    const offered = sizesNear(op, name, this.state);
+    return offered.find((sizes) => this.isValid(changed(sizes))) ?? offered[0];
   }
 
   policy(op) {

@@ -20,24 +20,28 @@ function start() {
   parts.pick.setAttribute("aria-label", "the call");
   root.replaceChildren(...Object.values(parts));
 
-  const form = new Form(data, parts.pick, parts.details, (state, again) => {
+  const changed = (state, again) => {
     history.replaceState(null, "", state.fragment());
     if (again) form.show(state);
     answer(state);
-  });
+  };
+  const form = new Form(data, parts.pick, parts.details, changed, (state) => answerTo(state).error === undefined);
 
-  function answer(state) {
-    const op = data.ops[state.settings.op];
-    let result;
+  // The answer of explain, also where a text of the state cannot be read.
+  function answerTo(state) {
     try {
       const call = state.call(data);
-      result = explorer.explain(call);
-      source(parts.source, python(call, op));
+      return { call, ...explorer.explain(call) };
     } catch (error) {
       if (!(error instanceof InvalidInput)) throw error;
-      result = { error: error.message, isUnread: true };
-      parts.source.replaceChildren();
+      return { error: error.message, isUnread: true };
     }
+  }
+
+  function answer(state) {
+    const result = answerTo(state);
+    if (result.call) source(parts.source, python(result.call, data.ops[state.settings.op]));
+    else parts.source.replaceChildren();
     show(parts.strip, parts.chain, result, Number(state.settings.bandwidth));
   }
 

@@ -153,6 +153,9 @@ def test_the_call_as_python_gives_the_same_answer(page: browser.Page, fragment: 
 )
 def test_a_text_that_cannot_be_read_is_an_error_on_the_page(page: browser.Page, fragment: str, text: str) -> None:
     assert text in answer_of(page, fragment)["error"]
+    shown = page.run("document.querySelector('#call-explorer > .strip').textContent")
+    assert shown.startswith("Invalid on every backend" if text.startswith("rms_norm") else "This call cannot be read")
+    assert text.removeprefix("rms_norm: ").removeprefix("got ")[:20] in shown
 
 
 @needs_browser
@@ -175,6 +178,23 @@ def test_the_page_works_with_the_keyboard(page: browser.Page) -> None:
             assert page.run("document.activeElement.id") == control
             assert page.run("location.hash") != before
     assert "&device=npu&" in page.run("location.hash")
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("fragment", "name"),
+    [
+        ("#op=rms_norm&device=cuda&x=8,4000:bfloat16&weight=None", "weight"),
+        ("#op=attention&device=cuda&q=2,8,9,64:float16&k=2,2,9,64:float16&v=2,2,9,64:float16&mask=None", "mask"),
+        ("#op=linear_cross_entropy&device=cuda&x=7,32:float32&weight=99,32:float32&target=7:int64&bias=None", "bias"),
+    ],
+)
+def test_an_optional_tensor_that_is_added_makes_a_valid_call(page: browser.Page, fragment: str, name: str) -> None:
+    before = answer_of(page, fragment)
+    page.run(f"document.querySelector('[aria-label=\"{name} is given\"]').click()")
+    after = answer_of(page, page.run("location.hash"))
+    assert f"{name} None" in before["given"]
+    assert f"{name} None" not in after["given"]
 
 
 @needs_browser
