@@ -1,4 +1,4 @@
-"""Values as JSON for the explorer page, which tells Python's ints and floats apart."""
+"""Values as JSON for the explorer page: Python's ints and floats stay different."""
 
 from __future__ import annotations
 

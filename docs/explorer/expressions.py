@@ -54,13 +54,8 @@ _COMPARE: Mapping[type[ast.cmpop], str] = {
 
 
 class Expressions:
-    """Writes the expressions of one function.
-
-    Args:
-        function: the function.
-        file: of its source.
-        local: the names that it assigns, its parameters among them.
-        add: writes another function, and returns its name.
+    """Writes the expressions of one function, of a file. ``local`` are the names that it assigns, its parameters among
+    them; ``add`` writes another function and returns its name.
     """
 
     def __init__(
@@ -80,6 +75,15 @@ class Expressions:
         if write is None:
             raise self.unsupported(node)
         return write(node)
+
+    def target(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            return node.id
+        if isinstance(node, ast.Tuple):
+            return [self.target(each) for each in node.elts]
+        if isinstance(node, ast.Starred):
+            return {"star": self.target(node.value)}
+        raise self.unsupported(node)
 
     def constant(self, node: ast.expr) -> Any:
         """Return the object that a name outside of the function, or an attribute of one, stands for; else _Missing."""

@@ -1,4 +1,4 @@
-// The form: the op, where it runs, its arguments, and the settings of the policy. It reads and changes the state's texts.
+// The form: the op, where it runs, its arguments, and the policy. It reads and changes the texts of the state.
 
 import { asksCapability, devicesOf, floating, sizesNear, stateOf, withDtype } from "./choices.js";
 import { field, h, select } from "./dom.js";

@@ -117,15 +117,6 @@ class _Writer(Expressions):
             return [["let", "_", self.value(node.value)]]
         raise self.unsupported(node)
 
-    def target(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Name):
-            return node.id
-        if isinstance(node, ast.Tuple):
-            return [self.target(each) for each in node.elts]
-        if isinstance(node, ast.Starred):
-            return {"star": self.target(node.value)}
-        raise self.unsupported(node)
-
 
 @functools.cache
 def _tree(file: Path) -> ast.Module:

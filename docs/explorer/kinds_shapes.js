@@ -96,7 +96,8 @@ export const rotaryKinds = {
       2n * cos.at(-1) <= q.at(-1) &&
       broadcasts(cos.slice(0, -2), q.slice(0, -3)),
     (name) =>
-      `pass one entry for each rotated pair: of a doubled one ${name}[..., : R // 2], or ${name}[..., ::2] if interleaved`,
+      `pass one entry for each rotated pair: of a doubled one ${name}[..., : R // 2], ` +
+      `or ${name}[..., ::2] if interleaved`,
   ),
 
   WholeHead(c, args, angle) {

@@ -116,7 +116,8 @@ export function orderOf(policy, op, data) {
     if (at >= 0 && !(about in data.ops)) throw new InvalidInput(unknown("op", about, Object.keys(data.ops)));
     if (about in orders) {
       throw new InvalidInput(
-        `got ${repr(policy)}, which has two orders for ${about || "every op"}, expected one; to fix: join them with commas`,
+        `got ${repr(policy)}, which has two orders for ${about || "every op"}, expected one; ` +
+          "to fix: join them with commas",
       );
     }
     orders[about] = part
