@@ -6,6 +6,8 @@ The site loads no external resources: fonts are those of the system, and formula
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -13,6 +15,9 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
 import fusedops
+
+sys.path.insert(0, str(Path(__file__).parent))
+from explorer.page import fragment
 
 project = "fusedops"
 author = "the fusedops authors"
@@ -57,6 +62,8 @@ def _contents(text: str) -> str:
 def _read(app: Sphinx, page: str, source: list[str]) -> None:
     if page == root_doc:
         source[0] += _contents(source[0])
+    if "<!-- explorer -->" in source[0]:
+        source[0] = source[0].replace("<!-- explorer -->", f"``````{{raw}} html\n{fragment()}\n``````")
 
 
 def _inline(translator: Any, node: nodes.math) -> None:

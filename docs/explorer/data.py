@@ -1,0 +1,203 @@
+"""The data of the explorer page: backends, ops and their kernels, with constraints and formulas as JSON.
+
+A constraint is its ``to_dict()`` with its code, its phrase for tables, and True where None meets it. Each type of
+constraint needs a function of that name in the page's ``kinds_*.js``: :func:`missing_kinds`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fusedops
+from explorer.encoding import encoded
+from explorer.formulas import Formulas
+from fusedops import Kernel, TensorSpec
+from fusedops._cli.arguments import default_dtype
+from fusedops._contract.op import Op
+from fusedops._contract.plain_argument import conditions
+from fusedops._plugins.record import Record
+from fusedops._plugins.registry import OWN_DISTRIBUTION, registry
+from fusedops.constraints import Constraint
+from fusedops.testing import Case
+
+HERE = Path(__file__).parent
+DTYPES = (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+)  # fmt: skip
+
+
+def everything() -> dict[str, Any]:
+    """Return the data of all ops and backends of this distribution."""
+    formulas = Formulas()
+    records = [record for record in registry.records() if record.distribution == OWN_DISTRIBUTION]
+    ops = [_op(fusedops.ops.OPS[name], records, formulas) for name in fusedops.ops.__all__]
+    return {
+        "version": fusedops.__version__,
+        "dtypes": {_name(each): {"itemsize": each.itemsize, "floating": each.is_floating_point} for each in DTYPES},
+        "promotions": {
+            f"{_name(one)},{_name(other)}": _name(torch.promote_types(one, other))
+            for one, other in itertools.product(DTYPES, DTYPES)
+        },
+        "backends": [_backend(record) for record in records],
+        "ops": {op["name"]: op for op in ops},
+        "formulas": formulas.functions,
+    }
+
+
+def missing_kinds(data: Mapping[str, Any]) -> list[str]:
+    """Return the types of constraints in the data for which the page has no function."""
+    written = {
+        name
+        for path in HERE.glob("kinds_*.js")
+        for name in re.findall(r"^  ([A-Z]\w*)[(:]", path.read_text(encoding="utf-8"), re.M)
+    }
+    return sorted({each["type"] for each in _constraints(data)} - written)
+
+
+def data_text(data: Mapping[str, Any]) -> str:
+    """Return the data as JSON that may stand in a script element; ValueError where the page cannot evaluate it."""
+    missing = missing_kinds(data)
+    if missing:
+        raise ValueError(
+            f"got constraints of the types {', '.join(missing)}, expected those of docs/explorer/kinds_*.js; to fix: "
+            f"write a function for each, which returns what its reasons() returns"
+        )
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+
+
+def _constraints(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every constraint in the data, those inside of another one too."""
+    if isinstance(value, Mapping):
+        if "type" in value and "phrase" in value:
+            yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _constraints(each)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _backend(record: Record) -> dict[str, Any]:
+    assert record.backend is not None, record.error
+    backend = record.backend
+    return {
+        "name": backend.name,
+        "device_types": list(backend.device_types),
+        "optional": backend.optional,
+        "needs": backend.needs,
+        "ops": list(dict.fromkeys(item.op for item in backend.kernels)),
+    }
+
+
+def _op(op: Op, records: Sequence[Record], formulas: Formulas) -> dict[str, Any]:
+    kernels = [
+        {"backend": record.name, **_kernel(item, formulas)}
+        for record in records
+        for item in (record.backend.kernels if record.backend else ())
+        if item.op == op.name
+    ]
+    first = op.sample(2, 64) if op.sample else op.cases[0].args
+    return {
+        "name": op.name,
+        "formula": op.formula,
+        "summary": (inspect.getdoc(op.function) or "").partition("\n")[0],
+        "parameters": [_parameter(op, name, first) for name in op.parameters],
+        "float_places": list(op.float_places),
+        "conditions": [_constraint(each) for each in _conditions(op)],
+        "complete": None if op.complete is None else formulas.add(op.complete),
+        "output_dtype": None if op._output_dtype is None else formulas.add(op._output_dtype),
+        "min_bytes": formulas.add(op.min_bytes),
+        "grads": list(op.backward_call.grads),
+        "outputs": list(op.outputs),
+        "saved": [value.name for value in op.saved],
+        "backward_parameters": list(op.backward_parameters),
+        "padding": None
+        if op.padding is None
+        else {
+            "dims": list(op.padding.dims),
+            "forward": formulas.add(op.padding.forward),
+            "backward": formulas.add(op.padding.backward),
+        },
+        "kernels": kernels,
+        "cases": [_case(op, case) for case in (*op.cases, *op.large)],
+    }
+
+
+def _conditions(op: Op) -> Sequence[Constraint]:
+    """Return what a call meets on every backend: its tensors are tensors, and the op's own constraints."""
+    return conditions(op.parameters, op.float_places, op.tensors, op.required_tensors, op.constraints)
+
+
+def _parameter(op: Op, name: str, sample: Mapping[str, Any]) -> dict[str, Any]:
+    public = op.signature.parameters[name]
+    about = [each for each in op.constraints if each.name == name]
+    described = [each.describe().removeprefix(f"{name}: ") for each in about]
+    required = public.default is inspect.Parameter.empty
+    return {
+        "name": name,
+        "tensor": name in op.tensors,
+        "required": name in op.required_tensors,
+        "number": name in op.tensors and bool(re.search(r"\b(int|float)\b", str(public.annotation))),
+        "type": op.types[name],
+        "default": None if required else encoded(public.default),
+        "dtype": _name(default_dtype(op, name)) if name in op.tensors else None,
+        "hints": list(dict.fromkeys(described)),
+        "choices": [] if name in op.tensors else _choices(op, about, sample),
+    }
+
+
+def _choices(op: Op, about: Iterable[Constraint], sample: Mapping[str, Any]) -> list[Any]:
+    """Return the texts and bools that the op's constraints offer for a parameter."""
+    case = Case("", sample)
+    call = {name: TensorSpec(value) if isinstance(value, tuple) else value for name, value in case.args.items()}
+    args = dict.fromkeys(op.parameters) | call
+    offered = [value for each in about for value in each.examples(args).values()]
+    kept = [value for value in offered if isinstance(value, (str, bool))]
+    whole = [value for each in about for value in getattr(each, "choices", ())]
+    return encoded(list(dict.fromkeys([*kept, *whole])))
+
+
+def _kernel(item: Kernel, formulas: Formulas) -> dict[str, Any]:
+    return {
+        "direction": item.direction,
+        "constraints": [_constraint(each) for each in item.constraints],
+        "device_types": list(item.device_types),
+        "source": item.source,
+        "deviations": [{"name": each.name, "sentence": each.sentence} for each in item.deviations],
+        "adaptations": [
+            {"name": each.name, "sentence": each.sentence, "cost": formulas.add(each.cost)} for each in item.adaptations
+        ],
+    }
+
+
+def _constraint(constraint: Constraint) -> dict[str, Any]:
+    fields = {
+        key: _constraint(value) if isinstance(value, Constraint) else encoded(value)
+        for key, value in vars(constraint).items()
+    }
+    fields.pop("code", None)
+    return {
+        "type": type(constraint).__name__,
+        **fields,
+        "code": constraint.code.value,
+        "phrase": constraint.describe(),
+        "none_is_met": constraint.none_is_met,
+    }
+
+
+def _case(op: Op, case: Case) -> dict[str, Any]:
+    args = {name: list(value) if isinstance(value, tuple) else encoded(value) for name, value in case.args.items()}
+    tensors = [name for name, value in case.args.items() if isinstance(value, tuple) and name in op.tensors]
+    return {"name": case.name, "source": case.source, "args": args, "tensors": tensors}

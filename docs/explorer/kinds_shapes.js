@@ -1,0 +1,143 @@
+// Constraints of single ops and kernels on several shapes: attention, rotary embedding, views.
+
+import { equal, prod, repr, shown, typeOf } from "./python.js";
+import { broadcasts, rank } from "./kinds_tensors.js";
+
+const ALIGNMENTS = ["none", "upper_left", "lower_right"];
+const isWindow = (value) =>
+  typeOf(value) === "tuple" &&
+  value.length === 2 &&
+  value.every((each) => typeOf(each) === "int" && each >= 0n && each < 2n ** 63n);
+
+export const attentionKinds = {
+  ScoreMask(c, args, mask) {
+    const [q, k] = [args[c.q], args[c.k]];
+    if (rank(q) !== 4 || rank(k) !== 4) return [];
+    const scores = [...q.shape.slice(0, 3), k.shape[2]];
+    if (broadcasts(mask.shape, scores)) return [];
+    const given = `${c.name} of shape ${repr(mask.shape)}`;
+    const fix = "give each dim the size of the scores (B, Nq, Sq, Sk), or 1";
+    return [[given, `a shape that broadcasts to ${repr(scores)}`, fix]];
+  },
+
+  Alignment(c, args, value) {
+    const [q, k] = [args[c.q], args[c.k]];
+    if (rank(q) < 3 || rank(k) < 3) return [];
+    const [sq, sk] = [q.shape[2], k.shape[2]];
+    const known = ALIGNMENTS.includes(value);
+    if (known && (value === "none" || c.alignments.includes(value) || sq === sk)) return [];
+    const given = `${c.name} = ${shown(value)}`;
+    if (value === true) {
+      const needed = "'upper_left' (query i sees the keys up to i) or 'lower_right' (the last query sees every key)";
+      const uses = "'upper_left' for torch's is_causal, 'lower_right' for flash-attn's causal";
+      return [
+        [
+          `${given} with ${sq} queries and ${sk} keys`,
+          needed,
+          `pass ${c.name}=${uses} and for decoding with cached keys`,
+        ],
+      ];
+    }
+    if (known) {
+      const fix = `pass as many queries as keys, or the causal mask as a mask, with ${c.name}=False`;
+      return [[`${given} with ${sq} queries and ${sk} keys`, c.phrase.slice(c.name.length + 2), fix]];
+    }
+    const needed = "False, 'upper_left' or 'lower_right', or True where Sq == Sk";
+    return [[given, needed, `pass ${c.name} as False, or one of the two texts`]];
+  },
+
+  Window(c, args, value) {
+    const [causal, q, k] = [args[c.causal], args[c.q], args[c.k]];
+    const given = `${c.name} = ${shown(value)}`;
+    if (!isWindow(value)) {
+      const fix = `pass ${c.name}=(left, right), such as (127, 0) for the newest 128 keys, or None`;
+      return [[given, "None, or two ints of at least 0", fix]];
+    }
+    if (causal !== "none" || rank(q) < 3 || rank(k) < 3 || q.shape[2] === k.shape[2]) return [];
+    const where = `${given} with ${q.shape[2]} queries, ${k.shape[2]} keys and ${c.causal}=False`;
+    const fix = `pass ${c.causal}='upper_left' or 'lower_right', or as many queries as keys`;
+    return [[where, `a diagonal that ${c.name} is counted from`, fix]];
+  },
+
+  NotWider(c, args, values) {
+    const [width, most] = [values.shape[3], args[c.keys].shape[3]];
+    if (width <= most) return [];
+    const fix = `split ${c.name} into parts of at most ${most}, and concatenate the results`;
+    return [[`dim 3 of ${c.name} = ${width}`, `at most that of ${c.keys}, ${most}`, fix]];
+  },
+};
+
+const fitting = (test, fix) => (c, args, spec) => {
+  const q = args[c.q].shape;
+  const [seqDim, length] = [Number(args[c.seq_dim]), q.at(Number(args[c.seq_dim]))];
+  if (test(spec.shape, q, seqDim)) return [];
+  // the phrase has the names of q and of its length, which the reason replaces by their values
+  const needed = c.phrase
+    .slice(c.name.length + 2)
+    .replaceAll(/\bS\b/g, length)
+    .replace(` ${c.q} `, ` ${c.q} ${repr(q)} `);
+  return [[`${c.name} of shape ${repr(spec.shape)}`, needed.replace(` ${c.q},`, ` ${c.q} ${repr(q)},`), fix(c.name)]];
+};
+
+export const rotaryKinds = {
+  Heads: fitting(
+    (k, q, seqDim) => {
+      const heads = q.length + (seqDim === -2 ? -3 : -2);
+      const others = (shape) => shape.filter((_, at) => at !== heads);
+      return k.length === q.length && equal(others(k), others(q));
+    },
+    (name) => `pass ${name} of the same tokens, and seq_dim for the layout of both`,
+  ),
+
+  Angles: fitting(
+    (cos, q, seqDim) =>
+      cos.length >= 2 &&
+      cos.at(-2) === q.at(seqDim) &&
+      2n * cos.at(-1) <= q.at(-1) &&
+      broadcasts(cos.slice(0, -2), q.slice(0, -3)),
+    (name) =>
+      `pass one entry for each rotated pair: of a doubled one ${name}[..., : R // 2], ` +
+      `or ${name}[..., ::2] if interleaved`,
+  ),
+
+  WholeHead(c, args, angle) {
+    const [entries, size] = [angle.shape.at(-1), args[c.x].shape.at(-1)];
+    if (2n * entries === size) return [];
+    const needed = `half of the last dim of ${c.x}: the vendor's op rotates all of it`;
+    const fix = `if interleaved, pad ${c.name} with 1 and sin with 0; if not, rotate ${c.x}[..., :R] alone`;
+    return [[`${c.name} of ${entries} entries for heads of ${size}`, needed, fix]];
+  },
+
+  FewHeads(c, args, spec) {
+    const { interleaved, seq_dim: seqDim } = args;
+    if (spec.shape.includes(0n)) return [];
+    const [headsAt, lengthAt] = seqDim === -3n ? [-2, -3] : [-3, -2];
+    const [batch, heads, length] = [prod(spec.shape.slice(0, -3)), spec.shape.at(headsAt), spec.shape.at(lengthAt)];
+    const given = `${c.name} of B = ${batch}, N = ${heads}, S = ${length}`;
+    if (interleaved) return batch * heads < 1000n ? [] : [[given, "B * N below 1000", "split the batch"]];
+    if (batch >= 1000n || heads >= 1000n) return [[given, "B and N below 1000", "split the batch or the heads"]];
+    if (seqDim === -3n || batch * heads <= 8n * length) return [];
+    return [[given, "B * N at most 8 * S with seq_dim -2", "transpose it, and pass seq_dim=-3"]];
+  },
+};
+
+export const viewKinds = {
+  ViewableAs4D(c, args, mask) {
+    const x = args[c.x];
+    if (rank(x) <= 4 || canSplit(x.shape, mask.shape)) return [];
+    const given = `${c.name} of shape ${repr(mask.shape)} for ${c.x} of ${repr(x.shape)}`;
+    const needed = `leading dims of ${c.x} in two groups, in each of which ${c.name} has size 1 or ${c.x}'s sizes`;
+    return [[given, needed, `expand ${c.name} to ${repr([...x.shape.slice(0, -2), ...mask.shape.slice(-2)])}`]];
+  },
+};
+
+// Can the leading dims be split in two groups, in each of which the mask has size 1 or the sizes of x?
+function canSplit(x, mask) {
+  const lead = x.length - 2;
+  const masked = [...Array(x.length - mask.length).fill(1n), ...mask].slice(0, lead);
+  const fits = (from, to) => {
+    const group = masked.slice(from, to);
+    return equal(group, x.slice(from, to)) || group.every((size) => size === 1n);
+  };
+  return Array.from({ length: lead - 1 }, (_, place) => place + 1).some((split) => fits(0, split) && fits(split, lead));
+}

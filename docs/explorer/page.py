@@ -1,0 +1,28 @@
+"""The explorer's page: its modules, style and data in one piece of HTML, which needs no server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.pop("TRITON_INTERPRET", None)  # a backend may list other devices under an interpreter
+
+from explorer.data import data_text, everything
+from explorer.modules import script
+
+HERE = Path(__file__).parent
+
+
+def fragment() -> str:
+    """Return the HTML of the page's content.
+
+    Raises:
+        ValueError: a constraint is of a type that the page has no function for, or a formula cannot be written.
+    """
+    style = "".join((HERE / f"{name}.css").read_text(encoding="utf-8") for name in ("answer", "explorer"))
+    return (
+        f"<style>\n{style}</style>\n"
+        '<div id="call-explorer"><p>Without JavaScript: <code>fusedops explain OP</code>.</p></div>\n'
+        f'<script type="application/json" id="explorer-data">{data_text(everything())}</script>\n'
+        f'<script type="module">\n{script()}</script>\n'
+    )

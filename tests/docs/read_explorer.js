@@ -1,0 +1,34 @@
+// Reads the answers of the explorer page, as a person sees them: for each address, what the page shows.
+
+const texts = (element, name) => [...element.querySelectorAll(`[data-${name}]`)].map((each) => each.dataset[name]);
+
+function shown() {
+  const { error, forward, backward, given, bytes } = document.querySelector("#call-explorer > .strip").dataset;
+  if (error) return { error };
+  const candidates = [...document.querySelectorAll("#call-explorer > .chain li")].map((item) => {
+    const { backend, status } = item.dataset;
+    const reasons = [...item.querySelectorAll(".forward .reason")].map(({ dataset }) => [
+      dataset.code,
+      dataset.detail,
+      dataset.fix,
+    ]);
+    const adaptations = [...item.querySelectorAll("[data-adapts]")]
+      .map(({ dataset }) => [dataset.adapts, dataset.direction, Number(dataset.bytes)])
+      .filter(([, direction]) => direction === "forward" || backend === backward);
+    return { backend, status, reasons, deviations: texts(item, "deviation"), adaptations };
+  });
+  return { backend: forward || null, backward: backward || null, given, bytes: JSON.parse(bytes), candidates };
+}
+
+async function answers(fragments) {
+  const all = [];
+  for (const fragment of fragments) {
+    const changed = new Promise((resolve) => addEventListener("hashchange", resolve, { once: true }));
+    if (location.hash !== fragment) {
+      location.hash = fragment;
+      await changed;
+    }
+    all.push(shown());
+  }
+  return all;
+}

@@ -1,0 +1,237 @@
+"""The explorer page, in a headless Chromium: its answers are those of ``explain``, and it works as a page.
+
+There is no server: the browser opens a file. Without a Chromium on the path these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import browser
+import pytest
+from repository import DOCS, ROOT
+
+import fusedops
+import fusedops_eager
+
+needs_browser = pytest.mark.skipif(
+    browser.find() is None, reason="no Chromium on the path: the explorer page is not tested; apt-get install chromium"
+)
+READ = (pathlib.Path(__file__).parent / "read_explorer.js").read_text("utf-8")
+
+
+def run(*command: str | pathlib.Path) -> str:
+    """Run a script of the project as a user does, and return its output."""
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join(
+        str(pathlib.Path(m.__file__ or "").parents[1]) for m in (fusedops, fusedops_eager)
+    )
+    done = subprocess.run([sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
+    """Return a browser with the page alone, without the site around it."""
+    file = tmp_path_factory.mktemp("explorer") / "explore.html"
+    run("docs/make_explorer.py", file)
+    with browser.opened() as opened:
+        opened.open(file)
+        opened.run(READ)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Return the page in the site's theme: a site of two pages."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copy(DOCS / "explore.md", folder)
+    (folder / "command-line.md").write_text("# The command line\n")
+    (folder / "index.md").write_text("# A site\n\n## First\n\n- [Page](explore.md)\n- [Other](command-line.md)\n")
+    run("-m", "sphinx", "--fail-on-warning", "--quiet", "-c", DOCS, folder, folder / "out")
+    return folder / "out" / "explore.html"
+
+
+# --------------------------------------------------------------------------------------------------------- its answers
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("count", "seed"), [(80, "few"), pytest.param(2000, "many", marks=pytest.mark.slow)], ids=["80", "2000"]
+)
+def test_the_page_answers_as_explain_does(page: browser.Page, count: int, seed: str) -> None:
+    calls = [json.loads(line) for line in run("tests/support/explorer_calls.py", str(count), seed).splitlines()]
+    assert len(calls) == count
+    answers = page.run(f"answers({json.dumps([call['fragment'] for call in calls])})")
+    for call, answer in zip(calls, answers, strict=True):
+        expected = call["expected"]
+        for candidate in expected.get("candidates", ()):  # the page shows those of a backend that may serve the call
+            candidate["deviations"] = [] if candidate["reasons"] else candidate["deviations"]
+        assert answer == expected, call["fragment"]
+    assert not page.errors
+    served = {
+        (each["expected"]["backend"], each["expected"]["backward"]) for each in calls if "error" not in each["expected"]
+    }
+    assert len(served) > 6, "the calls are to reach every backend"
+    assert any("error" in call["expected"] for call in calls)
+
+
+# ------------------------------------------------------------------------------------------------------------ as a page
+
+
+def answer_of(page: browser.Page, fragment: str) -> dict[str, Any]:
+    return page.run(f"answers([{json.dumps(fragment)}])")[0]
+
+
+@needs_browser
+def test_an_edit_changes_the_answer_and_the_address(page: browser.Page) -> None:
+    fragment = "#op=scaled_masked_softmax&device=npu&x=2,8,128,100:float16&mask=None&scale=0.125"
+    assert answer_of(page, fragment)["backend"] == "eager"
+    page.run("""
+        const shape = document.querySelector("#explorer-x");
+        shape.value = "2,8,128,128";
+        shape.dispatchEvent(new Event("input", { bubbles: true }));
+    """)
+    assert page.run("document.querySelector('.strip').dataset.forward") == "npu"
+    address = page.run("location.hash")
+    assert "x=2,8,128,128:float16" in address
+    assert answer_of(page, "#op=bias_gelu&device=cpu&x=2,8:float32")["backend"] == "cpu"
+    assert answer_of(page, address)["backend"] == "npu"
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        "#op=attention&device=cuda&q=2,8,9,64:float16&k=2,2,9,64:float16&v=2,2,9,64:float16&window=(3, 1)&causal=True",
+        "#op=rms_norm&device=npu&x=8,512:bfloat16&weight=512:float32&offset=1.0&policy=eager,auto&fallback=silent",
+        "#op=bias_gelu&device=cuda&x=8,512:float16&bias=None&approximate=none&capability=8.0&adapt=pad",
+    ],
+)
+def test_the_call_as_python_gives_the_same_answer(page: browser.Page, fragment: str) -> None:
+    answer = answer_of(page, fragment)
+    source = page.run("document.querySelector('#call-explorer pre').textContent")
+    code = source.replace("print(decision)", "print(json.dumps([decision.given, decision.backend, decision.backward]))")
+    command = f"import json\nfrom fusedops import _explain\n_explain._is_here = lambda device: False\n{code}"
+    given, backend, backward = json.loads(run("-c", command))
+    assert [given, backend, backward] == [answer["given"], answer["backend"], answer["backward"]]
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("fragment", "text"),
+    [
+        ("#op=rms_norm&device=cpu&x=8,a", "got x '8,a', expected sizes; to fix: write them like 8,16,512,512"),
+        ("#op=rms_norm&device=cpu&x=8:f", "got dtype 'f' of x, expected one of float16"),
+        ("#op=rms_norm&device=cpu&x=8&policy=nixon", "got backend 'nixon', expected one of npu, triton"),
+        ("#op=rms_norm&device=cpu&x=8&policy=relu%3Dnpu", "got op 'relu', expected one of"),
+        ("#op=rms_norm&device=cpu&x=8&policy=npu;cpu", "which has two orders for every op"),
+        ("#op=rms_nrom&device=cpu&x=8", "got op 'rms_nrom', expected one of"),
+        (
+            "#op=rms_norm&device=cpu&x=8&gamma=8",
+            "got argument of rms_norm 'gamma', expected one of x, weight, eps, offset",
+        ),
+        ("#op=rms_norm&device=cuda&x=8&capability=9", "got compute capability '9', expected two numbers"),
+        ("#op=rms_norm&device=cpu&x=8&eps=<b>a</b>", "rms_norm: got eps = '<b>a</b>', expected a finite Python number"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_an_error_on_the_page(page: browser.Page, fragment: str, text: str) -> None:
+    assert text in answer_of(page, fragment)["error"]
+    shown = page.run("document.querySelector('#call-explorer > .strip').textContent")
+    assert shown.startswith("Invalid on every backend" if text.startswith("rms_norm") else "This call cannot be read")
+    assert text.removeprefix("rms_norm: ").removeprefix("got ")[:20] in shown
+
+
+@needs_browser
+def test_the_page_works_with_the_keyboard(page: browser.Page) -> None:
+    answer_of(page, "#op=bias_gelu&device=cpu&x=8,64:float32&bias=64:float32")
+    page.run("document.activeElement.blur()")
+    reached = []
+    for _ in range(40):
+        page.press("Tab", 9)
+        reached.append(page.run("document.activeElement.id || document.activeElement.textContent"))
+    controls = page.run(
+        "[...document.querySelectorAll('#call-explorer :is(input, select, button)')].map(e => e.id || e.textContent)"
+    )
+    assert {each for each in controls if each} <= set(reached)
+    for control in ("explorer-op", "explorer-device"):
+        page.run(f"document.getElementById('{control}').focus()")
+        for _ in range(2):  # the focus stays on the control, although the form is made again
+            before = page.run("location.hash")
+            page.press("ArrowDown", 40)
+            assert page.run("document.activeElement.id") == control
+            assert page.run("location.hash") != before
+    assert "&device=npu&" in page.run("location.hash")
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("fragment", "name"),
+    [
+        ("#op=rms_norm&device=cuda&x=8,4000:bfloat16&weight=None", "weight"),
+        ("#op=attention&device=cuda&q=2,8,9,64:float16&k=2,2,9,64:float16&v=2,2,9,64:float16&mask=None", "mask"),
+        ("#op=linear_cross_entropy&device=cuda&x=7,32:float32&weight=99,32:float32&target=7:int64&bias=None", "bias"),
+    ],
+)
+def test_an_optional_tensor_that_is_added_makes_a_valid_call(page: browser.Page, fragment: str, name: str) -> None:
+    before = answer_of(page, fragment)
+    page.run(f"document.querySelector('[aria-label=\"{name} is given\"]').click()")
+    after = answer_of(page, page.run("location.hash"))
+    assert f"{name} None" in before["given"]
+    assert f"{name} None" not in after["given"]
+
+
+@needs_browser
+def test_every_control_has_a_name(page: browser.Page) -> None:
+    nameless = """
+        [...document.querySelectorAll("#call-explorer :is(input, select)")]
+            .filter((each) => !each.labels.length && !each.getAttribute("aria-label"))
+            .map((each) => each.outerHTML)
+    """
+    for op in fusedops.ops.__all__:
+        answer_of(page, f"#op={op}&device=cpu")
+        assert page.run(nameless) == []
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_page_fits_and_needs_no_network(site: pathlib.Path) -> None:
+    with browser.opened() as page:
+        for width in (390, 1280):
+            page.size(width, 900)
+            page.open(site)
+            page.run(READ)
+            for op in fusedops.ops.__all__:
+                for device in ("cpu", "npu"):
+                    answer_of(page, f"#op={op}&device={device}")
+                    wide = page.run("document.documentElement.scrollWidth")
+                    assert wide <= width, f"{op} on {device} at {width} px is {wide} px wide"
+        assert not page.errors
+        assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "about"}
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_colours_follow_the_system_and_the_theme(site: pathlib.Path) -> None:
+    with browser.opened() as page:
+        page.size(1280, 900)
+        colours = {}
+        for scheme in ("light", "dark"):
+            page.colours(scheme)
+            page.open(site)
+            for theme in ("auto", "light", "dark"):
+                page.run(f"document.body.dataset.theme = '{theme}'")
+                colour = "getComputedStyle(document.querySelector('#call-explorer .by')).backgroundColor"
+                colours[scheme, theme] = page.run(colour)
+    light, dark = colours["light", "light"], colours["dark", "dark"]
+    assert light != dark
+    assert colours["light", "auto"] == colours["dark", "light"] == light
+    assert colours["dark", "auto"] == colours["light", "dark"] == dark
