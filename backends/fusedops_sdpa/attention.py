@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 
 from fusedops import Adaptation, kernel, ops
-from fusedops.constraints import Alignment, Finite, Present, SameDims, Scalar, When
+from fusedops.constraints import Alignment, Dim, Finite, Present, SameDims, Scalar, When
 from fusedops.tensor_cache import cached_for
 from fusedops_sdpa._corrections import contiguous, dead_rows, without_elements, zero_gradients
 
 _SOURCE = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _LIMITS = (
     SameDims("v", "q", (3,)),
+    Dim("q", (3,), at_least=1),  # of vectors without elements the kernel returns no lse
     Present("window", False, fix="pass the window as a mask, as of masks.from_band(Sq, Sk, masks.band(...))"),
     Alignment("causal", "q", "k", "upper_left"),
     # the kernel fills with -inf before it scales: -inf * 0 is NaN, -inf * -1 is inf

@@ -23,8 +23,9 @@ Q, K, V = (torch.randn(2, n, s, 8, generator=torch.Generator().manual_seed(n + s
         ({"causal": True, "window": (3, 0)}, "a window, expected no window"),
         ({"q": Q[:, :, :4], "causal": "lower_right"}, "expected 'none' or 'upper_left', or Sq == Sk"),
         ({"causal": True, "scale": 0.0}, "scale = 0.0, expected a finite Python number of at least 1e-30"),
+        ({"q": Q[..., :0], "k": K[..., :0], "v": V[..., :0]}, "dim 3 of q = 0, expected a size of at least 1"),
     ],
-    ids=["widths", "window", "alignment", "scale"],
+    ids=["widths", "window", "alignment", "scale", "no elements"],
 )
 def test_what_it_refuses_is_served_by_eager(changes: dict[str, Any], text: str) -> None:
     call = {"q": Q, "k": K, "v": V, **changes}
@@ -35,6 +36,11 @@ def test_what_it_refuses_is_served_by_eager(changes: dict[str, Any], text: str) 
         attention(**call)
     with pytest.raises(fusedops.NoBackendError, match="sdpa"), fusedops.use("sdpa", fallback="raise"):
         attention(**call)
+
+
+def test_vectors_without_elements_have_equal_scores() -> None:
+    _, lse = attention(Q[..., :0], K[..., :0], V[..., :0], return_lse=True)
+    assert torch.equal(lse, torch.full_like(lse, math.log(K.shape[2])))
 
 
 def test_it_is_the_first_choice_on_a_cpu() -> None:
