@@ -84,7 +84,8 @@ class MLP(_MLP):
     FusedOpsWarning names the reason as the module is built.
 
     Args:
-        *args: as in Megatron's MLP.
+        config: Megatron's TransformerConfig.
+        submodules: the linear layers, as in Megatron's MLP.
         **kwargs: as in Megatron's MLP.
 
     Source: Megatron-LM, ``megatron/core/transformer/mlp.py``.
@@ -94,10 +95,13 @@ class MLP(_MLP):
     True
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("tp_group") is None:  # megatron-core 0.16 passes it to its own class alone
+    def __init__(self, config: Any, submodules: Any, **kwargs: Any) -> None:
+        # megatron-core 0.16 passes its group to its own class alone, and warns where it passes no size itself
+        if kwargs.get("tp_group") is None:
             kwargs["tp_group"] = core("parallel_state").get_tensor_model_parallel_group(check_initialized=False)
-        super().__init__(*args, **kwargs)
+        if kwargs.get("ffn_hidden_size") is None and not kwargs.get("is_expert"):
+            kwargs["ffn_hidden_size"] = config.ffn_hidden_size
+        super().__init__(config, submodules, **kwargs)
         self.activation = activation_of(self.config)
         if isinstance(self.activation, Left):
             warn_left("MLP", self.activation.given, self.activation.needed, self.activation.fix)
