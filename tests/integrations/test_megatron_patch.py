@@ -331,6 +331,26 @@ def test_a_model_of_the_local_spec_with_the_patch() -> None:
     assert {count.op for count in fusedops.stats().counts} >= {"scaled_masked_softmax", "swiglu", "rotary_embedding"}
 
 
+@pytest.mark.filterwarnings("ignore:fusedops.integrations.megatron. get_gpt_layer_spec:fusedops.FusedOpsWarning")
+def test_layers_with_experts_equal_megatrons_own() -> None:
+    """The experts are Megatron's own, the shared experts' activation is that of the patch."""
+    if layers.megatron_peer.modules().version < (0, 17):
+        pytest.skip("needs megatron-core 0.17 or later: the router of 0.16 runs with Transformer Engine alone")
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+
+    from fusedops.integrations.megatron import get_gpt_block_spec
+
+    experts = {"num_moe_experts": 2, "moe_ffn_hidden_size": 32, "moe_shared_expert_intermediate_size": 32}
+    chosen = config(**LLAMA, **experts, moe_layer_freq=[1, 0])
+    own = get_gpt_decoder_block_spec(chosen, use_transformer_engine=False, normalization="RMSNorm")
+    want = computed(block(chosen, own), hidden(), None)
+    patch()
+    fusedops.reset_stats()
+    assert_near(computed(block(chosen, get_gpt_block_spec(chosen)), hidden(), None), want)
+    calls = {(count.op, count.direction): count.calls for count in fusedops.stats().counts}
+    assert calls["swiglu", "forward"] == 2  # of the dense layer and of the shared experts
+
+
 def test_layers_are_traced_whole_by_torch_compile() -> None:
     patch()
     chosen = config(**LLAMA)

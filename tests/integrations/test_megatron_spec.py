@@ -176,6 +176,15 @@ def test_experts_are_megatrons_own_and_named() -> None:
     assert "MoELayer" not in repr(second.submodules.mlp)
 
 
+def test_multi_token_prediction_takes_a_called_spec() -> None:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
+
+    chosen = config(**LLAMA, mtp_num_layers=1)
+    for spec in (spec_of(chosen), ours().get_gpt_block_spec(chosen)):
+        (extra,) = get_gpt_mtp_block_spec(chosen, spec, use_transformer_engine=False).layer_specs
+        assert "CoreAttention" in repr(extra)
+
+
 def test_other_parts_of_a_spec_are_kept() -> None:
     own = local_spec(config())
     got = spec_of(config())

@@ -1,7 +1,5 @@
 """Attention for Megatron's specs: DotProductAttention with :func:`fusedops.attention`."""
 
-# pyright: reportUntypedBaseClass=false
-
 from __future__ import annotations
 
 from typing import Any

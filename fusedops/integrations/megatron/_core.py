@@ -3,8 +3,6 @@
 Megatron warns at import of each optional package that is missing. The warnings are the installation's, not the call's.
 """
 
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import importlib

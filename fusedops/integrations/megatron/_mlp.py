@@ -1,7 +1,5 @@
 """The MLP for Megatron's specs: its activation is an op."""
 
-# pyright: reportUntypedBaseClass=false
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Layer specs: Megatron's local spec with the norms, the attention and the MLP of this package."""
 
-# pyright: reportUntypedBaseClass=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import dataclasses
@@ -73,7 +71,8 @@ class GPTLayerSpec(_ModuleSpec):
             FusedOpsWarning: there are experts: Megatron's own modules compute them.
         """
         if "config" in options:
-            return super().__call__(*args, **options)
+            own: Any = super()
+            return own.__call__(*args, **options)
         if args:
             given = f"positional arguments ({len(args)})"
             needed = "keyword arguments, whose order differs between versions of Megatron"
@@ -143,9 +142,10 @@ def _mlp(part: Any) -> Any:
     """Return the spec of the MLP: a ModuleSpec until megatron-core 0.16, a partial of a class method after it."""
     if isinstance(part, _ModuleSpec) and part.module is _OwnMLP:
         return dataclasses.replace(part, module=MLP)
-    if isinstance(part, functools.partial) and getattr(part.func, "__self__", None) is _OwnMLP:
-        return functools.partial(getattr(MLP, part.func.__name__), *part.args, **part.keywords)
-    name = getattr(part, "module", None) or getattr(part, "func", part)
+    builder: Any = getattr(part, "func", None)
+    if getattr(builder, "__self__", None) is _OwnMLP:
+        return functools.partial(getattr(MLP, builder.__name__), *part.args, **part.keywords)
+    name = getattr(part, "module", None) or builder or part
     fix = "no change is needed; the patch reaches the activations of shared experts"
     warn_left("get_gpt_layer_spec", f"{getattr(name, '__qualname__', name)} as the MLP", "a dense MLP", fix)
     return part
