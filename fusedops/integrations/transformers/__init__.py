@@ -16,8 +16,8 @@ fusedops in LlamaForCausalLM: 1 cross_entropy, 2 rotary_embedding, 2 swiglu, 5 r
 >>> applied.remove()
 """
 
-from fusedops.integrations.transformers._applied import Applied as Applied
-from fusedops.integrations.transformers._applied import Row as Row
+from fusedops.integrations._applied import Applied as Applied
+from fusedops.integrations._applied import Row as Row
 from fusedops.integrations.transformers._apply import apply as apply
 from fusedops.integrations.transformers._attention import attention_forward as attention_forward
 from fusedops.integrations.transformers._attention import softmax_forward as softmax_forward

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from torch.nn import Module
 
 from fusedops.errors import FusedOpsWarning, InvalidInputError
-from fusedops.integrations.transformers._applied import Applied, Row
+from fusedops.integrations._applied import Applied, Row
 from fusedops.integrations.transformers._experts import recognised_experts
 from fusedops.integrations.transformers._gated import recognised_gated
 from fusedops.integrations.transformers._implementation import apply_attention, restore_attention
@@ -22,6 +22,7 @@ from fusedops.integrations.transformers._rotary_layouts import layouts_of
 # (class of the module, op or "", reason or "")
 _Outcome = tuple[str, str, str]
 _Recogniser = Callable[[Module], Replacement | str | None]
+_NOTHING = "no module is a norm, a gated MLP, a rotary embedding or a loss that is recognised"
 _OPS = (
     "rms_norm",
     "layer_norm",
@@ -78,7 +79,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
                 outcomes[outcome] += 1
     outcomes += apply_attention(model, chosen)
     rows = [Row(name, op, count, left) for (name, op, left), count in outcomes.items()]
-    applied = Applied(_name(model), rows, lambda: _remove(model))
+    applied = Applied(_name(model), rows, lambda: _remove(model), nothing=_NOTHING)
     if not applied.ops:
         warnings.warn(f"apply: {applied!r}", FusedOpsWarning, stacklevel=2)
     return applied

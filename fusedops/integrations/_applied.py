@@ -1,4 +1,4 @@
-"""The outcome of :func:`apply`: which modules call an op, which do not, and why."""
+"""The outcome of a replacement in another library's program: what calls an op, what does not, and why."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from dataclasses import dataclass
 
 from fusedops._report.table import html_table
 
-_HEADER = ("module", "op", "count", "left, because")
-
 
 @dataclass(frozen=True)
 class Row:
-    """The modules of one class with the same outcome.
+    """The modules of one class with the same outcome; or a function.
 
     Attributes:
-        module: the name of their class.
+        module: the name of their class, or of the function.
         op: the op that they call; empty where they are left.
-        count: how many they are.
+        count: how many they are; of a function: the modules of Python that hold it.
         left: why they are left as they were; empty where they call an op.
 
     >>> from fusedops.integrations.transformers import Row
@@ -33,10 +31,10 @@ class Row:
 
 
 class Applied:
-    """The state of a model after :func:`apply`. ``print`` shows it as a table.
+    """The state of a model, or of a library, after a replacement. ``print`` shows it as a table.
 
     Attributes:
-        model: the name of the model's class.
+        model: the name of the model's class, or of the library.
         rows: one :class:`Row` for each class of modules and outcome.
 
     >>> from fusedops.integrations.transformers import Applied, Row
@@ -47,10 +45,14 @@ class Applied:
       OddNorm   -         1      it has buffers
     """
 
-    def __init__(self, model: str, rows: Sequence[Row], remove: Callable[[], None]) -> None:
+    def __init__(
+        self, model: str, rows: Sequence[Row], remove: Callable[[], None], *, kind: str = "module", nothing: str = ""
+    ) -> None:
         self.model = model
         self.rows = tuple(rows)
         self._remove = remove
+        self._header = (kind, "op", "count", "left, because")
+        self._nothing = nothing
 
     @property
     def ops(self) -> dict[str, int]:
@@ -62,7 +64,7 @@ class Applied:
         return dict(counts)
 
     def remove(self) -> None:
-        """Give every module of the model its own forward again, whichever call of apply replaced it."""
+        """Undo every replacement, whichever call made it."""
         self._remove()
 
     def _title(self) -> str:
@@ -74,11 +76,11 @@ class Applied:
 
     def __repr__(self) -> str:
         if not self.rows:
-            return f"{self._title()}; no module is a norm, a gated MLP, a rotary embedding or a loss that is recognised"
-        lines = [_HEADER, *self._cells()]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(_HEADER))]
+            return f"{self._title()}; {self._nothing}" if self._nothing else self._title()
+        lines = [self._header, *self._cells()]
+        widths = [max(len(line[place]) for line in lines) for place in range(len(self._header))]
         texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
         return "\n  ".join([self._title(), *texts])
 
     def _repr_html_(self) -> str:
-        return html_table(self._title(), _HEADER, self._cells())
+        return html_table(self._title(), self._header, self._cells())

@@ -1,0 +1,24 @@
+"""The spec and the patch of Megatron on two processes: tensor parallel and sequence parallel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ranks_megatron import CHECKS, run_on
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="needs gloo"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    return run_on(tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_two_ranks_equal_megatrons_own(name: str, results: dict[str, list[str]]) -> None:
+    assert results[name] == ["", ""], "\n".join(results[name])
