@@ -43,9 +43,9 @@ PRODUCTS = ("attention", "linear_cross_entropy")
 
 #: The measurements: their options, seconds, and the processes that compile ahead.
 MEASUREMENTS = {
-    "large": (("--sweep", "large", "--grow", "--ops", *BYTES), 140.0, 3),
-    "length": (("--sweep", "length", "--ops", "scaled_masked_softmax", "rms_norm"), 75.0, 2),
-    "length-masked": (("--sweep", "length-masked", "--ops", "scaled_masked_softmax"), 55.0, 1),
+    "large": (("--sweep", "large", "--grow", "--ops", *BYTES), 130.0, 3),
+    "length": (("--sweep", "length", "--ops", "scaled_masked_softmax", "rms_norm"), 70.0, 2),
+    "length-masked": (("--sweep", "length-masked", "--ops", "scaled_masked_softmax"), 50.0, 1),
     "attention": (("--sweep", "large", "--ops", *PRODUCTS), 40.0, 1),
 }
 
@@ -59,12 +59,12 @@ def phases(target: Target) -> list[list[Step]]:
     """Return the steps. Phases follow each other; nothing runs beside a measurement."""
     info = Step("info", _python("-m", "fusedops", "info"), 30)
     doctor = Step("doctor", _python("-m", "fusedops", "doctor"), 30)
-    checks = [_tests(target), _kit(target, "sdpa"), _sanitizer(target, "memcheck"), _sanitizer(target, "racecheck")]
     compile_ahead = [step for name in MEASUREMENTS for step in _compile_ahead(target, name)]
     plots = Step("report", _python("-m", "benchmarks", "report", str(target.results)), 30)
     return [
-        [info, doctor, *checks, *compile_ahead],
-        [_large_tensors(target)],
+        [info, doctor, _tests(target), _kit(target, "sdpa"), *compile_ahead],
+        # their kernels are compiled by now
+        [_sanitizer(target, "memcheck"), _sanitizer(target, "racecheck"), _large_tensors(target)],
         [_launch(target)],
         *([_measure(target, name)] for name in MEASUREMENTS),
         [plots],
@@ -91,7 +91,7 @@ def _tests(target: Target) -> Step:
     few = ("-k", "triton-bias_gelu-ragged-float32 or any_layout and float32-64") if target.dry else ()
     kit = () if target.dry else ("--fusedops-backend", "triton", "--fusedops-device", "cuda")
     files = ("tests/gpu/test_gpu.py", "tests/gpu/test_gpu_graphs.py")
-    return Step("tests", _pytest(1 if target.dry else 8, *files, *few, *kit), 150, _interpreted(target))
+    return Step("tests", _pytest(1 if target.dry else 8, *files, *few, *kit), 130, _interpreted(target))
 
 
 def _kit(target: Target, backend: str) -> Step:
@@ -99,7 +99,7 @@ def _kit(target: Target, backend: str) -> Step:
     select = f"{backend} and kernel" if target.dry else backend
     # pytest needs a file; none of its tests is selected
     options = ("--fusedops-backend", backend, "--fusedops-device", device, "tests/gpu/test_gpu_graphs.py", "-k", select)
-    return Step(f"kit {backend}", _pytest(1 if target.dry else 2, *options), 120, _interpreted(target))
+    return Step(f"kit {backend}", _pytest(1 if target.dry else 2, *options), 130, _interpreted(target))
 
 
 def _sanitizer(target: Target, tool: str) -> Step:
@@ -109,12 +109,12 @@ def _sanitizer(target: Target, tool: str) -> Step:
     if target.dry:
         return Step(tool, tests, 60, environment)
     program = "compute-sanitizer"
-    return Step(tool, (program, "--tool", tool, "--error-exitcode", "1", *tests), 150, environment, program)
+    return Step(tool, (program, "--tool", tool, "--error-exitcode", "1", *tests), 70, environment, program)
 
 
 def _large_tensors(target: Target) -> Step:
     few = ("-k", "swiglu or count_in_softmax") if target.dry else ()
-    return Step("large tensors", _pytest(1, "tests/gpu/test_gpu_large.py", *few), 45, _interpreted(target))
+    return Step("large tensors", _pytest(1, "tests/gpu/test_gpu_large.py", *few), 60, _interpreted(target))
 
 
 def _launch(target: Target) -> Step:
@@ -137,8 +137,8 @@ def _compile_ahead(target: Target, name: str) -> list[Step]:
     return [
         Step(
             f"compile {name} {at + 1}/{count}",
-            _python("-m", "benchmarks", *_options(target, name), "--compile-only", f"{at}/{count}", "--limit", "130"),
-            150,
+            _python("-m", "benchmarks", *_options(target, name), "--compile-only", f"{at}/{count}", "--limit", "115"),
+            130,
             IN_PROCESS,
         )
         for at in range(count)
