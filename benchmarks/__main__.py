@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from benchmarks import report
 from benchmarks.calls import SWEEPS, cases
@@ -113,10 +112,12 @@ def run(todo: list[Any], end: float, measurement: Measurement, options: argparse
     rows: list[dict[str, Any]] = []
     with out.open("w", encoding="utf-8") as file:
         try:
-            for done, (op, case, dtype) in enumerate(tqdm(todo, unit="case", disable=not sys.stderr.isatty())):
+            for done, (op, case, dtype) in enumerate(todo):
                 if time.monotonic() > end:
                     print(f"stopped after {options.limit:g} s: {len(todo) - done} of {len(todo)} cases are left out")
                     break
+                if sys.stderr.isatty():
+                    print(f"{done + 1} of {len(todo)}: {op.name} {case.name} {dtype}", file=sys.stderr)
                 release(options.device)
                 for row in measurement.rows(op, case, dtype):
                     rows.append({**row, **shared})

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from benchmarks.calls import arguments
 from benchmarks.idle import exp2_ns
@@ -71,7 +70,7 @@ class Measurement:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the measurement reports it
-            tqdm.write(f"not compiled: {label}: {type(error).__name__}: {str(error)[:300]}")
+            _note(f"not compiled: {label}: {type(error).__name__}: {str(error)[:300]}")
 
     def _providers(self, op: Op, case: Case, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call and the providers that take it."""
@@ -114,7 +113,7 @@ class Measurement:
             try:
                 times = interleaved({**mode_work, "copy": copy_of(like)}, self.device, self.seconds, self.idle)
             except TimeoutError as error:
-                tqdm.write(f"left out: {op.name} {case.name} {mode}: {error}")
+                _note(f"left out: {op.name} {case.name} {mode}: {error}")
                 continue
             moved = min_bytes["backward" if mode == "backward" else "forward"]
             copy_gbs = 2 * like.nbytes / times["copy"].p50 / 1e6
@@ -152,14 +151,18 @@ class Measurement:
                 text = f"{type(error).__name__}: {str(error)[:300]}"
                 if name.startswith("fusedops."):
                     self.failures.append(f"{name}: {label}: {text}")
-                tqdm.write(f"left out: {name} for {label}: {text}")
+                _note(f"left out: {name} for {label}: {text}")
         return results
 
     def _leave_out(self, name: str, op: Op, reason: str) -> None:
         note = f"left out: {name} for {op.name}: {reason}"
         if note not in self._reported:
             self._reported.add(note)
-            tqdm.write(note)
+            _note(note)
+
+
+def _note(text: str) -> None:
+    print(text, flush=True)
 
 
 def release(device: str) -> None:

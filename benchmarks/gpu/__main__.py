@@ -3,7 +3,7 @@
     python -m benchmarks.gpu [--out FOLDER] [--wheels FOLDER] [--commit HASH]
     python -m benchmarks.gpu --dry                   # every step on a CPU, small: `make gpu-dry`
 
-It needs a Python 3.11 or newer with torch, triton, pluggy, pytest, tqdm and matplotlib; nothing is installed, built or
+It needs a Python 3.11 or newer with torch, triton, pluggy, rich, pytest and matplotlib; nothing is installed, built or
 downloaded. Wheels of other libraries are unpacked from --wheels. The folder gets summary.md, steps.jsonl, logs.txt and
 the measurements, one JSON file each. The exit code is 1 where a step failed or was stopped at its limit.
 """
