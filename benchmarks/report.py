@@ -93,6 +93,8 @@ TAIL = """
 
     make bench                                       # these CPU tables, into benchmarks/results/out
     make gpu                                         # on a machine with a GPU: tests, compute-sanitizer, these tables
+    make gpu WHEELS=build/gpu-wheels                 # the same with other libraries, which make gpu-wheels downloads
+    make gpu-dry                                     # every step of make gpu on a CPU, with small sizes
     python -m benchmarks report                      # this page, and plots, from the committed runs
     python -m benchmarks --help                      # other ops, dtypes, sweeps, threads
     python -m benchmarks.idle                        # how fast the cores are while idle, for --idle on a shared machine

@@ -77,7 +77,7 @@ def warm_up(op: str | Callable[..., Any], /, *args: Any, backend: str | None = N
                 results = contract.each(contract.call_public(*arguments, backend=backend))
             outputs = [y for y in results if isinstance(y, Tensor) and y.requires_grad]
             torch.autograd.grad(outputs, leaves, [torch.zeros_like(y) for y in outputs], allow_unused=True)
-        module.synchronize()
+        module.synchronize(device)
     return decision
 
 
