@@ -1,6 +1,7 @@
 """The import path of the steps: this repository with its entry points, and wheels, without pip, network or a build.
 
-``python -m benchmarks.gpu.packages FOLDER`` compresses the wheels of a folder again, by LZMA: a tenth smaller to carry.
+``python -m benchmarks.gpu.packages FOLDER`` compresses the wheels of a folder again, by LZMA: 46 MB of those of
+``make gpu-wheels`` instead of 63.
 """
 
 from __future__ import annotations
