@@ -9,10 +9,12 @@ PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loa
 # of `make fuzz`
 MINUTES ?= 60
 CONCURRENCY_MINUTES ?= 10
+# of `make gpu-wheels`: what it compares with, and what that imports
+PEERS ?= liger-kernel==0.8.5 quack-kernels==0.2.4 nvidia-cutlass-dsl==4.3.5 apache-tvm-ffi==0.1.15.post2
 # platforms of `make wheels`
 TARGETS ?= linux-x86_64 linux-aarch64 macos-x86_64 macos-arm64 windows-x86_64
 
-.PHONY: help demo test test-slow test-long fuzz lint types docs docs-check site wheel wheels npu-contract bench gpu npu overhead clean
+.PHONY: help demo test test-slow test-long fuzz lint types docs docs-check site wheel wheels npu-contract bench gpu gpu-dry gpu-wheels npu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -56,7 +58,7 @@ docs: $(VENV)/ready  ## write the pages generated from constraints, test outcome
 	$(BIN)/python docs/make_limits.py
 	$(BIN)/python docs/make_attention.py
 	$(BIN)/python docs/make_transformers.py
-	$(BIN)/python docs/make_performance.py
+	$(BIN)/python -m benchmarks report
 	$(BIN)/python docs/make_features.py
 
 wheel: $(VENV)/ready  ## build the wheel, and run the tests against it from another directory
@@ -68,7 +70,7 @@ docs-check: $(VENV)/ready  ## fail if a page is stale; run the feature tests, un
 	$(BIN)/python docs/make_limits.py --check
 	$(BIN)/python docs/make_attention.py --check
 	$(BIN)/python docs/make_transformers.py --check
-	$(BIN)/python docs/make_performance.py --check
+	$(BIN)/python -m benchmarks report --check
 	$(BIN)/python docs/make_features.py --check $(addprefix --outcomes ,$(OUTCOMES))
 
 site: $(VENV)/ready  ## build the documentation site in build/site; a Sphinx warning is an error
@@ -87,8 +89,17 @@ overhead: $(VENV)/ready  ## measure the cost of selecting a backend
 bench: $(VENV)/ready  ## compare CPU speed with plain torch, Megatron's fallback and torch.compile (40 minutes, idle machine)
 	benchmarks/cpu.sh $(BIN)/python $(RESULTS)
 
-gpu:  ## on a machine with a GPU, with the packages of PYTHON: tests, compute-sanitizer, benchmark
-	benchmarks/gpu.sh $(PYTHON)
+gpu:  ## on a machine with a GPU, with the packages of PYTHON: tests, compute-sanitizer, benchmark (9 minutes)
+	$(PYTHON) -m benchmarks.gpu $(if $(OUT),--out $(OUT)) $(if $(WHEELS),--wheels $(WHEELS)) $(ARGS)
+
+gpu-wheels: $(VENV)/ready  ## download the peers of `make gpu WHEELS=build/gpu-wheels`, for Python 3.12 on Linux
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version 3.12 \
+	    $(addprefix --platform ,$(addsuffix _x86_64,manylinux_2_28 manylinux_2_24 manylinux_2_17)) \
+	    --dest build/gpu-wheels $(PEERS)
+	$(BIN)/python -m benchmarks.gpu.packages build/gpu-wheels
+
+gpu-dry: $(VENV)/ready  ## every step of `make gpu` on a CPU, with small sizes
+	$(BIN)/python -m benchmarks.gpu --dry $(ARGS)
 
 npu:  ## on a machine with an Ascend device, with the packages of PYTHON: conformance kit, tests, benchmark
 	benchmarks/npu.sh $(PYTHON)

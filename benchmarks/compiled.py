@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import fusedops
-from benchmarks.__main__ import TUNED, environment
+from benchmarks.machine import TUNED, environment
 from benchmarks.memory import peak_bytes
 from fusedops import Op
 from fusedops.ops import OPS

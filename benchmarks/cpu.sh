@@ -9,7 +9,7 @@ run() { "$python" -m benchmarks --device cpu --modes forward backward --seconds 
 run --allocator tuned --threads 2 --out "$out/large-tuned-2.jsonl"
 run --allocator default --threads 2 --dtypes float32 --out "$out/large-default-2.jsonl"
 run --allocator tuned --threads 1 --dtypes float32 --out "$out/large-tuned-1.jsonl"
-run --allocator tuned --threads 2 --dtypes float32 --sweep length --elements $((2 ** 22)) --ops scaled_masked_softmax \
+run --allocator tuned --threads 2 --dtypes float32 --sweep length-masked --elements $((2 ** 22)) --ops scaled_masked_softmax \
     --out "$out/length-tuned-2.jsonl"
 mkdir -p "$out/sizes"
 for allocator in tuned default; do

@@ -2,17 +2,20 @@
 
 The bare launch is ``kernel[grid](...)`` of the same kernel with the same, prepared arguments. Both take turns; the
 figures are medians. Without a GPU, a stub driver is used: Triton compiles and runs all of its Python code, and the last
-call, into the GPU's driver, does nothing. Usage: python benchmarks/launch.py
+call, into the GPU's driver, does nothing. Usage: python -m benchmarks.launch [--out FILE.jsonl]
 """
 
 # ruff: noqa: TID251 - this file measures the launchers of one backend
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import statistics
 import timeit
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,20 +26,31 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from benchmarks.machine import environment
+
 CALLS, ROUNDS = 300, 31
 
 
 class StubDriver:
-    """A Triton driver for a GPU of compute capability 9.0. Record launches if ``launches`` is a list."""
+    """A Triton driver for a GPU of compute capability 9.0. Record launches if ``launches`` is a list.
+
+    As a GPU's driver, it loads nothing while ``capturing``.
+    """
 
     def __init__(self) -> None:
         self.device, self.stream = 0, 100
+        self.capturing = False
         self.launches: list[tuple[Any, ...]] | None = None
         self.utils = SimpleNamespace(
-            load_binary=lambda name, kernel, shared, device: (None, (name, device), 32, 0, 1024),
+            load_binary=self._load_binary,
             unload_module=lambda module: None,
             get_device_properties=lambda device: {"max_shared_mem": 227 * 1024},
         )
+
+    def _load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[Any, ...]:
+        if self.capturing:
+            raise RuntimeError("Triton Error [CUDA]: operation not permitted when stream is capturing")
+        return "module", (name, device), 32, 0, 1024
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -111,16 +125,28 @@ def measure(device: str, rounds: int = ROUNDS) -> dict[str, tuple[float, float]]
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table, and write its rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", type=Path, help="a .jsonl file")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         triton.runtime.driver.set_active(StubDriver())
-    where = torch.cuda.get_device_name() if device == "cuda" else "a stub driver"
+    machine = environment(device, 1, "default")
+    where = torch.cuda.get_device_name() if device == "cuda" else f"a stub driver, {machine['device']}"
     print(f"host time of a launch on {where}, torch {torch.__version__}, triton {triton.__version__}")
     print(f"{'launcher':22} {'bare':>9} {'launcher':>9} {'added':>9} {'ratio':>6}")
-    for name, (plain, whole) in measure(device).items():
+    times = measure(device, options.rounds)
+    for name, (plain, whole) in times.items():
         print(f"{name:22} {plain:6.2f} us {whole:6.2f} us {whole - plain:6.2f} us {whole / plain:6.2f}")
+    if options.out:
+        rows = [
+            {"launcher": name, "bare_us": round(plain, 3), "launcher_us": round(whole, 3), **machine, "device": where}
+            for name, (plain, whole) in times.items()
+        ]
+        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

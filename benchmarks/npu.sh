@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The checks that need an Ascend device: conformance kit, tests, benchmark. The result is one file: build/npu.tar.gz
-#   benchmarks/npu.sh [PYTHON]    a Python with torch, torch_npu, pluggy, pytest, tqdm, matplotlib; CANN's set_env.sh was
+#   benchmarks/npu.sh [PYTHON]    a Python with torch, torch_npu, pluggy, pytest; CANN's set_env.sh was
 #                                 sourced. fusedops need not be installed, and nothing is downloaded
 # All steps run, even if one fails. CHECK, TESTS and BENCH are additional options of the three checks.
 set -uo pipefail

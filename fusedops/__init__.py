@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from fusedops._report.mismatch import Mismatch as Mismatch
     from fusedops._report.mismatch import Verification as Verification
     from fusedops._verify import verify as verify
+    from fusedops._warm_up import warm_up as warm_up
     from fusedops.viewless import MakeViewlessTensor as MakeViewlessTensor
     from fusedops.viewless import assert_viewless_tensor as assert_viewless_tensor
     from fusedops.viewless import make_viewless_tensor as make_viewless_tensor
@@ -100,6 +101,7 @@ _LAZY = {
     "unregister": "_plugins.registration",
     "verify": "_verify",
     "viewless": "viewless",
+    "warm_up": "_warm_up",
 }
 _MODULES = ("import_module", "TYPE_CHECKING", "Any")
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]

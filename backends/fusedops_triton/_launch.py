@@ -27,6 +27,8 @@ import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
+from fusedops import FusedOpsError
+
 #: Versions of Triton whose JITFunction.run was read. They do not differ in the parts that are used here.
 READ_VERSIONS = ("3.6", "3.7", "3.8", "3.9")
 
@@ -161,7 +163,23 @@ class Launch:
         )
 
     def _launch_with_triton(self, args: tuple[Any, ...]) -> Any:
-        return self.kernel[self.grid](*args, *self.sizes, **self.constants, num_warps=self.warps, **OPTIONS)
+        options = {**self.constants, "num_warps": self.warps, **OPTIONS}
+        if type(self.kernel) is JITFunction and _is_capturing():
+            # A driver loads nothing during a capture, and after a failed load Triton 3.6 to 3.9 launch a null function.
+            # This compiles the kernel, or finds it, without loading it.
+            compiled = self.kernel.run(*args, *self.sizes, grid=self.grid, warmup=True, **options)
+            if getattr(compiled, "module", None) is None:
+                raise FusedOpsError(
+                    f"got a first launch of {self.kernel.__module__}.{self.kernel.__name__} while a CUDA graph is "
+                    f"captured, expected a kernel that is loaded; to fix: call fusedops.warm_up(op, *args) with the "
+                    f"call's op and arguments before the capture, or make the call itself once"
+                )
+        return self.kernel[self.grid](*args, *self.sizes, **options)
+
+
+def _is_capturing() -> bool:
+    """Return True while a CUDA graph is captured. A torch without CUDA has no function for it."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _has_calls(hook: Any) -> bool:

@@ -360,11 +360,12 @@ def _backward_long(
 @triton.jit
 def _place(row, size_h, size_q, HEADS_INNER: tl.constexpr):
     """Return b, h, q of a row. q varies fastest, or h if HEADS_INNER."""
+    # one division after the other: the product of the sizes may need more than 32 bits
     if HEADS_INNER:
-        h, q = row % size_h, row // size_h % size_q
-    else:
-        h, q = row // size_q % size_h, row % size_q
-    return row // (size_h * size_q), h, q
+        h, rest = row % size_h, row // size_h
+        return rest // size_q, h, rest % size_q
+    q, rest = row % size_q, row // size_q
+    return rest // size_h, rest % size_h, q
 
 
 @triton.jit

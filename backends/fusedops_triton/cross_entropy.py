@@ -6,10 +6,16 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import Capability
+from fusedops_triton._constraints import row_length
 
 
 # Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-@kernel(ops.cross_entropy, Capability("logits", (8, 0)), source="fusedops_triton/_cross_entropy.py")
+@kernel(
+    ops.cross_entropy,
+    Capability("logits", (8, 0)),
+    row_length("logits"),
+    source="fusedops_triton/_cross_entropy.py",
+)
 def cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -31,6 +37,7 @@ def cross_entropy(
 @kernel(
     ops.cross_entropy,
     Capability("logits", (8, 0)),
+    row_length("logits"),
     direction="backward",
     source="fusedops_triton/_cross_entropy.py",
 )

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import Capability
+from fusedops_triton._constraints import row_length
 
 _SOURCE = "torch.mm, fusedops_triton/_linear_cross_entropy.py"
+_CLASSES = row_length("weight", 0)
 
 
 # Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-@kernel(ops.linear_cross_entropy, Capability("x", (8, 0)), source=_SOURCE)
+@kernel(ops.linear_cross_entropy, Capability("x", (8, 0)), _CLASSES, source=_SOURCE)
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -56,7 +58,7 @@ def linear_cross_entropy(
     return total / _divisor(flat, denominator, ignore_index, total.dtype) if reduction == "mean" else total, *gradients
 
 
-@kernel(ops.linear_cross_entropy, Capability("x", (8, 0)), direction="backward", source=_SOURCE)
+@kernel(ops.linear_cross_entropy, Capability("x", (8, 0)), _CLASSES, direction="backward", source=_SOURCE)
 def linear_cross_entropy_backward(
     grad: Tensor,
     x: Tensor,

@@ -6,10 +6,11 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import Capability
+from fusedops_triton._constraints import row_length
 
 
 # Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-@kernel(ops.scaled_masked_softmax, Capability("x", (8, 0)), source="fusedops_triton/_softmax.py")
+@kernel(ops.scaled_masked_softmax, Capability("x", (8, 0)), row_length("x"), source="fusedops_triton/_softmax.py")
 def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """Compute the op for any rank, row length, strides and mask shape."""
     from fusedops_triton._softmax import softmax_forward  # imports triton, so not at module level
@@ -17,7 +18,13 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: 
     return softmax_forward(x, mask, scale, causal)
 
 
-@kernel(ops.scaled_masked_softmax, Capability("y", (8, 0)), direction="backward", source="fusedops_triton/_softmax.py")
+@kernel(
+    ops.scaled_masked_softmax,
+    Capability("y", (8, 0)),
+    row_length("y"),
+    direction="backward",
+    source="fusedops_triton/_softmax.py",
+)
 def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
     """Compute the gradient of x from the saved y."""
     from fusedops_triton._softmax import softmax_backward

@@ -11,7 +11,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Case, Saved
 from fusedops._dispatch.call import call
-from fusedops.constraints import Count, Floating, Rank, SameDevice, SameSize
+from fusedops.constraints import Count, Dim, Floating, Rank, SameDevice, SameSize
 from fusedops.ops import _cross_entropy_arguments as arguments
 from fusedops.ops import _cross_entropy_parts as parts
 from fusedops.ops import _linear_cross_entropy_calls as calls
@@ -127,6 +127,7 @@ OP = Op(
         Floating("weight"),
         SameDevice("weight", "x"),
         Rank("weight", 2),
+        Dim("weight", (0,), at_least=1),
         SameSize("weight", -1, "x", -1),
         *arguments.tensor_constraints("x", "weight", 0),
         Floating("bias"),

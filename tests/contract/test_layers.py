@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (  # the lowest first; a name is a module 
         "_result_form",
         "_result_memory",
         "_verify",
+        "_warm_up",
         "compat",
         "integrations",
         "nn",

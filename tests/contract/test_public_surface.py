@@ -25,7 +25,7 @@ EXPECTED = {
     "bind", "call", "checkpoint_contexts", "compat", "constraints", "errors", "explain", "get_policy", "hookimpl",
     "integrations", "kernel", "make_viewless_tensor", "masks", "nn", "ops", "philox", "register", "reset_stats",
     "safely_set_viewless_tensor_data", "set_policy", "stats", "tensor_cache", "testing", "unregister", "use", "verify",
-    "viewless",
+    "viewless", "warm_up",
 }  # fmt: skip
 
 

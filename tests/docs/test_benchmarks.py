@@ -29,7 +29,7 @@ COLUMNS = {
 
 @pytest.fixture(scope="module")
 def performance() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_performance", ROOT / "docs" / "make_performance.py")
+    spec = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -69,8 +69,22 @@ def test_a_run(run: tuple[Path, str], performance: ModuleType) -> None:
         if row["provider"] == "fusedops.eager" and row["max_error"] is not None:  # "nan" would be a TypeError
             assert row["max_error"] < 1e-5, row
     assert f"{len(rows)} measurements" in expected
+
+
+def test_a_report_of_a_folder(run: tuple[Path, str], tmp_path: Path) -> None:
+    copy = tmp_path / "gpu" / "large.jsonl"
+    copy.parent.mkdir()
+    copy.write_text(run[0].read_text())
+    (tmp_path / "gpu" / "steps.jsonl").write_text('{"step": "tests"}\n')
+    command = [sys.executable, "-m", "benchmarks", "report", str(tmp_path / "gpu")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
     for picture in ("png", "svg"):
-        assert out.with_name(f"large-default-1-speedup.{picture}").stat().st_size > 1000
+        assert copy.with_name(f"large-speedup.{picture}").stat().st_size > 1000
+    page = (tmp_path / "gpu" / "report.md").read_text()
+    assert page.startswith("## gpu: large\n")
+    assert "| bias_gelu | tanh | float32 | forward | eager |" in page
+    assert "![large-speedup](large-speedup.png)" in page
 
 
 def test_only_undisturbed_calls_count() -> None:

@@ -111,6 +111,12 @@ def narrow_dtype() -> None:
     list(bench.measure(op, op.cases[0], torch.int8, "cpu", 0.1))
 
 
+def captured() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cpu, "is_current_stream_capturing", lambda: True, raising=False)
+        fusedops.warm_up("bias_gelu", X)
+
+
 pin("a spec's dtype", lambda: fusedops.TensorSpec(SPEC, "f32"), INVALID, "dtype 'f32'", "a torch.dtype", "use torch.")  # type: ignore[arg-type]
 pin("a spec's device", lambda: fusedops.TensorSpec(SPEC, device=0), INVALID, "device 0", "a device", "'npu:0'")  # type: ignore[arg-type]
 pin(
@@ -136,6 +142,16 @@ pin("a block elsewhere", without_lines(left_elsewhere), POLICY, "not entered", "
 pin("a block out of order", without_lines(left_out_of_order), POLICY, "inside use(", "to end first", "nest the two")
 pin("a busy machine", printed("bench"), fusedops.FusedOpsWarning, "1234.5", "an idle machine", "stop other programs")
 pin("a full disk", printed("info"), fusedops.FusedOpsWarning, "disk full", "that can be written", "write it elsewhere")
+pin(
+    "warm_up of a meta tensor",
+    lambda: fusedops.warm_up("bias_gelu", torch.zeros(2, device="meta")),
+    INVALID, "x on meta", "a device of this machine", "where the call runs",
+)  # fmt: skip
+pin(
+    "warm_up in a capture",
+    captured,
+    fusedops.FusedOpsError, "while a graph is captured", "before the capture", "torch.cuda.graph",
+)  # fmt: skip
 pin("bench's dtype", narrow_dtype, INVALID, "--dtype int8", "that the op accepts", "write --dtype")
 
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 import runpy
 import tempfile
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -175,7 +176,21 @@ def tuned() -> None:
             raise fusedops.FusedOpsWarning(str(warning).replace(str(store.path), "{file}")) from None
 
 
+def captured() -> None:
+    from triton.runtime.jit import JITFunction
+
+    from fusedops_triton import _launch
+
+    kernel: Any = object.__new__(JITFunction)  # compiled and not loaded
+    kernel.__module__, kernel.__name__ = "fusedops_triton._softmax", "_forward"
+    kernel.run = lambda *args, **kwargs: types.SimpleNamespace(module=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_launch, "_is_capturing", lambda: True)
+        _launch.Launch(kernel, (1,), (), {}, 4)._launch_with_triton(())
+
+
 if TRITON:
+    pin("a capture", captured, fusedops.FusedOpsError, "a first launch of", "that is loaded", "fusedops.warm_up(op")
     pin("FUSEDOPS_AUTOTUNE", tuning, fusedops.FusedOpsWarning, "'yes' has no effect", "set it to 1", "unset it")
     pin("a setting", tuned, fusedops.FusedOpsWarning, "[5] for softmax", "expected one of", "delete the file")
 
@@ -187,4 +202,4 @@ def test_a_text(name: str) -> None:
 
 
 def test_no_text_is_left_over() -> None:
-    TABLE.check_complete(absent=() if TRITON else ("FUSEDOPS_AUTOTUNE", "a setting"))
+    TABLE.check_complete(absent=() if TRITON else ("FUSEDOPS_AUTOTUNE", "a setting", "a capture"))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from compiled_facts import compiled_facts
+from fork_server import ForkServer
+from repository import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +77,18 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> Any:
     from triton_traffic import counted  # needs triton
 
     return counted(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """A process that has imported torch and triton, for kernels that are not interpreted."""
+    path = [str(ROOT), *sys.path]
+    server = ForkServer(f"import sys; sys.path[:0] = {path!r}; import torch, triton", {"TRITON_INTERPRET": "0"})
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def program(server: ForkServer, tmp_path: pathlib.Path) -> Callable[[str], Any]:
+    """Run a program in a process where kernels are not interpreted; return what it prints, read as JSON."""
+    return lambda code: server.run(code, TRITON_CACHE_DIR=str(tmp_path))

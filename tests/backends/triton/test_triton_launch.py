@@ -8,15 +8,12 @@ from __future__ import annotations
 import logging
 import math
 import os
-import pathlib
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from fork_server import ForkServer
 from repository import ROOT
 
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -44,21 +41,6 @@ x = torch.zeros(2, 3, 8, 32)
 softmax = lambda: made.softmax_forward(x, None, 0.3, False)
 """
 PRETEND = START + "made.pretend_to_compile()\n"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    """A process that has imported torch and triton, for kernels that are not interpreted."""
-    path = [str(ROOT), *sys.path]
-    server = ForkServer(f"import sys; sys.path[:0] = {path!r}; import torch, triton", {"TRITON_INTERPRET": "0"})
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def program(server: ForkServer, tmp_path: pathlib.Path) -> Callable[[str], Any]:
-    """Run a program in a process where kernels are not interpreted; return what it prints, read as JSON."""
-    return lambda code: server.run(code, TRITON_CACHE_DIR=str(tmp_path))
 
 
 # ------------------------------------------------------------------------------------------------------ the same launch

@@ -1,0 +1,151 @@
+"""The steps of ``make gpu``, as data: one list for each phase, whose steps run at the same time."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Step(NamedTuple):
+    """A command with a limit of time.
+
+    Attributes:
+        name: of the step, unique.
+        command: the program and its arguments.
+        seconds: after this time the command is ended.
+        environment: variables beside those of all steps.
+        needs: a program without which the step is skipped.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    seconds: float
+    environment: Mapping[str, str] = {}
+    needs: str = ""
+
+
+class Target(NamedTuple):
+    """The folder of results. ``dry``: on a CPU, with small sizes, Triton's interpreter and a stub of the driver."""
+
+    results: Path
+    dry: bool = False
+
+
+#: Ops whose time is that of their bytes, and those whose time is that of matrix products.
+BYTES = (
+    "scaled_masked_softmax", "cross_entropy", "rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "swiglu",
+    "geglu", "rotary_embedding", "bias_gelu", "bias_dropout", "bias_dropout_add",
+)  # fmt: skip
+PRODUCTS = ("attention", "linear_cross_entropy")
+
+#: The measurements: their options, seconds, and the processes that compile ahead.
+MEASUREMENTS = {
+    "large": (("--sweep", "large", "--grow", "--ops", *BYTES), 130.0, 3),
+    "length": (("--sweep", "length", "--ops", "scaled_masked_softmax", "rms_norm"), 70.0, 2),
+    "length-masked": (("--sweep", "length-masked", "--ops", "scaled_masked_softmax"), 50.0, 1),
+    "attention": (("--sweep", "large", "--ops", *PRODUCTS), 40.0, 1),
+}
+
+#: Without it the caching allocator of torch hands out parts of large blocks, and memcheck sees no access beside a part.
+NO_CACHING = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+#: A process compiles in itself: many run at the same time, and each graph has one kernel.
+IN_PROCESS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+def phases(target: Target) -> list[list[Step]]:
+    """Return the steps. Phases follow each other; nothing runs beside a measurement."""
+    info = Step("info", _python("-m", "fusedops", "info"), 30)
+    doctor = Step("doctor", _python("-m", "fusedops", "doctor"), 30)
+    compile_ahead = [step for name in MEASUREMENTS for step in _compile_ahead(target, name)]
+    plots = Step("report", _python("-m", "benchmarks", "report", str(target.results)), 30)
+    return [
+        [info, doctor, _tests(target), _kit(target, "sdpa"), *compile_ahead],
+        # their kernels are compiled by now
+        [_sanitizer(target, "memcheck"), _sanitizer(target, "racecheck"), _large_tensors(target)],
+        [_launch(target)],
+        *([_measure(target, name)] for name in MEASUREMENTS),
+        [plots],
+    ]
+
+
+def _python(*arguments: str) -> tuple[str, ...]:
+    return (sys.executable, *arguments)
+
+
+def _pytest(workers: int, *arguments: str) -> tuple[str, ...]:
+    """Return a run of pytest without the settings of the other tests, in several processes where xdist is there."""
+    parallel = workers > 1 and importlib.util.find_spec("xdist") is not None
+    options = ("-o", "addopts=", "-o", "filterwarnings=", "-p", "no:cacheprovider", "--confcutdir", "tests/gpu")
+    several = ("-n", str(workers), "--dist", "worksteal") if parallel else ()
+    return _python("-m", "pytest", "-v", "-rfE", "--tb=short", *options, *several, *arguments)
+
+
+def _interpreted(target: Target) -> Mapping[str, str]:
+    return {"GPU_TESTS_ON": "cpu", "TRITON_INTERPRET": "1"} if target.dry else {}
+
+
+def _tests(target: Target) -> Step:
+    few = ("-k", "triton-bias_gelu-ragged-float32 or any_layout and float32-64") if target.dry else ()
+    kit = () if target.dry else ("--fusedops-backend", "triton", "--fusedops-device", "cuda")
+    files = ("tests/gpu/test_gpu.py", "tests/gpu/test_gpu_graphs.py")
+    return Step("tests", _pytest(1 if target.dry else 8, *files, *few, *kit), 130, _interpreted(target))
+
+
+def _kit(target: Target, backend: str) -> Step:
+    device = "cpu" if target.dry else "cuda"
+    select = f"{backend} and kernel" if target.dry else backend
+    # pytest needs a file; none of its tests is selected
+    options = ("--fusedops-backend", backend, "--fusedops-device", device, "tests/gpu/test_gpu_graphs.py", "-k", select)
+    return Step(f"kit {backend}", _pytest(1 if target.dry else 2, *options), 130, _interpreted(target))
+
+
+def _sanitizer(target: Target, tool: str) -> Step:
+    select = "for_the_sanitizer and triton-bias_gelu" if target.dry else "for_the_sanitizer"
+    tests = _pytest(1, "tests/gpu/test_gpu.py", "-k", select)
+    environment = {**NO_CACHING, **_interpreted(target)}
+    if target.dry:
+        return Step(tool, tests, 60, environment)
+    program = "compute-sanitizer"
+    return Step(tool, (program, "--tool", tool, "--error-exitcode", "1", *tests), 70, environment, program)
+
+
+def _large_tensors(target: Target) -> Step:
+    few = ("-k", "swiglu or count_in_softmax") if target.dry else ()
+    return Step("large tensors", _pytest(1, "tests/gpu/test_gpu_large.py", *few), 60, _interpreted(target))
+
+
+def _launch(target: Target) -> Step:
+    rounds = ("--rounds", "3") if target.dry else ()
+    out = str(target.results / "launch.jsonl")
+    return Step("launch", _python("-m", "benchmarks.launch", "--out", out, *rounds), 30 if target.dry else 20)
+
+
+def _options(target: Target, name: str) -> tuple[str, ...]:
+    shared = ("--modes", "forward", "backward", "--without", "fusedops.eager", "megatron's torch path")
+    if target.dry:
+        size = ("--device", "cpu", "--elements", "4096", "--seconds", "0.001", "--dtypes", "float32")
+        return (*MEASUREMENTS[name][0], "--modes", "forward", "backward", "--without", "torch.compile", *size)
+    size = ("--device", "cuda", "--elements", str(2**28), "--seconds", "0.03", "--dtypes", "bfloat16", "float32")
+    return (*MEASUREMENTS[name][0], *shared, *size)
+
+
+def _compile_ahead(target: Target, name: str) -> list[Step]:
+    count = 1 if target.dry else MEASUREMENTS[name][2]
+    return [
+        Step(
+            f"compile {name} {at + 1}/{count}",
+            _python("-m", "benchmarks", *_options(target, name), "--compile-only", f"{at}/{count}", "--limit", "115"),
+            130,
+            IN_PROCESS,
+        )
+        for at in range(count)
+    ]
+
+
+def _measure(target: Target, name: str) -> Step:
+    seconds = MEASUREMENTS[name][1]
+    options = ("--limit", f"{seconds - 10:g}", "--out", str(target.results / f"{name}.jsonl"))
+    return Step(f"measure {name}", _python("-m", "benchmarks", *_options(target, name), *options), seconds, IN_PROCESS)

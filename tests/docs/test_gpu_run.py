@@ -1,0 +1,253 @@
+"""``make gpu`` where there is no GPU: its runner, its steps, its measurements. ``make gpu-dry`` runs every step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from repository import ROOT
+
+if not (ROOT / "benchmarks").exists():
+    pytest.skip("needs benchmarks, which is not beside the tests here", allow_module_level=True)
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import calls, measure
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu.packages import python_path
+from benchmarks.gpu.runner import Outcome, log_of, run_all
+from benchmarks.gpu.steps import Step, Target, phases
+from fusedops import Case, testing
+from fusedops.testing import _timing
+
+
+def python(name: str, code: str, seconds: float = 30.0, **fields: Any) -> Step:
+    return Step(name, (sys.executable, "-c", code), seconds, **fields)
+
+
+def test_no_step_depends_on_another_one(tmp_path: Path) -> None:
+    child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    steps = [
+        [
+            python("fails", "print('before'); raise SystemExit(3)"),
+            Step("needs it", ("no-such-tool",), 1, {}, "no-such-tool"),
+        ],
+        [python("hangs", f"{child}; print('began', flush=True); time.sleep(60)", 3.0)],
+        [python("reads", "import os; print(os.environ['SHARED'], os.environ['OWN'])", environment={"OWN": "2"})],
+        [python("late", "print('late')")],
+    ]
+    start = time.monotonic()
+    environment = {**os.environ, "SHARED": "1"}
+    outcomes = {one.step: one for one in run_all(steps, environment, tmp_path / "logs", tmp_path, 60.0)}
+    assert time.monotonic() - start < 30
+    assert {name: one.status for name, one in outcomes.items()} == {
+        "fails": "failed", "needs it": "skipped", "hangs": "stopped", "reads": "passed", "late": "passed",
+    }  # fmt: skip
+    assert outcomes["fails"].detail == "exit status 3"
+    assert outcomes["needs it"].detail == "no-such-tool is not installed"
+    assert log_of(tmp_path / "logs", "hangs").read_text().startswith("began")
+    assert log_of(tmp_path / "logs", "reads").read_text() == "1 2\n"
+    assert [name for name, one in outcomes.items() if one.is_bad] == ["fails", "hangs"]
+
+
+def test_what_has_no_time_left_is_skipped(tmp_path: Path) -> None:
+    steps = [[python("first", "import time; time.sleep(60)")], [python("second", "print()")]]
+    outcomes = list(run_all(steps, os.environ, tmp_path, tmp_path, 1.0))
+    assert [(one.step, one.status) for one in outcomes] == [("first", "stopped"), ("second", "skipped")]
+
+
+REAL, DRY = ([step for phase in phases(Target(Path("out"), dry)) for step in phase] for dry in (False, True))
+
+
+def test_the_dry_run_has_every_step() -> None:
+    def names(steps: list[Step]) -> list[str]:
+        return list(dict.fromkeys(step.name.partition("/")[0].rstrip("0123456789") for step in steps))
+
+    assert names(REAL) == names(DRY)
+    assert len({step.name for step in REAL}) == len(REAL)
+
+
+def test_the_limits_of_the_phases_fit_in_nine_minutes() -> None:
+    longest = sum(max(step.seconds for step in phase) for phase in phases(Target(Path("out"))))
+    assert longest <= 540
+    assert program.SECONDS <= 535  # and the runner ends what is left
+
+
+def test_the_sanitizer_is_called_without_the_caching_allocator(tmp_path: Path) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text('#!/bin/sh\necho "caching off: $PYTORCH_NO_CUDA_MEMORY_CACHING, $PYTHONPATH, $*"\n')
+    tool.chmod(0o755)
+    steps = [[step for step in REAL if step.name == "memcheck"]]
+    environment = {"PATH": str(tmp_path) + os.pathsep + os.environ["PATH"], "PYTHONPATH": "/carried"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", environment["PATH"])
+        (outcome,) = run_all(steps, environment, tmp_path, tmp_path, 30.0)
+    assert outcome.status == "passed"
+    assert log_of(tmp_path, "memcheck").read_text().startswith("caching off: 1, /carried, --tool memcheck ")
+
+
+@pytest.mark.parametrize("steps", [REAL, DRY], ids=["real", "dry"])
+def test_the_sanitizer_sees_each_allocation(steps: list[Step]) -> None:
+    sanitized = [step for step in steps if step.name in ("memcheck", "racecheck")]
+    assert len(sanitized) == 2
+    assert all(step.environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1" for step in sanitized)
+    assert {step.needs for step in sanitized} == ({"compute-sanitizer"} if steps is REAL else {""})
+
+
+def test_entry_points_and_wheels_are_found_without_an_installation(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "peer-1.0-py3-none-any.whl", "w", zipfile.ZIP_LZMA) as wheel:
+        wheel.writestr("peer.pth", "peer_files/packages\n")
+        wheel.writestr("peer_files/packages/peer_kernels.py", "ANSWER = 42\n")
+    code = """
+import json, peer_kernels
+from importlib.metadata import entry_points, version
+names = [entry.name for entry in entry_points(group="fusedops.backends")]
+print(json.dumps([peer_kernels.ANSWER, version("fusedops"), names, [e.value for e in entry_points(group="pytest11")]]))
+"""
+    path = python_path(tmp_path / "work", wheels)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+    )
+    answer, version, names, plugins = json.loads(done.stdout)
+    assert answer == 42
+    assert version == __import__("fusedops").__version__
+    assert {"eager", "triton", "npu"} <= set(names)
+    assert plugins == ["_fusedops_pytest"]
+
+
+def test_the_import_path_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/carried/wheels")
+    assert python_path(tmp_path, None).split(os.pathsep)[-1] == "/carried/wheels"
+
+
+# --------------------------------------------------------------------------------------------------------- measurements
+
+
+@pytest.mark.parametrize("name", list(testing.OPS))
+def test_calls_are_as_large_as_asked(name: str) -> None:
+    op = testing.OPS[name]
+    small = {case.name: case for case in op.large}
+    for case in calls.cases(op, "large", 2**28, grow=True):
+        shapes = {n: value for n, value in case.args.items() if isinstance(value, tuple)}
+        before = small[case.name].args
+        assert 2**27 < max(torch.Size(shape).numel() for shape in shapes.values()) <= 2**28
+        assert all(shape[1:] == before[n][1:] for n, shape in shapes.items())
+        factors = {shape[0] // before[n][0] for n, shape in shapes.items()} - {1}
+        assert len(factors) == 1
+
+
+def test_length_sweeps_have_a_mask_or_none() -> None:
+    op = testing.OPS["scaled_masked_softmax"]
+    plain, masked = (list(calls.cases(op, sweep, 2**28)) for sweep in ("length", "length-masked"))
+    assert [case.args["x"][-1] for case in plain] == [2**n for n in range(6, 18)]
+    assert {tuple(case.args) for case in plain} == {("x",)}  # without a scale, which peers do not have
+    assert all("mask" in case.args for case in masked)
+    assert not list(calls.cases(testing.OPS["rms_norm"], "length-masked", 2**28))
+
+
+def test_arguments_are_made_on_the_device_as_the_tests_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_LIMIT", 0)
+    for op in testing.OPS.values():
+        case = testing.shrunk(op.large[0], 2**12)
+        made, wanted = calls.arguments(op, case, torch.bfloat16, "cpu"), testing.arguments(op, case, torch.bfloat16)
+        assert op.specs(made) == op.specs(wanted)
+        op.validate(made)
+        op.call_public(*made)
+
+
+def test_a_provider_that_raises_is_left_out_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> Any:
+        raise RuntimeError("no such width")
+
+    def fails_in_backward(x: Any, *rest: Any) -> Any:
+        y = torch.softmax(x, -1)
+        if y.requires_grad:
+            y.register_hook(fails)
+        return y
+
+    op = testing.OPS["scaled_masked_softmax"]
+    functions = {"fusedops.eager": fails, "torch": op.unfused, "peer": fails, "other": fails_in_backward}
+    monkeypatch.setattr(measure, "providers", lambda op, args, device: (functions, {}))
+    measurement = measure.Measurement("cpu", ("forward", "backward"), 0.001)
+    rows = list(measurement.rows(op, Case("small", {"x": (2, 8)}), torch.float32))
+    assert [(row["mode"], row["provider"]) for row in rows] == [
+        ("forward", "torch"),
+        ("forward", "other"),
+        ("backward", "torch"),
+    ]
+    assert measurement.failures == ["fusedops.eager: scaled_masked_softmax small float32: RuntimeError: no such width"]
+
+
+def test_the_time_of_the_host_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU is busy for longer than the host takes to queue a call, before the first event."""
+    events: list[Any] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+
+        def record(self) -> None:
+            events.append("record")
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, end: Any) -> float:
+            return 1.0
+
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: events.append(cycles))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def call() -> None:
+        events.append("call")
+        time.sleep(0.002)
+
+    host = _timing._host_seconds(call)
+    assert _timing._by_events(call, torch.empty(1), host) == 1.0
+    assert events[:1] == ["call"]
+    cycles = events[1]
+    assert events[2:] == ["record", "call", "record"]
+    assert cycles >= 2e9 * 0.002
+
+
+def test_the_summary_has_each_step_with_its_failures_and_the_measurements(tmp_path: Path) -> None:
+    results, logs, out = tmp_path / "results", tmp_path / "logs", tmp_path / "out"
+    for folder in (results, logs, out):
+        folder.mkdir()
+    log = "tests/gpu/test_gpu.py::test_a PASSED\nFAILED tests/gpu/test_gpu.py::test_b - AssertionError: x | y\n"
+    log_of(logs, "tests").write_text(f"{log}====== 1 failed, 7 passed, 2 skipped in 3.10s ======\n")
+    row = {
+        "op": "rms_norm", "mode": "forward", "case": "training", "dtype": "bfloat16", "shape": [2, 8], "ms_p50": 1.0,
+        "copies": 1.25, "pct_of_copy": 80.0, "peak_bytes": 32, "device": "GPU", "driver": "1", "torch": "2",
+        "python": "3", "commit": "f" * 40, "threads": 1, "allocator": "default",
+    }  # fmt: skip
+    rows = [{**row, "provider": "fusedops.triton"}, {**row, "provider": "quack-kernels", "ms_p50": 2.0}]
+    (results / "large.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    outcomes = [Outcome("tests", "failed", 4.0, "exit status 1"), Outcome("doctor", "passed", 1.0, "")]
+    program._write(outcomes, "a GPU", results, logs, out)
+    lines = (out / "summary.md").read_text().splitlines()
+    assert lines[0] == "# a GPU"
+    assert "| tests | failed | 4.0 | exit status 1; 1 failed, 7 passed, 2 skipped |" in lines
+    assert "| | | | tests/gpu/test_gpu.py::test_b - AssertionError: x / y |" in lines
+    assert "| rms_norm | training | bfloat16 | forward | triton | 1 | 1.25 | 80 | 2.00 | 1.00 |" in lines
+    steps = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+    assert [step["status"] for step in steps] == ["failed", "passed"]
+    assert steps[0]["failed"] == ["tests/gpu/test_gpu.py::test_b - AssertionError: x | y"]
+    assert "==== doctor: passed" in (out / "logs.txt").read_text()
+    assert json.loads((out / "large.jsonl").read_text().splitlines()[1])["provider"] == "quack-kernels"
+    assert len(list(out.iterdir())) == 4
+    measured = sum(step.name.startswith(("measure", "launch")) for step in REAL)
+    assert 3 + measured <= 8  # what a lent machine gives back
