@@ -42,9 +42,8 @@ class verify:
     backend, as each may differ: ``tolerance`` or ``gradient_tolerance`` of the op, as an error of each element by the
     op's error model. So a large number in one row allows no error in another.
 
-    The form must be the op's: number and type of the results, dtype, shape, contiguous strides (of a gradient, any
-    order of the dims), device. A result has memory of its own, not that of an input or of another result in use, and no
-    input is written.
+    The form must be the op's: number and type of the results, dtype, shape, device, contiguous strides (of gradients in
+    any order). A result has memory of its own, not that of an input or a result in use. No input is written.
 
     Args:
         against: a backend, or "reference": the op's own reference in float64 on the CPU. None: the backend that serves
