@@ -87,13 +87,18 @@ class Trainee:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
-        loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
+        loss = self.backward(ids)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         wait_for(ids.device)
         self.seconds.append(time.perf_counter() - started)
         self.losses.append(loss.item())
+
+    def backward(self, ids: Tensor) -> Tensor:
+        """Return the loss, and add its gradients."""
+        loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        return loss
 
     def loss_of(self, pieces: Tensor, batch: int) -> float:
         """Return the mean loss of pieces, without training."""
@@ -135,18 +140,23 @@ def report_costs(fused: Trainee, plain: Trainee, ids: Tensor) -> None:
     title("Time and memory of a training step; the times are medians of the training, in turns")
     late = [each.seconds[len(each.seconds) // 10 :] for each in (fused, plain)]  # the first tenth is warm-up
     seconds = [statistics.median(each) for each in late]
-    peaks = []
-    for trainee in (fused, plain):
-        trainee.optimizer.zero_grad()
-        peaks.append(peak_bytes(lambda trainee=trainee: trainee.step(ids, rate=0.0), ids.device) / 2**20)
     print(f"{'':40}{NAMES[0]:>12} {NAMES[1]:>12} {f'{NAMES[0]} / {NAMES[1]}':>24}")
     print(f"{'time':40}{seconds[0]:10.2f} s {seconds[1]:10.2f} s {seconds[0] / seconds[1]:24.2f}")
-    what = "peak beside weights and AdamW's state"
-    print(f"{what:40}{peaks[0]:8.0f} MiB {peaks[1]:8.0f} MiB {peaks[0] / peaks[1]:24.2f}")
+    for what, run in (
+        ("peak of the loss without gradients", lambda each: each.loss_of(ids, len(ids))),
+        ("peak of forward and backward", lambda each: each.backward(ids)),
+        ("peak of a step", lambda each: each.step(ids, rate=0.0)),
+    ):
+        peaks = []
+        for trainee in (fused, plain):
+            trainee.optimizer.zero_grad()
+            peaks.append(peak_bytes(lambda run=run, trainee=trainee: run(trainee), ids.device) / 2**20)
+        print(f"{what:40}{peaks[0]:8.0f} MiB {peaks[1]:8.0f} MiB {peaks[0] / peaks[1]:24.2f}")
+    print("Peaks are beside the weights and AdamW's state. That of a step is AdamW's, where the batch is small.")
 
 
-def peak_bytes(step: Callable[[], None], device: torch.device) -> int:
-    """Return the memory that a step allocates at its peak: that of torch's allocator, without what was there before."""
+def peak_bytes(step: Callable[[], Any], device: torch.device) -> int:
+    """Return the peak of the memory that torch allocates in a call, without what was there before."""
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)
         before = torch.accelerator.memory_allocated(device)
