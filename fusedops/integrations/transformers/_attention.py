@@ -25,6 +25,7 @@ _REFUSED = {
     "indices": "the indices of a sparse attention",
     "block_indices": "the indices of a sparse attention",
 }
+_OPTIONS = {*_REFUSED, "softcap", "position_bias", "output_attentions"}
 
 
 def attention_forward(
@@ -63,23 +64,28 @@ def attention_forward(
     >>> attention_forward(torch.nn.Identity(), q, q, q, None)[0].shape
     torch.Size([1, 3, 2, 4])
     """
-    _check(kwargs)
-    reason = _reason_for_softmax(attention_mask, dropout, kwargs)
-    if reason is not None:
-        warnings.warn(
-            f"attention implementation {ATTENTION!r}: got {reason}, expected what fusedops.attention takes; "
-            f"{SOFTMAX!r} computes the call; to fix: leave it out, or set_attn_implementation({SOFTMAX!r})",
-            FusedOpsWarning,
-            stacklevel=2,
-        )
-        return softmax_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
+    # each function and torch method that a call does not need counts: between two layers the weights that are read
+    # leave none of their code in the cache, and a call takes some ten times as long as in a loop of its own
+    if dropout > 0 or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
+        _check(kwargs)
+        reason = _reason_for_softmax(attention_mask, dropout, kwargs)
+        if reason is not None:
+            warnings.warn(
+                f"attention implementation {ATTENTION!r}: got {reason}, expected what fusedops.attention takes; "
+                f"{SOFTMAX!r} computes the call; to fix: leave it out, or set_attn_implementation({SOFTMAX!r})",
+                FusedOpsWarning,
+                stacklevel=2,
+            )
+            return softmax_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
     query, key, value = _of_one_dtype(query, key, value)
     sinks: Tensor | None = kwargs.get("s_aux")
     causal, window = False, None
     if attention_mask is None:
         causal = _is_causal(module, query, is_causal)
-        key, value = _seen(key, query, causal), _seen(value, query, causal)
-        window = _window(kwargs.get("sliding_window"), query, key, causal)
+        if causal:
+            key, value = _seen(key, query, causal), _seen(value, query, causal)
+        if "sliding_window" in kwargs:
+            window = _window(kwargs["sliding_window"], query, key, causal)
     mask = None if attention_mask is None else attention_mask.logical_not()
     # a query of one token sees the window that ends with the last key
     alignment = "lower_right" if window is not None and not causal else causal
@@ -174,13 +180,16 @@ def _of_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
     kind, batch = tensors[0].device.type, tensors[1].shape[0]
     if torch.is_autocast_enabled(kind):
         tensors = tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
+    if tensors[0].shape[0] == batch:  # an expand that changes nothing takes 1 us
+        return tensors
     return (tensors[0].expand(batch, -1, -1, -1), *tensors[1:])
 
 
 def _is_causal(module: Any, query: Tensor, is_causal: bool | None) -> bool:
     """Return True where a call without a mask is causal: not for one token, which sees every key."""
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return query.shape[2] > 1 and bool(causal)
+    if query.shape[2] < 2:
+        return False
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
 def _seen(keys: Tensor, query: Tensor, causal: bool) -> Tensor:

