@@ -72,7 +72,7 @@ def attention(
     out = out.transpose(1, 2)
     lse = lse.nan_to_num_(math.nan, math.nan, math.nan)
     if not dead:
-        return _contiguous(out), _contiguous(lse)
+        return out.contiguous(), lse.contiguous()
     whole, whole_lse = q.new_zeros(q.shape), lse.new_full(q.shape[:3], -math.inf)
     whole[:, :, dead:], whole_lse[:, :, dead:] = out, lse
     return whole, whole_lse
@@ -146,9 +146,3 @@ def _as_package(tensor: Tensor, first: int) -> Tensor:
     if not aligned or tensor.data_ptr() % 16:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor.transpose(1, 2)
-
-
-def _contiguous(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor, with the usual strides also of dims of size 1, as fake tensors have them."""
-    tensor = tensor.contiguous()
-    return tensor.view(-1).view(tensor.shape) if 1 in tensor.shape else tensor

@@ -1,4 +1,4 @@
-"""The corrections that a CPU and CUDA share: empty tensors, the layout of results, fully masked rows."""
+"""The corrections that a CPU and CUDA share: empty tensors and fully masked rows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ def zero_gradients(tensors: tuple[Tensor, ...], needs: tuple[bool, ...]) -> tupl
     """Return gradients of 0, where wanted."""
     each = (torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors)
     return tuple(gradient if need else None for gradient, need in zip(each, needs))
-
-
-def contiguous(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor, with the usual strides also of dims of size 1, as fake tensors have them."""
-    tensor = tensor.contiguous()
-    return tensor.view(-1).view(tensor.shape) if 1 in tensor.shape else tensor
 
 
 def dead_rows(bias: Tensor, queries: int, causal: bool) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 from fusedops import Adaptation, kernel, ops
 from fusedops.constraints import Alignment, Dim, Finite, Present, SameDims, Scalar, When
 from fusedops.tensor_cache import cached_for
-from fusedops_sdpa._corrections import contiguous, dead_rows, without_elements, zero_gradients
+from fusedops_sdpa._corrections import dead_rows, without_elements, zero_gradients
 
 _SOURCE = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _LIMITS = (
@@ -81,7 +81,7 @@ def attention(
     out, lse = _forward(given, bias, scale, is_causal)
     if (bias is not None or is_causal) and not _is_finite(out):  # where lse is NaN or inf, out is NaN
         out, lse = _without_unseen(given, bias, scale, is_causal)
-    out, lse = contiguous(out), contiguous(lse)
+    out, lse = out.contiguous(), lse.contiguous()
     if bias is not None:
         lse = lse.masked_fill(dead_rows(bias, q.shape[2], is_causal), -math.inf)
     return out, lse

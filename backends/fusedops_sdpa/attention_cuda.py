@@ -33,7 +33,7 @@ from torch import Tensor
 from fusedops import Adaptation, Deviation, TensorSpec, kernel, ops
 from fusedops.constraints import Alignment, Capability, Dim, DType, Finite, Present, Scalar, When
 from fusedops.tensor_cache import cached_for
-from fusedops_sdpa._corrections import contiguous, dead_rows, without_elements, zero_gradients
+from fusedops_sdpa._corrections import dead_rows, without_elements, zero_gradients
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
@@ -117,9 +117,9 @@ def attention(
     call = _Call.of(q, k, v, mask, causal)
     if call.flash:
         out, lse = _FLASH(*call.tensors, 0.0, call.causal, False, scale=scale)[:2]
-        return contiguous(out), contiguous(lse).nan_to_num_(math.nan, math.nan, math.nan)
+        return out.contiguous(), lse.contiguous().nan_to_num_(math.nan, math.nan, math.nan)
     out, lse = _EFFICIENT(*call.tensors, call.expanded_bias(), True, 0.0, call.causal, scale=scale)[:2]
-    out, lse = contiguous(out), contiguous(lse[:, :, : q.shape[2]])
+    out, lse = out.contiguous(), lse[:, :, : q.shape[2]].contiguous()
     if call.bias is not None:
         dead = dead_rows(call.bias, q.shape[2], call.causal)
         out.masked_fill_(dead[..., None], 0.0)

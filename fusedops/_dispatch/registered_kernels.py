@@ -35,16 +35,14 @@ class ForwardKernels:
                 f"fix: call fusedops.{op.name}, which draws it, or pass it"
             )
         function = counted_call(select(plan_for(op, args[0], backend), args))
-        if not op.saved:
-            return function(*args)
         if not self._save:
-            return op.outputs_of(function(*args, False))
+            return _as_fake(op.outputs_of(function(*args, False)) if op.saved else function(*args))
         # of tensors that require no gradient, so that the kernel computes every saved value, as fake() has them
         results = function(*(arg.detach() if isinstance(arg, Tensor) else arg for arg in args), True)
         # a traced graph keeps no optional saved values: they may be None
         count = len(op.outputs)
         saved = [value for value, declared in zip(results[count:], op.saved) if not declared.optional]
-        return (*results[:count], *saved)
+        return _as_fake((*results[:count], *saved))
 
     def fake(self, *args: Any, backend: str | None = None) -> Any:
         """Return empty results with the shapes, dtypes and strides that a kernel returns."""
@@ -86,10 +84,7 @@ class BackwardKernels:
         args = with_floats(args, self._places)
         plan = plan_for(self._op, args[0], backend)
         after = backward_plan(plan, plan.first.backend if plan.first else "")
-        gradients = _without_none(counted_call(select(after, args))(*args), args[0])
-        if isinstance(gradients, Tensor):
-            return _as_fake(gradients)
-        return tuple(map(_as_fake, gradients))
+        return _as_fake(_without_none(counted_call(select(after, args))(*args), args[0]))
 
     def fake(self, *args: Any, backend: str | None = None) -> Any:
         """Return empty gradients with the shapes, dtypes and strides that a kernel returns."""
@@ -111,10 +106,14 @@ def whole_arguments(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*args, *op.defaults[len(args) :])
 
 
-def _as_fake(gradient: Tensor) -> Tensor:
-    """Return a gradient with the strides of a fake one, also for dims of size 1; a kernel may order dims otherwise."""
-    gradient = gradient.contiguous()
-    return gradient.view(-1).view(gradient.shape) if 1 in gradient.shape else gradient
+def _as_fake(results: Any) -> Any:
+    """Return results with the strides of fake ones, also for dims of size 1; a kernel may order a gradient's dims."""
+    if isinstance(results, tuple):
+        return tuple(map(_as_fake, cast("tuple[Any, ...]", results)))
+    if results is None:
+        return None
+    tensor = cast("Tensor", results).contiguous()
+    return tensor.view(-1).view(tensor.shape) if 1 in tensor.shape else tensor
 
 
 def _without_none(gradients: Any, like: Tensor) -> Any:
