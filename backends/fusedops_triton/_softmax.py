@@ -21,7 +21,7 @@ Common to all kernels:
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 from __future__ import annotations
 

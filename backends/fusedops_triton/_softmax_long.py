@@ -6,7 +6,7 @@ softmax"), the second one writes the result.
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportUnnecessaryComparison=false
 # Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 from __future__ import annotations
 
