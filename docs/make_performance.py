@@ -86,6 +86,23 @@ copy take turns in one process; each time is the 20th percentile of the turns.
   the huge pages for large results.
 """
 
+COSTS = """
+## triton: the kernels by a model of their instructions
+
+**A model, not a measurement: no GPU has run these kernels.** They are compiled for sm_90, and their instructions are
+counted.
+
+| column | meaning |
+|---|---|
+| issue | time that the instructions take to issue, in percent of the time that the fewest bytes take at copy speed |
+| instructions | that a warp issues |
+| registers, spilled | of a thread; bytes of a thread that are in memory instead |
+| threads | that a multiprocessor holds at a time, in percent |
+
+A kernel whose issue is well below 100 % can wait for memory alone. `tests/support/issue_slots.py` has the model and how
+it compares with published measurements. A test compares each kernel with this table.
+"""
+
 TAIL = """
 ## Run it
 
@@ -186,6 +203,18 @@ def sizes() -> Iterator[str]:
         yield ""
 
 
+def costs() -> Iterator[str]:
+    """Yield the section of the modelled kernels."""
+    stored = json.loads((RESULTS / "kernel_costs.json").read_text(encoding="utf-8"))
+    yield COSTS
+    yield f"Triton {stored['triton']}. [kernel_costs.json](../benchmarks/results/kernel_costs.json)"
+    yield ""
+    yield "| kernel | issue, % | instructions | registers | spilled | threads, % |"
+    yield "|---|---|---|---|---|---|"
+    for name, row in stored["kernels"].items():
+        yield f"| {name} | " + " | ".join(f"{value:.0f}" for value in row.values()) + " |"
+
+
 def page() -> str:
     """Return the page."""
     lines = [HEAD]
@@ -213,7 +242,8 @@ def page() -> str:
         ]
         for picture in sorted(path.parent.glob(f"{path.stem}-*.png")):
             lines += [f"![{picture.stem}](../benchmarks/results/{path.parent.name}/{picture.name})", ""]
-    return "\n".join(lines) + TAIL
+    lines += costs()
+    return "\n".join(lines) + "\n" + TAIL
 
 
 def main() -> int:
