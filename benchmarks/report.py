@@ -91,6 +91,23 @@ copy take turns in one process; each time is the 20th percentile of the turns.
   1.5 GB (the logits are 0.5 GB). `python -m benchmarks.linear_loss` repeats it.
 """
 
+COSTS = """
+## triton: the kernels by a model of their instructions
+
+**A model, not a measurement: no GPU has run these kernels.** They are compiled for sm_90, and their instructions are
+counted.
+
+| column | meaning |
+|---|---|
+| issue | time that the instructions take to issue, in percent of the time that the fewest bytes take at copy speed |
+| instructions | that a warp issues |
+| registers, spilled | of a thread; bytes of a thread that are in memory instead |
+| threads | that a multiprocessor holds at a time, in percent |
+
+A kernel whose issue is well below 100 % can wait for memory alone. `tests/support/issue_slots.py` has the model and how
+it compares with published measurements. A test compares each kernel with this table.
+"""
+
 TAIL = """
 ## Run it
 
@@ -242,6 +259,18 @@ def _link(path: Path) -> str:
     return f"../{path.relative_to(RESULTS.parents[1]).as_posix()}" if path.is_relative_to(RESULTS) else path.name
 
 
+def costs() -> Iterator[str]:
+    """Yield the section of the modelled kernels."""
+    stored = json.loads((RESULTS / "kernel_costs.json").read_text(encoding="utf-8"))
+    yield COSTS
+    yield f"Triton {stored['triton']}. [kernel_costs.json](../benchmarks/results/kernel_costs.json)"
+    yield ""
+    yield "| kernel | issue, % | instructions | registers | spilled | threads, % |"
+    yield "|---|---|---|---|---|---|"
+    for name, row in stored["kernels"].items():
+        yield f"| {name} | " + " | ".join(f"{value:.0f}" for value in row.values()) + " |"
+
+
 def page() -> str:
     """Return the page."""
     lines = [HEAD]
@@ -250,7 +279,7 @@ def page() -> str:
             "**No GPU and no Ascend device has been measured yet.** `make gpu` measures on a machine with a GPU.",
             "",
         ]
-    return "\n".join([*lines, *sizes(), *sections()]) + TAIL
+    return "\n".join([*lines, *sizes(), *sections(), *costs()]) + TAIL
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -99,6 +99,16 @@ def _locate(bias: tuple[int, ...], shape: tuple[int, ...]) -> tuple[str, int, tu
     return "other", 1, (b, inner, wrap, outer, b if len(bias_groups) == 2 else 0)
 
 
+def kind_in_tiles(kind: str, columns: int, block: int) -> str:
+    """Return the kind of a bias in tiles of ``block`` elements, a power of two.
+
+    "whole tail": rows are whole tiles, so that no tile contains the end of a row. "short tail": tiles are whole rows.
+    """
+    if kind in ("tail", "long tail") and columns % block == 0:
+        return "whole tail"
+    return "short tail" if kind == "tail" and block % columns == 0 else kind
+
+
 def _product(groups: list[tuple[bool, int]]) -> int:
     return math.prod([size for _, size in groups])
 
@@ -153,25 +163,39 @@ def _add_sums(
 
 
 @triton.jit
-def flat_tile(n, UNIT: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the first element of this program (64-bit), the offsets of its elements, and which are below n * UNIT."""
+def flat_tile(n, UNIT: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """Return the first element of this program (64-bit), the offsets of its elements, and which are below n * UNIT.
+
+    EVEN: all are. They are a constant then, which Triton removes from loads and stores.
+    """
     base = tl.program_id(0).to(tl.int64) * BLOCK
     at = tl.arange(0, BLOCK)
+    if EVEN:
+        return base, at, tl.full([BLOCK], 1, tl.int1)
     return base, at, at < n.to(tl.int64) * UNIT - base
 
 
 @triton.jit
-def bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND: tl.constexpr, UNIT: tl.constexpr):
-    """Load the bias of the elements base + at. ``locate`` computes the arguments from ``size`` on.
+def bias_at(
+    bias_ptr, base, at, inside, size, inner, wrap, outer, step,
+    KIND: tl.constexpr, UNIT: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """Load the bias of the elements base + at. ``locate`` and ``kind_in_tiles`` compute the arguments from ``size`` on.
 
-    For KIND "other", the index in the bias is ``(i // outer % wrap) * step + (i // inner) % size``.
+    For KIND "other", the index in the bias is ``(i // outer % wrap) * step + (i // inner) % size``. NARROW: ``base``
+    fits in 32 bits, and so does its division.
     """
-    if KIND == "tail" or KIND == "long tail":
-        # one 64-bit division per program; the rest is computed only for the first element of every 16 bytes
-        columns = size.to(tl.int64) * UNIT
-        col = (base % columns).to(tl.uint32) + at.to(tl.uint32)
-        columns = columns.to(tl.uint32)
-        col = tl.where(col >= columns, col - columns, col) if KIND == "long tail" else col % columns
+    if KIND == "whole tail" or KIND == "long tail" or KIND == "short tail" or KIND == "tail":
+        columns = size.to(tl.uint32) * UNIT
+        col = at.to(tl.uint32)
+        if KIND == "short tail":
+            col &= columns - 1
+        else:  # one division per program; the rest is computed only for the first element of every 16 bytes
+            col += base.to(tl.uint32) % columns if NARROW else (base % columns.to(tl.int64)).to(tl.uint32)
+        if KIND == "long tail":
+            col = tl.where(col >= columns, col - columns, col)
+        if KIND == "tail":
+            col %= columns
         col = tl.max_contiguous(tl.multiple_of(col, UNIT), UNIT)  # Triton 3.9 infers this, 3.6 does not
         return tl.load(bias_ptr + col, mask=inside, other=0.0)
     if KIND == "all":
@@ -181,14 +205,24 @@ def bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND: tl
 
 
 @triton.jit
-def column_tile(step, n_rows, size, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Return offsets (ROWS, COLS) in (n_rows, size * UNIT), which of them are inside, and the rows (ROWS,), 64-bit."""
+def column_tile(
+    step, n_rows, size,
+    UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Return offsets (ROWS, COLS) in (n_rows, size * UNIT), which of them are inside, and the rows (ROWS,), 64-bit.
+
+    EVEN: all are inside, as in ``flat_tile``.
+    """
     first = tl.program_id(1).to(tl.int64) * (STEPS * ROWS) + step * ROWS
     row = first + tl.arange(0, ROWS)
     col = tl.program_id(0).to(tl.int64) * COLS + tl.arange(0, COLS)
     columns = size.to(tl.int64) * UNIT
-    inside = (row < n_rows)[:, None] & (col < columns)[None, :]
-    return row[:, None] * columns + col[None, :], inside, row
+    # the sum of what is computed once and a number of this step
+    at = tl.arange(0, ROWS)[:, None] * columns + col[None, :] + first * columns
+    inside = tl.full([1, COLS], 1, tl.int1)
+    if not EVEN:
+        inside = (row < n_rows)[:, None] & (col < columns)[None, :]
+    return at, inside, row
 
 
 @triton.jit

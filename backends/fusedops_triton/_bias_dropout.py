@@ -19,7 +19,7 @@ Common to all kernels:
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
 # Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from fusedops_triton._bias import (
     bias_at,
     column_tile,
     flat_tile,
+    kind_in_tiles,
     locate,
     rounded,
     store_sums,
@@ -48,7 +49,7 @@ from fusedops_triton._bias import (
 )
 from fusedops_triton._common import compute_dtype, scalar
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._settings import Columns, Tile, ceil_div, share_columns, tile
+from fusedops_triton._settings import Columns, Tile, ceil_div, dropout_tile, share_columns, tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -102,7 +103,7 @@ def dropout_forward(
     x, layout = x.resolve_neg().contiguous(), locate(bias, x.shape)
     residual = None if residual is None else residual.resolve_neg().contiguous()
     dropout = _dropout_arguments(p, training, seed, dtype)
-    launch = _forward_launch(n, min(x.element_size(), y.element_size()), dtype, *layout[1:])
+    launch = _forward_launch(n, min(x.element_size(), y.element_size()), dtype, residual is not None, *layout[1:])
     launch(y, y, x, layout.tensor, residual, *dropout)
     return y
 
@@ -162,16 +163,23 @@ def _columns_backward(
 
 @cached_by_layout
 def _forward_launch(
-    n: int, narrowest: int, dtype: torch.dtype, kind: str, bias_unit: int, sizes: tuple[int, ...]
+    n: int, narrowest: int, dtype: torch.dtype, adds: bool, kind: str, bias_unit: int, sizes: tuple[int, ...]
 ) -> Launch | Tuned:
-    """Return the launch of ``_forward`` for n elements; kind, bias_unit and sizes are from ``locate``."""
+    """Return the launch of ``_forward`` for n elements; kind, bias_unit and sizes are from ``locate``.
+
+    adds: there is a residual.
+    """
     unit_n, wide = unit(n), compute_dtype(dtype)
 
     def make_launch(setting: Tile) -> Launch:
-        constants = {"KIND": kind, "UNIT": bias_unit, "UNIT_N": unit_n, "BLOCK": setting.block, "WIDE": wide}
+        constants = {
+            "KIND": kind_in_tiles(kind, sizes[0] * bias_unit, setting.block), "UNIT": bias_unit, "UNIT_N": unit_n,
+            "NARROW": n < 2**31, "EVEN": n % setting.block == 0, "BLOCK": setting.block,
+            "CALLS": _calls(narrowest, setting.block), "WIDE": wide,
+        }  # fmt: skip
         return Launch(_forward, (ceil_div(n, setting.block),), (n // unit_n, *sizes), constants, setting.warps)
 
-    return tuned(make_launch, tile(narrowest), 0, narrowest)
+    return tuned(make_launch, tile(narrowest) if adds else dropout_tile(narrowest), 0, narrowest)
 
 
 @cached_by_layout
@@ -180,10 +188,13 @@ def _flat_launch(n: int, narrowest: int, dtype: torch.dtype) -> Launch | Tuned:
     unit_n = unit(n)
 
     def make_launch(setting: Tile) -> Launch:
-        constants = {"UNIT_N": unit_n, "BLOCK": setting.block, "WIDE": compute_dtype(dtype)}
+        constants = {
+            "UNIT_N": unit_n, "EVEN": n % setting.block == 0, "BLOCK": setting.block,
+            "CALLS": _calls(narrowest, setting.block), "WIDE": compute_dtype(dtype),
+        }  # fmt: skip
         return Launch(_backward_flat, (ceil_div(n, setting.block),), (n // unit_n,), constants, setting.warps)
 
-    return tuned(make_launch, tile(narrowest), 0, narrowest)
+    return tuned(make_launch, dropout_tile(narrowest), 0, narrowest)
 
 
 @cached_by_layout
@@ -194,9 +205,15 @@ def _columns_launch(
     columns = share_columns(n_rows, size * bias_unit, narrowest)
     constants = {
         "UNIT": bias_unit, "STEPS": columns.steps, "ROWS": columns.rows, "COLS": columns.cols,
+        "EVEN": columns.are_even(n_rows, size * bias_unit), "CALLS": _calls(narrowest, columns.cols),
         "WIDE": compute_dtype(dtype),
     }  # fmt: skip
     return Launch(_backward_columns, (columns.tiles, columns.parts), (n_rows, size), constants, columns.warps), columns
+
+
+def _calls(narrowest: int, elements: int) -> int:
+    """Return the Philox calls for one access of 16 bytes. See ``_kept``."""
+    return 2 if narrowest == 2 and elements >= 8 else 1
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels
@@ -207,26 +224,27 @@ def _columns_launch(
 @triton.jit(do_not_specialize=["seed_ptr", "scale", "last", "n", "size", "inner", "wrap", "outer", "step"])
 def _forward(
     y_ptr, x_ptr, bias_ptr, residual_ptr, seed_ptr, scale, last, n, size, inner, wrap, outer, step,
-    KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, NARROW: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK: tl.constexpr, CALLS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK elements. Grid (cdiv(n * UNIT_N, BLOCK),).
 
     y_ptr, x_ptr: (n * UNIT_N,). residual_ptr: the same, or None. bias_ptr and from ``size`` to ``step``: see
     ``bias_at``. seed_ptr: (1,) int64, or None. scale, last: see ``_DropoutArguments``.
     """
-    base, at, inside = flat_tile(n, UNIT_N, BLOCK)
+    base, at, inside = flat_tile(n, UNIT_N, BLOCK, EVEN)
     x = tl.load(x_ptr + base + at, mask=inside, other=0.0)
     if residual_ptr is not None:
         x = rounded(x, y_ptr)  # the residual's dtype
     u = x.to(WIDE)
     if KIND != "none":
-        bias = bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT)
+        bias = bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT, NARROW)
         if residual_ptr is not None:
             bias = rounded(bias, y_ptr)
         u += bias.to(WIDE)
+    if seed_ptr is not None:  # before the multiplication, so that two elements are rounded by one instruction
+        u = tl.where(_kept(tl.load(seed_ptr), base // 4, last, BLOCK, CALLS), u, 0.0)
     u *= scalar(scale, WIDE)
-    if seed_ptr is not None:
-        u = tl.where(_kept(seed_ptr, base // 4, last, BLOCK), u, 0.0)
     if residual_ptr is not None:
         u += tl.load(residual_ptr + base + at, mask=inside, other=0.0).to(WIDE)
     tl.store(y_ptr + base + at, rounded(u, y_ptr), mask=inside)
@@ -235,13 +253,14 @@ def _forward(
 @triton.jit(do_not_specialize=["seed_ptr", "scale", "last", "n"])
 def _backward_flat(
     dx_ptr, du_ptr, grad_ptr, seed_ptr, scale, last, n,
-    UNIT_N: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    UNIT_N: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, CALLS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Write BLOCK elements of the gradient to dx_ptr and du_ptr. Each can be None. Other arguments as in _forward."""
-    base, at, inside = flat_tile(n, UNIT_N, BLOCK)
-    du = tl.load(grad_ptr + base + at, mask=inside, other=0.0).to(WIDE) * scalar(scale, WIDE)
+    base, at, inside = flat_tile(n, UNIT_N, BLOCK, EVEN)
+    du = tl.load(grad_ptr + base + at, mask=inside, other=0.0).to(WIDE)
     if seed_ptr is not None:
-        du = tl.where(_kept(seed_ptr, base // 4, last, BLOCK), du, 0.0)
+        du = tl.where(_kept(tl.load(seed_ptr), base // 4, last, BLOCK, CALLS), du, 0.0)
+    du *= scalar(scale, WIDE)
     if dx_ptr is not None:
         tl.store(dx_ptr + base + at, rounded(du, dx_ptr), mask=inside)
     if du_ptr is not None:
@@ -251,20 +270,24 @@ def _backward_flat(
 @triton.jit(do_not_specialize=["seed_ptr", "scale", "last", "n_rows", "size"])
 def _backward_columns(
     dx_ptr, sums_ptr, grad_ptr, seed_ptr, scale, last, n_rows, size,
-    UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr,
+    UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EVEN: tl.constexpr,
+    CALLS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Write and sum COLS columns of STEPS * ROWS rows. Grid (cdiv(H, COLS), parts).
 
     H = size * UNIT, a multiple of 4 with a seed. dx_ptr: (n_rows, H), or None. sums_ptr: (parts, H), the sum over this
     program's rows. grad_ptr: (n_rows, H). Other arguments as in _forward.
     """
+    if seed_ptr is not None:
+        seed = tl.load(seed_ptr)
     sums = tl.zeros([ROWS, COLS], dtype=WIDE)  # each lane adds up its own elements; one reduction at the end
     for step in range(STEPS):
-        at, inside, row = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS)
-        du = tl.load(grad_ptr + at, mask=inside, other=0.0).to(WIDE) * scalar(scale, WIDE)
+        at, inside, row = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS, EVEN)
+        du = tl.load(grad_ptr + at, mask=inside, other=0.0).to(WIDE)
         if seed_ptr is not None:
             first = row * (size.to(tl.int64) * UNIT // 4) + tl.program_id(0).to(tl.int64) * (COLS // 4)
-            du = tl.where(_kept(seed_ptr, first[:, None], last, COLS), du, 0.0)
+            du = tl.where(_kept(seed, first[:, None], last, COLS, CALLS), du, 0.0)
+        du *= scalar(scale, WIDE)
         if dx_ptr is not None:
             tl.store(dx_ptr + at, rounded(du, dx_ptr), mask=inside)
         sums += du
@@ -275,28 +298,20 @@ def _backward_columns(
 
 
 @triton.jit
-def _kept(seed_ptr, first, last, SIZE: tl.constexpr):
+def _kept(seed, first, last, SIZE: tl.constexpr, CALLS: tl.constexpr):
     """Return the keep-mask of SIZE elements from counter ``first``, 64-bit: the linear index of an element // 4.
 
-    first: a number, for a mask (SIZE,); or (R, 1), for a mask (R, SIZE).
+    first: a number, for a mask (SIZE,); or (R, 1), for a mask (R, SIZE). CALLS: 1 or 2 Philox calls, for the 4 or 8
+    neighbours that one access loads. A thread computes the words of the elements that it loads.
     """
-    bits = _bits(tl.load(seed_ptr), first + tl.arange(0, SIZE // 4), last.to(tl.uint32, bitcast=True))
-    element = tl.arange(0, SIZE) % 4
-    if len(bits.shape) == 1:
-        spread = tl.reshape(tl.broadcast_to(bits[:, None], [SIZE // 4, 4]), [SIZE])
-    else:
-        ROWS: tl.constexpr = bits.shape[0]
-        spread = tl.reshape(tl.broadcast_to(bits[:, :, None], [ROWS, SIZE // 4, 4]), [ROWS, SIZE])
-        element = element[None, :]
-    return ((spread >> element) & 1) != 0
-
-
-@triton.jit
-def _bits(seed, counter, last):
-    """Return an int32 for each counter (int64). Bit k is set if output word k of Philox is above ``last``, a uint32."""
+    counter = first + tl.arange(0, SIZE // (4 * CALLS)) * CALLS
     w0, w1, w2, w3 = _philox(seed, counter)
-    low = (w0 > last).to(tl.int32) | ((w1 > last).to(tl.int32) << 1)
-    return low | ((w2 > last).to(tl.int32) << 2) | ((w3 > last).to(tl.int32) << 3)
+    if CALLS == 2:
+        v0, v1, v2, v3 = _philox(seed, counter + 1)
+        w0, w1, w2, w3 = tl.join(w0, v0), tl.join(w1, v1), tl.join(w2, v2), tl.join(w3, v3)
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # in the order of the elements
+    words = tl.reshape(words, [SIZE] if len(counter.shape) == 1 else [counter.shape[0], SIZE])
+    return words > last.to(tl.uint32, bitcast=True)
 
 
 @triton.jit

@@ -22,3 +22,20 @@ def scalar(value, WIDE: tl.constexpr):
     if WIDE == tl.float64:  # noqa: SIM300 - ruff takes any upper case name for a constant
         value = value.to(tl.int64).to(tl.float64, bitcast=True)
     return value
+
+
+@triton.jit
+def exp(x):
+    """Return e to the power of x. In float32 two instructions, where tl.exp has five: results below 1e-38 are 0."""
+    if x.dtype == tl.float64:
+        return tl.exp(x)
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
+def reciprocal(x):
+    """Return 1 / x for x >= 1. In float32 two instructions, where a division has eight: within 3e-7 of itself."""
+    if x.dtype == tl.float64:
+        return 1.0 / x
+    root = tl.rsqrt(x)
+    return root * root

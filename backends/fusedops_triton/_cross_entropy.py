@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_dtype, scalar
+from fusedops_triton._common import compute_dtype, exp, scalar
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import Plan, ceil_div, loss_gradient_plan, loss_plan, power_of_two
 
@@ -132,8 +132,8 @@ def _forward_launch(shape: _Ints, strides: _Ints, dtype: torch.dtype, smooth: bo
 
     def make_launch(setting: Plan) -> Launch:
         constants = {
-            "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "ROWS": setting.rows, "BLOCK": setting.block,
-            "WIDE": compute_dtype(dtype),
+            "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
+            "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_dtype(dtype),
         }  # fmt: skip
         grid = (ceil_div(math.prod(shape[:-1]), setting.rows),)
         return Launch(_forward, grid, sizes, constants, setting.warps)
@@ -149,8 +149,8 @@ def _backward_launch(
 
     def make_launch(setting: Plan) -> Launch:
         constants = {
-            "PER_ROW": per_row, "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "ROWS": setting.rows,
-            "BLOCK": setting.block, "WIDE": compute_dtype(dtype),
+            "PER_ROW": per_row, "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
+            "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_dtype(dtype),
         }  # fmt: skip
         grid = (ceil_div(math.prod(shape[:-1]), setting.rows) * ceil_div(shape[-1], setting.block),)
         return Launch(_backward, grid, sizes, constants, setting.warps)
@@ -213,8 +213,8 @@ _NOT_SPECIALIZED = [
 def _forward(
     loss_ptr, lse_ptr, x_ptr, target_ptr, ignore_index, label_smoothing, z_loss, softcap,
     n_rows, inner, stride_inner, stride_outer, size,
-    SMOOTH: tl.constexpr, CAP: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
+    SMOOTH: tl.constexpr, CAP: tl.constexpr, UNIT: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute the loss and lse of ROWS rows. Grid (cdiv(n_rows, ROWS),); V = size * UNIT.
 
@@ -227,7 +227,7 @@ def _forward(
     target = tl.load(target_ptr + row, mask=exists, other=0)
     counts = exists & (target != ignore_index)
     known = counts & (target >= 0) & (target < columns)
-    x_row = x_ptr + _row_offset(row, inner, stride_inner, stride_outer, UNIT)
+    x_row = x_ptr + _row_offset(row, inner, stride_inner, stride_outer, UNIT, FLAT)
     cap = scalar(softcap, WIDE)
     stop = columns
     if ROWS == 1:  # nothing to read of an ignored row
@@ -248,7 +248,7 @@ def _forward(
         higher = tl.maximum(top, tl.max(z, axis=1))
         # 0 if all logits so far are -inf, so that exp gives 0 and not exp(-inf + inf) = NaN
         shift = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(top - shift) + tl.sum(tl.exp(z - shift[:, None]), axis=1)
+        total = total * exp(top - shift) + tl.sum(exp(z - shift[:, None]), axis=1)
         top = higher
 
     wanted = tl.load(x_row + target, mask=known, other=0.0).to(WIDE)
@@ -304,8 +304,8 @@ def _sum_rows(
 def _backward(
     dx_ptr, grad_ptr, divisor_ptr, x_ptr, lse_ptr, target_ptr, ignore_index, label_smoothing, z_loss, softcap,
     n_rows, inner, stride_inner, stride_outer, size,
-    PER_ROW: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    PER_ROW: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr, UNIT: tl.constexpr, FLAT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK columns of ROWS rows of the gradient. Grid (cdiv(n_rows, ROWS) * cdiv(V, BLOCK),); V = size * UNIT.
 
@@ -324,10 +324,12 @@ def _backward(
     scale = tl.load(grad_ptr + row * PER_ROW, mask=counts, other=0.0)
     if divisor_ptr is not None:
         scale = scale / tl.load(divisor_ptr).to(WIDE)
+    # 0 in an ignored row, whose logits are read as 0: so is its gradient, without a comparison for each element
+    scale = tl.where(counts, scale, 0.0)
     scale = tl.where(counts & ((target < 0) | (target >= columns)), float("nan"), scale)
 
     inside = (col < columns)[None, :] & counts[:, None]
-    x_row = x_ptr + _row_offset(row, inner, stride_inner, stride_outer, UNIT)
+    x_row = x_ptr + _row_offset(row, inner, stride_inner, stride_outer, UNIT, FLAT)
     x = tl.load(x_row[:, None] + col[None, :], mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
     z, slope = x, 1.0
     if CAP:
@@ -335,14 +337,16 @@ def _backward(
         tanh = _tanh(x / cap)
         z, slope = tanh * cap, 1.0 - tanh * tanh
     factor = scale * (1.0 + 2.0 * scalar(z_loss, WIDE) * lse)
-    dz = tl.exp(z - lse[:, None]) * factor[:, None]
+    dz = exp(z - lse[:, None]) * factor[:, None]
     hit = scale
     if SMOOTH:
         smoothing = scalar(label_smoothing, WIDE)
         dz -= (scale * (smoothing / columns.to(WIDE)))[:, None]
         hit = scale * (1.0 - smoothing)
-    dz = tl.where(col[None, :] == target[:, None], dz - hit[:, None], dz)
-    dx = tl.where(inside, dz * slope, 0.0)
+    first = (program % blocks) * BLOCK
+    if tl.max(((target >= first) & (target < first + BLOCK)).to(tl.int32), axis=0) != 0:  # one block of many
+        dz = tl.where(col[None, :] == target[:, None], dz - hit[:, None], dz)
+    dx = dz * slope
     out = row[:, None] * (size.to(tl.int64) * UNIT) + col[None, :]
     tl.store(dx_ptr + out, rounded(dx, dx_ptr), mask=(col < columns)[None, :] & exists[:, None])
 
@@ -351,10 +355,11 @@ def _backward(
 
 
 @triton.jit
-def _row_offset(row, inner, stride_inner, stride_outer, UNIT: tl.constexpr):
-    """Return the offset of a row in elements, 64-bit: rows are in groups of ``inner``."""
-    offset = row // inner * stride_outer.to(tl.int64) + row % inner * stride_inner.to(tl.int64)
-    return offset * UNIT
+def _row_offset(row, inner, stride_inner, stride_outer, UNIT: tl.constexpr, FLAT: tl.constexpr):
+    """Return the offset of a row in elements, 64-bit: rows are in groups of ``inner``, one group if FLAT."""
+    if FLAT:  # a division of 64 bits takes a hundred instructions
+        return row * (stride_inner.to(tl.int64) * UNIT)
+    return (row // inner * stride_outer.to(tl.int64) + row % inner * stride_inner.to(tl.int64)) * UNIT
 
 
 @triton.jit

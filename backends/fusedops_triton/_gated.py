@@ -30,7 +30,7 @@ from torch import Tensor
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._bias_gelu import gelu, gelu_slope
-from fusedops_triton._common import compute_dtype, scalar
+from fusedops_triton._common import compute_dtype, reciprocal, scalar
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import Tile, ceil_div, gated_tile, power_of_two
 
@@ -168,7 +168,8 @@ def _rows_launch(
         cols = min(power_of_two(width), setting.block)
         rows = min(setting.block // cols, power_of_two(n_rows))
         constants: dict[str, Any] = {
-            "KIND": kind, "UNIT": row_unit, "ROWS": rows, "COLS": cols, "WIDE": compute_dtype(dtype),
+            "KIND": kind, "ONE": n_rows == 1, "UNIT": row_unit, "EVEN": width % cols == 0 and n_rows % rows == 0,
+            "ROWS": rows, "COLS": cols, "WIDE": compute_dtype(dtype),
         }  # fmt: skip
         return Launch(kernel, (ceil_div(width, cols) * ceil_div(n_rows, rows),), sizes, constants, setting.warps)
 
@@ -194,13 +195,14 @@ def _pairs_launch(backward: bool, n: int, element_size: int, dtype: torch.dtype,
 @triton.jit(do_not_specialize=["limit", "alpha", "offset", "n_rows", "size", "gate_stride", "up_stride"])
 def _forward_rows(
     y_ptr, gate_ptr, up_ptr, limit, alpha, offset, n_rows, size, gate_stride, up_stride,
-    KIND: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr,
+    KIND: tl.constexpr, ONE: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS * COLS elements. Grid (cdiv(H, COLS) * cdiv(n_rows, ROWS),), H = size * UNIT.
 
     y_ptr: (n_rows, H), contiguous. gate_ptr, up_ptr: (n_rows, H), strides (stride * UNIT, 1).
     """
-    row, col, columns, inside = _tile(n_rows, size, UNIT, ROWS, COLS)
+    row, col, columns, inside = _tile(n_rows, size, ONE, UNIT, EVEN, ROWS, COLS)
     gate = tl.load(gate_ptr + _at(row, col, gate_stride, UNIT), mask=inside, other=0.0).to(WIDE)
     up = tl.load(up_ptr + _at(row, col, up_stride, UNIT), mask=inside, other=0.0).to(WIDE)
     y = _activated(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
@@ -215,13 +217,14 @@ def _forward_rows(
 def _backward_rows(
     dgate_ptr, dup_ptr, grad_ptr, gate_ptr, up_ptr, limit, alpha, offset,
     n_rows, size, gate_stride, up_stride, dgate_stride, dup_stride,
-    KIND: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr,
+    KIND: tl.constexpr, ONE: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Write ROWS * COLS elements of each gradient; dgate_ptr or dup_ptr can be None. Grid as in ``_forward_rows``.
 
     grad_ptr: (n_rows, H), contiguous. The others: (n_rows, H), strides (stride * UNIT, 1).
     """
-    row, col, columns, inside = _tile(n_rows, size, UNIT, ROWS, COLS)
+    row, col, columns, inside = _tile(n_rows, size, ONE, UNIT, EVEN, ROWS, COLS)
     grad = tl.load(grad_ptr + row[:, None] * columns + col[None, :], mask=inside, other=0.0).to(WIDE)
     gate = tl.load(gate_ptr + _at(row, col, gate_stride, UNIT), mask=inside, other=0.0).to(WIDE)
     up = tl.load(up_ptr + _at(row, col, up_stride, UNIT), mask=inside, other=0.0).to(WIDE)
@@ -268,14 +271,27 @@ def _backward_pairs(
 
 
 @triton.jit
-def _tile(n_rows, size, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Return this program's rows and columns (64-bit), the number of columns, and which elements are inside."""
+def _tile(
+    n_rows, size, ONE: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+):  # fmt: skip
+    """Return this program's rows and columns (64-bit), the number of columns, and which elements are inside.
+
+    EVEN: all are. They are a constant then, which Triton removes from loads and stores. ONE: there is one row.
+    """
     columns = size.to(tl.int64) * UNIT
-    tiles = (columns + COLS - 1) // COLS
-    program = tl.program_id(0).to(tl.int64)
-    row = program // tiles * ROWS + tl.arange(0, ROWS)
-    col = program % tiles * COLS + tl.arange(0, COLS)
-    return row, col, columns, (row < n_rows)[:, None] & (col < columns)[None, :]
+    # a grid has fewer programs than 2**31, and a division of 64 bits takes four times the instructions
+    tiles = ((columns + COLS - 1) // COLS).to(tl.uint32)
+    program = tl.program_id(0).to(tl.uint32)
+    row, col = tl.arange(0, ROWS).to(tl.int64), tl.arange(0, COLS).to(tl.int64)
+    if ONE:
+        col += program.to(tl.int64) * COLS
+    else:
+        row += (program // tiles).to(tl.int64) * ROWS
+        col += (program % tiles).to(tl.int64) * COLS
+    inside = tl.full([1, COLS], 1, tl.int1)
+    if not EVEN:
+        inside = (row < n_rows)[:, None] & (col < columns)[None, :]
+    return row, col, columns, inside
 
 
 @triton.jit
@@ -325,5 +341,5 @@ def _times(gate, s):
 def _logistic(t):
     """Return 1 / (1 + exp(-t)) and 1 / (1 + exp(t)). exp(-|t|) does not overflow."""
     e = tl.exp2(-1.4426950408889634 * tl.abs(t))
-    r = 1.0 / (1.0 + e)
+    r = reciprocal(1.0 + e)
     return tl.where(t > 0, r, e * r), tl.where(t > 0, e * r, r)

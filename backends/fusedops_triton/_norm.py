@@ -95,8 +95,8 @@ def _forward_launch(n_rows: int, size: int, adds: bool, dtype: torch.dtype, cent
 
     def make_launch(setting: Plan) -> Launch:
         constants = {
-            "CENTER": centered, "UNIT": unit_h, "ROWS": setting.rows, "BLOCK": setting.block,
-            "WIDE": compute_dtype(dtype),
+            "CENTER": centered, "UNIT": unit_h, "EVEN": size == setting.block and n_rows % setting.rows == 0,
+            "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_dtype(dtype),
         }  # fmt: skip
         kernel = _norm_forward_on_chip if setting.on_chip else _norm_forward_long
         return Launch(kernel, (ceil_div(n_rows, setting.rows),), (n_rows, size // unit_h), constants, setting.warps)
@@ -114,7 +114,8 @@ _NOT_SPECIALIZED = ["eps", "offset", "n_rows", "size"]
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def _norm_forward_on_chip(
     y_ptr, s_ptr, mean_ptr, rstd_ptr, x_ptr, residual_ptr, weight_ptr, bias_ptr, eps, offset, n_rows, size,
-    CENTER: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    CENTER: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS whole rows. Grid (cdiv(n_rows, ROWS),); H = size * UNIT <= BLOCK.
 
@@ -123,24 +124,23 @@ def _norm_forward_on_chip(
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
-    in_row = col < size * UNIT
+    in_row, width = columns_of(col, size, UNIT, EVEN, BLOCK)
     inside = in_row[None, :]
-    if ROWS > 1:  # else the grid has no program without a row
+    if ROWS > 1 and not EVEN:  # else the grid has no program without a row
         inside = inside & (row < n_rows)[:, None]
-    at = row[:, None] * (size.to(tl.int64) * UNIT) + col[None, :]
+    at = row[:, None] * width + col[None, :]
     s = tl.load(x_ptr + at, mask=inside, other=0.0).to(WIDE)
     if residual_ptr is not None:
         total = rounded(s + tl.load(residual_ptr + at, mask=inside, other=0.0).to(WIDE), s_ptr)
         tl.store(s_ptr + at, total, mask=inside)
         s = total.to(WIDE)
 
-    columns = (size * UNIT).to(WIDE)
     if CENTER:
-        mean = tl.sum(s, axis=1) / columns
+        mean = tl.sum(s, axis=1) / width.to(WIDE)
         s = tl.where(inside, s - mean[:, None], 0.0)
         if mean_ptr is not None:
             tl.store(mean_ptr + row, mean, mask=row < n_rows)
-    rstd = tl.rsqrt(tl.sum(s * s, axis=1) / columns + scalar(eps, WIDE))
+    rstd = tl.rsqrt(tl.sum(s * s, axis=1) / width.to(WIDE) + scalar(eps, WIDE))
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd, mask=row < n_rows)
     y = s * rstd[:, None]
@@ -154,7 +154,8 @@ def _norm_forward_on_chip(
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def _norm_forward_long(
     y_ptr, s_ptr, mean_ptr, rstd_ptr, x_ptr, residual_ptr, weight_ptr, bias_ptr, eps, offset, n_rows, size,
-    CENTER: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    CENTER: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute one row of any length, BLOCK columns at a time. Grid (n_rows,). Arguments as in _norm_forward_on_chip."""
     row = tl.program_id(0).to(tl.int64)
@@ -205,3 +206,20 @@ def _norm_forward_long(
         if bias_ptr is not None:
             y += tl.load(bias_ptr + col, mask=inside, other=0.0).to(WIDE)
         tl.store(y_ptr + at + col, rounded(y, y_ptr), mask=inside)
+
+
+# ------------------------------------------------------------------------------------------------- parts of a kernel
+
+
+@triton.jit
+def columns_of(col, size, UNIT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    """Return which columns exist, and their number, 64-bit.
+
+    EVEN: all exist. They are a constant then, which Triton removes from loads and stores.
+    """
+    exist = tl.full([BLOCK], 1, tl.int1)
+    columns = tl.full([], BLOCK, tl.int64)
+    if not EVEN:
+        exist = col < size * UNIT
+        columns = size.to(tl.int64) * UNIT
+    return exist, columns

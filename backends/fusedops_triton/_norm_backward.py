@@ -25,7 +25,7 @@ from torch import Tensor
 from fusedops_triton._bias import add_sums, column_tile, rounded, store_sums, unit
 from fusedops_triton._common import compute_dtype, scalar
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._norm import ready
+from fusedops_triton._norm import columns_of, ready
 from fusedops_triton._settings import ceil_div, norm_sums, share_columns
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -112,13 +112,15 @@ def _backward_launches(
     sizes, shared = (n_rows, size // unit_h), {"CENTER": centered, "UNIT": unit_h, "WIDE": compute_dtype(wide)}
     setting = norm_sums(n_rows, size, widest, sums)
     if setting.on_chip:
-        constants = {**shared, "STEPS": setting.steps, "ROWS": setting.rows, "BLOCK": setting.block}
+        even = size == setting.block and n_rows % (setting.steps * setting.rows) == 0
+        constants = {**shared, "STEPS": setting.steps, "EVEN": even, "ROWS": setting.rows, "BLOCK": setting.block}
         parts = ceil_div(n_rows, setting.steps * setting.rows)
         return _Launches(Launch(_norm_backward_on_chip, (parts,), sizes, constants, setting.warps), None, parts)
     constants = {**shared, "STEPS": 1, "ROWS": 1, "BLOCK": setting.block}
     rows = Launch(_norm_backward_long, (n_rows,), sizes, constants, setting.warps)
     columns = share_columns(n_rows, size, narrowest)
-    constants = {**shared, "STEPS": columns.steps, "ROWS": columns.rows, "COLS": columns.cols}
+    even = columns.are_even(n_rows, size)
+    constants = {**shared, "STEPS": columns.steps, "ROWS": columns.rows, "COLS": columns.cols, "EVEN": even}
     grid = (columns.tiles, columns.parts)
     return _Launches(rows, Launch(_norm_backward_sums, grid, sizes, constants, columns.warps), columns.parts)
 
@@ -132,8 +134,8 @@ _NOT_SPECIALIZED = ["offset", "n_rows", "size"]
 def _norm_backward_on_chip(
     dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
     offset, n_rows, size,
-    CENTER: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
+    CENTER: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute STEPS * ROWS whole rows. Grid (parts,); H = size * UNIT <= BLOCK.
 
@@ -142,9 +144,8 @@ def _norm_backward_on_chip(
     (H,), or None. offset: see ``scalar``.
     """
     col = tl.arange(0, BLOCK)
-    in_row = col < size * UNIT
-    columns = size.to(tl.int64) * UNIT
-    n = (size * UNIT).to(WIDE)
+    in_row, columns = columns_of(col, size, UNIT, EVEN, BLOCK)
+    n = columns.to(WIDE)
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + col, mask=in_row, other=0.0)
     # each lane adds up its own elements; one reduction over rows at the end
@@ -152,7 +153,7 @@ def _norm_backward_on_chip(
     dbias = tl.zeros([ROWS, BLOCK], dtype=WIDE)
     for step in range(STEPS):
         row = (tl.program_id(0).to(tl.int64) * STEPS + step) * ROWS + tl.arange(0, ROWS)
-        inside = in_row[None, :] & (row < n_rows)[:, None]
+        inside = in_row[None, :] if EVEN else in_row[None, :] & (row < n_rows)[:, None]
         at = row[:, None] * columns + col[None, :]
         normal = tl.load(s_ptr + at, mask=inside, other=0.0).to(WIDE)
         grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(WIDE)
@@ -243,13 +244,13 @@ def _norm_backward_long(
 def _norm_backward_sums(
     dweight_ptr, dbias_ptr, grad_ptr, s_ptr, mean_ptr, rstd_ptr, n_rows, size,
     CENTER: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    WIDE: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Sum COLS columns of STEPS * ROWS rows. Grid (cdiv(H, COLS), parts). Arguments as in _norm_backward_on_chip."""
     dweight = tl.zeros([ROWS, COLS], dtype=WIDE)
     dbias = tl.zeros([ROWS, COLS], dtype=WIDE)
     for step in range(STEPS):
-        at, inside, row = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS)
+        at, inside, row = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS, EVEN)
         grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(WIDE)
         if dweight_ptr is not None:
             normal = tl.load(s_ptr + at, mask=inside, other=0.0).to(WIDE)

@@ -159,13 +159,12 @@ def _rotate(
     groups = q_groups
     if k_ptr is not None:
         groups += (k_heads.to(tl.int64) + HEADS - 1) // HEADS
-    program = tl.program_id(0).to(tl.int64)
-    tile, program = program % all_tiles, program // all_tiles
-    group, program = program % groups, program // groups
-    position_tiles = (length.to(tl.int64) + POSITIONS - 1) // POSITIONS
-    batch = program // position_tiles
+    tile, program = _split(tl.program_id(0).to(tl.uint32), all_tiles)
+    group, program = _split(program, groups)
+    position_tile, batch = _split(program, (length.to(tl.int64) + POSITIONS - 1) // POSITIONS)
+    tile, group, batch = tile.to(tl.int64), group.to(tl.int64), batch.to(tl.int64)
     rows = tl.arange(0, HEADS * POSITIONS)
-    position = program % position_tiles * POSITIONS + rows % POSITIONS
+    position = position_tile.to(tl.int64) * POSITIONS + rows % POSITIONS
     angle = (batch * angle_batch + position * angle_position) * UNIT
     if group < q_groups:
         head = group * HEADS + rows // POSITIONS
@@ -181,6 +180,13 @@ def _rotate(
             k_heads, length, dim, half, k_batch, k_head, k_position,
             FORWARD, INTERLEAVED, SEQ_INNER, UNIT, COLS, WIDE,
         )  # fmt: skip
+
+
+@triton.jit
+def _split(program, count):
+    """Return ``program % count`` and ``program // count``, 32-bit: a grid has fewer programs than 2**31."""
+    count = count.to(tl.uint32)
+    return program % count, program // count
 
 
 @triton.jit

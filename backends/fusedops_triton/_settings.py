@@ -91,8 +91,8 @@ def plan(size_k: int, element_size: int, inputs: int) -> Plan:
     if width > (FORWARD_ON_CHIP if inputs == 1 else BACKWARD_ON_CHIP)[element_size]:
         tile = LONG_TILE[element_size]
         return Plan(1, tile // inputs, warps_for(tile, per_thread // 2), False)
-    rows = min(max(1, SHORT_TILE // width), SHORT_ROWS)
-    return Plan(rows, width, warps_for(rows * width, per_thread), True)
+    rows = min(max(1, SHORT_TILE // inputs // width), SHORT_ROWS)
+    return Plan(rows, width, warps_for(rows * width, per_thread // inputs), True)
 
 
 # ----------------------------------------------------------------------------------------- flat tiles (ops with a bias)
@@ -122,6 +122,15 @@ def tile(narrowest: int) -> Tile:
     """
     per_thread = FLAT_PER_THREAD[narrowest]
     return Tile(per_thread * FLAT_THREADS, warps_for(per_thread * FLAT_THREADS, per_thread))
+
+
+def dropout_tile(narrowest: int) -> Tile:
+    """Return the default setting of dropout without a residual, as ``tile``, with twice the elements per thread.
+
+    Once, each thread computes the keys of the ten rounds of Philox, and the remainder that places its bias.
+    """
+    block, warps = tile(narrowest)
+    return Tile(block, max(warps // 2, 1))
 
 
 def gated_tile(narrowest: int) -> Tile:
@@ -163,6 +172,10 @@ class Columns(NamedTuple):
     parts: int
     warps: int
 
+    def are_even(self, n_rows: int, size: int) -> bool:
+        """Return if (n_rows, size) is whole tiles."""
+        return size % self.cols == 0 and n_rows % (self.steps * self.rows) == 0
+
 
 #: Bytes of a row in a tile: the 16-byte loads of one warp. And the maximum rows of a tile: each row has its 64-bit
 #: offset in registers.
@@ -188,7 +201,7 @@ def share_columns(n_rows: int, size: int, narrowest: int) -> Columns:
     ``narrowest`` is the element size in bytes of the narrowest dtype. The setting determines the order of the sum, and
     with it the bits of the result, so it is never tuned.
     """
-    block, warps = tile(narrowest)
+    block, warps = gated_tile(narrowest)  # the sums take as many registers as the elements
     cols = min(power_of_two(size), ROW_BYTES // narrowest)
     rows = min(block // cols, MAX_ROWS)
     tiles = ceil_div(size, cols)

@@ -1,12 +1,11 @@
-"""Scaled masked softmax in Triton: two launchers and four kernels.
+"""Scaled masked softmax in Triton: two launchers, and the kernels of rows that fit on chip.
 
 Kernels see a tensor as (B, H, Sq, Sk): ranks below four get leading sizes of 1, and for ranks above four the leading
 dimensions are merged. A row is the Sk scores of one query.
 
     rows on chip    A program loads whole rows, once: 2 accesses per element forward and 3 backward, which is the
                     minimum. A program of one warp holds several short rows, so that no row waits for a barrier.
-    longer rows     A program reads its row twice, in blocks: first for the maximum and the sum (Milakov and
-                    Gimelshein 2018, "Online normalizer calculation for softmax"), then to write the result.
+    longer rows     A program reads its row twice, in blocks (``_softmax_long.py``).
 
 Common to all kernels:
 
@@ -22,11 +21,12 @@ Common to all kernels:
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -34,9 +34,18 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops_triton._autotune import Tuned, tuned
+from fusedops_triton._bias import unit
 from fusedops_triton._common import compute_dtype, scalar
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import Plan, ceil_div, plan, power_of_two
+from fusedops_triton._softmax_long import (
+    NOT_SPECIALIZED,
+    NOT_SPECIALIZED_BACKWARD,
+    backward_long,
+    forward_long,
+    store_row,
+)
+from fusedops_triton._softmax_rows import offset, or_zero, place, place_rows, sector_end
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -114,7 +123,9 @@ def _forward_launch(
     if x_walk is None or m_walk is None:
         return None
     n_rows, size_h, size_q, size_k = _sizes(shape)
-    sizes = (*x_walk, *m_walk, n_rows, size_h, size_q, size_k)
+    unit_k, unit_x, unit_m = unit(size_k), _unit_of(x_walk[:3]), _unit_of(m_walk[:3])
+    strides = (*[stride // unit_x for stride in x_walk[:3]], *[stride // unit_m for stride in m_walk[:3]])
+    sizes = (*strides, n_rows, size_h, size_q, size_k // unit_k)
 
     def make_launch(setting: Plan) -> Launch:
         # For each query, the heads that share a mask run one after the other. The first head reads the row of the mask
@@ -124,11 +135,13 @@ def _forward_launch(
         # quarter of the L2 traffic, which is not the bottleneck, and would give too few programs for [1, 1, sq, sk].)
         heads_inner = size_h > 1 and setting.rows == 1 and m_walk[1] == 0 and m_walk[2] != 0
         constants = {
-            "CAUSAL": causal, "HEADS_INNER": heads_inner,
-            "ROWS": setting.rows, "BLOCK_K": setting.block, "WIDE": compute_dtype(dtype),
+            "CAUSAL": causal, "HEADS_INNER": heads_inner, "UNIT": unit_k, "UNIT_X": unit_x, "UNIT_M": unit_m,
+            "STEP_X": x_walk[3], "STEP_M": m_walk[3], "BLOCK_K": setting.block, "WIDE": compute_dtype(dtype),
         }  # fmt: skip
-        kernel = _forward_on_chip if setting.on_chip else _forward_long
-        return Launch(kernel, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
+        if not setting.on_chip:
+            return Launch(forward_long, (n_rows,), sizes, constants, setting.warps)
+        constants |= _tile_of(n_rows, size_q, size_k, setting) | {"FLAT": _is_flat(shape, x_strides)}
+        return Launch(_forward_on_chip, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
 
     return tuned(make_launch, plan(size_k, dtype.itemsize, inputs=1), power_of_two(size_k), dtype.itemsize)
 
@@ -140,14 +153,41 @@ def _backward_launch(shape: _Ints, grad_strides: _Ints, dtype: torch.dtype, caus
     if g_walk is None:
         return None
     n_rows, size_h, size_q, size_k = _sizes(shape)
+    unit_k, unit_g = unit(size_k), _unit_of(g_walk[:3])
+    sizes = (*[stride // unit_g for stride in g_walk[:3]], n_rows, size_h, size_q, size_k // unit_k)
 
     def make_launch(setting: Plan) -> Launch:
-        constants = {"CAUSAL": causal, "ROWS": setting.rows, "BLOCK_K": setting.block, "WIDE": compute_dtype(dtype)}
-        kernel = _backward_on_chip if setting.on_chip else _backward_long
-        sizes = (*g_walk, n_rows, size_h, size_q, size_k)
-        return Launch(kernel, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
+        constants = {
+            "CAUSAL": causal, "UNIT": unit_k, "UNIT_G": unit_g, "STEP_G": g_walk[3], "BLOCK_K": setting.block,
+            "WIDE": compute_dtype(dtype),
+        }  # fmt: skip
+        if not setting.on_chip:
+            return Launch(backward_long, (n_rows,), sizes, constants, setting.warps)
+        constants |= _tile_of(n_rows, size_q, size_k, setting) | {"FLAT": _is_flat(shape, grad_strides)}
+        return Launch(_backward_on_chip, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
 
     return tuned(make_launch, plan(size_k, dtype.itemsize, inputs=2), power_of_two(size_k), dtype.itemsize)
+
+
+def _tile_of(n_rows: int, size_q: int, size_k: int, setting: Plan) -> dict[str, Any]:
+    """Return the constexprs that leave out bounds tests (EVEN) and divisions (TOGETHER) where a tile needs none."""
+    even = size_k == setting.block and n_rows % setting.rows == 0
+    return {"EVEN": even, "TOGETHER": size_q % setting.rows == 0, "ROWS": setting.rows}
+
+
+def _unit_of(strides: _Ints) -> int:
+    """Return the unit of strides, of which some or all may be 0."""
+    return unit(math.gcd(*strides) or 16)
+
+
+def _is_flat(shape: _Ints, strides: _Ints) -> bool:
+    """Return if a tensor of this layout is contiguous."""
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _sizes(shape: _Ints) -> tuple[int, int, int, int]:
@@ -187,125 +227,92 @@ def _make_supported(t: Tensor, full: torch.Size) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels
-# Triton must not specialise on arguments that do not change the generated code: each would double the compilations. It
-# does specialise on strides: those divisible by 16 give 16-byte accesses, and 1 is the contiguous case.
-_NOT_SPECIALIZED = ["scale", "n_rows", "size_h", "size_q"]
+# UNIT, UNIT_X and UNIT_M give the compiler the alignment of rows: Triton by itself only checks if a stride is divisible
+# by 16, and would read rows of 1000 two-byte elements two bytes at a time.
 
 
-@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _forward_on_chip(
     y_ptr, x_ptr, mask_ptr, scale,
-    stride_xb, stride_xh, stride_xq, stride_xk,
-    stride_mb, stride_mh, stride_mq, stride_mk,
-    n_rows, size_h, size_q, size_k,
-    CAUSAL: tl.constexpr, HEADS_INNER: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    stride_xb, stride_xh, stride_xq, stride_mb, stride_mh, stride_mq, n_rows, size_h, size_q, size_k,
+    CAUSAL: tl.constexpr, HEADS_INNER: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr,
+    UNIT: tl.constexpr, UNIT_X: tl.constexpr, UNIT_M: tl.constexpr, STEP_X: tl.constexpr, STEP_M: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS whole rows. Grid (cdiv(n_rows, ROWS),), n_rows = B * H * Sq; size_k <= BLOCK_K.
+    """Compute ROWS whole rows. Grid (cdiv(n_rows, ROWS),), n_rows = B * H * Sq; Sk = size_k * UNIT <= BLOCK_K.
 
-    y_ptr: (B, H, Sq, Sk) contiguous. x_ptr: (B, H, Sq, Sk) by its strides. mask_ptr: (B, H, Sq, Sk) uint8 by its
-    strides, or None. scale: see ``scalar``.
+    y_ptr: (B, H, Sq, Sk) contiguous. x_ptr: (B, H, Sq, Sk) by its strides, which are in units of UNIT_X; the last one
+    is STEP_X. mask_ptr: (B, H, Sq, Sk) uint8 by its strides, in units of UNIT_M and STEP_M; or None. scale: see
+    ``scalar``. FLAT: x is contiguous. EVEN: all rows and columns of the tile exist. TOGETHER: see ``place_rows``.
     """
-    row = tl.program_id(0).to(n_rows.dtype) * ROWS + tl.arange(0, ROWS)
-    b, h, q = _place(row, size_h, size_q, HEADS_INNER)
+    program = tl.program_id(0).to(n_rows.dtype)
+    first = program * ROWS
+    b, h, q = place_rows(first, size_h, size_q, HEADS_INNER, TOGETHER, ROWS)
+    if HEADS_INNER:  # of one row
+        b, h, only = place(program, size_h, size_q, True)
+        first = (b * size_h + h) * size_q + only
     k = tl.arange(0, BLOCK_K)[None, :]
-    inside = k < size_k
-    if ROWS > 1:  # else the grid has no program without a row
-        inside = inside & (row < n_rows)[:, None]
+    at, inside = _tile(first, k, n_rows, size_k, EVEN, UNIT, ROWS, BLOCK_K)
     reach, keep = inside, inside
     if CAUSAL:
-        reach = inside & (k < _sector_end(q, x_ptr)[:, None])
-        keep = k < tl.minimum(q + 1, size_k)[:, None]
+        reach = inside & (k < sector_end(q, x_ptr)[:, None])
+        keep = inside & (k <= q[:, None])
 
-    x_row = _offset(b, h, q, stride_xb, stride_xh, stride_xq)
-    x = tl.load(x_ptr + x_row[:, None] + k * stride_xk, mask=reach, other=0.0)
+    x_at = x_ptr + at
+    if not FLAT:
+        x_at = x_ptr + offset(b, h, q, stride_xb, stride_xh, stride_xq, UNIT_X)[:, None] + k * STEP_X
+    m_at = mask_ptr
     if mask_ptr is not None:
-        m_row = _offset(b, h, q, stride_mb, stride_mh, stride_mq)
-        keep = keep & (tl.load(mask_ptr + m_row[:, None] + k * stride_mk, mask=reach, other=1) == 0)
+        m_at = mask_ptr + offset(b, h, q, stride_mb, stride_mh, stride_mq, UNIT_M)[:, None] + k * STEP_M
+        if STEP_M == 1:  # as many elements per access as of x: otherwise the layouts differ
+            m_at = tl.max_contiguous(m_at, [1, 128 // x_ptr.dtype.element_ty.primitive_bitwidth])
+    x = tl.load(x_at, mask=reach, other=0.0)
+    keep = _kept(m_at, reach, keep)
 
-    score = tl.where(keep, x.to(WIDE) * scalar(scale, WIDE), float("-inf"))
-    top = tl.max(score, axis=1)
-    part = tl.exp(score - _or_zero(top)[:, None])
-    y = part * (1.0 / _or_nan(tl.sum(part, axis=1)))[:, None]
-    # a masked position is 0 even if its row is NaN
-    y = tl.where(keep, y, 0.0).to(y_ptr.dtype.element_ty)
-    y_row = (b * size_h + h).to(tl.int64) * size_q + q
-    tl.store(y_ptr + (y_row * size_k)[:, None] + k, y, mask=inside)
-
-
-@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
-def _forward_long(
-    y_ptr, x_ptr, mask_ptr, scale,
-    stride_xb, stride_xh, stride_xq, stride_xk,
-    stride_mb, stride_mh, stride_mq, stride_mk,
-    n_rows, size_h, size_q, size_k,
-    CAUSAL: tl.constexpr, HEADS_INNER: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Compute one row of any length, BLOCK_K columns at a time. Grid (n_rows,). Arguments as in _forward_on_chip."""
-    b, h, q = _place(tl.program_id(0).to(n_rows.dtype), size_h, size_q, HEADS_INNER)
-    x_row = x_ptr + _offset(b, h, q, stride_xb, stride_xh, stride_xq)
-    y_row = y_ptr + ((b * size_h + h).to(tl.int64) * size_q + q) * size_k
-    factor = scalar(scale, WIDE)
-    stop, reach = size_k, size_k
-    if CAUSAL:
-        stop = tl.minimum(size_k, q + 1).to(tl.int32)
-        reach = _sector_end(q, x_ptr)
-
-    # `total` is the sum of exp(score - top), `top` the maximum so far. The sum is rescaled when the maximum changes.
-    top = tl.full([], float("-inf"), WIDE)
-    total = tl.full([], 0.0, WIDE)
-    for start in range(0, stop, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        inside = (k < size_k) & (k < reach)
-        keep = k < stop
-        x = tl.load(x_row + k * stride_xk, mask=inside, other=0.0, eviction_policy="evict_last")
-        if mask_ptr is not None:
-            m_row = mask_ptr + _offset(b, h, q, stride_mb, stride_mh, stride_mq)
-            keep = keep & (tl.load(m_row + k * stride_mk, mask=inside, other=1) == 0)
-        score = tl.where(keep, x.to(WIDE) * factor, float("-inf"))
-        higher = tl.maximum(top, tl.max(score, axis=0))
-        total = total * tl.exp(top - _or_zero(higher)) + tl.sum(tl.exp(score - _or_zero(higher)), axis=0)
-        top = higher
-
-    inverse = 1.0 / _or_nan(total)
-    for start in range(0, stop, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        inside = (k < size_k) & (k < reach)
-        keep = k < stop
-        x = tl.load(x_row + k * stride_xk, mask=inside, other=0.0, eviction_policy="evict_first")
-        if mask_ptr is not None:
-            m_row = mask_ptr + _offset(b, h, q, stride_mb, stride_mh, stride_mq)
-            keep = keep & (tl.load(m_row + k * stride_mk, mask=inside, other=1) == 0)
-        score = tl.where(keep, x.to(WIDE) * factor, float("-inf"))
-        y = tl.where(keep, tl.exp(score - _or_zero(top)) * inverse, 0.0)
-        tl.store(y_row + k, y.to(y_ptr.dtype.element_ty), mask=k < size_k)
-    if CAUSAL:
-        _store_zeros(y_row, tl.cdiv(stop, BLOCK_K) * BLOCK_K, size_k, BLOCK_K)
+    # in units of log2(e), so that exp2 does not multiply
+    score = tl.where(keep, x.to(WIDE) * (scalar(scale, WIDE) * 1.4426950408889634), float("-inf"))
+    part = tl.exp2(score - or_zero(tl.max(score, axis=1))[:, None])
+    total = tl.sum(part, axis=1)
+    ordinary = total > 0.0
+    if ROWS > 1 and not EVEN:
+        ordinary = ordinary | (first + tl.arange(0, ROWS) >= n_rows)
+    if tl.min(ordinary.to(tl.int32), axis=0) != 0:
+        y = part * (1.0 / total)[:, None]
+        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+    else:  # a row is masked, or has infinities, NaN or scores that log2(e) makes infinite
+        for i in range(ROWS):
+            if program * ROWS + i < n_rows:
+                store_row(
+                    program * ROWS + i, y_ptr, x_ptr, mask_ptr, scale,
+                    stride_xb, stride_xh, stride_xq, stride_mb, stride_mh, stride_mq, size_h, size_q, size_k,
+                    CAUSAL, HEADS_INNER, UNIT, UNIT_X, UNIT_M, STEP_X, STEP_M,
+                    BLOCK_K, BLOCK_K * ROWS // 8 if ROWS < 8 and BLOCK_K >= 8 else BLOCK_K, WIDE,
+                )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
+@triton.jit(do_not_specialize=NOT_SPECIALIZED_BACKWARD)
 def _backward_on_chip(
-    dx_ptr, grad_ptr, y_ptr, scale,
-    stride_gb, stride_gh, stride_gq, stride_gk,
-    n_rows, size_h, size_q, size_k,
-    CAUSAL: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    dx_ptr, grad_ptr, y_ptr, scale, stride_gb, stride_gh, stride_gq, n_rows, size_h, size_q, size_k,
+    CAUSAL: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr, UNIT: tl.constexpr,
+    UNIT_G: tl.constexpr, STEP_G: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS whole rows of the gradient. Grid (cdiv(n_rows, ROWS),), n_rows = B * H * Sq; size_k <= BLOCK_K.
+    """Compute ROWS whole rows of the gradient. Grid (cdiv(n_rows, ROWS),), n_rows = B * H * Sq; Sk <= BLOCK_K.
 
-    dx_ptr, y_ptr: (B, H, Sq, Sk) contiguous. grad_ptr: (B, H, Sq, Sk) by its strides. scale: see ``scalar``.
+    dx_ptr, y_ptr: (B, H, Sq, Sk) contiguous. grad_ptr: (B, H, Sq, Sk) by its strides, which are in units of UNIT_G; the
+    last one is STEP_G. Other arguments as in _forward_on_chip.
     """
-    row = tl.program_id(0).to(n_rows.dtype) * ROWS + tl.arange(0, ROWS)
-    b, h, q = _place(row, size_h, size_q, False)
+    first = tl.program_id(0).to(n_rows.dtype) * ROWS
+    b, h, q = place_rows(first, size_h, size_q, False, TOGETHER, ROWS)
     k = tl.arange(0, BLOCK_K)[None, :]
-    inside = k < size_k
-    if ROWS > 1:  # else the grid has no program without a row
-        inside = inside & (row < n_rows)[:, None]
+    at, inside = _tile(first, k, n_rows, size_k, EVEN, UNIT, ROWS, BLOCK_K)
     reach = inside
     if CAUSAL:
-        reach = inside & (k < _sector_end(q, y_ptr)[:, None])
+        reach = inside & (k < sector_end(q, y_ptr)[:, None])
 
-    g_row = _offset(b, h, q, stride_gb, stride_gh, stride_gq)
-    at = (row.to(tl.int64) * size_k)[:, None] + k
-    g = tl.load(grad_ptr + g_row[:, None] + k * stride_gk, mask=reach, other=0.0).to(WIDE)
+    g_at = grad_ptr + at
+    if not FLAT:
+        g_at = grad_ptr + offset(b, h, q, stride_gb, stride_gh, stride_gq, UNIT_G)[:, None] + k * STEP_G
+    g = tl.load(g_at, mask=reach, other=0.0).to(WIDE)
     y = tl.load(y_ptr + at, mask=reach, other=0.0).to(WIDE)
     product = tl.where(k <= q[:, None], g * y, 0.0) if CAUSAL else g * y
     dx = scalar(scale, WIDE) * y * (g - tl.sum(product, axis=1)[:, None])
@@ -314,88 +321,27 @@ def _backward_on_chip(
     tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
-def _backward_long(
-    dx_ptr, grad_ptr, y_ptr, scale,
-    stride_gb, stride_gh, stride_gq, stride_gk,
-    n_rows, size_h, size_q, size_k,
-    CAUSAL: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Compute one row of the gradient, BLOCK_K columns at a time. Grid (n_rows,). Arguments as in _backward_on_chip."""
-    row = tl.program_id(0).to(n_rows.dtype)
-    b, h, q = _place(row, size_h, size_q, False)
-    g_row = grad_ptr + _offset(b, h, q, stride_gb, stride_gh, stride_gq)
-    y_row = y_ptr + row.to(tl.int64) * size_k
-    dx_row = dx_ptr + row.to(tl.int64) * size_k
-    factor = scalar(scale, WIDE)
-    stop, reach = size_k, size_k
-    if CAUSAL:
-        stop = tl.minimum(size_k, q + 1).to(tl.int32)
-        reach = _sector_end(q, y_ptr)
-
-    # each lane keeps its sum until the end: one reduction per row instead of one per block
-    sums = tl.zeros([BLOCK_K], dtype=WIDE)
-    for start in range(0, stop, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        inside = (k < size_k) & (k < reach)
-        g = tl.load(g_row + k * stride_gk, mask=inside, other=0.0, eviction_policy="evict_last").to(WIDE)
-        y = tl.load(y_row + k, mask=inside, other=0.0, eviction_policy="evict_last").to(WIDE)
-        sums += tl.where(k < stop, g * y, 0.0)
-    total = tl.sum(sums, axis=0)
-
-    for start in range(0, stop, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        inside = (k < size_k) & (k < reach)
-        g = tl.load(g_row + k * stride_gk, mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
-        y = tl.load(y_row + k, mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
-        dx = tl.where(k < stop, factor * y * (g - total), 0.0)
-        tl.store(dx_row + k, dx.to(dx_ptr.dtype.element_ty), mask=k < size_k)
-    if CAUSAL:
-        _store_zeros(dx_row, tl.cdiv(stop, BLOCK_K) * BLOCK_K, size_k, BLOCK_K)
-
-
 # ------------------------------------------------------------------------------------------------- parts of a kernel
 
 
 @triton.jit
-def _place(row, size_h, size_q, HEADS_INNER: tl.constexpr):
-    """Return b, h, q of a row. q varies fastest, or h if HEADS_INNER."""
-    # one division after the other: the product of the sizes may need more than 32 bits
-    if HEADS_INNER:
-        h, rest = row % size_h, row // size_h
-        return rest // size_q, h, rest % size_q
-    q, rest = row % size_q, row // size_q
-    return rest // size_h, rest % size_h, q
+def _tile(first, k, n_rows, size_k, EVEN: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Return the offsets (ROWS, BLOCK_K) of a tile in a contiguous tensor, 64-bit, and which elements exist."""
+    row = tl.arange(0, ROWS)[:, None]
+    if EVEN:  # a constant, which Triton removes from loads and stores
+        columns = BLOCK_K
+        inside = tl.full([1, BLOCK_K], 1, tl.int1)
+    else:
+        columns = size_k.to(tl.int32) * UNIT
+        inside = k < columns
+        if ROWS > 1:  # else the grid has no program without a row
+            inside = inside & (first + row < n_rows)
+    return first.to(tl.int64) * columns + (row * columns + k), inside
 
 
 @triton.jit
-def _offset(b, h, q, stride_b, stride_h, stride_q):
-    """Return the offset of a row in elements, 64-bit."""
-    return b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h + q.to(tl.int64) * stride_q
-
-
-@triton.jit
-def _sector_end(q, ptr):
-    """Return the first column behind the 32-byte sector that contains column q, if the row starts on a sector."""
-    SECTOR: tl.constexpr = 256 // ptr.dtype.element_ty.primitive_bitwidth
-    return (q // SECTOR + 1) * SECTOR
-
-
-@triton.jit
-def _or_zero(top):
-    """Return the maximum to subtract: 0 if all scores are -inf, so that exp gives 0 and not exp(-inf + inf) = NaN."""
-    return tl.where(top == float("-inf"), 0.0, top)
-
-
-@triton.jit
-def _or_nan(total):
-    """Return the sum to divide by: NaN if all scores are -inf. As in torch, the row is NaN where it is not masked."""
-    return tl.where(total == 0.0, float("nan"), total)
-
-
-@triton.jit
-def _store_zeros(row_ptr, start, size_k, BLOCK_K: tl.constexpr):
-    """Store zeros in a row from column ``start``: the blocks that are entirely above the diagonal."""
-    for first in range(start, size_k, BLOCK_K):
-        k = first + tl.arange(0, BLOCK_K)
-        tl.store(row_ptr + k, tl.zeros([BLOCK_K], dtype=row_ptr.dtype.element_ty), mask=k < size_k)
+def _kept(m_at, reach, keep):
+    """Return which elements are not masked: of ``keep``, those where the mask is 0."""
+    if m_at is not None:
+        keep = keep & (tl.load(m_at, mask=reach, other=1) == 0)
+    return keep

@@ -14,7 +14,7 @@ from repository import SUPPORT
 
 
 def compiled_facts(
-    shares: Sequence[Sequence[dict[str, Any]]], folder: pathlib.Path, seconds: float = 900
+    shares: Sequence[Sequence[dict[str, Any]]], folder: pathlib.Path, seconds: float = 900, program: str = "triton_aot"
 ) -> list[dict[str, Any]]:
     """Return the facts of each case, share by share.
 
@@ -22,12 +22,13 @@ def compiled_facts(
         shares: cases; each share is compiled by a process of its own, all at the same time.
         folder: of Triton's cache.
         seconds: that each process may take.
+        program: the one that compiles, a file of tests/support.
     """
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(folder)}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(SUPPORT / "triton_aot.py")],
+            [sys.executable, str(SUPPORT / f"{program}.py")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
         )
         for _ in shares

@@ -82,3 +82,20 @@ def test_gelu_in_the_left_tail_is_good_to_its_own_size() -> None:
     dx, _ = gelu_backward(torch.ones_like(x), x, None, "tanh", (True, False))
     assert dx is not None
     torch.testing.assert_close(dx.double(), slope, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # as above
+@pytest.mark.parametrize("approximate", FORMS)
+def test_gelu_of_numbers_of_every_size(approximate: str) -> None:
+    # each of the 65536 upper halves of a float32, all signs and exponents, with some lower half
+    high = torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16
+    x = (high + torch.randint(2**16, high.shape, dtype=torch.int32)).view(torch.float32)
+    x = x[x.isfinite() & (x.abs() < 1e12)]  # u * u is finite, so that the slope is
+    u = x.double().requires_grad_()
+    want = _bias_gelu.OP.reference(u, None, approximate)
+    (slope,) = torch.autograd.grad(want.sum(), u)
+    y = gelu_forward(x, None, approximate).double()
+    assert ((y - want).abs() <= 4e-7 * u.abs() + 1e-38).all()  # a denormal has fewer places
+    dx, _ = gelu_backward(torch.ones_like(x), x, None, approximate, (True, False))
+    assert dx is not None
+    assert ((dx.double() - slope).abs() <= 1e-6).all()

@@ -59,7 +59,8 @@ made.driver.get_current_target = lambda: GPUTarget("hip", "gfx942", 64)
         "_bias._add_sums",
         *(f"_bias_dropout.{kernel}" for kernel in ("_backward_columns", "_backward_flat", "_forward")),
         *(f"_bias_gelu.{kernel}" for kernel in ("_backward_columns", "_backward_flat", "_forward")),
-        *(f"_softmax._{way}_{kernel}" for way in ("backward", "forward") for kernel in ("long", "on_chip")),
+        *("_softmax._backward_on_chip", "_softmax._forward_on_chip"),
+        *("_softmax_long.backward_long", "_softmax_long.forward_long"),
     ]
 
 

@@ -17,9 +17,9 @@ import triton.language as tl
 
 import fusedops
 from fusedops import TensorSpec
-from fusedops_triton import _softmax
+from fusedops_triton import _softmax_rows
 
-_place = _softmax._place
+_place = _softmax_rows.place
 
 
 @triton.jit

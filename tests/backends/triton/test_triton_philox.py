@@ -34,8 +34,8 @@ def _words(out_ptr, seed_ptr, counter_ptr, RANDINT: tl.constexpr, SIZE: tl.const
 
 
 @triton.jit(do_not_specialize=["first", "last"])
-def _keep(out_ptr, seed_ptr, first, last, SIZE: tl.constexpr):
-    tl.store(out_ptr + tl.arange(0, SIZE), _kept(seed_ptr, first, last, SIZE).to(tl.uint8))
+def _keep(out_ptr, seed_ptr, first, last, SIZE: tl.constexpr, CALLS: tl.constexpr):
+    tl.store(out_ptr + tl.arange(0, SIZE), _kept(tl.load(seed_ptr), first, last, SIZE, CALLS).to(tl.uint8))
 
 
 COUNTERS = (0, 1, 2**32 - 1, 2**32, 2**32 + 5, 2**40 + 3, 2**61 - 1, 12345)
@@ -58,11 +58,12 @@ def test_philox_known_answer() -> None:
     assert out.flatten().tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
+@pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("first", [0, 2**30 - 8, 2**32 - 8, 2**45])  # the third passes index 2**34
-def test_keep_bits_far_from_the_beginning(first: int, seed: int) -> None:
+def test_keep_bits_far_from_the_beginning(first: int, seed: int, calls: int) -> None:
     out = torch.empty(64, dtype=torch.uint8)
-    _keep[(1,)](out, seed_of(seed), first, _philox.threshold(0.3) - 1, 64)
+    _keep[(1,)](out, seed_of(seed), first, _philox.threshold(0.3) - 1, 64, calls)
     words = torch.stack(_philox.philox(torch.arange(first, first + 16), seed_of(seed)), dim=-1).flatten()
     assert torch.equal(out.bool(), words >= _philox.threshold(0.3))
 

@@ -1,0 +1,58 @@
+"""The Triton kernels by a model of their instructions on sm_90: one that becomes more expensive fails.
+
+Nothing is measured: see ``issue_slots.py``. After a change of kernels, write the table with
+
+    python tests/support/kernel_costs.py --write
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from compiled_facts import compiled_facts
+from cost_cases import CASES
+from repository import ROOT
+
+pytestmark = pytest.mark.slow
+triton = pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
+
+TABLE: dict[str, Any] = json.loads((ROOT / "benchmarks/results/kernel_costs.json").read_text(encoding="utf-8"))
+WRITE = "write the table: python tests/support/kernel_costs.py --write"
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
+    """The cost of each case, by its name. Two processes compile."""
+    names = [*CASES]
+    shares = [names[0::2], names[1::2]]
+    cases = [[CASES[name] for name in share] for share in shares]
+    facts = compiled_facts(cases, tmp_path_factory.mktemp("triton"), program="kernel_costs")
+    return dict(zip([name for share in shares for name in share], facts, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_costs_what_the_table_has(name: str, costs: dict[str, dict[str, float]]) -> None:
+    if triton.__version__ != TABLE["triton"]:
+        pytest.skip(f"got Triton {triton.__version__}, expected {TABLE['triton']}, which compiled the table")
+    got, stored = costs[name], TABLE["kernels"].get(name, {})
+    text = f"{name}: got {got}, expected {stored}; to fix: make the kernel as cheap as it was, or {WRITE}"
+    assert stored, text
+    assert got["issue"] == pytest.approx(stored["issue"], abs=0.5), text
+    assert got["registers"] <= stored["registers"] + 2, text
+    assert got["spilled"] <= stored["spilled"], text
+    assert got["threads"] >= stored["threads"], text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_leaves_the_memory_as_the_limit(name: str, costs: dict[str, dict[str, float]]) -> None:
+    case, got = CASES[name], costs[name]
+    assert got["spilled"] == 0
+    least = case.get("threads", 50)
+    assert got["issue"] <= case["most"], f"{name}: got {got}, expected an issue of at most {case['most']} %"
+    assert got["threads"] >= least, f"{name}: got {got}, expected {least} % of the threads of a multiprocessor"
+
+
+def test_the_table_has_no_other_kernels() -> None:
+    assert list(TABLE["kernels"]) == list(CASES), f"to fix: {WRITE}"
