@@ -276,6 +276,7 @@ def _forward_on_chip(
     ordinary = total > 0.0
     if ROWS > 1 and not EVEN:
         ordinary = ordinary | (first + tl.arange(0, ROWS) >= n_rows)
+        total = tl.where(total > 0.0, total, 1.0)  # of rows that do not exist: Triton's interpreter warns of 1 / 0
     if tl.min(ordinary.to(tl.int32), axis=0) != 0:
         y = part * (1.0 / total)[:, None]
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)

@@ -84,7 +84,10 @@ class BackwardKernels:
         args = with_floats(args, self._places)
         plan = plan_for(self._op, args[0], backend)
         after = backward_plan(plan, plan.first.backend if plan.first else "")
-        return _as_fake(_without_none(counted_call(select(after, args))(*args), args[0]))
+        gradients = _without_none(counted_call(select(after, args))(*args), args[0])
+        if isinstance(gradients, Tensor):
+            return _as_fake(gradients.contiguous())
+        return _as_fake(tuple(gradient.contiguous() for gradient in gradients))  # a kernel may order the dims otherwise
 
     def fake(self, *args: Any, backend: str | None = None) -> Any:
         """Return empty gradients with the shapes, dtypes and strides that a kernel returns."""
@@ -107,13 +110,13 @@ def whole_arguments(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _as_fake(results: Any) -> Any:
-    """Return results with the strides of fake ones, also for dims of size 1; a kernel may order a gradient's dims."""
+    """Return results with the strides of fake ones also for dims of size 1, which a kernel may give any stride."""
     if isinstance(results, tuple):
         return tuple(map(_as_fake, cast("tuple[Any, ...]", results)))
-    if results is None:
-        return None
-    tensor = cast("Tensor", results).contiguous()
-    return tensor.view(-1).view(tensor.shape) if 1 in tensor.shape else tensor
+    tensor = cast("Tensor | None", results)
+    if tensor is None or 1 not in tensor.shape or not tensor.is_contiguous():
+        return tensor
+    return tensor.view(-1).view(tensor.shape)
 
 
 def _without_none(gradients: Any, like: Tensor) -> Any:

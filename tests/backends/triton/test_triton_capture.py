@@ -61,7 +61,7 @@ print(json.dumps(seen))
 def test_a_kernel_that_another_layout_has_loaded_is_launched(program: Callable[[str], Any]) -> None:
     code = """
 softmax()
-longer = torch.zeros(4, 3, 8, 32)  # another launch of the same compiled kernel
+longer = torch.zeros(6, 3, 8, 32)  # another launch of the same compiled kernel
 capturing(True)
 print(json.dumps(outcome(lambda: made.softmax_forward(longer, None, 0.3, False))))
 """
