@@ -89,8 +89,8 @@ copy take turns in one process; each time is the 20th percentile of the turns.
   (32000, 512), float32, 2 threads, default allocator, idle: forward and backward take 2.57 s, 0.89 of the time of
   matmul and cross_entropy (0.83 to 0.91 in five turns), and 33 MB beyond inputs and gradients, where torch takes
   1.5 GB (the logits are 0.5 GB). `python -m benchmarks.linear_loss` repeats it.
-- attention is torch's own kernel where that kernel takes the call. For (2, 16, 2048, 64), causal or with a padding mask,
-  float32 and bfloat16, forward alone and both directions, 2 threads, idle, it takes 1.00 to 1.02 of the time of
+- attention is torch's own kernel where that kernel takes the call. For (2, 16, 2048, 64), causal or with a padding
+  mask, float32 and bfloat16, forward alone and both directions, 2 threads, idle, it takes 1.00 to 1.02 of the time of
   scaled_dot_product_attention and 1.00 to 1.01 of its peak memory (medians of five turns). Where values have another
   width than queries, torch keeps the scores of all keys: there attention takes 0.38 to 0.67 of the time and 1/36 or
   less of the memory. `python -m benchmarks.attention` repeats it.
