@@ -22,7 +22,6 @@ from explorer.formulas import Formulas
 from fusedops import Kernel, TensorSpec
 from fusedops._cli.arguments import default_dtype
 from fusedops._contract.op import Op
-from fusedops._contract.plain_argument import conditions
 from fusedops._plugins.record import Record
 from fusedops._plugins.registry import OWN_DISTRIBUTION, registry
 from fusedops.constraints import Constraint
@@ -115,7 +114,7 @@ def _op(op: Op, records: Sequence[Record], formulas: Formulas) -> dict[str, Any]
         "summary": (inspect.getdoc(op.function) or "").partition("\n")[0],
         "parameters": [_parameter(op, name, first) for name in op.parameters],
         "float_places": list(op.float_places),
-        "conditions": [_constraint(each) for each in _conditions(op)],
+        "conditions": [_constraint(each) for each in op.conditions()],
         "complete": None if op.complete is None else formulas.add(op.complete),
         "output_dtype": None if op._output_dtype is None else formulas.add(op._output_dtype),
         "min_bytes": formulas.add(op.min_bytes),
@@ -133,11 +132,6 @@ def _op(op: Op, records: Sequence[Record], formulas: Formulas) -> dict[str, Any]
         "kernels": kernels,
         "cases": [_case(op, case) for case in (*op.cases, *op.large)],
     }
-
-
-def _conditions(op: Op) -> Sequence[Constraint]:
-    """Return what a call meets on every backend: its tensors are tensors, and the op's own constraints."""
-    return conditions(op.parameters, op.float_places, op.tensors, op.required_tensors, op.constraints)
 
 
 def _parameter(op: Op, name: str, sample: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,21 +64,6 @@ def call(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     if is_dynamo_compiling() or jit_tracing():  # pyright: ignore[reportUnknownVariableType]
         return call_registered(op, args, backend)
     try:
-        plan = plan_for(op, args[0], backend)
-        kernel = plan.first
-        refused = plan.check(*args) is not None
-    except Exception:  # a value of another type, a nested tensor, an invalid policy: raised below, in that order
-        return _checked(op, args, backend)
-    if kernel is None or refused or dispatch_modes() or functorch_level() is not None or forward_ad._current_level >= 0:  # pyright: ignore
-        return _checked(op, args, backend)
-    if op.complete is not None:
-        args = op.complete(args)  # after the selection: a call that is not served draws no random number
-    return run(op, plan, kernel, args)
-
-
-def _checked(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
-    """Serve a call that the first kernel of the plan does not take as it is, one step after the other."""
-    try:
         violated = op.check(*args)
     except (AttributeError, TypeError, RuntimeError):  # a value of another type; a nested tensor has no shape
         return _invalid(op, args, backend)
@@ -87,9 +72,11 @@ def _checked(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     if functorch_level() is not None or forward_ad._current_level >= 0:  # pyright: ignore
         return op.reference(*op.completed(args))
     plan = plan_for(op, args[0], backend)
-    kernel = select(plan, args)
+    kernel = plan.first
+    if kernel is None or kernel.check(*args) is not None:  # what select() asks first: its call costs 0.05 us
+        kernel = select(plan, args)
     if op.complete is not None:
-        args = op.complete(args)
+        args = op.complete(args)  # after the selection: a call that is not served draws no random number
     return run(op, plan, kernel, args)
 
 

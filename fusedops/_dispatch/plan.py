@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,7 +63,6 @@ class Plan:
         backends: every backend, in order.
         kernels: those that may serve a call, in order.
         first: the first of ``kernels``, counted; None where there is none.
-        check: of a forward plan with ``first``: the conditions of the op and those of ``first``, as one compiled check.
         fallbacks: counted kernels by what refused before them.
         backward: the plans for the gradient, by the backend that served forward.
     """
@@ -76,7 +75,6 @@ class Plan:
     backends: tuple[PlannedBackend, ...]
     kernels: tuple[PreparedKernel, ...] = ()
     first: PreparedKernel | None = None
-    check: Callable[..., Constraint | None] = field(default=lambda *_: None)
     fallbacks: dict[tuple[PreparedKernel | Constraint, ...], PreparedKernel] = field(default_factory=lambda: {})
     backward: dict[str, Plan] = field(default_factory=lambda: {})
 
@@ -164,8 +162,6 @@ def make_plan(
         kernels = tuple(map(active.watch, kernels))
     plan = Plan(op, direction, device_type, active, assume, tuple(backends), kernels)
     plan.first = plan.with_count(kernels[0]) if kernels else None
-    if kernels and direction == "forward":
-        plan.check = kernels[0].check_with_op()
     return plan
 
 

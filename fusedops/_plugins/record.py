@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.autograd.profiler import record_function
 
 from fusedops._contract.backend import Backend, Unavailable
-from fusedops._contract.constraint import Constraint, compile_check
+from fusedops._contract.constraint import compile_check
 from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
 from fusedops._report.direction import Direction
@@ -36,7 +36,7 @@ class PreparedKernel:
         count: one ``next`` for each call; a plan's copy shares it with :func:`fusedops.stats`.
     """
 
-    __slots__ = ("_with_op", "backend", "call", "check", "count", "kernel", "op", "unconditional")
+    __slots__ = ("backend", "call", "check", "count", "kernel", "op", "unconditional")
 
     def __init__(self, backend: str, kernel: Kernel, op: Op) -> None:
         self.backend = backend
@@ -51,18 +51,6 @@ class PreparedKernel:
         self.unconditional = not kernel.constraints
         self.call = kernel.function
         self.count: Iterator[int] = itertools.count()
-        self._with_op: list[Callable[..., Constraint | None]] = []  # one for all copies
-
-    def check_with_op(self) -> Callable[..., Constraint | None]:
-        """Return :attr:`check` of a forward kernel with the op's own conditions before it, in one function.
-
-        It reads each attribute of a tensor once, which saves 0.4 us a call. Compiled once.
-        """
-        if not self._with_op:
-            constraints = *self.op.conditions(), *self.kernel.constraints
-            title = f"constraints of {self.op.name}, and of {self.backend}"
-            self._with_op.append(compile_check(self.op.parameters, constraints, title, self.op.required_tensors))
-        return self._with_op[0]
 
     def with_call(self, call: Callable[..., Any]) -> PreparedKernel:
         """Return a copy that calls another function."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -340,6 +341,24 @@ def test_none_is_met_by_every_constraint_but_presence_and_numbers() -> None:
         wanted = required or (number and not getattr(constraint, "optional", False))
         assert refuses([constraint], nothing) == wanted, constraint
         assert bool(constraint.reasons(nothing)) == wanted, constraint
+
+
+class Counted:
+    """A spec that counts the reads of its attributes."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec, self.reads = spec, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.reads[name] += 1
+        return getattr(self.spec, name)
+
+
+def test_a_check_reads_the_shape_of_a_required_tensor_once() -> None:
+    constraints = (Rank("x", 4), Dim("x", (-1,), multiple_of=32), Dim("x", (0,), at_least=2))
+    x = Counted(TensorSpec((2, 1, 5, 32)))
+    assert compile_check(PARAMETERS, constraints, never_none=("x",))(x, None, 1.0) is None
+    assert x.reads == {"shape": 1}
 
 
 def test_the_first_constraint_that_refuses_is_named() -> None:
