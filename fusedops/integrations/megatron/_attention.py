@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedops import ops
@@ -12,6 +11,7 @@ from fusedops.compat._masks import get_sliding_window_causal_mask
 from fusedops.compat._sink import union
 from fusedops.compat._softmax import not_square
 from fusedops.compat._softmax_modules import FusedScaleMaskSoftmax
+from fusedops.integrations._sinks import with_sinks
 from fusedops.integrations.megatron._core import core
 from fusedops.integrations.megatron._left import Needed, check, refusal, warn_left
 
@@ -125,9 +125,7 @@ class CoreAttention(_DotProductAttention):
             out: Tensor = ops.attention(q, k, v, mask, self.scale, causal=causal, window=window)
         else:
             out, lse = ops.attention(q, k, v, mask, self.scale, causal=causal, window=window, return_lse=True)
-            # a sink adds exp(offset) to the sum of exponentials
-            share = torch.sigmoid(lse - self.softmax_offset.to(lse)[None, :, None])
-            out = (out * share[..., None]).to(out.dtype)
+            out = with_sinks(out, lse, self.softmax_offset)
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
     def _masked(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fusedops import ops
 from fusedops.errors import FusedOpsWarning, InvalidInputError
+from fusedops.integrations._sinks import with_sinks
 
 ATTENTION, SOFTMAX = "fusedops", "fusedops_softmax"
 _REFUSED = {
@@ -95,9 +96,7 @@ def attention_forward(
         out, lse = ops.attention(
             query, key, value, mask, scaling, causal=alignment, window=window, return_lse=True
         )  # fmt: skip
-        # a sink adds exp(sink) to the sum of exponentials
-        share = torch.sigmoid(lse - sinks.to(lse.dtype)[None, :, None])
-        out = (out * share[..., None]).to(out.dtype)
+        out = with_sinks(out, lse, sinks)
     return out.transpose(1, 2).contiguous(), None
 
 

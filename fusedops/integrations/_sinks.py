@@ -1,0 +1,23 @@
+"""Attention sinks: scores without a value, one for each head, as gpt-oss has them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Return the attention with one more key in each row, whose score is the head's sink and whose value is 0.
+
+    Args:
+        out: (B, N, Sq, Dv), of :func:`fusedops.attention`.
+        lse: (B, N, Sq), of the same call.
+        sinks: (N,).
+
+    >>> out, lse = torch.ones(1, 1, 1, 2), torch.zeros(1, 1, 1)  # one key of score 0
+    >>> with_sinks(out, lse, torch.zeros(1)).flatten()
+    tensor([0.5000, 0.5000])
+    """
+    # the sink adds exp(sink) to the sum of exponentials
+    share = torch.sigmoid(lse - sinks.to(lse)[None, :, None])
+    return (out * share[..., None]).to(out.dtype)
