@@ -92,7 +92,7 @@ copy take turns in one process; each time is the 20th percentile of the turns.
 - attention is torch's own kernel where that kernel takes the call. For (2, 16, 2048, 64), causal or with a padding
   mask, float32 and bfloat16, forward alone and both directions, 2 threads, idle, it takes 1.00 to 1.02 of the time of
   scaled_dot_product_attention and 1.00 to 1.01 of its peak memory (medians of five turns). Where values have another
-  width than queries, torch keeps the scores of all keys: there attention takes 0.38 to 0.67 of the time and 1/36 or
+  width than queries, torch keeps the scores of all keys: there attention takes 0.38 to 0.67 of the time and 1/20 or
   less of the memory. `python -m benchmarks.attention` repeats it.
 """
 

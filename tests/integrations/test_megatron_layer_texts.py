@@ -81,16 +81,14 @@ pin(
 )
 for name in ("memory_efficient_layer_norm", "fused_residual_rmsnorm", "batch_invariant_mode"):
     pin(f"norm {name}", lambda name=name: norm(**{name: True}), INVALID, f"got {name} = True", "False", "set it")
-for name in ("multi_latent_attention", "qk_clip", "log_max_attention_logit"):
-    pin(
-        f"attention {name}",
-        lambda name=name: attention(**{name: True}),
-        INVALID,
-        f"got {name} = True",
-        "False",
-        "set it to False",
-    )
-for name in ("fp8_dot_product_attention", "fp8_multi_head_attention", "batch_invariant_mode"):
+for name in (
+    "multi_latent_attention",
+    "qk_clip",
+    "log_max_attention_logit",
+    "fp8_dot_product_attention",
+    "fp8_multi_head_attention",
+    "batch_invariant_mode",
+):
     pin(
         f"attention {name}",
         lambda name=name: attention(**{name: True}),

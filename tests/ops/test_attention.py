@@ -117,6 +117,13 @@ def test_numbers_at_masked_keys_reach_no_row_that_masks_them(value: float) -> No
     assert not attention(*dirty, causal="lower_right")[:, :, 4].isfinite().any()
 
 
+def test_a_row_with_an_infinite_score_has_an_infinite_lse_on_eager() -> None:
+    q, k = torch.ones(1, 1, 2, 1), torch.tensor([math.inf, 0.0])[None, None, :, None]
+    out, lse = attention(q, k, k.isinf().float(), return_lse=True, backend="eager")
+    assert out.isnan().all()
+    assert torch.equal(lse, torch.full_like(lse, math.inf))
+
+
 def test_the_gradient_of_lse() -> None:
     q, k, v = leaves(Q, K, V)
     _, lse = attention(q, k, v, return_lse=True)
