@@ -1,7 +1,8 @@
-"""Build hook: compile the library of the ``cpu`` backend into the wheel.
+"""Build hook: compile the libraries of the core and of the ``cpu`` backend into the wheel.
 
 The compiler is ``$CXX``, else the system's ``g++``, ``clang++`` or ``c++``, else ``ziglang`` where it is installed.
-Without one, or where it fails, the wheel is pure Python and the backend is unavailable.
+Without one, or where it fails, the wheel is pure Python: the core checks every call in Python, and the backend is
+unavailable.
 
 ``FUSEDOPS_CPU_TARGET`` selects a row of ``TARGETS`` to cross-compile for with ziglang; a failure is then an error.
 ``FUSEDOPS_CPU_TARGET=none`` builds the pure wheel.
@@ -23,7 +24,8 @@ from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGE = Path("backends/fusedops_cpu")
+CORE = "fusedops/_native"
+CPU = "backends/fusedops_cpu"
 # No fast-math: NaN and inf mean what IEEE 754 gives them. A product and a sum may become one operation.
 FLAGS = (
     *("-std=c++17", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"),
@@ -87,20 +89,44 @@ def compiler(target: Target, cross: bool) -> tuple[list[str], bool] | None:
     return None
 
 
-def compile_library(root: Path, target: Target, command: list[str], is_zig: bool, level: str) -> Path:
-    """Compile the sources for one instruction set into ``build/cpu``, unless the same result is already there.
+class Library(NamedTuple):
+    """A library to build.
+
+    Args:
+        package: the folder that it goes to.
+        sources: the folder of its sources.
+        name: of the file.
+        level: the instruction set; empty: the least of the processor.
+    """
+
+    package: str
+    sources: str
+    name: str
+    level: str = ""
+
+
+def libraries(target: Target) -> list[Library]:
+    """Return the libraries of a platform."""
+    machine = "aarch64" if target.levels == NEON else "x86_64"
+    core = Library(CORE, CORE, f"libfusedops-{machine}.{target.suffix}")
+    names = [(level, f"libfusedops_cpu-{level}.{target.suffix}") for level in target.levels]
+    return [core, *(Library(CPU, f"{CPU}/src", name, level) for level, name in names)]
+
+
+def compile_library(root: Path, target: Target, command: list[str], is_zig: bool, library: Library) -> Path:
+    """Compile a library into ``build/cpu``, unless the same result is already there.
 
     Raises:
         subprocess.CalledProcessError: the compiler fails; its ``stderr`` has the reason.
     """
-    sources = sorted((root / PACKAGE / "src").glob("*.cpp"))
-    headers = sorted((root / PACKAGE / "src").glob("*.h"))
+    sources = sorted((root / library.sources).glob("*.cpp"))
+    headers = sorted((root / library.sources).glob("*.h"))
     architecture = []
-    if level != "aarch64":
-        architecture = [f"-mcpu={level.replace('-', '_')}" if is_zig else f"-march={level}"]
+    if library.level in X86_LEVELS:
+        architecture = [f"-mcpu={library.level.replace('-', '_')}" if is_zig else f"-march={library.level}"]
     arguments = [*command, *FLAGS, *target.link, *architecture, *map(str, sources)]
     key = hashlib.sha256("\0".join([*arguments, *(p.read_text() for p in (*sources, *headers))]).encode())
-    out = root / "build" / "cpu" / key.hexdigest()[:16] / f"libfusedops_cpu-{level}.{target.suffix}"
+    out = root / "build" / "cpu" / key.hexdigest()[:16] / library.name
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         unfinished = out.with_suffix(".unfinished")
@@ -109,8 +135,8 @@ def compile_library(root: Path, target: Target, command: list[str], is_zig: bool
     return out
 
 
-def compile_libraries(root: Path, target: Target, cross: bool) -> list[Path]:
-    """Compile one library for each instruction set, several at a time.
+def compile_libraries(root: Path, target: Target, cross: bool) -> list[tuple[Library, Path]]:
+    """Compile the libraries of a platform, several at a time, and return their files.
 
     Raises:
         RuntimeError: there is no compiler, or it fails.
@@ -119,16 +145,19 @@ def compile_libraries(root: Path, target: Target, cross: bool) -> list[Path]:
     if selected is None:
         raise RuntimeError("found no C++ compiler; to fix: install g++ or clang++, or `pip install ziglang`")
     command, is_zig = selected
+    wanted = libraries(target)
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(pool.map(lambda level: compile_library(root, target, command, is_zig, level), target.levels))
+            return list(
+                zip(wanted, pool.map(lambda each: compile_library(root, target, command, is_zig, each), wanted))
+            )
     except subprocess.CalledProcessError as error:
         raise RuntimeError(f"{command[0]} failed: {error.stderr[-2000:]}") from error
     except OSError as error:
         raise RuntimeError(f"{command[0]} does not run: {error}") from error
 
 
-class CpuLibraryHook(BuildHookInterface):
+class LibraryHook(BuildHookInterface):
     """Add the libraries to a wheel, and the platform to its tag."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -139,22 +168,24 @@ class CpuLibraryHook(BuildHookInterface):
         root = Path(self.root)
         selected = (named, TARGETS[named]) if named else this_machine()
         if selected is None:
-            self.app.display_warning("fusedops: the cpu backend has no kernels for this machine; building without it")
+            self.app.display_warning("fusedops: there is no compiled library for this machine; building without it")
             return
         target = selected[1]
         try:
-            libraries = compile_libraries(root, target, bool(named))
+            built = compile_libraries(root, target, bool(named))
         except RuntimeError as error:
             if named:
                 raise
-            self.app.display_warning(f"fusedops: building without the cpu backend's library: {error}")
+            self.app.display_warning(f"fusedops: building without compiled libraries: {error}")
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{target.tag}"
         if version == "editable":  # imported from the source tree
-            for library in libraries:
-                unfinished = root / PACKAGE / f"{library.name}.unfinished"
-                shutil.copyfile(library, unfinished)
-                unfinished.replace(root / PACKAGE / library.name)  # a process may have the old file loaded
+            for library, path in built:
+                unfinished = root / library.package / f"{path.name}.unfinished"
+                shutil.copyfile(path, unfinished)
+                unfinished.replace(root / library.package / path.name)  # a process may have the old file loaded
         else:
-            build_data["force_include"].update({str(p): f"fusedops_cpu/{p.name}" for p in libraries})
+            for library, path in built:
+                folder = library.package.removeprefix("backends/")
+                build_data["force_include"][str(path)] = f"{folder}/{path.name}"

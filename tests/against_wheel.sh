@@ -25,6 +25,7 @@ assert [path.name for path in (site / "bin").iterdir()] == ["fusedops"], "the co
 libraries = list((site / "fusedops_cpu").glob("libfusedops_cpu-*"))
 (tags,) = site.glob("fusedops-*.dist-info/WHEEL")
 assert bool(libraries) == ("Root-Is-Purelib: false" in tags.read_text()), libraries
+assert len(list((site / "fusedops" / "_native").glob("libfusedops-*"))) == bool(libraries), "the core's library"
 assert all(info.state != "failed" for info in fusedops.backends()), fusedops.backends()
 CHECK
 "$python" -m pytest -q -p no:cacheprovider --numprocesses auto --dist loadfile \

@@ -69,6 +69,7 @@ class ViewableAs4D(Constraint):
     view.
     """
 
+    reads_metadata_only = True
     code = ReasonCode.RANK
 
     def __init__(self, name: str, x: str) -> None:

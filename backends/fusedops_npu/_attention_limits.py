@@ -10,6 +10,7 @@ from fusedops.constraints import Arguments, Boundary, Constraint, Reason, Reason
 class NotWider(Constraint):
     """The last dim of the values is at most that of the keys; narrower values are padded."""
 
+    reads_metadata_only = True
     code = ReasonCode.SIZE
     reads_shapes = True
 

@@ -33,6 +33,7 @@ class FewHeads(Constraint):
     Interleaved: B * N below 1000.
     """
 
+    reads_metadata_only = True
     code = ReasonCode.SIZE
 
     @property
@@ -90,6 +91,7 @@ def _with_heads(x: Any, seq_dim: int, heads: int) -> Any:
 class WholeHead(Constraint):
     """All of the last dim rotates: cos has half as many entries."""
 
+    reads_metadata_only = True
     code = ReasonCode.SIZE
 
     def __init__(self, name: str, x: str) -> None:

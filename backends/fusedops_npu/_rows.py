@@ -16,6 +16,7 @@ def _rows(tensor: TensorSpec) -> int:
 class Rows(Constraint):
     """The number of rows of a tensor, the product of all sizes but the last, is at most ``at_most``."""
 
+    reads_metadata_only = True
     code = ReasonCode.SIZE
 
     def __init__(self, name: str, at_most: int) -> None:

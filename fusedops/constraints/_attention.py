@@ -21,6 +21,7 @@ class ScoreMask(Constraint):
     'mask: broadcasts to the scores of q and k'
     """
 
+    reads_metadata_only = True
     code = ReasonCode.SIZE
     reads_shapes = True
 
@@ -91,6 +92,7 @@ class Alignment(Constraint):
     "causal: 'none' or 'upper_left', or Sq == Sk"
     """
 
+    reads_metadata_only = True
     code = ReasonCode.SCALAR
     none_is_met = False
 
@@ -181,6 +183,7 @@ class Window(Constraint):
     'window: None, or two ints of at least 0'
     """
 
+    reads_metadata_only = True
     code = ReasonCode.SCALAR
 
     def __init__(self, name: str, causal: str, q: str, k: str) -> None:

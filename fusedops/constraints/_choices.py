@@ -12,6 +12,7 @@ from fusedops._report.reason import Reason, ReasonCode
 class Value(Constraint):
     """A constraint on an argument that is no tensor. Subclasses define what they accept."""
 
+    reads_metadata_only = True
     code = ReasonCode.SCALAR
 
     def accepts(self, value: Any) -> bool:

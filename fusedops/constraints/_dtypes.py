@@ -24,6 +24,7 @@ class DType(Constraint):
     'x: float16 or bfloat16'
     """
 
+    reads_metadata_only = True
     code = ReasonCode.DTYPE
 
     def __init__(self, name: str, *dtypes: torch.dtype) -> None:

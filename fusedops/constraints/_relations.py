@@ -57,6 +57,8 @@ class Beside(Constraint):
         other: the tensor that it is compared with.
     """
 
+    reads_metadata_only = True
+
     def __init__(self, name: str, other: str) -> None:
         super().__init__(name)
         self.other = Constraint(other).name  # checked the same way

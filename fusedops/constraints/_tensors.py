@@ -19,6 +19,7 @@ class Rank(Constraint):
     'x: 4-D'
     """
 
+    reads_metadata_only = True
     code = ReasonCode.RANK
 
     def __init__(self, name: str, *ranks: int, at_least: int | None = None) -> None:
@@ -83,6 +84,7 @@ class Dim(Constraint):
     'x: dim -2 and -1 a multiple of 32 in [32, 4096]'
     """
 
+    reads_metadata_only = True
     code = ReasonCode.SIZE
 
     def __init__(

@@ -28,6 +28,7 @@ def angles_fit(cos: Shape, q: Shape, seq_dim: int) -> bool:
 class _Fits(Constraint):
     """A constraint on the shape of a tensor beside that of ``q``, which has at least 3 dims."""
 
+    reads_metadata_only = True
     code = ReasonCode.SIZE
     reads_shapes = True
 

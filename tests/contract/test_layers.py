@@ -16,7 +16,7 @@ import fusedops
 CORE = pathlib.Path(fusedops.__file__).parent
 TOP = "the rest"
 LAYERS: tuple[tuple[str, ...], ...] = (  # the lowest first; a name is a module or a package of fusedops
-    ("_report", "_version"),
+    ("_native", "_report", "_version"),
     ("errors",),
     ("_contract",),
     ("constraints", "masks", "tensor_cache", "viewless", "philox"),

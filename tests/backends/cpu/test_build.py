@@ -38,7 +38,7 @@ def wheel(out: Path, *, hide_zig: bool = False, **environment: str) -> Path:
 
 
 def libraries(path: Path) -> list[str]:
-    return [name for name in zipfile.ZipFile(path).namelist() if "libfusedops_cpu" in name]
+    return [name for name in zipfile.ZipFile(path).namelist() if "libfusedops" in name]
 
 
 def test_no_compiler_gives_a_pure_wheel(tmp_path: Path) -> None:
@@ -62,10 +62,13 @@ def test_a_compiler_gives_a_wheel_of_the_platform(tmp_path: Path) -> None:
     path = wheel(tmp_path)
     assert "-py3-none-any" not in path.name
     assert "-py3-none-" in path.name
-    assert libraries(path)
+    assert {name.rpartition("/")[0] for name in libraries(path)} == {"fusedops/_native", "fusedops_cpu"}
     installed = tmp_path / "installed"
     zipfile.ZipFile(path).extractall(installed)
-    code = "import fusedops_cpu._library as l; assert l.__file__.startswith({!r}), l.__file__; l.library()"
+    code = (
+        "import fusedops_cpu._library as l; assert l.__file__.startswith({!r}), l.__file__; l.library()\n"
+        "import fusedops._native as n; assert n.library() is not None"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code.format(str(installed))],
         cwd=tmp_path,

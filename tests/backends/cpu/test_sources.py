@@ -44,7 +44,8 @@ def build(out: Path, level: str, *arguments: object) -> Path:
 
 @pytest.mark.skipif(importlib.util.find_spec("clang_format") is None, reason="needs clang-format")
 def test_format() -> None:
-    files = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"), *HERE.glob("*.h"), *HERE.glob("*.cpp")])
+    folders = SOURCES, HERE, ROOT / "fusedops" / "_native"
+    files = sorted(path for folder in folders for end in ("*.h", "*.cpp") for path in folder.glob(end))
     assert files
     command = Path(sys.executable).with_name("clang-format")
     done = subprocess.run([command, "--dry-run", "--Werror", *files], capture_output=True, text=True)

@@ -1,0 +1,110 @@
+"""The compiled library of the core: checks that remember the calls they took (``remembered.cpp``).
+
+It is built with the package where there is a compiler. Without it, and on a Python without the global interpreter lock,
+every call is checked in Python, which takes 1 us longer for an op of three tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+import sysconfig
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# in the order of remembered.cpp
+PYTHON = (
+    "PyObject_GetAttr",
+    "PyLong_AsVoidPtr",
+    "PyObject_Type",
+    "PyObject_RichCompareBool",
+    "Py_IncRef",
+    "Py_DecRef",
+    "PyErr_Clear",
+    "PyErr_NoMemory",
+    "PyObject_Call",
+    "PyTuple_New",
+    "PyTuple_SetItem",
+    "PyTuple_GetItem",
+    "PyTuple_Size",
+    "PyCapsule_New",
+    "PyCapsule_GetPointer",
+    "PyCFunction_NewEx",
+)
+TORCH = ("dtype", "layout", "device_type", "device_index", "dim", "sizes", "strides")
+_VALUES = (type(None), bool, int, float, str, torch.dtype)
+_CDATA = sys.intern("_cdata")
+_SUFFIXES = {"win32": "dll", "darwin": "dylib"}
+_TORCH_LIBRARIES = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}
+
+
+def remembered(check: F) -> F:
+    """Return a check that is not called for a call like one of the last eight that it took.
+
+    Args:
+        check: returns None for a call that it takes. It reads nothing but the metadata of tensors (type, dtype, layout,
+            device, shape, strides) and the values of other arguments.
+
+    Returns:
+        A function of the same positional arguments; ``check`` itself where there is no library.
+    """
+    loaded = library()
+    return check if loaded is None else loaded.fusedops_remembered(check)
+
+
+@cache
+def library() -> ctypes.PyDLL | None:
+    """Load the library, once. None where there is none for this machine, or it does not read tensors as torch does."""
+    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None
+    try:
+        loaded = _set_up(ctypes.PyDLL(str(library_path())))
+    except (OSError, AttributeError):  # not built; or of another version than this torch
+        return None
+    return loaded if _reads_as_torch(loaded) else None
+
+
+def library_path() -> Path:
+    """Return the file for this machine."""
+    machine = platform.machine().lower()
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+    return Path(__file__).parent / f"libfusedops-{machine}.{_SUFFIXES.get(sys.platform, 'so')}"
+
+
+def _set_up(loaded: ctypes.PyDLL) -> ctypes.PyDLL:
+    folder = Path(torch.__file__).parent / "lib"
+    torch_cpu = ctypes.CDLL(str(folder / _TORCH_LIBRARIES.get(sys.platform, "libtorch_cpu.so")))
+    loaded.fusedops_read.argtypes = [ctypes.py_object, ctypes.c_void_p]
+    loaded.fusedops_remembered.argtypes = [ctypes.py_object]
+    loaded.fusedops_remembered.restype = ctypes.py_object
+    names = (None, torch.Tensor, torch.nn.Parameter, tuple, _CDATA, *_VALUES)
+    loaded.fusedops_set_up(
+        _addresses(getattr(ctypes.pythonapi, name) for name in PYTHON),
+        _addresses(getattr(torch_cpu, f"aoti_torch_get_{name}") for name in TORCH),
+        (ctypes.py_object * len(names))(*names),
+    )
+    return loaded
+
+
+def _addresses(functions: Any) -> Any:
+    """Return an array of the addresses of functions."""
+    values = [ctypes.cast(function, ctypes.c_void_p) for function in functions]
+    return (ctypes.c_void_p * len(values))(*values)
+
+
+def _reads_as_torch(loaded: ctypes.PyDLL) -> bool:
+    """Return True where the library reads the sizes and strides that torch has."""
+    tensors = torch.empty(()), torch.empty(0, 3), torch.empty(2, 3, 5).transpose(0, 2)
+    out = (ctypes.c_int64 * 20)()
+    for each in tensors:
+        facts = [each.dim(), *each.shape, *each.stride()]
+        if not loaded.fusedops_read(each, out) or list(out[: len(facts)]) != facts:
+            return False
+    return True
