@@ -23,8 +23,10 @@ HEAD = """# Performance
 Each table has the time of an op on one machine, in units of a copy of its main tensor, and its speed-up over plain
 torch and other libraries. To measure the ops on your machine:
 
-    fusedops bench                    # every op, beside plain torch and a copy
-    fusedops bench bias_gelu --dtype bf16 --device cuda
+```sh
+fusedops bench                    # every op, beside plain torch and a copy
+fusedops bench bias_gelu --dtype bf16 --device cuda
+```
 
 The tables compare the time of an op with the fewest bytes that it must move:
 
@@ -114,16 +116,19 @@ it compares with published measurements. A test compares each kernel with this t
 """
 
 TAIL = """
+
 ## Run it
 
-    make bench                                       # these CPU tables, into benchmarks/results/out
-    make gpu                                         # on a machine with a GPU: tests, compute-sanitizer, these tables
-    make gpu WHEELS=build/gpu-wheels                 # the same with other libraries, which make gpu-wheels downloads
-    make gpu-dry                                     # every step of make gpu on a CPU, with small sizes
-    python -m benchmarks report                      # this page, and plots, from the committed runs
-    python -m benchmarks --help                      # other ops, dtypes, sweeps, threads
-    python -m benchmarks.idle                        # how fast the cores are while idle, for --idle on a shared machine
-    python -m benchmarks --allocator tuned --compare benchmarks/results/cpu/large-tuned-2.jsonl   # what got slower
+```sh
+make bench                                       # these CPU tables, into benchmarks/results/out
+make gpu                                         # on a machine with a GPU: tests, compute-sanitizer, these tables
+make gpu WHEELS=build/gpu-wheels                 # the same with other libraries, which make gpu-wheels downloads
+make gpu-dry                                     # every step of make gpu on a CPU, with small sizes
+python -m benchmarks report                      # this page, and plots, from the committed runs
+python -m benchmarks --help                      # other ops, dtypes, sweeps, threads
+python -m benchmarks.idle                        # how fast the cores are while idle, for --idle on a shared machine
+python -m benchmarks --allocator tuned --compare benchmarks/results/cpu/large-tuned-2.jsonl   # what got slower
+```
 """
 
 PEERS = {
