@@ -2,8 +2,8 @@
 
 An index shows README.md without the files beside it, so a link to one of them leads nowhere there. With the address of
 the repository in pyproject.toml such links become absolute, and the metadata have the address. Without it a link is its
-text and the path: ``[start](docs/start.md)`` is ``start (docs/start.md)``, which is in the source distribution. A picture
-is left out then, and with the address it is the file itself, not the repository's page of it.
+text and the path: ``[start](docs/start.md)`` is ``start (docs/start.md)``, which is in the source distribution. A
+picture is then left out; with the address it is the file itself, not the repository's page of it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pages import FENCE, PAGES, Block, blocks
+from pages import FENCE, PAGES, Block, blocks, commands
 from repository import ROOT
 
 import fusedops
@@ -92,6 +92,20 @@ def test_the_examples_print_the_output_on_the_page(page: pathlib.Path, printed: 
         if block.output is not None:
             right = doctest.OutputChecker().check_output(block.output, got, doctest.ELLIPSIS)
             assert right, f"{where} prints\n{got}\nand the page has\n{block.output}"
+
+
+def test_every_page_has_an_example_that_runs() -> None:
+    others = {"add-an-op.md", "changelog.md"}  # run by test_template; a list of changes
+    without = []
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        runs = any(not block.why_not for block in blocks(text)) or any(
+            line.startswith("fusedops ")
+            for line in commands(text).shown  # run by test_page_commands
+        )
+        if not runs and page.name not in others:
+            without.append(page.name)
+    assert without == []
 
 
 # ---------------------------------------------------------------------------------------------------------------- links
