@@ -2,7 +2,8 @@
 
 An index shows README.md without the files beside it, so a link to one of them leads nowhere there. With the address of
 the repository in pyproject.toml such links become absolute, and the metadata have the address. Without it a link is its
-text and the path: ``[start](docs/start.md)`` is ``start (docs/start.md)``, which is in the source distribution.
+text and the path: ``[start](docs/start.md)`` is ``start (docs/start.md)``, which is in the source distribution. A
+picture is then left out; with the address it is the file itself, not the repository's page of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 # A block or a piece of code, which stays; or a link to a file.
 _LINK = re.compile(
-    r"(?P<code>^```.*?^```$|`[^`\n]+`)|\[(?P<text>[^\]]+)\]\((?![a-z]+:|#)(?P<path>[^()\s]+)\)", re.M | re.S
+    r"(?P<code>^```.*?^```$|`[^`\n]+`)|(?P<picture>!?)\[(?P<text>[^\]]+)\]\((?![a-z]+:|#)(?P<path>[^()\s]+)\)",
+    re.M | re.S,
 )
 
 
@@ -51,6 +53,8 @@ def without_relative_links(text: str, file: str | None) -> str:
     def changed(found: re.Match[str]) -> str:
         if found["code"] is not None:
             return found[0]
+        if found["picture"]:
+            return f"![{found['text']}]({file.replace('{path}', found['path'])}?raw=true)" if file else ""
         if file is None:
             return f"{found['text']} ({found['path']})"
         return f"[{found['text']}]({file.replace('{path}', found['path'])})"

@@ -23,8 +23,10 @@ HEAD = """# Performance
 Each table has the time of an op on one machine, in units of a copy of its main tensor, and its speed-up over plain
 torch and other libraries. To measure the ops on your machine:
 
-    fusedops bench                    # every op, beside plain torch and a copy
-    fusedops bench bias_gelu --dtype bf16 --device cuda
+```sh
+fusedops bench                    # every op, beside plain torch and a copy
+fusedops bench bias_gelu --dtype bf16 --device cuda
+```
 
 The tables compare the time of an op with the fewest bytes that it must move:
 
@@ -114,16 +116,19 @@ it compares with published measurements. A test compares each kernel with this t
 """
 
 TAIL = """
+
 ## Run it
 
-    make bench                                       # these CPU tables, into benchmarks/results/out
-    make gpu                                         # on a machine with a GPU: tests, compute-sanitizer, these tables
-    make gpu WHEELS=build/gpu-wheels                 # the same with other libraries, which make gpu-wheels downloads
-    make gpu-dry                                     # every step of make gpu on a CPU, with small sizes
-    python -m benchmarks report                      # this page, and plots, from the committed runs
-    python -m benchmarks --help                      # other ops, dtypes, sweeps, threads
-    python -m benchmarks.idle                        # how fast the cores are while idle, for --idle on a shared machine
-    python -m benchmarks --allocator tuned --compare benchmarks/results/cpu/large-tuned-2.jsonl   # what got slower
+```sh
+make bench                                       # these CPU tables, into benchmarks/results/out
+make gpu                                         # on a machine with a GPU: tests, compute-sanitizer, these tables
+make gpu WHEELS=build/gpu-wheels                 # the same with other libraries, which make gpu-wheels downloads
+make gpu-dry                                     # every step of make gpu on a CPU, with small sizes
+python -m benchmarks report                      # this page, and plots, from the committed runs
+python -m benchmarks --help                      # other ops, dtypes, sweeps, threads
+python -m benchmarks.idle                        # how fast the cores are while idle, for --idle on a shared machine
+python -m benchmarks --allocator tuned --compare benchmarks/results/cpu/large-tuned-2.jsonl   # what got slower
+```
 """
 
 PEERS = {
@@ -168,15 +173,22 @@ def launch_table(rows: Rows) -> list[str]:
 
 
 def table(rows: Rows) -> list[str]:
-    """Return one line per call and mode: the figures of fusedops, and the speed-up over each other provider."""
+    """Return one table per dtype, with one line per call and mode: fusedops, and the speed-up over each provider."""
+    lines: list[str] = []
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        lines += ["", f"{dtype}:", "", *_table([row for row in rows if row["dtype"] == dtype])]
+    return lines[1:]
+
+
+def _table(rows: Rows) -> list[str]:
     others = [name for name in dict.fromkeys(row["provider"] for row in rows) if not name.startswith("fusedops.")]
     others.sort(key=lambda name: list(PEERS).index(name) if name in PEERS else len(PEERS))
-    head = ["op", "case", "dtype", "mode", "backend", "ms", "copies", "% of copy"]
+    head = ["call", "mode", "backend", "ms", "copies", "% of copy"]
     head += [PEERS.get(name, f"x {name}") for name in others] + ["memory"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     calls: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
-        calls.setdefault(tuple(row[k] for k in ("op", "case", "dtype", "mode")), {})[row["provider"]] = row
+        calls.setdefault((f"{row['op']}, {row['case']}", row["mode"]), {})[row["provider"]] = row
     for key, by in calls.items():
         for name, row in by.items():
             if not name.startswith("fusedops."):
@@ -191,19 +203,21 @@ def table(rows: Rows) -> list[str]:
 
 
 def sizes_table(rows: Rows) -> list[str]:
-    """Return one line per call, dtype and mode: the speed-up of the public call over plain torch at each size."""
+    """Return one table per dtype, with one line per call and mode: the speed-up over plain torch at each size."""
     sizes = sorted({row["elements"] for row in rows})
-    ratios: dict[tuple[str, ...], dict[int, float]] = {}
+    ratios: dict[str, dict[tuple[str, ...], dict[int, float]]] = {}
     for row in rows:
         if row["provider"] == "fusedops":
-            key = tuple(row[name] for name in ("op", "form", "dtype", "direction"))
-            ratios.setdefault(key, {})[row["elements"]] = row["speedup"]
-    head = ["op", "case", "dtype", "mode", *map(_size, sizes)]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for key, by_size in ratios.items():
-        cells = ["" if (ratio := by_size.get(size)) is None else _bold(ratio) for size in sizes]
-        lines.append(f"| {' | '.join((*key, *cells))} |")
-    return lines
+            key = (f"{row['op']}, {row['form']}", row["direction"])
+            ratios.setdefault(row["dtype"], {}).setdefault(key, {})[row["elements"]] = row["speedup"]
+    lines: list[str] = []
+    for dtype, by_call in ratios.items():
+        head = ["call", "mode", *map(_size, sizes)]
+        lines += ["", f"{dtype}:", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+        for call, by_size in by_call.items():
+            cells = ["" if (ratio := by_size.get(size)) is None else _bold(ratio) for size in sizes]
+            lines.append(f"| {' | '.join((*call, *cells))} |")
+    return lines[1:]
 
 
 def _size(elements: int) -> str:
@@ -242,7 +256,12 @@ def sections(folder: Path = RESULTS) -> Iterator[str]:
         yield from (*table(rows), "")
         for picture in sorted(path.parent.glob(f"{path.stem}-*.png")):
             if not any(picture.stem.startswith(f"{other.stem}-") for other in path.parent.glob(f"{path.stem}-*.jsonl")):
-                yield from (f"![{picture.stem}]({_link(picture)})", "")
+                drawn = (
+                    "percent of a copy by row length"
+                    if picture.stem.endswith("length")
+                    else "speed-up over plain torch"
+                )
+                yield from (f"![Plot of the run {path.stem}: {drawn}]({_link(picture)})", "")
     for path, rows in launches(folder):
         first = rows[0]
         where = f"{first['device']}, torch {first['torch']}, triton {first['triton']}, commit `{first['commit'][:12]}`"

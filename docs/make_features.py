@@ -1,9 +1,9 @@
 """Write the table in docs/pytorch.md from the outcomes of tests.
 
-The script runs every test with a ``feature`` mark and a parameter ``op``. A cell is "yes" if all tests of the feature
-and the op passed, and "no" with the reason if a test was skipped. A failed or missing test is an error, and nothing is
-written. `--check` fails if the file is stale. `--outcomes FILE` reads the file that `pytest --features FILE` wrote, and
-runs no test.
+The script runs every test with a ``feature`` mark and a parameter ``op``. An op has a feature if all tests of the two
+passed, and is listed beside them with the reason if a test was skipped. A failed or missing test is an error, and
+nothing is written. `--check` fails if the file is stale. `--outcomes FILE` reads the file that `pytest --features FILE`
+wrote, and runs no test.
 """
 
 from __future__ import annotations
@@ -98,24 +98,25 @@ class Outcomes:
 
 
 def table(outcomes: Outcomes) -> str:
-    """Return the table, followed by the reason for each "no"."""
-    ops = OPS
-    lines = [f"| | {' | '.join(f'`{op}`' for op in ops)} |", f"|---|{'---|' * len(ops)}"]
+    """Return the table: for each feature the ops with it, and those without it, with the reasons."""
+    lines = ["| feature | ops | not, or in part |", "|---|---|---|"]
     notes: list[str] = []
     for feature in FEATURES:
-        cells: list[str] = []
-        for op in ops:
+        works: list[str] = []
+        left: list[str] = []
+        for op in OPS:
             reasons, passed = outcomes.reasons[feature, op], outcomes.passed[feature, op]
             if not reasons and not passed:
                 raise SystemExit(f"no test shows {feature!r} of {op}: a test needs the mark feature({feature!r})")
             if not reasons:
-                cells.append("yes")
+                works.append(f"`{op}`")
                 continue
             text = "; ".join(sorted(reasons))
             if text not in notes:
                 notes.append(text)
-            cells.append(f"{'in part' if passed else 'no'} [{notes.index(text) + 1}]")
-        lines.append(f"| {feature} | {' | '.join(cells)} |")
+            left.append(f"{'in part' if passed else 'not'} `{op}` [{notes.index(text) + 1}]")
+        names = f"all {len(OPS)}" if not left else ", ".join(works) or "none"
+        lines.append(f"| {feature} | {names} | {', '.join(left) or 'none'} |")
     return "\n".join([*lines, "", *(f"[{number}] {text}.\n" for number, text in enumerate(notes, 1))])
 
 

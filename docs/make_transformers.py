@@ -15,20 +15,16 @@ from fusedops.integrations.transformers import Applied, apply
 
 PAGE = Path(__file__).parent / "transformers.md"
 START, END = "<!-- the table: docs/make_transformers.py -->\n", "<!-- end of the table -->\n"
-HEADER = """| family | model | replaced | left, because |
-|---|---|---|---|
+HEADER = """| model | replaced | left, because |
+|---|---|---|
 """
 
 
 def row(family: Family, applied: Applied) -> str:
     """Return the line of a family."""
-    ops: dict[str, list[str]] = {}
-    for each in applied.rows:
-        if each.op:
-            ops.setdefault(each.op, []).append(f"{each.count} {each.module}")
-    replaced = ", ".join(f"{op} ({', '.join(ops[op])})" for op in sorted(ops))
+    replaced = ", ".join(f"{count} {op}" for op, count in sorted(applied.ops.items()))
     left = "; ".join(f"{row.module} ({row.count}): {row.left}" for row in applied.rows if not row.op)
-    return f"| {family.name} | `{family.model}` | {replaced or 'nothing'} | {left} |\n"
+    return f"| {family.name}, `{family.model}` | {replaced or 'nothing'} | {left} |\n"
 
 
 def page(table: str) -> str:

@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import statistics
+import sys
 import textwrap
 import time
 import warnings
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report_losses(fused, plain, plays, options)
     report_times(fused, plain, plays, options, (q, k, v))
     report_text(fused.model, plays, options.block)
-    print("\nA Llama-like decoder, with norms, rotary embedding and SwiGLU: examples/train_llama.py")
+    report_next(options.out)
     print(f"{time.perf_counter() - started:.0f} s in all.")
 
 
@@ -408,6 +409,19 @@ def report_text(model: GPT, plays: Plays, block: int, length: int = 400) -> None
             next_character = torch.multinomial(torch.softmax(scores / 0.7, dim=-1), 1, generator=plays.random)
             text = torch.cat((text, next_character), dim=1)
     show(textwrap.indent("".join(plays.characters[number] for number in text[0].tolist()), "  "))
+
+
+def report_next(out: Path) -> None:
+    title("8. What to try next")
+    beside = os.path.relpath(sys.executable)
+    python = "python" if beside.startswith(os.pardir) else beside  # .venv/bin/python, of `make demo`
+    print(f"The plot of the losses        {out / 'loss.png'}")
+    print(f"A Llama: norms, rope, SwiGLU  {python} examples/train_llama.py")
+    print("A pretrained chat model       make chat")
+    print(f"Who serves a call of yours    {python} -m fusedops explain rms_norm --x 8,512,4096@cuda")
+    print(f"Problems of this machine      {python} -m fusedops doctor")
+    print(f"The speed of each op          {python} -m fusedops bench")
+    print("In your program               docs/start.md, docs/transformers.md, docs/megatron.md")
 
 
 def title(text: str) -> None:

@@ -83,8 +83,9 @@ def test_a_report_of_a_folder(run: tuple[Path, str], tmp_path: Path) -> None:
         assert copy.with_name(f"large-speedup.{picture}").stat().st_size > 1000
     page = (tmp_path / "gpu" / "report.md").read_text()
     assert page.startswith("## gpu: large\n")
-    assert "| bias_gelu | tanh | float32 | forward | eager |" in page
-    assert "![large-speedup](large-speedup.png)" in page
+    assert "\nfloat32:\n\n| call | mode | backend |" in page
+    assert "| bias_gelu, tanh | forward | eager |" in page
+    assert "![Plot of the run large: speed-up over plain torch](large-speedup.png)" in page
 
 
 def test_only_undisturbed_calls_count() -> None:
@@ -118,12 +119,13 @@ def test_a_table_has_each_figure_of_its_rows(run: tuple[Path, str], performance:
     lines = performance.table(rows)
     mine = {row["mode"]: row for row in rows if row["provider"] == "fusedops.eager"}
     chain = {row["mode"]: row for row in rows if row["provider"] == "torch"}
-    assert len(lines) == 2 + len(mine) == 5
-    for line in lines[2:]:
+    assert lines[0] == "float32:"
+    assert len(lines) == 4 + len(mine) == 7
+    for line in lines[4:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        row = mine[cells[3]]
-        assert cells[6] == f"{row['copies']:.2f}"
-        assert cells[8] == f"{chain[cells[3]]['ms_p50'] / row['ms_p50']:.2f}"
+        row = mine[cells[1]]
+        assert cells[4] == f"{row['copies']:.2f}"
+        assert cells[6] == f"{chain[cells[1]]['ms_p50'] / row['ms_p50']:.2f}"
 
 
 @pytest.mark.slow

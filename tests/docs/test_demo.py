@@ -64,6 +64,15 @@ def test_it_tells_who_serves_and_why(demo: tuple[str, pathlib.Path]) -> None:
     assert "NoBackendError: no backend takes this call" in text
 
 
+def test_it_ends_with_what_to_try_next(demo: tuple[str, pathlib.Path]) -> None:
+    after = demo[0].partition("8. What to try next\n")[2]
+    files = [*re.findall(r"examples/\w+\.py", after), *re.findall(r"docs/\w+\.md", after)]
+    assert len(files) == 4
+    assert all((ROOT / file).exists() for file in files)
+    assert str(demo[1] / "loss.png") in after
+    assert " -m fusedops explain rms_norm --x 8,512,4096@cuda\n" in after
+
+
 def test_it_fits_the_terminal(demo: tuple[str, pathlib.Path]) -> None:
     lines = [line for line in demo[0].splitlines() if str(demo[1]) not in line]
     assert max(map(len, lines)) <= 100

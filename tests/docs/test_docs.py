@@ -11,22 +11,18 @@ import doctest
 import json
 import pathlib
 import re
-import textwrap
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from pages import FENCE, PAGES, Block, blocks, commands
 from repository import ROOT
 
 import fusedops
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "backends").glob("*.md"))]
 RUN_HERE = [path for path in PAGES if path.name != "add-an-op.md"]  # test_template runs it, with the op installed
 ids = [str(path.relative_to(ROOT)) for path in RUN_HERE]
-
-FILE = re.compile(r"^\*\*`[^`]+`\*\*\n\n\Z", re.M)  # before a block: it is a file, which test_template writes
-FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>\S*)[^\n]*\n(?P<body>.*?)^(?P=indent)```$", re.S | re.M)
 
 RUN = """
 import contextlib, io, json, sys, traceback, warnings
@@ -59,31 +55,6 @@ for page, blocks in json.loads(sys.argv[1]).items():
             fusedops.unregister(info.name)
 print(json.dumps(outputs))
 """
-
-
-class Block(NamedTuple):
-    """A ```python block of a page: where it is, its code, its expected output, and the reason if it is not run."""
-
-    line: int
-    code: str
-    output: str | None
-    why_not: str
-
-
-def blocks(text: str) -> Iterator[Block]:
-    """Yield the Python blocks of a page that are examples."""
-    fences = list(FENCE.finditer(text))
-    for at, fence in enumerate(fences):
-        if fence["kind"] != "python" or FILE.search(text[: fence.start()]):
-            continue
-        before = re.search(r"<!-- not run: (.+?) -->\s*$", text[: fence.start()], re.S)
-        after = fences[at + 1] if at + 1 < len(fences) else None
-        output = None
-        if after is not None and after["kind"] == "text" and not text[fence.end() : after.start()].strip():
-            output = textwrap.dedent(after["body"])
-        yield Block(
-            text.count("\n", 0, fence.start()) + 1, textwrap.dedent(fence["body"]), output, before[1] if before else ""
-        )
 
 
 def test_a_page_is_read_as_it_looks() -> None:
@@ -121,6 +92,20 @@ def test_the_examples_print_the_output_on_the_page(page: pathlib.Path, printed: 
         if block.output is not None:
             right = doctest.OutputChecker().check_output(block.output, got, doctest.ELLIPSIS)
             assert right, f"{where} prints\n{got}\nand the page has\n{block.output}"
+
+
+def test_every_page_has_an_example_that_runs() -> None:
+    others = {"add-an-op.md", "changelog.md"}  # run by test_template; a list of changes
+    without = []
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        runs = any(not block.why_not for block in blocks(text)) or any(
+            line.startswith("fusedops ")
+            for line in commands(text).shown  # run by test_page_commands
+        )
+        if not runs and page.name not in others:
+            without.append(page.name)
+    assert without == []
 
 
 # ---------------------------------------------------------------------------------------------------------------- links

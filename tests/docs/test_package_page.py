@@ -40,7 +40,8 @@ def test_with_an_address_every_link_is_absolute(hook: ModuleType) -> None:
     for target in targets:
         start = f"{base}/blob/v1.2.3/"
         assert target.startswith(start), target
-        assert (ROOT / target.removeprefix(start).partition("#")[0]).exists(), target
+        assert (ROOT / re.split("[#?]", target.removeprefix(start))[0]).exists(), target
+    assert f"]({base}/blob/v1.2.3/docs/_static/call.svg?raw=true)" in metadata["readme"]["text"]
 
 
 def test_code_and_links_on_the_network_stay(hook: ModuleType) -> None:
@@ -50,6 +51,12 @@ def test_code_and_links_on_the_network_stay(hook: ModuleType) -> None:
     assert hook.without_relative_links(text, "https://x.y/{path}") == text.replace(
         "(b.md)", "(https://x.y/b.md)"
     ).replace("(m.md#n)", "(https://x.y/m.md#n)")
+
+
+def test_a_picture_is_its_file_or_is_left_out(hook: ModuleType) -> None:
+    text = "a\n\n![four steps](docs/b.svg)\n\nc ![d](https://e.f/g.svg)\n"
+    assert hook.without_relative_links(text, None) == "a\n\n\n\nc ![d](https://e.f/g.svg)\n"
+    assert "![four steps](https://x.y/docs/b.svg?raw=true)" in hook.without_relative_links(text, "https://x.y/{path}")
 
 
 def test_the_metadata_that_is_built_have_the_extras_and_the_page(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ from typing import Any
 import torch
 from repository import ROOT
 
+import fusedops
+
 BACKEND = ROOT / "backends" / "fusedops_npu"
 PAGE = ROOT / "docs" / "torch_npu.md"
 FILE = Path(__file__).with_name("npu_schemas.json")
@@ -244,22 +246,38 @@ def differences(registered: dict[str, dict[str, str]]) -> list[str]:
 
 def page(registered: dict[str, dict[str, str]], derivatives: dict[str, str]) -> str:
     """Return docs/torch_npu.md."""
+    (npu,) = [info for info in fusedops.backends() if info.name == "npu"]
     ops = sorted({call.op for call in used()})
     differ = {text.partition(" at ")[0] for text in differences(registered)}
-    rows = [
-        [f"`{op}`", *("**differs**" if f"torch_npu {release}, {op}" in differ else "matches" for release in registered)]
-        for op in ops
-    ]
+    rows: list[str] = []
+    for release in registered:
+        wrong = [f"`{op}`" for op in ops if f"torch_npu {release}, {op}" in differ]
+        rows.append(f"| {release} | {len(ops) - len(wrong)} of {len(ops)} | {', '.join(wrong) or 'none'} |")
     lines = [
-        "# What the npu backend calls, in each release of torch_npu",
+        "# torch_npu, release by release",
         "",
-        "Made by `make npu-contract`, from the wheels: names, order, types and defaults of the schemas that a release",
-        "registers, against every call in `backends/fusedops_npu`. It shows that the calls fit; it computes nothing,",
-        "and is no evidence from an Ascend device, of which none has been used so far.",
+        "The calls of the npu backend fit the functions of each release in the table. The ops with such calls:",
         "",
-        f"| function | {' | '.join(registered)} |",
-        "|---|" + "---|" * len(registered),
-        *(f"| {' | '.join(row)} |" for row in rows),
+        "```python",
+        "import fusedops",
+        "",
+        '(npu,) = [info for info in fusedops.backends() if info.name == "npu"]',
+        "print(*npu.ops)",
+        "```",
+        "",
+        "```text",
+        " ".join(npu.ops),
+        "```",
+        "",
+        "`make npu-contract` makes the table from the wheels: names, order, types and defaults of the schemas that a",
+        "release registers are compared with every call in `backends/fusedops_npu`. Nothing is computed, and no Ascend",
+        "device has been used so far.",
+        "",
+        "| torch_npu | functions that match | functions that differ |",
+        "|---|---|---|",
+        *rows,
+        "",
+        f"The functions: {', '.join(f'`{op}`' for op in ops)}.",
         "",
         f"torch_npu {matching()} was also imported, beside stand-ins for CANN's libraries, and fusedops's kernels",
         "called on fake npu tensors, through its dispatcher and shape functions. What its autograd calls in turn:",

@@ -1,0 +1,62 @@
+"""The examples and the shell commands of README.md and of the pages."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from repository import DOCS, ROOT
+
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+FILE = re.compile(r"^\*\*`[^`]+`\*\*\n\n\Z", re.M)  # before a block: it is a file, which test_template writes
+FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>\S*)[^\n]*\n(?P<body>.*?)^(?P=indent)```$", re.S | re.M)
+
+_PROGRAM = r"(?:[A-Z_]+=\S+ )*(?:make|pip|python3?|pytest|torchrun|fusedops) [-\w.']"
+_IN_TEXT = re.compile(rf"`(?P<command>{_PROGRAM}[^`\n]*)`")
+_INDENTED = re.compile(rf"^ {{4}}(?P<command>{_PROGRAM}.*)$", re.M)
+
+
+class Block(NamedTuple):
+    """A ```python block of a page: where it is, its code, its expected output, and the reason if it is not run."""
+
+    line: int
+    code: str
+    output: str | None
+    why_not: str
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Yield the Python blocks of a page that are examples."""
+    fences = list(FENCE.finditer(text))
+    for at, fence in enumerate(fences):
+        if fence["kind"] != "python" or FILE.search(text[: fence.start()]):
+            continue
+        before = re.search(r"<!-- not run: (.+?) -->\s*$", text[: fence.start()], re.S)
+        after = fences[at + 1] if at + 1 < len(fences) else None
+        output = None
+        if after is not None and after["kind"] == "text" and not text[fence.end() : after.start()].strip():
+            output = textwrap.dedent(after["body"])
+        yield Block(
+            text.count("\n", 0, fence.start()) + 1, textwrap.dedent(fence["body"]), output, before[1] if before else ""
+        )
+
+
+class Commands(NamedTuple):
+    """The shell commands of a page: those in ```sh blocks, and those in the text."""
+
+    shown: list[str]
+    in_text: list[str]
+
+
+def commands(text: str) -> Commands:
+    """Return the shell commands of a page, without comments."""
+    shown = [line for fence in FENCE.finditer(text) if fence["kind"] == "sh" for line in fence["body"].splitlines()]
+    rest = FENCE.sub("", text)
+    assert not _INDENTED.search(rest), f"a command outside of a ```sh block: {_INDENTED.search(rest)}"
+    return Commands(
+        [stripped for line in shown if (stripped := re.sub(r"\s+# .*$", "", line).strip())],
+        [found["command"] for found in _IN_TEXT.finditer(rest)],
+    )
