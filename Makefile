@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
+# of `make test-versions`, where PYTHON may also be a version, and TORCH the folder of an environment that has torch
+TRITON ?= triton
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 # of `make fuzz`
@@ -14,7 +16,7 @@ PEERS ?= liger-kernel==0.8.5 quack-kernels==0.2.4 nvidia-cutlass-dsl==4.3.5 apac
 # platforms of `make wheels`
 TARGETS ?= linux-x86_64 linux-aarch64 macos-x86_64 macos-arm64 windows-x86_64
 
-.PHONY: help demo chat finetune test test-slow test-long fuzz lint types docs docs-check site wheel wheels npu-contract bench gpu gpu-dry gpu-wheels npu overhead clean
+.PHONY: help demo chat finetune test test-slow test-long test-versions fuzz lint types docs docs-check site wheel wheels npu-contract bench gpu gpu-dry gpu-wheels npu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -54,6 +56,9 @@ test-slow: $(VENV)/smollm2  ## run the tests that take more than ten seconds eac
 
 test-long: $(VENV)/ready  ## run the tests that take minutes: every float32 number, sanitizers, cross-compilation; CI does not
 	$(PYTEST) -m long $(ARGS)
+
+test-versions:  ## run a part of the tests with other versions: PYTHON=3.10 TORCH=torch==2.10.0 TRITON=triton==3.4.0
+	PYTHON='$(PYTHON)' TORCH='$(TORCH)' TRITON='$(TRITON)' tests/at_versions.sh $(ARGS)
 
 fuzz: $(VENV)/ready  ## compare random calls of all ops and backends with float64, for MINUTES, then threads and forks
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Tolerance
 from fusedops._report.direction import Direction
+from fusedops.errors import PluginError
 
 _TYPICAL = 16  # without an error model: arguments up to this size are what the tolerances hold for
 
@@ -56,6 +57,9 @@ def limits(
 
     Returns:
         For each of ``expected`` a float64 tensor on the CPU of its shape, or None.
+
+    Raises:
+        PluginError: the op accepts a dtype for which it has no tolerance.
     """
     table = op.tolerance if direction == "forward" else op.gradient_tolerance
     model = op.error if direction == "forward" else op.gradient_error
@@ -68,6 +72,12 @@ def limits(
             accepted.append(None if want is None else torch.zeros(want.shape, dtype=torch.float64))
             continue
         known = [*args_dtypes, *([dtype] if dtype in table else [])]
+        if not known:
+            attribute = "tolerance" if direction == "forward" else "gradient_tolerance"
+            raise PluginError(
+                f"{op.name}: got no {attribute} for {dtype}, expected one for each dtype that the op accepts; to fix: "
+                f"add it to the op's {attribute}, or accept fewer dtypes"
+            )
         allowed = max((table[each] for each in known), key=lambda each: each.relative)
         if model is not None and dtype in table:
             allowed = table[dtype]

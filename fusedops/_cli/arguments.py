@@ -28,8 +28,8 @@ _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "meta")
 
 
 def dtype(name: str) -> torch.dtype:
-    """Return a dtype by its name in torch, or a short one: bf16, fp16, fp32, fp64."""
-    value = _SHORT.get(name, vars(torch).get(name))
+    """Return a dtype by its name in torch, with or without ``torch.``, or a short one: bf16, fp16, fp32, fp64."""
+    value = _SHORT.get(name, vars(torch).get(name.removeprefix("torch.")))
     if not isinstance(value, torch.dtype):
         raise InvalidInputError(unknown_name("dtype", name, _COMMON))
     return value

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         code = INTERRUPTED
     if options.json:
         print_json(records)
-    return code
+    return code or int(not records)
 
 
 def _measure_case(

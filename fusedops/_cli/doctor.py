@@ -7,7 +7,9 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -20,6 +22,7 @@ from fusedops._policy.context import process_policy, unknown_variables
 from fusedops.errors import FusedOpsError, FusedOpsWarning
 
 HELP = "what is wrong with this installation, and the fixes"
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of Linux's control groups, version 2
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,17 @@ def _torch() -> Iterator[Finding]:
         yield Finding("note", what, "install the CPU build of torch, which is smaller; results are the same")
 
 
-def _threads() -> Iterator[Finding]:
+def _cores() -> int:
+    """Return the cores that this process may use: of its affinity, and of a container's quota, which torch ignores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = _QUOTA.read_text("ascii").split()
+        cores = min(cores, max(1, int(quota) // int(period)))  # without a quota the text is "max"
+    return cores
+
+
+def _threads() -> Iterator[Finding]:
+    cores = _cores()
     text = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun
     processes = int(text) if text.isdecimal() and text.isascii() and 0 < len(text) < 6 and int(text) else 1
     threads = torch.get_num_threads()

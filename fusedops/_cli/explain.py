@@ -42,9 +42,11 @@ def add_ops(parser: argparse.ArgumentParser) -> None:
         arguments = one.add_argument_group("arguments of the call")
         for name in op.parameters:
             is_tensor = name in op.tensors
+            flag: dict[str, Any] = {"nargs": "?", "const": "true"} if type_name(op, name) == "bool" else {}
             arguments.add_argument(
                 option(name),
                 dest=f"arg_{name}",
+                **flag,
                 metavar="TENSOR" if is_tensor else type_name(op, name).partition("[")[0].upper(),
                 help=_literal(_help(op, name)),
             )

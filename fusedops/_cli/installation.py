@@ -90,7 +90,8 @@ def _row(info: BackendInfo) -> dict[str, Any]:
 
 
 def _packages() -> list[str]:
-    return list(dict.fromkeys(package for backend in loaded() for package in backend.packages))
+    packages = dict.fromkeys(package for backend in loaded() for package in backend.packages)
+    return [name for name in packages if name != "torch"]  # it has a line of its own
 
 
 def _version(distribution: str) -> str | None:

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import fusedops
-from fusedops._cli.output import print_error, print_warning
+from fusedops._cli.output import print_error, print_warning, width
 from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsError, FusedOpsWarning, InvalidInputError, PolicyError
 
@@ -24,7 +24,7 @@ CLOSED_PIPE = 0  # `fusedops matrix | head`
 EXIT_CODES = """\
 exit codes:
   0    no problem; explain: no fallback
-  1    doctor: a problem; check: a check failed; explain: the call would fall back
+  1    doctor: a problem; check: a check failed; explain: the call would fall back; bench: nothing was measured
   2    the command line, the call that it describes, or a policy is not valid; check: the backend cannot run here
   3    explain: no backend serves the call
   130  Ctrl-C; bench prints what it has measured
@@ -89,7 +89,7 @@ def _run(argv: list[str]) -> int:
     if others:
         leaf: argparse.ArgumentParser = options.parser
         known = sorted(set(re.findall(r"(?<![\w-])--[a-z][\w-]*", leaf.format_help())))
-        raise InvalidInputError(f"{leaf.prog}: {unknown_name('argument', others[0], known)}")
+        leaf.error(unknown_name("argument", others[0], known))
     from fusedops._cli.installation import unknown_plugins
 
     for message in unknown_plugins() if command != "doctor" else ():  # doctor has it in its report
@@ -126,7 +126,18 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         fix = "" if "; to fix: " in message else f"; to fix: see `{self.prog} --help`"
-        raise InvalidInputError(f"{self.prog}: {message}{fix}")
+        command = self.prog.partition(" ")[2]  # print_error writes the program's name
+        raise InvalidInputError(f"{command and f'{command}: '}{message}{fix}")
+
+    def format_help(self) -> str:
+        """Return the help, no line of it wider than the terminal: argparse indents options by the program's name."""
+        columns = width()
+        lines: list[str] = []
+        for line in super().format_help().splitlines():
+            indent = " " * min(len(line) - len(line.lstrip()), columns // 4)
+            fits = len(line) <= columns
+            lines += [line] if fits else textwrap.wrap(line, columns, initial_indent=indent, subsequent_indent=indent)
+        return "\n".join(lines) + "\n"
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -87,9 +87,11 @@ def autograd(subject: Subject, direction: Direction) -> Iterator[Trial]:
 
 
 def checkpoint(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield an activation checkpoint: forward runs again, by the same backend."""
+    """Yield an activation checkpoint: forward runs again, by the same backend, where backward takes a tensor of it."""
     for base in _both(subject):
-        yield Trial("non-reentrant", partial(_check_gradients, subject, base, 2, _checkpointed))
+        real = tensors(subject.op, base)
+        kept = [name for name in subject.op.backward_call.kept_tensors if real.get(name, name) is not None]
+        yield Trial("non-reentrant", partial(_check_gradients, subject, base, 2 if kept else 1, _checkpointed))
 
 
 def compile_(subject: Subject, direction: Direction) -> Iterator[Trial]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +23,15 @@ from fusedops.testing import OPS
 
 BENCH = ["bench", "bias_gelu", "--device", "cpu", "--elements", "64", "--seconds", "0.001"]
 CASES = OPS["bias_gelu"].cases[-2:]
+RECORD = {
+    "direction": "forward",
+    "provider": "eager",
+    "ms": 1.0,
+    "ms_p20": 0.9,
+    "ms_p80": 1.1,
+    "copies": 2.0,
+    "speedup": 2.0,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -97,8 +109,26 @@ def test_an_interrupt_keeps_what_is_measured(
         assert f"bias_gelu, {CASES[-1].name}" in captured.out
 
 
+@pytest.mark.slow
+def test_the_signal_of_ctrl_c_keeps_what_is_measured() -> None:
+    """The first line of the table is written before the second case is measured."""
+    command = [sys.executable, "-m", "fusedops", *BENCH[:-1], "0.05"]
+    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = iter(process.stdout.readline, "")
+        head = [next(line for line in lines if line.startswith("direction")), next(lines)]
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+    assert head[1].startswith("forward")
+    assert process.returncode == 130
+    assert "Traceback" not in error
+    assert re.search(r"^fusedops: warning: stopped; [1-9]\d* measurements are kept$", error, re.M)
+
+
 def test_a_busy_machine_is_a_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(bench, "measure", lambda *args: iter(()))
+    monkeypatch.setattr(bench, "measure", lambda *args: iter([RECORD]))
     cores = os.cpu_count() or 1
     for load, warned in ((cores - 0.5, False), (cores + 0.5, True)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import NPU_CALL, PAGE, documented, exit_code, flat, keys, run
+from command_line import NPU_CALL, PAGE, documented, documented_codes, exit_code, flat, keys, run
 
 import fusedops
 from fusedops._cli import main as command_module
@@ -20,10 +20,11 @@ from fusedops._cli.main import COMMANDS, EXIT_CODES, main
 
 SHOWN = [["info"], ["matrix"], ["doctor"], NPU_CALL, ["explain", "bias_gelu", "--x", "4,8"]]
 HELPS = [["--help"], *([name, "--help"] for name in COMMANDS), ["explain", "bias_dropout_add", "--help"]]
+OP_HELPS = [["explain", name, "--help"] for name in fusedops.ops.OPS if name != "bias_dropout_add"]
 
 
-@pytest.mark.parametrize("columns", ["40", "80", "132"])
-@pytest.mark.parametrize("argv", [*SHOWN, *HELPS], ids=lambda argv: "-".join(argv[:2]))
+@pytest.mark.parametrize("columns", ["40", "60", "80", "132"])
+@pytest.mark.parametrize("argv", [*SHOWN, *HELPS, *OP_HELPS], ids=lambda argv: "-".join(argv[:2]))
 def test_lines_fit_the_terminal(
     argv: list[str], columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,13 +65,17 @@ def test_each_option_has_a_help(argv: list[str], capsys: pytest.CaptureFixture[s
         assert re.search(rf"^  {option}(?: [A-Z]+)?\n {{10,}}\S", options, re.M), f"{option} has no help"
 
 
-def test_exit_codes_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_has_the_exit_codes_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     exit_code("--help")
     text = capsys.readouterr().out
     codes = re.findall(r"^  (\d+) +\S", EXIT_CODES, re.M)
-    assert codes == ["0", "1", "2", "3", "130"]
     assert re.findall(r"^  (\d+) +\S", text, re.M) == codes
-    assert re.findall(r"^\| (\d+) \|", PAGE.read_text("utf-8"), re.M) == codes
+    assert codes == [*map(str, sorted({code for _, code in documented_codes()})), "130"]
+    assert "130 Ctrl-C" in flat(PAGE.read_text("utf-8"))
+    for code in codes:  # each command that the help names beside a code is in the page's row of that code
+        meaning = text.split(f"\n  {code} ", 1)[1].split("\n  ", 1)[0] if code != "130" else ""
+        named = {name for name in COMMANDS if f"{name}:" in meaning}
+        assert named <= {name for name, other in documented_codes() if str(other) == code}
 
 
 def test_no_argument_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +90,13 @@ def test_info_has_what_an_issue_needs(capsys: pytest.CaptureFixture[str]) -> Non
     assert code == 0
     for part in (fusedops.__version__, torch.__version__, "torch_npu is not installed", "to fix", "eager", "triton"):
         assert part in text
+
+
+def test_each_package_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = run("info", capsys=capsys)
+    labels = re.findall(r"^([\w-]+) +\S", text.partition("\n\n")[0], re.M)
+    assert sorted(labels) == sorted(set(labels))
+    assert {"fusedops", "torch", "python", "policy"} <= set(labels)
 
 
 def test_json_is_as_documented(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from command_line import flat, run
 from state import problems
 
 import fusedops
+from fusedops._cli import doctor
 
 pytestmark = pytest.mark.usefixtures("fakes")  # no other backends than the project's own
 
@@ -133,6 +135,23 @@ def test_more_threads_than_cores(
     if fix is not None:
         assert fix in notes[0]["fix"]
         assert "OMP_WAIT_POLICY=passive" in notes[0]["fix"]
+
+
+@pytest.mark.parametrize(
+    ("quota", "fix"),
+    [("150000 100000", "OMP_NUM_THREADS=1"), ("max 100000", None), ("400000 100000", None), ("", None)],
+)
+def test_the_quota_of_a_container_counts(
+    quota: str, fix: str | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(doctor, "_QUOTA", tmp_path / "cpu.max")
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    _, findings = report(capsys)
+    fixes = [finding["fix"] for finding in findings if "threads" in finding["what"]]
+    assert len(fixes) == (fix is not None)
+    assert all(str(fix) in text for text in fixes)
 
 
 @pytest.mark.parametrize(("tool", "level"), [(None, "note"), ("nvidia-smi", None)])

@@ -6,7 +6,9 @@ import os
 import shlex
 
 import pytest
-from command_line import exit_code
+from command_line import documented_codes, exit_code
+
+from fusedops._cli.main import COMMANDS
 
 GELU = "explain bias_gelu"
 SOFTMAX = "explain scaled_masked_softmax"
@@ -110,6 +112,35 @@ ODD = [
     ("bench --elements -1", 2, "at least 1"),
     ("bench --device ''", 2, "device"),
     ("bench --device cpu:7", 2, "to fix: write --device cpu:0"),
+    ("bench ''", 2, "got op ''"),
+    ("bench bias_gelu --dtype fp8", 2, "to fix: write 'fp"),
+    ("bench --elements 1,000", 2, "at least 1"),
+    ("-- info", 2, "COMMAND"),
+    ("info --", 2, "got argument '--'"),
+    ("info --version", 2, "got argument '--version'"),
+    ("--version --json", 0, "fusedops "),
+    ("--help explian", 2, "to fix: write 'explain'"),
+    ("explain --help bias_gelu", 0, "usage: fusedops explain"),
+    (f"{GELU} --x 4,8 --json --help", 0, "usage: fusedops explain bias_gelu"),
+    (f"{GELU} --x 4X8", 2, "expected sizes"),
+    (f"{GELU} --x '[4, 8]'", 2, "expected sizes"),
+    (f"{GELU} --x 4,8:BF16", 2, "to fix: write 'bf16'"),
+    (f"{GELU} --x 4,8:torch.bfloat16", 0, "x bfloat16[4, 8]"),
+    (f"{GELU} --x 4,8@CUDA", 2, "to fix: write 'cuda'"),
+    (f"{GELU} --x 4,8 --bias NONE", 0, "bias None"),
+    (f"{GELU} --x 4,8 --bias=none", 0, "bias None"),
+    (f"{GELU} --x 4,8 --policy Auto", 2, "to fix: write 'auto'"),
+    (f"{GELU} --x 4,8 --policy =", 2, "empty name"),
+    (f"{GELU} --x 4,8 --fallback raise --backend npu", 3, "served by no backend"),
+    (f"{SOFTMAX} --x 4,4 --causal", 0, "causal True"),
+    (f"{SOFTMAX} --x 4,4 --causal --scale -.5", 0, "scale -0.5, causal True"),
+    (f"{SOFTMAX} --x 4,4 --scale 0x10", 2, "expected a number"),
+    ("matrix bias_gelu", 2, "got argument 'bias_gelu'"),
+    ("matrix --device npu:", 2, "to fix: write it like npu:0"),
+    ("check eager eager", 2, "got argument 'eager'"),
+    ("check --op bias_gelu", 2, "NAME"),
+    ("check Eager", 2, "to fix: write 'eager'"),
+    ("check eager --op Bias_GELU", 2, "to fix: write 'bias_gelu'"),
 ]
 
 
@@ -129,10 +160,16 @@ def test_no_traceback(
         assert captured.err.startswith("fusedops: ")
         assert captured.err.count("\n") == 1
         assert "; to fix: " in captured.err
+        assert captured.err.count("fusedops: ") == 1
 
 
 def test_there_are_enough() -> None:
     assert len({line for line, _, _ in ODD}) >= 60
+
+
+def test_the_codes_are_documented_for_the_command() -> None:
+    used = {(shlex.split(line)[0], code) for line, code, _ in ODD if line}
+    assert {key for key in used if key[0] in COMMANDS} <= set(documented_codes())
 
 
 @pytest.mark.usefixtures("fakes")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from command_line import flat, run
 
+from fusedops import testing
 from fusedops._cli.main import main
 
 SOURCE = '''
@@ -34,7 +35,12 @@ def backward(grad: Tensor, drop: Tensor | None, policy: float, power: int) -> Te
     return dx if drop is None else dx.masked_fill(drop.bool(), 0.0)
 
 
-EXACT = {torch.float32: fusedops.Tolerance(1e-5, 1e-5), torch.float64: fusedops.Tolerance(1e-9, 1e-9)}
+EXACT = {
+    torch.float16: fusedops.Tolerance(2e-3, 2e-3),
+    torch.bfloat16: fusedops.Tolerance(1e-2, 1.6e-2),
+    torch.float32: fusedops.Tolerance(1e-5, 1e-5),
+    torch.float64: fusedops.Tolerance(1e-9, 1e-9),
+}
 OP = fusedops.Op(
     scaled_keep,
     constraints=[
@@ -45,8 +51,15 @@ OP = fusedops.Op(
     min_bytes=lambda x, *_: {"forward": 2 * x.nbytes, "backward": 2 * x.nbytes},
     unfused=reference, formula="100 % of x * policy ** power",
 )
+
+
+@fusedops.kernel("scaled_keep", Dim("x", (-1,), multiple_of=8))
+def forward(x, drop, policy, power, exact):
+    return reference(x, drop, policy, power, exact).contiguous()
+
+
 KERNELS = (
-    fusedops.kernel("scaled_keep", Dim("x", (-1,), multiple_of=8))(reference),
+    forward,
     fusedops.kernel("scaled_keep", direction="backward")(backward),
 )
 
@@ -63,8 +76,9 @@ def fusedops_backend():
 
 
 @pytest.fixture(autouse=True)
-def plugin(rediscovered: Any, distribution: Any) -> None:
-    rediscovered(distribution("keeperlib", {"keeper": "keeper_plugin"}, keeper_plugin=SOURCE))
+def plugin(request: pytest.FixtureRequest, rediscovered: Any, distribution: Any) -> None:
+    source = SOURCE.replace(*getattr(request, "param", ("", "")))
+    rediscovered(distribution("keeperlib", {"keeper": "keeper_plugin"}, keeper_plugin=source))
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,11 +140,29 @@ def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+WRONG = {
+    ("exact).contiguous()", "exact)"): "strides",
+    ("exact).contiguous()", "exact).contiguous() * 1.1"): "float64",
+    ("return dx if drop", "return dx * 1.1 if drop"): "float64",
+}
+
+
+@pytest.mark.parametrize("plugin", WRONG, indirect=True, ids=["strides", "forward", "backward"])
+def test_check_of_a_wrong_kernel(request: pytest.FixtureRequest, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = WRONG[request.node.callspec.params["plugin"]]
+    real = testing.checks
+    monkeypatch.setattr(testing, "checks", lambda *args: [each for each in real(*args) if each.name == check])
+    code, output = run("check", "keeper", "--json", capsys=capsys)
+    assert code == 1
+    assert any(check["failures"] for check in json.loads(output)["checks"])
+
+
 def test_check(capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run("check", "keeper", "--json", capsys=capsys)
     data = json.loads(output)
     assert {check["op"] for check in data["checks"]} == {"scaled_keep"}
-    assert code == int(any(check["failures"] for check in data["checks"]))
+    assert [check["check"] for check in data["checks"] if check["failures"]] == []
+    assert code == 0
 
 
 @pytest.mark.parametrize(("backend", "wrong"), [("keeper", False), ("kepper", True)])

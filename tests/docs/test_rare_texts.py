@@ -53,6 +53,15 @@ def op_that_is_not_registered() -> None:
         module.my_square(X)
 
 
+def op_without_a_tolerance() -> None:
+    module = types.ModuleType("a_plugin")
+    exec(plugin_ops.SOURCE, vars(module))
+    fusedops.register(module.OP)
+    fusedops.register(module.BACKEND)
+    with fusedops.verify("reference"):
+        module.my_square(X.bfloat16())
+
+
 def without_lines(call: Callable[[], Any]) -> Callable[[], Any]:
     """Return the call, with {here} in place of the file and the line of each block in its text."""
 
@@ -137,6 +146,11 @@ pin(
     "an op that is not registered",
     op_that_is_not_registered,
     INVALID, "my_square: got a call of an op", "expected one of", "call fusedops.register(OP)",
+)  # fmt: skip
+pin(
+    "an op without a tolerance",
+    op_without_a_tolerance,
+    fusedops.PluginError, "no tolerance for torch.bfloat16", "each dtype that the op accepts", "add it to the op's",
 )  # fmt: skip
 pin("a block elsewhere", without_lines(left_elsewhere), POLICY, "not entered", "where it was entered", "`with`")
 pin("a block out of order", without_lines(left_out_of_order), POLICY, "inside use(", "to end first", "nest the two")

@@ -40,6 +40,13 @@ def documented(command: str) -> set[str]:
     return set(re.findall(r"^\| `([\w.<>\[\]]+)` \|", table, re.M))
 
 
+def documented_codes() -> dict[tuple[str, int], str]:
+    """Return the page's meaning of each exit code of each command; Ctrl-C is beside the table."""
+    lines = PAGE.read_text(encoding="utf-8").split("| command | 0 | 1 |", 1)[1].split("\n\n", 1)[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    return {(row[0].strip("`"), code): text for row in rows for code, text in enumerate(row[1:]) if text}
+
+
 def keys(data: Any, under: str = "") -> set[str]:
     """Return the keys of JSON data as the page writes them: a.b, and a[].b for what a list holds."""
     if isinstance(data, list):

@@ -1,0 +1,44 @@
+"""A kernel of each op and direction, compiled ahead of time: what every supported version of Triton must compile.
+
+Of ``make test-versions``. The other ``test_triton_compile`` files are about the newest version: more sizes, registers,
+spills, and AMD GPUs, for which old versions need a linker that their wheel does not have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
+
+Case = dict[str, Any]
+ROTARY: Case = {"q": [4, 32, 2048, 128], "k": [4, 8, 2048, 128], "cos": [2048, 64]}
+ROWS: dict[str, Case] = {
+    "forward": {"shape": [4, 8, 128, 1024], "mask": [4, 1, 128, 1024]},
+    "backward": {"shape": [4, 8, 128, 1024], "causal": True},
+    **{name: {"shape": [8192, 4096]} for name in ("gelu", "gelu_backward", "dropout_add", "dropout_backward")},
+    "add_rms_norm": {"shape": [8192, 4096]},
+    "add_rms_norm backward": {"shape": [8192, 4096]},
+    "layer_norm": {"shape": [8192, 65536]},  # more than fits on chip
+    "layer_norm backward": {"shape": [8192, 1000]},
+    "swiglu": {"shape": [8192, 4096], "limit": 7.0},
+    "geglu_halves_backward": {"shape": [8192, 4096]},
+    "rotary_embedding": ROTARY,
+    "rotary_embedding backward": {**ROTARY, "interleaved": True},
+    "cross_entropy": {"shape": [2048, 32000], "options": True},
+    "cross_entropy backward": {"shape": [2048, 32000]},
+    "classes": {"shape": [2048, 32000], "gradient": True},
+}
+TARGETS = {"forward": "sm_100", "add_rms_norm": "sm_80", "cross_entropy": "sm_80"}
+CASES = {op: {"op": op, "dtype": "bfloat16", "target": TARGETS.get(op, "sm_90"), **case} for op, case in ROWS.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_compiles(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    facts = compiled[name]
+    assert facts["address_64"]
+    assert not facts["float64"]
+    assert "16" in facts["loads"]
+    assert facts["stores"]
