@@ -56,19 +56,22 @@ def remembered(check: F) -> F:
         A function of the same positional arguments; ``check`` itself where there is no library.
     """
     loaded = library()
-    return check if loaded is None else loaded.fusedops_remembered(check)
+    return check if isinstance(loaded, str) else loaded.fusedops_remembered(check)
 
 
 @cache
-def library() -> ctypes.PyDLL | None:
-    """Load the library, once. None where there is none for this machine, or it does not read tensors as torch does."""
+def library() -> ctypes.PyDLL | str:
+    """Load the library, once; or return why it cannot be used."""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return None
+        return "it needs CPython with the global interpreter lock"
+    path = library_path()
+    if not path.exists():
+        return f"this installation has no compiled library {path.name}"
     try:
-        loaded = _set_up(ctypes.PyDLL(str(library_path())))
-    except (OSError, AttributeError):  # not built; or of another version than this torch
-        return None
-    return loaded if _reads_as_torch(loaded) else None
+        loaded = _set_up(ctypes.PyDLL(str(path)))
+    except (OSError, AttributeError) as error:  # AttributeError: of another version than this torch
+        return f"the compiled library does not load: {error}"
+    return loaded if _reads_as_torch(loaded) else "the compiled library does not read tensors as this torch"
 
 
 def library_path() -> Path:
