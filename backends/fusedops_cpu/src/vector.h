@@ -188,8 +188,9 @@ INLINE void store_two(T* p, vfloat a, vfloat b) {
   if constexpr (std::is_same_v<T, bfloat16>) {
     const vuint x = rounded_to_high_half(a), y = rounded_to_high_half(b);
 #if VECTOR_BYTES == 64
-    vuint16_two odd;
-    for (int i = 0; i < 2 * LANES; i++) odd[i] = uint16_t(2 * i + 1);
+    // a list: clang computes a loop that fills the vector anew each time
+    const vuint16_two odd = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                             33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
     const __m512i packed = _mm512_permutex2var_epi16((__m512i)x, (__m512i)odd, (__m512i)y);
 #else
     const __m256i of_lanes = _mm256_packus_epi32((__m256i)(x >> 16), (__m256i)(y >> 16));
