@@ -2,7 +2,7 @@
 // loop for each function, and one for each dtype, instead of one for each combination.
 #pragma once
 
-#include "vector.h"
+#include "several.h"
 
 namespace fusedops {
 namespace {
@@ -13,7 +13,7 @@ INLINE const float* widened(const T* p, int64_t n, float* buffer) {
   if constexpr (std::is_same_v<T, float>) {
     return p;
   } else {
-    each(n, [=](int64_t i, auto lanes) { store(buffer + i, load_ahead(p + i, lanes)); });
+    each_group<Pair>(n, [=](int64_t i, auto lanes) { store(buffer + i, load_ahead(p + i, lanes)); });
     return buffer;
   }
 }
@@ -24,7 +24,7 @@ INLINE void rounded(T* p, int64_t n, const float* values, bool streams_p) {
   if (streams_p) {
     each(n, [=](int64_t i, auto lanes) { store_or_stream<true>(p + i, load(values + i), lanes); });
   } else {
-    each(n, [=](int64_t i, auto lanes) { store(p + i, load(values + i), lanes); });
+    each_group<Pair>(n, [=](int64_t i, auto lanes) { store(p + i, load(values + i, lanes), lanes); });
   }
 }
 

@@ -2,6 +2,7 @@
 #include "api.h"
 #include "philox.h"
 #include "rows.h"
+#include "several.h"
 
 namespace fusedops {
 namespace {
@@ -10,6 +11,10 @@ INLINE vfloat keep_only(vfloat v, const int32_t* keep) {  // a dropped inf or Na
   vint mask;
   memcpy(&mask, keep, sizeof mask);
   return bits_as<vfloat>(bits_as<vint>(v) & mask);
+}
+template <class V>
+INLINE Two<V> keep_only(Two<V> v, const int32_t* keep) {
+  return {keep_only(v.a, keep), keep_only(v.b, keep + Two<V>::lanes / 2)};
 }
 
 template <class T, bool BIAS, bool RESIDUAL, bool DROPS>
@@ -29,10 +34,10 @@ Status forward(const DropoutForward& call) {
       if constexpr (DROPS) philox.fill(begin, end - begin, keep);
       each_stretch(begin, end, width, [&](int64_t at, int64_t column, int64_t n) {
         produce(y + at, n, [&](int64_t i, auto lanes) {
-          vfloat u = load(x + at + i, lanes);
-          if constexpr (BIAS) u += load(bias + column + i, lanes);
+          auto u = load(x + at + i, lanes);
+          if constexpr (BIAS) u = u + load(bias + column + i, lanes);
           if constexpr (DROPS) u = keep_only(u, keep + (at - begin) + i) * scale;
-          if constexpr (RESIDUAL) u += load(residual + at + i, lanes);
+          if constexpr (RESIDUAL) u = u + load(residual + at + i, lanes);
           return u;
         });
       });
@@ -55,7 +60,7 @@ Status backward(const DropoutBackward& call) {
       if constexpr (DROPS) philox.fill(first, end - first, keep);
       each_stretch(begin, end, width, [&](int64_t at, int64_t column, int64_t n) {
         auto du_and_sum = [&](int64_t i, auto lanes) {
-          vfloat du = load(grad + at + i, lanes);
+          auto du = load(grad + at + i, lanes);
           if constexpr (DROPS) du = keep_only(du, keep + (at - first) + i) * scale;
           if constexpr (decltype(with_sums)::value)
             store(sums + column + i, load(sums + column + i, lanes) + du, lanes);

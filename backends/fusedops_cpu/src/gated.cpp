@@ -32,31 +32,42 @@ class Swish {
   explicit Swish(const Settings& s)
       : limit_(s.limit), alpha_(s.alpha), offset_(s.offset), exponent_(s.exponent), unlimited_(s.limited ? 0 : -1) {}
 
-  INLINE vfloat operator()(vfloat gate, vfloat up) const {
-    const Parts p(*this, gate);
+  template <class V>
+  INLINE V operator()(V gate, V up) const {
+    const Parts<V> p(*this, gate);
     return p.gate * p.sigmoid * (clamped(up) + offset_);
   }
 
   // The gradients pass at the bounds of the clamp.
-  INLINE void gradients(vfloat grad, vfloat gate, vfloat up, vfloat& dgate, vfloat& dup) const {
-    const Parts p(*this, gate);
-    const vfloat swish = p.gate * p.sigmoid, slope = p.sigmoid + alpha_ * swish * p.rest;
-    dgate = (gate <= limit_) | unlimited_ ? grad * (clamped(up) + offset_) * slope : vfloat{};
-    dup = (max(up, -up) <= limit_) | unlimited_ ? grad * swish : vfloat{};
+  template <class V>
+  INLINE void gradients(V grad, V gate, V up, V& dgate, V& dup) const {
+    const Parts<V> p(*this, gate);
+    const V swish = p.gate * p.sigmoid, slope = p.sigmoid + swish * alpha_ * p.rest;
+    dgate = where_within(gate, grad * (clamped(up) + offset_) * slope);
+    dup = where_within(magnitude(up), grad * swish);
   }
 
  private:
+  template <class V>
   struct Parts {
-    vfloat gate, sigmoid, rest;  // rest: 1 - sigmoid
-    INLINE Parts(const Swish& f, vfloat given) {
-      const vfloat clamped = min(all(f.limit_), given), w = clamped * f.exponent_;
-      const vfloat e = exp2_within(min(all(126.0f), max(all(-127.0f), w)));
-      gate = w > 126.0f ? vfloat{} : clamped;  // where the sigmoid is 0: -inf * 0 would be NaN
-      sigmoid = 1.0f / (e + 1.0f);
+    V gate, sigmoid, rest;  // rest: 1 - sigmoid
+    INLINE Parts(const Swish& f, V given) {
+      const V clamped = at_most(f.limit_, given), w = clamped * f.exponent_;
+      const V e = exp2_within(at_most(126.0f, at_least(-127.0f, w)));
+      gate = zero_above(126.0f, w, clamped);  // where the sigmoid is 0: -inf * 0 would be NaN
+      sigmoid = reciprocal(e + 1.0f);
       rest = e * sigmoid;
     }
   };
-  INLINE vfloat clamped(vfloat up) const { return max(all(-limit_), min(all(limit_), up)); }
+  template <class V>
+  INLINE V clamped(V up) const {
+    return at_least(-limit_, at_most(limit_, up));
+  }
+  INLINE vfloat where_within(vfloat x, vfloat y) const { return (x <= limit_) | unlimited_ ? y : vfloat{}; }
+  template <class V>
+  INLINE Two<V> where_within(Two<V> x, Two<V> y) const {
+    return {where_within(x.a, y.a), where_within(x.b, y.b)};
+  }
 
   float limit_, alpha_, offset_, exponent_;
   int32_t unlimited_;
@@ -68,45 +79,57 @@ class Gelu {
  public:
   explicit Gelu(const Settings&) {}
 
-  INLINE vfloat operator()(vfloat gate, vfloat up) const { return gelu<TANH>(max(all(-32.0f), gate)) * up; }
+  template <class V>
+  INLINE V operator()(V gate, V up) const {
+    return gelu<TANH>(at_least(-32.0f, gate)) * up;
+  }
 
-  INLINE void gradients(vfloat grad, vfloat gate, vfloat up, vfloat& dgate, vfloat& dup) const {
-    vfloat derivative, factor = gelu_factor<TANH>(gate, derivative);
+  template <class V>
+  INLINE void gradients(V grad, V gate, V up, V& dgate, V& dup) const {
+    V derivative;
+    const V factor = gelu_factor<TANH>(gate, derivative);
     dgate = grad * up * derivative;
-    dup = grad * max(all(-32.0f), gate) * factor;
+    dup = grad * at_least(-32.0f, gate) * factor;
   }
 };
 
-typedef void (*Forward)(const Settings&, const float* gate, const float* up, float* y, int64_t n);
-typedef void (*Backward)(const Settings&, const float* grad, const float* gate, const float* up, float* dgate,
-                         float* dup, int64_t n);
+// bfloat16 is read by these loops themselves: stores of what a loop before them reads take longer than the conversion.
+template <class T>
+using Forward = void (*)(const Settings&, const T* gate, const T* up, float* y, int64_t n);
+template <class T>
+using Backward = void (*)(const Settings&, const T* grad, const T* gate, const T* up, float* dgate, float* dup,
+                          int64_t n);
 
-template <class Function>
-void compute(const Settings& settings, const float* gate, const float* up, float* y, int64_t n) {
+template <class T, class Function>
+void compute(const Settings& settings, const T* gate, const T* up, float* y, int64_t n) {
   const Function f(settings);
-  each(n,
-       [=](int64_t i, auto lanes) { store(y + i, f(load_ahead(gate + i, lanes), load_ahead(up + i, lanes)), lanes); });
+  each_group<Pair>(n, [=](int64_t i, auto lanes) {
+    store(y + i, f(load_ahead(gate + i, lanes), load_ahead(up + i, lanes)), lanes);
+  });
 }
 
-template <class Function>
-void compute_gradients(const Settings& settings, const float* grad, const float* gate, const float* up, float* dgate,
-                       float* dup, int64_t n) {
+template <class T, class Function>
+void compute_gradients(const Settings& settings, const T* grad, const T* gate, const T* up, float* dgate, float* dup,
+                       int64_t n) {
   const Function f(settings);
-  each(n, [=](int64_t i, auto lanes) {
-    vfloat dg, du;
-    f.gradients(load_ahead(grad + i, lanes), load_ahead(gate + i, lanes), load_ahead(up + i, lanes), dg, du);
+  each_group<Pair>(n, [=](int64_t i, auto lanes) {
+    auto g = load_ahead(gate + i, lanes), dg = g, du = g;
+    f.gradients(load_ahead(grad + i, lanes), g, load_ahead(up + i, lanes), dg, du);
     if (dgate) store(dgate + i, dg, lanes);
     if (dup) store(dup + i, du, lanes);
   });
 }
 
-const Forward FORWARD[] = {compute<Swish>, compute<Gelu<true>>, compute<Gelu<false>>};
-const Backward BACKWARD[] = {compute_gradients<Swish>, compute_gradients<Gelu<true>>, compute_gradients<Gelu<false>>};
+template <class T>
+const Forward<T> FORWARD[] = {compute<T, Swish>, compute<T, Gelu<true>>, compute<T, Gelu<false>>};
+template <class T>
+const Backward<T> BACKWARD[] = {compute_gradients<T, Swish>, compute_gradients<T, Gelu<true>>,
+                                compute_gradients<T, Gelu<false>>};
 
 // ---- The dtypes and layouts ----
 
 template <class T>
-INLINE void unzip(const T* pairs, int64_t n, float* gate, float* up) {
+NOINLINE void unzip(const T* pairs, int64_t n, float* gate, float* up) {
   each(n, [=](int64_t i, auto lanes) {
     vfloat g, u;
     load_pairs(pairs + 2 * i, lanes, g, u);
@@ -116,7 +139,7 @@ INLINE void unzip(const T* pairs, int64_t n, float* gate, float* up) {
 }
 
 template <class T>
-INLINE void zip(T* pairs, int64_t n, const float* gate, const float* up) {
+NOINLINE void zip(T* pairs, int64_t n, const float* gate, const float* up) {
   each(n, [=](int64_t i, auto lanes) { store_pairs(pairs + 2 * i, load(gate + i), load(up + i), lanes); });
 }
 
@@ -139,25 +162,44 @@ void each_chunk(int64_t rows, int64_t columns, F f) {
   });
 }
 
+// The type that the loops above read instead of T. A copy of them for bfloat16 is worth its size from AVX2 on.
+template <class T>
+using Readable = std::conditional_t<std::is_same_v<T, bfloat16> && VECTOR_BYTES >= 32, bfloat16, float>;
+
+template <class T>
+NOINLINE const float* widened_apart(const T* p, int64_t n, float* buffer) {
+  return widened(p, n, buffer);
+}
+
+// Returns n numbers of that type: p itself, or the buffer with them.
+template <class T>
+INLINE const Readable<T>* readable(const T* p, int64_t n, float* buffer) {
+  if constexpr (std::is_same_v<Readable<T>, T>) {
+    return p;
+  } else {
+    return widened_apart(p, n, buffer);
+  }
+}
+
 template <class T>
 Status forward(const GatedForward& call) {
   const T *gate = (const T*)call.gate, *up = (const T*)call.up;
   T* y = (T*)call.y;
   const int64_t gate_row = call.gate_row, up_row = call.up_row;
   const Settings settings(call);
-  const Forward compute = FORWARD[call.activation];
+  const auto compute = FORWARD<Readable<T>>[call.activation];
+  const auto compute_pairs = FORWARD<float>[call.activation];
   const bool streams_y = streams(y, call.rows, call.columns);
   each_chunk(call.rows, call.columns, [=](int64_t at, int64_t row, int64_t column, int64_t n) {
     float g_buffer[CHUNK], u_buffer[CHUNK], y_buffer[CHUNK];
-    const float *g = g_buffer, *u = u_buffer;
+    float* result = place(y + at, y_buffer, streams_y);
     if (up) {
-      g = widened(gate + row * gate_row + column, n, g_buffer);
-      u = widened(up + row * up_row + column, n, u_buffer);
+      compute(settings, readable(gate + row * gate_row + column, n, g_buffer),
+              readable(up + row * up_row + column, n, u_buffer), result, n);
     } else {
       unzip(gate + row * gate_row + 2 * column, n, g_buffer, u_buffer);
+      compute_pairs(settings, g_buffer, u_buffer, result, n);
     }
-    float* result = place(y + at, y_buffer, streams_y);
-    compute(settings, g, u, result, n);
     rounded(y + at, n, result, streams_y);
   });
   return OK;
@@ -169,22 +211,22 @@ Status backward(const GatedBackward& call) {
   T *dgate = (T*)call.dgate, *dup = (T*)call.dup;
   const int64_t gate_row = call.gate_row, up_row = call.up_row, gradient_row = call.gradient_row;
   const Settings settings(call);
-  const Backward compute = BACKWARD[call.activation];
+  const auto compute = BACKWARD<Readable<T>>[call.activation];
+  const auto compute_pairs = BACKWARD<float>[call.activation];
   const bool streams_d = streams(dgate, call.rows, call.columns) && (!dup || streams(dup, call.rows, call.columns));
   each_chunk(call.rows, call.columns, [=](int64_t at, int64_t row, int64_t column, int64_t n) {
     float d_buffer[CHUNK], g_buffer[CHUNK], u_buffer[CHUNK], dg_buffer[CHUNK], du_buffer[CHUNK];
-    const float* d = widened(grad + at, n, d_buffer);
     if (!up) {
       unzip(gate + row * gate_row + 2 * column, n, g_buffer, u_buffer);
-      compute(settings, d, g_buffer, u_buffer, dg_buffer, du_buffer, n);
+      const float* d = widened_apart(grad + at, n, d_buffer);
+      compute_pairs(settings, d, g_buffer, u_buffer, dg_buffer, du_buffer, n);
       zip(dgate + row * gradient_row + 2 * column, n, dg_buffer, du_buffer);
       return;
     }
-    const float *g = widened(gate + row * gate_row + column, n, g_buffer),
-                *u = widened(up + row * up_row + column, n, u_buffer);
     T *dg = moved(dgate, row * gradient_row + column), *du = moved(dup, row * gradient_row + column);
     float *dg_result = place(dg, dg_buffer, streams_d), *du_result = place(du, du_buffer, streams_d);
-    compute(settings, d, g, u, dg_result, du_result, n);
+    compute(settings, readable(grad + at, n, d_buffer), readable(gate + row * gate_row + column, n, g_buffer),
+            readable(up + row * up_row + column, n, u_buffer), dg_result, du_result, n);
     if (dg) rounded(dg, n, dg_result, streams_d);
     if (du) rounded(du, n, du_result, streams_d);
   });

@@ -18,8 +18,8 @@ Status forward(const GeluForward& call) {
     each_stretch(block * BLOCK, std::min(count, (block + 1) * BLOCK), width,
                  [&](int64_t at, int64_t column, int64_t n) {
                    produce(y + at, n, [&](int64_t i, auto lanes) {
-                     vfloat u = load_ahead(x + at + i, lanes);
-                     if constexpr (BIAS) u += load(bias + column + i, lanes);
+                     auto u = load_ahead(x + at + i, lanes);
+                     if constexpr (BIAS) u = u + load(bias + column + i, lanes);
                      return gelu<TANH>(u);
                    });
                  });
@@ -36,25 +36,21 @@ Status backward(const GeluBackward& call) {
   if (row.failed()) return OUT_OF_MEMORY;
   const float* bias = row.data();
   auto du_at = [=](int64_t at, int64_t column, int64_t i, auto lanes) {
-    vfloat u = load_ahead(x + at + i, lanes);
-    if constexpr (BIAS) u += load(bias + column + i, lanes);
+    auto u = load_ahead(x + at + i, lanes);
+    if constexpr (BIAS) u = u + load(bias + column + i, lanes);
     return load_ahead(grad + at + i, lanes) * gelu_derivative<TANH>(u);
   };
   if constexpr (BIAS) {
     if (call.dbias) {
       return column_sums(count, call.columns, width, call.dtype, call.dbias,
                          [=](int64_t begin, int64_t end, float* sums) {
+                           T unwanted[COLUMNS_AT_ONCE];  // dx: a loop of its own for the sums alone is large
                            each_stretch(begin, end, width, [&](int64_t at, int64_t column, int64_t n) {
-                             auto du_and_sum = [&](int64_t i, auto lanes) {
-                               vfloat du = du_at(at, column, i, lanes);
+                             produce(dx ? dx + at : unwanted, n, [&](int64_t i, auto lanes) {
+                               const auto du = du_at(at, column, i, lanes);
                                store(sums + column + i, load(sums + column + i, lanes) + du, lanes);
                                return du;
-                             };
-                             if (dx) {
-                               produce(dx + at, n, du_and_sum);
-                             } else {
-                               each(n, du_and_sum);
-                             }
+                             });
                            });
                          });
     }

@@ -39,7 +39,7 @@ class Philox {
 
   // Writes the masks of `count` <= CHUNK elements from `start`, a multiple of 4: all bits set where kept. `out` has
   // BUFFER elements; those after `count` hold no mask.
-  void fill(int64_t start, int64_t count, int32_t* out) const {
+  NOINLINE void fill(int64_t start, int64_t count, int32_t* out) const {
     int64_t counter = start / 4, end = counter + (count + 3) / 4, turn = ((counter >> 32) + 1) << 32;
     if (__builtin_expect(end > turn, 0)) {  // the counter's high word changes: once in 2**34 elements
       int64_t before = (turn - counter) * 4;
@@ -70,7 +70,7 @@ class Philox {
     return c;
   }
 
-  INLINE void fill_same_high_word(int64_t counter, int64_t count, int32_t* out) const {
+  void fill_same_high_word(int64_t counter, int64_t count, int32_t* out) const {
     First first = first_rounds(uint32_t(counter >> 32));
     vuint64 c = counters() + uint64_t(counter);
     constexpr int K = SIDE_BY_SIDE;

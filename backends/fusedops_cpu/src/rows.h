@@ -124,10 +124,12 @@ NOINLINE void finish_column_sums(float* sums, int64_t parts, int64_t width, int6
 
 // Sums of columns in an order that depends on the shape alone, not on the number of threads: the wide rows are cut into
 // `parts`, and the columns into chunks whose sums stay in the L1 cache; the parts are added in order.
-// f(begin, end, sums) adds the elements begin..end, which lie in `width` columns, to sums[column].
+// f(begin, end, sums) adds the elements begin..end, which lie in `width` columns, to sums[column]; of a row it gets
+// COLUMNS_AT_ONCE or fewer.
+constexpr int64_t COLUMNS_AT_ONCE = 4096;
 template <class F>
 Status column_sums(int64_t count, int64_t columns, int64_t width, int64_t dtype, void* out, F f) {
-  constexpr int64_t CHUNK = 4096;
+  constexpr int64_t CHUNK = COLUMNS_AT_ONCE;
   int64_t rows = divide_up(count, width), parts = std::max<int64_t>(1, std::min<int64_t>(128, rows / 32));
   int64_t chunks = divide_up(width, CHUNK), blocks = parts * chunks;
   FloatBuffer buffer(parts * width);

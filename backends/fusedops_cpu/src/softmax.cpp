@@ -5,6 +5,7 @@
 #include "api.h"
 #include "functions.h"
 #include "parallel.h"
+#include "several.h"
 
 namespace fusedops {
 namespace {
@@ -86,13 +87,19 @@ INLINE void softmax_row(const T* x, const uint8_t* mask, T* y, float* buffer, in
     tops = max(t, tops);
   });
   float top = max_of(tops);
-  vfloat sums = {};
-  for (int64_t i = 0; i < n; i += LANES) {
-    vfloat e = exp_nonpositive(load(buffer + i) - top);
-    store(buffer + i, e);
-    sums += e;
+  Two<vfloat> sums = {};
+  int64_t at = 0;
+  for (; at + Pair::lanes <= n; at += Pair::lanes) {
+    const auto e = exp_nonpositive(load(buffer + at, Pair{}) - top);
+    store(buffer + at, e);
+    sums = sums + e;
   }
-  float sum = sum_of(sums);
+  for (; at < n; at += LANES) {
+    const vfloat e = exp_nonpositive(load(buffer + at) - top);
+    store(buffer + at, e);
+    sums.a += e;
+  }
+  const float sum = sum_of(sums.a + sums.b);
   if (__builtin_expect(sum != sum, 0)) {  // NaN, inf, or nothing above -inf: NaN where not masked, 0 where masked
     each_of_row(n, sk, [&](int64_t i, auto lanes) {
       vfloat v = all(NOT_A_NUMBER);
@@ -100,8 +107,11 @@ INLINE void softmax_row(const T* x, const uint8_t* mask, T* y, float* buffer, in
       store(y + i, v, lanes);
     });
   } else {
-    float factor = 1.0f / sum;
-    each_of_row(n, sk, [&](int64_t i, auto lanes) { store(y + i, load(buffer + i) * factor, lanes); });
+    const float factor = 1.0f / sum;
+    int64_t done = 0;
+    for (; done + Pair::lanes <= n; done += Pair::lanes) store(y + done, load(buffer + done, Pair{}) * factor);
+    each_of_row(n - done, sk - done,
+                [&](int64_t i, auto lanes) { store(y + done + i, load(buffer + done + i) * factor, lanes); });
   }
   int64_t written = written_of_row(n, sk);
   if (written < sk) memset((void*)(y + written), 0, (sk - written) * sizeof(T));

@@ -57,7 +57,7 @@ static int wrong_specials(const char* name) {
   if (!strcmp(name, "exp")) {
     wrong += !(at(0.0f) == 1) + !(at(-0.0f) == 1) + !(at(-inf) == 0) + !(at(-1e-40f) == 1) + !(at(-3e38f) == 0);
   } else if (!strcmp(name, "exp2")) {
-    wrong += !(at(0.0f) == 1) + !(at(-127) == 0) + !(at(128) == inf);
+    wrong += !(at(0.0f) == 1) + !(at(-127) == 0);
   } else if (!strcmp(name, "tanh")) {
     wrong += !(at(0.0f) == 0 && !std::signbit(at(0.0f))) + !(at(-0.0f) == 0 && std::signbit(at(-0.0f)));
     wrong += !(at(inf) == 1) + !(at(-inf) == -1);
