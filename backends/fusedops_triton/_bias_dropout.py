@@ -10,15 +10,16 @@ Common to all kernels:
   backward computes the mask again. The kernel reads the seed on the device, so there is no synchronisation, and CUDA
   graphs can capture a call.
 - One Philox call gives four words, for four neighbouring elements. A thread computes the words of the elements that it
-  loads, in their order. This keeps 16-byte accesses without a shuffle. With multiplications of 32 * 32 to 64 bits, the kernel without a bias takes 16
-  instructions per element on sm_90; with tl.randint4x, which multiplies twice for the two halves, it takes 24. An H200
-  has time for about 31 while it moves 4 bytes.
+  loads, in their order. This keeps 16-byte accesses without a shuffle. With multiplications of 32 * 32 to 64 bits, the
+  kernel without a bias takes 16 instructions per element on sm_90; with tl.randint4x, which multiplies twice for the
+  two halves, it takes 24. An H200 has time for about 31 while it moves 4 bytes.
 - x, residual and grad are made contiguous if they are not. _bias.py has the layout of the bias and the sums.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportOperatorIssue=false
 # Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 
 from __future__ import annotations
