@@ -9,17 +9,17 @@ Common to all kernels:
 - The seed and the linear index of an element determine if it is kept (fusedops/philox.py). Nothing is saved:
   backward computes the mask again. The kernel reads the seed on the device, so there is no synchronisation, and CUDA
   graphs can capture a call.
-- One Philox call gives four words, for four neighbouring elements. Their four bits are packed into a number, which is
-  broadcast to the four elements and tested there. This keeps 16-byte accesses without a shuffle; joining the words
-  would move them through shared memory. With multiplications of 32 * 32 to 64 bits, the kernel without a bias takes 19
-  instructions per element on sm_90; with tl.randint4x, which multiplies twice for the two halves, it takes 24. An H200
-  has time for about 25 while it moves 4 bytes.
+- One Philox call gives four words, for four neighbouring elements. A thread computes the words of the elements that it
+  loads, in their order. This keeps 16-byte accesses without a shuffle. With multiplications of 32 * 32 to 64 bits, the
+  kernel without a bias takes 16 instructions per element on sm_90; with tl.randint4x, which multiplies twice for the
+  two halves, it takes 24. An H200 has time for about 31 while it moves 4 bytes.
 - x, residual and grad are made contiguous if they are not. _bias.py has the layout of the bias and the sums.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportOperatorIssue=false
 # Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from fusedops_triton._bias import (
     sum_to_bias,
     unit,
 )
-from fusedops_triton._common import compute_dtype, scalar
-from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._settings import Columns, Tile, ceil_div, dropout_tile, share_columns, tile
+from fusedops_triton._common import compute_dtype, scalar, widened
+from fusedops_triton._launch import Launch, cached_by_layout, compiles_ptx, scalar_for
+from fusedops_triton._settings import HALF_RESIDENT, Columns, Tile, ceil_div, dropout_tile, share_columns, tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -175,9 +175,10 @@ def _forward_launch(
         constants = {
             "KIND": kind_in_tiles(kind, sizes[0] * bias_unit, setting.block), "UNIT": bias_unit, "UNIT_N": unit_n,
             "NARROW": n < 2**31, "EVEN": n % setting.block == 0, "BLOCK": setting.block,
-            "CALLS": _calls(narrowest, setting.block), "WIDE": wide,
+            "CALLS": _calls(narrowest, setting.block), "PTX": compiles_ptx(_forward), "WIDE": wide,
         }  # fmt: skip
-        return Launch(_forward, (ceil_div(n, setting.block),), (n // unit_n, *sizes), constants, setting.warps)
+        grid = (ceil_div(n, setting.block),)
+        return Launch(_forward, grid, (n // unit_n, *sizes), constants, setting.warps, HALF_RESIDENT)
 
     return tuned(make_launch, tile(narrowest) if adds else dropout_tile(narrowest), 0, narrowest)
 
@@ -190,9 +191,11 @@ def _flat_launch(n: int, narrowest: int, dtype: torch.dtype) -> Launch | Tuned:
     def make_launch(setting: Tile) -> Launch:
         constants = {
             "UNIT_N": unit_n, "EVEN": n % setting.block == 0, "BLOCK": setting.block,
-            "CALLS": _calls(narrowest, setting.block), "WIDE": compute_dtype(dtype),
+            "CALLS": _calls(narrowest, setting.block), "PTX": compiles_ptx(_backward_flat),
+            "WIDE": compute_dtype(dtype),
         }  # fmt: skip
-        return Launch(_backward_flat, (ceil_div(n, setting.block),), (n // unit_n,), constants, setting.warps)
+        grid = (ceil_div(n, setting.block),)
+        return Launch(_backward_flat, grid, (n // unit_n,), constants, setting.warps, HALF_RESIDENT)
 
     return tuned(make_launch, dropout_tile(narrowest), 0, narrowest)
 
@@ -202,10 +205,11 @@ def _columns_launch(
     n_rows: int, narrowest: int, dtype: torch.dtype, bias_unit: int, size: int
 ) -> tuple[Launch, Columns]:
     """Return the launch of ``_backward_columns`` for (n_rows, size * bias_unit), and the setting of its sums."""
-    columns = share_columns(n_rows, size * bias_unit, narrowest)
+    columns = share_columns(n_rows, size * bias_unit, narrowest, inputs=1)
     constants = {
         "UNIT": bias_unit, "STEPS": columns.steps, "ROWS": columns.rows, "COLS": columns.cols,
         "EVEN": columns.are_even(n_rows, size * bias_unit), "CALLS": _calls(narrowest, columns.cols),
+        "CARRY": n_rows * size * bias_unit >= 2**34, "PTX": compiles_ptx(_backward_columns),
         "WIDE": compute_dtype(dtype),
     }  # fmt: skip
     return Launch(_backward_columns, (columns.tiles, columns.parts), (n_rows, size), constants, columns.warps), columns
@@ -225,7 +229,7 @@ def _calls(narrowest: int, elements: int) -> int:
 def _forward(
     y_ptr, x_ptr, bias_ptr, residual_ptr, seed_ptr, scale, last, n, size, inner, wrap, outer, step,
     KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, NARROW: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK: tl.constexpr, CALLS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, CALLS: tl.constexpr, PTX: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK elements. Grid (cdiv(n * UNIT_N, BLOCK),).
 
@@ -236,30 +240,31 @@ def _forward(
     x = tl.load(x_ptr + base + at, mask=inside, other=0.0)
     if residual_ptr is not None:
         x = rounded(x, y_ptr)  # the residual's dtype
-    u = x.to(WIDE)
+    u = widened(x, WIDE)
     if KIND != "none":
         bias = bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT, NARROW)
         if residual_ptr is not None:
             bias = rounded(bias, y_ptr)
-        u += bias.to(WIDE)
+        u += widened(bias, WIDE)
     if seed_ptr is not None:  # before the multiplication, so that two elements are rounded by one instruction
-        u = tl.where(_kept(tl.load(seed_ptr), base // 4, last, BLOCK, CALLS), u, 0.0)
+        u = tl.where(_kept_in_tile(seed_ptr, last, BLOCK, CALLS, PTX), u, 0.0)
     u *= scalar(scale, WIDE)
     if residual_ptr is not None:
-        u += tl.load(residual_ptr + base + at, mask=inside, other=0.0).to(WIDE)
+        u += widened(tl.load(residual_ptr + base + at, mask=inside, other=0.0), WIDE)
     tl.store(y_ptr + base + at, rounded(u, y_ptr), mask=inside)
 
 
 @triton.jit(do_not_specialize=["seed_ptr", "scale", "last", "n"])
 def _backward_flat(
     dx_ptr, du_ptr, grad_ptr, seed_ptr, scale, last, n,
-    UNIT_N: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, CALLS: tl.constexpr, WIDE: tl.constexpr,
+    UNIT_N: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, CALLS: tl.constexpr, PTX: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Write BLOCK elements of the gradient to dx_ptr and du_ptr. Each can be None. Other arguments as in _forward."""
     base, at, inside = flat_tile(n, UNIT_N, BLOCK, EVEN)
-    du = tl.load(grad_ptr + base + at, mask=inside, other=0.0).to(WIDE)
+    du = widened(tl.load(grad_ptr + base + at, mask=inside, other=0.0), WIDE)
     if seed_ptr is not None:
-        du = tl.where(_kept(tl.load(seed_ptr), base // 4, last, BLOCK, CALLS), du, 0.0)
+        du = tl.where(_kept_in_tile(seed_ptr, last, BLOCK, CALLS, PTX), du, 0.0)
     du *= scalar(scale, WIDE)
     if dx_ptr is not None:
         tl.store(dx_ptr + base + at, rounded(du, dx_ptr), mask=inside)
@@ -271,7 +276,7 @@ def _backward_flat(
 def _backward_columns(
     dx_ptr, sums_ptr, grad_ptr, seed_ptr, scale, last, n_rows, size,
     UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EVEN: tl.constexpr,
-    CALLS: tl.constexpr, WIDE: tl.constexpr,
+    CALLS: tl.constexpr, CARRY: tl.constexpr, PTX: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Write and sum COLS columns of STEPS * ROWS rows. Grid (cdiv(H, COLS), parts).
 
@@ -283,10 +288,16 @@ def _backward_columns(
     sums = tl.zeros([ROWS, COLS], dtype=WIDE)  # each lane adds up its own elements; one reduction at the end
     for step in range(STEPS):
         at, inside, row = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS, EVEN)
-        du = tl.load(grad_ptr + at, mask=inside, other=0.0).to(WIDE)
+        du = widened(tl.load(grad_ptr + at, mask=inside, other=0.0), WIDE)
         if seed_ptr is not None:
-            first = row * (size.to(tl.int64) * UNIT // 4) + tl.program_id(0).to(tl.int64) * (COLS // 4)
-            du = tl.where(_kept(seed, first[:, None], last, COLS, CALLS), du, 0.0)
+            groups, col = size.to(tl.int64) * UNIT // 4, tl.program_id(0) * (COLS // 4)
+            if CARRY:
+                first = (row * groups + col)[:, None]
+                low, high = first.to(tl.uint32), (first >> 32).to(tl.uint32)
+            else:
+                low = (row.to(tl.uint32) * groups.to(tl.uint32) + col.to(tl.uint32))[:, None]
+                high = tl.zeros_like(low)
+            du = tl.where(_kept(seed, low, high, last, COLS, CALLS, CARRY, PTX), du, 0.0)
         du *= scalar(scale, WIDE)
         if dx_ptr is not None:
             tl.store(dx_ptr + at, rounded(du, dx_ptr), mask=inside)
@@ -298,16 +309,19 @@ def _backward_columns(
 
 
 @triton.jit
-def _kept(seed, first, last, SIZE: tl.constexpr, CALLS: tl.constexpr):
-    """Return the keep-mask of SIZE elements from counter ``first``, 64-bit: the linear index of an element // 4.
+def _kept(seed, low, high, last, SIZE: tl.constexpr, CALLS: tl.constexpr, CARRY: tl.constexpr, PTX: tl.constexpr):
+    """Return the keep-mask of SIZE elements from the counter of halves ``low`` and ``high`` (uint32).
 
-    first: a number, for a mask (SIZE,); or (R, 1), for a mask (R, SIZE). CALLS: 1 or 2 Philox calls, for the 4 or 8
-    neighbours that one access loads. A thread computes the words of the elements that it loads.
+    A counter is the linear index of an element // 4. low, high: numbers, for a mask (SIZE,); or (R, 1), for a mask
+    (R, SIZE). CALLS: 1 or 2 Philox calls, for the 4 or 8 neighbours that one access loads. A thread computes the words
+    of the elements that it loads. CARRY: the upper halves of the counters may differ. PTX: see ``_product``.
     """
-    counter = first + tl.arange(0, SIZE // (4 * CALLS)) * CALLS
-    w0, w1, w2, w3 = _philox(seed, counter)
-    if CALLS == 2:
-        v0, v1, v2, v3 = _philox(seed, counter + 1)
+    counter = low + (tl.arange(0, SIZE // (4 * CALLS)) * CALLS).to(tl.uint32)
+    if CARRY:
+        high += (counter < low).to(tl.uint32)
+    w0, w1, w2, w3 = _philox(seed, counter, high, PTX)
+    if CALLS == 2:  # an even counter plus 1 has no carry
+        v0, v1, v2, v3 = _philox(seed, counter + 1, high, PTX)
         w0, w1, w2, w3 = tl.join(w0, v0), tl.join(w1, v1), tl.join(w2, v2), tl.join(w3, v3)
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # in the order of the elements
     words = tl.reshape(words, [SIZE] if len(counter.shape) == 1 else [counter.shape[0], SIZE])
@@ -315,15 +329,40 @@ def _kept(seed, first, last, SIZE: tl.constexpr, CALLS: tl.constexpr):
 
 
 @triton.jit
-def _philox(seed, counter):
-    """Return the four words (uint32) of Philox4x32-10 for each counter. seed and counter are int64."""
+def _kept_in_tile(
+    seed_ptr, last, BLOCK: tl.constexpr, CALLS: tl.constexpr, PTX: tl.constexpr
+):  # fmt: skip
+    """Return the keep-mask of this program's tile of BLOCK elements."""
+    # no tile crosses a multiple of 2**32 counters, and 32-bit products need no second half
+    high = (tl.program_id(0).to(tl.int64) * (BLOCK // 4) >> 32).to(tl.uint32)
+    low = tl.program_id(0).to(tl.uint32) * (BLOCK // 4)
+    return _kept(tl.load(seed_ptr), low, high, last, BLOCK, CALLS, False, PTX)
+
+
+@triton.jit
+def _philox(seed, c0, c1, PTX: tl.constexpr):
+    """Return the four words (uint32) of Philox4x32-10 for each counter, by its halves (uint32). seed is an int64."""
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
-    c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
-    c2 = tl.zeros_like(c0)
-    c3 = c2
-    for _ in tl.static_range(10):  # pyright: ignore[reportGeneralTypeIssues]
-        first, second = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+    first = _product(c0, 0xD2511F53, PTX)
+    c0, c2 = c1 ^ k0, (first >> 32).to(tl.uint32) ^ k1
+    c1, c3 = tl.zeros_like(c2), first.to(tl.uint32)
+    for _ in tl.static_range(9):  # pyright: ignore[reportGeneralTypeIssues]
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+        first, second = _product(c0, 0xD2511F53, PTX), _product(c2, 0xCD9E8D57, PTX)
         c0, c2 = (second >> 32).to(tl.uint32) ^ c1 ^ k0, (first >> 32).to(tl.uint32) ^ c3 ^ k1
         c1, c3 = second.to(tl.uint32), first.to(tl.uint32)
-        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
     return c0, c1, c2, c3
+
+
+@triton.jit
+def _product(a, FACTOR: tl.constexpr, PTX: tl.constexpr):
+    """Return the 64 bits of a * FACTOR, of 32 bits each.
+
+    PTX: by NVIDIA's instruction for it. LLVM widens what it can of the 32-bit operations between two of them to 64
+    bits, and needs two instructions more for each Philox call of four elements.
+    """
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "mul.wide.u32 $0, $1, $2;", "=l,r,r", [a, tl.full([], FACTOR, tl.uint32)], tl.uint64, True, 1
+        )
+    return a.to(tl.uint64) * FACTOR

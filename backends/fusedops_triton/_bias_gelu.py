@@ -39,7 +39,7 @@ from fusedops_triton._bias import (
     sum_to_bias,
     unit,
 )
-from fusedops_triton._common import compute_dtype, reciprocal
+from fusedops_triton._common import compute_dtype, reciprocal, widened
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import Columns, Tile, ceil_div, share_columns, tile
 
@@ -162,9 +162,9 @@ def _forward(
     y_ptr, x_ptr: (n * UNIT_N,). bias_ptr and from ``size`` to ``step``: see ``bias_at``.
     """
     base, at, inside = flat_tile(n, UNIT_N, BLOCK, EVEN)
-    u = tl.load(x_ptr + base + at, mask=inside, other=0.0).to(WIDE)
+    u = widened(tl.load(x_ptr + base + at, mask=inside, other=0.0), WIDE)
     if KIND != "none":
-        u += bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT, NARROW).to(WIDE)
+        u += widened(bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT, NARROW), WIDE)
     tl.store(y_ptr + base + at, rounded(gelu(u, TANH), y_ptr), mask=inside)
 
 
@@ -176,10 +176,10 @@ def _backward_flat(
 ):  # fmt: skip
     """Write BLOCK elements of the gradient to dx_ptr and du_ptr. Each can be None. Other arguments as in _forward."""
     base, at, inside = flat_tile(n, UNIT_N, BLOCK, EVEN)
-    u = tl.load(x_ptr + base + at, mask=inside, other=0.0).to(WIDE)
+    u = widened(tl.load(x_ptr + base + at, mask=inside, other=0.0), WIDE)
     if KIND != "none":
-        u += bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT, NARROW).to(WIDE)
-    du = tl.load(grad_ptr + base + at, mask=inside, other=0.0).to(WIDE) * gelu_slope(u, TANH)
+        u += widened(bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT, NARROW), WIDE)
+    du = widened(tl.load(grad_ptr + base + at, mask=inside, other=0.0), WIDE) * gelu_slope(u, TANH)
     if dx_ptr is not None:
         tl.store(dx_ptr + base + at, rounded(du, dx_ptr), mask=inside)
     if du_ptr is not None:
@@ -198,13 +198,13 @@ def _backward_columns(
     bias_ptr: (H,).
     """
     col = tl.program_id(0).to(tl.int64) * COLS + tl.arange(0, COLS)
-    bias = tl.load(bias_ptr + col, mask=col < size.to(tl.int64) * UNIT, other=0.0).to(WIDE)[None, :]
+    bias = widened(tl.load(bias_ptr + col, mask=col < size.to(tl.int64) * UNIT, other=0.0), WIDE)[None, :]
     sums = tl.zeros([ROWS, COLS], dtype=WIDE)  # each lane adds up its own elements; one reduction at the end
     for step in range(STEPS):
         at, inside, _ = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS, EVEN)
         x = tl.load(x_ptr + at, mask=inside, other=0.0)
         grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
-        du = grad.to(WIDE) * gelu_slope(x.to(WIDE) + bias, TANH)
+        du = widened(grad, WIDE) * gelu_slope(widened(x, WIDE) + bias, TANH)
         if dx_ptr is not None:
             tl.store(dx_ptr + at, rounded(du, dx_ptr), mask=inside)
         sums += du

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_dtype, exp, scalar
+from fusedops_triton._common import compute_dtype, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import Plan, ceil_div, loss_gradient_plan, loss_plan, power_of_two
 
@@ -240,7 +240,7 @@ def _forward(
     for start in range(0, stop, BLOCK):
         col = start + tl.arange(0, BLOCK)
         inside = counts[:, None] & (col < columns)[None, :]
-        x = tl.load(x_row[:, None] + col[None, :], mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
+        x = widened(tl.load(x_row[:, None] + col[None, :], mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
         z = _tanh(x / cap) * cap if CAP else x
         if SMOOTH:
             sums += tl.sum(z, axis=1)
@@ -251,7 +251,7 @@ def _forward(
         total = total * exp(top - shift) + tl.sum(exp(z - shift[:, None]), axis=1)
         top = higher
 
-    wanted = tl.load(x_row + target, mask=known, other=0.0).to(WIDE)
+    wanted = widened(tl.load(x_row + target, mask=known, other=0.0), WIDE)
     if CAP:
         wanted = _tanh(wanted / cap) * cap
     # NaN if all logits are -inf, as in torch
@@ -330,7 +330,7 @@ def _backward(
 
     inside = (col < columns)[None, :] & counts[:, None]
     x_row = x_ptr + _row_offset(row, inner, stride_inner, stride_outer, UNIT, FLAT)
-    x = tl.load(x_row[:, None] + col[None, :], mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
+    x = widened(tl.load(x_row[:, None] + col[None, :], mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
     z, slope = x, 1.0
     if CAP:
         cap = scalar(softcap, WIDE)

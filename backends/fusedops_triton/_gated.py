@@ -30,9 +30,9 @@ from torch import Tensor
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._bias_gelu import gelu, gelu_slope
-from fusedops_triton._common import compute_dtype, reciprocal, scalar
+from fusedops_triton._common import compute_dtype, reciprocal, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._settings import Tile, ceil_div, gated_tile, power_of_two
+from fusedops_triton._settings import Tile, ceil_div, gated_columns, gated_tile, power_of_two
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -165,7 +165,7 @@ def _rows_launch(
     sizes = (n_rows, width // row_unit, *[stride // row_unit for stride in strides])
 
     def make_launch(setting: Tile) -> Launch:
-        cols = min(power_of_two(width), setting.block)
+        cols = gated_columns(width, setting.block, narrowest)
         rows = min(setting.block // cols, power_of_two(n_rows))
         constants: dict[str, Any] = {
             "KIND": kind, "ONE": n_rows == 1, "UNIT": row_unit, "EVEN": width % cols == 0 and n_rows % rows == 0,
@@ -173,7 +173,7 @@ def _rows_launch(
         }  # fmt: skip
         return Launch(kernel, (ceil_div(width, cols) * ceil_div(n_rows, rows),), sizes, constants, setting.warps)
 
-    return tuned(make_launch, gated_tile(narrowest), power_of_two(width) if n_rows > 1 else 0, narrowest)
+    return tuned(make_launch, gated_tile(narrowest, backward), power_of_two(width) if n_rows > 1 else 0, narrowest)
 
 
 @cached_by_layout
@@ -185,7 +185,7 @@ def _pairs_launch(backward: bool, n: int, element_size: int, dtype: torch.dtype,
         constants = {"KIND": kind, "UNIT_N": unit_n, "BLOCK": setting.block, "WIDE": compute_dtype(dtype)}
         return Launch(kernel, (ceil_div(n, setting.block),), (n // unit_n,), constants, setting.warps)
 
-    return tuned(make_launch, gated_tile(element_size), 0, element_size)
+    return tuned(make_launch, gated_tile(element_size, backward), 0, element_size)
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels
@@ -203,8 +203,8 @@ def _forward_rows(
     y_ptr: (n_rows, H), contiguous. gate_ptr, up_ptr: (n_rows, H), strides (stride * UNIT, 1).
     """
     row, col, columns, inside = _tile(n_rows, size, ONE, UNIT, EVEN, ROWS, COLS)
-    gate = tl.load(gate_ptr + _at(row, col, gate_stride, UNIT), mask=inside, other=0.0).to(WIDE)
-    up = tl.load(up_ptr + _at(row, col, up_stride, UNIT), mask=inside, other=0.0).to(WIDE)
+    gate = widened(tl.load(gate_ptr + _at(row, col, gate_stride, UNIT), mask=inside, other=0.0), WIDE)
+    up = widened(tl.load(up_ptr + _at(row, col, up_stride, UNIT), mask=inside, other=0.0), WIDE)
     y = _activated(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
     tl.store(y_ptr + row[:, None] * columns + col[None, :], rounded(y, y_ptr), mask=inside)
 
@@ -225,9 +225,9 @@ def _backward_rows(
     grad_ptr: (n_rows, H), contiguous. The others: (n_rows, H), strides (stride * UNIT, 1).
     """
     row, col, columns, inside = _tile(n_rows, size, ONE, UNIT, EVEN, ROWS, COLS)
-    grad = tl.load(grad_ptr + row[:, None] * columns + col[None, :], mask=inside, other=0.0).to(WIDE)
-    gate = tl.load(gate_ptr + _at(row, col, gate_stride, UNIT), mask=inside, other=0.0).to(WIDE)
-    up = tl.load(up_ptr + _at(row, col, up_stride, UNIT), mask=inside, other=0.0).to(WIDE)
+    grad = widened(tl.load(grad_ptr + row[:, None] * columns + col[None, :], mask=inside, other=0.0), WIDE)
+    gate = widened(tl.load(gate_ptr + _at(row, col, gate_stride, UNIT), mask=inside, other=0.0), WIDE)
+    up = widened(tl.load(up_ptr + _at(row, col, up_stride, UNIT), mask=inside, other=0.0), WIDE)
     dgate, dup = _slopes(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
     if dgate_ptr is not None:
         tl.store(dgate_ptr + _at(row, col, dgate_stride, UNIT), rounded(grad * dgate, dgate_ptr), mask=inside)
@@ -244,7 +244,7 @@ def _forward_pairs(
     base = tl.program_id(0).to(tl.int64) * BLOCK
     left = n.to(tl.int64) * UNIT_N - base
     at, both = tl.arange(0, BLOCK), tl.arange(0, 2 * BLOCK)
-    packed = tl.load(packed_ptr + 2 * base + both, mask=both < 2 * left, other=0.0).to(WIDE)
+    packed = widened(tl.load(packed_ptr + 2 * base + both, mask=both < 2 * left, other=0.0), WIDE)
     gate, up = tl.split(tl.reshape(packed, [BLOCK, 2]))
     y = _activated(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
     tl.store(y_ptr + base + at, rounded(y, y_ptr), mask=at < left)
@@ -259,8 +259,8 @@ def _backward_pairs(
     base = tl.program_id(0).to(tl.int64) * BLOCK
     left = n.to(tl.int64) * UNIT_N - base
     at, both = tl.arange(0, BLOCK), tl.arange(0, 2 * BLOCK)
-    packed = tl.load(packed_ptr + 2 * base + both, mask=both < 2 * left, other=0.0).to(WIDE)
-    grad = tl.load(grad_ptr + base + at, mask=at < left, other=0.0).to(WIDE)
+    packed = widened(tl.load(packed_ptr + 2 * base + both, mask=both < 2 * left, other=0.0), WIDE)
+    grad = widened(tl.load(grad_ptr + base + at, mask=at < left, other=0.0), WIDE)
     gate, up = tl.split(tl.reshape(packed, [BLOCK, 2]))
     dgate, dup = _slopes(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
     dpacked = tl.reshape(tl.join(grad * dgate, grad * dup), [2 * BLOCK])
@@ -305,9 +305,8 @@ def _activated(gate, up, limit, alpha, offset, KIND: tl.constexpr):
     """Compute the function of gate and up, float32 or float64. KIND: "swish", "clamped", "tanh" or "erf"."""
     if KIND == "tanh" or KIND == "erf":
         return gelu(tl.where(gate < -32.0, -32.0, gate), KIND == "tanh") * up  # -inf * 0 would be NaN
-    if KIND == "clamped":  # by comparisons, through which NaN passes
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    if KIND == "clamped":
+        gate, up = _clamped(gate, up, limit)
     s, _ = _logistic(alpha * gate)
     return _times(gate, s) * (up + offset)
 
@@ -321,14 +320,21 @@ def _slopes(gate, up, limit, alpha, offset, KIND: tl.constexpr):
         return up * gelu_slope(tl.where(gate > 32.0, 32.0, gate), KIND == "tanh"), gelu(gate, KIND == "tanh")
     gate_passes, up_passes = gate <= limit, tl.abs(up) <= limit
     if KIND == "clamped":
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        gate, up = _clamped(gate, up, limit)
     s, rest = _logistic(alpha * gate)
     dup = _times(gate, s)
     dgate = (up + offset) * (s + alpha * dup * rest)
     if KIND == "clamped":
         dgate, dup = tl.where(gate_passes, dgate, 0.0), tl.where(up_passes, dup, 0.0)
     return dgate, dup
+
+
+@triton.jit
+def _clamped(gate, up, limit):
+    """Return gate, at most ``limit``, and up, between -limit and limit. NaN stays NaN."""
+    gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
+    return gate, tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -28,6 +28,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from fusedops import FusedOpsError
+from fusedops_triton import _settings
 
 #: Versions of Triton whose JITFunction.run was read. They do not differ in the parts that are used here.
 READ_VERSIONS = ("3.6", "3.7", "3.8", "3.9")
@@ -93,18 +94,26 @@ class Launch:
         sizes: the integer arguments.
         constants: the constexprs by name, in any order.
         warps: number of warps per program.
+        registers: the most registers of a thread on an NVIDIA GPU; None for no limit but the hardware's.
     """
 
-    __slots__ = ("_compiled", "_grid", "constants", "grid", "kernel", "sizes", "warps")
+    __slots__ = ("_compiled", "_grid", "constants", "grid", "kernel", "registers", "sizes", "warps")
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, ...], sizes: Sequence[int], constants: dict[str, Any], warps: int
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        sizes: Sequence[int],
+        constants: dict[str, Any],
+        warps: int,
+        registers: int | None = None,
     ) -> None:
         self.kernel = kernel
         self.grid = grid
         self.sizes = tuple(sizes)
         self.constants = constants
         self.warps = warps
+        self.registers = registers
         self._grid = grid + (1,) * (3 - len(grid))
         # compiled kernels by device and by Triton's specialisation of each tensor and scalar
         self._compiled: dict[tuple[object, ...], tuple[Any, ...]] = {}
@@ -164,6 +173,10 @@ class Launch:
 
     def _launch_with_triton(self, args: tuple[Any, ...]) -> Any:
         options = {**self.constants, "num_warps": self.warps, **OPTIONS}
+        chip = _settings.chip
+        # a program of the most threads has this limit anyway
+        if self.registers is not None and chip.nvidia and self.warps * chip.lanes < chip.threads:
+            options["maxnreg"] = self.registers
         if type(self.kernel) is JITFunction and _is_capturing():
             # A driver loads nothing during a capture, and after a failed load Triton 3.6 to 3.9 launch a null function.
             # This compiles the kernel, or finds it, without loading it.
@@ -175,6 +188,11 @@ class Launch:
                     f"call's op and arguments before the capture, or make the call itself once"
                 )
         return self.kernel[self.grid](*args, *self.sizes, **options)
+
+
+def compiles_ptx(kernel: Any) -> bool:
+    """Return True if ``kernel`` is compiled for NVIDIA GPUs: False for AMD GPUs and in the interpreter."""
+    return _settings.chip.nvidia and isinstance(kernel, JITFunction)
 
 
 def _is_capturing() -> bool:

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops_triton._common import compute_dtype, scalar
+from fusedops_triton._common import compute_dtype, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import class_tile
 
@@ -277,9 +277,9 @@ def _loss_and_gradient(
 @triton.jit
 def _capped(line, bias_ptr, col, reach, softcap, CAPS: tl.constexpr, WIDE: tl.constexpr):
     """Return the logits of some columns with the bias, capped: ``softcap * tanh(z / softcap)``."""
-    z = tl.load(line + col, mask=reach, other=0.0).to(WIDE)
+    z = widened(tl.load(line + col, mask=reach, other=0.0), WIDE)
     if bias_ptr is not None:
-        z += tl.load(bias_ptr + col, mask=reach, other=0.0).to(WIDE)
+        z += widened(tl.load(bias_ptr + col, mask=reach, other=0.0), WIDE)
     if CAPS:
         cap = scalar(softcap, WIDE)
         z = cap * _tanh(z / cap, WIDE)

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_dtype, scalar
+from fusedops_triton._common import compute_dtype, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._settings import Plan, ceil_div, norm_plan, power_of_two
+from fusedops_triton._settings import HALF_RESIDENT, Plan, ceil_div, norm_plan, power_of_two
 
 # ----------------------------------------------------------------------------------------------------------- launcher
 
@@ -75,7 +75,9 @@ def norm_forward(
             if value is not None:
                 value.fill_(float("nan"))
         return y, s, mean, rstd
-    launch = _forward_launch(x.numel() // x.shape[-1], x.shape[-1], residual is not None, dtype, centered)
+    launch = _forward_launch(
+        x.numel() // x.shape[-1], x.shape[-1], residual is not None, dtype, centered, offset != 0.0
+    )
     launch(
         y, y, s, mean, rstd, ready(x), ready(residual), ready(weight), ready(bias),
         scalar_for(eps, dtype), scalar_for(offset, dtype),
@@ -89,17 +91,21 @@ def ready(tensor: Tensor | None) -> Tensor | None:
 
 
 @cached_by_layout
-def _forward_launch(n_rows: int, size: int, adds: bool, dtype: torch.dtype, centered: bool) -> Launch | Tuned:
-    """Return the launch for (n_rows, size). dtype: of the rows that are normalized."""
+def _forward_launch(
+    n_rows: int, size: int, adds: bool, dtype: torch.dtype, centered: bool, shifts: bool
+) -> Launch | Tuned:
+    """Return the launch for (n_rows, size). dtype: of the rows that are normalized. shifts: there is an offset."""
     unit_h = unit(size)
 
     def make_launch(setting: Plan) -> Launch:
         constants = {
-            "CENTER": centered, "UNIT": unit_h, "EVEN": size == setting.block and n_rows % setting.rows == 0,
+            "CENTER": centered, "OFFSET": shifts, "UNIT": unit_h,
+            "EVEN": size == setting.block and n_rows % setting.rows == 0,
             "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_dtype(dtype),
         }  # fmt: skip
         kernel = _norm_forward_on_chip if setting.on_chip else _norm_forward_long
-        return Launch(kernel, (ceil_div(n_rows, setting.rows),), (n_rows, size // unit_h), constants, setting.warps)
+        grid = (ceil_div(n_rows, setting.rows),)
+        return Launch(kernel, grid, (n_rows, size // unit_h), constants, setting.warps, HALF_RESIDENT)
 
     default = norm_plan(size, dtype.itemsize, 2 if adds else 1)
     return tuned(make_launch, default, power_of_two(size), dtype.itemsize)
@@ -114,13 +120,13 @@ _NOT_SPECIALIZED = ["eps", "offset", "n_rows", "size"]
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def _norm_forward_on_chip(
     y_ptr, s_ptr, mean_ptr, rstd_ptr, x_ptr, residual_ptr, weight_ptr, bias_ptr, eps, offset, n_rows, size,
-    CENTER: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
+    CENTER: tl.constexpr, OFFSET: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS whole rows. Grid (cdiv(n_rows, ROWS),); H = size * UNIT <= BLOCK.
 
     y_ptr, x_ptr: (n_rows, H). s_ptr, residual_ptr: (n_rows, H), or both None. mean_ptr, rstd_ptr: (n_rows,), or None.
-    weight_ptr, bias_ptr: (H,), or None. eps, offset: see ``scalar``.
+    weight_ptr, bias_ptr: (H,), or None. eps, offset: see ``scalar``. OFFSET: False: offset is 0.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
@@ -129,11 +135,13 @@ def _norm_forward_on_chip(
     if ROWS > 1 and not EVEN:  # else the grid has no program without a row
         inside = inside & (row < n_rows)[:, None]
     at = row[:, None] * width + col[None, :]
-    s = tl.load(x_ptr + at, mask=inside, other=0.0).to(WIDE)
-    if residual_ptr is not None:
-        total = rounded(s + tl.load(residual_ptr + at, mask=inside, other=0.0).to(WIDE), s_ptr)
+    x = tl.load(x_ptr + at, mask=inside, other=0.0)
+    if residual_ptr is None:
+        s = widened(x, WIDE)
+    else:  # by Triton's conversion, with which the compiler adds two bfloat16 by half an instruction
+        total = rounded(x.to(WIDE) + tl.load(residual_ptr + at, mask=inside, other=0.0).to(WIDE), s_ptr)
         tl.store(s_ptr + at, total, mask=inside)
-        s = total.to(WIDE)
+        s = widened(total, WIDE)
 
     if CENTER:
         mean = tl.sum(s, axis=1) / width.to(WIDE)
@@ -145,17 +153,20 @@ def _norm_forward_on_chip(
         tl.store(rstd_ptr + row, rstd, mask=row < n_rows)
     y = s * rstd[:, None]
     if weight_ptr is not None:
-        y *= (tl.load(weight_ptr + col, mask=in_row, other=0.0).to(WIDE) + scalar(offset, WIDE))[None, :]
+        factor = widened(tl.load(weight_ptr + col, mask=in_row, other=0.0), WIDE)
+        if OFFSET:
+            factor += scalar(offset, WIDE)
+        y *= factor[None, :]
     if bias_ptr is not None:
-        y += tl.load(bias_ptr + col, mask=in_row, other=0.0).to(WIDE)[None, :]
+        y += widened(tl.load(bias_ptr + col, mask=in_row, other=0.0), WIDE)[None, :]
     tl.store(y_ptr + at, rounded(y, y_ptr), mask=inside)
 
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def _norm_forward_long(
     y_ptr, s_ptr, mean_ptr, rstd_ptr, x_ptr, residual_ptr, weight_ptr, bias_ptr, eps, offset, n_rows, size,
-    CENTER: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
+    CENTER: tl.constexpr, OFFSET: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute one row of any length, BLOCK columns at a time. Grid (n_rows,). Arguments as in _norm_forward_on_chip."""
     row = tl.program_id(0).to(tl.int64)
@@ -167,9 +178,11 @@ def _norm_forward_long(
     for start in range(0, columns, BLOCK):
         col = start + tl.arange(0, BLOCK)
         inside = col < columns
-        s = tl.load(x_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last").to(WIDE)
+        s = widened(tl.load(x_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last"), WIDE)
         if residual_ptr is not None:
-            other = tl.load(residual_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last").to(WIDE)
+            other = widened(
+                tl.load(residual_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last"), WIDE
+            )
             total = rounded(s + other, s_ptr)
             tl.store(s_ptr + at + col, total, mask=inside)
             s = total.to(WIDE)
@@ -194,17 +207,19 @@ def _norm_forward_long(
     for start in range(0, columns, BLOCK):
         col = start + tl.arange(0, BLOCK)
         inside = col < columns
-        s = tl.load(x_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
+        s = widened(tl.load(x_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
         if residual_ptr is not None:  # not from s_ptr: another thread may have written the element
-            other = tl.load(residual_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
+            other = widened(
+                tl.load(residual_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first"), WIDE
+            )
             s = rounded(s + other, s_ptr).to(WIDE)
         if CENTER:
             s -= center
         y = s * rstd
         if weight_ptr is not None:
-            y *= tl.load(weight_ptr + col, mask=inside, other=0.0).to(WIDE) + scalar(offset, WIDE)
+            y *= widened(tl.load(weight_ptr + col, mask=inside, other=0.0), WIDE) + scalar(offset, WIDE)
         if bias_ptr is not None:
-            y += tl.load(bias_ptr + col, mask=inside, other=0.0).to(WIDE)
+            y += widened(tl.load(bias_ptr + col, mask=inside, other=0.0), WIDE)
         tl.store(y_ptr + at + col, rounded(y, y_ptr), mask=inside)
 
 

@@ -23,10 +23,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops_triton._bias import add_sums, column_tile, rounded, store_sums, unit
-from fusedops_triton._common import compute_dtype, scalar
+from fusedops_triton._common import compute_dtype, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._norm import columns_of, ready
-from fusedops_triton._settings import ceil_div, norm_sums, share_columns
+from fusedops_triton._settings import HALF_RESIDENT, ceil_div, norm_sums, share_columns
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -115,7 +115,8 @@ def _backward_launches(
         even = size == setting.block and n_rows % (setting.steps * setting.rows) == 0
         constants = {**shared, "STEPS": setting.steps, "EVEN": even, "ROWS": setting.rows, "BLOCK": setting.block}
         parts = ceil_div(n_rows, setting.steps * setting.rows)
-        return _Launches(Launch(_norm_backward_on_chip, (parts,), sizes, constants, setting.warps), None, parts)
+        rows = Launch(_norm_backward_on_chip, (parts,), sizes, constants, setting.warps, HALF_RESIDENT)
+        return _Launches(rows, None, parts)
     constants = {**shared, "STEPS": 1, "ROWS": 1, "BLOCK": setting.block}
     rows = Launch(_norm_backward_long, (n_rows,), sizes, constants, setting.warps)
     columns = share_columns(n_rows, size, narrowest)
@@ -145,7 +146,7 @@ def _norm_backward_on_chip(
     """
     col = tl.arange(0, BLOCK)
     in_row, columns = columns_of(col, size, UNIT, EVEN, BLOCK)
-    n = columns.to(WIDE)
+    share = 1.0 / columns.to(WIDE)
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + col, mask=in_row, other=0.0)
     # each lane adds up its own elements; one reduction over rows at the end
@@ -155,8 +156,8 @@ def _norm_backward_on_chip(
         row = (tl.program_id(0).to(tl.int64) * STEPS + step) * ROWS + tl.arange(0, ROWS)
         inside = in_row[None, :] if EVEN else in_row[None, :] & (row < n_rows)[:, None]
         at = row[:, None] * columns + col[None, :]
-        normal = tl.load(s_ptr + at, mask=inside, other=0.0).to(WIDE)
-        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(WIDE)
+        normal = widened(tl.load(s_ptr + at, mask=inside, other=0.0), WIDE)
+        grad = widened(tl.load(grad_ptr + at, mask=inside, other=0.0), WIDE)
         rstd = tl.load(rstd_ptr + row, mask=row < n_rows, other=0.0)[:, None]
         if CENTER:
             normal -= tl.load(mean_ptr + row, mask=row < n_rows, other=0.0)[:, None]
@@ -168,13 +169,15 @@ def _norm_backward_on_chip(
         if dx_ptr is not None or dresidual_ptr is not None:
             m = grad
             if weight_ptr is not None:
-                m = grad * (weight.to(WIDE) + scalar(offset, WIDE))[None, :]
-            ds = m - normal * (tl.sum(m * normal, axis=1) / n)[:, None]
-            if CENTER:
-                ds -= (tl.sum(m, axis=1) / n)[:, None]
-            ds *= rstd
+                m = grad * (widened(weight, WIDE) + scalar(offset, WIDE))[None, :]
+            # rstd * (m - mean(m) - normal * mean(m * normal)), by two instructions an element
+            if CENTER:  # both sums by one reduction: the program waits half as often for its warps
+                product, center = tl.split(tl.sum(tl.join(m * normal, m), axis=1) * share)
+                ds = (m * rstd - center[:, None] * rstd) - normal * (product[:, None] * rstd)
+            else:
+                ds = (m - normal * (tl.sum(m * normal, axis=1) * share)[:, None]) * rstd
             if grad_s_ptr is not None:
-                ds += tl.load(grad_s_ptr + at, mask=inside, other=0.0).to(WIDE)
+                ds += widened(tl.load(grad_s_ptr + at, mask=inside, other=0.0), WIDE)
             if dx_ptr is not None:
                 tl.store(dx_ptr + at, rounded(ds, dx_ptr), mask=inside)
             if dresidual_ptr is not None:
@@ -210,10 +213,10 @@ def _norm_backward_long(
     for start in range(0, columns, BLOCK):
         col = start + tl.arange(0, BLOCK)
         inside = col < columns
-        s = tl.load(s_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last").to(WIDE)
-        m = tl.load(grad_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last").to(WIDE)
+        s = widened(tl.load(s_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last"), WIDE)
+        m = widened(tl.load(grad_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last"), WIDE)
         if weight_ptr is not None:
-            m *= tl.load(weight_ptr + col, mask=inside, other=0.0).to(WIDE) + scalar(offset, WIDE)
+            m *= widened(tl.load(weight_ptr + col, mask=inside, other=0.0), WIDE) + scalar(offset, WIDE)
         products += m * ((s - mean) * rstd)
         sums += m
     n = columns.to(WIDE)
@@ -224,16 +227,16 @@ def _norm_backward_long(
     for start in range(0, columns, BLOCK):
         col = start + tl.arange(0, BLOCK)
         inside = col < columns
-        s = tl.load(s_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
-        m = tl.load(grad_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
+        s = widened(tl.load(s_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
+        m = widened(tl.load(grad_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
         if weight_ptr is not None:
-            m *= tl.load(weight_ptr + col, mask=inside, other=0.0).to(WIDE) + scalar(offset, WIDE)
+            m *= widened(tl.load(weight_ptr + col, mask=inside, other=0.0), WIDE) + scalar(offset, WIDE)
         ds = m - ((s - mean) * rstd) * product
         if CENTER:
             ds -= center
         ds *= rstd
         if grad_s_ptr is not None:
-            ds += tl.load(grad_s_ptr + at + col, mask=inside, other=0.0).to(WIDE)
+            ds += widened(tl.load(grad_s_ptr + at + col, mask=inside, other=0.0), WIDE)
         if dx_ptr is not None:
             tl.store(dx_ptr + at + col, rounded(ds, dx_ptr), mask=inside)
         if dresidual_ptr is not None:
@@ -251,9 +254,9 @@ def _norm_backward_sums(
     dbias = tl.zeros([ROWS, COLS], dtype=WIDE)
     for step in range(STEPS):
         at, inside, row = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS, EVEN)
-        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(WIDE)
+        grad = widened(tl.load(grad_ptr + at, mask=inside, other=0.0), WIDE)
         if dweight_ptr is not None:
-            normal = tl.load(s_ptr + at, mask=inside, other=0.0).to(WIDE)
+            normal = widened(tl.load(s_ptr + at, mask=inside, other=0.0), WIDE)
             if CENTER:
                 normal -= tl.load(mean_ptr + row, mask=row < n_rows, other=0.0)[:, None]
             dweight += grad * (normal * tl.load(rstd_ptr + row, mask=row < n_rows, other=0.0)[:, None])

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_dtype
+from fusedops_triton._common import compute_dtype, widened
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import ROTARY_HEADS, Tile, ceil_div, power_of_two, rotary_tile
 
@@ -222,21 +222,21 @@ def _turn(
     """Rotate the pairs of one tile. ``cos_at`` and ``sin_at`` are the addresses of their angles."""
     col = tile * COLS + tl.arange(0, COLS)
     kept = inside & (col < columns)[None, :]
-    cos = tl.load(cos_at, mask=kept, other=0.0).to(WIDE)
-    sin = tl.load(sin_at, mask=kept, other=0.0).to(WIDE)
+    cos = widened(tl.load(cos_at, mask=kept, other=0.0), WIDE)
+    sin = widened(tl.load(sin_at, mask=kept, other=0.0), WIDE)
     if not FORWARD:
         sin = -sin
     if INTERLEAVED:
         both = tile * (2 * COLS) + tl.arange(0, 2 * COLS)
         each = inside & (both < 2 * columns)[None, :]
-        x = tl.load(x_ptr + x_row[:, None] + both[None, :], mask=each, other=0.0).to(WIDE)
+        x = widened(tl.load(x_ptr + x_row[:, None] + both[None, :], mask=each, other=0.0), WIDE)
         first, second = tl.split(tl.reshape(x, [x_row.shape[0], COLS, 2]))
         y = tl.join(first * cos - second * sin, second * cos + first * sin)
         y = tl.reshape(y, [x_row.shape[0], 2 * COLS])
         tl.store(y_ptr + y_row[:, None] + both[None, :], rounded(y, y_ptr), mask=each)
     else:
-        first = tl.load(x_ptr + x_row[:, None] + col[None, :], mask=kept, other=0.0).to(WIDE)
-        second = tl.load(x_ptr + x_row[:, None] + (col + columns)[None, :], mask=kept, other=0.0).to(WIDE)
+        first = widened(tl.load(x_ptr + x_row[:, None] + col[None, :], mask=kept, other=0.0), WIDE)
+        second = widened(tl.load(x_ptr + x_row[:, None] + (col + columns)[None, :], mask=kept, other=0.0), WIDE)
         one, two = first * cos - second * sin, second * cos + first * sin
         tl.store(y_ptr + y_row[:, None] + col[None, :], rounded(one, y_ptr), mask=kept)
         tl.store(y_ptr + y_row[:, None] + (col + columns)[None, :], rounded(two, y_ptr), mask=kept)

@@ -1,44 +1,30 @@
 """Launch settings: the rows, columns and warps of a program, by row width, element size and chip.
 
-All settings of the backend are in this file. They follow from the resources of the chips: registers, threads, 16-byte
-accesses, bytes in flight. The tests compile the kernels for sm_80, sm_90, sm_100 and gfx942 and check that they fit
-(tests/test_triton_compile.py: no register spills). Unless a comment gives a measurement, it was not measured that a
-setting is the fastest one that fits. FUSEDOPS_AUTOTUNE=1 times the neighbours of a setting on a GPU (``_autotune.py``).
+All settings of the backend are in this file. They follow from the resources of the chips (``_chips.py``): registers,
+threads, processors, 16-byte accesses, bytes in flight. The tests compile the kernels for sm_80, sm_90, sm_100 and
+gfx942 and check that they fit (tests/test_triton_compile.py: no register spills). Unless a comment gives a measurement,
+it was not measured that a setting is the fastest one that fits. FUSEDOPS_AUTOTUNE=1 times the neighbours of a setting
+on a GPU (``_autotune.py``).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-
-
-class Chip(NamedTuple):
-    """The properties of a chip that settings depend on."""
-
-    lanes: int  # threads of a warp (NVIDIA) or a wave (AMD)
-    threads: int  # maximum threads of a program: of a CUDA block or a HIP workgroup
-
-
-#: The chips that the tests compile the kernels for. Other NVIDIA GPUs use the settings of sm_90, other AMD GPUs those
-#: of gfx942. On RDNA, where a wave has 32 lanes, programs get half the possible threads: slower, with the same results.
-#: The numbers below are the same for all chips. With 1024 threads, an NVIDIA thread has 64 registers on each of these
-#: chips. A lane of gfx942 has 128, so rows of twice the width would fit there; this was not measured, so it is not
-#: used.
-CHIPS = {
-    "sm_80": Chip(lanes=32, threads=1024),
-    "sm_90": Chip(lanes=32, threads=1024),
-    "sm_100": Chip(lanes=32, threads=1024),
-    "gfx942": Chip(lanes=64, threads=1024),
-}
-
-#: The chip of this process; one build of torch serves one vendor.
-chip = CHIPS["sm_90" if torch.version.hip is None else "gfx942"]
+from fusedops_triton._chips import CHIPS, this_target
 
 
 def power_of_two(n: int) -> int:
     """Return the smallest power of two that is at least ``n`` (``n`` >= 1). The sizes of Triton's blocks are such."""
     return 1 << (n - 1).bit_length()
+
+
+#: The chip of this process; one build of torch serves one vendor.
+chip = CHIPS[this_target()]
+
+#: Registers of a thread with which half of the threads of an NVIDIA processor are resident, 65536 / 1024 on each of
+#: them. Some compiled kernels take more without need, to load earlier.
+HALF_RESIDENT = 64
 
 
 def ceil_div(n: int, by: int) -> int:
@@ -133,14 +119,26 @@ def dropout_tile(narrowest: int) -> Tile:
     return Tile(block, max(warps // 2, 1))
 
 
-def gated_tile(narrowest: int) -> Tile:
+#: Bytes of a part of a row that a tile of a gated activation has, at least, where longer ones would leave a rest.
+GATED_BYTES = 512
+
+
+def gated_tile(narrowest: int, backward: bool) -> Tile:
     """Return the default setting of a gated activation, as ``tile`` does for one input.
 
-    Forward has two inputs, backward three inputs and two results: with half the elements per thread, two or three
-    16-byte loads are in flight, and the results fit in the registers.
+    Backward has three inputs and two results: with half the elements per thread, three 16-byte loads are in flight, and
+    the results fit in the registers.
     """
-    per_thread = FLAT_PER_THREAD[narrowest] // 2
-    return Tile(per_thread * FLAT_THREADS, warps_for(per_thread * FLAT_THREADS, per_thread))
+    per_thread = FLAT_PER_THREAD[narrowest] // (2 if backward else 1)
+    return Tile(per_thread * FLAT_THREADS, FLAT_THREADS // chip.lanes)
+
+
+def gated_columns(width: int, block: int, narrowest: int) -> int:
+    """Return the columns of a tile of ``block`` elements of rows of ``width`` elements, a power of two.
+
+    Tiles of 2048 columns would have an eighth of their elements beyond rows of 11008, which 43 tiles of 256 fill.
+    """
+    return min(power_of_two(width), block, max(width & -width, GATED_BYTES // narrowest))
 
 
 #: Heads whose rows of one position a program has, at most: cos and sin are read from the L2 cache once for so many. In
@@ -149,13 +147,18 @@ def gated_tile(narrowest: int) -> Tile:
 ROTARY_HEADS = 4
 
 
-def rotary_tile(narrowest: int) -> Tile:
-    """Return the default setting of rotary_embedding, counted in pairs: one 16-byte load of each element of a pair.
+#: Pairs per thread, by element size. In float32 two 16-byte loads of each element of a pair: placing a row takes as
+#: many instructions as four pairs.
+ROTARY_PER_THREAD = {2: 8, 4: 8, 8: 2}
 
-    Beside these two loads, float32 cos and sin take four more of 16 bytes for two-byte elements, and as many registers
-    as the pairs in float32: with twice the elements, half as many programs would fit on a multiprocessor.
+
+def rotary_tile(narrowest: int) -> Tile:
+    """Return the default setting of rotary_embedding, counted in pairs.
+
+    Beside the loads of the pairs, float32 cos and sin take four more of 16 bytes for two-byte elements, and as many
+    registers as the pairs in float32: with twice the elements, half as many programs would fit on a multiprocessor.
     """
-    per_thread = FLAT_PER_THREAD[narrowest] // 2
+    per_thread = ROTARY_PER_THREAD[narrowest]
     return Tile(per_thread * FLAT_THREADS, warps_for(per_thread * FLAT_THREADS, per_thread))
 
 
@@ -183,31 +186,31 @@ ROW_BYTES = 512
 MAX_ROWS = 128
 
 #: Rows of x per row of sums. With at least 64, writing and reading the sums is 8 / (6 * 64) = 2 % of the bytes that
-#: bias_gelu moves for two-byte elements, and 3 % for dropout. If this gives too few programs to fill a GPU, the tensors
-#: are so small that the sums stay in the L2 cache, and 16 rows are enough.
+#: bias_gelu moves for two-byte elements, and 3 % for dropout. If this gives fewer programs than fill a chip, the
+#: tensors are so small that the sums stay in the L2 cache, and 16 rows are enough.
 PART_ROWS = 64
 SMALL_PART_ROWS = 16
-FILLS_GPU = 512
 
-#: The target number of programs: eight for each that an H200 runs at a time, so that the last, partly filled round is a
-#: small share.
-TARGET_PROGRAMS = 8192
+#: The target number of programs for each of ``Chip.fills``: eight for each that an H200 runs at a time, 8192 in all, so
+#: that the last, partly filled round is a small share.
+TARGET_ROUNDS = 16
 MAX_PARTS = 1024
 
 
-def share_columns(n_rows: int, size: int, narrowest: int) -> Columns:
-    """Return the setting for sums over the columns of tensors (n_rows, size).
+def share_columns(n_rows: int, size: int, narrowest: int, inputs: int = 2) -> Columns:
+    """Return the setting for sums over the columns of ``inputs`` tensors (n_rows, size).
 
     ``narrowest`` is the element size in bytes of the narrowest dtype. The setting determines the order of the sum, and
     with it the bits of the result, so it is never tuned.
     """
-    block, warps = gated_tile(narrowest)  # the sums take as many registers as the elements
+    # the sums take as many registers as the elements of an input
+    block, warps = tile(narrowest) if inputs == 1 else gated_tile(narrowest, True)
     cols = min(power_of_two(size), ROW_BYTES // narrowest)
     rows = min(block // cols, MAX_ROWS)
     tiles = ceil_div(size, cols)
-    parts = min(ceil_div(n_rows, PART_ROWS), ceil_div(TARGET_PROGRAMS, tiles), MAX_PARTS)
-    if parts * tiles < FILLS_GPU:
-        parts = min(ceil_div(n_rows, SMALL_PART_ROWS), ceil_div(FILLS_GPU, tiles))
+    parts = min(ceil_div(n_rows, PART_ROWS), ceil_div(TARGET_ROUNDS * chip.fills, tiles), MAX_PARTS)
+    if parts * tiles < chip.fills:
+        parts = min(ceil_div(n_rows, SMALL_PART_ROWS), ceil_div(chip.fills, tiles))
     # a compile-time power of two: few variants to compile, and the interpreter can run the loop with any NumPy version
     steps = power_of_two(ceil_div(ceil_div(n_rows, parts), rows))
     return Columns(rows, cols, steps, tiles, ceil_div(n_rows, steps * rows), min(warps, rows * cols // 32 or 1))
@@ -238,14 +241,21 @@ def share_sums(parts: int, size: int) -> Columns:
 NORM_FORWARD_ON_CHIP = {2: 32768, 4: 16384, 8: 8192}
 NORM_BACKWARD_ON_CHIP = {2: 8192, 4: 8192, 8: 2048}
 
-#: Elements per thread of the backward, in which inputs and sums take up to five registers for each element.
-NORM_BACKWARD_PER_THREAD = {2: 16, 4: 8, 8: 4}
+#: Elements per thread of the forward: four 16-byte loads in flight. Half as many of two inputs, and from NORM_WIDE
+#: columns on: LayerNorm takes 68 to 80 registers there with all of them, so that less than half of the threads would be
+#: resident.
+NORM_PER_THREAD = {2: 32, 4: 16, 8: 16}
+NORM_WIDE = 8192
 
-#: Rows of x per row of sums, at least, and the target number of warps: 32 for each multiprocessor of an H100, in at
-#: least FILLS_GPU programs. Sums are written and read in float32: with 16 rows of two-byte elements 8 / (6 * 16) = 8 %
-#: of the bytes that rms_norm moves. Tensors with so few rows for each program stay in the L2 cache.
+#: Elements per thread of the backward, one 16-byte load of each tensor. Inputs and sums take up to six registers for
+#: each element: with twice as many, a quarter of the threads would be resident on sm_90.
+NORM_BACKWARD_PER_THREAD = {2: 8, 4: 4, 8: 4}
+
+#: Rows of x per row of sums, at least, and the target number of warps for each of ``Chip.fills``: 32 for each processor
+#: of an H100. Sums are written and read in float32: with 16 rows of two-byte elements 8 / (6 * 16) = 8 % of the bytes
+#: that rms_norm moves. Tensors with so few rows for each program stay in the L2 cache.
 NORM_PART_ROWS = 16
-NORM_WARPS = 4096
+NORM_WARPS = 8
 
 
 def norm_plan(size: int, widest: int, inputs: int) -> Plan:
@@ -257,8 +267,9 @@ def norm_plan(size: int, widest: int, inputs: int) -> Plan:
     if width > NORM_FORWARD_ON_CHIP[widest]:
         block = LONG_TILE[widest] // inputs
         return Plan(1, block, warps_for(block, ROW_PER_THREAD[widest] // (2 * inputs)), False)
-    rows = min(max(1, SHORT_TILE // width), SHORT_ROWS)
-    return Plan(rows, width, warps_for(rows * width, ROW_PER_THREAD[widest]), True)
+    per_thread = NORM_PER_THREAD[widest] // (2 if inputs == 2 or width >= NORM_WIDE else 1)
+    rows = min(max(1, SHORT_TILE // inputs // width), SHORT_ROWS)
+    return Plan(rows, width, warps_for(rows * width, per_thread), True)
 
 
 class NormSums(NamedTuple):
@@ -280,11 +291,11 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool) -> NormSums:
     if width > NORM_BACKWARD_ON_CHIP[widest]:
         block = LONG_TILE[widest] // 2
         return NormSums(1, block, warps_for(block, ROW_PER_THREAD[widest] // 4), False, 1)
-    rows = min(max(1, SHORT_TILE // width), SHORT_ROWS)
+    rows = min(max(1, chip.lanes * per_thread // width), SHORT_ROWS)
     warps = warps_for(rows * width, per_thread)
     if not sums:
         return NormSums(rows, width, warps, True, 1)
-    parts = min(ceil_div(n_rows, NORM_PART_ROWS), max(FILLS_GPU, NORM_WARPS // warps))
+    parts = min(ceil_div(n_rows, NORM_PART_ROWS), chip.fills * max(1, NORM_WARPS // warps))
     # a compile-time power of two, as in share_columns
     return NormSums(rows, width, warps, True, power_of_two(ceil_div(ceil_div(n_rows, parts), rows)))
 

@@ -35,9 +35,9 @@ from torch import Tensor
 
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import unit
-from fusedops_triton._common import compute_dtype, scalar
+from fusedops_triton._common import compute_dtype, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._settings import Plan, ceil_div, plan, power_of_two
+from fusedops_triton._settings import HALF_RESIDENT, Plan, ceil_div, plan, power_of_two
 from fusedops_triton._softmax_long import (
     NOT_SPECIALIZED,
     NOT_SPECIALIZED_BACKWARD,
@@ -164,7 +164,9 @@ def _backward_launch(shape: _Ints, grad_strides: _Ints, dtype: torch.dtype, caus
         if not setting.on_chip:
             return Launch(backward_long, (n_rows,), sizes, constants, setting.warps)
         constants |= _tile_of(n_rows, size_q, size_k, setting) | {"FLAT": _is_flat(shape, grad_strides)}
-        return Launch(_backward_on_chip, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
+        grid = (ceil_div(n_rows, setting.rows),)
+        registers = HALF_RESIDENT if setting.warps == 1 else None  # wider rows would spill with a limit
+        return Launch(_backward_on_chip, grid, sizes, constants, setting.warps, registers)
 
     return tuned(make_launch, plan(size_k, dtype.itemsize, inputs=2), power_of_two(size_k), dtype.itemsize)
 
@@ -270,7 +272,7 @@ def _forward_on_chip(
     keep = _kept(m_at, reach, keep)
 
     # in units of log2(e), so that exp2 does not multiply
-    score = tl.where(keep, x.to(WIDE) * (scalar(scale, WIDE) * 1.4426950408889634), float("-inf"))
+    score = tl.where(keep, widened(x, WIDE) * (scalar(scale, WIDE) * 1.4426950408889634), float("-inf"))
     part = tl.exp2(score - or_zero(tl.max(score, axis=1))[:, None])
     total = tl.sum(part, axis=1)
     ordinary = total > 0.0
@@ -313,8 +315,8 @@ def _backward_on_chip(
     g_at = grad_ptr + at
     if not FLAT:
         g_at = grad_ptr + offset(b, h, q, stride_gb, stride_gh, stride_gq, UNIT_G)[:, None] + k * STEP_G
-    g = tl.load(g_at, mask=reach, other=0.0).to(WIDE)
-    y = tl.load(y_ptr + at, mask=reach, other=0.0).to(WIDE)
+    g = widened(tl.load(g_at, mask=reach, other=0.0), WIDE)
+    y = widened(tl.load(y_ptr + at, mask=reach, other=0.0), WIDE)
     product = tl.where(k <= q[:, None], g * y, 0.0) if CAUSAL else g * y
     dx = scalar(scale, WIDE) * y * (g - tl.sum(product, axis=1)[:, None])
     if CAUSAL:

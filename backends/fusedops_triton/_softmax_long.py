@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fusedops_triton._common import exp, scalar
+from fusedops_triton._common import exp, scalar, widened
 from fusedops_triton._softmax_rows import offset, or_nan, or_zero, place, sector_end
 
 #: Arguments that do not change the generated code: each would double the compilations.
@@ -65,16 +65,16 @@ def backward_long(
     for start in range(0, stop, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         inside = (k < columns) & (k < reach)
-        g = tl.load(g_row + k * STEP_G, mask=inside, other=0.0, eviction_policy="evict_last").to(WIDE)
-        y = tl.load(y_row + k, mask=inside, other=0.0, eviction_policy="evict_last").to(WIDE)
+        g = widened(tl.load(g_row + k * STEP_G, mask=inside, other=0.0, eviction_policy="evict_last"), WIDE)
+        y = widened(tl.load(y_row + k, mask=inside, other=0.0, eviction_policy="evict_last"), WIDE)
         sums += tl.where(k < stop, g * y, 0.0)
     total = tl.sum(sums, axis=0)
 
     for start in range(0, stop, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         inside = (k < columns) & (k < reach)
-        g = tl.load(g_row + k * STEP_G, mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
-        y = tl.load(y_row + k, mask=inside, other=0.0, eviction_policy="evict_first").to(WIDE)
+        g = widened(tl.load(g_row + k * STEP_G, mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
+        y = widened(tl.load(y_row + k, mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
         dx = tl.where(k < stop, factor * y * (g - total), 0.0)
         tl.store(dx_row + k, dx.to(dx_ptr.dtype.element_ty), mask=k < columns)
     if CAUSAL:
@@ -120,7 +120,7 @@ def store_row(
         if mask_ptr is not None:
             m_row = mask_ptr + offset(b, h, q, stride_mb, stride_mh, stride_mq, UNIT_M)
             keep = keep & (tl.load(m_row + k * STEP_M, mask=k < reach, other=1) == 0)
-        score = tl.where(keep, x.to(WIDE) * scalar(scale, WIDE), float("-inf"))
+        score = tl.where(keep, widened(x, WIDE) * scalar(scale, WIDE), float("-inf"))
         higher = tl.maximum(top, tl.max(score, axis=0))
         total = total * exp(top - or_zero(higher)) + tl.sum(exp(score - or_zero(higher)), axis=0)
         top = higher
@@ -133,7 +133,7 @@ def store_row(
         if mask_ptr is not None:
             m_row = mask_ptr + offset(b, h, q, stride_mb, stride_mh, stride_mq, UNIT_M)
             keep = keep & (tl.load(m_row + k * STEP_M, mask=k < reach, other=1) == 0)
-        score = tl.where(keep, x.to(WIDE) * scalar(scale, WIDE), float("-inf"))
+        score = tl.where(keep, widened(x, WIDE) * scalar(scale, WIDE), float("-inf"))
         y = tl.where(keep, exp(score - or_zero(top)) * inverse, 0.0)
         tl.store(y_row + k, y.to(y_ptr.dtype.element_ty), mask=k < columns)
     if CAUSAL:

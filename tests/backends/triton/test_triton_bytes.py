@@ -173,7 +173,7 @@ def test_forward_with_a_bias_moves_the_fewest_bytes(
 def test_backward_with_a_bias_moves_hardly_more(
     op: str, dtype: torch.dtype, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_settings, "FILLS_GPU", 0)  # as if it were larger
+    monkeypatch.setattr(_settings, "chip", _settings.chip._replace(processors=1))  # as if x were larger
     _launch.clear_layout_caches()
     x, bias, seed = torch.randn(256, 64).to(dtype), torch.randn(64).to(dtype), torch.tensor([3])
     fewest = run_backward(op, x, bias, seed)
@@ -217,8 +217,8 @@ def norm_call(name: str, x: Tensor) -> tuple[dict[str, Tensor | None], int, int]
 def test_a_norm_moves_the_fewest_bytes(
     name: str, dtype: torch.dtype, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit in ("NORM_PART_ROWS", "FILLS_GPU"):
-        monkeypatch.setattr(_settings, limit, 256)  # as if it were larger
+    monkeypatch.setattr(_settings, "NORM_PART_ROWS", 256)  # as if x were larger
+    monkeypatch.setattr(_settings, "chip", _settings.chip._replace(processors=64))
     monkeypatch.setattr(_settings, "NORM_WARPS", 0)
     _launch.clear_layout_caches()
     x, centered = torch.randn(256, 200).to(dtype), name.endswith("layer_norm")

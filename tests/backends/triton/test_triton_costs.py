@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from compiled_facts import compiled_facts
-from cost_cases import CASES
+from cost_cases import CASES, RESIDENT
 from repository import ROOT
 
 pytestmark = pytest.mark.slow
@@ -49,9 +49,8 @@ def test_a_kernel_costs_what_the_table_has(name: str, costs: dict[str, dict[str,
 def test_a_kernel_leaves_the_memory_as_the_limit(name: str, costs: dict[str, dict[str, float]]) -> None:
     case, got = CASES[name], costs[name]
     assert got["spilled"] == 0
-    least = case.get("threads", 50)
     assert got["issue"] <= case["most"], f"{name}: got {got}, expected an issue of at most {case['most']} %"
-    assert got["threads"] >= least, f"{name}: got {got}, expected {least} % of the threads of a multiprocessor"
+    assert got["threads"] >= RESIDENT, f"{name}: got {got}, expected {RESIDENT} % of the threads of a multiprocessor"
 
 
 def test_the_table_has_no_other_kernels() -> None:

@@ -51,6 +51,8 @@ def test_a_short_launch_is_the_launch_that_triton_makes(target: str, program: Ca
     code = """
 from triton.backends.compiler import GPUTarget
 made.driver.get_current_target = lambda: GPUTarget("hip", "gfx942", 64)
+from fusedops_triton import _settings
+_settings.chip = _settings.CHIPS["gfx942"]  # as with a torch for ROCm
 """ * (target == "hip")
     found = program(PRETEND + code + "print(json.dumps(made.compare(2000, 1)))")
     assert found["differ"] == []

@@ -26,16 +26,22 @@ SEEDS = (7, -3, 2**62 + 12345)
 def _words(out_ptr, seed_ptr, counter_ptr, RANDINT: tl.constexpr, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
     counter, seed = tl.load(counter_ptr + at), tl.load(seed_ptr)
-    w0, w1, w2, w3 = tl.randint4x(seed, counter) if RANDINT else philox_of_triton(seed, counter)
+    if RANDINT:
+        w0, w1, w2, w3 = tl.randint4x(seed, counter)
+    else:
+        w0, w1, w2, w3 = philox_of_triton(seed, counter.to(tl.uint32), (counter >> 32).to(tl.uint32), False)
     tl.store(out_ptr + at, w0.to(tl.uint32).to(tl.int64))
     tl.store(out_ptr + SIZE + at, w1.to(tl.uint32).to(tl.int64))
     tl.store(out_ptr + 2 * SIZE + at, w2.to(tl.uint32).to(tl.int64))
     tl.store(out_ptr + 3 * SIZE + at, w3.to(tl.uint32).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["first", "last"])
-def _keep(out_ptr, seed_ptr, first, last, SIZE: tl.constexpr, CALLS: tl.constexpr):
-    tl.store(out_ptr + tl.arange(0, SIZE), _kept(tl.load(seed_ptr), first, last, SIZE, CALLS).to(tl.uint8))
+@triton.jit(do_not_specialize=["last"])
+def _keep(out_ptr, seed_ptr, first_ptr, last, SIZE: tl.constexpr, CALLS: tl.constexpr):
+    first = tl.load(first_ptr)
+    low, high = first.to(tl.uint32), (first >> 32).to(tl.uint32)
+    keep = _kept(tl.load(seed_ptr), low, high, last, SIZE, CALLS, True, False)
+    tl.store(out_ptr + tl.arange(0, SIZE), keep.to(tl.uint8))
 
 
 COUNTERS = (0, 1, 2**32 - 1, 2**32, 2**32 + 5, 2**40 + 3, 2**61 - 1, 12345)
@@ -63,7 +69,7 @@ def test_philox_known_answer() -> None:
 @pytest.mark.parametrize("first", [0, 2**30 - 8, 2**32 - 8, 2**45])  # the third passes index 2**34
 def test_keep_bits_far_from_the_beginning(first: int, seed: int, calls: int) -> None:
     out = torch.empty(64, dtype=torch.uint8)
-    _keep[(1,)](out, seed_of(seed), first, _philox.threshold(0.3) - 1, 64, calls)
+    _keep[(1,)](out, seed_of(seed), torch.tensor([first]), _philox.threshold(0.3) - 1, 64, calls)
     words = torch.stack(_philox.philox(torch.arange(first, first + 16), seed_of(seed)), dim=-1).flatten()
     assert torch.equal(out.bool(), words >= _philox.threshold(0.3))
 
