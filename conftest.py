@@ -39,6 +39,10 @@ from state import isolated, no_optional_backends, only_own_backends, rediscover
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
+with suppress(ImportError):  # without Triton
+    import quick_interpreter
+
+    quick_interpreter.install()
 npu_device.register()  # before the first backward: autograd counts the devices then
 for _name in [name for name in os.environ if name.startswith("FUSEDOPS_")]:
     del os.environ[_name]

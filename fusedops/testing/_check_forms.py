@@ -49,7 +49,7 @@ def _results(subject: Subject, direction: Direction, call: Call) -> list[Tensor]
     """Return the kernel's results, right or wrong, and check their layout and that no input is written."""
     args = tuple(tensors(subject.op, call).values())
     if direction == "backward":
-        return [*subject.gradients(subject.answer(args), args).values()]
+        return [*subject.gradients(subject.inputs(args), args).values()]
     if not subject.op.saved:
         return [*subject.forward(args)]
     outputs, saved = subject.forward_with_saved(args)
@@ -146,4 +146,4 @@ def _check_needs(subject: Subject, base: Call, name: str) -> None:
     args = tuple(tensors(subject.op, base).values())
     answer = subject.answer(args)
     alone = tuple(other == name for other in subject.op.differentiable)
-    subject.assert_gradients(subject.gradients(answer, args, alone), answer.want, args)
+    subject.assert_gradients(subject.gradients(answer.inputs, args, alone), answer.want, args)

@@ -11,7 +11,7 @@ import torch
 from fusedops._contract.op import Op
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import Call, dtype_name, in_dtype, tensors
-from fusedops.testing._expected import expected
+from fusedops.testing._expected import expected_forward
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 
@@ -42,7 +42,7 @@ def _absent(op: Op) -> list[tuple[str, ...]]:
 def _check_forward(subject: Subject, call: Call) -> None:
     args = tuple(tensors(subject.op, call).values())
     _, values = subject.forward_with_saved(args)
-    subject.assert_saved(values, expected(subject.op, args), args)
+    subject.assert_saved(values, expected_forward(subject.op, args), args)
 
 
 def _check_not_saved(subject: Subject, call: Call) -> None:
@@ -57,6 +57,6 @@ def _check_not_saved(subject: Subject, call: Call) -> None:
 def _check_backward(subject: Subject, call: Call, absent: tuple[str, ...]) -> None:
     args = tuple(tensors(subject.op, call).values())
     answer = subject.answer(args)
-    values = tuple(None if s.name in absent else value for s, value in zip(subject.op.saved, answer.saved))
-    answer = answer._replace(saved=values)
-    subject.assert_gradients(subject.gradients(answer, args), answer.want, args)
+    values = tuple(None if s.name in absent else value for s, value in zip(subject.op.saved, answer.inputs.saved))
+    inputs = answer.inputs._replace(saved=values)
+    subject.assert_gradients(subject.gradients(inputs, args), answer.want, args)

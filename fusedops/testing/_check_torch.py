@@ -56,7 +56,7 @@ def _registered(
     """Yield the registered ops of one direction: each with its arguments by name and the names of its results."""
     op, registered = subject.op, torch.ops.fusedops
     if direction == "backward":
-        bound = subject.backward_arguments(subject.answer(args, form), args)
+        bound = subject.backward_arguments(subject.inputs(args, form), args)
         names = [f"the gradient of {name}" for name in op.differentiable]
         yield getattr(registered, f"{op.name}_backward").default, bound, names
         return
@@ -127,7 +127,7 @@ def _compiled(public: Public, args: Sequence[Any]) -> Any:
 def _check_gradients(subject: Subject, call: Call, forwards: int, way: Way) -> None:
     op = subject.op
     real = tensors(op, call)
-    want, grads, _, _ = subject.answer(tuple(real.values()))
+    want, (grads, _, _) = subject.answer(tuple(real.values()))
     for name in want.gradients:
         real[name] = real[name].requires_grad_()
     args = tuple(real.values())

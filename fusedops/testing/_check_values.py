@@ -14,7 +14,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.values import Case
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import Call, arguments, dtype_name, followed, shrunk, specs, tensors
-from fusedops.testing._expected import expected
+from fusedops.testing._expected import expected_forward
 from fusedops.testing._roles import flags, masked_tensor, masks, numbers, probabilities, seeds
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
@@ -97,7 +97,7 @@ def _check_other_rows(subject: Subject, base: Call, mask: str) -> None:
     masked[..., ::2, :] = False
     real[name] = real[name].cpu().masked_fill(masked, _NAN).to(subject.device)
     args = tuple(real.values())
-    want = expected(subject.op, args)
+    want = expected_forward(subject.op, args)
     limits = {name: limit[..., ::2, :] for name, limit in want.limits.items() if name.startswith("output ")}
     kept = replace(want, outputs=tuple(y[..., ::2, :] for y in want.outputs), limits=limits)
     subject.assert_outputs([y[..., ::2, :] for y in subject.forward(args)], kept, args)
@@ -129,13 +129,13 @@ def _check_masked_rows(subject: Subject, direction: Direction, call: Call, mask:
     dead = real[mask].bool().cpu().all(-1)
     args = tuple(real.values())
     if direction == "forward":
-        want = expected(op, args)
+        want = expected_forward(op, args)
         pairs = list(zip(subject.forward(args), want.outputs))
         what = "a fully masked row"
     else:
         answer = subject.answer(args)
         want = answer.want
-        pairs = [(gradient, want.gradients[name]) for name, gradient in subject.gradients(answer, args).items()]
+        pairs = [(gradient, want.gradients[name]) for name, gradient in subject.gradients(answer.inputs, args).items()]
         what = "the gradient of a fully masked row"
     for result, wanted in pairs:
         _check_zeros(result, wanted, dead, what)
@@ -182,7 +182,7 @@ def _check_dropout(subject: Subject, direction: Direction, call: Call, seed: str
     if direction == "forward":
         result, wanted = subject.forward(args)[0], answer.want.y
     else:
-        result, wanted = subject.gradients(answer, args)[first], answer.want.gradients[first]
+        result, wanted = subject.gradients(answer.inputs, args)[first], answer.want.gradients[first]
     wrong = int(((result.cpu() != 0) != (wanted != 0)).sum())
     if wrong:
         raise AssertionError(

@@ -13,7 +13,8 @@ from fusedops._compare import difference, limits, within
 from fusedops._contract.op import Op
 from fusedops._contract.signature import with_floats
 from fusedops._contract.values import Tolerance
-from fusedops._result_form import empty_outputs, on_meta
+from fusedops._result_form import empty_outputs
+from fusedops.testing._empty_saved import empty_saved
 
 
 @dataclass(frozen=True)
@@ -69,20 +70,11 @@ def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence
     """
     args = with_floats(tuple(args), op.float_places)
     wanted = (*op.differentiable, *([op.passed_through] if op.passed_through else []))
-    wide: list[Any] = []
-    for name, arg in zip(op.parameters, args):
-        if isinstance(arg, Tensor):
-            arg = arg.detach().cpu()
-            if arg.is_floating_point():
-                arg = arg.double().requires_grad_(name in wanted)
-        wide.append(arg)
+    wide = _wide(op, args, wanted)
     with torch.enable_grad():
         outputs = op.each(op.reference(*wide))
     if grad is None:
-        generator = torch.Generator().manual_seed(seed)
-        random = [torch.randn(y.shape, generator=generator, dtype=torch.float64) for y in outputs]
-        # a backend gets them rounded to its dtypes, and only the kernel is to be compared
-        rounded = [value.to(like.dtype) for value, like in zip(random, empty_outputs(op, args))]
+        rounded = random_gradients(op, args, outputs, seed)
     else:
         rounded = [grad] if isinstance(grad, Tensor) else [*grad]
     grads = tuple(each.detach().cpu().double() for each in rounded)
@@ -97,10 +89,61 @@ def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence
         results = tuple(y.detach() for y in outputs)
         values = {declared.name: value.detach() for declared, value in zip(op.saved, saved)}
         named = dict(zip(inputs, gradients))
-        return Expected(results, grads, named, values, _limits(op, args, results, grads, named, values))
+        forward = _forward_limits(op, args, results, values)
+        backward = _backward_limits(op, args, results, grads, named, values)
+        return Expected(results, grads, named, values, {**forward, **backward})
 
 
-def _limits(
+def expected_forward(op: Op, args: Sequence[Any]) -> Expected:
+    """Compute the outputs and saved values of a call as :func:`expected`, without the gradients."""
+    args = with_floats(tuple(args), op.float_places)
+    wide = _wide(op, args)
+    with torch.no_grad():
+        outputs = op.each(op.reference(*wide))
+        values = {declared.name: value for declared, value in zip(op.saved, op.saved_references(wide, outputs))}
+        return Expected(outputs, (), {}, values, _forward_limits(op, args, outputs, values))
+
+
+def random_gradients(op: Op, args: Sequence[Any], outputs: Sequence[Tensor], seed: int = 1) -> list[Tensor]:
+    """Return the gradients of the outputs that :func:`expected` uses.
+
+    A backend gets them rounded to its dtypes, and only the kernel is to be compared.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    random = [torch.randn(y.shape, generator=generator, dtype=torch.float64) for y in outputs]
+    return [value.to(like.dtype) for value, like in zip(random, empty_outputs(op, args))]
+
+
+def wide_outputs(op: Op, args: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Compute the outputs of a call in float64 on the CPU."""
+    with torch.no_grad():
+        return op.each(op.reference(*_wide(op, with_floats(tuple(args), op.float_places))))
+
+
+def _wide(op: Op, args: Sequence[Any], wanted: Sequence[str] = ()) -> list[Any]:
+    """Return the arguments in float64 on the CPU; those with gradients that are wanted require them."""
+    wide: list[Any] = []
+    for name, arg in zip(op.parameters, args):
+        if isinstance(arg, Tensor):
+            arg = arg.detach().cpu()
+            if arg.is_floating_point():
+                arg = arg.double().requires_grad_(name in wanted)
+        wide.append(arg)
+    return wide
+
+
+def _forward_limits(
+    op: Op, args: Sequence[Any], outputs: Sequence[Tensor], saved: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the largest accepted difference of each output and saved value."""
+    likes = [*empty_outputs(op, args), *empty_saved(op, args)]
+    forward_args = (*args, True) if op.saved else args
+    accepted = limits(op, "forward", forward_args, [*outputs, *saved.values()], [like.dtype for like in likes])
+    names = [*(f"output {name}" for name in op.outputs), *(f"saved {name}" for name in saved)]
+    return {name: limit for name, limit in zip(names, accepted) if limit is not None}
+
+
+def _backward_limits(
     op: Op,
     args: Sequence[Any],
     outputs: Sequence[Tensor],
@@ -108,12 +151,9 @@ def _limits(
     gradients: Mapping[str, Tensor],
     saved: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return the largest accepted difference of each result. Backward is called with what forward rounds."""
+    """Return the largest accepted difference of each gradient. Backward is called with what forward rounds."""
     empty = empty_outputs(op, args)
-    empty_saved = op.saved_references([on_meta(arg) for arg in args], empty)
-    results, likes = [*outputs, *saved.values()], [*empty, *empty_saved]
-    forward_args = (*args, True) if op.saved else args
-    forward = limits(op, "forward", forward_args, results, [like.dtype for like in likes])
+    results, likes = [*outputs, *saved.values()], [*empty, *empty_saved(op, args)]
     rounded = [value.to(like.dtype) for value, like in zip(results, likes)]
     rounded_grads = [grad.to(like.dtype) for grad, like in zip(grads, empty)]
     on_cpu = [arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in args]
@@ -121,9 +161,8 @@ def _limits(
     backward_args = op.backward_arguments(rounded_grads, rounded, on_cpu, needs)
     dtypes = [getattr(arg, "dtype", None) for name in op.differentiable for arg in [args[op.parameters.index(name)]]]
     backward = limits(op, "backward", backward_args, [gradients.get(name) for name in op.differentiable], dtypes)
-    names = [*(f"output {name}" for name in op.outputs), *(f"saved {name}" for name in saved)]
-    names += [f"gradient of {name}" for name in op.differentiable]
-    known = {name: limit for name, limit in zip(names, (*forward, *backward)) if limit is not None}
+    names = [f"gradient of {name}" for name in op.differentiable]
+    known = {name: limit for name, limit in zip(names, backward) if limit is not None}
     passed = op.passed_through
     if passed is not None and passed in gradients:  # the output's own gradient, in its dtype
         known[f"gradient of {passed}"] = within(Tolerance(0.0, 0.0), gradients[passed], empty[0].dtype)

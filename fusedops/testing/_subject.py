@@ -15,20 +15,34 @@ from fusedops._dispatch.select import backward_plan, counted_call, plan_for, sel
 from fusedops._policy.use import use
 from fusedops._report.direction import Direction
 from fusedops._result_form import empty_outputs, on_meta
-from fusedops.testing._expected import Expected, assert_within, expected
+from fusedops.testing._empty_saved import empty_saved
+from fusedops.testing._expected import (
+    Expected,
+    assert_within,
+    expected,
+    expected_forward,
+    random_gradients,
+    wide_outputs,
+)
 from fusedops.testing._global_state import check_global_state, global_state
 from fusedops.testing._kernel_calls import KernelCalls
 from fusedops.testing._layouts import Form
 from fusedops.testing._observed import check_layout, check_own_memory, check_runs, kernel_runs, memory_of, plain_masks
 
 
-class Answer(NamedTuple):
-    """The float64 answer of a call, and what backward gets of forward: by the references, never by a kernel."""
+class Inputs(NamedTuple):
+    """The gradients of the outputs, and what backward gets of forward: by the references, never by a kernel."""
 
-    want: Expected
     grads: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     saved: tuple[Tensor | None, ...]
+
+
+class Answer(NamedTuple):
+    """The float64 answer of a call, and what backward gets for it."""
+
+    want: Expected
+    inputs: Inputs
 
 
 class Subject(KernelCalls):
@@ -96,7 +110,7 @@ class Subject(KernelCalls):
             results = self.run_kernel(args, save=True)
         outputs, values = results[: len(op.outputs)], results[len(op.outputs) :]
         self.check_outputs(outputs, args)
-        for declared, value, like in zip(op.saved, values, self.empty_saved(args)):
+        for declared, value, like in zip(op.saved, values, empty_saved(self.op, args)):
             if value is not None:
                 check_layout(value, f"the saved value {declared.name}", like, args[0].device)
             elif not declared.optional:
@@ -125,18 +139,18 @@ class Subject(KernelCalls):
             check_layout(y, self.output_name(name), like, args[0].device)
 
     def backward_arguments(
-        self, answer: Answer, args: Sequence[Any], needs: tuple[bool, ...] | None = None
+        self, inputs: Inputs, args: Sequence[Any], needs: tuple[bool, ...] | None = None
     ) -> dict[str, Any]:
         """Return the arguments of backward by name; all gradients that exist are wanted unless ``needs`` differs."""
         needs = self.needs(args) if needs is None else needs
-        return self.assembled(answer.grads, answer.outputs, answer.saved, args, needs)
+        return self.assembled(*inputs, args, needs)
 
     def gradients(
-        self, answer: Answer, args: Sequence[Any], needs: tuple[bool, ...] | None = None
+        self, inputs: Inputs, args: Sequence[Any], needs: tuple[bool, ...] | None = None
     ) -> dict[str, Tensor]:
         """Return the wanted gradients by the backend's backward alone, and check their layout."""
         needs = self.needs(args) if needs is None else needs
-        call = self.backward_arguments(answer, args, needs)
+        call = self.backward_arguments(inputs, args, needs)
         given = tuple(call.values())
         with torch.no_grad(), self.alone({"backward": 1}, call):
             # as autograd calls it; the registered op, by torch's dispatcher, is the subject of other checks
@@ -152,19 +166,33 @@ class Subject(KernelCalls):
 
     def answer(self, args: Sequence[Any], form: Form | None = None) -> Answer:
         """Return the float64 answer, and the gradients (in that ``form``), outputs and saved values for backward."""
-        op = self.op
         plain = plain_masks(args)
-        want = expected(op, plain)
-        likes = empty_outputs(op, args)
-        grads = tuple(grad.to(like.dtype).to(self.device) for grad, like in zip(want.grads, likes))
-        if form is not None:
-            grads = tuple(form(grad) if grad.dim() else grad for grad in grads)
-            want = expected(op, plain, grad=grads)
-        outputs = tuple(y.to(like.dtype).to(self.device) for y, like in zip(want.outputs, likes))
+        if form is None:
+            want = expected(self.op, plain)
+            return Answer(want, self._inputs(want.outputs, want.grads, args, plain))
+        inputs = self.inputs(args, form)
+        return Answer(expected(self.op, plain, grad=inputs.grads), inputs)
+
+    def inputs(self, args: Sequence[Any], form: Form | None = None) -> Inputs:
+        """Return what backward gets for a call, see :meth:`answer`, without its gradients."""
+        plain = plain_masks(args)
+        outputs = wide_outputs(self.op, plain)
+        inputs = self._inputs(outputs, random_gradients(self.op, plain, outputs), args, plain)
+        if form is None:
+            return inputs
+        return inputs._replace(grads=tuple(form(grad) if grad.dim() else grad for grad in inputs.grads))
+
+    def _inputs(
+        self, outputs: Sequence[Tensor], grads: Sequence[Tensor], args: Sequence[Any], plain: Sequence[Any]
+    ) -> Inputs:
+        """Return what backward gets, in the dtypes of forward and on its device."""
+        likes = empty_outputs(self.op, args)
+        given = tuple(grad.to(like.dtype).to(self.device) for grad, like in zip(grads, likes))
+        rounded = tuple(y.to(like.dtype).to(self.device) for y, like in zip(outputs, likes))
         with torch.no_grad():
             on_cpu = [arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in plain]
-            saved = op.saved_references(on_cpu, [y.cpu() for y in outputs])
-        return Answer(want, grads, outputs, tuple(value.contiguous().to(self.device) for value in saved))
+            saved = self.op.saved_references(on_cpu, [y.cpu() for y in rounded])
+        return Inputs(given, rounded, tuple(value.contiguous().to(self.device) for value in saved))
 
     # ------------------------------------------------------------------------------------------ comparison
 
@@ -178,9 +206,9 @@ class Subject(KernelCalls):
         """
         if direction == "backward":
             answer = self.answer(args, form)
-            self.assert_gradients(self.gradients(answer, args), answer.want, args)
+            self.assert_gradients(self.gradients(answer.inputs, args), answer.want, args)
             return
-        want = expected(self.op, plain_masks(args))
+        want = expected_forward(self.op, plain_masks(args))
         self.assert_outputs(self.forward(args), want, args)
         if self.op.saved:
             outputs, saved = self.forward_with_saved(args)

@@ -83,7 +83,20 @@ class _Axis(NamedTuple):
 
 
 def variants(subject: KernelCalls, direction: Direction) -> list[Variant]:
-    """Return the calls that the kernel takes, such that every two values of two axes meet where they can."""
+    """Return the calls that the kernel takes, such that every two values of two axes meet where they can.
+
+    Several checks of a kernel, one after another, have the same ones: the last are cached.
+    """
+    key = (subject.kernels[direction], subject.op, subject.device, subject.elements)
+    if _last.get(direction, ((), []))[0] != key:
+        _last[direction] = (key, _made(subject, direction))
+    return _last[direction][1]
+
+
+_last: dict[Direction, tuple[tuple[Any, ...], list[Variant]]] = {}  # one entry is replaced whole, in any thread
+
+
+def _made(subject: KernelCalls, direction: Direction) -> list[Variant]:
     for base in subject.bases(direction)[:1]:
         axes = list(_axes(subject, base, direction))
         taken: dict[tuple[Any, ...], bool] = {}

@@ -36,6 +36,10 @@ def prepare(plugins: Sequence[str] = ()) -> None:
     import torch
 
     torch.set_num_threads(1)
+    with contextlib.suppress(ImportError):  # without Triton
+        import quick_interpreter
+
+        quick_interpreter.install()
     from standin import installed, npu_device
 
     npu_device.register()

@@ -13,6 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -71,6 +72,10 @@ def load() -> None:
 
 def _rank(rank: int, world: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
+    with suppress(ImportError):  # without Triton
+        import quick_interpreter
+
+        quick_interpreter.install()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     load()
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))

@@ -1,0 +1,81 @@
+"""The shorter interpreter of the tests: the results and the language are those of Triton's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import quick_interpreter
+import torch
+from triton import language as tl
+from triton.runtime import interpreter
+
+import fusedops
+
+
+@pytest.fixture
+def plain() -> Iterator[None]:
+    """Triton's own interpreter, until the end of the test."""
+    quick_interpreter.uninstall()
+    yield
+    quick_interpreter.install()
+
+
+def results() -> list[torch.Tensor]:
+    """Return the results of kernels that call functions of their own and of Triton: sums, maxima, tanh, Philox."""
+    torch.manual_seed(0)
+    x, weight, seed = torch.randn(6, 40), torch.randn(9, 40), torch.tensor([5])
+    with fusedops.use("triton", fallback="raise"):
+        return [
+            fusedops.linear_cross_entropy(x, weight, torch.arange(6), softcap=3.0, label_smoothing=0.1),
+            fusedops.scaled_masked_softmax(x, None, 0.5, causal=False),
+            fusedops.bias_dropout(x, None, 0.3, training=True, seed=seed),
+            fusedops.bias_gelu(x, None),
+        ]
+
+
+def language() -> list[tuple[str, Any]]:
+    """Return what a launch may replace in the language, and restores."""
+    return [*inspect.getmembers(tl), *inspect.getmembers(tl.math), *inspect.getmembers(tl.tensor, inspect.isfunction)]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that grows by one for each builtin that is replaced."""
+    replaced: list[Any] = []
+    real = interpreter._patch_attr
+    monkeypatch.setattr(interpreter, "_patch_attr", lambda *args: replaced.append(args[1]) or real(*args))
+    return replaced
+
+
+def test_results_are_those_of_the_plain_interpreter(request: pytest.FixtureRequest) -> None:
+    quick = results()
+    request.getfixturevalue("plain")
+    assert all(map(torch.equal, quick, results()))
+
+
+def test_a_launch_replaces_and_restores_what_the_plain_interpreter_does(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results()  # the first call of a function of Triton replaces members of tl.core for good
+    before, replaced = language(), counted(monkeypatch)
+    results()
+    quick = set(replaced)
+    assert language() == before
+    request.getfixturevalue("plain")
+    replaced.clear()
+    results()
+    assert set(replaced) == quick
+
+
+def test_members_are_listed_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes it shorter: another release of Triton may go another way, and the tests then take twice as long."""
+    listed: list[Any] = []
+    real = inspect.getmembers
+    monkeypatch.setattr(inspect, "getmembers", lambda *args: listed.append(args) or real(*args))
+    results()
+    assert not listed
+    request.getfixturevalue("plain")
+    results()
+    assert len(listed) > 50
