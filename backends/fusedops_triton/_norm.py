@@ -33,7 +33,7 @@ from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_dtype, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._settings import HALF_RESIDENT, Plan, ceil_div, norm_plan, power_of_two
+from fusedops_triton._settings import Plan, ceil_div, norm_plan, power_of_two
 
 # ----------------------------------------------------------------------------------------------------------- launcher
 
@@ -105,7 +105,7 @@ def _forward_launch(
         }  # fmt: skip
         kernel = _norm_forward_on_chip if setting.on_chip else _norm_forward_long
         grid = (ceil_div(n_rows, setting.rows),)
-        return Launch(kernel, grid, (n_rows, size // unit_h), constants, setting.warps, HALF_RESIDENT)
+        return Launch(kernel, grid, (n_rows, size // unit_h), constants, setting.warps)
 
     default = norm_plan(size, dtype.itemsize, 2 if adds else 1)
     return tuned(make_launch, default, power_of_two(size), dtype.itemsize)
