@@ -25,6 +25,8 @@ from fusedops.testing._pairwise import pairwise
 
 GRADIENTS = "the gradient of the output"
 _SCALE = 2  # a call of large sizes has at most so many times the elements that the kit is run with
+# the newest by direction: the checks of one kernel have the same ones. An entry is replaced whole, in any thread
+_last: dict[Direction, tuple[tuple[Any, ...], list[Variant]]] = {}
 _RANKS = (0, 1, 2, 3, 4, 5, 8)
 _LEADING = (2, 1, 3, 1, 2, 1)  # sizes before the last two, from the last
 _SIZES = {  # the last two
@@ -83,17 +85,11 @@ class _Axis(NamedTuple):
 
 
 def variants(subject: KernelCalls, direction: Direction) -> list[Variant]:
-    """Return the calls that the kernel takes, such that every two values of two axes meet where they can.
-
-    Several checks of a kernel, one after another, have the same ones: the last are cached.
-    """
+    """Return the calls that the kernel takes, such that every two values of two axes meet where they can; cached."""
     key = (subject.kernels[direction], subject.op, subject.device, subject.elements)
     if _last.get(direction, ((), []))[0] != key:
         _last[direction] = (key, _made(subject, direction))
     return _last[direction][1]
-
-
-_last: dict[Direction, tuple[tuple[Any, ...], list[Variant]]] = {}  # one entry is replaced whole, in any thread
 
 
 def _made(subject: KernelCalls, direction: Direction) -> list[Variant]:
