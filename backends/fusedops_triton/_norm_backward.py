@@ -115,7 +115,8 @@ def _backward_launches(
         even = size == setting.block and n_rows % (setting.steps * setting.rows) == 0
         constants = {**shared, "STEPS": setting.steps, "EVEN": even, "ROWS": setting.rows, "BLOCK": setting.block}
         parts = ceil_div(n_rows, setting.steps * setting.rows)
-        rows = Launch(_norm_backward_on_chip, (parts,), sizes, constants, setting.warps, HALF_RESIDENT)
+        registers = HALF_RESIDENT if wide == torch.float32 else None  # a double takes two
+        rows = Launch(_norm_backward_on_chip, (parts,), sizes, constants, setting.warps, registers)
         return _Launches(rows, None, parts)
     constants = {**shared, "STEPS": 1, "ROWS": 1, "BLOCK": setting.block}
     rows = Launch(_norm_backward_long, (n_rows,), sizes, constants, setting.warps)

@@ -239,7 +239,7 @@ def share_sums(parts: int, size: int) -> Columns:
 #: inputs and the sums of weight and bias over its rows. At twice the width, registers spill on sm_90
 #: (tests/test_triton_compile.py): 48 to 232 bytes per thread backward, 64 to 96 forward with a residual.
 NORM_FORWARD_ON_CHIP = {2: 32768, 4: 16384, 8: 8192}
-NORM_BACKWARD_ON_CHIP = {2: 8192, 4: 8192, 8: 2048}
+NORM_BACKWARD_ON_CHIP = {2: 8192, 4: 8192, 8: 4096}
 
 #: Elements per thread of the forward: four 16-byte loads in flight. Half as many of two inputs, and from NORM_WIDE
 #: columns on: LayerNorm takes 68 to 80 registers there with all of them, so that less than half of the threads would be
