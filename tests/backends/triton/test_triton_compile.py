@@ -19,9 +19,8 @@ pytest.importorskip("triton", reason="triton is not installed: nothing to compil
 Case = dict[str, Any]
 
 #: Bytes a thread. ptxas moves a register or two out by its own choice, to fit one more program on a multiprocessor (it
-#: stops at 40 registers of 128 allowed): noise beside 128 bytes of real traffic. The most is 24, of a norm of 8192
-#: columns backward on sm_100. Past the limits it is more.
-SPILL_NOISE = 24
+#: stops at 40 registers of 128 allowed): noise beside 128 bytes of real traffic. Past the limits it is 24 and more.
+SPILL_NOISE = 16
 WIDTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # the last is beyond what fits on chip
 CORNERS = [64, 1024, 16384, 32768, 65536]
 
@@ -238,7 +237,8 @@ def test_flat_tiles_are_wide_for_any_row_length(compiled: dict[str, dict[str, An
 @pytest.mark.parametrize("name", NORM_CASES)
 def test_a_norm_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     case, facts = NORM_CASES[name], compiled[name]
-    assert facts["spilled"] <= SPILL_NOISE
+    # limited to 64 registers, so that half of the threads are resident: backward moves out six of them on sm_100
+    assert facts["spilled"] <= (24 if (case["target"], case["shape"][-1]) == ("sm_100", 8192) else SPILL_NOISE)
     assert facts["float64"] == (case["dtype"] == "float64")
     assert facts["address_64"]
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 128 * 1024
@@ -255,7 +255,7 @@ def test_a_norm_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) ->
 @pytest.mark.parametrize("name", [name for name in NORM_ODD if "twice" in name])
 def test_past_its_limit_a_row_of_a_norm_spills(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     assert compiled[name]["kernel"].endswith("on_chip")
-    assert compiled[name]["spilled"] >= SPILL_NOISE
+    assert compiled[name]["spilled"] > SPILL_NOISE
 
 
 def test_odd_shapes_of_norms_do_not_spill(compiled: dict[str, dict[str, Any]]) -> None:
