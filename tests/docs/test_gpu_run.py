@@ -242,7 +242,7 @@ def test_the_summary_has_each_step_with_its_failures_and_the_measurements(tmp_pa
     assert lines[0] == "# a GPU"
     assert "| tests | failed | 4.0 | exit status 1; 1 failed, 7 passed, 2 skipped |" in lines
     assert "| | | | tests/gpu/test_gpu.py::test_b - AssertionError: x / y |" in lines
-    assert "| rms_norm | training | bfloat16 | forward | triton | 1 | 1.25 | 80 | 2.00 | 1.00 |" in lines
+    assert "| rms_norm, training | forward | triton | 1 | 1.25 | 80 | 2.00 | 1.00 |" in lines
     steps = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
     assert [step["status"] for step in steps] == ["failed", "passed"]
     assert steps[0]["failed"] == ["tests/gpu/test_gpu.py::test_b - AssertionError: x | y"]

@@ -58,6 +58,7 @@ NOT_RUN = {
     "make fuzz": "an hour; tests/fuzz has tests of its own",
     "make test-slow": "these tests",
     "make test-long": "minutes",
+    "make test-versions": "minutes, and two more installations of torch",
     "make docs": "minutes; each page that it writes has a test that it is current",
     "make bench": "40 minutes on an idle machine",
     "make wheels": "a minute for each platform; the tests marked long compile them",

@@ -30,7 +30,8 @@ def test_the_metadata_have_the_oldest_versions() -> None:
     assert f'pythonVersion = "{python}"' in PROJECT
     assert f'target-version = "py{python.replace(".", "")}"' in PROJECT
     start = (ROOT / "docs" / "start.md").read_text("utf-8")
-    assert f"requires Python {python} or later and torch {'.'.join(torch.split('.')[:2])} or later" in start
+    assert f"with Python {python} or later" in start
+    assert f"torch {'.'.join(torch.split('.')[:2])} or later is required" in start
 
 
 def test_the_classifiers_are_the_versions_of_the_table() -> None:
