@@ -178,7 +178,8 @@ def _forward_launch(
             "CALLS": _calls(narrowest, setting.block), "PTX": compiles_ptx(_forward), "WIDE": wide,
         }  # fmt: skip
         grid = (ceil_div(n, setting.block),)
-        return Launch(_forward, grid, (n // unit_n, *sizes), constants, setting.warps, HALF_RESIDENT)
+        registers = None if kind == "other" else HALF_RESIDENT  # which takes more, for the addresses
+        return Launch(_forward, grid, (n // unit_n, *sizes), constants, setting.warps, registers)
 
     return tuned(make_launch, tile(narrowest) if adds else dropout_tile(narrowest), 0, narrowest)
 

@@ -174,8 +174,9 @@ class Launch:
     def _launch_with_triton(self, args: tuple[Any, ...]) -> Any:
         options = {**self.constants, "num_warps": self.warps, **OPTIONS}
         chip = _settings.chip
-        # a program of the most threads has this limit anyway
-        if self.registers is not None and chip.nvidia and self.warps * chip.lanes < chip.threads:
+        # a program of the most threads has this limit anyway; of narrow accesses there are more addresses than it holds
+        fits = self.warps * chip.lanes < chip.threads and _are_aligned(args)
+        if self.registers is not None and chip.nvidia and fits:
             options["maxnreg"] = self.registers
         if type(self.kernel) is JITFunction and _is_capturing():
             # A driver loads nothing during a capture, and after a failed load Triton 3.6 to 3.9 launch a null function.
@@ -188,6 +189,11 @@ class Launch:
                     f"call's op and arguments before the capture, or make the call itself once"
                 )
         return self.kernel[self.grid](*args, *self.sizes, **options)
+
+
+def _are_aligned(args: tuple[Any, ...]) -> bool:
+    """Return True where every tensor begins at a multiple of 16 bytes, as Triton specialises kernels."""
+    return all(arg.data_ptr() % 16 == 0 for arg in args if isinstance(arg, Tensor))
 
 
 def compiles_ptx(kernel: Any) -> bool:

@@ -93,7 +93,8 @@ class Recorder:
 
 def compile_launch(launch: Launch, target: str, aligned: bool = True) -> dict[str, Any]:
     """Compile, and read the facts off the assembly."""
-    compiled = triton.compile(launch.source(aligned), target=TARGETS[target], options=launch.options)
+    options = {name: value for name, value in launch.options.items() if aligned or name != "maxnreg"}  # as _launch.py
+    compiled = triton.compile(launch.source(aligned), target=TARGETS[target], options=options)
     facts: dict[str, Any] = {"kernel": launch.kernel.__name__, "warps": launch.options["num_warps"]}
     if target.startswith("gfx"):
         return facts | _of_amdgcn(compiled.asm["amdgcn"])

@@ -237,8 +237,8 @@ def test_flat_tiles_are_wide_for_any_row_length(compiled: dict[str, dict[str, An
 @pytest.mark.parametrize("name", NORM_CASES)
 def test_a_norm_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     case, facts = NORM_CASES[name], compiled[name]
-    # limited to 64 registers, so that half of the threads are resident: backward moves out six of them on sm_100
-    assert facts["spilled"] <= (24 if (case["target"], case["shape"][-1]) == ("sm_100", 8192) else SPILL_NOISE)
+    # backward is limited to 64 registers, so that half of the threads are resident, and moves out up to six of them
+    assert facts["spilled"] <= (24 if case["op"].endswith("backward") else SPILL_NOISE)
     assert facts["float64"] == (case["dtype"] == "float64")
     assert facts["address_64"]
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 128 * 1024
