@@ -26,7 +26,7 @@ from fusedops_triton._bias import add_sums, column_tile, rounded, store_sums, un
 from fusedops_triton._common import compute_dtype, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._norm import columns_of, ready
-from fusedops_triton._settings import HALF_RESIDENT, ceil_div, norm_sums, share_columns
+from fusedops_triton._settings import ceil_div, norm_sums, share_columns
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -113,9 +113,12 @@ def _backward_launches(
     setting = norm_sums(n_rows, size, widest, sums)
     if setting.on_chip:
         even = size == setting.block and n_rows % (setting.steps * setting.rows) == 0
-        constants = {**shared, "STEPS": setting.steps, "EVEN": even, "ROWS": setting.rows, "BLOCK": setting.block}
+        constants = {
+            **shared, "JOINED": setting.joined, "STEPS": setting.steps, "EVEN": even, "ROWS": setting.rows,
+            "BLOCK": setting.block,
+        }  # fmt: skip
         parts = ceil_div(n_rows, setting.steps * setting.rows)
-        registers = HALF_RESIDENT if wide == torch.float32 else None  # a double takes two
+        registers = setting.registers if wide == torch.float32 else None  # a double takes two
         rows = Launch(_norm_backward_on_chip, (parts,), sizes, constants, setting.warps, registers)
         return _Launches(rows, None, parts)
     constants = {**shared, "STEPS": 1, "ROWS": 1, "BLOCK": setting.block}
@@ -136,7 +139,8 @@ _NOT_SPECIALIZED = ["offset", "n_rows", "size"]
 def _norm_backward_on_chip(
     dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
     offset, n_rows, size,
-    CENTER: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    CENTER: tl.constexpr, JOINED: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute STEPS * ROWS whole rows. Grid (parts,); H = size * UNIT <= BLOCK.
@@ -172,8 +176,11 @@ def _norm_backward_on_chip(
             if weight_ptr is not None:
                 m = grad * (widened(weight, WIDE) + scalar(offset, WIDE))[None, :]
             # rstd * (m - mean(m) - normal * mean(m * normal)), by two instructions an element
-            if CENTER:  # both sums by one reduction: the program waits half as often for its warps
-                product, center = tl.split(tl.sum(tl.join(m * normal, m), axis=1) * share)
+            if CENTER:
+                if JOINED:  # both sums by one reduction: the program waits half as often for its warps
+                    product, center = tl.split(tl.sum(tl.join(m * normal, m), axis=1) * share)
+                else:
+                    product, center = tl.sum(m * normal, axis=1) * share, tl.sum(m, axis=1) * share
                 ds = (m * rstd - center[:, None] * rstd) - normal * (product[:, None] * rstd)
             else:
                 ds = (m - normal * (tl.sum(m * normal, axis=1) * share)[:, None]) * rstd

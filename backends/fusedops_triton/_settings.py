@@ -257,6 +257,9 @@ NORM_BACKWARD_PER_THREAD = {2: 8, 4: 4, 8: 4}
 NORM_PART_ROWS = 16
 NORM_WARPS = 8
 
+#: Elements of a tensor that stays in the L2 cache, which needs fewer threads than the memory: no limit of registers.
+NORM_IN_CACHE = 2**20
+
 
 def norm_plan(size: int, widest: int, inputs: int) -> Plan:
     """Return the default setting of a norm's forward for rows of ``size`` elements of ``inputs`` tensors.
@@ -273,13 +276,18 @@ def norm_plan(size: int, widest: int, inputs: int) -> Plan:
 
 
 class NormSums(NamedTuple):
-    """The setting of a norm's backward: each program computes ``steps`` tiles of ``rows`` rows."""
+    """The setting of a norm's backward: each program computes ``steps`` tiles of ``rows`` rows.
+
+    joined: LayerNorm's two sums over a row are computed by one reduction. registers: of a thread, at most; None: any.
+    """
 
     rows: int
     block: int
     warps: int
     on_chip: bool
     steps: int
+    joined: bool = True
+    registers: int | None = None
 
 
 def norm_sums(n_rows: int, size: int, widest: int, sums: bool) -> NormSums:
@@ -293,11 +301,15 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool) -> NormSums:
         return NormSums(1, block, warps_for(block, ROW_PER_THREAD[widest] // 4), False, 1)
     rows = min(max(1, chip.lanes * per_thread // width), SHORT_ROWS)
     warps = warps_for(rows * width, per_thread)
+    # with 1024 threads, of 64 registers each, ptxas moves out six for one reduction of two sums
+    joined = width < NORM_WIDE or chip != CHIPS["sm_100"]
+    registers = HALF_RESIDENT if n_rows * size > NORM_IN_CACHE else None
     if not sums:
-        return NormSums(rows, width, warps, True, 1)
+        return NormSums(rows, width, warps, True, 1, joined, registers)
     parts = min(ceil_div(n_rows, NORM_PART_ROWS), chip.fills * max(1, NORM_WARPS // warps))
     # a compile-time power of two, as in share_columns
-    return NormSums(rows, width, warps, True, power_of_two(ceil_div(ceil_div(n_rows, parts), rows)))
+    steps = power_of_two(ceil_div(ceil_div(n_rows, parts), rows))
+    return NormSums(rows, width, warps, True, steps, joined, registers)
 
 
 # ----------------------------------------------------------------------------------------- rows of classes (the losses)

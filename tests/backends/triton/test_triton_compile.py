@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="triton is not installed: nothing to compil
 Case = dict[str, Any]
 
 #: Bytes a thread. ptxas moves a register or two out by its own choice, to fit one more program on a multiprocessor (it
-#: stops at 40 registers of 128 allowed): noise beside 128 bytes of real traffic. Past the limits it is 24 and more.
+#: stops at 40 registers of 128 allowed): noise beside 128 bytes of real traffic. Past the limits it is 48 and more.
 SPILL_NOISE = 16
 WIDTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # the last is beyond what fits on chip
 CORNERS = [64, 1024, 16384, 32768, 65536]
@@ -237,8 +237,7 @@ def test_flat_tiles_are_wide_for_any_row_length(compiled: dict[str, dict[str, An
 @pytest.mark.parametrize("name", NORM_CASES)
 def test_a_norm_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     case, facts = NORM_CASES[name], compiled[name]
-    # backward is limited to 64 registers, so that half of the threads are resident, and moves out up to six of them
-    assert facts["spilled"] <= (24 if case["op"].endswith("backward") else SPILL_NOISE)
+    assert facts["spilled"] <= SPILL_NOISE
     assert facts["float64"] == (case["dtype"] == "float64")
     assert facts["address_64"]
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 128 * 1024
