@@ -21,6 +21,7 @@ from fusedops._cli import bench
 from fusedops._cli.main import main
 from fusedops.testing import OPS
 
+ALL_CASES = bench.cases  # the fixture below replaces it
 BENCH = ["bench", "bias_gelu", "--device", "cpu", "--elements", "64", "--seconds", "0.001"]
 CASES = OPS["bias_gelu"].cases[-2:]
 RECORD = {
@@ -176,3 +177,13 @@ def test_what_cannot_be_measured(argv: list[str], fix: str, capsys: pytest.Captu
 def test_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--device", "cuda:1"]) == 2
     assert "got device 'cuda:1', expected one that is on this machine: cpu" in capsys.readouterr().err
+
+
+def test_a_case_that_cannot_be_cut_is_left_out() -> None:
+    """Of a mask (1, 1, 1, 48) the last size is kept, where the keys of the call become fewer."""
+    attention = OPS["attention"]
+    assert len(list(ALL_CASES([attention], 2**22))) == len(attention.cases)
+    cut = list(ALL_CASES([attention], 1024))
+    assert 0 < len(cut) < len(attention.cases)
+    for op, case in cut:
+        fusedops.explain(op.name, *testing.arguments(op, case, torch.float32))
