@@ -119,7 +119,7 @@ def test_the_signal_of_ctrl_c_keeps_what_is_measured() -> None:
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # a shell starts its background jobs with the signal ignored, and so their children
     heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, env=variables, preexec_fn=heeds, **pipes) as process:  # noqa: PLW1509 - no threads
+    with subprocess.Popen(command, env=variables, preexec_fn=heeds, **pipes) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         lines = iter(process.stdout.readline, "")
