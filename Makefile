@@ -42,10 +42,10 @@ $(VENV)/smollm2: $(VENV)/ready
 demo: $(VENV)/ready  ## train a small GPT on Shakespeare, and show the selected backends (1 to 4 minutes on 2 cores)
 	$(BIN)/python examples/train_gpt.py
 
-chat: $(VENV)/smollm2  ## ask SmolLM2 (135M) a question, in plain transformers and with fusedops (2 minutes on 2 cores)
+chat: $(VENV)/smollm2  ## ask SmolLM2 (135M) a question, in plain transformers and with fusedops (75 seconds on 2 cores)
 	$(BIN)/python examples/smollm2.py $(ARGS)
 
-finetune: $(VENV)/smollm2  ## fine-tune SmolLM2 on Shakespeare, plain and with fusedops (10 minutes on 2 cores)
+finetune: $(VENV)/smollm2  ## fine-tune SmolLM2 on Shakespeare, plain and with fusedops
 	$(BIN)/python examples/finetune.py $(ARGS)
 
 test: $(VENV)/ready  ## run the tests, except the slow ones (14 minutes on 2 cores)

@@ -15,8 +15,8 @@ def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
         sinks: (N,).
 
     >>> out, lse = torch.ones(1, 1, 1, 2), torch.zeros(1, 1, 1)  # one key of score 0
-    >>> with_sinks(out, lse, torch.zeros(1)).flatten()
-    tensor([0.5000, 0.5000])
+    >>> with_sinks(out, lse, torch.tensor([3.0]).log()).flatten()
+    tensor([0.2500, 0.2500])
     """
     # the sink adds exp(sink) to the sum of exponentials
     share = torch.sigmoid(lse - sinks.to(lse)[None, :, None])
