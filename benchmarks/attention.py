@@ -132,7 +132,7 @@ def choosing(options: argparse.Namespace) -> None:
     )
     work: dict[str, Callable[[], Any]] = {
         "fusedops": lambda: fusedops.attention(q, k, v),
-        "kernel": lambda: kernel.function(*args),
+        "kernel": lambda: kernel.call(*args),
         "torch": lambda: scaled_dot_product_attention(q, k, v),
     }
     with torch.no_grad():

@@ -75,7 +75,7 @@ def softmax(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, li
     return (
         plain,
         lambda: fusedops.scaled_masked_softmax(x, mask, 0.125, causal=causal),
-        lambda: kernel.function(x, mask, 0.125, causal),
+        lambda: kernel.call(x, mask, 0.125, causal),
         [x],
     )
 
@@ -94,7 +94,7 @@ def gelu(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[
     return (
         lambda: F.gelu(x + bias, approximate=form),
         lambda: fusedops.bias_gelu(x, bias, approximate=form),
-        lambda: kernel.function(x, bias, form),
+        lambda: kernel.call(x, bias, form),
         [x, bias],
     )
 
@@ -107,7 +107,7 @@ def dropout(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, li
     return (
         lambda: F.dropout(x + bias, 0.1, training),
         lambda: fusedops.bias_dropout(x, bias, 0.1, training=training),
-        lambda: kernel.function(x, bias, 0.1, training, seed if training else None),
+        lambda: kernel.call(x, bias, 0.1, training, seed if training else None),
         [x, bias],
     )
 
@@ -120,7 +120,7 @@ def dropout_add(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn
     return (
         lambda: residual + F.dropout(x + bias, 0.1, training),
         lambda: fusedops.bias_dropout_add(x, bias, residual, 0.1, training=training),
-        lambda: kernel.function(x, bias, residual, 0.1, training, seed if training else None),
+        lambda: kernel.call(x, bias, residual, 0.1, training, seed if training else None),
         [x, bias, residual],
     )
 
@@ -133,13 +133,13 @@ def norm(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[
         return (
             lambda: F.rms_norm(x, shape, weight, 1e-6),
             lambda: fusedops.rms_norm(x, weight),
-            lambda: fusedops_cpu.rms_norm.function(x, weight, 1e-6, 0.0, False),
+            lambda: fusedops_cpu.rms_norm.call(x, weight, 1e-6, 0.0, False),
             [x, weight],
         )
     return (
         lambda: F.layer_norm(x, shape, weight, bias),
         lambda: fusedops.layer_norm(x, weight, bias),
-        lambda: fusedops_cpu.layer_norm.function(x, weight, bias, 1e-5, False),
+        lambda: fusedops_cpu.layer_norm.call(x, weight, bias, 1e-5, False),
         [x, weight, bias],
     )
 
@@ -157,13 +157,13 @@ def add_norm(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, l
         return (
             plain,
             lambda: fusedops.add_rms_norm(x, residual, weight),
-            lambda: fusedops_cpu.add_rms_norm.function(x, residual, weight, 1e-6, 0.0, False),
+            lambda: fusedops_cpu.add_rms_norm.call(x, residual, weight, 1e-6, 0.0, False),
             [x, residual, weight],
         )
     return (
         plain,
         lambda: fusedops.add_layer_norm(x, residual, weight, bias),
-        lambda: fusedops_cpu.add_layer_norm.function(x, residual, weight, bias, 1e-5, False),
+        lambda: fusedops_cpu.add_layer_norm.call(x, residual, weight, bias, 1e-5, False),
         [x, residual, weight, bias],
     )
 
@@ -186,13 +186,13 @@ def gated(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list
         return (
             plain,
             lambda: fusedops.swiglu(first, second, interleaved=interleaved),
-            lambda: fusedops_cpu.swiglu.function(first, second, None, 1.0, 0.0, interleaved),
+            lambda: fusedops_cpu.swiglu.call(first, second, None, 1.0, 0.0, interleaved),
             leaves,
         )
     return (
         plain,
         lambda: fusedops.geglu(first, second, approximate=function, interleaved=interleaved),
-        lambda: fusedops_cpu.geglu.function(first, second, function, interleaved),
+        lambda: fusedops_cpu.geglu.call(first, second, function, interleaved),
         leaves,
     )
 
@@ -224,7 +224,7 @@ def rotary(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, lis
     return (
         lambda: tuple(x * double[0] + turned(x) * double[1] for x in (q, k)),
         lambda: fusedops.rotary_embedding(q, k, cos, sin, interleaved=interleaved),
-        lambda: fusedops_cpu.rotary_embedding.function(q, k, cos, sin, interleaved, -2),
+        lambda: fusedops_cpu.rotary_embedding.call(q, k, cos, sin, interleaved, -2),
         [q, k],
     )
 
@@ -238,7 +238,7 @@ def loss(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[
     return (
         lambda: F.cross_entropy(logits, target, label_smoothing=smoothing),
         lambda: fusedops.cross_entropy(logits, target, label_smoothing=smoothing),
-        lambda: fusedops_cpu.cross_entropy.function(logits, target, -100, smoothing, 0.0, None, "mean", None, False),
+        lambda: fusedops_cpu.cross_entropy.call(logits, target, -100, smoothing, 0.0, None, "mean", None, False),
         [logits],
     )
 

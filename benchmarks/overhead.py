@@ -57,7 +57,7 @@ def main() -> None:
     softmax = fusedops.scaled_masked_softmax
     prepared = record.kernel("scaled_masked_softmax", "forward", "cpu")
     assert prepared is not None
-    eager = prepared.kernel.function
+    eager = prepared.kernel.call
     leaf = x.clone().requires_grad_()
     fusedops.register(fusedops.Backend("nothing", ("cpu",), 1000, (nothing, nothing_backward)))
     bound = fusedops.bind("scaled_masked_softmax", x, None, 0.5)

@@ -5,23 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fusedops.packed_call import PackedCall, results_of
 from fusedops.philox import threshold
-from fusedops_cpu._library import (
-    DROPOUT_BACKWARD,
-    DROPOUT_FORWARD,
-    DTYPE_CODES,
-    dense,
-    failure,
-    library,
-)
+from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 _ALL = 2**32  # the threshold above every random word: all elements are dropped
 
 
 def dropout_forward(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float, training: bool, seed: Tensor | None
-) -> Tensor:
-    """Return ``dropout(x + bias)``, or ``residual + dropout(x + bias)``.
+) -> PackedCall | Tensor:
+    """Return ``dropout(x + bias)``, or ``residual + dropout(x + bias)``, or the call that computes it.
 
     Args:
         x: (...), float32, bfloat16 or float16, any strides.
@@ -41,22 +35,10 @@ def dropout_forward(
     bias = bias if bias is None else dense(bias)
     residual = residual if residual is None else dense(residual)  # a local: a copy has to live until the call returns
     y = torch.empty_like(x)
-    if status := library().dropout_forward(
-        DROPOUT_FORWARD(
-            x.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-            y.data_ptr(),
-            seed.data_ptr() if limit and seed is not None else 0,
-            DTYPE_CODES[x.dtype],
-            x.numel(),
-            0 if bias is None else bias.numel(),
-            limit,
-            1 / (1 - p) if limit else 1.0,
-        )
-    ):
-        raise failure(status)
-    return y
+    columns = 0 if bias is None else bias.numel()
+    seed, scale = (seed, 1 / (1 - p)) if limit else (None, 1.0)
+    fields = (x, bias, residual, y, seed, DTYPE_CODES[x.dtype], x.numel(), columns, limit, scale)
+    return PackedCall(library().dropout_forward, fields, y)
 
 
 def dropout_backward(
@@ -67,8 +49,8 @@ def dropout_backward(
     training: bool,
     x_dtype: torch.dtype,
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of x and of the bias, with the mask of the seed; None where not wanted.
+) -> PackedCall | tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of x and of the bias, or the call that computes them; None where not wanted.
 
     Args:
         grad: (...), float32, bfloat16 or float16, any strides.
@@ -86,7 +68,7 @@ def dropout_backward(
     if x_dtype is not grad.dtype or (bias is not None and bias.dtype is not grad.dtype):
         # the residual has another dtype than x or bias; rounded once, from float32
         wide_bias = bias if bias is None else bias.float()
-        dx, dbias = dropout_backward(grad.float(), seed, wide_bias, p, training, torch.float32, needs)
+        dx, dbias = results_of(dropout_backward(grad.float(), seed, wide_bias, p, training, torch.float32, needs))
         return (
             dx if dx is None else dx.to(x_dtype),
             dbias if dbias is None or bias is None else dbias.to(bias.dtype),
@@ -98,18 +80,7 @@ def dropout_backward(
     dx = torch.empty_like(grad) if needs[0] else None
     if limit == _ALL or not grad.numel():
         return None if dx is None else dx.zero_(), None if dbias is None else dbias.zero_()
-    if status := library().dropout_backward(
-        DROPOUT_BACKWARD(
-            grad.data_ptr(),
-            0 if dx is None else dx.data_ptr(),
-            0 if dbias is None else dbias.data_ptr(),
-            seed.data_ptr() if limit and seed is not None else 0,
-            DTYPE_CODES[grad.dtype],
-            grad.numel(),
-            0 if dbias is None else dbias.numel(),
-            limit,
-            1 / (1 - p) if limit else 1.0,
-        )
-    ):
-        raise failure(status)
-    return dx, dbias
+    columns = 0 if dbias is None else dbias.numel()
+    seed, scale = (seed, 1 / (1 - p)) if limit else (None, 1.0)
+    fields = (grad, dx, dbias, seed, DTYPE_CODES[grad.dtype], grad.numel(), columns, limit, scale)
+    return PackedCall(library().dropout_backward, fields, (dx, dbias))

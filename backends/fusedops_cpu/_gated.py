@@ -5,14 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops_cpu._library import (
-    DTYPE_CODES,
-    GATED_BACKWARD,
-    GATED_FORWARD,
-    dense,
-    failure,
-    library,
-)
+from fusedops.packed_call import PackedCall
+from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 Activation = tuple[float, float, float]
 
@@ -22,8 +16,8 @@ SWISH, GELU_TANH, GELU_ERF = range(3)
 
 def gated_forward(
     gate: Tensor, up: Tensor | None, interleaved: bool, activation: int, limit: float, alpha: float, offset: float
-) -> Tensor:
-    """Return ``f(gate) * up``.
+) -> PackedCall:
+    """Return the call that computes ``f(gate) * up``.
 
     Args:
         gate: (..., H), float32, bfloat16 or float16, any strides; (..., 2H) without up.
@@ -34,34 +28,18 @@ def gated_forward(
         alpha: of SWISH.
         offset: of SWISH.
 
-    Returns:
-        (..., H), contiguous, the dtype of gate. Computed in float32, rounded once.
+    Its result: (..., H), contiguous, the dtype of gate. Computed in float32, rounded once.
     """
     gate, up, rows, columns, gate_row, up_row = _rows(gate, up, interleaved)
     if up is None:
         y = gate.new_empty((*gate.shape[:-1], gate.shape[-1] // 2))
-        up_at = 0 if interleaved else gate.data_ptr() + columns * gate.element_size()
+        up_at = None if interleaved else (gate, columns * gate.element_size())
     else:
         y = torch.empty_like(gate, memory_format=torch.contiguous_format)
-        up_at = up.data_ptr()
-    if status := library().gated_forward(
-        GATED_FORWARD(
-            gate.data_ptr(),
-            up_at,
-            y.data_ptr(),
-            DTYPE_CODES[gate.dtype],
-            rows,
-            columns,
-            activation,
-            gate_row,
-            up_row,
-            limit,
-            alpha,
-            offset,
-        )
-    ):
-        raise failure(status)
-    return y
+        up_at = up
+    dtype = DTYPE_CODES[gate.dtype]
+    fields = (gate, up_at, y, dtype, rows, columns, activation, gate_row, up_row, limit, alpha, offset)
+    return PackedCall(library().gated_forward, fields, y)
 
 
 def gated_backward(
@@ -74,8 +52,8 @@ def gated_backward(
     alpha: float,
     offset: float,
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of gate and up, contiguous, of their dtype; None where not wanted.
+) -> PackedCall:
+    """Return the call that computes the gradients of gate and up, contiguous, of their dtype; None where not wanted.
 
     Args:
         grad: (..., H), the dtype of gate, any strides.
@@ -94,34 +72,16 @@ def gated_backward(
     dup = None
     if up is None:
         half = columns * gate.element_size()
-        up_at = 0 if interleaved else gate.data_ptr() + half
-        dup_at = 0 if interleaved or dgate is None else dgate.data_ptr() + half
+        up_at = None if interleaved else (gate, half)
+        dup_at = None if interleaved or dgate is None else (dgate, half)
         gradient_row = 2 * columns
     else:
         dup = torch.empty_like(up, memory_format=torch.contiguous_format) if needs[1] else None
-        up_at, dup_at = up.data_ptr(), 0 if dup is None else dup.data_ptr()
+        up_at, dup_at = up, dup
         gradient_row = columns
-    if status := library().gated_backward(
-        GATED_BACKWARD(
-            grad.data_ptr(),
-            gate.data_ptr(),
-            up_at,
-            0 if dgate is None else dgate.data_ptr(),
-            dup_at,
-            DTYPE_CODES[gate.dtype],
-            rows,
-            columns,
-            activation,
-            gate_row,
-            up_row,
-            gradient_row,
-            limit,
-            alpha,
-            offset,
-        )
-    ):
-        raise failure(status)
-    return dgate, dup
+    sizes = (rows, columns, activation, gate_row, up_row, gradient_row)
+    fields = (grad, gate, up_at, dgate, dup_at, DTYPE_CODES[gate.dtype], *sizes, limit, alpha, offset)
+    return PackedCall(library().gated_backward, fields, (dgate, dup))
 
 
 def _rows(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, Tensor | None, int, int, int, int]:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops_cpu._library import (
-    DTYPE_CODES,
-    NORM_BACKWARD,
-    NORM_FORWARD,
-    dense,
-    failure,
-    library,
-)
+from fusedops.packed_call import PackedCall, results_of
+from fusedops_cpu._library import DTYPE_CODES, dense, library
+
+Results = tuple[Tensor | None, ...]
 
 
 def norm_forward(
@@ -24,8 +20,8 @@ def norm_forward(
     offset: float,
     centered: bool,
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Return y, s, the mean and rstd of ``y = norm(s)`` with ``s = x + residual``.
+) -> PackedCall:
+    """Return the call that computes y, s, the mean and rstd of ``y = norm(s)`` with ``s = x + residual``.
 
     Args:
         x: (..., H), float32, bfloat16 or float16, any strides.
@@ -48,28 +44,10 @@ def norm_forward(
     rstd = x.new_empty(shape[:-1], dtype=torch.float32) if save else None
     mean = None if rstd is None or not centered else torch.empty_like(rstd)
     columns = shape[-1]
-    if status := library().norm_forward(
-        NORM_FORWARD(
-            x.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-            0 if weight is None else weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            y.data_ptr(),
-            0 if residual is None else s.data_ptr(),
-            0 if mean is None else mean.data_ptr(),
-            0 if rstd is None else rstd.data_ptr(),
-            DTYPE_CODES[x.dtype],
-            0 if weight is None else DTYPE_CODES[weight.dtype],
-            0 if bias is None else DTYPE_CODES[bias.dtype],
-            x.numel() // columns if columns else shape[:-1].numel(),
-            columns,
-            centered,
-            eps,
-            offset,
-        )
-    ):
-        raise failure(status)
-    return y, s, mean, rstd
+    rows = x.numel() // columns if columns else shape[:-1].numel()
+    tensors = (x, residual, weight, bias, y, None if residual is None else s, mean, rstd)
+    fields = (*tensors, *_dtypes(x, weight, bias), rows, columns, centered, eps, offset)
+    return PackedCall(library().norm_forward, fields, (y, s, mean, rstd))
 
 
 def norm_backward(
@@ -82,8 +60,8 @@ def norm_backward(
     bias: Tensor | None,
     offset: float,
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of x, the residual, the weight and the bias; None where not wanted.
+) -> PackedCall | Results:
+    """Return the gradients of x, the residual, the weight and the bias, or the call that computes them.
 
     Args:
         grad: (..., H), the gradient of y, of the dtype of s, any strides.
@@ -94,7 +72,7 @@ def norm_backward(
         weight: as in the forward.
         bias: as in the forward; its values are not read.
         offset: as in the forward.
-        needs: the gradients of x, residual, weight and bias are wanted.
+        needs: the gradients of x, residual, weight and bias are wanted; the others are None.
 
     Returns:
         Contiguous, of the dtypes of s, s, weight and bias. Sums over rows are in float32, in one order.
@@ -115,28 +93,26 @@ def norm_backward(
             dweight if dweight is None else dweight.zero_(),
             dbias if dbias is None else dbias.zero_(),
         )
-    if status := library().norm_backward(
-        NORM_BACKWARD(
-            grad.data_ptr(),
-            0 if grad_s is None else grad_s.data_ptr(),
-            s.data_ptr(),
-            0 if weight is None else weight.data_ptr(),
-            0 if mean is None else mean.data_ptr(),
-            rstd.data_ptr(),
-            0 if dx is None else dx.data_ptr(),
-            0 if dresidual is None else dresidual.data_ptr(),
-            0 if dweight is None else dweight.data_ptr(),
-            0 if dbias is None else dbias.data_ptr(),
-            DTYPE_CODES[s.dtype],
-            0 if weight is None else DTYPE_CODES[weight.dtype],
-            0 if bias is None else DTYPE_CODES[bias.dtype],
-            rstd.numel(),
-            columns,
-            offset,
-        )
-    ):
-        raise failure(status)
-    return dx, dresidual, dweight, dbias
+    gradients = (dx, dresidual, dweight, dbias)
+    tensors = (grad, grad_s, s, weight, mean, rstd, *gradients)
+    fields = (*tensors, *_dtypes(s, weight, bias), rstd.numel(), columns, offset)
+    return PackedCall(library().norm_backward, fields, gradients)
+
+
+def _dtypes(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[int, int, int]:
+    """Return the codes of the dtypes; 0 for None."""
+    return (
+        DTYPE_CODES[x.dtype],
+        0 if weight is None else DTYPE_CODES[weight.dtype],
+        0 if bias is None else DTYPE_CODES[bias.dtype],
+    )
+
+
+def selected(returned: PackedCall | Results, *places: int) -> PackedCall | Results:
+    """Return results, or a call that returns them, with those at the given places alone."""
+    if isinstance(returned, PackedCall):
+        return returned._replace(results=tuple(returned.results[place] for place in places))
+    return tuple(returned[place] for place in places)
 
 
 def add_norm_backward(
@@ -150,15 +126,19 @@ def add_norm_backward(
     offset: float,
     residual_dtype: torch.dtype,
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> PackedCall | Results:
     """Return what :func:`norm_backward` returns, for x of the dtype of grad_y and a residual of ``residual_dtype``.
 
     Where the two differ, s is float32: the gradients are computed in float32 and then rounded.
     """
-    wide_grad = grad_y if grad_y.dtype is s.dtype else grad_y.to(s.dtype)
-    dx, dresidual, dweight, dbias = norm_backward(wide_grad, grad_s, s, mean, rstd, weight, bias, offset, needs)
-    if dx is not None and wide_grad is not grad_y:
-        dx = dx.to(grad_y.dtype)
-    if dresidual is not None and residual_dtype is not s.dtype:
-        dresidual = dresidual.to(residual_dtype)
-    return dx, dresidual, dweight, dbias
+    if grad_y.dtype is s.dtype and residual_dtype is s.dtype:
+        return norm_backward(grad_y, grad_s, s, mean, rstd, weight, bias, offset, needs)
+    dx, dresidual, dweight, dbias = results_of(
+        norm_backward(grad_y.to(s.dtype), grad_s, s, mean, rstd, weight, bias, offset, needs)
+    )
+    return (
+        dx if dx is None else dx.to(grad_y.dtype),
+        dresidual if dresidual is None else dresidual.to(residual_dtype),
+        dweight,
+        dbias,
+    )

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
+from fusedops.packed_call import PackedCall
 from fusedops_cpu._constraints import any_dtype, one_dtype
-from fusedops_cpu._norm import add_norm_backward, norm_forward
+from fusedops_cpu._norm import Results, add_norm_backward, norm_forward
 
 
 @kernel(
@@ -15,10 +16,11 @@ from fusedops_cpu._norm import add_norm_backward, norm_forward
     *one_dtype("x", "residual"),
     *any_dtype("weight", "bias"),
     source="fusedops_cpu/src/norm.cpp",
+    packed=True,
 )
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+) -> PackedCall:
     """Compute the op; x and residual of one dtype, weight and bias of any dtypes of the library."""
     return norm_forward(x, residual, weight, bias, eps, 0.0, True, save)
 
@@ -28,6 +30,7 @@ def add_layer_norm(
     *any_dtype("s", "weight", "bias"),
     direction="backward",
     source="fusedops_cpu/src/norm.cpp",
+    packed=True,
 )
 def add_layer_norm_backward(
     grad_y: Tensor,
@@ -39,6 +42,6 @@ def add_layer_norm_backward(
     bias: Tensor | None,
     residual_dtype: torch.dtype,
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> PackedCall | Results:
     """Compute the gradients of x, residual, weight and bias; sums over rows do not depend on the threads."""
     return add_norm_backward(grad_y, grad_s, s, mean, rstd, weight, bias, 0.0, residual_dtype, needs)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
+from fusedops.packed_call import PackedCall
 from fusedops_cpu._constraints import any_dtype, one_dtype
-from fusedops_cpu._norm import add_norm_backward, norm_forward
+from fusedops_cpu._norm import Results, add_norm_backward, norm_forward, selected
 
 
 @kernel(
@@ -15,13 +16,13 @@ from fusedops_cpu._norm import add_norm_backward, norm_forward
     *one_dtype("x", "residual"),
     *any_dtype("weight"),
     source="fusedops_cpu/src/norm.cpp",
+    packed=True,
 )
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> PackedCall | Results:
     """Compute the op; x and residual of one dtype, any rank and strides, a weight of any dtype of the library."""
-    y, s, _, rstd = norm_forward(x, residual, weight, None, eps, offset, False, save)
-    return y, s, rstd
+    return selected(norm_forward(x, residual, weight, None, eps, offset, False, save), 0, 1, 3)
 
 
 @kernel(
@@ -29,6 +30,7 @@ def add_rms_norm(
     *any_dtype("s", "weight"),
     direction="backward",
     source="fusedops_cpu/src/norm.cpp",
+    packed=True,
 )
 def add_rms_norm_backward(
     grad_y: Tensor,
@@ -39,7 +41,8 @@ def add_rms_norm_backward(
     offset: float,
     residual_dtype: torch.dtype,
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+) -> PackedCall | Results:
     """Compute the gradients of x, residual and weight; the sum for the weight does not depend on the threads."""
     wanted = (*needs, False)
-    return add_norm_backward(grad_y, grad_s, s, None, rstd, weight, None, offset, residual_dtype, wanted)[:3]
+    returned = add_norm_backward(grad_y, grad_s, s, None, rstd, weight, None, offset, residual_dtype, wanted)
+    return selected(returned, 0, 1, 2)

@@ -6,42 +6,33 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
+from fusedops.packed_call import PackedCall
 from fusedops_cpu._constraints import one_dtype, row_bias
-from fusedops_cpu._library import (
-    DTYPE_CODES,
-    GELU_BACKWARD,
-    GELU_FORWARD,
-    dense,
-    failure,
-    library,
-)
+from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 
-@kernel(ops.bias_gelu, *one_dtype("x"), *row_bias("x"), source="fusedops_cpu/src/gelu.cpp")
-def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+@kernel(ops.bias_gelu, *one_dtype("x"), *row_bias("x"), source="fusedops_cpu/src/gelu.cpp", packed=True)
+def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> PackedCall:
     """Compute gelu(x + bias); x of any rank and strides."""
     x = dense(x)
     bias = bias if bias is None else dense(bias)
     y = torch.empty_like(x)
-    if status := library().gelu_forward(
-        GELU_FORWARD(
-            x.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            y.data_ptr(),
-            DTYPE_CODES[x.dtype],
-            x.numel(),
-            0 if bias is None else bias.numel(),
-            approximate == "tanh",
-        )
-    ):
-        raise failure(status)
-    return y
+    columns = 0 if bias is None else bias.numel()
+    fields = (x, bias, y, DTYPE_CODES[x.dtype], x.numel(), columns, approximate == "tanh")
+    return PackedCall(library().gelu_forward, fields, y)
 
 
-@kernel(ops.bias_gelu, *one_dtype("x"), *row_bias("x"), direction="backward", source="fusedops_cpu/src/gelu.cpp")
+@kernel(
+    ops.bias_gelu,
+    *one_dtype("x"),
+    *row_bias("x"),
+    direction="backward",
+    source="fusedops_cpu/src/gelu.cpp",
+    packed=True,
+)
 def bias_gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
-) -> tuple[Tensor | None, Tensor | None]:
+) -> PackedCall | tuple[Tensor | None, Tensor | None]:
     """Compute the gradients of x and bias; the sum for the bias does not depend on the number of threads."""
     grad, x = dense(grad), dense(x)
     dx = torch.empty_like(x) if needs[0] else None
@@ -51,18 +42,6 @@ def bias_gelu_backward(
         dbias = torch.empty_like(bias) if needs[1] else None
     if not x.numel():
         return dx, None if dbias is None else dbias.zero_()
-    if status := library().gelu_backward(
-        GELU_BACKWARD(
-            grad.data_ptr(),
-            x.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0 if dx is None else dx.data_ptr(),
-            0 if dbias is None else dbias.data_ptr(),
-            DTYPE_CODES[x.dtype],
-            x.numel(),
-            0 if bias is None else bias.numel(),
-            approximate == "tanh",
-        )
-    ):
-        raise failure(status)
-    return dx, dbias
+    columns = 0 if bias is None else bias.numel()
+    fields = (grad, x, bias, dx, dbias, DTYPE_CODES[x.dtype], x.numel(), columns, approximate == "tanh")
+    return PackedCall(library().gelu_backward, fields, (dx, dbias))

@@ -8,22 +8,16 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
+from fusedops.packed_call import PackedCall, results_of
 from fusedops_cpu._constraints import one_dtype
-from fusedops_cpu._library import (
-    CROSS_ENTROPY_BACKWARD,
-    CROSS_ENTROPY_FORWARD,
-    DTYPE_CODES,
-    dense,
-    failure,
-    library,
-)
+from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 #: As ``src/api.h`` has them; 3 is "mean" with a denominator.
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 _BY_DENOMINATOR = 3
 
 
-@kernel(ops.cross_entropy, *one_dtype("logits"), source="fusedops_cpu/src/cross_entropy.cpp")
+@kernel(ops.cross_entropy, *one_dtype("logits"), source="fusedops_cpu/src/cross_entropy.cpp", packed=True)
 def cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -34,27 +28,24 @@ def cross_entropy(
     reduction: str,
     denominator: Tensor | None,
     save: bool,
-) -> tuple[Tensor, Tensor | None, None]:
+) -> PackedCall | tuple[Tensor, Tensor | None, None]:
     """Compute the op; logits of any rank and strides. log_prob is not kept: lse serves."""
     logits, place = _with_rows(logits)
     target = dense(target)
     loss = logits.new_empty(target.shape if reduction == "none" else (), dtype=torch.float32)
     lse = logits.new_empty(target.shape, dtype=torch.float32) if save else None
     settings = _settings(logits, place, ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    if status := library().cross_entropy_forward(
-        CROSS_ENTROPY_FORWARD(
-            logits.data_ptr(),
-            target.data_ptr(),
-            loss.data_ptr(),
-            0 if lse is None else lse.data_ptr(),
-            *settings,
-        )
-    ):
-        raise failure(status)
-    return loss, lse, None
+    call = PackedCall(library().cross_entropy_forward, (logits, target, loss, lse, *settings), (loss, lse, None))
+    return call if denominator is None else results_of(call)  # its value is a field
 
 
-@kernel(ops.cross_entropy, *one_dtype("logits"), direction="backward", source="fusedops_cpu/src/cross_entropy.cpp")
+@kernel(
+    ops.cross_entropy,
+    *one_dtype("logits"),
+    direction="backward",
+    source="fusedops_cpu/src/cross_entropy.cpp",
+    packed=True,
+)
 def cross_entropy_backward(
     grad: Tensor,
     logits: Tensor,
@@ -67,19 +58,14 @@ def cross_entropy_backward(
     softcap: float | None,
     reduction: str,
     denominator: Tensor | None,
-) -> Tensor:
+) -> PackedCall | Tensor:
     """Compute the gradient of the logits from lse, contiguous."""
     dx = torch.empty_like(logits, memory_format=torch.contiguous_format)
     logits, place = _with_rows(logits)
     grad, lse, target = dense(grad.float()), dense(lse.float()), dense(target)
     settings = _settings(logits, place, ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    if status := library().cross_entropy_backward(
-        CROSS_ENTROPY_BACKWARD(
-            grad.data_ptr(), logits.data_ptr(), lse.data_ptr(), target.data_ptr(), dx.data_ptr(), *settings
-        )
-    ):
-        raise failure(status)
-    return dx
+    call = PackedCall(library().cross_entropy_backward, (grad, logits, lse, target, dx, *settings), dx)
+    return call if denominator is None else results_of(call)
 
 
 def _settings(

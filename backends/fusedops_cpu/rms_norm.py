@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
+from fusedops.packed_call import PackedCall
 from fusedops_cpu._constraints import any_dtype
-from fusedops_cpu._norm import norm_backward, norm_forward
+from fusedops_cpu._norm import Results, norm_backward, norm_forward, selected
 
 
-@kernel(ops.rms_norm, *any_dtype("x", "weight"), source="fusedops_cpu/src/norm.cpp")
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool) -> tuple[Tensor, Tensor | None]:
+@kernel(ops.rms_norm, *any_dtype("x", "weight"), source="fusedops_cpu/src/norm.cpp", packed=True)
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool) -> PackedCall | Results:
     """Compute the op; x of any rank and strides, a weight of any dtype of the library."""
-    y, _, _, rstd = norm_forward(x, None, weight, None, eps, offset, False, save)
-    return y, rstd
+    return selected(norm_forward(x, None, weight, None, eps, offset, False, save), 0, 3)
 
 
 @kernel(
@@ -21,12 +21,11 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: 
     *any_dtype("x", "weight"),
     direction="backward",
     source="fusedops_cpu/src/norm.cpp",
+    packed=True,
 )
 def rms_norm_backward(
     grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None, offset: float, needs: tuple[bool, ...]
-) -> tuple[Tensor | None, Tensor | None]:
+) -> PackedCall | Results:
     """Compute the gradients of x and weight; the sum for the weight does not depend on the number of threads."""
-    dx, _, dweight, _ = norm_backward(
-        grad, None, x, None, rstd, weight, None, offset, (needs[0], False, needs[1], False)
-    )
-    return dx, dweight
+    wanted = (needs[0], False, needs[1], False)
+    return selected(norm_backward(grad, None, x, None, rstd, weight, None, offset, wanted), 0, 2)

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
+from fusedops.packed_call import PackedCall
 from fusedops_cpu._constraints import any_dtype
-from fusedops_cpu._library import DTYPE_CODES, ROTARY, dense, failure, library
+from fusedops_cpu._library import DTYPE_CODES, dense, library
 
-_NONE = (0,) * 10
+_NONE = (None, None, *(0,) * 8)
 
 
-@kernel(ops.rotary_embedding, *any_dtype("q", "k", "cos", "sin"), source="fusedops_cpu/src/rotary.cpp")
+@kernel(ops.rotary_embedding, *any_dtype("q", "k", "cos", "sin"), source="fusedops_cpu/src/rotary.cpp", packed=True)
 def rotary_embedding(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
-) -> tuple[Tensor, Tensor]:
+) -> PackedCall:
     """Compute the op. Rows of q and k that are contiguous are read where they are, others are copied."""
-    rotated_q, rotated_k = _rotate(q, k, cos, sin, interleaved, seq_dim, 1.0)
-    assert rotated_q is not None
-    return rotated_q, q.new_empty(0) if rotated_k is None else rotated_k
+    call = _rotate(q, k, cos, sin, interleaved, seq_dim, 1.0)
+    return call if k is not None else call._replace(results=(call.results[0], q.new_empty(0)))
 
 
 @kernel(
@@ -29,6 +29,7 @@ def rotary_embedding(
     *any_dtype("grad_rotated_q", "grad_rotated_k", "cos", "sin"),
     direction="backward",
     source="fusedops_cpu/src/rotary.cpp",
+    packed=True,
 )
 def rotary_embedding_backward(
     grad_rotated_q: Tensor,
@@ -38,50 +39,35 @@ def rotary_embedding_backward(
     interleaved: bool,
     seq_dim: int,
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None]:
+) -> PackedCall | tuple[None, None]:
     """Compute the gradients of q and k: the rotation by the opposite angles."""
     q, k = grad_rotated_q if needs[0] else None, grad_rotated_k if needs[1] else None
+    if q is None and k is None:
+        return None, None
     return _rotate(q, k, cos, sin, interleaved, seq_dim, -1.0)
 
 
 def _rotate(
     q: Tensor | None, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int, sign: float
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return q and k with their pairs rotated, contiguous; None for None. ``sign`` -1 is the opposite rotation."""
+) -> PackedCall:
+    """Return the call that rotates the pairs of q and k; None for None. ``sign`` -1 is the opposite rotation."""
     first = q if q is not None else k
-    if first is None:
-        return None, None
+    assert first is not None
     lead, columns, positions = first.shape[:-3], first.shape[-1], first.shape[seq_dim]
-    y_q, q, q_fields = _rows(q, seq_dim)
-    y_k, k, k_fields = _rows(k, seq_dim)
+    y_q, q_fields = _rows(q, seq_dim)
+    y_k, k_fields = _rows(k, seq_dim)
     cos, *cos_strides = _angles(cos, lead)
     sin, *sin_strides = _angles(sin, lead)
-    if status := library().rotary(
-        ROTARY(
-            cos.data_ptr(),
-            sin.data_ptr(),
-            DTYPE_CODES[cos.dtype],
-            DTYPE_CODES[sin.dtype],
-            prod(lead),
-            positions,
-            columns,
-            cos.shape[-1],
-            interleaved,
-            *cos_strides,
-            *sin_strides,
-            sign,
-            *q_fields,
-            *k_fields,
-        )
-    ):
-        raise failure(status)
-    return y_q, y_k
+    dtypes = (DTYPE_CODES[cos.dtype], DTYPE_CODES[sin.dtype])
+    sizes = (prod(lead), positions, columns, cos.shape[-1], interleaved)
+    fields = (cos, sin, *dtypes, *sizes, *cos_strides, *sin_strides, sign, *q_fields, *k_fields)
+    return PackedCall(library().rotary, fields, (y_q, y_k))
 
 
-def _rows(x: Tensor | None, seq_dim: int) -> tuple[Tensor | None, Tensor | None, tuple[int, ...]]:
-    """Return the tensor to write, the one to read, and the fields of ``RotaryTensor`` in ``src/api.h``."""
+def _rows(x: Tensor | None, seq_dim: int) -> tuple[Tensor | None, tuple[Tensor | int | None, ...]]:
+    """Return the tensor to write, and the fields of ``RotaryTensor`` in ``src/api.h``."""
     if x is None:
-        return None, None, _NONE
+        return None, _NONE
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.dim() != 4:
         x = x.reshape(prod(x.shape[:-3]), *x.shape[-3:])
@@ -92,8 +78,8 @@ def _rows(x: Tensor | None, seq_dim: int) -> tuple[Tensor | None, Tensor | None,
     steps, y_steps = x.stride()[1:3], (inner * columns, columns)
     if seq_dim == -3:
         steps, y_steps = steps[::-1], y_steps[::-1]
-    fields = (x.data_ptr(), y.data_ptr(), DTYPE_CODES[x.dtype], heads, x.stride(0), *steps)
-    return y, x, (*fields, outer * inner * columns, *y_steps)
+    fields = (x, y, DTYPE_CODES[x.dtype], heads, x.stride(0), *steps)
+    return y, (*fields, outer * inner * columns, *y_steps)
 
 
 def _angles(angle: Tensor, lead: torch.Size) -> tuple[Tensor, int, int]:

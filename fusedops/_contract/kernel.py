@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fusedops._contract.constraint import Constraint
 from fusedops._report.direction import Direction
+from fusedops.packed_call import runner
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,16 @@ class Kernel:
     deviations: tuple[Deviation, ...] = ()
     adaptations: tuple[Adaptation, ...] = ()
     device_types: tuple[str, ...] = ()
+    packed: bool = False
 
     def serves(self, device_type: str) -> bool:
         """Return True where the kernel serves this device type, if its backend does."""
         return not self.device_types or device_type in self.device_types
+
+    @cached_property
+    def call(self) -> Callable[..., Any]:
+        """The function that computes: ``function``, or what runs the calls that it packs."""
+        return runner(self.function) if self.packed else self.function
 
     @property
     def location(self) -> str:
@@ -83,6 +91,7 @@ def kernel(
     deviations: Sequence[Deviation] = (),
     adapts: Sequence[Adaptation] = (),
     device_types: Sequence[str] = (),
+    packed: bool = False,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Return a decorator that makes a function a kernel.
 
@@ -98,6 +107,7 @@ def kernel(
         adapts: changes to calls that the vendor's function would not take as they are.
         device_types: those that the kernel serves, where its backend has other kernels of the op for its other device
             types. (): all those of the backend.
+        packed: the function returns a :class:`fusedops.packed_call.PackedCall`, which is run.
 
     >>> import torch, fusedops
     >>> from fusedops.constraints import DType
@@ -111,7 +121,15 @@ def kernel(
 
     def declare(function: Callable[..., Any]) -> Kernel:
         return Kernel(
-            name, direction, function, constraints, source, tuple(deviations), tuple(adapts), tuple(device_types)
+            name,
+            direction,
+            function,
+            constraints,
+            source,
+            tuple(deviations),
+            tuple(adapts),
+            tuple(device_types),
+            packed,
         )
 
     return declare

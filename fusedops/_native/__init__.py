@@ -1,7 +1,7 @@
-"""The compiled library of the core: checks that remember the calls they took (``remembered.cpp``).
+"""The compiled library of the core: checks and launchers that remember calls (``remembered.cpp``, ``packed.cpp``).
 
 It is built with the package where there is a compiler. Without it, and on a Python without the global interpreter lock,
-every call is checked in Python, which takes 1 us longer for an op of three tensors.
+every call is checked and packed in Python, which takes 3 us longer for an op of three tensors.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# in the order of remembered.cpp
+# in the order of python.h
 PYTHON = (
     "PyObject_GetAttr",
     "PyLong_AsVoidPtr",
+    "PyLong_AsLongLong",
+    "PyFloat_AsDouble",
+    "PyLong_FromLongLong",
+    "PyBytes_AsString",
     "PyObject_Type",
     "PyObject_RichCompareBool",
     "Py_IncRef",
     "Py_DecRef",
+    "PyErr_Occurred",
     "PyErr_Clear",
     "PyErr_NoMemory",
-    "PyObject_Call",
+    "PyObject_Vectorcall",
     "PyTuple_New",
     "PyTuple_SetItem",
     "PyTuple_GetItem",
@@ -37,10 +42,16 @@ PYTHON = (
     "PyCapsule_New",
     "PyCapsule_GetPointer",
     "PyCFunction_NewEx",
+    "PyEval_SaveThread",
+    "PyEval_RestoreThread",
 )
-TORCH = ("dtype", "layout", "device_type", "device_index", "dim", "sizes", "strides")
+TORCH = ("dtype", "layout", "device_type", "device_index", "dim", "sizes", "strides", "data_ptr")
+_TYPES = (torch.Tensor, torch.nn.Parameter, tuple, float)
+_ATTRIBUTES = ("_cdata", "dtype", "device")
+_FUNCTIONS = (torch.Tensor.is_neg, torch.empty_like, torch.empty_strided, ("dtype", "device"))
 _VALUES = (type(None), bool, int, float, str, torch.dtype)
-_CDATA = sys.intern("_cdata")
+# the library keeps their addresses
+_NAMES = (None, False, *_TYPES, *map(sys.intern, _ATTRIBUTES), *_FUNCTIONS, *_VALUES)
 _SUFFIXES = {"win32": "dll", "darwin": "dylib"}
 _TORCH_LIBRARIES = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}
 
@@ -57,6 +68,17 @@ def remembered(check: F) -> F:
     """
     loaded = library()
     return check if isinstance(loaded, str) else loaded.fusedops_remembered(check)
+
+
+def packed(launcher: F, packed_call: type[Any]) -> F | None:
+    """Return a function of the launcher's arguments that runs what it packs, or None where there is no library.
+
+    Args:
+        launcher: returns a ``packed_call`` or the results, as :class:`fusedops.packed_call.PackedCall` has it.
+        packed_call: the type.
+    """
+    loaded = library()
+    return None if isinstance(loaded, str) else loaded.fusedops_packed(launcher, packed_call)
 
 
 @cache
@@ -87,11 +109,12 @@ def _set_up(loaded: ctypes.PyDLL) -> ctypes.PyDLL:
     loaded.fusedops_read.argtypes = [ctypes.py_object, ctypes.c_void_p]
     loaded.fusedops_remembered.argtypes = [ctypes.py_object]
     loaded.fusedops_remembered.restype = ctypes.py_object
-    names = (None, torch.Tensor, torch.nn.Parameter, tuple, _CDATA, *_VALUES)
+    loaded.fusedops_packed.argtypes = [ctypes.py_object, ctypes.py_object]
+    loaded.fusedops_packed.restype = ctypes.py_object
     loaded.fusedops_set_up(
         _addresses(getattr(ctypes.pythonapi, name) for name in PYTHON),
         _addresses(getattr(torch_cpu, f"aoti_torch_get_{name}") for name in TORCH),
-        (ctypes.py_object * len(names))(*names),
+        (ctypes.py_object * len(_NAMES))(*_NAMES),
     )
     return loaded
 

@@ -49,7 +49,7 @@ class PreparedKernel:
             op.required_tensors if kernel.direction == "forward" else (),
         )
         self.unconditional = not kernel.constraints
-        self.call = kernel.function
+        self.call = kernel.call
         self.count: Iterator[int] = itertools.count()
 
     def with_call(self, call: Callable[..., Any]) -> PreparedKernel:

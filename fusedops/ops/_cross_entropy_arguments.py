@@ -34,6 +34,9 @@ from fusedops.errors import InvalidInputError
 #: The smallest softcap: a smaller number is 0 on devices that flush.
 _LEAST_CAP = torch.finfo(torch.float32).smallest_normal
 
+#: So many targets are read faster by Python than by torch.
+_FEW = 64
+
 #: The constraints on the arguments that are no tensors.
 OPTIONS: tuple[Constraint, ...] = (
     Integer("ignore_index"),
@@ -93,7 +96,11 @@ def check_targets(name: str, target: Tensor, ignore_index: int, classes: int) ->
         return
     if torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
         return
-    low, high = (int(bound) for bound in torch.aminmax(target))
+    if target.dim() == 1 and target.numel() <= _FEW:
+        values = target.tolist()
+        low, high = min(values), max(values)
+    else:
+        low, high = (int(bound) for bound in torch.aminmax(target))
     if low >= 0 and high < classes:
         return
     wrong = target[((target < 0) | (target >= classes)) & (target != ignore_index)]

@@ -65,6 +65,7 @@ ALIKE: dict[str, tuple[Any, Any]] = {
     "empty": (torch.ones(0, 3), torch.ones(0, 3)),
     "None": (None, None),
     "floats": (float("1e300"), float("1e300")),
+    "NaN": (float("nan"), float("nan")),
     "integers": (10**30, int("1" + "0" * 30)),
     "texts": ("upper_left", "_".join(["upper", "left"])),
     "tuples": ((1, 2.5, None, True), (1, 2.5, None, True)),
@@ -82,7 +83,8 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "bool and int": (True, 1),
     "int and float": (1, 1.0),
     "numbers": (0.1, 0.2),
-    "NaN": (float("nan"), float("nan")),
+    "zeros": (0.0, -0.0),
+    "zeros in tuples": ((0.0,), (-0.0,)),
     "texts": ("a", "b"),
     "tuple's types": ((1, 0), (True, False)),
     "tuple's lengths": ((1, 2), (1, 2, 3)),
@@ -240,7 +242,7 @@ from fusedops import _native
 _native.library_path = lambda: pathlib.Path(sys.argv[1])
 _native.library.cache_clear()
 assert not isinstance(_native.library(), str), _native.library()
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", "not sanitizers", sys.argv[2]]))
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", "not sanitizers", *sys.argv[2:]]))
 """
 
 
@@ -249,7 +251,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", "not sanitizers", sy
 @pytest.mark.skipif(shutil.which("g++") is None or sys.platform != "linux", reason="needs g++ on Linux")
 def test_sanitizers(tmp_path: Path) -> None:
     library = tmp_path / "library.so"
-    source = Path(_native.__file__).with_name("remembered.cpp")
+    sources = sorted(Path(_native.__file__).parent.glob("*.cpp"))
     flags = [
         "-std=c++17",
         "-g",
@@ -261,13 +263,13 @@ def test_sanitizers(tmp_path: Path) -> None:
         "-fPIC",
         "-shared",
     ]
-    subprocess.run(["g++", *flags, "-o", str(library), str(source)], check=True)
+    subprocess.run(["g++", *flags, "-o", str(library), *map(str, sources)], check=True)
     runtimes = [
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so")
     ]
     # Python itself leaks at its end
     environment = {**os.environ, "LD_PRELOAD": " ".join(runtimes), "ASAN_OPTIONS": "detect_leaks=0"}
-    command = [sys.executable, "-c", _SANITIZED, str(library), __file__]
+    command = [sys.executable, "-c", _SANITIZED, str(library), __file__, __file__.replace("remembered", "packed_call")]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

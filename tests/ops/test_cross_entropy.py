@@ -137,7 +137,7 @@ def test_a_row_with_a_target_out_of_range_is_nan_where_it_is_not_raised(wrong: i
     logits, target = rows()
     target[2] = wrong
     args = (target, -100, 0.1, 0.1, None, "none", None)
-    kernels = {kernel.direction: kernel.function for kernel in kernels_of(backend)}
+    kernels = {kernel.direction: kernel.call for kernel in kernels_of(backend)}
     loss, lse, _ = kernels["forward"](logits, *args, True)
     assert loss.isnan().nonzero().flatten().tolist() == [2]
     gradient = kernels["backward"](torch.ones(7), logits, None, lse, *args)

@@ -1,7 +1,6 @@
-// The exported functions. Each takes the address of one struct, whose fields have 8 bytes each: a caller passes one
-// packed array of bytes (with ctypes 0.3 us, with an argument for each field 1.2 us). Tensors are contiguous unless a
-// field gives strides. Each function returns a Status. tests/backends/cpu/test_library.py compares the structs with
-// _library.py.
+// The exported functions. Each takes the address of one struct, whose fields have 8 bytes each (fusedops.packed_call).
+// Tensors are contiguous unless a field gives strides. Each function returns a Status.
+// tests/backends/cpu/test_library.py compares the structs with _library.py.
 #pragma once
 
 #include <cstdint>

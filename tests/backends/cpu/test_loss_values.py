@@ -118,7 +118,7 @@ def test_special_values(options: dict[str, Any]) -> None:
     target = torch.full((9,), 3)
     options = {**options, "reduction": "none", "denominator": None}
     args = OP.completed(OP.bind((logits, target), options))
-    forward, backward = fusedops_cpu.cross_entropy.function, fusedops_cpu.cross_entropy_backward.function
+    forward, backward = fusedops_cpu.cross_entropy.call, fusedops_cpu.cross_entropy_backward.call
     loss, lse, _ = forward(*args, True)
     wide = (logits.double(), *args[1:])
     want_lse = OP.saved[0].reference(wide[0], target, wide[2], wide[5])
@@ -154,8 +154,8 @@ def test_a_target_out_of_range_that_nobody_checks() -> None:
     """The kernels read and write nothing out of bounds: the row is NaN."""
     logits, target = rounded((4, 21), torch.float32), torch.tensor([3, 21, -1, 2**62])
     rest = (-100, 0.0, 0.0, None, "none", None)
-    loss, lse, _ = fusedops_cpu.cross_entropy.function(logits, target, *rest, True)
-    gradient = fusedops_cpu.cross_entropy_backward.function(torch.ones(4), logits, None, lse, target, *rest)
+    loss, lse, _ = fusedops_cpu.cross_entropy.call(logits, target, *rest, True)
+    gradient = fusedops_cpu.cross_entropy_backward.call(torch.ones(4), logits, None, lse, target, *rest)
     assert loss.isnan().tolist() == gradient.isnan().all(-1).tolist() == [False, True, True, True]
     assert lse.isfinite().all()
 

@@ -1,0 +1,302 @@
+// A launcher of C functions that remembers the calls it made: a call like one of them runs without Python, but for the
+// allocation of its results.
+//
+// The launcher is a Python function. It returns a PackedCall (packed_call.py): a C function, the fields of the struct
+// whose address that function takes, and the results; or, for a call without a C function, the results themselves.
+// A call is remembered where all that it reads are arguments of the launcher, and all that it writes are its results.
+
+#include <cstdlib>
+#include <cstring>
+
+#include "arguments.h"
+
+namespace fusedops {
+namespace {
+
+constexpr const char* CAPSULE = "fusedops.packed";
+constexpr int MOST_FIELDS = 64, MOST_RESULTS = 8;
+
+union Field {
+  void* pointer;
+  int64_t integer;
+  double number;
+};
+
+// A field that has the address of a tensor.
+struct Slot {
+  int field, tensor;  // tensor: the place of an argument, or of a result
+  bool is_result;
+  int64_t offset;  // in bytes
+};
+
+struct Result {
+  enum { NONE, ARGUMENT, LIKE, SHAPED } kind;
+  int argument;       // the argument itself; like which to make the result
+  bool is_empty;      // it has no elements
+  Object* shaped[4];  // the arguments of empty_strided: sizes, strides, dtype, device; owned
+};
+
+// What is to be done for a call that is like a remembered one.
+struct Recipe {
+  int32_t (*function)(const Field*);
+  int fields, slots, results;
+  bool is_single;  // the result is no tuple
+  Field values[MOST_FIELDS];
+  Slot slot[MOST_FIELDS];
+  Result result[MOST_RESULTS];
+};
+
+struct Launcher {
+  Memory memory;
+  Object *launcher, *packed_call;  // packed_call: the type
+};
+
+// Sets the address of a tensor's first element. False for what has none, without an exception.
+bool address_of(const Argument& tensor, void** address) {
+  void* implementation = tensor.implementation;
+  return !torch.data_ptr(&implementation, address);
+}
+
+int place_of(Object* object, Object* const* objects, Size count) {
+  for (Size i = 0; i < count; i++) {
+    if (objects[i] == object) return (int)i;
+  }
+  return -1;
+}
+
+int32_t run(int32_t (*function)(const Field*), const Field* values) {
+  void* state = python.release_lock();
+  const int32_t status = function(values);
+  python.take_lock(state);
+  return status;
+}
+
+// Packs the fields of a call, and notes in the recipe where they come from. False for what Python's own packing has to
+// refuse. `is_general`: the recipe serves every call that is like this one.
+bool pack(Object* function, Object* fields, Object* const* objects, Size count, Recipe& recipe, bool& is_general) {
+  recipe.function = (int32_t (*)(const Field*))python.as_pointer(python.item(function, 0));
+  const char* kinds = python.bytes(python.item(function, 1));
+  recipe.fields = (int)python.tuple_size(fields);
+  if (!kinds || recipe.fields > MOST_FIELDS || (size_t)recipe.fields != strlen(kinds)) return false;
+  for (int i = 0; i < recipe.fields; i++) {
+    Object* value = python.item(fields, i);
+    Field& field = recipe.values[i];
+    if (kinds[i] == 'q') {
+      field.integer = python.as_integer(value);
+      if (field.integer == -1 && python.error()) return false;
+      continue;
+    }
+    if (kinds[i] == 'd') {
+      field.number = python.as_double(value);
+      if (field.number == -1 && python.error()) return false;
+      continue;
+    }
+    field.pointer = nullptr;
+    if (value == names.none) continue;
+    int64_t offset = 0;
+    if (type_of(value) == names.tuple) {  // a tensor, and an offset in bytes
+      if (python.tuple_size(value) != 2) return false;
+      offset = python.as_integer(python.item(value, 1));
+      if (offset == -1 && python.error()) return false;
+      value = python.item(value, 0);
+    }
+    Argument tensor;
+    if (!read(value, tensor) || tensor.value || !address_of(tensor, &field.pointer)) return false;
+    field.pointer = (char*)field.pointer + offset;
+    const bool is_written = kinds[i] == 'w';
+    const int place = is_written ? -1 : place_of(value, objects, count);
+    is_general &= is_written || place >= 0;
+    recipe.slot[recipe.slots++] = {i, place, is_written, offset};
+  }
+  return true;
+}
+
+bool has_sizes_of(const Argument& a, const Argument& b) {
+  return a.dim == b.dim && !memcmp(a.sizes, b.sizes, a.dim * sizeof(int64_t));
+}
+
+Object* tuple_of(const int64_t* values, int64_t count) {
+  Object* tuple = python.new_tuple(count);
+  for (int64_t i = 0; tuple && i < count; i++) python.set_item(tuple, i, python.new_integer(values[i]));
+  return tuple;
+}
+
+// Notes how a result is made. False where a call like this one has to run in Python.
+bool note_result(Object* object, Object* const* objects, const Arguments& arguments, Result& result) {
+  result = {Result::NONE, -1, false, {}};
+  if (object == names.none) return true;
+  result.argument = place_of(object, objects, arguments.count);
+  result.kind = Result::ARGUMENT;
+  if (result.argument >= 0) return true;
+  Argument tensor;
+  if (!read(object, tensor) || tensor.value || !tensor.is_contiguous()) return false;
+  result.kind = Result::SHAPED;
+  for (int64_t i = 0; i < tensor.dim; i++) result.is_empty |= !tensor.sizes[i];
+  for (int i = 0; i < arguments.count; i++) {
+    const Argument& argument = arguments.each[i];
+    if (argument.value || argument.device_type != tensor.device_type) continue;
+    if (argument.device_index != tensor.device_index) continue;
+    if (argument.dtype != tensor.dtype || !has_sizes_of(argument, tensor) || !argument.is_contiguous()) continue;
+    result.argument = i;
+    result.kind = Result::LIKE;
+    return true;
+  }
+  result.shaped[0] = tuple_of(tensor.sizes, tensor.dim);
+  result.shaped[1] = tuple_of(tensor.strides, tensor.dim);
+  result.shaped[2] = python.get_attribute(object, names.dtype);
+  result.shaped[3] = python.get_attribute(object, names.device);
+  if (result.shaped[0] && result.shaped[1] && result.shaped[2] && result.shaped[3]) return true;
+  python.clear_error();
+  return false;
+}
+
+void clear(void* recipe) {
+  for (Result& result : ((Recipe*)recipe)->result) {
+    for (Object* object : result.shaped) {
+      if (object) python.release(object);
+    }
+  }
+}
+
+// Notes how the results are made, and which of them each written field is. False as for one result. Every new result
+// has to be written.
+bool note_results(Object* results, Object* fields, Object* const* objects, const Arguments& arguments, Recipe& recipe) {
+  recipe.is_single = type_of(results) != names.tuple;
+  recipe.results = recipe.is_single ? 1 : (int)python.tuple_size(results);
+  if (recipe.results > MOST_RESULTS) return false;
+  Object* each[MOST_RESULTS];
+  bool is_written[MOST_RESULTS] = {};
+  for (int i = 0; i < recipe.results; i++) {
+    each[i] = recipe.is_single ? results : python.item(results, i);
+    if (!note_result(each[i], objects, arguments, recipe.result[i])) return false;
+  }
+  for (int i = 0; i < recipe.slots; i++) {
+    Slot& slot = recipe.slot[i];
+    if (!slot.is_result) continue;
+    Object* value = python.item(fields, slot.field);
+    slot.tensor = place_of(type_of(value) == names.tuple ? python.item(value, 0) : value, each, recipe.results);
+    if (slot.tensor < 0 || recipe.result[slot.tensor].kind < Result::LIKE) return false;
+    is_written[slot.tensor] = true;
+  }
+  for (int i = 0; i < recipe.results; i++) {
+    const Result& result = recipe.result[i];
+    if (result.kind >= Result::LIKE && !is_written[i] && !result.is_empty) return false;
+  }
+  return true;
+}
+
+// Runs what the launcher returned, and remembers it where it can be. A new reference, or null with an exception.
+Object* run_packed(Launcher& launcher, Object* packed, Object* const* objects, const Arguments* arguments) {
+  Object *function = python.item(packed, 0), *fields = python.item(packed, 1), *results = python.item(packed, 2);
+  auto* recipe = (Recipe*)calloc(1, sizeof(Recipe));
+  if (!recipe) return python.no_memory();
+  bool is_general = arguments;
+  if (!pack(function, fields, objects, arguments ? arguments->count : 0, *recipe, is_general)) {
+    free(recipe);
+    python.clear_error();
+    return python.call(python.item(function, 2), &packed, 1, nullptr);
+  }
+  if (const int32_t status = run(recipe->function, recipe->values)) {
+    free(recipe);
+    Object* number = python.new_integer(status);
+    if (!number) return nullptr;
+    Object* nothing = python.call(python.item(function, 3), &number, 1, nullptr);
+    python.release(number);
+    return nothing;
+  }
+  if (!is_general || !note_results(results, fields, objects, *arguments, *recipe) ||
+      !launcher.memory.add(*arguments, recipe, clear)) {
+    clear(recipe);
+    free(recipe);
+  }
+  return retained(results);
+}
+
+Object* new_result(const Result& result, Object* const* objects) {
+  if (result.kind == Result::LIKE) return python.call(names.empty_like, &objects[result.argument], 1, nullptr);
+  return python.call(names.empty_strided, result.shaped, 2, names.keywords);
+}
+
+// Runs a remembered call for other arguments like its own. Null without an exception where Python has to run it.
+Object* run_again(const Recipe& recipe, Object* const* objects, const Arguments& arguments) {
+  Field values[MOST_FIELDS];
+  Object* made[MOST_RESULTS];
+  int count = 0;
+  memcpy(values, recipe.values, recipe.fields * sizeof(Field));
+  bool ran = false;
+  for (; count < recipe.results; count++) {
+    const Result& result = recipe.result[count];
+    made[count] = result.kind == Result::NONE       ? retained(names.none)
+                  : result.kind == Result::ARGUMENT ? retained(objects[result.argument])
+                                                    : new_result(result, objects);
+    if (!made[count]) break;
+  }
+  if (count == recipe.results) {
+    ran = true;
+    for (int i = 0; ran && i < recipe.slots; i++) {
+      const Slot& slot = recipe.slot[i];
+      Argument result;
+      if (slot.is_result) {
+        ran = read(made[slot.tensor], result);
+      } else {  // a view that stands for its negative has the metadata of any other
+        Object* is_negative = python.call(names.is_neg, &objects[slot.tensor], 1, nullptr);
+        ran = is_negative == names.no;
+        if (is_negative) python.release(is_negative);
+      }
+      void*& address = values[slot.field].pointer;
+      ran = ran && address_of(slot.is_result ? result : arguments.each[slot.tensor], &address);
+      address = (char*)address + slot.offset;
+    }
+    ran = ran && !run(recipe.function, values);
+  }
+  Object* results = nullptr;
+  if (ran && recipe.is_single) results = retained(made[0]);
+  if (ran && !recipe.is_single && (results = python.new_tuple(count))) {
+    for (int i = 0; i < count; i++) python.set_item(results, i, retained(made[i]));
+  }
+  for (int i = 0; i < count; i++) python.release(made[i]);
+  return results;
+}
+
+Object* launch(Object* self, Object* const* objects, Size count) {
+  auto& launcher = *(Launcher*)python.content(self, CAPSULE);
+  Arguments arguments;
+  const bool readable = arguments.read(objects, count);
+  if (Call* call = readable ? launcher.memory.find(arguments) : nullptr) {
+    call->users++;  // Python code may run, and add other calls
+    Object* results = run_again(*(Recipe*)call->recipe, objects, arguments);
+    release(call);
+    if (results || python.error()) return results;
+  }
+  Object* returned = python.call(launcher.launcher, objects, count, nullptr);
+  if (!returned || type_of(returned) != launcher.packed_call) return returned;
+  Object* results = run_packed(launcher, returned, objects, readable ? &arguments : nullptr);
+  python.release(returned);
+  return results;
+}
+
+void destroy(Object* capsule) {
+  auto* launcher = (Launcher*)python.content(capsule, CAPSULE);
+  launcher->memory.clear();
+  python.release(launcher->launcher);
+  python.release(launcher->packed_call);
+  free(launcher);
+}
+
+Definition definition = {"launch", launch, FAST_CALL, "Run the call that the launcher packs, and return its results."};
+
+}  // namespace
+}  // namespace fusedops
+
+// Returns a function that runs what `launcher` packs, a new reference; null with an exception where there is no memory.
+FUSEDOPS_EXPORT fusedops::Object* fusedops_packed(fusedops::Object* function, fusedops::Object* packed_call) {
+  using namespace fusedops;
+  auto* launcher = (Launcher*)calloc(1, sizeof(Launcher));
+  if (!launcher) return python.no_memory();
+  launcher->launcher = retained(function), launcher->packed_call = retained(packed_call);
+  Object* capsule = python.new_capsule(launcher, CAPSULE, destroy);
+  if (!capsule) return nullptr;
+  Object* result = python.new_function(&definition, capsule, nullptr);
+  python.release(capsule);  // the function keeps it
+  return result;
+}

@@ -1,0 +1,160 @@
+"""Kernels called again for arguments like earlier ones, without their launchers, give what the launchers give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from calls import arguments, inputs
+from torch import Tensor
+
+import fusedops
+import fusedops_cpu
+from fusedops import _native
+from fusedops.ops import OPS
+from fusedops.packed_call import results_of
+
+pytestmark = [
+    pytest.mark.usefixtures("on_cpu"),
+    pytest.mark.skipif(isinstance(_native.library(), str), reason="needs the core's compiled library"),
+]
+
+# (op, options), with each form that a launcher treats by itself
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{op: (op, {}) for op in OPS if any(kernel.op == op for kernel in fusedops_cpu.fusedops_backend().kernels)},
+    "softmax, causal": ("scaled_masked_softmax", {"mask": None, "causal": True}),
+    "gelu, no bias": ("bias_gelu", {"bias": None}),
+    "dropout, evaluation": ("bias_dropout", {"training": False}),
+    "dropout_add, training": ("bias_dropout_add", {"training": True, "p": 0.5}),
+    "swiglu, halves": ("swiglu", {"up": None}),
+    "swiglu, pairs": ("swiglu", {"up": None, "interleaved": True}),
+    "geglu, pairs": ("geglu", {"up": None, "interleaved": True}),
+    "rms_norm, no weight": ("rms_norm", {"weight": None}),
+    "layer_norm, no bias": ("layer_norm", {"bias": None}),
+    "rotary, one tensor": ("rotary_embedding", {"k": None}),
+    "cross_entropy, none": ("cross_entropy", {"reduction": "none", "denominator": None}),
+    "cross_entropy, denominator": ("cross_entropy", {"reduction": "mean", "denominator": 3.0}),
+}
+# a value in memory is a field of the struct
+NEVER = {"cross_entropy, denominator"}
+
+
+class Recorder:
+    """The kernels of the backend with launchers that are counted, and the arguments of their calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[fusedops.Kernel, tuple[Any, ...]]] = []
+        self.launched: dict[fusedops.Kernel, int] = {}
+
+    def counted(self, kernel: fusedops.Kernel) -> fusedops.Kernel:
+        launcher = kernel.function
+
+        def function(*args: Any) -> Any:
+            self.launched[counting] = self.launched.get(counting, 0) + 1
+            return launcher(*args)
+
+        counting = replace(kernel, function=function)
+
+        def recorded(*args: Any) -> Any:
+            self.calls.append((counting, args))
+            return counting.call(*args)
+
+        function.__wrapped__ = recorded.__wrapped__ = launcher  # pyright: ignore[reportFunctionMemberAccess]
+        return replace(kernel, function=recorded, packed=False)
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    made, backend = Recorder(), fusedops_cpu.fusedops_backend()
+    kernels = tuple(made.counted(kernel) for kernel in backend.kernels)
+    fusedops.register(replace(backend, name="recorder", kernels=kernels))
+    yield made
+    fusedops.unregister("recorder")
+
+
+def call(form: str, dtype: torch.dtype, seed: int) -> None:
+    """Make the call with a gradient, and the one without."""
+    op, given = FORMS[form]
+    tensors = inputs(op, 6, dtype, seed=seed, batch=2)
+    args = [given.get(name, arg) for name, arg in zip(OPS[op].parameters, arguments(op, tensors))]
+    leaves = [arg.requires_grad_() for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
+    outputs = OPS[op].each(OPS[op].call_public(*args, backend="recorder"))
+    sum(y.float().square().sum() for y in outputs if y is not None).backward()  # pyright: ignore[reportAttributeAccessIssue]
+    assert any(leaf.grad is not None for leaf in leaves)
+    with torch.no_grad():
+        OPS[op].call_public(*args, backend="recorder")
+
+
+def other(arg: Any) -> Any:
+    """Return a tensor like another, of the same strides, with its values in another order."""
+    if not isinstance(arg, Tensor):
+        return arg
+    like = torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype)
+    return like.copy_(arg.detach().flip([*range(arg.dim())]))
+
+
+def assert_equal(got: Any, want: Any) -> None:
+    if not isinstance(want, Sequence):
+        got, want = [got], [want]
+    for mine, theirs in zip(got, want, strict=True):
+        if not isinstance(theirs, Tensor):
+            assert mine == theirs
+        else:
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+            assert mine.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_kernel_called_again(form: str, dtype: torch.dtype, recorder: Recorder) -> None:
+    call(form, dtype, seed=0)
+    directions = {kernel.direction for kernel, _ in recorder.calls}
+    assert directions == {"forward", "backward"}
+    for kernel, args in recorder.calls:
+        for changed in (other, lambda arg: arg, other):
+            given = [changed(arg) for arg in args]
+            before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in given]
+            launched = recorder.launched[kernel]
+            got = kernel.call(*given)
+            if form not in NEVER:
+                assert recorder.launched[kernel] == launched, f"{form} {kernel.direction} ran its launcher"
+            assert_equal(got, results_of(kernel.function(*given)))
+            assert_equal(given, before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_kernel_called_again_with_other_layouts(form: str, recorder: Recorder) -> None:
+    """Views of every kind, in turns: what one call needs is not done, or left out, for another."""
+    call(form, torch.float32, seed=1)
+    seen = list(recorder.calls)
+
+    def negative(arg: Any) -> Any:
+        floating = isinstance(arg, Tensor) and arg.is_floating_point()
+        return torch._neg_view(-arg.detach()) if floating else arg  # pyright: ignore[reportPrivateUsage]
+
+    def strided(arg: Any) -> Any:
+        if not isinstance(arg, Tensor) or arg.dim() < 2:
+            return arg
+        wide = arg.new_empty((*arg.shape[:-1], 2 * arg.shape[-1]))[..., ::2]
+        return wide.copy_(arg.detach())
+
+    for kernel, args in seen:
+        want = results_of(kernel.function(*args))
+        for change in (strided, negative, lambda arg: arg, negative, strided, strided, lambda arg: arg):
+            got = kernel.call(*map(change, args))
+            assert_equal(got, want)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_storage_that_was_freed_is_an_error_also_for_a_remembered_call(form: str, recorder: Recorder) -> None:
+    call(form, torch.float32, seed=2)
+    for kernel, args in list(recorder.calls):
+        freed = [other(arg) for arg in args]
+        freed[0].untyped_storage().resize_(0)
+        for _ in range(2):
+            with pytest.raises(fusedops.InvalidInputError, match="without memory"):
+                kernel.call(*freed)
+        assert_equal(kernel.call(*args), results_of(kernel.function(*args)))
