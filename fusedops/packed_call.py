@@ -90,13 +90,13 @@ def _run(function: Any, pack: Callable[..., bytes], fail: Callable[[int], None],
 
 
 def _value(field: Field) -> int | float:
+    if isinstance(field, (int, float)):
+        return field
     if field is None:
         return 0
-    if isinstance(field, Tensor):
-        return field.data_ptr()
     if isinstance(field, tuple):
         return field[0].data_ptr() + field[1]
-    return field
+    return field.data_ptr()
 
 
 def runner(launcher: Callable[..., Any]) -> Callable[..., Any]:

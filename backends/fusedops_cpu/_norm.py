@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import torch
 from torch import Tensor
 
@@ -111,8 +113,9 @@ def _dtypes(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[int,
 def selected(returned: PackedCall | Results, *places: int) -> PackedCall | Results:
     """Return results, or a call that returns them, with those at the given places alone."""
     if isinstance(returned, PackedCall):
-        return returned._replace(results=tuple(returned.results[place] for place in places))
-    return tuple(returned[place] for place in places)
+        function, fields, results = returned
+        return PackedCall(function, fields, itemgetter(*places)(results))
+    return itemgetter(*places)(returned)
 
 
 def add_norm_backward(

@@ -1,7 +1,7 @@
 """The compiled library of the core: checks and launchers that remember calls (``remembered.cpp``, ``packed.cpp``).
 
 It is built with the package where there is a compiler. Without it, and on a Python without the global interpreter lock,
-every call is checked and packed in Python, which takes 3 us longer for an op of three tensors.
+every call is checked and packed in Python: layer_norm of 64 elements takes 9 us instead of 3.5.
 """
 
 from __future__ import annotations
