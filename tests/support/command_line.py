@@ -35,9 +35,8 @@ def flat(output: str) -> str:
 
 def documented(command: str) -> set[str]:
     """Return the keys that the page documents for a command's JSON, the outermost and those of its rows."""
-    section = PAGE.read_text(encoding="utf-8").split(f"## fusedops {command}", 1)[1].split("\n## ", 1)[0]
-    table = section.split("| key of `--json` |", 1)[1]
-    return set(re.findall(r"^\| `([\w.<>\[\]]+)` \|", table, re.M))
+    section = PAGE.read_text(encoding="utf-8").split(f"### fusedops {command} --json\n", 1)[1].split("\n##", 1)[0]
+    return set(re.findall(r"^\| `([\w.<>\[\]]+)` \|", section, re.M))
 
 
 def documented_codes() -> dict[tuple[str, int], str]:
