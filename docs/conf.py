@@ -73,6 +73,7 @@ def _break_names(app: Sphinx, page: str, template: str, context: dict[str, Any],
     part = re.compile(r"(?<=\w[_./=(])(?=\w)|(?<=[\])]\.)(?=\w)|(?<=[a-z])(?=[A-Z])")
     if "body" in context:
         context["body"] = code.sub(lambda name: part.sub("<wbr/>", name[0]), context["body"])
+        context["body"] = re.sub(r"<td><p>\w+", lambda cell: cell[0].replace("_", "_<wbr/>"), context["body"])
 
 
 def _inline(translator: Any, node: nodes.math) -> None:
