@@ -35,7 +35,8 @@ def flat(output: str) -> str:
 
 def documented(command: str) -> set[str]:
     """Return the keys that the page documents for a command's JSON, the outermost and those of its rows."""
-    section = PAGE.read_text(encoding="utf-8").split(f"### `fusedops {command} --json`\n", 1)[1].split("\n##", 1)[0]
+    heading = rf"^### `fusedops {command}( [A-Z]+)? --json`$"
+    section = re.split(heading, PAGE.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)[2].split("\n##", 1)[0]
     return set(re.findall(r"^\| `([\w.<>\[\]]+)` \|", section, re.M))
 
 
