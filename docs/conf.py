@@ -30,6 +30,7 @@ nitpicky = False  # links to torch's names would need its inventory, and so a ne
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
+smartquotes = False  # --json and "upper_left" are written as they are typed
 html_theme = "furo"
 html_title = f"fusedops {release}"
 html_static_path = ["_static"]
@@ -66,6 +67,15 @@ def _read(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = source[0].replace("<!-- explorer -->", f"``````{{raw}} html\n{fragment()}\n``````")
 
 
+def _break_names(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Let a long name in code break between its parts instead of anywhere."""
+    code = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
+    part = re.compile(r"(?<=\w[_./=(])(?=\w)|(?<=[\])]\.)(?=\w)|(?<=[a-z])(?=[A-Z])")
+    if "body" in context:
+        context["body"] = code.sub(lambda name: part.sub("<wbr/>", name[0]), context["body"])
+        context["body"] = re.sub(r"<td><p>\w+", lambda cell: cell[0].replace("_", "_<wbr/>"), context["body"])
+
+
 def _inline(translator: Any, node: nodes.math) -> None:
     translator.body.append(convert(node.astext()))
     raise nodes.SkipNode
@@ -80,4 +90,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extensions of this file; Sphinx calls this hook."""
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.connect("source-read", _read)
+    app.connect("html-page-context", _break_names)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

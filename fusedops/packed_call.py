@@ -96,7 +96,7 @@ def _value(field: Field) -> int | float:
         return 0
     if isinstance(field, tuple):
         return field[0].data_ptr() + field[1]
-    return field.data_ptr()
+    return field.data_ptr() if isinstance(field, Tensor) else field  # what is no field, struct refuses
 
 
 def runner(launcher: Callable[..., Any]) -> Callable[..., Any]:

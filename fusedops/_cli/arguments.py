@@ -103,6 +103,11 @@ def type_name(op: Op, name: str) -> str:
     return next((each for each in _types(op, name) if each != "None"), "str")
 
 
+def is_flag(op: Op, name: str) -> bool:
+    """Return True for a parameter that takes True and False, alone or beside texts."""
+    return type_name(op, name) == "bool" or isinstance(op.signature.parameters[name].default, bool)
+
+
 def _types(op: Op, name: str) -> list[str]:
     return [each.strip() for each in op.types[name].split("|")]
 
@@ -112,6 +117,8 @@ def scalar(op: Op, name: str, text: str) -> Any:
     kind = type_name(op, name)
     if is_optional(op, name) and text.lower() == "none":
         return None
+    if kind == "str" and is_flag(op, name) and text.lower() in ("true", "false"):
+        return text.lower() == "true"
     if kind == "bool":
         value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
         return _checked(op, name, text, value, "true or false", "true")

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ops", nargs="*", metavar="OP", help="the ops; default: all")
     parser.add_argument("--device", metavar="DEVICE", help="a torch device; default: the accelerator, else cpu")
     parser.add_argument("--dtype", default="float32", metavar="DTYPE", help="of the tensors; default %(default)s")
-    elements = "the largest tensor: the ops' own cases are cut to it; default %(default)s"
+    elements = "the largest tensor, about: cases are cut to it, to 32 rows at least; default %(default)s"
     parser.add_argument("--elements", type=count, default=2**22, metavar="N", help=elements)
     length = "measuring time of each line, about; default %(default)s"
     parser.add_argument("--seconds", type=seconds, default=0.2, metavar="S", help=length)
@@ -85,7 +85,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def cases(ops: list[Op], elements: int) -> Iterator[tuple[Op, Case]]:
-    """Yield the ops' own cases, with no tensor of more than ``elements`` elements.
+    """Yield the ops' own cases, cut to tensors of about ``elements`` elements, with 32 rows at least.
 
     A case is left out where a size of one tensor is cut alone, such as the keys of a mask.
     """

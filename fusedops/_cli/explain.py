@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import fusedops
-from fusedops._cli.arguments import default_dtype, is_optional, scalar, tensor, type_name
+from fusedops._cli.arguments import default_dtype, is_flag, is_optional, scalar, tensor, type_name
 from fusedops._cli.output import print_fields, print_json, print_text
 from fusedops._contract.op import Op
 from fusedops._plugins.registry import registry
@@ -42,7 +42,7 @@ def add_ops(parser: argparse.ArgumentParser) -> None:
         arguments = one.add_argument_group("arguments of the call")
         for name in op.parameters:
             is_tensor = name in op.tensors
-            flag: dict[str, Any] = {"nargs": "?", "const": "true"} if type_name(op, name) == "bool" else {}
+            flag: dict[str, Any] = {"nargs": "?", "const": "true"} if is_flag(op, name) else {}
             arguments.add_argument(
                 option(name),
                 dest=f"arg_{name}",

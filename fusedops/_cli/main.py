@@ -78,7 +78,7 @@ def _discard_output() -> None:
 def _run(argv: list[str]) -> int:
     command = next((word for word in argv if not word.startswith("-")), None)
     if command is not None and command not in COMMANDS:
-        raise PolicyError(unknown_name("command", command, COMMANDS))
+        raise PolicyError(unknown_name("command", command, [*COMMANDS, "--help", "--version"]))
     parser = _parser(command)
     if not argv:
         parser.print_help(sys.stderr)

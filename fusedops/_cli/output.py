@@ -96,9 +96,14 @@ def print_json(data: Any) -> None:
 
 def print_error(text: object) -> None:
     """Print an error on standard error, on one line."""
-    print(f"fusedops: {text}", file=sys.stderr)
+    _print_to_stderr(f"fusedops: {text}")
 
 
 def print_warning(text: object) -> None:
     """Print a warning on standard error, on one line."""
-    print(f"fusedops: warning: {text}", file=sys.stderr)
+    _print_to_stderr(f"fusedops: warning: {text}")
+
+
+def _print_to_stderr(text: str) -> None:
+    if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]  # closed: print would take stdout
+        print(text, file=sys.stderr)

@@ -173,6 +173,15 @@ def test_an_output_that_is_closed_or_full(redirection: str) -> None:
     assert done.returncode == (2 if "full" in redirection else 0)
 
 
+def test_an_error_never_takes_the_place_of_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # closed, as by 2>&-: print(file=None) writes to stdout
+    assert main(["explain", "bias_gel", "--json"]) == 2
+    assert main(["bench", "--seconds", "0"]) == 2
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "seconds"), [(["--help"], 0.5), (["info"], 1.0), (NPU_CALL, 1.0)], ids=["help", "info", "explain"]

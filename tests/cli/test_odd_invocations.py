@@ -13,6 +13,9 @@ from fusedops._cli.main import COMMANDS
 GELU = "explain bias_gelu"
 SOFTMAX = "explain scaled_masked_softmax"
 DROPOUT = "explain bias_dropout_add --x 4,4 --residual 4,4"
+ATTENTION = "explain attention --q 1,2,8,4 --k 1,2,8,4 --v 1,2,8,4"
+LOSS = "explain cross_entropy --logits 4,8 --target 4"
+NORM = "explain rms_norm --x 4,8"
 DIGITS = "9" * 5000
 
 # a command line, its exit code, and a part of what it prints; "" where any will do
@@ -21,6 +24,9 @@ ODD = [
     ("''", 2, "got command ''"),
     ("explian", 2, "to fix: write 'explain'"),
     ("Info", 2, "to fix: write 'info'"),
+    ("help", 2, "to fix: write '--help'"),
+    ("help explain", 2, "to fix: write '--help'"),
+    ("version", 2, "to fix: write '--version'"),
     ("--jsno", 2, "--help"),
     ("--json", 2, "COMMAND"),
     ("-x", 2, "COMMAND"),
@@ -141,6 +147,47 @@ ODD = [
     ("check --op bias_gelu", 2, "NAME"),
     ("check Eager", 2, "to fix: write 'eager'"),
     ("check eager --op Bias_GELU", 2, "to fix: write 'bias_gelu'"),
+    (f"{ATTENTION} --causal", 0, "causal upper_left"),
+    (f"{ATTENTION} --causal True", 0, "causal upper_left"),
+    (f"{ATTENTION} --causal False", 0, "causal none"),
+    (f"{ATTENTION} --causal --scale -2", 0, "causal upper_left"),
+    (f"{ATTENTION} --causal upper_lft", 2, "'upper_lft'"),
+    (f"{ATTENTION} --causal ''", 2, "causal = ''"),
+    (f"{ATTENTION} --k 1,2,9,4 --v 1,2,9,4 --causal", 2, "with 8 queries and 9 keys"),
+    (f"{ATTENTION} --k 1,3,8,4 --v 1,3,8,4", 2, "a multiple of 3"),
+    (f"{ATTENTION} --window 1", 2, "two ints"),
+    (f"{ATTENTION} --window (1,", 2, "window = '(1,'"),
+    (f"{ATTENTION} --window 1,-1", 2, "window"),
+    (f"{ATTENTION} --window none", 0, "window None"),
+    (f"{ATTENTION} --window '(1, 2)' --backend eager", 0, "window (1, 2)"),
+    (f"{LOSS} --target 4:fp32", 2, "expected int64"),
+    (f"{LOSS} --reduction avg", 2, "reduction = 'avg'"),
+    (f"{LOSS} --ignore-index 1.5", 2, "expected an integer"),
+    (f"{LOSS} --ignore-index -1", 0, "ignore_index -1"),
+    (f"{LOSS} --ignore_index -1", 2, "to fix: write '--ignore-index'"),
+    (f"{LOSS} --softcap 0", 2, "softcap"),
+    (f"{LOSS} --denominator 2,2", 2, "denominator"),
+    ("explain swiglu --gate 4,7", 2, "an even last dim"),
+    ("explain swiglu --gate 4,8 --up 4,9", 2, "up"),
+    ("explain swiglu --gate 4,8 --limit none", 0, "limit None"),
+    ("explain rotary_embedding --q 1,2,8,4 --cos 8,2 --sin 8,2", 0, "k None"),
+    ("explain rotary_embedding --q 1,2,8,4 --k none --cos 8,2 --sin 8,3", 2, "the shape of cos"),
+    ("explain rotary_embedding --q 1,2,8,4 --k none --cos 8,2 --sin 8,2 --seq-dim 0", 2, "seq_dim"),
+    ("explain linear_cross_entropy --x 4,8 --weight 16,8 --target 4 --chunk 0", 2, "chunk = 0"),
+    (f"{NORM} --eps 1_000", 0, "eps 1000"),
+    (f"{NORM} --eps 9e999", 2, "eps = inf"),
+    (f"{NORM} --eps 1+2j", 2, "expected a number"),
+    ("explain rms_norm --x '4, 8'", 2, "expected sizes"),
+    ("explain rms_norm --x '4,8\n'", 2, r"'4,8\n'"),
+    ("explain rms_norm --x '4,8\x1b[31m'", 2, r"'4,8\x1b[31m'"),
+    ("explain rms_norm '--x\n' 4", 2, "to fix: write '--x'"),
+    (f"{NORM} --weight 8@cuda", 2, "expected one device"),
+    (f"{NORM} --policy '\u65e5\u672c'", 2, "use one of these names"),
+    ("explain 'bias_gel\xfc'", 2, "to fix: write 'bias_gelu'"),
+    (f"{NORM} --backend {'eager,' * 400}", 2, ""),
+    ("bench rms_norm --seconds 1e-400", 2, "above 0"),
+    ("check eager --device ''", 2, "device"),
+    ("matrix --op bias_gelu --backend npu --device cpu", 0, ""),
 ]
 
 

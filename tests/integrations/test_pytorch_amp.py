@@ -1,7 +1,9 @@
-"""torch.autocast: the table in docs/pytorch.md, row by row. The inputs' dtypes decide; the arithmetic is in float32."""
+"""torch.autocast: the rules in docs/pytorch.md, op by op. The inputs' dtypes decide; the arithmetic is in float32."""
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Any
 
 import pytest
@@ -31,12 +33,39 @@ PAGE = ROOT / "docs" / "pytorch.md"
 WITH_MATMULS = ("attention", "linear_cross_entropy")  # in the reference
 
 
+# For each op, dtypes of its floating inputs, in the order of its parameters. The last one stands for the rest.
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+DTYPES: dict[str, list[list[torch.dtype]]] = {
+    "add_layer_norm": [[BF16], [BF16, FP32]],
+    "add_rms_norm": [[BF16], [BF16, FP32]],
+    "attention": [[BF16], [FP16], [FP32]],
+    "linear_cross_entropy": [[BF16, FP32], [FP32]],
+    "rotary_embedding": [[BF16], [FP16], [BF16, BF16, FP32]],
+}
+OTHERS = [[BF16], [FP16], [FP32], [BF16, FP32]]
+
+
+def rule(op: str) -> str:
+    """Return the dtype of the op's first result, as the page has it: "of `x + bias`", or "float32"."""
+    page = PAGE.read_text(encoding="utf-8").partition("\n## AMP\n")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    (text,) = [row[1] for row in cells if f"`{op}`" in row[0]]
+    return re.split("[;,]", text)[0].removeprefix("y: ")
+
+
 def rows(op: str) -> list[list[torch.dtype]]:
-    """For each row of the op in the page's table: the dtypes of the floating inputs, and of the result."""
-    table = PAGE.read_text(encoding="utf-8").partition("\n## AMP\n")[2].partition("\n## ")[0]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if f"`{op}`" in line]
-    found = [[getattr(torch, name) for name in row[1:] if name] for row in cells if row[0] == f"`{op}`"]
-    assert found, f"the page has no row of {op}"
+    """For each call to make: the dtypes of the floating inputs, and that of the result, by the rule of the page."""
+    names = [name for name, tensor in zip(OPS[op].parameters, inputs(op)) if tensor.is_floating_point()]
+    found: list[list[torch.dtype]] = []
+    for given in DTYPES.get(op, OTHERS):
+        dtypes = dict(zip(names, [*given, *[given[-1]] * len(names)]))
+        if rule(op) == "float32":
+            result = torch.float32
+        else:
+            of = re.fullmatch(r"of `(\w+)(?: [+*] (\w+))?`", rule(op))
+            assert of is not None, rule(op)
+            result = functools.reduce(torch.promote_types, [dtypes[name] for name in of.groups() if name in dtypes])
+        found.append([*dtypes.values(), result])
     return found
 
 
