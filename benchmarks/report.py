@@ -142,8 +142,8 @@ PEERS = {
 
 
 def read(path: Path) -> Rows:
-    """Read the measurements of a file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """Read the measurements of a file. The last line may be a part: of a run that goes on, or that was ended."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
 
 
 def runs(folder: Path = RESULTS) -> Iterator[tuple[Path, Rows]]:
