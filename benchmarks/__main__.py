@@ -9,8 +9,9 @@
     python -m benchmarks report                       # plots and docs/performance.md, from the committed runs
     python -m benchmarks report FOLDER                # plots and FOLDER/report.md, from the runs in a folder
 
-Ctrl-C keeps the finished measurements. docs/performance.md defines the figures. The exit code is 1 where a backend of
-fusedops raised, or a measurement is slower than the stored one.
+Ctrl-C keeps the finished measurements. docs/performance.md defines the figures. The exit code is 1 where a call could
+not be measured, a backend of fusedops raised, or a measurement is slower than the stored one; 75 where the process can
+no longer use its device: the same command with --continue measures the calls that are left.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ import torch
 
 from benchmarks import report
 from benchmarks.calls import SWEEPS, cases
+from benchmarks.gpu.steps import BROKEN
 from benchmarks.machine import TUNED, environment
-from benchmarks.measure import MODES, Measurement, release
+from benchmarks.measure import MODES, Measurement, device_works, release
 from fusedops import testing
 
 
@@ -70,6 +72,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--allocator", default="default", choices=["default", "tuned"])
     parser.add_argument("--idle", type=float, metavar="NS", help="count only calls between two exp2 of at most NS ns")
     parser.add_argument("--out", type=Path, help="a .jsonl file")
+    parser.add_argument(
+        "--continue", dest="continues", action="store_true", help="begin behind the call that ended the last process"
+    )
     parser.add_argument("--compare", type=Path, help="a stored .jsonl")
     return parser.parse_args(arguments)
 
@@ -108,21 +113,32 @@ def run(todo: list[Any], end: float, measurement: Measurement, options: argparse
     stem = f"{options.sweep}-{options.allocator}-{options.threads}.jsonl"
     out: Path = options.out or Path("benchmarks/results/out") / stem
     out.parent.mkdir(parents=True, exist_ok=True)
+    begun = out.with_suffix(".begun")  # the number of calls that were begun
+    first = int(begun.read_text()) if options.continues and begun.exists() else 0
+    if not first:
+        out.write_bytes(b"")
     shared = environment(options.device, options.threads, options.allocator) | {"idle_ns": options.idle}
     rows: list[dict[str, Any]] = []
-    with out.open("w", encoding="utf-8") as file:
+    works = True
+    with out.open("r+b") as file:
+        file.seek(file.read().rfind(b"\n") + 1)  # the last line of a process that was ended may be a part
+        file.truncate()
         try:
-            for done, (op, case, dtype) in enumerate(todo):
+            for done, (op, case, dtype) in enumerate(todo[first:], first):
                 if time.monotonic() > end:
                     print(f"stopped after {options.limit:g} s: {len(todo) - done} of {len(todo)} cases are left out")
                     break
                 if sys.stderr.isatty():
                     print(f"{done + 1} of {len(todo)}: {op.name} {case.name} {dtype}", file=sys.stderr)
+                begun.write_text(str(done + 1))
                 release(options.device)
-                for row in measurement.rows(op, case, dtype):
+                for row in measurement.measured(op, case, dtype):
                     rows.append({**row, **shared})
-                    file.write(json.dumps(rows[-1]) + "\n")
+                    file.write(json.dumps(rows[-1]).encode() + b"\n")
                     file.flush()
+                works = device_works(options.device)
+                if not works:
+                    break
         except KeyboardInterrupt:
             print(f"stopped; {len(rows)} measurements are in {out}")
     for row in rows:
@@ -136,7 +152,7 @@ def run(todo: list[Any], end: float, measurement: Measurement, options: argparse
     for failure in measurement.failures:
         print(f"failed: {failure}")
     slower = compare(rows, options.compare) if options.compare else 0
-    return bool(slower or measurement.failures)
+    return int(bool(slower or measurement.failures)) if works else BROKEN
 
 
 if __name__ == "__main__":

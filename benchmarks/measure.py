@@ -49,18 +49,23 @@ class Measurement:
 
         Other processes do the same at the same time: where the device's memory is full, it tries again.
         """
+        label = f"{op.name} {case.name}"
         for attempt in range(_ATTEMPTS):
             try:
                 args, functions = self._providers(op, case, dtype)
                 leaves, inputs = with_grad(op, args)
                 for name, function in functions.items():
                     if name not in _NOT_COMPILED:
-                        self._compile(f"{name} {op.name} {case.name}", function, leaves, inputs)
+                        self._compile(f"{name} {label}", function, leaves, inputs)
                 return
             except torch.OutOfMemoryError:
                 leaves = inputs = args = functions = None
                 release(self.device)
                 time.sleep(1 + attempt)
+            except Exception as error:  # the measurement reports it
+                _note(f"not compiled: {label}: {_text(error)}")
+                return
+        _note(f"not compiled: {label}: the memory of the device was full {_ATTEMPTS} times")
 
     def _compile(self, label: str, function: Callable[..., Any], leaves: list[Any], inputs: list[Any]) -> None:
         try:
@@ -70,7 +75,7 @@ class Measurement:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the measurement reports it
-            _note(f"not compiled: {label}: {type(error).__name__}: {str(error)[:300]}")
+            _note(f"not compiled: {label}: {_text(error)}")
 
     def _providers(self, op: Op, case: Case, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call and the providers that take it."""
@@ -99,6 +104,14 @@ class Measurement:
             backward = {name: backward_of(y, inputs, grads) for name, y in results.items()}
             work["backward"] = {name: backward[name] for name in self._working(label, backward)}
         return args, work, results
+
+    def measured(self, op: Op, case: Case, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+        """Yield what ``rows`` yields. An error is a failure, after which the next call can be measured."""
+        try:
+            yield from self.rows(op, case, dtype)
+        except Exception as error:  # such as a full memory
+            self.failures.append(f"{op.name} {case.name} {str(dtype).removeprefix('torch.')}: {_text(error)}")
+            _note(f"left out: {self.failures[-1]}")
 
     def rows(self, op: Op, case: Case, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
         """Yield one record for each provider and mode."""
@@ -148,7 +161,7 @@ class Measurement:
                 results[name] = function()
                 torch.get_device_module(self.device).synchronize()
             except Exception as error:  # such as a constraint of a peer, which its first call shows
-                text = f"{type(error).__name__}: {str(error)[:300]}"
+                text = _text(error)
                 if name.startswith("fusedops."):
                     self.failures.append(f"{name}: {label}: {text}")
                 _note(f"left out: {name} for {label}: {text}")
@@ -163,6 +176,20 @@ class Measurement:
 
 def _note(text: str) -> None:
     print(text, flush=True)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:300]}"
+
+
+def device_works(device: str) -> bool:
+    """Return False where each further call of this process fails: after an illegal access on a GPU."""
+    try:
+        torch.get_device_module(device).synchronize()
+    except Exception as error:
+        _note(f"the device cannot be used any longer: {_text(error)}")
+        return False
+    return True
 
 
 def release(device: str) -> None:

@@ -98,14 +98,13 @@ def _forward_launch(
     unit_h = unit(size)
 
     def make_launch(setting: Plan) -> Launch:
-        constants = {
-            "CENTER": centered, "OFFSET": shifts, "UNIT": unit_h,
-            "EVEN": size == setting.block and n_rows % setting.rows == 0,
-            "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_dtype(dtype),
-        }  # fmt: skip
-        kernel = _norm_forward_on_chip if setting.on_chip else _norm_forward_long
-        grid = (ceil_div(n_rows, setting.rows),)
-        return Launch(kernel, grid, (n_rows, size // unit_h), constants, setting.warps)
+        sizes = (n_rows, size // unit_h)
+        constants = {"CENTER": centered, "UNIT": unit_h, "BLOCK": setting.block, "WIDE": compute_dtype(dtype)}
+        if not setting.on_chip:
+            return Launch(_norm_forward_long, (n_rows,), sizes, constants, setting.warps)
+        even = size == setting.block and n_rows % setting.rows == 0
+        constants |= {"OFFSET": shifts, "EVEN": even, "ROWS": setting.rows}
+        return Launch(_norm_forward_on_chip, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
 
     default = norm_plan(size, dtype.itemsize, 2 if adds else 1)
     return tuned(make_launch, default, power_of_two(size), dtype.itemsize)
@@ -165,8 +164,7 @@ def _norm_forward_on_chip(
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def _norm_forward_long(
     y_ptr, s_ptr, mean_ptr, rstd_ptr, x_ptr, residual_ptr, weight_ptr, bias_ptr, eps, offset, n_rows, size,
-    CENTER: tl.constexpr, OFFSET: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    CENTER: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute one row of any length, BLOCK columns at a time. Grid (n_rows,). Arguments as in _norm_forward_on_chip."""
     row = tl.program_id(0).to(tl.int64)

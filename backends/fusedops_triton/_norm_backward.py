@@ -121,7 +121,7 @@ def _backward_launches(
         registers = setting.registers if wide == torch.float32 else None  # a double takes two
         rows = Launch(_norm_backward_on_chip, (parts,), sizes, constants, setting.warps, registers)
         return _Launches(rows, None, parts)
-    constants = {**shared, "STEPS": 1, "ROWS": 1, "BLOCK": setting.block}
+    constants = {**shared, "BLOCK": setting.block}
     rows = Launch(_norm_backward_long, (n_rows,), sizes, constants, setting.warps)
     columns = share_columns(n_rows, size, narrowest)
     even = columns.are_even(n_rows, size)
@@ -140,8 +140,7 @@ def _norm_backward_on_chip(
     dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
     offset, n_rows, size,
     CENTER: tl.constexpr, JOINED: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute STEPS * ROWS whole rows. Grid (parts,); H = size * UNIT <= BLOCK.
 
@@ -201,8 +200,7 @@ def _norm_backward_on_chip(
 def _norm_backward_long(
     dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
     offset, n_rows, size,
-    CENTER: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
+    CENTER: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute one row of any length, BLOCK columns at a time, without dweight_ptr and dbias_ptr. Grid (n_rows,).
 

@@ -81,6 +81,18 @@ def plan(size_k: int, element_size: int, inputs: int) -> Plan:
     return Plan(rows, width, warps_for(rows * width, per_thread // inputs), True)
 
 
+#: The widest row of two-byte elements on chip as pairs (``_softmax_packed.py``), forward and backward: 128 KB, half of
+#: the registers. And the columns of a part, 16 bytes for each of the most threads that a program has.
+PACKED_FORWARD, PACKED_BACKWARD = 65536, 32768
+PACKED_PART = 8192
+
+
+def packed_parts(size_k: int, element_size: int, inputs: int) -> int:
+    """Return the parts of a row on chip as pairs; 0 where it does not fit, or where ``plan`` has it on chip."""
+    first, last = (FORWARD_ON_CHIP[2], PACKED_FORWARD) if inputs == 1 else (BACKWARD_ON_CHIP[2], PACKED_BACKWARD)
+    return ceil_div(size_k, PACKED_PART) if element_size == 2 and first < size_k <= last and size_k % 8 == 0 else 0
+
+
 # ----------------------------------------------------------------------------------------- flat tiles (ops with a bias)
 
 

@@ -5,6 +5,7 @@ dimensions are merged. A row is the Sk scores of one query.
 
     rows on chip    A program loads whole rows, once: 2 accesses per element forward and 3 backward, which is the
                     minimum. A program of one warp holds several short rows, so that no row waits for a barrier.
+    pairs on chip   Rows of two-byte elements of up to twice that width (``_softmax_packed.py``).
     longer rows     A program reads its row twice, in blocks (``_softmax_long.py``).
 
 Common to all kernels:
@@ -37,7 +38,17 @@ from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import unit
 from fusedops_triton._common import compute_dtype, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._settings import HALF_RESIDENT, Plan, ceil_div, plan, power_of_two
+from fusedops_triton._settings import (
+    BACKWARD_ON_CHIP,
+    HALF_RESIDENT,
+    PACKED_PART,
+    Plan,
+    ceil_div,
+    packed_parts,
+    plan,
+    power_of_two,
+    warps_for,
+)
 from fusedops_triton._softmax_long import (
     NOT_SPECIALIZED,
     NOT_SPECIALIZED_BACKWARD,
@@ -45,6 +56,7 @@ from fusedops_triton._softmax_long import (
     forward_long,
     store_row,
 )
+from fusedops_triton._softmax_packed import backward_packed, forward_packed
 from fusedops_triton._softmax_rows import offset, or_zero, place, place_rows, sector_end
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -68,6 +80,10 @@ def softmax_forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool) 
     x = x.resolve_neg()  # a view such as z.conj().imag, whose memory holds -x
     if mask is not None:  # bool and uint8 have one byte, and every non-zero value masks: one kernel for both
         mask = mask.view(torch.uint8)
+    packed = _packed_launch(forward_packed, 1, causal or mask is not None, x)
+    if packed is not None:
+        packed(y, y, x, scalar_for(scale, y.dtype))
+        return y
     launch = _forward_launch(*_layout(x, mask), causal)
     if launch is None:
         x, mask = _make_supported(x, y.shape), None if mask is None else _make_supported(mask, y.shape)
@@ -94,6 +110,10 @@ def softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Ten
         return dx
     y = y.resolve_neg().contiguous()  # the result of forward is; a y from another source may not be
     grad = grad.resolve_neg()
+    packed = _packed_launch(backward_packed, 2, causal, grad, y)
+    if packed is not None:
+        packed(dx, dx, grad, y, scalar_for(scale, y.dtype))
+        return dx
     launch = _backward_launch(y.shape, grad.stride(), y.dtype, causal)
     if launch is None:
         grad = _make_supported(grad, y.shape)
@@ -141,7 +161,11 @@ def _forward_launch(
         if not setting.on_chip:
             return Launch(forward_long, (n_rows,), sizes, constants, setting.warps)
         constants |= _tile_of(n_rows, size_q, size_k, setting) | {"FLAT": _is_flat(shape, x_strides)}
-        return Launch(_forward_on_chip, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
+        # narrow accesses, bounds tests, doubles and the offsets of many rows take more registers than the limit
+        few = constants["EVEN"] and min(unit_x, unit_m) >= 8 and dtype.itemsize <= 4
+        fits = few and setting.warps == 1 and setting.rows <= 2
+        grid = (ceil_div(n_rows, setting.rows),)
+        return Launch(_forward_on_chip, grid, sizes, constants, setting.warps, HALF_RESIDENT if fits else None)
 
     return tuned(make_launch, plan(size_k, dtype.itemsize, inputs=1), power_of_two(size_k), dtype.itemsize)
 
@@ -169,6 +193,30 @@ def _backward_launch(shape: _Ints, grad_strides: _Ints, dtype: torch.dtype, caus
         return Launch(_backward_on_chip, grid, sizes, constants, setting.warps, registers)
 
     return tuned(make_launch, plan(size_k, dtype.itemsize, inputs=2), power_of_two(size_k), dtype.itemsize)
+
+
+def _packed_launch(kernel: Any, inputs: int, excluded: bool, *tensors: Tensor) -> Launch | None:
+    """Return the launch of a kernel for rows on chip as pairs; None for other rows and tensors.
+
+    excluded: the call has what the kernel lacks.
+    """
+    shape, dtype = tensors[0].shape, tensors[0].dtype
+    if excluded or shape[-1] <= BACKWARD_ON_CHIP[2]:
+        return None
+    ready = all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in tensors)
+    return _launch_of_pairs(kernel, shape, dtype, inputs) if ready else None
+
+
+@cached_by_layout
+def _launch_of_pairs(kernel: Any, shape: _Ints, dtype: torch.dtype, inputs: int) -> Launch | None:
+    """Return the launch for contiguous tensors; None for rows of other widths."""
+    parts = packed_parts(shape[-1], dtype.itemsize, inputs)
+    if parts == 0:
+        return None
+    n_rows, unit_k = math.prod(shape[:-1]), unit(shape[-1])
+    constants = {"UNIT": unit_k, "PARTS": parts, "PAIRS": PACKED_PART // 2}
+    warps = warps_for(PACKED_PART, 8)
+    return Launch(kernel, (n_rows,), (n_rows, shape[-1] // unit_k), constants, warps)
 
 
 def _tile_of(n_rows: int, size_q: int, size_k: int, setting: Plan) -> dict[str, Any]:

@@ -1,5 +1,10 @@
 """Softmax of rows that do not fit on chip: a program reads its row twice, in blocks. ``_softmax.py`` has the launchers.
 
+One read would need the row in the registers or the shared memory of a multiprocessor, 256 and 227 KB, with room for the
+rest, or several multiprocessors for a row, whose sums Triton does not exchange. ``evict_last`` keeps a row in the L2
+cache for the second pass: what all programs have in flight, 3 or 4 for each multiprocessor, may not fit in there, and
+then a forward takes 3 accesses an element in place of 2, a backward 5 in place of 3.
+
 The first pass computes the maximum and the sum (Milakov and Gimelshein 2018, "Online normalizer calculation for
 softmax"), the second one writes the result.
 """

@@ -49,8 +49,11 @@ def _entry_points(folder: Path) -> Path:
 def _unpacked(wheels: Path, folder: Path) -> list[Path]:
     """Unpack wheels, and return the folders to import from, with those that .pth files name."""
     for wheel in sorted(wheels.glob("*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder)
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(folder)
+        except zipfile.BadZipFile as error:
+            print(f"left out: {wheel}: {error}")
     lines = [line.strip() for path in sorted(folder.glob("*.pth")) for line in path.read_text().splitlines()]
     return [folder, *(folder / line for line in lines if line and (folder / line).is_dir())]
 

@@ -18,6 +18,7 @@ class Step(NamedTuple):
         seconds: after this time the command is ended.
         environment: variables beside those of all steps.
         needs: a program without which the step is skipped.
+        restarts: how often the command is started again after a signal or an exit status of BROKEN: it continues then.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Step(NamedTuple):
     seconds: float
     environment: Mapping[str, str] = {}
     needs: str = ""
+    restarts: int = 0
 
 
 class Target(NamedTuple):
@@ -48,6 +50,11 @@ MEASUREMENTS = {
     "length-masked": (("--sweep", "length-masked", "--ops", "scaled_masked_softmax"), 50.0, 1),
     "attention": (("--sweep", "large", "--ops", *PRODUCTS), 40.0, 1),
 }
+
+#: The exit status of a measurement whose process can no longer use its device, and the calls of a measurement that may
+#: end its process so, or by a signal, such as a peer with an illegal access: it continues with the next call.
+BROKEN = 75
+_RESTARTS = 3
 
 #: Without it the caching allocator of torch hands out parts of large blocks, and memcheck sees no access beside a part.
 NO_CACHING = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -147,5 +154,6 @@ def _compile_ahead(target: Target, name: str) -> list[Step]:
 
 def _measure(target: Target, name: str) -> Step:
     seconds = MEASUREMENTS[name][1]
-    options = ("--limit", f"{seconds - 10:g}", "--out", str(target.results / f"{name}.jsonl"))
-    return Step(f"measure {name}", _python("-m", "benchmarks", *_options(target, name), *options), seconds, IN_PROCESS)
+    options = ("--limit", f"{seconds - 10:g}", "--out", str(target.results / f"{name}.jsonl"), "--continue")
+    command = _python("-m", "benchmarks", *_options(target, name), *options)
+    return Step(f"measure {name}", command, seconds, IN_PROCESS, restarts=_RESTARTS)

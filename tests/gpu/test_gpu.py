@@ -151,6 +151,8 @@ def test_small_calls_for_the_sanitizer(backend: str, op: Op) -> None:
 
 @on_cuda
 @pytest.mark.parametrize("long", [20000, 40000])
-def test_long_rows_for_the_sanitizer(long: int) -> None:
-    softmax_of(torch.randn(2, long, device=DEVICE, requires_grad=True)).sum().backward()
-    fusedops.rms_norm(torch.randn(2, long, device=DEVICE, requires_grad=True)).sum().backward()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def test_long_rows_for_the_sanitizer(dtype: torch.dtype, long: int) -> None:
+    """Rows that are read twice, and rows of two-byte elements on chip as pairs."""
+    softmax_of(torch.randn(2, long, dtype=dtype, device=DEVICE, requires_grad=True)).sum().backward()
+    fusedops.rms_norm(torch.randn(2, long, dtype=dtype, device=DEVICE, requires_grad=True)).sum().backward()

@@ -60,6 +60,9 @@ def _of_softmax() -> dict[str, Case]:
             cases[f"softmax {kind} {size_k} bfloat16"] = _softmax("bfloat16", size_k, kind)
         for size_k in (128, 4096):
             cases[f"softmax {kind} {size_k} float32"] = _softmax("float32", size_k, kind)
+    for size_k in (32768, 65536):
+        cases[f"softmax plain {size_k} bfloat16"] = _softmax("bfloat16", size_k)
+    cases["softmax backward plain 32768 bfloat16"] = _softmax("bfloat16", 32768, backward=True)
     cases["softmax plain 1000 bfloat16"] = _softmax("bfloat16", 1000)
     for kind in ("plain", "causal"):
         for size_k in (128, 1024, 8192):

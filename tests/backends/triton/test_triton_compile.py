@@ -50,6 +50,12 @@ def _cases() -> dict[str, Case]:
         cases[f"{op}-1024-float16-sm_90"] = _case(op, 1024, "float16", "sm_90")
     cases["forward-1024-no-mask"] = _case("forward", 1024, "bfloat16", "sm_90", mask=None)
     cases["forward-65536-no-mask"] = _case("forward", 65536, "bfloat16", "sm_90", mask=None, causal=True)
+    for size_k in (40960, 49152, 65528, 65536):  # rows on chip as pairs
+        cases[f"forward-{size_k}-pairs-bfloat16-sm_90"] = _case("forward", size_k, "bfloat16", "sm_90", mask=None)
+    for dtype, target in (("float16", "sm_90"), ("bfloat16", "sm_80"), ("float16", "sm_100"), ("bfloat16", "gfx942")):
+        cases[f"forward-65536-pairs-{dtype}-{target}"] = _case("forward", 65536, dtype, target, mask=None)
+        cases[f"backward-32768-pairs-{dtype}-{target}"] = _case("backward", 32768, dtype, target)
+    cases["backward-24576-pairs-bfloat16-sm_90"] = _case("backward", 24576, "bfloat16", "sm_90")
     cases["forward-1024-padding-mask"] = _case("forward", 1024, "bfloat16", "sm_90", mask=[4, 1, 1, 1024])
     return cases
 
@@ -177,6 +183,11 @@ def test_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     assert facts["float64"] == (case["dtype"] == "float64")
     assert facts["address_64"]
     assert facts["registers"] <= 255
+    if "pairs" in name:
+        assert facts["kernel"] == f"{case['op']}_packed"
+        assert facts["loads"].get("16", 0) >= 3
+        assert set(facts["stores"]) <= {"16", "8"}  # the rows with infinities take narrower ones
+        return
     if not 8192 < case["shape"][-1] < 65536:  # in between it depends on the dtype and the direction
         assert facts["kernel"].lstrip("_") == f"{case['op']}_{'long' if case['shape'][-1] == 65536 else 'on_chip'}"
     # scores, gradients and results go 16 bytes at a time; mask bytes as many at a time as scores do; the blocks of rows
