@@ -20,6 +20,7 @@ function shown() {
   return { backend: forward || null, backward: backward || null, given, bytes: JSON.parse(bytes), candidates };
 }
 
+// By addresses that are entered one after the other, each a navigation of the browser.
 async function answers(fragments) {
   const all = [];
   for (const fragment of fragments) {
@@ -31,4 +32,13 @@ async function answers(fragments) {
     all.push(shown());
   }
   return all;
+}
+
+// The same without navigations, between which the browser lays the page out: a tenth of the time for thousands.
+function answersWithoutLayout(fragments) {
+  return fragments.map((fragment) => {
+    history.replaceState(null, "", fragment);
+    dispatchEvent(new HashChangeEvent("hashchange"));
+    return shown();
+  });
 }

@@ -65,12 +65,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @needs_browser
 @pytest.mark.parametrize(
-    ("count", "seed"), [(80, "few"), pytest.param(2000, "many", marks=pytest.mark.slow)], ids=["80", "2000"]
+    ("count", "seed", "way"),
+    [(80, "few", "answers"), pytest.param(2000, "many", "answersWithoutLayout", marks=pytest.mark.slow)],
+    ids=["80", "2000"],
 )
-def test_the_page_answers_as_explain_does(page: browser.Page, count: int, seed: str) -> None:
+def test_the_page_answers_as_explain_does(page: browser.Page, count: int, seed: str, way: str) -> None:
     calls = [json.loads(line) for line in run("tests/support/explorer_calls.py", str(count), seed).splitlines()]
     assert len(calls) == count
-    answers = page.run(f"answers({json.dumps([call['fragment'] for call in calls])})")
+    answers = page.run(f"{way}({json.dumps([call['fragment'] for call in calls])})")
     for call, answer in zip(calls, answers, strict=True):
         expected = call["expected"]
         for candidate in expected.get("candidates", ()):  # the page shows those of a backend that may serve the call

@@ -3,7 +3,7 @@
 The interpreter replaces the builtins of Triton's language before a launch, and again at each call of a jit function
 inside it, ``tl.sum`` included. Each time it lists and sorts all members of the language's modules: half of the time
 of a kernel with many calls. Here the list is made once, and a launch replaces the builtins once for each module that
-its functions are in.
+its functions are in. Types are made once a launch: see quick_types.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import inspect
 from functools import cache
 from typing import Any
 
+import quick_types
 from triton.runtime import interpreter
 
 _plain = (interpreter._patch_builtin, interpreter._patch_lang, interpreter.GridExecutor.__call__)
@@ -48,6 +49,7 @@ def _launch(self: Any, *args: Any, **kwargs: Any) -> None:
         _plain[2](self, *args, **kwargs)
     finally:
         _patched = None
+        quick_types.forget()
 
 
 def install() -> None:
@@ -57,8 +59,10 @@ def install() -> None:
         _builtin_names(package)
     interpreter._patch_builtin, interpreter._patch_lang = _patch_builtin, _patch_lang
     interpreter.GridExecutor.__call__ = _launch
+    quick_types.install()
 
 
 def uninstall() -> None:
     """Return to the interpreter as it is."""
     interpreter._patch_builtin, interpreter._patch_lang, interpreter.GridExecutor.__call__ = _plain
+    quick_types.uninstall()
