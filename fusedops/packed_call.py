@@ -89,7 +89,7 @@ def _run(function: Any, pack: Callable[..., bytes], fail: Callable[[int], None],
     return call.results
 
 
-def _value(field: Field) -> int | float:
+def _value(field: Any) -> Any:
     if isinstance(field, (int, float)):
         return field
     if field is None:
