@@ -89,14 +89,15 @@ def _run(function: Any, pack: Callable[..., bytes], fail: Callable[[int], None],
     return call.results
 
 
-def _value(field: Any) -> Any:
+def _value(field: Field) -> int | float:
     if isinstance(field, (int, float)):
         return field
     if field is None:
         return 0
     if isinstance(field, tuple):
         return field[0].data_ptr() + field[1]
-    return field.data_ptr() if isinstance(field, Tensor) else field  # what is no field, struct refuses
+    # struct refuses what is no field
+    return field.data_ptr() if isinstance(field, Tensor) else field  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 def runner(launcher: Callable[..., Any]) -> Callable[..., Any]:
