@@ -360,20 +360,27 @@ INLINE void stream(T* p, vfloat v) {
   store(p, v);
 #endif
 }
+// Streams a whole vector of 16-bit numbers, to memory that is aligned to half a vector.
+template <class T>
+INLINE void stream_bits(T* p, vuint bits) {
+  vuint16 halves[2];
+  memcpy(halves, &bits, sizeof bits);
+  for (int i = 0; i < 2; i++) {
+#if VECTOR_BYTES == 64
+    _mm256_stream_si256((__m256i*)p + i, bits_as<__m256i>(halves[i]));
+#elif VECTOR_BYTES == 32
+    _mm_stream_si128((__m128i*)p + i, bits_as<__m128i>(halves[i]));
+#elif defined(__SSE4_1__)
+    _mm_stream_si64((long long*)p + i, bits_as<int64_t>(halves[i]));
+#else
+    memcpy(p + i * LANES, &halves[i], sizeof halves[i]);
+#endif
+  }
+}
 template <class T>
 INLINE void stream_two(T* p, vfloat a, vfloat b) {
 #if VECTOR_BYTES >= 32
-  if constexpr (std::is_same_v<T, bfloat16>) {
-    const vuint16_two packed = narrow_two(a, b);
-    vuint16 halves[2];
-    memcpy(halves, &packed, sizeof packed);
-#if VECTOR_BYTES == 64
-    for (int i = 0; i < 2; i++) _mm256_stream_si256((__m256i*)p + i, bits_as<__m256i>(halves[i]));
-#else
-    for (int i = 0; i < 2; i++) _mm_stream_si128((__m128i*)p + i, bits_as<__m128i>(halves[i]));
-#endif
-    return;
-  }
+  if constexpr (std::is_same_v<T, bfloat16>) return stream_bits(p, (vuint)narrow_two(a, b));
 #endif
   stream(p, a);
   stream(p + LANES, b);
@@ -417,9 +424,10 @@ INLINE void load_pairs(const float* p, Full, vfloat& even, vfloat& odd) {
   even = shuffled<EverySecond<0>>(a, b);
   odd = shuffled<EverySecond<1>>(a, b);
 }
-INLINE void store_pairs(float* p, vfloat even, vfloat odd, Full) {
-  store(p, shuffled<Alternating<0>>(even, odd));
-  store(p + LANES, shuffled<Alternating<LANES / 2>>(even, odd));
+template <bool STREAMS = false>
+INLINE void store_pairs(float* p, vfloat even, vfloat odd, Full lanes) {
+  store_or_stream<STREAMS>(p, shuffled<Alternating<0>>(even, odd), lanes);
+  store_or_stream<STREAMS>(p + LANES, shuffled<Alternating<LANES / 2>>(even, odd), lanes);
 }
 template <class T>
 INLINE void load_pairs(const T* p, Full, vfloat& even, vfloat& odd) {
@@ -433,7 +441,7 @@ INLINE void load_pairs(const T* p, Full, vfloat& even, vfloat& odd) {
   even = widen(narrow_16(pairs & 0xffff), T{});
   odd = widen(narrow_16(pairs >> 16), T{});
 }
-template <class T>
+template <bool STREAMS = false, class T>
 INLINE void store_pairs(T* p, vfloat even, vfloat odd, Full) {
   vuint pairs;
   if constexpr (std::is_same_v<T, bfloat16>) {
@@ -441,7 +449,11 @@ INLINE void store_pairs(T* p, vfloat even, vfloat odd, Full) {
   } else {
     pairs = widen_16(narrow(even, T{})) | widen_16(narrow(odd, T{})) << 16;
   }
-  memcpy(p, &pairs, sizeof pairs);
+  if constexpr (STREAMS) {
+    stream_bits(p, pairs);
+  } else {
+    memcpy(p, &pairs, sizeof pairs);
+  }
 }
 template <class T>
 NOINLINE void load_pairs(const T* p, Part lanes, vfloat& even, vfloat& odd) {
@@ -449,7 +461,7 @@ NOINLINE void load_pairs(const T* p, Part lanes, vfloat& even, vfloat& odd) {
   for (int i = 0; i < 2 * lanes.n; i++) values[i] = p[i];
   load_pairs(values, Full{}, even, odd);
 }
-template <class T>
+template <bool STREAMS = false, class T>
 NOINLINE void store_pairs(T* p, vfloat even, vfloat odd, Part lanes) {
   T values[2 * LANES];
   store_pairs(values, even, odd, Full{});
