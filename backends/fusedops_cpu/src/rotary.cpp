@@ -64,6 +64,8 @@ RotateRows function_of(const Rotary& call, const RotaryTensor& t) {
   const int64_t rows = call.batches * call.positions * t.heads;
   return with_dtype(t.dtype, [&](auto element) -> RotateRows {
     using T = decltype(element);
+    if constexpr (std::is_same_v<T, float16>)
+      return call.interleaved ? rotate_pairs<T, false> : rotate_halves<T, false>;
     const bool in_memory = call.pairs % LANES == 0 && streams((const T*)t.y, rows, call.columns);
     if (call.interleaved) return in_memory ? rotate_pairs<T, true> : rotate_pairs<T, false>;
     return in_memory ? rotate_halves<T, true> : rotate_halves<T, false>;
