@@ -23,7 +23,10 @@ constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
 struct Ahead {
   const char* next;
   int64_t size;  // of an element
-  INLINE void fetch(int64_t i) const { __builtin_prefetch(next + i * size); }
+  template <class Lanes>
+  INLINE void fetch(int64_t i, Lanes) const {
+    for (int64_t at = 0; at < Lanes::most * size; at += 64) __builtin_prefetch(next + i * size + at);
+  }
 };
 
 NOINLINE void cap_chunk(const float* x, float* z, int64_t n, float cap) {
@@ -34,27 +37,26 @@ NOINLINE void cap_chunk(const float* x, float* z, int64_t n, float cap) {
 struct Exponentials {
   vfloat tops = all(LOWEST), sums = {};  // not -inf: -inf - -inf is NaN
 
-  // n: a multiple of LANES.
-  NOINLINE void add(const float* z, int64_t n, Ahead ahead) {
+  template <class T>
+  NOINLINE void add(const T* z, int64_t n, Ahead ahead) {
     vfloat top = tops, chunk = {};
-    for (int64_t i = 0; i < n; i += LANES) top = max(load(z + i), top);
-    for (int64_t i = 0; i < n; i += LANES) {
-      ahead.fetch(i);
-      chunk += exp_nonpositive(load(z + i) - top);
-    }
+    each_group<Several>(
+        n, [&](int64_t i, auto lanes) { top = max(joined_max(where_loaded(load(z + i, lanes), lanes, LOWEST)), top); });
+    each_group<Pair>(n, [&](int64_t i, auto lanes) {
+      ahead.fetch(i, lanes);
+      chunk += joined_sum(exp_of_difference(where_loaded(load(z + i, lanes), lanes, -INF) - top));
+    });
     sums = sums * exp_nonpositive(tops - top) + chunk;
     tops = top;
   }
 };
 
 // The sum of the differences of n numbers from `origin`.
-NOINLINE double sum_of_chunk(const float* z, int64_t n, float origin) {
+template <class T>
+NOINLINE double sum_of_chunk(const T* z, int64_t n, float origin) {
   vfloat sums = {};
-  each(n, [&](int64_t i, auto lanes) {
-    vfloat v = load(z + i, lanes) - origin;
-    if constexpr (!decltype(lanes)::full) v = lanes_below(lanes.n) ? v : vfloat{};
-    sums += v;
-  });
+  each_group<Pair>(
+      n, [&](int64_t i, auto lanes) { sums += joined_sum(where_loaded(load(z + i, lanes) - origin, lanes, 0)); });
   return sum_of(sums);
 }
 
@@ -63,19 +65,20 @@ struct RowGradient {
   float lse, factor, spread, hit, cap;
 };
 
-NOINLINE void gradient_of_chunk(const float* x, float* d, int64_t n, RowGradient row, Ahead ahead) {
-  if (row.cap == 0) {
-    each(n, [=](int64_t i, auto lanes) {
-      ahead.fetch(i);
-      store(d + i, exp_nonpositive(load(x + i, lanes) - row.lse) * row.factor - row.spread, lanes);
-    });
-  } else {
-    each(n, [=](int64_t i, auto lanes) {
-      const vfloat tanh = tanh_of(load(x + i, lanes) / row.cap);
-      const vfloat dz = exp_nonpositive(tanh * row.cap - row.lse) * row.factor - row.spread;
-      store(d + i, dz * (1.0f - tanh * tanh), lanes);
-    });
-  }
+template <class T>
+NOINLINE void gradient_of_chunk(const T* x, float* d, int64_t n, RowGradient row, Ahead ahead) {
+  each_group<Several>(n, [=](int64_t i, auto lanes) {
+    ahead.fetch(i, lanes);
+    store(d + i, exp_of_difference<is_narrow<T>>(load(x + i, lanes) - row.lse) * row.factor - row.spread, lanes);
+  });
+}
+
+NOINLINE void gradient_of_capped_chunk(const float* x, float* d, int64_t n, RowGradient row) {
+  each(n, [=](int64_t i, auto lanes) {
+    const vfloat tanh = tanh_of(load(x + i, lanes) / row.cap);
+    const vfloat dz = exp_nonpositive(tanh * row.cap - row.lse) * row.factor - row.spread;
+    store(d + i, dz * (1.0f - tanh * tanh), lanes);
+  });
 }
 
 NOINLINE float hit_of_target(float x, RowGradient row) {
@@ -164,20 +167,21 @@ float forward_row(const Settings& s, const void* logits, int64_t first, int64_t 
   Exponentials row;
   double total = 0;  // of the differences from a number of the row, all of which may be large beside them
   float origin = 0;
-  for (int64_t at = 0; at < s.columns; at += CHUNK) {
-    const int64_t n = std::min(CHUNK, s.columns - at), whole = divide_up(n, LANES) * LANES;
-    float buffer[CHUNK];
-    const float* z = widened(x + at, n, buffer);
-    if (s.cap != 0) cap_chunk(z, buffer, n, s.cap);
-    if (z != buffer && (s.cap != 0 || n < whole)) {
-      if (s.cap == 0) memcpy(buffer, z, n * sizeof(float));
-      z = buffer;
-    }
-    for (int64_t i = n; i < whole; i++) buffer[i] = -INF;
-    row.add(z, whole, {(const char*)(x + at + CHUNK), sizeof(T)});
-    if (s.smoothing == 0) continue;
-    if (at == 0 && std::isfinite(z[0])) origin = z[0];
+  const auto add = [&](const auto* z, int64_t at, int64_t n) {
+    row.add(z, n, {(const char*)(x + at + CHUNK), sizeof(T)});
+    if (s.smoothing == 0) return;
+    if (const float first = number_at(z); at == 0 && std::isfinite(first)) origin = first;
     total += sum_of_chunk(z, n, origin);
+  };
+  for (int64_t at = 0; at < s.columns; at += CHUNK) {
+    const int64_t n = std::min(CHUNK, s.columns - at);
+    float buffer[CHUNK];
+    if (s.cap == 0) {
+      add(readable(x + at, n, buffer), at, n);
+    } else {
+      cap_chunk(widened_apart(x + at, n, buffer), buffer, n, s.cap);
+      add((const float*)buffer, at, n);
+    }
   }
   const bool valid = target >= 0 && target < s.columns;
   float z_target = valid ? number_at(x + target) : NOT_A_NUMBER;
@@ -218,9 +222,12 @@ void backward_row(const void* logits, int64_t x_at, void* gradient, int64_t dx_a
     const int64_t n = std::min(CHUNK, columns - at);
     float x_buffer[CHUNK], d_buffer[CHUNK];
     float* d = place(dx + at, d_buffer, streams_dx);
-    const float* wide = widened(x + at, n, x_buffer);
-    gradient_of_chunk(wide, d, n, row, {(const char*)(x + at + CHUNK), sizeof(T)});
-    if (target >= at && target < at + n) d[target - at] -= hit_of_target(wide[target - at], row);
+    if (row.cap == 0) {
+      gradient_of_chunk(readable(x + at, n, x_buffer), d, n, row, {(const char*)(x + at + CHUNK), sizeof(T)});
+    } else {
+      gradient_of_capped_chunk(widened_apart(x + at, n, x_buffer), d, n, row);
+    }
+    if (target >= at && target < at + n) d[target - at] -= hit_of_target(number_at(x + target), row);
     rounded(dx + at, n, d, streams_dx);
   }
 }

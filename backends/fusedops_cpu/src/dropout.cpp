@@ -33,7 +33,7 @@ Status forward(const DropoutForward& call) {
       int64_t end = std::min(last, begin + CHUNK);
       if constexpr (DROPS) philox.fill(begin, end - begin, keep);
       each_stretch(begin, end, width, [&](int64_t at, int64_t column, int64_t n) {
-        produce(y + at, n, [&](int64_t i, auto lanes) {
+        produce<true>(y + at, n, [&](int64_t i, auto lanes) {
           auto u = load(x + at + i, lanes);
           if constexpr (BIAS) u = u + load(bias + column + i, lanes);
           if constexpr (DROPS) u = keep_only(u, keep + (at - begin) + i) * scale;
@@ -67,7 +67,7 @@ Status backward(const DropoutBackward& call) {
           return du;
         };
         if (dx) {
-          produce(dx + at, n, du_and_sum);
+          produce<true>(dx + at, n, du_and_sum);
         } else {
           each(n, du_and_sum);
         }

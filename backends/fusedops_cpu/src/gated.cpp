@@ -74,20 +74,20 @@ class Swish {
 };
 
 // gelu(gate) * up. A gate below -32, -inf included, gives 0.
-template <bool TANH>
+template <bool TANH, bool NARROW>
 class Gelu {
  public:
   explicit Gelu(const Settings&) {}
 
   template <class V>
   INLINE V operator()(V gate, V up) const {
-    return gelu<TANH>(at_least(-32.0f, gate)) * up;
+    return gelu<TANH, NARROW>(at_least(-32.0f, gate)) * up;
   }
 
   template <class V>
   INLINE void gradients(V grad, V gate, V up, V& dgate, V& dup) const {
     V derivative;
-    const V factor = gelu_factor<TANH>(gate, derivative);
+    const V factor = gelu_factor<TANH, NARROW>(gate, derivative);
     dgate = grad * up * derivative;
     dup = grad * at_least(-32.0f, gate) * factor;
   }
@@ -121,10 +121,11 @@ void compute_gradients(const Settings& settings, const T* grad, const T* gate, c
 }
 
 template <class T>
-const Forward<T> FORWARD[] = {compute<T, Swish>, compute<T, Gelu<true>>, compute<T, Gelu<false>>};
+const Forward<T> FORWARD[] = {compute<T, Swish>, compute<T, Gelu<true, is_narrow<T>>>,
+                              compute<T, Gelu<false, is_narrow<T>>>};
 template <class T>
-const Backward<T> BACKWARD[] = {compute_gradients<T, Swish>, compute_gradients<T, Gelu<true>>,
-                                compute_gradients<T, Gelu<false>>};
+const Backward<T> BACKWARD[] = {compute_gradients<T, Swish>, compute_gradients<T, Gelu<true, is_narrow<T>>>,
+                                compute_gradients<T, Gelu<false, is_narrow<T>>>};
 
 // ---- The dtypes and layouts ----
 
@@ -160,25 +161,6 @@ void each_chunk(int64_t rows, int64_t columns, F f) {
                  });
     stream_end();
   });
-}
-
-// The type that the loops above read instead of T. A copy of them for bfloat16 is worth its size from AVX2 on.
-template <class T>
-using Readable = std::conditional_t<std::is_same_v<T, bfloat16> && VECTOR_BYTES >= 32, bfloat16, float>;
-
-template <class T>
-NOINLINE const float* widened_apart(const T* p, int64_t n, float* buffer) {
-  return widened(p, n, buffer);
-}
-
-// Returns n numbers of that type: p itself, or the buffer with them.
-template <class T>
-INLINE const Readable<T>* readable(const T* p, int64_t n, float* buffer) {
-  if constexpr (std::is_same_v<Readable<T>, T>) {
-    return p;
-  } else {
-    return widened_apart(p, n, buffer);
-  }
 }
 
 template <class T>

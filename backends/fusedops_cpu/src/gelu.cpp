@@ -20,7 +20,7 @@ Status forward(const GeluForward& call) {
                    produce(y + at, n, [&](int64_t i, auto lanes) {
                      auto u = load_ahead(x + at + i, lanes);
                      if constexpr (BIAS) u = u + load(bias + column + i, lanes);
-                     return gelu<TANH>(u);
+                     return gelu<TANH, is_narrow<T>>(u);
                    });
                  });
   });
@@ -38,7 +38,7 @@ Status backward(const GeluBackward& call) {
   auto du_at = [=](int64_t at, int64_t column, int64_t i, auto lanes) {
     auto u = load_ahead(x + at + i, lanes);
     if constexpr (BIAS) u = u + load(bias + column + i, lanes);
-    return load_ahead(grad + at + i, lanes) * gelu_derivative<TANH>(u);
+    return load_ahead(grad + at + i, lanes) * gelu_derivative<TANH, is_narrow<T>>(u);
   };
   if constexpr (BIAS) {
     if (call.dbias) {

@@ -53,6 +53,8 @@ class Philox {
   }
 
  private:
+  static constexpr uint64_t M0 = 0xD2511F53u;
+
   // Operands of the first three rounds, in which little is left to compute: two words of the counter are 0, and its
   // high word is the same number in all lanes, so that the first word after round 1 and its product are too.
   struct First {
@@ -60,7 +62,7 @@ class Philox {
   };
 
   INLINE First first_rounds(uint32_t high) const {
-    uint64_t product = uint64_t(high ^ uint32_t(key_[0][0][0])) * 0xD2511F53u;
+    uint64_t product = uint64_t(high ^ uint32_t(key_[0][0][0])) * M0;
     return {key_[0][1], vuint64{} + ((product >> 32) ^ key_[1][1][0]), vuint64{} + (uint32_t(product) ^ key_[2][1][0])};
   }
 
@@ -72,19 +74,20 @@ class Philox {
 
   void fill_same_high_word(int64_t counter, int64_t count, int32_t* out) const {
     First first = first_rounds(uint32_t(counter >> 32));
-    vuint64 c = counters() + uint64_t(counter);
+    // the products of the counters' low words, which do not wrap, grow by the same number from one vector to the next
+    vuint64 products = (counters() + uint64_t(uint32_t(counter))) * M0;
     constexpr int K = SIDE_BY_SIDE;
-    for (int64_t i = 0; i < count; i += K * STEP, c += K * LANES / 2) step<K>(c, first, out + i);
+    for (int64_t i = 0; i < count; i += K * STEP, products += uint64_t(K * LANES / 2) * M0)
+      step<K>(products, first, out + i);
   }
 
   // The masks of K * STEP elements. The high half of a lane may hold anything: no instruction is spent on clearing it.
   template <int K>
-  INLINE void step(vuint64 c, const First& first, int32_t* out) const {
-    const vuint64 m0 = vuint64{} + 0xD2511F53u, m1 = vuint64{} + 0xCD9E8D57u;
+  INLINE void step(vuint64 product, const First& first, int32_t* out) const {
+    const vuint64 m0 = vuint64{} + M0, m1 = vuint64{} + 0xCD9E8D57u;
     vuint64 c0[K], c2[K], low1[K], low3[K], p[K], q[K];
 #pragma GCC unroll 4
-    for (int k = 0; k < K; k++, c += LANES / 2) {
-      vuint64 product = multiply_low_halves(c, m0);
+    for (int k = 0; k < K; k++, product += uint64_t(LANES / 2) * M0) {
       low1[k] = multiply_low_halves((product >> 32) ^ first.k1, m1);
       c0[k] = (low1[k] >> 32) ^ key_[1][0];
       c2[k] = product ^ first.k2;
@@ -132,6 +135,9 @@ class Philox {
 
   INLINE vint kept(vuint words) const {
     vuint threshold = vuint{} + threshold_;
+#if VECTOR_BYTES == 64
+    return (vint)_mm512_movm_epi32(_mm512_cmpge_epu32_mask((__m512i)words, (__m512i)threshold));
+#endif
     return (vint)((words > threshold ? words : threshold) == words);
   }
 

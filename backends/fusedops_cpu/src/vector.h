@@ -52,6 +52,10 @@ struct float16 {
   uint16_t bits;
 };
 
+// True for results that are rounded to so few bits that an error of 2^-18 before does not count.
+template <class T>
+constexpr bool is_narrow = std::is_same_v<T, bfloat16>;
+
 template <class To, class From>
 INLINE To bits_as(From value) {
   static_assert(sizeof(To) == sizeof(From));
@@ -104,7 +108,16 @@ INLINE vint widen_8(vbyte b) { return __builtin_convertvector(b, vint); }
 
 // ---- Conversions: round to nearest even; NaN stays NaN ----
 
-INLINE vfloat widen(vuint16 h, bfloat16) { return bits_as<vfloat>(widen_16(h) << 16); }
+INLINE vfloat widen(vuint16 h, bfloat16) {
+#if VECTOR_BYTES == 64  // one instruction: each number moves to the high half of its lane, the low half becomes 0
+  const vuint16_two places = {0, 0, 0, 1, 0, 2,  0, 3,  0, 4,  0, 5,  0, 6,  0, 7,
+                              0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
+  const __m512i all = _mm512_castsi256_si512(bits_as<__m256i>(h));
+  return (vfloat)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, (__m512i)places, all);
+#else
+  return bits_as<vfloat>(widen_16(h) << 16);
+#endif
+}
 
 // bfloat16 in the high half of each lane; the low half may hold anything. Of a NaN, the high half of v: all arithmetic
 // returns a quiet NaN, whose mark is there.
@@ -181,21 +194,28 @@ INLINE void store(T* p, vfloat v) {
   memcpy(p, &h, sizeof h);
 }
 
-// Stores two vectors: packed by one instruction where there is one.
+// Two vectors in bfloat16.
+#if VECTOR_BYTES >= 32
+INLINE vuint16_two narrow_two(vfloat a, vfloat b) {
+  const vuint x = rounded_to_high_half(a), y = rounded_to_high_half(b);
+#if VECTOR_BYTES == 64
+  // a list: clang computes a loop that fills the vector anew each time
+  const vuint16_two odd = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                           33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return (vuint16_two)_mm512_permutex2var_epi16((__m512i)x, (__m512i)odd, (__m512i)y);
+#else
+  const __m256i of_lanes = _mm256_packus_epi32((__m256i)(x >> 16), (__m256i)(y >> 16));
+  return (vuint16_two)_mm256_permute4x64_epi64(of_lanes, 0xd8);
+#endif
+}
+#endif
+
+// Stores two vectors.
 template <class T>
 INLINE void store_two(T* p, vfloat a, vfloat b) {
 #if VECTOR_BYTES >= 32
   if constexpr (std::is_same_v<T, bfloat16>) {
-    const vuint x = rounded_to_high_half(a), y = rounded_to_high_half(b);
-#if VECTOR_BYTES == 64
-    // a list: clang computes a loop that fills the vector anew each time
-    const vuint16_two odd = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-                             33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-    const __m512i packed = _mm512_permutex2var_epi16((__m512i)x, (__m512i)odd, (__m512i)y);
-#else
-    const __m256i of_lanes = _mm256_packus_epi32((__m256i)(x >> 16), (__m256i)(y >> 16));
-    const __m256i packed = _mm256_permute4x64_epi64(of_lanes, 0xd8);
-#endif
+    const vuint16_two packed = narrow_two(a, b);
     memcpy(p, &packed, sizeof packed);
     return;
   }
@@ -214,9 +234,11 @@ INLINE vint lanes_below(int n) {
 // be read and written, where the other lanes are read and written as 0.
 struct Full {
   static constexpr bool full = true;
+  static constexpr int most = LANES;
 };
 struct Part {
   static constexpr bool full = false;
+  static constexpr int most = LANES;
   int n;
 };
 struct Cut {
@@ -338,14 +360,39 @@ INLINE void stream(T* p, vfloat v) {
   store(p, v);
 #endif
 }
+// Streams a whole vector of 16-bit numbers, to memory that is aligned to half a vector.
+template <class T>
+INLINE void stream_bits(T* p, vuint bits) {
+  vuint16 halves[2];
+  memcpy(halves, &bits, sizeof bits);
+  for (int i = 0; i < 2; i++) {
+#if VECTOR_BYTES == 64
+    _mm256_stream_si256((__m256i*)p + i, bits_as<__m256i>(halves[i]));
+#elif VECTOR_BYTES == 32
+    _mm_stream_si128((__m128i*)p + i, bits_as<__m128i>(halves[i]));
+#elif defined(__SSE4_1__)
+    _mm_stream_si64((long long*)p + i, bits_as<int64_t>(halves[i]));
+#else
+    memcpy(p + i * LANES, &halves[i], sizeof halves[i]);
+#endif
+  }
+}
+template <class T>
+INLINE void stream_two(T* p, vfloat a, vfloat b) {
+#if VECTOR_BYTES >= 32
+  if constexpr (std::is_same_v<T, bfloat16>) return stream_bits(p, (vuint)narrow_two(a, b));
+#endif
+  stream(p, a);
+  stream(p + LANES, b);
+}
 INLINE void stream_end() {
 #if defined(__SSE4_1__)
   _mm_sfence();
 #endif
 }
 
-template <bool STREAMS, class T, class Lanes>
-INLINE void store_or_stream(T* p, vfloat v, Lanes lanes) {
+template <bool STREAMS, class T, class V, class Lanes>
+INLINE void store_or_stream(T* p, V v, Lanes lanes) {
   if constexpr (STREAMS && Lanes::full) {
     stream(p, v);
   } else {
@@ -377,21 +424,36 @@ INLINE void load_pairs(const float* p, Full, vfloat& even, vfloat& odd) {
   even = shuffled<EverySecond<0>>(a, b);
   odd = shuffled<EverySecond<1>>(a, b);
 }
-INLINE void store_pairs(float* p, vfloat even, vfloat odd, Full) {
-  store(p, shuffled<Alternating<0>>(even, odd));
-  store(p + LANES, shuffled<Alternating<LANES / 2>>(even, odd));
+template <bool STREAMS = false>
+INLINE void store_pairs(float* p, vfloat even, vfloat odd, Full lanes) {
+  store_or_stream<STREAMS>(p, shuffled<Alternating<0>>(even, odd), lanes);
+  store_or_stream<STREAMS>(p + LANES, shuffled<Alternating<LANES / 2>>(even, odd), lanes);
 }
 template <class T>
 INLINE void load_pairs(const T* p, Full, vfloat& even, vfloat& odd) {
   vuint pairs;
   memcpy(&pairs, p, sizeof pairs);
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    even = bits_as<vfloat>(pairs << 16);
+    odd = bits_as<vfloat>(pairs & 0xffff0000u);
+    return;
+  }
   even = widen(narrow_16(pairs & 0xffff), T{});
   odd = widen(narrow_16(pairs >> 16), T{});
 }
-template <class T>
+template <bool STREAMS = false, class T>
 INLINE void store_pairs(T* p, vfloat even, vfloat odd, Full) {
-  const vuint pairs = widen_16(narrow(even, T{})) | widen_16(narrow(odd, T{})) << 16;
-  memcpy(p, &pairs, sizeof pairs);
+  vuint pairs;
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    pairs = (rounded_to_high_half(even) >> 16) | (rounded_to_high_half(odd) & 0xffff0000u);
+  } else {
+    pairs = widen_16(narrow(even, T{})) | widen_16(narrow(odd, T{})) << 16;
+  }
+  if constexpr (STREAMS) {
+    stream_bits(p, pairs);
+  } else {
+    memcpy(p, &pairs, sizeof pairs);
+  }
 }
 template <class T>
 NOINLINE void load_pairs(const T* p, Part lanes, vfloat& even, vfloat& odd) {
@@ -399,7 +461,7 @@ NOINLINE void load_pairs(const T* p, Part lanes, vfloat& even, vfloat& odd) {
   for (int i = 0; i < 2 * lanes.n; i++) values[i] = p[i];
   load_pairs(values, Full{}, even, odd);
 }
-template <class T>
+template <bool STREAMS = false, class T>
 NOINLINE void store_pairs(T* p, vfloat even, vfloat odd, Part lanes) {
   T values[2 * LANES];
   store_pairs(values, even, odd, Full{});

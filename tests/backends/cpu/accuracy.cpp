@@ -1,5 +1,6 @@
 // Prints the largest error of a function of functions.h over the float32 numbers, every STEP-th of them.
-//   accuracy FUNCTION STEP     FUNCTION: exp, exp2, tanh, gelu_tanh, gelu_erf, derivative_tanh, derivative_erf
+//   accuracy FUNCTION STEP     FUNCTION: exp, exp_of_difference, exp2, tanh, gelu_tanh, gelu_erf, derivative_tanh,
+//                              derivative_erf; followed by _narrow: the form for bfloat16
 // Output: the largest error in units in the last place of the exact result, with its argument; the largest error in
 // units of 2^-23, of GELU divided by |u|, with its argument; the number of wrong results at NaN, infinities and zeros.
 //
@@ -17,7 +18,7 @@ using namespace fusedops;
 
 static double exact(const char* name, double u) {
   const double k = std::sqrt(2 / M_PI);
-  if (!strcmp(name, "exp")) return std::exp(u);
+  if (!strcmp(name, "exp") || !strcmp(name, "exp_of_difference")) return std::exp(u);
   if (!strcmp(name, "exp2")) return std::exp2(u);
   if (!strcmp(name, "tanh")) return std::tanh(u);
   if (!strcmp(name, "gelu_tanh")) return u / (1 + std::exp(-2 * k * (u + 0.044715 * u * u * u)));
@@ -29,14 +30,19 @@ static double exact(const char* name, double u) {
   return 0.5 * std::erfc(-u * std::sqrt(0.5)) + u * std::exp(-0.5 * u * u) / std::sqrt(2 * M_PI);
 }
 
+template <bool NARROW>
 static vfloat computed(const char* name, vfloat u) {
   if (!strcmp(name, "exp")) return exp_nonpositive(u);
-  if (!strcmp(name, "exp2")) return exp2_within(u);
+  if (!strcmp(name, "exp_of_difference")) return exp_of_difference<NARROW>(u);
+  if (!strcmp(name, "exp2")) return exp2_within<NARROW>(u);
   if (!strcmp(name, "tanh")) return tanh_of(u);
-  if (!strcmp(name, "gelu_tanh")) return gelu<true>(u);
-  if (!strcmp(name, "gelu_erf")) return gelu<false>(u);
-  if (!strcmp(name, "derivative_tanh")) return gelu_derivative<true>(u);
-  return gelu_derivative<false>(u);
+  if (!strcmp(name, "gelu_tanh")) return gelu<true, NARROW>(u);
+  if (!strcmp(name, "gelu_erf")) return gelu<false, NARROW>(u);
+  if (!strcmp(name, "derivative_tanh")) return gelu_derivative<true, NARROW>(u);
+  return gelu_derivative<false, NARROW>(u);
+}
+static vfloat computed(const char* name, bool narrow, vfloat u) {
+  return narrow ? computed<true>(name, u) : computed<false>(name, u);
 }
 
 static double ulp(double value) {
@@ -45,16 +51,16 @@ static double ulp(double value) {
   return std::ldexp(1.0, (exponent < -125 ? -125 : exponent) - 24);
 }
 
-static int wrong_specials(const char* name) {
+static int wrong_specials(const char* name, bool narrow) {
   const float inf = INFINITY;
   int wrong = 0;
   auto at = [&](float value) {
     float x[LANES];
     for (float& lane : x) lane = value;  // all(value) would turn -0 into 0
-    return float(computed(name, load(x))[0]);
+    return float(computed(name, narrow, load(x))[0]);
   };
   wrong += !std::isnan(at(NAN));
-  if (!strcmp(name, "exp")) {
+  if (!strcmp(name, "exp") || !strcmp(name, "exp_of_difference")) {
     wrong += !(at(0.0f) == 1) + !(at(-0.0f) == 1) + !(at(-inf) == 0) + !(at(-1e-40f) == 1) + !(at(-3e38f) == 0);
   } else if (!strcmp(name, "exp2")) {
     wrong += !(at(0.0f) == 1) + !(at(-127) == 0);
@@ -71,10 +77,13 @@ static int wrong_specials(const char* name) {
 }
 
 int main(int, char** argv) {
-  const char* name = argv[1];
+  char name[32] = {};
+  strncpy(name, argv[1], sizeof name - 1);
+  char* narrow = strstr(name, "_narrow");
+  if (narrow) *narrow = 0;
   const uint64_t step = strtoull(argv[2], nullptr, 10);
   double low = -INFINITY, high = INFINITY;
-  if (!strcmp(name, "exp")) low = -110, high = 0;
+  if (!strcmp(name, "exp") || !strcmp(name, "exp_of_difference")) low = -110, high = 0;
   if (!strcmp(name, "exp2")) low = -126.49, high = 127.49;
   double worst = 0, worst_at = 0, absolute = 0, absolute_at = 0;
   for (uint64_t bits = 0; bits < (1ull << 32); bits += step * LANES) {
@@ -86,7 +95,7 @@ int main(int, char** argv) {
     }
     if (!count) continue;
     for (int i = count; i < LANES; i++) x[i] = x[0];
-    vfloat y = computed(name, load(x));
+    vfloat y = computed(name, narrow, load(x));
     for (int i = 0; i < count; i++) {
       double want = exact(name, x[i]), error = std::fabs(double(y[i]) - want);
       if (std::isnan(y[i])) error = INFINITY;
@@ -101,5 +110,5 @@ int main(int, char** argv) {
       }
     }
   }
-  printf("%.3f %.9g %.3g %.9g %d\n", worst, worst_at, absolute, absolute_at, wrong_specials(name));
+  printf("%.3f %.9g %.3g %.9g %d\n", worst, worst_at, absolute, absolute_at, wrong_specials(name, narrow));
 }
