@@ -81,10 +81,10 @@ The time of plain torch divided by the time of the public call, with the selecti
 number of elements of the main tensor. Below 0.95 in bold. A backward is timed through autograd. Torch, the call and a
 copy take turns in one process; each time is the 20th percentile of the turns.
 
-- Up to about 1 Ki elements a call costs what the selection and the launch cost, 5 to 8 us; one or two functions of
+- Up to about 1 Ki elements a call costs what the selection and the launch cost, 3 to 6 us; one or two functions of
   torch cost 2.5 to 4 us there.
 - Torch's dropout saves a mask, which its backward reads. The backward here computes the mask again from the seed.
-- Calls of 4 Mi and of 32 Mi elements are never slower than plain torch, with one exception in bold.
+- Calls of 4 Mi and of 32 Mi elements are never slower than plain torch.
 - The run with 1 thread is older than the kernels of rotary_embedding and cross_entropy, the division of work among
   threads, and the huge pages for large results.
 - linear_cross_entropy is a few large matrix products and no row of this table. For x (4096, 512) and weight

@@ -99,6 +99,4 @@ def with_gradient(plan: Plan, kernel: PreparedKernel, args: tuple[Any, ...]) -> 
 
 def transformed() -> bool:
     """Return True under a functorch transform or forward-mode differentiation, which transform plain torch alone."""
-    level = cast("object", functorch_level())
-    dual = cast("int", forward_ad._current_level)  # pyright: ignore[reportPrivateUsage]
-    return level is not None or dual >= 0
+    return functorch_level() is not None or forward_ad._current_level >= 0  # pyright: ignore

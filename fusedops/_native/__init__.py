@@ -1,4 +1,5 @@
-"""The compiled library of the core: checks and launchers that remember calls (``remembered.cpp``, ``packed.cpp``).
+"""The compiled library of the core: checks and launchers that remember calls (``remembered.cpp``, ``packed.cpp``), and
+the range of a tensor's numbers (``within.cpp``).
 
 It is built with the package where there is a compiler. Without it, and on a Python without the global interpreter lock,
 every call is checked and packed in Python: layer_norm of 64 elements takes 9 us instead of 3.5.
@@ -51,7 +52,7 @@ _ATTRIBUTES = ("_cdata", "dtype", "device")
 _FUNCTIONS = (torch.Tensor.is_neg, torch.empty_like, torch.empty_strided, ("dtype", "device"))
 _VALUES = (type(None), bool, int, float, str, torch.dtype)
 # the library keeps their addresses
-_NAMES = (None, False, *_TYPES, *map(sys.intern, _ATTRIBUTES), *_FUNCTIONS, *_VALUES)
+_NAMES = (None, False, True, *_TYPES, *map(sys.intern, _ATTRIBUTES), *_FUNCTIONS, *_VALUES)
 _SUFFIXES = {"win32": "dll", "darwin": "dylib"}
 _TORCH_LIBRARIES = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}
 
@@ -79,6 +80,16 @@ def packed(launcher: F, packed_call: type[Any]) -> F | None:
     """
     loaded = library()
     return None if isinstance(loaded, str) else loaded.fusedops_packed(launcher, packed_call)
+
+
+def within() -> Callable[[torch.Tensor, int], bool]:
+    """Return a function that is True for a tensor on a CPU whose numbers are all in [0, end).
+
+    It is False where one is not, and for a tensor that it does not read: of another dtype than int64, on another
+    device, with gaps between its numbers, of many numbers, or where there is no library.
+    """
+    loaded = library()
+    return (lambda tensor, end: False) if isinstance(loaded, str) else loaded.fusedops_within()
 
 
 @cache
@@ -111,6 +122,8 @@ def _set_up(loaded: ctypes.PyDLL) -> ctypes.PyDLL:
     loaded.fusedops_remembered.restype = ctypes.py_object
     loaded.fusedops_packed.argtypes = [ctypes.py_object, ctypes.py_object]
     loaded.fusedops_packed.restype = ctypes.py_object
+    loaded.fusedops_within.argtypes = []
+    loaded.fusedops_within.restype = ctypes.py_object
     loaded.fusedops_set_up(
         _addresses(getattr(ctypes.pythonapi, name) for name in PYTHON),
         _addresses(getattr(torch_cpu, f"aoti_torch_get_{name}") for name in TORCH),

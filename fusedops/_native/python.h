@@ -61,7 +61,7 @@ struct Torch {
 
 // In the order of _set_up in __init__.py.
 struct Names {
-  Object *none, *no, *tensor, *parameter, *tuple, *floating;
+  Object *none, *no, *yes, *tensor, *parameter, *tuple, *floating;
   Object *cdata, *dtype, *device;               // names of attributes
   Object *is_neg, *empty_like, *empty_strided;  // functions of torch
   Object* keywords;                             // of empty_strided: ("dtype", "device")

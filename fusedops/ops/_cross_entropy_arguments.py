@@ -12,6 +12,7 @@ from torch._C import (
 )
 from torch.compiler import is_dynamo_compiling
 
+from fusedops import _native
 from fusedops._contract.constraint import Constraint, shown
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._dispatch.autograd import transformed
@@ -34,8 +35,7 @@ from fusedops.errors import InvalidInputError
 #: The smallest softcap: a smaller number is 0 on devices that flush.
 _LEAST_CAP = torch.finfo(torch.float32).smallest_normal
 
-#: So many targets are read faster by Python than by torch.
-_FEW = 64
+_within = _native.within()
 
 #: The constraints on the arguments that are no tensors.
 OPTIONS: tuple[Constraint, ...] = (
@@ -90,17 +90,13 @@ def check_targets(name: str, target: Tensor, ignore_index: int, classes: int) ->
 
     Only plain tensors on a CPU are looked at: on another device that would wait for it. There the row is NaN.
     """
-    if is_dynamo_compiling() or jit_tracing() or transformed():
+    if is_dynamo_compiling() or _within(target, classes) or jit_tracing() or transformed():
         return
     if type(target) is not Tensor or not target.is_cpu or target.numel() == 0:
         return
     if torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
         return
-    if target.dim() == 1 and target.numel() <= _FEW:
-        values = target.tolist()
-        low, high = min(values), max(values)
-    else:
-        low, high = (int(bound) for bound in torch.aminmax(target))
+    low, high = (int(bound) for bound in torch.aminmax(target))
     if low >= 0 and high < classes:
         return
     wrong = target[((target < 0) | (target >= classes)) & (target != ignore_index)]

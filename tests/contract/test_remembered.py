@@ -236,6 +236,7 @@ def test_every_constraint_of_the_package_reads_metadata_alone() -> None:
     assert {type(each).__name__ for each in constraints if not each.reads_metadata_only} == set()
 
 
+_TESTS = ("test_remembered.py", "test_packed_call.py", "test_within.py")
 _SANITIZED = """
 import pathlib, sys, pytest
 from fusedops import _native
@@ -270,6 +271,12 @@ def test_sanitizers(tmp_path: Path) -> None:
     ]
     # Python itself leaks at its end
     environment = {**os.environ, "LD_PRELOAD": " ".join(runtimes), "ASAN_OPTIONS": "detect_leaks=0"}
-    command = [sys.executable, "-c", _SANITIZED, str(library), __file__, __file__.replace("remembered", "packed_call")]
+    command = [
+        sys.executable,
+        "-c",
+        _SANITIZED,
+        str(library),
+        *(str(Path(__file__).with_name(name)) for name in _TESTS),
+    ]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
