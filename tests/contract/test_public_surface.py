@@ -24,8 +24,8 @@ EXPECTED = {
     "Sharding", "Stats", "TensorSpec", "Tolerance", "Unavailable", "Verification", "assert_viewless_tensor", "backends",
     "bind", "call", "checkpoint_contexts", "compat", "constraints", "errors", "explain", "get_policy", "hookimpl",
     "integrations", "kernel", "make_viewless_tensor", "masks", "nn", "ops", "packed_call", "philox", "register",
-    "reset_stats", "safely_set_viewless_tensor_data", "set_policy", "stats", "tensor_cache", "testing", "unregister", "use", "verify",
-    "viewless", "warm_up",
+    "reset_stats", "safely_set_viewless_tensor_data", "set_policy", "stats", "tensor_cache", "testing", "unregister",
+    "use", "verify", "viewless", "warm_up",
 }  # fmt: skip
 
 
