@@ -124,8 +124,6 @@ def completed(args: tuple[Any, ...]) -> tuple[Any, ...]:
     logits, target, ignore_index, *_, denominator = args
     if isinstance(target, Tensor):
         check_targets("cross_entropy", target, ignore_index, logits.shape[-1])
-    if denominator is None:
-        return args
     divisor = denominator_tensor("cross_entropy", denominator, logits)
     return args if divisor is denominator else (*args[:-1], divisor)
 
