@@ -85,8 +85,6 @@ copy take turns in one process; each time is the 20th percentile of the turns.
   torch cost 2.5 to 4 us there.
 - Torch's dropout saves a mask, which its backward reads. The backward here computes the mask again from the seed.
 - Calls of 4 Mi and of 32 Mi elements are never slower than plain torch.
-- The run with 1 thread is older than the kernels of rotary_embedding and cross_entropy, the division of work among
-  threads, and the huge pages for large results.
 - linear_cross_entropy is a few large matrix products and no row of this table. For x (4096, 512) and weight
   (32000, 512), float32, 2 threads, default allocator, idle: forward and backward take 2.57 s, 0.89 of the time of
   matmul and cross_entropy (0.83 to 0.91 in five turns), and 33 MB beyond inputs and gradients, where torch takes
