@@ -35,7 +35,9 @@ PYTHON = (
     "PyErr_Occurred",
     "PyErr_Clear",
     "PyErr_NoMemory",
-    "PyObject_Vectorcall",
+    "PyObject_VectorcallDict",  # not PyObject_Vectorcall, which Python 3.10 does not export
+    "PyDict_New",
+    "PyDict_SetItem",
     "PyTuple_New",
     "PyTuple_SetItem",
     "PyTuple_GetItem",
@@ -49,7 +51,7 @@ PYTHON = (
 TORCH = ("dtype", "layout", "device_type", "device_index", "dim", "sizes", "strides", "data_ptr")
 _TYPES = (torch.Tensor, torch.nn.Parameter, tuple, float)
 _ATTRIBUTES = ("_cdata", "dtype", "device")
-_FUNCTIONS = (torch.Tensor.is_neg, torch.empty_like, torch.empty_strided, ("dtype", "device"))
+_FUNCTIONS = (torch.Tensor.is_neg, torch.empty_like, torch.empty_strided)
 _VALUES = (type(None), bool, int, float, str, torch.dtype)
 # the library keeps their addresses
 _NAMES = (None, False, True, *_TYPES, *map(sys.intern, _ATTRIBUTES), *_FUNCTIONS, *_VALUES)

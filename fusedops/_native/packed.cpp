@@ -33,7 +33,8 @@ struct Result {
   enum { NONE, ARGUMENT, LIKE, SHAPED } kind;
   int argument;       // the argument itself; like which to make the result
   bool is_empty;      // it has no elements
-  Object* shaped[4];  // the arguments of empty_strided: sizes, strides, dtype, device; owned
+  Object* shaped[2];  // the arguments of empty_strided: sizes, strides; owned
+  Object* keywords;   // its dtype and device; owned
 };
 
 // What is to be done for a call that is like a remembered one.
@@ -121,9 +122,17 @@ Object* tuple_of(const int64_t* values, int64_t count) {
   return tuple;
 }
 
+bool copy_attribute(Object* object, Object* name, Object* dict) {
+  Object* value = python.get_attribute(object, name);
+  if (!value) return false;
+  const bool is_set = !python.set_value(dict, name, value);
+  python.release(value);
+  return is_set;
+}
+
 // Notes how a result is made. False where a call like this one has to run in Python.
 bool note_result(Object* object, Object* const* objects, const Arguments& arguments, Result& result) {
-  result = {Result::NONE, -1, false, {}};
+  result = {Result::NONE, -1, false, {}, nullptr};
   if (object == names.none) return true;
   result.argument = place_of(object, objects, arguments.count);
   result.kind = Result::ARGUMENT;
@@ -143,18 +152,20 @@ bool note_result(Object* object, Object* const* objects, const Arguments& argume
   }
   result.shaped[0] = tuple_of(tensor.sizes, tensor.dim);
   result.shaped[1] = tuple_of(tensor.strides, tensor.dim);
-  result.shaped[2] = python.get_attribute(object, names.dtype);
-  result.shaped[3] = python.get_attribute(object, names.device);
-  if (result.shaped[0] && result.shaped[1] && result.shaped[2] && result.shaped[3]) return true;
+  result.keywords = python.new_dict();
+  if (result.shaped[0] && result.shaped[1] && result.keywords && copy_attribute(object, names.dtype, result.keywords) &&
+      copy_attribute(object, names.device, result.keywords)) {
+    return true;
+  }
   python.clear_error();
   return false;
 }
 
 void clear(void* recipe) {
   for (Result& result : ((Recipe*)recipe)->result) {
-    for (Object* object : result.shaped) {
-      if (object) python.release(object);
-    }
+    if (result.shaped[0]) python.release(result.shaped[0]);
+    if (result.shaped[1]) python.release(result.shaped[1]);
+    if (result.keywords) python.release(result.keywords);
   }
 }
 
@@ -214,7 +225,7 @@ Object* run_packed(Launcher& launcher, Object* packed, Object* const* objects, c
 
 Object* new_result(const Result& result, Object* const* objects) {
   if (result.kind == Result::LIKE) return python.call(names.empty_like, &objects[result.argument], 1, nullptr);
-  return python.call(names.empty_strided, result.shaped, 2, names.keywords);
+  return python.call(names.empty_strided, result.shaped, 2, result.keywords);
 }
 
 // Runs a remembered call for other arguments like its own. Null without an exception where Python has to run it.

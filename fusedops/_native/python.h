@@ -33,8 +33,10 @@ struct Python {
   void (*release)(Object*);
   Object* (*error)();  // borrowed; null: none
   void (*clear_error)();
-  Object* (*no_memory)();  // sets the exception
-  Object* (*call)(Object* function, Object* const* arguments, size_t count, Object* keywords);
+  Object* (*no_memory)();                                                                       // sets the exception
+  Object* (*call)(Object* function, Object* const* arguments, size_t count, Object* keywords);  // keywords: a dict
+  Object* (*new_dict)();
+  int (*set_value)(Object* dict, Object* key, Object* value);
   Object* (*new_tuple)(Size);
   int (*set_item)(Object* tuple, Size, Object* owned);
   Object* (*item)(Object* tuple, Size);  // borrowed
@@ -64,7 +66,6 @@ struct Names {
   Object *none, *no, *yes, *tensor, *parameter, *tuple, *floating;
   Object *cdata, *dtype, *device;               // names of attributes
   Object *is_neg, *empty_like, *empty_strided;  // functions of torch
-  Object* keywords;                             // of empty_strided: ("dtype", "device")
   Object* values[6];                            // types whose values do not change
 };
 
