@@ -6,6 +6,7 @@
 namespace fusedops {
 
 constexpr int MOST_DIMS = 8, MOST_ARGUMENTS = 16, MOST_CALLS = 8;
+constexpr int32_t CPU = 0;  // of c10::DeviceType
 
 // A tensor's metadata: type, dtype, layout, device, sizes and strides; or the value of another argument.
 struct Argument {

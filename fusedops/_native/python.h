@@ -33,10 +33,8 @@ struct Python {
   void (*release)(Object*);
   Object* (*error)();  // borrowed; null: none
   void (*clear_error)();
-  Object* (*no_memory)();                                                                       // sets the exception
-  Object* (*call)(Object* function, Object* const* arguments, size_t count, Object* keywords);  // keywords: a dict
-  Object* (*new_dict)();
-  int (*set_value)(Object* dict, Object* key, Object* value);
+  Object* (*no_memory)();  // sets the exception
+  Object* (*call)(Object* function, Object* const* arguments, size_t count, Object* keywords);
   Object* (*new_tuple)(Size);
   int (*set_item)(Object* tuple, Size, Object* owned);
   Object* (*item)(Object* tuple, Size);  // borrowed
@@ -64,9 +62,9 @@ struct Torch {
 // In the order of _set_up in __init__.py.
 struct Names {
   Object *none, *no, *yes, *tensor, *parameter, *tuple, *floating;
-  Object *cdata, *dtype, *device;               // names of attributes
-  Object *is_neg, *empty_like, *empty_strided;  // functions of torch
-  Object* values[6];                            // types whose values do not change
+  Object *cdata, *dtype, *device;         // names of attributes
+  Object *is_neg, *empty, *empty_on_cpu;  // functions of tensors; the last two make one
+  Object* values[6];                      // types whose values do not change
 };
 
 extern Python python;

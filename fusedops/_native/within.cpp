@@ -5,7 +5,7 @@
 namespace fusedops {
 namespace {
 
-constexpr int32_t INT64 = 4, CPU = 0;        // of c10::ScalarType, of c10::DeviceType
+constexpr int32_t INT64 = 4;                 // of c10::ScalarType
 constexpr int64_t MOST_NUMBERS = 64 * 1024;  // which one thread reads; torch has more
 
 // The arguments: a tensor, and an integer. Returns True where all numbers are in [0, integer), else False: one is

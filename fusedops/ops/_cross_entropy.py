@@ -121,7 +121,7 @@ def backward(
 
 def completed(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments with the denominator as a tensor. The targets of a call on a CPU are checked."""
-    logits, target, ignore_index, *_, denominator = args
+    logits, target, ignore_index, denominator = args[0], args[1], args[2], args[-1]
     if isinstance(target, Tensor):
         check_targets("cross_entropy", target, ignore_index, logits.shape[-1])
     divisor = denominator_tensor("cross_entropy", denominator, logits)

@@ -92,11 +92,11 @@ def check_targets(name: str, target: Tensor, ignore_index: int, classes: int) ->
     """
     if is_dynamo_compiling() or jit_tracing() or transformed():
         return
-    if type(target) is not Tensor or not target.is_cpu or target.numel() == 0:
+    if type(target) is not Tensor or _within(target, classes):
+        return
+    if not target.is_cpu or target.numel() == 0:
         return
     if torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
-        return
-    if _within(target, classes):
         return
     low, high = (int(bound) for bound in torch.aminmax(target))
     if low >= 0 and high < classes:

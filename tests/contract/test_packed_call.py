@@ -310,14 +310,14 @@ def test_nothing_is_kept_for_longer_than_needed() -> None:
 
 
 class MakesOtherCalls(TorchFunctionMode):
-    """While a result is allocated, eight other calls take the place of the remembered one."""
+    """While a remembered call runs, eight others take its place."""
 
     def __init__(self, others: Callable[[], None]) -> None:
         super().__init__()
         self.others = others
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.empty_like:
+        if function is Tensor.is_neg:
             with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
                 self.others()
         return function(*args, **(kwargs or {}))
