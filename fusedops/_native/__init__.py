@@ -2,7 +2,7 @@
 the range of a tensor's numbers (``within.cpp``).
 
 It is built with the package where there is a compiler. Without it, and on a Python without the global interpreter lock,
-every call is checked and packed in Python: layer_norm of 64 elements takes 9 us instead of 3.5.
+every call is checked and packed in Python: layer_norm of 64 elements takes 9 us instead of 3.
 """
 
 from __future__ import annotations

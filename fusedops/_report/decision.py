@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -129,10 +130,11 @@ class Decision:
             lines.append(f"  adapt     {self.adapt}")
         if self.assumed:
             lines.append(f"  assumed   {self.assumed}")
+        width = _width_of_names(self.candidates)
         for candidate in self.candidates:
             first, *others = candidate.notes or [""]
-            lines.append(f"  {candidate.status:9} {candidate.backend:8} {first}".rstrip())
-            lines += [f"{'':21}{note}" for note in others]
+            lines.append(f"  {candidate.status:9} {candidate.backend:{width}} {first}".rstrip())
+            lines += [f"{'':{13 + width}}{note}" for note in others]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -152,11 +154,12 @@ class Decision:
         lines.append(f"  given     {self.given}")
         # refusals about the arguments come first; the others share one line (xformers#1263 asked for that)
         decisive = [c for c in self.candidates if any(_is_decisive(reason) for reason in c.reasons)]
+        width = _width_of_names(decisive)
         for candidate in decisive:
             for position, reason in enumerate(candidate.reasons):
                 head = "refused" if candidate is decisive[0] and position == 0 else ""
                 name = candidate.backend if position == 0 else ""
-                lines.append(f"  {head:9} {name:8} {reason.detail}")
+                lines.append(f"  {head:9} {name:{width}} {reason.detail}")
         others = [c for c in self.candidates if c.reasons and c not in decisive]
         if others:
             lines.append(f"  ({'; '.join(f'{c.backend}: {c.reasons[0].detail}' for c in others)})")
@@ -171,6 +174,10 @@ class Decision:
             nearest = (others if applied else on_device or others)[0]  # the backend named, else one for this device
             lines.append(f"  to fix    {nearest.backend}: {nearest.reasons[0].fix}")
         return "\n".join(lines)
+
+
+def _width_of_names(candidates: Sequence[Candidate]) -> int:
+    return max([8, *(len(candidate.backend) for candidate in candidates)])
 
 
 def _is_decisive(reason: Reason) -> bool:

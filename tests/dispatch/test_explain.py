@@ -183,8 +183,8 @@ def test_offline_answers(python: Callable[..., Any]) -> None:
         "  prefer    nothing set: default order, by priority\n"
         "  fallback  warn\n"
         "  assumed   a machine with npu and the backends for it installed; this one has no npu\n"
-        "  refused   npu      got dim -1 of x = 500, expected a multiple of 32 in [32, 4096]\n"
-        '                     to fix: pad dim -1 of x from 500 to 512, or allow adapt="pad"\n'
+        "  refused   npu        got dim -1 of x = 500, expected a multiple of 32 in [32, 4096]\n"
+        '                       to fix: pad dim -1 of x from 500 to 512, or allow adapt="pad"\n'
     )
     assert data["assumed"]
     assert [v["backend"] for v in printed["ascend"][1]["candidates"] if v["status"] == "eligible"] == ["eager"]

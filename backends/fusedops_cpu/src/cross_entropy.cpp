@@ -30,7 +30,7 @@ struct Ahead {
 };
 
 NOINLINE void cap_chunk(const float* x, float* z, int64_t n, float cap) {
-  each(n, [=](int64_t i, auto lanes) { store(z + i, tanh_of(load(x + i, lanes) / cap) * cap); });
+  each_group<Pair>(n, [=](int64_t i, auto lanes) { store(z + i, tanh_of(load(x + i, lanes) / cap) * cap); });
 }
 
 // The sum of exp(z - top) in each lane.
@@ -74,9 +74,9 @@ NOINLINE void gradient_of_chunk(const T* x, float* d, int64_t n, RowGradient row
 }
 
 NOINLINE void gradient_of_capped_chunk(const float* x, float* d, int64_t n, RowGradient row) {
-  each(n, [=](int64_t i, auto lanes) {
-    const vfloat tanh = tanh_of(load(x + i, lanes) / row.cap);
-    const vfloat dz = exp_nonpositive(tanh * row.cap - row.lse) * row.factor - row.spread;
+  each_group<Pair>(n, [=](int64_t i, auto lanes) {
+    const auto tanh = tanh_of(load(x + i, lanes) / row.cap);
+    const auto dz = exp_nonpositive(tanh * row.cap - row.lse) * row.factor - row.spread;
     store(d + i, dz * (1.0f - tanh * tanh), lanes);
   });
 }

@@ -20,11 +20,6 @@ inline float to_float(double value) {
 constexpr float MAGIC = 0x1.8p23f;  // a sum with it rounds to a whole number
 constexpr float LN_2 = 0.693147181f, LOG2_E = 1.44269504f;
 
-// 2**n for whole n in [-127, 128], from n + MAGIC: 0 and inf at the ends.
-INLINE vfloat whole_power_of_two(vfloat n_magic) {
-  return bits_as<vfloat>((bits_as<vuint>(n_magic) + (127u - 0x4b400000u)) << 23);
-}
-
 #if VECTOR_BYTES >= 32
 // Two to a multiple of 1 / LANES: its fraction selects one of LANES factors, which lie in one vector. That leaves so
 // little to a polynomial that the third degree is enough: 7 and 4 multiplications for the two functions, instead of 11
@@ -96,7 +91,10 @@ INLINE V exp2_within(V w) {
   return power * (p * f) + power;
 }
 #else
-INLINE vfloat power_of_two(vfloat n_magic) { return whole_power_of_two(n_magic); }
+// 2**n for whole n in [-127, 128], from n + MAGIC: 0 and inf at the ends.
+INLINE vfloat power_of_two(vfloat n_magic) {
+  return bits_as<vfloat>((bits_as<vuint>(n_magic) + (127u - 0x4b400000u)) << 23);
+}
 template <class V>
 INLINE Two<V> power_of_two(Two<V> n_magic) {
   return {power_of_two(n_magic.a), power_of_two(n_magic.b)};
@@ -132,7 +130,7 @@ INLINE V exp2_within(V w) {
 }
 #endif
 
-// 1 / d for d in [1, 2**126] or NaN, to 0.6 units in the last place.
+// 1 / d for d in [0.5, 2**126] or NaN, to 0.6 units in the last place.
 INLINE vfloat reciprocal(vfloat d) {
 #if VECTOR_BYTES == 64
   const vfloat estimate = (vfloat)_mm512_rcp14_ps((__m512)d);  // to 2^-14; one step of Newton's method squares that
@@ -142,20 +140,19 @@ INLINE vfloat reciprocal(vfloat d) {
 #endif
 }
 
-// tanh(u) = -e / (2 + e) for u >= 0, with e = exp(-2 * u) - 1 computed without the difference.
-INLINE vfloat tanh_of(vfloat u) {
-  const vint sign = bits_as<vint>(u) & INT32_MIN;
-  const vfloat w = max(all(-40.0f), bits_as<vfloat>(bits_as<vint>(u) & INT32_MAX) * (-2.0f * LOG2_E));
-  const vfloat n = w + MAGIC, f = w - (n - MAGIC), f2 = f * f;
-  vfloat p = f2 * 0.0001534581216f + (f * 0.001339993121f + 0.009618488957f);
-  p = p * f2 + (f * 0.05550328777f + 0.2402264689f);
-  const vfloat power = whole_power_of_two(n), e = power * (p * f2 + f * 0.6931472057f) + (power - 1.0f);
-  return bits_as<vfloat>((bits_as<vint>(e / (e + 2.0f)) & INT32_MAX) | sign);
-}
-
 template <class V>
 INLINE Two<V> reciprocal(Two<V> d) {
   return {reciprocal(d.a), reciprocal(d.b)};
+}
+
+// A polynomial for |u| < 0.55, whose relative error is 2^-24.7; above, 1 - 2 * e / (1 + e) with e = exp(-2 * |u|).
+template <class V>
+INLINE V tanh_of(V u) {
+  const V q = u * u, m = negative_magnitude(u), e = exp_of_difference(m * 2.0f);
+  V p = (q * 0.0164374758f - 0.0526717598f) * (q * q) + (q * 0.133207242f - 0.333329466f);
+  p = p * q + 1.0f;
+  const V rest = e * reciprocal(e * 0.5f + 0.5f);
+  return where_positive(m + 0.55f, p * u, where_positive(u, 1.0f - rest, rest - 1.0f));
 }
 
 // ---- The normal distribution ----

@@ -39,6 +39,10 @@ INLINE Two<V> operator*(Two<V> x, float y) {
   return {x.a * y, x.b * y};
 }
 template <class V>
+INLINE Two<V> operator/(Two<V> x, float y) {
+  return {x.a / y, x.b / y};
+}
+template <class V>
 INLINE Two<V> operator-(Two<V> x, vfloat y) {
   return {x.a - y, x.b - y};
 }

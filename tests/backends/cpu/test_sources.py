@@ -56,8 +56,8 @@ def test_format() -> None:
 BOUNDS = {
     "exp": (2.0, 1.0),
     "exp2": (2.0, 1.0),
-    "tanh": (4.0, 1.5),
-    "gelu_tanh": (3.0, 2.0),
+    "tanh": (2.0, 1.0),
+    "gelu_tanh": (3.5, 2.0),
     "gelu_erf": (8.0, 2.5),
     "derivative_tanh": (20.0, 2.5),
     "derivative_erf": (20.0, 2.5),
