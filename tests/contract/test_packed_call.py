@@ -200,19 +200,34 @@ def test_what_is_no_argument_and_no_result_is_made_each_time(name: str) -> None:
             assert got is None or got.is_meta or torch.equal(got, want)
 
 
-def test_results_of_other_shapes_and_dtypes(run: Callable[..., Any]) -> None:
-    library = Library()
+def test_results_of_other_shapes_dtypes_and_devices(run: Callable[..., Any]) -> None:
+    library, calls = Library(), 0
 
     def launcher(x: Tensor) -> PackedCall:
-        y, empty = x.new_empty((x.numel(),), dtype=torch.float32), x.new_empty(0)
-        return PackedCall(library.scaled, (x, y, x.numel(), 0, 2.0), (y, empty))
+        nonlocal calls
+        calls += 1
+        y, empty = x.new_empty((x.numel(),), dtype=torch.float32), x.new_empty((0, 2), dtype=torch.bfloat16)
+        return PackedCall(library.scaled, (x, y, x.numel(), 0, 2.0), (y, empty, empty.to("meta")))
 
     scaled = run(launcher)
     for _ in range(3):
         x = torch.randn(2, 3)
-        y, empty = scaled(x)
+        y, empty, on_meta = scaled(x)
         assert torch.equal(y, 2 * x.flatten())
-        assert empty.shape == (0,)
+        for each, device in ((empty, "cpu"), (on_meta, "meta")):
+            assert (each.shape, each.stride(), each.dtype, each.device.type) == ((0, 2), (2, 1), torch.bfloat16, device)
+    assert calls == (1 if run is runner and not isinstance(_native.library(), str) else 3)
+
+
+@needs_library
+def test_inference_mode_is_of_the_call(launcher: Scaled) -> None:
+    scaled = runner(launcher)
+    x = torch.randn(3)
+    for inside in (False, True, False):
+        with torch.inference_mode(inside):
+            y = scaled(x, 2.0)[0]
+        assert y.is_inference() is inside
+    assert launcher.calls == 1
 
 
 def test_a_single_result_and_an_offset(run: Callable[..., Any]) -> None:
