@@ -69,7 +69,8 @@ def backward_error(
     hit = torch.arange(classes) == target[..., None]
     wanted = hit.double() * (1 - label_smoothing) + label_smoothing / classes
     probability = torch.exp(z - size)
-    change = scale * (probability * weight * moves + absolute * wanted)
+    least = torch.finfo(parts.wide_dtype(logits.dtype)).smallest_normal  # an exponential below it may be 0
+    change = scale * ((probability * moves + least) * weight + absolute * wanted)
     if softcap is None:
         return change
     slope = 1 - (z / softcap).square()

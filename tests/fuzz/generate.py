@@ -234,7 +234,7 @@ class _Generator:
             if item.name == name:
                 sizes, share = call[item.of or self.first].shape, dice.choice((0.0, 0.0, 0.3, 1.0))
                 values = f"torch.randint({max(sizes[item.dim], 1) if sizes else 1}, {{shape}}, {{generator}})"
-                if item.ignored is not None and share:
+                if item.ignored is not None and share and isinstance(call[item.ignored], int):
                     values += f".masked_fill(torch.rand({{shape}}, {{generator}}) < {share}, {call[item.ignored]})"
         return Made(shape, dtype, self.target.device, values, seed, (), layout)
 

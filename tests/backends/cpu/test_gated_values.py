@@ -136,10 +136,23 @@ def test_a_clamp_stops_the_gradient_beyond_its_bounds() -> None:
     assert free[0][6].isnan()
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, 1e300])
+@pytest.mark.parametrize("alpha", [0.0, -1.0, 3e38, -3e38, 1e300])
 def test_alphas(alpha: float) -> None:
-    gate, up = torch.tensor([-2.0, -0.5, 1e-3, 3.0, math.inf]), torch.ones(5)
-    wanted = fusedops.swiglu(gate[:4], up[:4], alpha=alpha, backend="eager")
-    assert_close(fusedops.swiglu(gate[:4], up[:4], alpha=alpha), wanted.double())
+    gate, up = torch.tensor([-2.0, -0.5, 0.0, 1e-3, 3.0, math.inf]), torch.ones(6)
+    wide = gate[:5].double()
+    assert_close(fusedops.swiglu(gate[:5], up[:5], alpha=alpha), wide * torch.sigmoid(alpha * wide))
     if alpha < 0:
-        assert fusedops.swiglu(gate, up, alpha=alpha)[4] == 0
+        assert fusedops.swiglu(gate, up, alpha=alpha)[5] == 0
+    leaf = gate[:5].requires_grad_()
+    (gradient,) = torch.autograd.grad(fusedops.swiglu(leaf, up[:5], alpha=alpha).sum(), leaf)
+    slope = torch.where(leaf * alpha > 0, 1.0, torch.where(leaf == 0, 0.5, 0.0))
+    if abs(alpha) > 1:
+        assert torch.equal(gradient, slope)
+
+
+def test_a_sigmoid_that_is_zero_gives_zero_for_the_largest_numbers() -> None:
+    gate = torch.tensor([-150.0, -1e4, -math.inf], requires_grad=True)
+    y = fusedops.swiglu(gate, torch.zeros(3), offset=3e38)
+    (gradient,) = torch.autograd.grad(y.sum(), gate)
+    assert not y.any()
+    assert not gradient.any()

@@ -27,6 +27,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def test_a_probability_below_the_smallest_normal_number_may_be_zero() -> None:
+    logits = torch.tensor([[100.0, 12.5, 0.0]])
+    check(logits, torch.tensor([0]), z_loss=1.0)  # the gradient of the second, 2e-36, is a normal number
+
+
 def targets(logits: Tensor, ignored: int = -100) -> Tensor:
     target = torch.randint(logits.shape[-1], logits.shape[:-1], generator=torch.Generator().manual_seed(2))
     return torch.where(torch.arange(target.numel()).view(target.shape) % 4 == 2, ignored, target)
