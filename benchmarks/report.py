@@ -85,8 +85,9 @@ copy take turns in one process; each time is the 20th percentile of the turns.
   torch cost 2.5 to 4 us there.
 - Torch's dropout saves a mask, which its backward reads. The backward here computes the mask again from the seed, in
   0.27 ns an element on two threads. That is more than torch takes for tensors that stay in the caches: the backward of
-  bias_dropout and bias_dropout_add is the slowest part of the tables, up to 4 Mi elements of bfloat16. Torch's time at
-  4 Mi was 0.9 ms in one run and 1.4 ms in another; here it is 1.1 ms in both.
+  bias_dropout and bias_dropout_add is the slowest part of the tables, up to 4 Mi elements of bfloat16. With
+  the tuned allocator, torch's time at 4 Mi was 0.9 ms in one run and 1.4 ms in another; here it was 1.1 ms in both.
+  With glibc's own it was 1.1 ms in one run and 2.4 ms in another, as the memory's pages were kept or not.
 - All other calls of 4 Mi and of 32 Mi elements are faster than plain torch.
 - linear_cross_entropy is a few large matrix products and no row of this table. For x (4096, 512) and weight
   (32000, 512), float32, 2 threads, default allocator, idle: forward and backward take 2.57 s, 0.89 of the time of

@@ -234,8 +234,9 @@ class _Generator:
             if item.name == name:
                 sizes, share = call[item.of or self.first].shape, dice.choice((0.0, 0.0, 0.3, 1.0))
                 values = f"torch.randint({max(sizes[item.dim], 1) if sizes else 1}, {{shape}}, {{generator}})"
-                if item.ignored is not None and share and isinstance(call[item.ignored], int):
-                    values += f".masked_fill(torch.rand({{shape}}, {{generator}}) < {share}, {call[item.ignored]})"
+                ignored = None if item.ignored is None else call[item.ignored]
+                if share and isinstance(ignored, int) and -(2**63) <= ignored < 2**63:
+                    values += f".masked_fill(torch.rand({{shape}}, {{generator}}) < {share}, {ignored})"
         return Made(shape, dtype, self.target.device, values, seed, (), layout)
 
     def _possible(self, layout: str, shape: tuple[int, ...], spec: TensorSpec) -> bool:

@@ -17,6 +17,13 @@ inline float to_float(double value) {
   return value > MAX ? INF : value < -MAX ? -INF : float(value);
 }
 
+// The same, but the largest number where that becomes infinite: its product with 0 is 0.
+inline float to_finite(double value) {
+  constexpr float MAX = std::numeric_limits<float>::max();
+  const float x = to_float(value);
+  return x > MAX ? MAX : x < -MAX ? -MAX : x;
+}
+
 constexpr float MAGIC = 0x1.8p23f;  // a sum with it rounds to a whole number
 constexpr float LN_2 = 0.693147181f, LOG2_E = 1.44269504f;
 

@@ -2,8 +2,6 @@
 //
 // The elements pass in chunks that stay in the L1 cache: read as float32, computed, rounded and written. So there is
 // one loop for each function, and one for each dtype and layout, instead of one for each combination.
-#include <algorithm>
-
 #include "api.h"
 #include "chunks.h"
 #include "functions.h"
@@ -16,18 +14,13 @@ constexpr int64_t CHUNK = 256;
 
 // ---- The functions, on float32 ----
 
-inline float to_finite(double value) {
-  constexpr double MAX = std::numeric_limits<float>::max();
-  return float(std::clamp(value, -MAX, MAX));
-}
-
 struct Settings {
   float limit, alpha, offset, exponent;
   bool limited;
   template <class Call>
   explicit Settings(const Call& call)
       : limit(call.limit == call.limit ? to_float(call.limit) : INF),
-        alpha(to_finite(call.alpha)),  // times a gate of 0 it is 0
+        alpha(to_finite(call.alpha)),
         offset(to_float(call.offset)),
         exponent(to_finite(call.alpha * -double(LOG2_E))),
         limited(call.limit == call.limit) {}
@@ -61,7 +54,7 @@ class Swish {
     INLINE Parts(const Swish& f, V given) {
       const V clamped = at_most(f.limit_, given), w = clamped * f.exponent_;
       const V e = exp2_within(at_most(126.0f, at_least(-127.0f, w)));
-      gate = zero_above(126.0f, w, clamped);  // -inf * 0 would be NaN
+      gate = zero_above(126.0f, w, clamped);  // where the sigmoid is 0: -inf * 0 would be NaN
       sigmoid = zero_above(126.0f, w, reciprocal(e + 1.0f));
       rest = e * sigmoid;
     }
