@@ -65,6 +65,14 @@ int place_of(Object* object, Object* const* objects, Size count) {
   return -1;
 }
 
+// True where no tensor is given for two parameters: a field that has its address could be either's in another call.
+bool are_distinct(Object* const* objects, const Arguments& arguments) {
+  for (Size i = 1; i < arguments.count; i++) {
+    if (!arguments.each[i].value && place_of(objects[i], objects, i) >= 0) return false;
+  }
+  return true;
+}
+
 int32_t run(int32_t (*function)(const Field*), const Field* values) {
   void* state = python.release_lock();
   const int32_t status = function(values);
@@ -182,7 +190,7 @@ Object* run_packed(Launcher& launcher, Object* packed, Object* const* objects, c
   Object *function = python.item(packed, 0), *fields = python.item(packed, 1), *results = python.item(packed, 2);
   auto* recipe = (Recipe*)calloc(1, sizeof(Recipe));
   if (!recipe) return python.no_memory();
-  bool is_general = arguments;
+  bool is_general = arguments && are_distinct(objects, *arguments);
   if (!pack(function, fields, objects, arguments ? arguments->count : 0, *recipe, is_general)) {
     free(recipe);
     python.clear_error();

@@ -128,6 +128,29 @@ def test_another_call_runs_the_launcher(name: str, run: Callable[..., Any], laun
     assert launcher.calls >= 2
 
 
+def test_one_tensor_for_two_parameters_and_then_two_tensors(run: Callable[..., Any]) -> None:
+    def added(address: int) -> int:
+        x, y, out, count = struct.unpack("3Pq", ctypes.string_at(address, 32))
+        one, other = ((ctypes.c_float * count).from_address(each) for each in (x, y))
+        (ctypes.c_float * count).from_address(out)[:] = [a + b for a, b in zip(one, other)]
+        return 0
+
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(added)
+    function = packed_function(callback, "2r1wq", lambda status: ValueError(str(status)))
+    callback.argtypes = [ctypes.c_void_p]
+
+    def launch(x: Tensor, y: Tensor) -> Any:
+        out = torch.empty_like(x)
+        return PackedCall(function, (x, y, out, x.numel()), (out, x))
+
+    launcher = run(launch)
+    same, one, other = torch.randn(5), torch.randn(5), torch.randn(5)
+    for x, y in [(same, same), (one, other), (same, same), (other, one)]:
+        out, first = launcher(x, y)
+        assert first is x
+        assert torch.equal(out, x + y)
+
+
 def test_zeros_of_both_signs_are_two_values(run: Callable[..., Any], launcher: Scaled) -> None:
     scaled = run(launcher)
     for scale in (0.0, -0.0, 0.0, -0.0):

@@ -126,6 +126,21 @@ def test_a_kernel_called_again(form: str, dtype: torch.dtype, recorder: Recorder
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_one_tensor_for_several_parameters_and_then_several_tensors(form: str, recorder: Recorder) -> None:
+    """As in swiglu(x, x): what is remembered of it does not serve swiglu(gate, up)."""
+    call(form, torch.float32, seed=4)
+    for kernel, args in list(recorder.calls):
+        same: dict[Any, Tensor] = {}  # one tensor for all that are alike
+        shared = [
+            same.setdefault((arg.dtype, arg.shape, arg.stride()), arg) if isinstance(arg, Tensor) else arg
+            for arg in args
+        ]
+        fresh = replace(kernel)
+        for given in (shared, args, shared, [other(arg) for arg in args]):
+            assert_equal(fresh.call(*given), results_of(kernel.function(*given)))
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_a_kernel_called_again_with_other_layouts(form: str, recorder: Recorder) -> None:
     """Views of every kind, in turns: what one call needs is not done, or left out, for another."""
     call(form, torch.float32, seed=1)
