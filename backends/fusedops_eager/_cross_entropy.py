@@ -54,10 +54,10 @@ def cross_entropy_forward(
             out.mul_(1 - label_smoothing).sub_(log_prob.mean(-1, keepdim=True), alpha=label_smoothing)
     if sums is not None:
         if sums.is_cpu:
-            _repair(sums, ignored, logits, softcap)
+            _repair(sums, column, ignored, logits, softcap)
         sums.masked_fill_(ignored, 0.0)
         if z_loss != 0:
-            loss.add_(sums.square().mul_(z_loss))  # not alpha, which must be a number of the dtype
+            loss.add_(sums.square(), alpha=z_loss)
     loss.masked_fill_(ignored, 0.0).masked_fill_(wrong, float("nan"))
     return parts.reduced(loss, target, ignore_index, reduction, denominator), sums if save else None
 
@@ -144,7 +144,8 @@ def _clear(w: Tensor, skip: Tensor) -> None:
         w.masked_fill_(skip, 0.0)
 
 
-def _repair(sums: Tensor, ignored: Tensor, logits: Tensor, softcap: float | None) -> None:
-    """Compute lse again where it was the difference of two -inf: of a target whose logit is that."""
-    lost = sums.isnan() & ~ignored
+def _repair(sums: Tensor, column: Tensor, ignored: Tensor, logits: Tensor, softcap: float | None) -> None:
+    """Compute lse again where it was the difference of two numbers of ``column`` that are far larger, or -inf."""
+    size = parts.capped(logits.gather(-1, column), softcap).squeeze(-1).abs()
+    lost = (sums.isnan() | (size > 4 * sums.abs() + 64)) & ~ignored
     sums[lost] = torch.logsumexp(parts.capped(logits[lost], softcap), -1)

@@ -88,7 +88,8 @@ def cross_entropy_forward(
     total = torch.empty((), dtype=wide, device=logits.device)
     mean = options.reduction == "mean"
     launch = _sum_launch(target.numel(), wide, mean)
-    launch(total, total, rows, target, denominator if mean else None, options.ignore_index)
+    divisor = denominator.resolve_neg() if mean and denominator is not None else None
+    launch(total, total, rows, target, divisor, options.ignore_index)
     return total, lse
 
 
@@ -336,7 +337,7 @@ def _backward(
         cap = scalar(softcap, WIDE)
         tanh = _tanh(x / cap)
         z, slope = tanh * cap, 1.0 - tanh * tanh
-    factor = scale * (1.0 + 2.0 * scalar(z_loss, WIDE) * lse)
+    factor = scale * (1.0 + 2.0 * (scalar(z_loss, WIDE) * lse))
     dz = exp(z - lse[:, None]) * factor[:, None]
     hit = scale
     if SMOOTH:

@@ -257,7 +257,7 @@ def _loss_and_gradient(
         weight = tl.where(wrong, float("nan"), weight)
         factor = weight
         if SQUARES:
-            factor = weight * (1.0 + 2.0 * scalar(z_loss, WIDE) * lse)
+            factor = weight * (1.0 + 2.0 * (scalar(z_loss, WIDE) * lse))
         hit = weight * (1.0 - smooth)
         everywhere = weight * smooth / columns
         for start in range(0, padded, BLOCK):

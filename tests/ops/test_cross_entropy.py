@@ -112,6 +112,22 @@ def test_nothing_reaches_an_ignored_row(backend: str) -> None:
     assert gradient.isfinite().all()
 
 
+@each_backend
+def test_an_ignored_row_has_no_gradient_with_the_largest_z_loss(backend: str) -> None:
+    logits, target = torch.zeros(2, 4), torch.tensor([-100, 1])
+    _, gradient = with_gradient(fusedops.cross_entropy, logits, target, z_loss=3e38, backend=backend)
+    assert not gradient[0].any()
+
+
+@each_backend
+@pytest.mark.parametrize("z", [-1e5, -3e38, -torch.inf])
+def test_a_target_whose_logit_is_far_below_the_others(z: float, backend: str) -> None:
+    logits, target = torch.zeros(2, 4), torch.tensor([1, 2])
+    logits[0, 1] = z
+    _, gradient = with_gradient(fusedops.cross_entropy, logits, target, reduction="sum", backend=backend)
+    torch.testing.assert_close(gradient[0], torch.tensor([1 / 3, -1.0, 1 / 3, 1 / 3]), rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("wrong", [-1, 33, 2**40])
 def test_a_target_out_of_range(wrong: int) -> None:
     logits, target = rows()
@@ -238,10 +254,16 @@ def test_one_row_alone(backend: str) -> None:
     ("options", "text"),
     [
         ({"reduction": "sum", "denominator": 2.0}, r"got a denominator, expected no denominator .*to fix: pass red"),
-        ({"denominator": "2"}, r"got denominator = '2', expected a finite number, or a tensor of one element"),
-        ({"denominator": float("inf")}, r"got denominator = inf, expected a finite number"),
+        (
+            {"denominator": "2"},
+            r"got denominator = '2', expected a number, finite in float32, or a tensor of one element",
+        ),
+        ({"denominator": float("inf")}, r"got denominator = inf, expected a number, finite in float32"),
         ({"denominator": torch.ones(2)}, r"got denominator of 2 elements, expected one element"),
-        ({"softcap": 0.0}, r"got softcap = 0.0, expected a finite Python number of at least 1.17549e-38, or None"),
+        (
+            {"softcap": 0.0},
+            r"got softcap = 0.0, expected a Python number of at least 1.17549e-38, finite in float32, or None",
+        ),
         ({"z_loss": -1.0}, r"got z_loss = -1.0"),
         ({"label_smoothing": 1.5}, r"got label_smoothing = 1.5"),
         ({"ignore_index": 1.0}, r"got ignore_index = 1.0, expected a 64-bit integer"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -38,3 +40,13 @@ def test_a_negative_gradient_keeps_its_sign() -> None:
     fusedops.bias_gelu(x, backend="triton").backward(torch._neg_view(torch.ones(2, 3)))
     assert x.grad is not None
     assert (x.grad < 0).all()
+
+
+def test_a_negative_denominator_keeps_its_sign() -> None:
+    logits, target = torch.zeros(2, 4, requires_grad=True), torch.tensor([1, 3])
+    denominator = torch._neg_view(torch.tensor(-2.0))
+    loss = fusedops.cross_entropy(logits, target, denominator=denominator, backend="triton")
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(4))
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == pytest.approx([0.125, -0.375, 0.125, 0.125])
