@@ -15,11 +15,6 @@ def compute_dtype(gate: Tensor, up: Tensor | None) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def effective(limit: float | None, dtype: torch.dtype) -> float | None:
-    """Return the limit, or None where no number of the compute dtype exceeds it."""
-    return None if limit is None or limit > torch.finfo(dtype).max else limit
-
-
 def views(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, Tensor]:
     """Return gate and up, which are parts of ``gate`` if ``up`` is None. Nothing is copied."""
     if up is not None:

@@ -25,7 +25,6 @@ from fusedops_eager import _slabs
 _softmax = torch._softmax  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 _softmax_backward_data = torch._softmax_backward_data  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
-_FLOAT32_MAX = torch.finfo(torch.float32).max
 # Up to this many elements, the plain form of a masked call is as fast: it takes 4 torch calls, the slabs about 15.
 _MAX_PLAIN_ELEMENTS = 32 * 1024
 
@@ -174,8 +173,7 @@ class _SlabForward:
         exact = _computes_exactly(x, scale, True)
         self.dtype = x.dtype if exact else torch.float32
         self.bits = _BIT_PATTERNS[self.dtype]
-        # add(alpha=) raises for a number outside the range of float32; mul converts it to inf
-        self.scale = scale if x.dtype is torch.float64 else max(-_FLOAT32_MAX, min(_FLOAT32_MAX, scale))
+        self.scale = scale
         buffers = (1 if exact else 2) * (2 if causal else 1)  # causal needs the scratch buffer in any dtype
         self.max_elements = _slabs.max_slab_elements(x.numel(), buffers)
         self.size = min(x.numel(), max(self.max_elements, x.size(-1)))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fusedops.ops import OPS
 from fusedops_eager._bias import slab_elements
-from fusedops_eager._gated import MIN_SLAB_ELEMENTS, compute_dtype, effective, empty_gradients, shifted, views, widened
+from fusedops_eager._gated import MIN_SLAB_ELEMENTS, compute_dtype, empty_gradients, shifted, views, widened
 from fusedops_eager._slabs import Buffers, pieces
 
 
@@ -38,7 +38,8 @@ def swiglu_forward(
         return OPS["swiglu"].reference(gate, up, limit, alpha, offset, interleaved).contiguous()
     wide, (g, u) = compute_dtype(gate, up), views(gate, up, interleaved)
     dtype = gate.dtype if up is None else torch.promote_types(gate.dtype, up.dtype)
-    least, limit = torch.finfo(wide).min, effective(limit, wide)
+    least = torch.finfo(wide).min
+    exponent = max(-alpha / math.log(2), least)
     if not gate.is_cpu or g.numel() < MIN_SLAB_ELEMENTS:
         g, u = g.to(wide).clamp(least, limit), u.to(wide)
         activated = torch.nn.functional.silu(g) if alpha == 1 else torch.sigmoid(alpha * g).mul_(g)
@@ -50,7 +51,7 @@ def swiglu_forward(
     buffers = Buffers(size, wide)
     for o, g_part, u_part in pieces(size, out, g, u):
         gs = torch.clamp(widened(g_part, buffers(0, o.shape)), least, limit, out=buffers(0, o.shape))
-        w = torch.mul(gs, -alpha / math.log(2), out=buffers(1, o.shape)).exp2_().add_(1)
+        w = torch.mul(gs, exponent, out=buffers(1, o.shape)).exp2_().add_(1)
         us = widened(shifted(u_part, offset, limit, buffers(2, o.shape)), buffers(2, o.shape))
         y = o if dtype is wide else w
         torch.mul(torch.div(gs, w, out=y), us, out=y)
@@ -93,14 +94,15 @@ def swiglu_backward(
     results, (dgate, dup) = empty_gradients(gate, up, interleaved, needs)
     if dgate is None and dup is None:
         return results
-    least, limit = torch.finfo(wide).min, effective(limit, wide)
+    least = torch.finfo(wide).min
+    exponent = max(-alpha / math.log(2), least)
     one = torch.ones((), dtype=wide, device="cpu")
     size = slab_elements(g.numel(), 5 * wide.itemsize, grad.dtype.itemsize)
     buffers = Buffers(size, wide)
     for g_part, u_part, grad_part, dg, du in pieces(size, g, u, grad, dgate, dup):
         shape = g_part.shape
         gs = torch.clamp(widened(g_part, buffers(0, shape)), least, limit, out=buffers(0, shape))
-        s = torch.mul(gs, -alpha / math.log(2), out=buffers(1, shape)).exp2_().add_(1).reciprocal_()
+        s = torch.mul(gs, exponent, out=buffers(1, shape)).exp2_().add_(1).reciprocal_()
         a = torch.mul(gs, s, out=buffers(2, shape))
         wide_grad = widened(grad_part, buffers(3, shape))
         if du is not None:
@@ -109,7 +111,7 @@ def swiglu_backward(
                 result.masked_fill_(u_part.abs().le(limit).logical_not_(), 0.0)
             du.copy_(result)
         if dg is not None:
-            slope = torch.addcmul(s, a, torch.sub(one, s, out=gs), value=alpha, out=gs).mul_(wide_grad)
+            slope = torch.addcmul(s, torch.sub(one, s, out=gs), a, value=alpha, out=gs).mul_(wide_grad)
             slope.mul_(shifted(u_part, offset, limit, buffers(4, shape)))
             if limit is not None:
                 slope.masked_fill_(g_part.le(limit).logical_not_(), 0.0)

@@ -118,10 +118,9 @@ def _scalars(activation: Swish | Gelu, dtype: torch.dtype) -> tuple[str, tuple[f
     """Return the name of the function in the kernels, and the scalar arguments."""
     if isinstance(activation, Gelu):
         return activation.form, (scalar_for(0.0, dtype),) * 3
-    limit, largest = activation.limit, torch.finfo(torch.promote_types(dtype, torch.float32)).max
-    clamp = limit is not None and limit <= largest  # a larger one clamps nothing, and has no float32
-    numbers = (limit if clamp and limit is not None else 0.0, activation.alpha, activation.offset)
-    return "clamped" if clamp else "swish", tuple([scalar_for(value, dtype) for value in numbers])
+    clamped = activation.limit is not None
+    numbers = (activation.limit if clamped else 0.0, activation.alpha, activation.offset)
+    return "clamped" if clamped else "swish", tuple([scalar_for(value, dtype) for value in numbers])
 
 
 def _halves(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,7 +322,7 @@ def _slopes(gate, up, limit, alpha, offset, KIND: tl.constexpr):
         gate, up = _clamped(gate, up, limit)
     s, rest = _logistic(alpha * gate)
     dup = _times(gate, s)
-    dgate = (up + offset) * (s + alpha * dup * rest)
+    dgate = (up + offset) * (s + dup * (alpha * rest))
     if KIND == "clamped":
         dgate, dup = tl.where(gate_passes, dgate, 0.0), tl.where(up_passes, dup, 0.0)
     return dgate, dup

@@ -4,7 +4,7 @@ import { compare, general, isNumber, listed, repr, shown, typeOf } from "./pytho
 import { rule } from "./kinds_tensors.js";
 
 const LONG = 2n ** 63n;
-const MAX = Number.MAX_VALUE;
+const MAX = 2 ** 128 - 2 ** 104; // float32's largest
 const isLong = (value) => typeOf(value) === "bool" || (typeOf(value) === "int" && -LONG <= value && value < LONG);
 const isExactLong = (value) => typeOf(value) === "int" && isLong(value);
 

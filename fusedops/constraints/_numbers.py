@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from fusedops._contract.constraint import Arguments, constant, listed
 from fusedops.constraints._choices import Value
 
-_MAX = sys.float_info.max
+_MAX = torch.finfo(torch.float32).max  # a device's arithmetic and torch's own functions take no larger number
 SYMBOLIC = (torch.SymFloat, torch.SymInt)
 
 
@@ -73,12 +72,12 @@ class Scalar(Value):
 
 
 class Finite(Value):
-    """A finite Python number, of at least ``at_least`` where that is given; None too where it is ``optional``. Integers
-    have at most 64 bits, as torch's.
+    """A Python number that is finite in float32, of at least ``at_least`` where that is given; None too where it is
+    ``optional``. Integers have at most 64 bits, as torch's.
 
     >>> from fusedops.constraints import Finite
-    >>> print(Finite("scale").reasons({"scale": float("inf")})[0])
-    got scale = inf, expected a finite Python number; to fix: pass scale as a finite Python number
+    >>> print(Finite("eps").reasons({"eps": 1e39})[0])
+    got eps = 1e+39, expected a Python number, finite in float32; to fix: pass eps as a Python number, finite in float32
     """
 
     def __init__(self, name: str, at_least: float | None = None, *, optional: bool = False) -> None:
@@ -109,8 +108,8 @@ class Finite(Value):
         return bool(low <= value <= _MAX if isinstance(value, float) else _is_long(value) and value >= low)
 
     def rule(self) -> str:
-        number = "a finite Python number" + ("" if self.at_least is None else f" of at least {self.at_least:g}")
-        return f"{number}, or None" if self.optional else number
+        least = "" if self.at_least is None else f" of at least {self.at_least:g}"
+        return f"a Python number{least}, finite in float32" + (", or None" if self.optional else "")
 
     def fix(self, value: Any) -> str:
         if hasattr(value, "item"):
@@ -118,7 +117,7 @@ class Finite(Value):
         return super().fix(value)
 
     def values(self) -> Iterator[Any]:
-        yield from (0.0, 1, 1.5, math.inf, math.nan, 2**70, None)
+        yield from (0.0, 1, 1.5, 1e39, math.inf, math.nan, 2**70, None)
         if self.at_least is None:
             yield -0.7
         else:

@@ -13,6 +13,7 @@ from fusedops._contract.values import Case, Saved
 from fusedops._dispatch.call import call
 from fusedops.ops import _norm_parts as parts
 from fusedops.ops import _rms_norm
+from fusedops.ops._norm_errors import backward_error
 
 
 def add_rms_norm(
@@ -91,6 +92,22 @@ def empty(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset
     return parts.empty_pair(x, residual)
 
 
+def error(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    """Return the changes of y and rstd; s has the usual one."""
+    s = parts.rounded_sum(x, residual)
+    absolute = max(absolute, torch.finfo(s.dtype).eps)  # of the rounding of s
+    y, rstd = _rms_norm.error(absolute, s, *rest)
+    return y, None, rstd
+
+
+def gradient_error(absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x, residual and weight."""
+    s, rstd, weight, offset, *_ = rest
+    ds, dweight, _ = backward_error(absolute, grad_y, s, None, rstd, weight, None, offset)
+    ds = ds + absolute * grad_s.double().abs()
+    return ds, ds, dweight
+
+
 def unfused(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
     """Compute the op as models do without fused ops."""
     s = x + residual
@@ -117,6 +134,8 @@ OP = Op(
     saved=(Saved("rstd", rstd),),
     tolerance=parts.TOLERANCE,
     gradient_tolerance=parts.GRADIENT_TOLERANCE,
+    error=error,
+    gradient_error=gradient_error,
     cases=[Case(case.name, {**case.args, "residual": case.args["x"]}, case.source) for case in _rms_norm.OP.cases],
     min_bytes=min_bytes,
     unfused=unfused,

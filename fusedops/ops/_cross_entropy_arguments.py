@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from fusedops.errors import InvalidInputError
 
 #: The smallest softcap: a smaller number is 0 on devices that flush.
 _LEAST_CAP = torch.finfo(torch.float32).smallest_normal
+_LARGEST = torch.finfo(torch.float32).max
 
 _within = _native.within()
 
@@ -64,17 +64,17 @@ def denominator_tensor(name: str, denominator: Any, first: Any) -> Any:
     """Return a denominator given as a number as a tensor of one element on the device of ``first``.
 
     Raises:
-        InvalidInputError: it is neither a finite number, nor a tensor, nor None.
+        InvalidInputError: it is neither a number that is finite in float32, nor a tensor, nor None.
     """
     if denominator is None or isinstance(denominator, (Tensor, TensorSpec)):
         return denominator
     number: Any = denominator
-    if not isinstance(number, SYMBOLIC) and not (type(number) in (int, float) and abs(number) <= sys.float_info.max):
+    if not isinstance(number, SYMBOLIC) and not (type(number) in (int, float) and abs(number) <= _LARGEST):
         if hasattr(number, "tracer"):  # a value of torch.fx.symbolic_trace
             return denominator
         raise InvalidInputError(
-            f"{name}: got denominator = {shown(number)}, expected a finite number, or a tensor of one element; to "
-            f"fix: pass the number of targets that count"
+            f"{name}: got denominator = {shown(number)}, expected a number, finite in float32, or a tensor of one "
+            f"element; to fix: pass the number of targets that count"
         )
     if isinstance(first, TensorSpec):
         return TensorSpec((1,), torch.promote_types(first.dtype, torch.float32), first.device)

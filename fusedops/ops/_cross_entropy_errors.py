@@ -35,6 +35,9 @@ def forward_error(
     unknown = ~lse.isfinite()
     known = lse.masked_fill(unknown, 0.0)
     loss = rows * (1 + 2.0 * z_loss * known.abs()) + absolute * z_loss * known.square()
+    if label_smoothing != 0:  # a sum of differences
+        overflows = 2 * size.sum(-1) >= torch.finfo(parts.wide_dtype(logits.dtype)).max
+        loss = loss.masked_fill(overflows, math.inf)
     if reduction != "none":
         counted = loss.masked_fill(target == ignore_index, 0.0)
         terms = parts.row_losses(z, target, ignore_index, label_smoothing, z_loss).abs()
@@ -59,19 +62,20 @@ def backward_error(
     reduction: str,
     denominator: Tensor | None,
 ) -> Tensor:
-    """Return the changes of the gradient of the logits."""
+    """Return the changes of the gradient of the logits; inf where a product may overflow."""
     z, size = parts.capped(logits.double(), softcap), lse.double()[..., None]
     classes, wide = z.shape[-1], grad.double()
     given = None if denominator is None else denominator.double()
     scale = parts.row_scales(wide, target, ignore_index, classes, reduction, given).abs()[..., None]
     moves = absolute * (2 + 2 * z.abs() + size.abs())
-    weight = 1 + 4 * z_loss * size.abs()
+    weight, of_lse = 1 + 4 * z_loss * size.abs(), 2 * absolute * (1 + z.abs().nan_to_num(posinf=0.0).amax(-1, True))
     hit = torch.arange(classes) == target[..., None]
     wanted = hit.double() * (1 - label_smoothing) + label_smoothing / classes
     probability = torch.exp(z - size)
-    least = torch.finfo(parts.wide_dtype(logits.dtype)).smallest_normal  # an exponential below it may be 0
-    change = scale * ((probability * moves + least) * weight + absolute * wanted)
-    if softcap is None:
-        return change
-    slope = 1 - (z / softcap).square()
-    return change * slope + absolute * scale * (probability * weight + wanted) * 4
+    arithmetic = torch.finfo(parts.wide_dtype(logits.dtype))
+    least = arithmetic.smallest_normal  # an exponential below it may be 0
+    change = scale * ((probability * moves + least) * weight + absolute * wanted + 2 * z_loss * probability * of_lse)
+    if softcap is not None:
+        slope = 1 - (z / softcap).square()
+        change = change * slope + absolute * scale * (probability * weight + wanted) * 4
+    return change.masked_fill(scale * weight >= arithmetic.max, math.inf)  # their product may come first

@@ -16,6 +16,7 @@ from fusedops._contract.values import Case, Tolerance
 from fusedops._dispatch.call import call
 from fusedops.constraints import OneOf
 from fusedops.ops._gated import SHARDING, TENSORS, empty, gradients, min_bytes, promoted, split, wide_pair
+from fusedops.ops._gated_errors import geglu_error, geglu_gradient_error
 
 # below, GELU and its derivative are 0 in float64 too; above, GELU is the gate and its derivative 1
 _SATURATION = 32.0
@@ -105,6 +106,8 @@ OP = Op(
     differentiable=("gate", "up"),
     output_dtype=promoted,
     empty=empty,
+    error=geglu_error,
+    gradient_error=geglu_gradient_error,
     tolerance={
         # absolute: 1 + erf cancels for a negative gate; the tests have up to 15 in up
         torch.float16: Tolerance(1e-3, 1e-3),  # one rounding to an 11-bit mantissa

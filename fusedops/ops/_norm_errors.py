@@ -31,8 +31,8 @@ def forward_error(
     rstd, rstd_moves = _rstd(rows, centre, square, eps, absolute, centered, _largest(x))
     normal = (rows - centre) * rstd
     moves = absolute * (rows.abs() + centre.abs()) * rstd + normal.abs() * (rstd_moves + absolute)
-    factor = _factor(weight, offset)
-    y = moves * factor.abs() + absolute * (1 + (normal * factor).abs())
+    factor, terms = _factor(weight, offset)
+    y = moves * factor.abs() + absolute * (1 + normal.abs() * terms)
     if bias is not None:
         y = y + absolute * bias.double().abs()
     unknown = ~(rstd_moves <= 0.5)
@@ -74,8 +74,9 @@ def backward_error(
     spread = absolute * (rows.abs() + centre.abs()) * r
     rstd_moves = absolute + (spread * normal.abs()).mean(-1, keepdim=True)
     moves = spread + normal.abs() * (absolute + rstd_moves)
-    m = g * _factor(weight, offset)
-    size, product = m.abs(), (m * normal).mean(-1, keepdim=True)
+    factor, terms = _factor(weight, offset)
+    m, size = g * factor, g.abs() * terms
+    product = (m * normal).mean(-1, keepdim=True)
     inner = absolute * (size + size.mean(-1, keepdim=True)) + moves * product.abs()
     inner = inner + normal.abs() * (size * (moves + absolute * normal.abs())).mean(-1, keepdim=True)
     exact = m - normal * product
@@ -88,8 +89,8 @@ def backward_error(
     total = size.nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
     dx = r * (inner + exact.abs() * rstd_moves)
     dx = dx.masked_fill(unknown | (total * reach.square() * (1 + r**3) >= _largest(x)), math.inf)
-    terms = (g.abs() * (moves + absolute * normal.abs())).masked_fill(unknown, math.inf)
-    dweight = None if weight is None else terms.sum_to_size(weight.shape)
+    of_weight = (g.abs() * (moves + absolute * normal.abs())).masked_fill(unknown, math.inf)
+    dweight = None if weight is None else of_weight.sum_to_size(weight.shape)
     return dx, dweight, None if bias is None else (absolute * g.abs()).sum_to_size(bias.shape)
 
 
@@ -121,5 +122,8 @@ def _largest(x: Tensor) -> float:
     return torch.finfo(wide(x).dtype).max
 
 
-def _factor(weight: Tensor | None, offset: float) -> Tensor:
-    return torch.ones(()).double() if weight is None else weight.double() + offset
+def _factor(weight: Tensor | None, offset: float) -> tuple[Tensor, Tensor]:
+    """Return ``weight + offset``, and the sum of the magnitudes of both."""
+    if weight is None:
+        return torch.ones(()).double(), torch.ones(()).double()
+    return weight.double() + offset, weight.double().abs() + abs(offset)

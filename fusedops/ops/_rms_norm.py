@@ -15,6 +15,7 @@ from fusedops._contract.values import Case, Saved
 from fusedops._dispatch.call import call
 from fusedops.constraints import Finite
 from fusedops.ops import _norm_parts as parts
+from fusedops.ops._norm_errors import backward_error, forward_error
 
 
 def rms_norm(
@@ -69,6 +70,26 @@ def backward(
     return dx, parts.summed(g * normal, weight) if weight is not None and needs[1] else None
 
 
+def error(
+    absolute: float, x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
+) -> tuple[Tensor, ...]:
+    """Return the changes of y and rstd."""
+    return forward_error(absolute, x, weight, None, eps, offset, centered=False)
+
+
+def gradient_error(
+    absolute: float,
+    grad: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    offset: float,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x and weight."""
+    return backward_error(absolute, grad, x, None, rstd, weight, None, offset)[:2]
+
+
 def unfused(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
     """Compute the op as models do without fused ops."""
     y = x.float()
@@ -93,6 +114,8 @@ OP = Op(
     saved=(Saved("rstd", rstd),),
     tolerance=parts.TOLERANCE,
     gradient_tolerance=parts.GRADIENT_TOLERANCE,
+    error=error,
+    gradient_error=gradient_error,
     cases=[
         Case("llama_3_8b", {"x": (2048, 4096), "weight": (4096,), "eps": 1e-5}, "Llama 3 8B, one sequence"),
         Case("gemma_2b", {"x": (2, 512, 2048), "weight": (2048,), "offset": 1.0}, "Gemma 2B, weight stored minus 1"),

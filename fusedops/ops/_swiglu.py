@@ -16,6 +16,7 @@ from fusedops._contract.values import Case, Tolerance
 from fusedops._dispatch.call import call
 from fusedops.constraints import Finite
 from fusedops.ops._gated import SHARDING, TENSORS, empty, gradients, min_bytes, promoted, split, wide_pair
+from fusedops.ops._gated_errors import swiglu_error, swiglu_gradient_error
 
 
 def swiglu(
@@ -60,14 +61,9 @@ def swiglu(
     return call(OP, (gate, up, limit, alpha, offset, interleaved), backend)
 
 
-def _exceeds(limit: Any, dtype: torch.dtype) -> bool:
-    """Return True where no number exceeds the limit. The symbolic one of a traced call is not looked at."""
-    return isinstance(limit, (float, int)) and limit > torch.finfo(dtype).max
-
-
 def _clamped(g: Tensor, u: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
     """Clamp, with gradients that pass at the bounds. Those of torch.clamp do in torch 2.13, and are 0 in torch 2.15."""
-    if limit is None or _exceeds(limit, g.dtype):
+    if limit is None:
         return g, u
     return g.masked_fill(g > limit, limit), u.masked_fill(u > limit, limit).masked_fill(u < -limit, -limit)
 
@@ -98,7 +94,7 @@ def backward(
     s = torch.sigmoid(alpha * g)
     g = g.masked_fill(s == 0, 0.0)
     wide_grad = grad.to(g.dtype)
-    dgate = wide_grad * (u + offset) * s * (1 + alpha * g * (1 - s))
+    dgate = wide_grad * (u + offset) * s * (1 + alpha * (g * (1 - s)))
     dup = wide_grad * g * s
     if limit is not None:
         dgate, dup = dgate.where(g_given <= limit, 0.0), dup.where(u_given.abs() <= limit, 0.0)
@@ -110,7 +106,7 @@ def unfused(
 ) -> Tensor:
     """Compute the op as models do without fused ops."""
     g, u = split(gate, interleaved) if up is None else (gate, up)
-    if limit is not None and not _exceeds(limit, g.dtype):
+    if limit is not None:
         g, u = g.clamp(max=limit), u.clamp(-limit, limit)
     activated = torch.nn.functional.silu(g) if alpha == 1.0 else g * torch.sigmoid(alpha * g)
     return activated * (u + offset if offset else u)
@@ -128,6 +124,8 @@ OP = Op(
     reference=reference,
     backward=backward,
     differentiable=("gate", "up"),
+    error=swiglu_error,
+    gradient_error=swiglu_gradient_error,
     output_dtype=promoted,
     empty=empty,
     tolerance={

@@ -40,8 +40,8 @@ TABLE.pin(
     lambda: torch.ops.fusedops.scaled_masked_softmax_backward(ONES(2, 4), ONES(2, 4), float("inf"), False),
     InvalidInputError,
     "scale = inf",
-    "a finite Python number",
-    "pass scale as a finite Python number",
+    "a Python number, finite in float32",
+    "pass scale as a Python number, finite in float32",
 )
 TABLE.pin(
     "bias",

@@ -142,7 +142,10 @@ def test_the_call_as_python_gives_the_same_answer(page: browser.Page, fragment: 
             "got argument of rms_norm 'gamma', expected one of x, weight, eps, offset",
         ),
         ("#op=rms_norm&device=cuda&x=8&capability=9", "got compute capability '9', expected two numbers"),
-        ("#op=rms_norm&device=cpu&x=8&eps=<b>a</b>", "rms_norm: got eps = '<b>a</b>', expected a finite Python number"),
+        (
+            "#op=rms_norm&device=cpu&x=8&eps=<b>a</b>",
+            "rms_norm: got eps = '<b>a</b>', expected a Python number, finite in float32",
+        ),
     ],
 )
 def test_a_text_that_cannot_be_read_is_an_error_on_the_page(page: browser.Page, fragment: str, text: str) -> None:

@@ -15,10 +15,15 @@ pin("dtype", gelu(torch.ones(2, dtype=torch.int64)), INVALID, "x of int64", "exp
 pin("layout", gelu(torch.ones(2).to_sparse()), INVALID, "torch.sparse_coo", "expected a strided", "x.to_dense()")
 pin("rank", softmax(torch.ones(4)), INVALID, "x with 1 dim", "at least 2 dimensions", "view x with 2")
 pin(
-    "scale's kind", softmax(X, None, torch.ones(())), INVALID, "a tensor of 1", "a finite Python number", "scale.item()"
+    "scale's kind",
+    softmax(X, None, torch.ones(())),
+    INVALID,
+    "a tensor of 1",
+    "a Python number, finite in float32",
+    "scale.item()",
 )
-pin("scale's value", softmax(X, None, float("inf")), INVALID, "scale = inf", "expected a finite", "pass scale as")
-pin("scale's size", softmax(X, None, 2**70), INVALID, "an integer of 71 bits", "expected a finite", "pass scale as")
+pin("scale's value", softmax(X, None, float("inf")), INVALID, "scale = inf", "finite in float32", "pass scale as")
+pin("scale's size", softmax(X, None, 2**70), INVALID, "an integer of 71 bits", "finite in float32", "pass scale as")
 pin("causal", softmax(X, causal=1), INVALID, "causal = 1", "expected True or False", "bool(causal)")
 pin(
     "mask's kind",
@@ -51,7 +56,9 @@ pin(
     "pass approximate as",
 )
 pin("packed", gated(torch.ones(2, 7)), INVALID, "(2, 7) and no up", "an even last dim", "pass up, or pack it")
-pin("limit", gated(X, X, limit=-1.0), INVALID, "limit = -1.0", "at least 0, or None", "pass limit as")
+pin(
+    "limit", gated(X, X, limit=-1.0), INVALID, "limit = -1.0", "at least 0, finite in float32, or None", "pass limit as"
+)
 pin("p", dropout(X, None, 1.5), INVALID, "p = 1.5", "expected a number in [0, 1]", "pass p as")
 pin("training", dropout(X, training=1), INVALID, "training = 1", "expected True or False", "bool(training)")
 pin("seed", dropout(X, seed="7"), INVALID, "seed = '7'", "expected None, a 64-bit integer", "pass None")
@@ -98,7 +105,8 @@ pin(
 pin(
     "denominator",
     lambda: fusedops.cross_entropy(X, CLASSES, denominator="2"),
-    INVALID, "denominator = '2'", "a finite number, or a tensor of one element", "the number of targets that count",
+    INVALID, "denominator = '2'", "a number, finite in float32, or a tensor of one element",
+    "the number of targets that count",
 )  # fmt: skip
 pin(
     "target's shape",

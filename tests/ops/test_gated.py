@@ -213,10 +213,10 @@ def test_chunks_of_one_tensor_are_taken_where_they_are(backend: str) -> None:
         (
             (torch.ones(2),),
             {"limit": -1.0},
-            r"got limit = -1.0, expected a finite Python number of at least 0, or None",
+            r"got limit = -1.0, expected a Python number of at least 0, finite in float32, or None",
         ),
         ((torch.ones(2),), {"limit": INF}, r"got limit = inf"),
-        ((torch.ones(2),), {"alpha": None}, r"got alpha = None, expected a finite Python number; "),
+        ((torch.ones(2),), {"alpha": None}, r"got alpha = None, expected a Python number, finite in float32; "),
         ((torch.ones(2),), {"interleaved": 1}, r"got interleaved = 1, expected True or False"),
     ],
 )

@@ -36,12 +36,12 @@ from torch import Tensor
 
 import fusedops
 from fusedops import InvalidInputError, TensorSpec, testing
-from fusedops.constraints import LeadingDims
+from fusedops.constraints import Finite, LeadingDims
 
 SCALES = (1.0, 0.125, -0.7, 1, 0, -0.0, 1e-30, 50.0, True, np.float64(0.5))
 
 WRONG_SCALES = (math.nan, math.inf, -math.inf, 10**400, "1", None, [1.0], 1j, np.float32(1), torch.tensor(1.0))
-WRONG_SCALES += (Fraction(1, 2), Decimal(1), torch.tensor([1.0, 2.0]), np.ones(3), 2**63, -(2**70))
+WRONG_SCALES += (1e39, -1e300, Fraction(1, 2), Decimal(1), torch.tensor([1.0, 2.0]), np.ones(3), 2**63, -(2**70))
 
 FLAGS, WRONG_FLAGS = (True, False), (1, 0, None, "yes", np.True_, torch.tensor(True), torch.ones(2) > 0, np.ones(2), [])
 
@@ -164,8 +164,8 @@ def test_add_layer_norm(dice: Dice) -> None:
 
 
 LIMITS, WRONG_LIMITS = (
-    (None, 0, 0.0, 1.5, 7, True, 1e300),
-    (-1.0, -1, math.inf, math.nan, "1", [1.0], torch.tensor(1.0)),
+    (None, 0, 0.0, 1.5, 7, True, 3e38),
+    (-1.0, -1, math.inf, math.nan, 1e39, "1", [1.0], torch.tensor(1.0)),
 )
 
 
@@ -323,6 +323,21 @@ def test_a_residual_is_needed_and_has_the_shape_of_x() -> None:
     for residual in (None, torch.ones(3), torch.ones(2, 1), torch.ones(1, 2, 3)):
         with pytest.raises(InvalidInputError, match=r"^bias_dropout_add: got residual "):
             fusedops.bias_dropout_add(x, None, residual, seed=1)
+
+
+NUMBERS_OF = [(name, item.name) for name, op in testing.OPS.items() for item in op.constraints if type(item) is Finite]
+
+
+@pytest.mark.parametrize(("name", "option"), NUMBERS_OF)
+def test_numbers_up_to_the_largest_of_float32(name: str, option: str) -> None:
+    op = testing.OPS[name]
+    call = dict(zip(op.parameters, testing.arguments(op, testing.Case("", op.sample(1, 4)), torch.float32)))
+    largest = torch.finfo(torch.float32).max
+    for backend in ("eager", None):
+        op.function(**{**call, option: largest}, backend=backend)
+    for number in (largest * 1.001, 1e39, 1e300):
+        with pytest.raises(InvalidInputError, match=rf"got {option} = .*, expected a Python number.*finite in float32"):
+            op.function(**{**call, option: number})
 
 
 # A call's own form is Python's business: a TypeError that names the argument

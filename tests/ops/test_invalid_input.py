@@ -51,17 +51,25 @@ INVALID: list[tuple[str, Callable[[], Any], str]] = [
      "got mask of shape (1, 2, 3, 5, 7), expected a shape that broadcasts to x (2, 3, 5, 7): each size, from the last, "
      "1 or x's; to fix: give mask sizes of 1 where it repeats"),
     ("scale tensor", lambda: softmax(X, None, torch.tensor(0.5)),  # type: ignore[arg-type]
-     "got scale = a tensor of 1 element, expected a finite Python number; to fix: use scale.item()"),
+     "got scale = a tensor of 1 element, expected a Python number, finite in float32; to fix: use scale.item()"),
     ("scale text", lambda: softmax(X, None, "0.5"),  # type: ignore[arg-type]
-     "got scale = '0.5', expected a finite Python number; to fix: pass scale as a finite Python number"),
+     "got scale = '0.5', expected a Python number, finite in float32; to fix: pass scale as "
+     "a Python number, finite in float32"),
     ("scale None", lambda: softmax(X, None, None),  # type: ignore[arg-type]
-     "got scale = None, expected a finite Python number; to fix: pass scale as a finite Python number"),
+     "got scale = None, expected a Python number, finite in float32; to fix: pass scale as "
+     "a Python number, finite in float32"),
     ("scale complex", lambda: softmax(X, None, 1j),  # type: ignore[arg-type]
-     "got scale = 1j, expected a finite Python number; to fix: pass scale as a finite Python number"),
+     "got scale = 1j, expected a Python number, finite in float32; to fix: pass scale as "
+     "a Python number, finite in float32"),
     ("scale inf", lambda: softmax(X, None, float("inf")),
-     "got scale = inf, expected a finite Python number; to fix: pass scale as a finite Python number"),
+     "got scale = inf, expected a Python number, finite in float32; to fix: pass scale as "
+     "a Python number, finite in float32"),
     ("scale nan", lambda: softmax(X, None, float("nan")),
-     "got scale = nan, expected a finite Python number; to fix: pass scale as a finite Python number"),
+     "got scale = nan, expected a Python number, finite in float32; to fix: pass scale as "
+     "a Python number, finite in float32"),
+    ("scale of float64", lambda: softmax(X, None, 1e39),
+     "got scale = 1e+39, expected a Python number, finite in float32; to fix: pass scale as "
+     "a Python number, finite in float32"),
     ("causal 1", lambda: softmax(X, causal=1), "got causal = 1, expected True or False; to fix: pass bool(causal)"),  # type: ignore[arg-type]
     ("causal None", lambda: softmax(X, causal=None),  # type: ignore[arg-type]
      "got causal = None, expected True or False; to fix: pass bool(causal)"),

@@ -49,7 +49,7 @@ def test_explain(module: Any) -> None:
     assert decision.given == "x float32[3] on cpu, factor 2"
     assert OPS["my_square"] is module.OP
     with pytest.raises(
-        fusedops.InvalidInputError, match=r"^my_square: got factor = nan, expected a finite Python number"
+        fusedops.InvalidInputError, match=r"^my_square: got factor = nan, expected a Python number, finite in float32"
     ):
         fusedops.explain("my_square", X, float("nan"))
 

@@ -20,7 +20,7 @@ struct Settings {
   template <class Call>
   explicit Settings(const Call& call)
       : limit(call.limit == call.limit ? to_float(call.limit) : INF),
-        alpha(to_finite(call.alpha)),
+        alpha(to_float(call.alpha)),
         offset(to_float(call.offset)),
         exponent(to_finite(call.alpha * -double(LOG2_E))),
         limited(call.limit == call.limit) {}

@@ -136,7 +136,7 @@ def test_a_clamp_stops_the_gradient_beyond_its_bounds() -> None:
     assert free[0][6].isnan()
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, 3e38, -3e38, 1e300])
+@pytest.mark.parametrize("alpha", [0.0, -1.0, 3e38, -3e38])
 def test_alphas(alpha: float) -> None:
     gate, up = torch.tensor([-2.0, -0.5, 0.0, 1e-3, 3.0, math.inf]), torch.ones(6)
     wide = gate[:5].double()

@@ -262,7 +262,7 @@ def test_any_finite_scale() -> None:
         check(torch.randn(5, 6).to(dtype), torch.rand(5, 6) < 0.5, scale)
         check(torch.randn(5, 6).to(dtype), None, scale, causal=True)
     mask = torch.tensor([False, False, True])
-    y = softmax_forward(torch.tensor([[0.5, -0.5, 9.0]] * 2), mask, 1e300, False)
+    y = softmax_forward(torch.tensor([[0.5, -0.5, 9.0]] * 2), mask, 3e38, False)
     assert torch.equal(y, torch.tensor([[1.0, 0.0, 0.0]] * 2)) or y[..., :2].isnan().all()
 
 
