@@ -15,7 +15,7 @@ class Attention(Module):
     """The module of :func:`fusedops.attention`. The projections before and after it stay with the model.
 
     Args:
-        scale: a finite number, or None for ``1 / sqrt(D)``.
+        scale: a number, finite in float32, or None for ``1 / sqrt(D)``.
         causal: False, "upper_left", "lower_right", or True for calls where Sq == Sk.
         window: keys before and after the diagonal, or None.
         return_lse: also return lse.

@@ -15,8 +15,8 @@ class SwiGLU(Module):
 
     Args:
         limit: clamps gate and up, see the op; or None.
-        alpha: a finite number.
-        offset: a finite number.
+        alpha: a number, finite in float32.
+        offset: a number, finite in float32.
         interleaved: how gate and up are packed where the module is called with one tensor.
         backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in effect.
 

@@ -14,7 +14,7 @@ class ScaledMaskedSoftmax(Module):
     """The module of :func:`fusedops.scaled_masked_softmax`.
 
     Args:
-        scale: a finite number.
+        scale: a number, finite in float32.
         causal: also masks the keys after each query.
         backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in effect.
 

@@ -52,7 +52,7 @@ def attention(
         v: (B, Nk, Sk, Dv), the dtype of ``q``.
         mask: bool or uint8, broadcastable to (B, Nq, Sq, Sk); True or non-zero means masked out, the opposite of
             torch's scaled_dot_product_attention. :mod:`fusedops.masks` converts others. None masks nothing.
-        scale: a finite number; None is ``1 / sqrt(D)``. Never rounded to the dtype of ``q``.
+        scale: a number, finite in float32; None is ``1 / sqrt(D)``. Never rounded to the dtype of ``q``.
         causal: "upper_left": query i sees the keys up to i, as torch's is_causal. "lower_right": query i sees the keys
             up to ``i + Sk - Sq``, as flash-attn's causal. True where Sq == Sk alone: both are one. False: all keys.
         window: ``(left, right)``: a query sees the keys from ``left`` before its diagonal to ``right`` after it, itself

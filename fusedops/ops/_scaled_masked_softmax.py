@@ -30,7 +30,7 @@ def scaled_masked_softmax(
         x: (..., Sq, Sk), rank >= 2, float16, bfloat16, float32 or float64. Attention scores.
         mask: bool or uint8, broadcastable to ``x``; True or non-zero means masked out (the opposite of torch's
             scaled_dot_product_attention). None masks nothing.
-        scale: a finite number. Never rounded to the dtype of ``x``.
+        scale: a number, finite in float32. Never rounded to the dtype of ``x``.
         causal: also masks key k for query q where k > q, both counted from 0 (the first query sees the first key
             only, also where Sq != Sk). Joined with ``mask`` by "or".
         backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.

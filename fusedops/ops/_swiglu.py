@@ -37,8 +37,8 @@ def swiglu(
         up: the shape of ``gate``, any of the same dtypes, or None.
         limit: at least 0: before the rest, gate is clamped to at most ``limit``, and up to [-limit, limit]. None: no
             clamp. gpt-oss has limit 7, alpha 1.702, offset 1.
-        alpha: a finite number.
-        offset: a finite number.
+        alpha: a number, finite in float32.
+        offset: a number, finite in float32.
         interleaved: gate is at the even positions of a packed tensor and up at the odd ones. False: gate is its first
             half. Has no effect where ``up`` is given.
         backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
