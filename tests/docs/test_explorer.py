@@ -144,7 +144,7 @@ def test_the_call_as_python_gives_the_same_answer(page: browser.Page, fragment: 
         ("#op=rms_norm&device=cuda&x=8&capability=9", "got compute capability '9', expected two numbers"),
         (
             "#op=rms_norm&device=cpu&x=8&eps=<b>a</b>",
-            "rms_norm: got eps = '<b>a</b>', expected a Python number, finite in float32",
+            "rms_norm: got eps = '<b>a</b>', expected a Python number of at least 0, finite in float32",
         ),
     ],
 )
