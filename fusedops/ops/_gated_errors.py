@@ -89,10 +89,10 @@ def _share(absolute: float, g: Tensor) -> Tensor:
 def _numbers(
     gate: Tensor, up: Tensor | None, limit: float | None, offset: float, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return gate, and the size of ``up + offset``, clamped. An inf or a NaN is 0: it gives the same one everywhere."""
+    """Return gate, and the size of ``up + offset``, clamped. An inf or NaN is 0 then: it gives the same everywhere."""
     g, u = wide_pair(gate.double(), None if up is None else up.double(), interleaved)
     bound = math.inf if limit is None else limit
-    return _finite(g).clamp(max=bound), _finite(u).clamp(-bound, bound).abs() + abs(offset)
+    return _finite(g.clamp(max=bound)), _finite(u.clamp(-bound, bound)).abs() + abs(offset)
 
 
 def _finite(x: Tensor) -> Tensor:
