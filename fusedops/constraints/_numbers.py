@@ -11,7 +11,7 @@ import torch
 from fusedops._contract.constraint import Arguments, constant, listed
 from fusedops.constraints._choices import Value
 
-_MAX = torch.finfo(torch.float32).max  # a device's arithmetic and torch's own functions take no larger number
+LARGEST = torch.finfo(torch.float32).max  # a device's arithmetic and torch's own functions take no larger number
 SYMBOLIC = (torch.SymFloat, torch.SymInt)
 
 
@@ -95,17 +95,17 @@ class Finite(Value):
         return self.optional
 
     def expression(self, constants: dict[str, object]) -> str:
-        low = constant(constants, -_MAX if self.at_least is None else self.at_least)
+        low = constant(constants, -LARGEST if self.at_least is None else self.at_least)
         whole = f"{constant(constants, _is_long)}({self.name})"
-        return f"{low} <= {self.name} <= {constant(constants, _MAX)} if type({self.name}) is float else {whole}" + (
+        return f"{low} <= {self.name} <= {constant(constants, LARGEST)} if type({self.name}) is float else {whole}" + (
             "" if self.at_least is None else f" and {self.name} >= {low}"
         )
 
     def accepts(self, value: Any) -> bool:
         if value is None or isinstance(value, SYMBOLIC):
             return value is not None or self.optional
-        low = -_MAX if self.at_least is None else self.at_least
-        return bool(low <= value <= _MAX if isinstance(value, float) else _is_long(value) and value >= low)
+        low = -LARGEST if self.at_least is None else self.at_least
+        return bool(low <= value <= LARGEST if isinstance(value, float) else _is_long(value) and value >= low)
 
     def rule(self) -> str:
         least = "" if self.at_least is None else f" of at least {self.at_least:g}"
@@ -182,4 +182,4 @@ def _is_long(value: Any) -> bool:
         return True
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
-    return isinstance(value, float) and -_MAX <= value <= _MAX
+    return isinstance(value, float) and -LARGEST <= value <= LARGEST

@@ -28,12 +28,11 @@ from fusedops.constraints import (
     When,
 )
 from fusedops.constraints._dtypes import FLOATING
-from fusedops.constraints._numbers import SYMBOLIC
+from fusedops.constraints._numbers import LARGEST, SYMBOLIC
 from fusedops.errors import InvalidInputError
 
 #: The smallest softcap: a smaller number is 0 on devices that flush.
 _LEAST_CAP = torch.finfo(torch.float32).smallest_normal
-_LARGEST = torch.finfo(torch.float32).max
 
 _within = _native.within()
 
@@ -69,7 +68,7 @@ def denominator_tensor(name: str, denominator: Any, first: Any) -> Any:
     if denominator is None or isinstance(denominator, (Tensor, TensorSpec)):
         return denominator
     number: Any = denominator
-    if not isinstance(number, SYMBOLIC) and not (type(number) in (int, float) and abs(number) <= _LARGEST):
+    if not isinstance(number, SYMBOLIC) and not (type(number) in (int, float) and abs(number) <= LARGEST):
         if hasattr(number, "tracer"):  # a value of torch.fx.symbolic_trace
             return denominator
         raise InvalidInputError(
