@@ -75,6 +75,7 @@ types: $(VENV)/ready  ## check types with pyright, strict
 
 docs: $(VENV)/ready  ## write the pages generated from constraints, test outcomes and committed measurements
 	$(BIN)/python docs/make_limits.py
+	$(BIN)/python docs/make_tables.py
 	$(BIN)/python docs/make_attention.py
 	$(BIN)/python docs/make_transformers.py
 	$(BIN)/python -m benchmarks report
@@ -87,6 +88,7 @@ wheel: $(VENV)/ready  ## build the wheel, and run the tests against it from anot
 
 docs-check: $(VENV)/ready  ## fail if a page is stale; run the feature tests, unless OUTCOMES is the file of `make test`
 	$(BIN)/python docs/make_limits.py --check
+	$(BIN)/python docs/make_tables.py --check
 	$(BIN)/python docs/make_attention.py --check
 	$(BIN)/python docs/make_transformers.py --check
 	$(BIN)/python -m benchmarks report --check
