@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops.ops import _cross_entropy_parts as parts
+from fusedops.ops.losses import formulas
 from fusedops_eager._slabs import Buffers, max_slab_elements, pieces
 
 # The private function: torch.log_softmax changes the dtype under autocast and has no ``out``
@@ -36,10 +36,10 @@ def cross_entropy_forward(
     save: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the loss, and lse (...) if ``save``. The arguments are those of the op; logits of any strides."""
-    wide = parts.wide_dtype(logits.dtype)
+    wide = formulas.wide_dtype(logits.dtype)
     loss = torch.empty(target.shape, dtype=wide, device=logits.device)
     sums = torch.empty_like(loss) if save or z_loss != 0 else None
-    classes, ignored, wrong = parts.places(target, ignore_index, logits.shape[-1])
+    classes, ignored, wrong = formulas.places(target, ignore_index, logits.shape[-1])
     column = classes.unsqueeze(-1)
     others = (column, loss.unsqueeze(-1), None if sums is None else sums.unsqueeze(-1))
     for buffer, x, place, out, lse in _slabs(logits, wide, 1, logits, *others):
@@ -59,7 +59,7 @@ def cross_entropy_forward(
         if z_loss != 0:
             loss.add_(sums.square(), alpha=z_loss)
     loss.masked_fill_(ignored, 0.0).masked_fill_(wrong, float("nan"))
-    return parts.reduced(loss, target, ignore_index, reduction, denominator), sums if save else None
+    return formulas.reduced(loss, target, ignore_index, reduction, denominator), sums if save else None
 
 
 def cross_entropy_backward(
@@ -79,8 +79,8 @@ def cross_entropy_backward(
     if dx.numel() == 0:
         return dx
     wide, size = lse.dtype, logits.shape[-1]
-    classes, ignored, _ = parts.places(target, ignore_index, size)
-    scale = parts.row_scales(grad, target, ignore_index, size, reduction, denominator)
+    classes, ignored, _ = formulas.places(target, ignore_index, size)
+    scale = formulas.row_scales(grad, target, ignore_index, size, reduction, denominator)
     factor: Tensor | None = scale if z_loss == 0 else scale * (1 + 2.0 * z_loss * lse)
     tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
     if logits.is_cpu and not tracing and not bool((factor < 0).any()):
@@ -146,6 +146,6 @@ def _clear(w: Tensor, skip: Tensor) -> None:
 
 def _repair(sums: Tensor, column: Tensor, ignored: Tensor, logits: Tensor, softcap: float | None) -> None:
     """Compute lse again where it was the difference of two numbers of ``column`` that are far larger, or -inf."""
-    size = parts.capped(logits.gather(-1, column), softcap).squeeze(-1).abs()
+    size = formulas.capped(logits.gather(-1, column), softcap).squeeze(-1).abs()
     lost = (sums.isnan() | (size > 4 * sums.abs() + 64)) & ~ignored
-    sums[lost] = torch.logsumexp(parts.capped(logits[lost], softcap), -1)
+    sums[lost] = torch.logsumexp(formulas.capped(logits[lost], softcap), -1)

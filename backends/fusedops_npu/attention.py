@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Dim, DType, Scalar
-from fusedops.ops import _attention_parts as parts
+from fusedops.ops.attention import formulas
 from fusedops_npu._attention_limits import NotWider
 from fusedops_npu._attention_masks import TRIANGLE, band_of, expanded_bytes, vendor_mask
 
@@ -111,7 +111,7 @@ def attention(
         return out.contiguous(), lse.contiguous()
     given = vendor_mask(q, k, mask, causal, window)
     wide = _as_wide(v, k)
-    out, top, total = _vendor_forward(q, k, wide, q.shape[1], parts.scale_of(q, scale), *given[:4])
+    out, top, total = _vendor_forward(q, k, wide, q.shape[1], formulas.scale_of(q, scale), *given[:4])
     out = _cropped(out, v)
     lse = top[..., 0] + total[..., 0].log()
     if given.dead is not None:
@@ -152,7 +152,7 @@ def attention_backward(
     if given.dead is not None:  # the weights exp(lowest - 0) are 0; 0 * NaN of the gradient is not
         grad_out, lse = grad_out.masked_fill(given.dead, 0.0), lse.masked_fill(given.dead[..., 0], 0.0)
     wide, grad, result = (_as_wide(tensor, k) for tensor in (v, grad_out, out))
-    dq, dk, dv = _vendor_backward(q, k, wide, grad, q.shape[1], result, lse, parts.scale_of(q, scale), *given[:4])
+    dq, dk, dv = _vendor_backward(q, k, wide, grad, q.shape[1], result, lse, formulas.scale_of(q, scale), *given[:4])
     results = dq.contiguous(), dk.contiguous(), _cropped(dv, v)
     return tuple(gradient if need else None for gradient, need in zip(results, needs))
 

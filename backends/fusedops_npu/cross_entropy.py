@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fusedops import Adaptation, kernel, ops
 from fusedops.constraints import DType, Present, Scalar
-from fusedops.ops import _cross_entropy_parts as parts
+from fusedops.ops.losses import formulas
 from fusedops_npu._rows import Rows
 
 
@@ -63,7 +63,7 @@ def cross_entropy(
     """Compute the op for any rank."""
     import torch_npu  # pyright: ignore[reportMissingImports]
 
-    classes, ignored, wrong = parts.places(target, ignore_index, logits.shape[-1])
+    classes, ignored, wrong = formulas.places(target, ignore_index, logits.shape[-1])
     lse = log_prob = None
     if target.numel() == 0:
         loss = torch.empty(target.shape, dtype=torch.float32, device=logits.device)
@@ -76,7 +76,7 @@ def cross_entropy(
         log_prob = results[1].contiguous().view(logits.shape)
         if save:
             lse = _lse(rows, results[1], places).view(target.shape).masked_fill(ignored, 0.0)
-    total = parts.reduced(loss, target, ignore_index, reduction, denominator)
+    total = formulas.reduced(loss, target, ignore_index, reduction, denominator)
     return total.contiguous(), lse if save else None, log_prob if save else None
 
 
@@ -107,8 +107,8 @@ def cross_entropy_backward(
         return torch.empty_like(logits, memory_format=torch.contiguous_format)
     vendor: Any = torch_npu  # pyright: ignore[reportUnknownVariableType]
     size = logits.shape[-1]
-    classes, ignored, _ = parts.places(target, ignore_index, size)
-    scale = parts.row_scales(grad, target, ignore_index, size, reduction, denominator).float()
+    classes, ignored, _ = formulas.places(target, ignore_index, size)
+    scale = formulas.row_scales(grad, target, ignore_index, size, reduction, denominator).float()
     if log_prob is None:
         log_prob = logits.float() - lse.unsqueeze(-1)
     rows, places = log_prob.reshape(-1, size).contiguous(), classes.reshape(-1).contiguous()

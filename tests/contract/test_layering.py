@@ -112,6 +112,7 @@ import torch
 of_torch = time.process_time() - before
 torch_modules = set(sys.modules)
 cuda_before = torch.cuda.is_initialized()
+gc.collect()  # else a collection of torch's objects, 100 to 200 ms, falls into the import or not, by their number
 
 class Watched(dict):
     read = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops.ops import _bias_dropout, _bias_dropout_add, _bias_gelu
+from fusedops.ops.dropout import bias_dropout, bias_dropout_add
+from fusedops.ops.gelu import bias_gelu
 from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
 from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
 
@@ -82,10 +83,10 @@ def check_gelu(
     assert y.dtype == dtype
     assert y.shape == x.shape
     assert y.is_contiguous()
-    near(y, _bias_gelu.OP.reference(x.double(), wide(bias), approximate), 1.0)
+    near(y, bias_gelu.OP.reference(x.double(), wide(bias), approximate), 1.0)
     grad = torch.randn(x.shape).to(dtype) if grad is None else grad
     before = [None if t is None else t.clone() for t in (x, bias, grad)]
-    (du, _) = _bias_gelu.OP.backward(grad.double(), x.double(), wide(bias), approximate, (True, False))
+    (du, _) = bias_gelu.OP.backward(grad.double(), x.double(), wide(bias), approximate, (True, False))
     for needs in all_needs:
         got = gelu_backward(grad, x, bias, approximate, needs)
         check_gradients(got, du, x.dtype, bias, needs, coarser(x.dtype, dtype if bias is None else bias.dtype))
@@ -109,11 +110,11 @@ def check_dropout(
     dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
     inputs: tuple[Tensor | None, ...] = (x, bias)
     if residual is None:
-        want = _bias_dropout.OP.reference(x.double(), wide(bias), p, training, at)
+        want = bias_dropout.OP.reference(x.double(), wide(bias), p, training, at)
     else:
         dtype = residual.dtype
         inputs = (x.to(dtype), None if bias is None else bias.to(dtype), residual)
-        want = _bias_dropout_add.OP.reference(*map(wide, inputs), p, training, at)
+        want = bias_dropout_add.OP.reference(*map(wide, inputs), p, training, at)
     assert y.dtype == dtype
     assert y.shape == x.shape
     assert y.is_contiguous()
@@ -127,7 +128,7 @@ def check_dropout(
 
     grad = torch.randn(x.shape).to(dtype) if grad is None else grad
     before = [None if t is None else t.clone() for t in (x, bias, residual, grad, at)]
-    (du, _) = _bias_dropout.OP.backward(grad.double(), at, None, p, training, torch.float64, (True, False))
+    (du, _) = bias_dropout.OP.backward(grad.double(), at, None, p, training, torch.float64, (True, False))
     for needs in all_needs:
         got = dropout_backward(grad, at, bias, p, training, x.dtype, needs)
         check_gradients(got, du, x.dtype, bias, needs, coarser(x.dtype, dtype, x.dtype if bias is None else bias.dtype))

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_bias_cases import DTYPES, NEEDS, check_dropout, seed_of
 
 from fusedops import philox as _philox
-from fusedops.ops import _bias_dropout_add
+from fusedops.ops.dropout import bias_dropout_add
 from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
 
 
@@ -63,7 +63,7 @@ def test_x_is_taken_in_the_dtype_of_the_residual() -> None:
     x, residual = torch.tensor([70000.0, 1.0]), torch.tensor([-60000.0, 1.0], dtype=torch.float16)
     with pytest.warns(RuntimeWarning, match="overflow"):
         y = dropout_forward(x, None, residual, 0.0, True, None)
-    assert torch.equal(y, _bias_dropout_add.OP.reference(x, None, residual, 0.0, True, None))
+    assert torch.equal(y, bias_dropout_add.OP.reference(x, None, residual, 0.0, True, None))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -17,7 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 pytest.importorskip("triton", reason="triton is not installed")
 from triton_bias_cases import DTYPES, NEEDS, check_gelu
 
-from fusedops.ops import _bias_gelu
+from fusedops.ops.gelu import bias_gelu
 from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
 
 FORMS = ("tanh", "none")
@@ -49,7 +49,7 @@ def test_gelu_of_mixed_dtypes(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
 @pytest.mark.parametrize("approximate", FORMS)
 def test_gelu_keeps_float64_digits(approximate: str) -> None:
     x = torch.linspace(-9, 9, 301, dtype=torch.float64)
-    want = _bias_gelu.OP.reference(x, None, approximate)
+    want = bias_gelu.OP.reference(x, None, approximate)
     torch.testing.assert_close(gelu_forward(x, None, approximate), want, rtol=4e-15, atol=4e-16)
 
 
@@ -92,7 +92,7 @@ def test_gelu_of_numbers_of_every_size(approximate: str) -> None:
     x = (high + torch.randint(2**16, high.shape, dtype=torch.int32)).view(torch.float32)
     x = x[x.isfinite() & (x.abs() < 1e12)]  # u * u is finite, so that the slope is
     u = x.double().requires_grad_()
-    want = _bias_gelu.OP.reference(u, None, approximate)
+    want = bias_gelu.OP.reference(u, None, approximate)
     (slope,) = torch.autograd.grad(want.sum(), u)
     y = gelu_forward(x, None, approximate).double()
     assert ((y - want).abs() <= 4e-7 * u.abs() + 1e-38).all()  # a denormal has fewer places

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton_bias_cases import seed_of
 
 from fusedops import philox as _philox
-from fusedops.ops import _bias_dropout
+from fusedops.ops.dropout import bias_dropout
 from fusedops_triton._bias_dropout import _kept, dropout_backward, dropout_forward
 from fusedops_triton._bias_dropout import _philox as philox_of_triton
 
@@ -103,5 +103,5 @@ def test_thresholds(p: float) -> None:
     x = torch.ones(50, dtype=torch.float64)
     torch.testing.assert_close(
         dropout_forward(x, None, None, p, True, seed_of(1)),
-        _bias_dropout.OP.reference(x, None, p, True, seed_of(1)), rtol=1e-15, atol=0.0,
+        bias_dropout.OP.reference(x, None, p, True, seed_of(1)), rtol=1e-15, atol=0.0,
     )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Attention: softmax of scores times values."""

@@ -1,0 +1,176 @@
+"""Attention (Vaswani et al. 2017, arXiv:1706.03762), with grouped heads (Ainslie et al. 2023, arXiv:2305.13245)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.op import Op
+from fusedops._contract.values import Tolerance
+from fusedops._dispatch.call import call
+from fusedops.constraints import (
+    Alignment,
+    DimMultiple,
+    Finite,
+    Flag,
+    Floating,
+    Mask,
+    Rank,
+    SameDevice,
+    SameDims,
+    SameDType,
+    ScoreMask,
+    Window,
+)
+from fusedops.ops.attention import evidence, formulas
+from fusedops.ops.attention.error_bounds import error, gradient_error
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    *,
+    causal: bool | str = False,
+    window: tuple[int, int] | None = None,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Any:
+    """Compute ``softmax(where(masked, -inf, scale * q @ k.mT)) @ v`` for each head.
+
+    A masked key has weight exactly 0, whatever its numbers are. A row whose keys are all masked is 0, its lse is -inf,
+    and it adds nothing to the gradients.
+
+    Args:
+        q: (B, Nq, Sq, D), float16, bfloat16, float32 or float64.
+        k: (B, Nk, Sk, D), the dtype of ``q``. Nq is a multiple of Nk: consecutive query heads share a key head.
+        v: (B, Nk, Sk, Dv), the dtype of ``q``.
+        mask: bool or uint8, broadcastable to (B, Nq, Sq, Sk); True or non-zero means masked out, the opposite of
+            torch's scaled_dot_product_attention. :mod:`fusedops.masks` converts others. None masks nothing.
+        scale: a number, finite in float32; None is ``1 / sqrt(D)``. Never rounded to the dtype of ``q``.
+        causal: "upper_left": query i sees the keys up to i, as torch's is_causal. "lower_right": query i sees the keys
+            up to ``i + Sk - Sq``, as flash-attn's causal. True where Sq == Sk alone: both are one. False: all keys.
+        window: ``(left, right)``: a query sees the keys from ``left`` before its diagonal to ``right`` after it, itself
+            included. The diagonal is that of ``causal``; with False, Sq must equal Sk. None: no window.
+        return_lse: also return the logarithm of the sum of exponentials of each row's scores.
+        backend: a policy for this call alone, such as "sdpa" or "npu,eager". None: the policy in effect.
+
+    Returns:
+        out (B, Nq, Sq, Dv), contiguous, the dtype of ``q``; with ``return_lse`` the pair (out, lse), lse (B, Nq, Sq),
+        float32 (float64 for float64), natural logarithm. Computed in float32 (float64 for float64); the probabilities
+        may be rounded to the dtype of ``q`` before the product with ``v``, as fused kernels do. lse is differentiable.
+
+    Raises:
+        InvalidInputError: an argument is not as above.
+        NoBackendError: the policy forbids a fallback and its backend does not take the call.
+
+    Source: torch, ``torch.nn.functional.scaled_dot_product_attention``; flash-attn, ``flash_attn_func``.
+
+    >>> import torch, fusedops
+    >>> v = torch.tensor([[1.0], [3.0]])[None, None]
+    >>> fusedops.attention(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), v, causal=True).flatten()
+    tensor([1., 2.])
+    """
+    args = q, k, v, mask, scale, "none" if causal is False else causal, window, return_lse
+    return evidence.wanted(call(OP, args if causal is False else evidence.canonical(args), backend), return_lse)
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    causal: str = "none",
+    window: tuple[int, int] | None = None,
+    return_lse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Compute the op in plain torch."""
+    with formulas.exact_products(q):
+        out, lse = formulas.forward(q, k, v, mask, scale, causal, window)
+    return out, lse if return_lse else lse.detach()
+
+
+def backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of q, k and v. From the inputs alone, so that it has the right derivative itself."""
+    lse_grad = grad_lse if return_lse else None
+    with formulas.exact_products(q):
+        s = formulas.scores(q, k, mask, scale, causal, window)
+        computed = formulas.gradients(grad_out, lse_grad, v, s, formulas.scale_of(q, scale), k.shape[1])
+    return tuple(each.to(q.dtype) if need else None for each, need in zip(computed, needs))
+
+
+OP = Op(
+    attention,
+    constraints=[
+        Floating("q"),
+        Floating("k"),
+        Floating("v"),
+        Rank("q", 4),
+        Rank("k", 4),
+        Rank("v", 4),
+        SameDevice("k", "q"),
+        SameDevice("v", "q"),
+        SameDType("k", "q"),
+        SameDType("v", "q"),
+        SameDims("k", "q", (0, 3)),
+        SameDims("v", "k", (0, 1, 2)),
+        DimMultiple("q", "k", 1),
+        Mask("mask"),
+        SameDevice("mask", "q"),
+        ScoreMask("mask", "q", "k"),
+        Finite("scale", optional=True),
+        Alignment("causal", "q", "k", "upper_left", "lower_right"),
+        Window("window", "causal", "q", "k"),
+        Flag("return_lse"),
+    ],
+    reference=reference,
+    backward=backward,
+    differentiable=("q", "k", "v"),
+    outputs=("out", "lse"),
+    empty=evidence.empty,
+    complete=evidence.canonical,
+    tolerance={
+        # absolute: of the weighted mean of |v|. Probabilities are rounded to the inputs' dtype, then the sum is
+        torch.float16: Tolerance(2e-3, 1e-3),
+        torch.bfloat16: Tolerance(1.2e-2, 8e-3),
+        torch.float32: Tolerance(8e-6, 2e-6),
+        torch.float64: Tolerance(2e-14, 1e-14),
+    },
+    gradient_tolerance={
+        # absolute: of the sums of the terms' sizes; out, the probabilities and their gradients are rounded
+        torch.float16: Tolerance(4e-3, 1e-3),
+        torch.bfloat16: Tolerance(2.5e-2, 8e-3),
+        torch.float32: Tolerance(2e-5, 2e-6),
+        torch.float64: Tolerance(5e-14, 1e-14),
+    },
+    error=error,
+    gradient_error=gradient_error,
+    cases=evidence.CASES,
+    min_bytes=evidence.min_bytes,
+    unfused=evidence.unfused,
+    formula="softmax(where(masked, -inf, scale * q @ k.mT)) @ v",
+    sharding=evidence.SHARDING,
+    sample=evidence.sample,
+    large=evidence.LARGE,
+    sweep=evidence.sweep,
+    peers=evidence.PEERS,
+)

@@ -1,0 +1,116 @@
+"""The error model of attention: the changes of the results where products and probabilities are rounded.
+
+A score is a sum of D products of exact inputs in float32: it moves by the rounding of the arithmetic, whatever the
+dtype of the inputs. Probabilities and their gradients may be rounded to the dtype of the inputs before the next
+product, as fused kernels do.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fusedops.ops.attention import formulas
+
+# of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order
+_ARITHMETIC = 2e-6
+
+
+def error(
+    absolute: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the changes of out and lse; inf where a score may overflow."""
+    p, move, unknown, _ = _moves(absolute, q, k, mask, scale, causal, window)
+    values = formulas.for_each_query_head(formulas.finite(v.double()), q)
+    out = _rounded(p * (absolute + 2 * move) + _flushed(p, q.dtype), p, k.shape[2], q.dtype) @ values.abs()
+    lse = move.amax(-1) + min(absolute, _ARITHMETIC) * 4 if k.shape[2] else torch.zeros(q.shape[:3]).double()
+    if k.shape[2]:
+        lse = lse + min(absolute, _ARITHMETIC) * p.shape[-1] ** 0.5
+    if q.dtype.itemsize == 2:  # torch's kernel for a CPU has a shorter exp for these
+        lse = lse + 2e-4
+    return out.masked_fill(unknown, math.inf), lse.masked_fill(unknown[..., 0], math.inf)
+
+
+def gradient_error(
+    absolute: float,
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the changes of the gradients of q, k and v; inf where a number is not finite."""
+    p, move, unknown, s = _moves(absolute, q, k, mask, scale, causal, window)
+    g = grad_out.double().abs() if s.dead is None else torch.where(s.dead, 0.0, grad_out.double().abs())
+    values = formulas.for_each_query_head(formulas.finite(v.double()), q).abs()
+    size = g @ values.transpose(-2, -1)
+    total = (p * size).sum(-1, keepdim=True)
+    if return_lse:
+        total = total + grad_lse.double().abs()[..., None]
+    relative, flushed = absolute + 2 * move, _flushed(p, q.dtype)
+    terms, change = p * (size + total), (p * relative + flushed) * (size + total)
+    heads, factor, rows = k.shape[1], abs(formulas.scale_of(q, scale)), q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
+    dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs() * factor
+    ds = _rounded(change, terms, rows, q.dtype).transpose(-2, -1)
+    dk = formulas.summed(ds @ s.q.abs(), heads) * factor
+    dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
+    seen = s.values if s.masked is None else s.values.masked_fill(s.masked, 0.0)
+    given = all(bool(each.isfinite().all()) for each in (g, grad_lse, v, seen))
+    anywhere = bool(unknown.any()) or not given
+    if anywhere:  # what such a number reaches depends on the order of the products
+        return tuple(torch.full_like(each, math.inf) for each in (dq, dk, dv))  # pyright: ignore[reportReturnType]
+    return dq, dk, dv
+
+
+def _flushed(p: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what probabilities lose where the smallest numbers of the arithmetic become 0."""
+    return p.clamp(max=torch.finfo(torch.promote_types(dtype, torch.float32)).smallest_normal)
+
+
+def _rounded(change: Tensor, terms: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Return the change of terms that are rounded to ``dtype``, and of which ``count`` are added one by one."""
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    unit = torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
+    return torch.where(terms > 0, change + terms * (0.5 * count * unit) + least, 0.0)
+
+
+def _moves(
+    absolute: float,
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+) -> tuple[Tensor, Tensor, Tensor, formulas.Scores]:
+    """Return the probabilities, the change of each score, and the rows whose result is not determined: (..., 1)."""
+    factor = formulas.scale_of(q, scale)
+    s = formulas.scores(q.double(), k.double(), mask, factor, causal, window)
+    p = formulas.probabilities(s)
+    size = s.q.abs() @ s.k.abs().transpose(-2, -1) * abs(factor)
+    if s.masked is not None:
+        size = size.masked_fill(s.masked, 0.0)
+    # the largest score of a row is subtracted from the others
+    move = min(absolute, _ARITHMETIC) * size
+    move = move + (move.amax(-1, keepdim=True) if size.shape[-1] else 0.0)
+    overflow = (size >= torch.finfo(torch.promote_types(q.dtype, torch.float32)).max / 2).any(-1, keepdim=True)
+    # exp(move) - 1, where the first order is not enough
+    return p, torch.expm1(move.clamp(max=80.0)), overflow | s.values.isnan().any(-1, keepdim=True), s

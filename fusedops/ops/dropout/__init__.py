@@ -1,0 +1,1 @@
+"""Dropout of a sum: bias and dropout, with or without a residual."""

@@ -1,0 +1,173 @@
+"""Bias + dropout. Replaces Slapo's bias_dropout and the chain add -> dropout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.op import Op
+from fusedops._contract.values import Case, Sharding, Tolerance
+from fusedops._dispatch.call import call
+from fusedops.constraints import Broadcasts, Flag, Floating, OneElement, Probability, SameDevice
+from fusedops.ops.dropout import formulas
+from fusedops.ops.gelu.bias_gelu import promoted
+from fusedops.philox import dropped
+
+
+def bias_dropout(
+    x: Tensor,
+    bias: Tensor | None = None,
+    p: float = 0.5,
+    *,
+    training: bool = True,
+    seed: int | Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Compute dropout of ``x + bias``.
+
+    The keep-mask is a pure function of the seed and of each element's linear index, the same bits on every backend.
+    Backward needs the seed alone.
+
+    Args:
+        x: (...), float16, bfloat16, float32 or float64.
+        bias: broadcastable to ``x``, usually (H,), any of the same dtypes, or None.
+        p: probability of dropping an element, in [0, 1]. Kept values are multiplied by 1 / (1 - p).
+        training: False drops nothing, and draws no random number; so does p = 0.
+        seed: a 64-bit number, or an int64 tensor of one element on the device of ``x``. None: drawn from torch's
+            generator of that device.
+        backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
+
+    Returns:
+        (...), contiguous, the dtype of ``x + bias`` by torch's promotion. Computed in float32 (float64 for float64).
+
+    Raises:
+        InvalidInputError: an argument is not as above.
+        NoBackendError: the policy forbids a fallback and its backend does not take the call.
+
+    Source: Srivastava et al. 2014 (dropout); Salmon et al. 2011 (Philox); Slapo, ``slapo.op.fused_bias``.
+
+    >>> import torch, fusedops
+    >>> fusedops.bias_dropout(torch.ones(4), p=0.5, seed=7)
+    tensor([2., 2., 0., 0.])
+    """
+    if seed is not None:
+        seed = formulas.seed_tensor("bias_dropout", seed, x)
+    return call(OP, (x, bias, p, training, seed), backend)
+
+
+def reference(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """Compute the op in plain torch."""
+    out = promoted(x, bias)
+    wide = torch.promote_types(out, torch.float32)
+    u = x.to(wide) if bias is None else x.to(wide) + bias.to(wide)
+    return dropped(u, p, seed if training and p > 0 else None).to(out)
+
+
+def backward(
+    grad: Tensor,
+    seed: Tensor | None,
+    bias: Tensor | None,
+    p: float,
+    training: bool,
+    x_dtype: torch.dtype,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of x and bias by the keep-mask of the seed."""
+    du = dropped(grad.to(torch.promote_types(grad.dtype, torch.float32)), p, seed if training and p > 0 else None)
+    dx = du.to(x_dtype, copy=True) if needs[0] else None
+    dbias = du.sum_to_size(bias.shape).to(bias.dtype, copy=True) if bias is not None and needs[1] else None
+    return dx, dbias
+
+
+def identity(
+    grad: Tensor, seed: Tensor | None, bias: Tensor | None, p: float, training: bool, x_dtype: torch.dtype
+) -> bool:
+    """Return True where the gradient of x is the output's gradient itself."""
+    return (p == 0 or not training) and x_dtype is grad.dtype
+
+
+def unfused(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """Compute the op as models do without fused ops, with torch's own random numbers."""
+    return torch.nn.functional.dropout(x if bias is None else x + bias, p, training)
+
+
+def min_bytes(x: Any, bias: Any, p: float, training: bool, seed: Any) -> Mapping[Any, int]:
+    """Read x, write y; read grad, write dx. The bias, and its gradient, move once; no mask is stored."""
+    elements, dtype = math.prod(x.shape), promoted(x, bias)
+    small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
+    return {
+        "forward": elements * (x.dtype.itemsize + dtype.itemsize) + small,
+        "backward": formulas.backward_bytes(x, bias, dtype, p, training),
+    }
+
+
+def _sample(batch: int, length: int) -> Mapping[str, Any]:
+    return {"x": (batch, length, 6), "bias": (6,), "p": 0.4, "seed": 3}
+
+
+SHARDING = Sharding(
+    replicated=("seed",),
+    forward=formulas.forward_of_shard,
+    backward=formulas.backward_of_shard,
+    applies=formulas.drops,
+    reason="a kernel counts the index of a dropped element from the shard's own start",
+)
+OP = Op(
+    bias_dropout,
+    constraints=[
+        Floating("x"),
+        Probability("p"),
+        Flag("training"),
+        OneElement("seed", torch.int64),
+        SameDevice("seed", "x"),
+        Floating("bias"),
+        SameDevice("bias", "x"),
+        Broadcasts("bias", "x"),
+    ],
+    reference=reference,
+    backward=backward,
+    differentiable=("x", "bias"),
+    identity=identity,
+    output_dtype=promoted,
+    tolerance={
+        torch.float16: Tolerance(1e-6, 1e-3),  # one rounding to an 11-bit mantissa
+        torch.bfloat16: Tolerance(1e-6, 1.6e-2),  # one rounding to an 8-bit mantissa
+        torch.float32: Tolerance(1e-6, 1e-6),
+        torch.float64: Tolerance(1e-12, 1e-12),
+    },
+    gradient_tolerance={
+        # absolute: dbias is a sum over rows in float32, in any order
+        torch.float16: Tolerance(1e-4, 2e-3),
+        torch.bfloat16: Tolerance(1e-4, 1.6e-2),
+        torch.float32: Tolerance(1e-4, 1e-5),
+        torch.float64: Tolerance(1e-11, 1e-12),
+    },
+    error=formulas.error,
+    gradient_error=formulas.gradient_error,
+    cases=[
+        Case("gpt2_small", {"x": (8, 1024, 768), "bias": (768,), "p": 0.1, "seed": 1}, "GPT-2, after the MLP"),
+        Case("ragged", {"x": (3, 1001), "bias": (1001,), "p": 0.5, "seed": 2**40 + 7}, "elements not divisible by 4"),
+        Case("no_bias", {"x": (4, 33, 96), "p": 0.9, "seed": -5}),
+        Case("evaluation", {"x": (4, 128), "bias": (128,), "p": 0.1, "training": False}),
+        Case("all_dropped", {"x": (4, 128), "bias": (128,), "p": 1.0, "seed": 3}),
+    ],
+    min_bytes=min_bytes,
+    unfused=unfused,
+    formula="dropout(x + bias, p)",
+    sharding=SHARDING,
+    complete=formulas.with_seed,
+    sample=_sample,
+    large=[Case("training", {"x": (8192, 4096), "bias": (4096,), "p": 0.1, "seed": 1})],
+    sweep=lambda rows, width: {"x": (rows, width), "bias": (width,), "p": 0.1, "seed": 1},
+    peers="""
+| peer | what is dropped depends on | dtype of the result |
+|---|---|---|
+| Slapo, `bias_dropout` | the device | as torch promotes |
+| torch_npu | there is no such op | |
+| fusedops | the seed and the element's index alone | as torch promotes |
+""",
+)

@@ -1,0 +1,164 @@
+"""Bias + dropout + residual add, the end of each half of a transformer layer. Replaces Megatron's bias_dropout_add."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.op import Op
+from fusedops._contract.values import Case
+from fusedops._dispatch.call import call
+from fusedops.constraints import Floating, SameDevice, SameShape
+from fusedops.ops.dropout import bias_dropout, formulas
+from fusedops.philox import dropped
+
+
+def bias_dropout_add(
+    x: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    p: float = 0.5,
+    *,
+    training: bool = True,
+    seed: int | Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Compute ``residual + dropout(x + bias)``. No input is written, in evaluation either.
+
+    The keep-mask is a pure function of the seed and of each element's linear index, the same bits on every backend.
+    Backward needs the seed alone.
+
+    Args:
+        x: (...), float16, bfloat16, float32 or float64.
+        bias: broadcastable to ``x``, usually (H,), any of the same dtypes, or None.
+        residual: the shape of ``x``, any of the same dtypes. Where ``x`` or ``bias`` differ from it in dtype, they are
+            taken in its dtype: a float32 residual stream stays float32.
+        p: probability of dropping an element, in [0, 1]. Kept values are multiplied by 1 / (1 - p); p = 1 gives the
+            residual exactly.
+        training: False drops nothing, and draws no random number; so does p = 0.
+        seed: a 64-bit number, or an int64 tensor of one element on the device of ``x``. None: drawn from torch's
+            generator of that device.
+        backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
+
+    Returns:
+        (...), contiguous, the dtype of ``residual``. Computed in float32 (float64 for float64).
+
+    Raises:
+        InvalidInputError: an argument is not as above.
+        NoBackendError: the policy forbids a fallback and its backend does not take the call.
+
+    Source: Megatron-LM, ``megatron/core/fusions/fused_bias_dropout.py``; Salmon et al. 2011 (Philox).
+
+    >>> import torch, fusedops
+    >>> fusedops.bias_dropout_add(torch.ones(4), None, torch.full((4,), 10.0), p=0.5, seed=7)
+    tensor([12., 12., 10., 10.])
+    """
+    if seed is not None:
+        seed = formulas.seed_tensor("bias_dropout_add", seed, x)
+    return call(OP, (x, bias, residual, p, training, seed), backend)
+
+
+def reference(
+    x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None
+) -> Tensor:
+    """Compute the op in plain torch."""
+    out = residual.dtype
+    wide = torch.promote_types(out, torch.float32)
+    u = x.to(out).to(wide)
+    if bias is not None:
+        u = u + bias.to(out).to(wide)
+    return (residual.to(wide) + dropped(u, p, seed if training and p > 0 else None)).to(out)
+
+
+def error(
+    absolute: float, x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None
+) -> Tensor:
+    """Return ``absolute`` times the magnitudes of the terms, and what x and bias lose in the residual's dtype."""
+    out = residual.dtype
+    wide = torch.promote_types(out, torch.float32)
+    drawn = seed if training and p > 0 else None
+    size = dropped(formulas.magnitude(x.to(wide), None if bias is None else bias.to(wide)), p, drawn)
+    lost = _lost(x, out) if bias is None else _lost(x, out) + _lost(bias, out)
+    return absolute * (size + formulas.magnitude(residual.to(wide))).double() + dropped(lost, p, drawn)
+
+
+def _lost(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what the conversion to a dtype changes; inf where it overflows."""
+    return (tensor.to(dtype).double() - tensor.double()).abs().nan_to_num(nan=0.0, posinf=math.inf)
+
+
+def unfused(x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """Compute the op as models do without fused ops, with torch's own random numbers."""
+    return residual + bias_dropout.unfused(x, bias, p, training, seed)
+
+
+def _output_dtype(x: Tensor, bias: Tensor | None, residual: Tensor, *rest: Any) -> torch.dtype:
+    return residual.dtype
+
+
+def min_bytes(x: Any, bias: Any, residual: Any, p: float, training: bool, seed: Any) -> Mapping[Any, int]:
+    """Read x and residual, write y. Backward as bias_dropout: the residual's gradient is the output's itself."""
+    elements, size = math.prod(x.shape), residual.dtype.itemsize
+    small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
+    return {
+        "forward": elements * (x.dtype.itemsize + 2 * size) + small,
+        "backward": formulas.backward_bytes(x, bias, residual.dtype, p, training),
+    }
+
+
+def _sample(batch: int, length: int) -> Mapping[str, Any]:
+    return {"x": (batch, length, 6), "bias": (6,), "residual": (batch, length, 6), "p": 0.4, "seed": 3}
+
+
+_LARGE = (8192, 4096)
+OP = Op(
+    bias_dropout_add,
+    constraints=[
+        *bias_dropout.OP.constraints,
+        Floating("residual"),
+        SameDevice("residual", "x"),
+        SameShape("residual", "x"),
+    ],
+    reference=reference,
+    backward=bias_dropout.backward,  # the residual's gradient is the output's itself
+    differentiable=("x", "bias"),
+    passed_through="residual",
+    identity=bias_dropout.identity,
+    output_dtype=_output_dtype,
+    tolerance=bias_dropout.OP.tolerance,
+    gradient_tolerance=bias_dropout.OP.gradient_tolerance,
+    error=error,
+    gradient_error=formulas.gradient_error,
+    cases=[
+        Case(case.name, {**case.args, "residual": case.args["x"], "bias": case.args.get("bias")}, case.source)
+        for case in bias_dropout.OP.cases
+    ],
+    min_bytes=min_bytes,
+    unfused=unfused,
+    formula="residual + dropout(x + bias, p)",
+    sharding=bias_dropout.SHARDING,
+    complete=formulas.with_seed,
+    sample=_sample,
+    large=[
+        Case("training", {"x": _LARGE, "bias": (4096,), "residual": _LARGE, "p": 0.1, "seed": 1}),
+        Case("evaluation", {"x": _LARGE, "bias": (4096,), "residual": _LARGE, "p": 0.1, "training": False}),
+    ],
+    sweep=lambda rows, width: {
+        "x": (rows, width),
+        "bias": (width,),
+        "residual": (rows, width),
+        "p": 0.1,
+        "seed": 1,
+    },
+    peers="""
+| peer | what is dropped depends on | dtype of the result |
+|---|---|---|
+| Megatron-LM, `get_bias_dropout_add` | the device, and fused or not | the residual's since 0.17, before that x's |
+| torch_npu | there is no such op | |
+| fusedops | the seed and the element's index alone | the residual's |
+""",
+)

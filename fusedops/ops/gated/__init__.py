@@ -1,0 +1,1 @@
+"""Gated activations: SwiGLU and GEGLU."""

@@ -1,0 +1,1 @@
+"""GELU of a sum: bias and GELU."""

@@ -1,0 +1,1 @@
+"""Losses: cross entropy of logits, and of a linear layer."""

@@ -1,0 +1,178 @@
+"""Cross entropy of logits and classes, the loss of language models. Replaces torch's cross_entropy, the fused losses of
+Liger and Megatron, and torch_npu's npu_cross_entropy_loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.op import Op
+from fusedops._contract.values import Saved, Tolerance
+from fusedops._dispatch.call import call
+from fusedops.constraints import Dim, Floating, Rank
+from fusedops.ops.losses import evidence, formulas
+from fusedops.ops.losses.arguments import OPTIONS, check_targets, denominator_tensor, tensor_constraints
+from fusedops.ops.losses.error_bounds import backward_error, forward_error
+from fusedops.ops.losses.sharding import SHARDING
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+    denominator: float | Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Compute the cross entropy of logits and target classes.
+
+    The loss of a row is ``lse - (1 - label_smoothing) * z[target] - label_smoothing * mean(z) + z_loss * lse**2``, with
+    ``z = softcap * tanh(logits / softcap)`` (without softcap the logits) and ``lse = logsumexp(z)``.
+
+    Args:
+        logits: (..., V), float16, bfloat16, float32 or float64, V at least 1. Never written. The classes are the last
+            dim, also above two dims, where torch has them in dim 1.
+        target: (...), int64, in [0, V) or ``ignore_index``.
+        ignore_index: rows with this target have loss 0 and gradient 0, whatever their logits.
+        label_smoothing: in [0, 1], the share of the target that is spread evenly over all classes, as in torch.
+        z_loss: at least 0, the weight of ``lse**2``.
+        softcap: a positive number, the bound of z, or None.
+        reduction: "mean", "sum" or "none".
+        denominator: what "mean" divides the sum by: a number, or a tensor of one element on the device of ``logits``,
+            such as the number of targets of all the batches of a step. None: the number of targets that are not
+            ignored, at least 1, so that the loss is 0 where all are (torch: NaN).
+        backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
+
+    Returns:
+        () for "mean" and "sum", (...) for "none". float32 (float64 for float64), computed in that. The loss of a row
+        whose target is out of range is NaN on a device other than the CPU: to raise there would wait for the device.
+
+    Raises:
+        InvalidInputError: an argument is not as above; on a CPU also a target out of range.
+        NoBackendError: the policy forbids a fallback and its backend does not take the call.
+
+    Source: torch, ``torch.nn.functional.cross_entropy``; z_loss: Chowdhery et al. 2022, arXiv:2204.02311, section 5;
+    softcap: Gemma 2, arXiv:2408.00118.
+
+    >>> import torch, fusedops
+    >>> logits = torch.tensor([[2.0, 0.0], [0.0, 0.0], [5.0, 1.0]])
+    >>> fusedops.cross_entropy(logits, torch.tensor([0, 1, -100]), reduction="none")
+    tensor([0.1269, 0.6931, 0.0000])
+    """
+    if denominator is not None:
+        denominator = denominator_tensor("cross_entropy", denominator, logits)
+    args = (logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    return call(OP, args, backend)
+
+
+def reference(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+) -> Tensor:
+    """Compute the op in plain torch."""
+    z = formulas.capped(logits, softcap)
+    loss = formulas.row_losses(z, target, ignore_index, label_smoothing, z_loss)
+    return formulas.reduced(loss, target, ignore_index, reduction, denominator)
+
+
+def lse(logits: Tensor, target: Tensor, ignore_index: int, softcap: float | None) -> Tensor:
+    """Compute a saved value: logsumexp(z), 0 for an ignored row, (...)."""
+    return formulas.logsumexp(formulas.capped(logits, softcap), target, ignore_index)
+
+
+def log_prob(logits: Tensor, softcap: float | None) -> Tensor:
+    """Compute a saved value: log_softmax(z), (..., V). A kernel that has it need not read the logits again."""
+    return torch.log_softmax(formulas.capped(logits, softcap), -1)
+
+
+def backward(
+    grad: Tensor,
+    logits: Tensor,
+    log_prob: Tensor | None,
+    lse: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+) -> Tensor:
+    """Compute the gradient of the logits. softmax(z) is exp(log_prob), or exp(z - lse) where log_prob is None."""
+    z = formulas.capped(logits, softcap)
+    scale = formulas.row_scales(grad, target, ignore_index, logits.shape[-1], reduction, denominator)
+    dz = formulas.logit_gradient(scale, z, lse, target, ignore_index, label_smoothing, z_loss)
+    return formulas.uncapped(dz, z, softcap).to(logits.dtype)
+
+
+def completed(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments with the denominator as a tensor. The targets of a call on a CPU are checked."""
+    logits, target, ignore_index, denominator = args[0], args[1], args[2], args[-1]
+    if isinstance(target, Tensor):
+        check_targets("cross_entropy", target, ignore_index, logits.shape[-1])
+    divisor = denominator_tensor("cross_entropy", denominator, logits)
+    return args if divisor is denominator else (*args[:-1], divisor)
+
+
+def loss_dtype(logits: Tensor, *rest: Any) -> torch.dtype:
+    """Return the dtype of the loss."""
+    return formulas.wide_dtype(logits.dtype)
+
+
+def empty(logits: Tensor, target: Tensor, *rest: Any) -> Tensor:
+    """Return an empty output."""
+    shape = logits.shape[:-1] if rest[-2] == "none" else ()
+    return logits.new_empty(shape, dtype=formulas.wide_dtype(logits.dtype))
+
+
+OP = Op(
+    cross_entropy,
+    constraints=[
+        Floating("logits"),
+        Rank("logits", at_least=1),
+        Dim("logits", (-1,), at_least=1),
+        *OPTIONS,
+        *tensor_constraints("logits"),
+    ],
+    reference=reference,
+    backward=backward,
+    differentiable=("logits",),
+    outputs=("loss",),
+    output_dtype=loss_dtype,
+    empty=empty,
+    saved=(Saved("lse", lse), Saved("log_prob", log_prob, optional=True)),
+    # of a loss, which is float32: logits of 16 bits are not rounded
+    tolerance={dtype: Tolerance(1e-6, 2e-6) for dtype in (torch.float16, torch.bfloat16, torch.float32)}
+    | {torch.float64: Tolerance(1e-14, 1e-12)},
+    gradient_tolerance={
+        torch.float16: Tolerance(2e-6, 1e-3),  # one rounding to an 11-bit mantissa
+        torch.bfloat16: Tolerance(2e-6, 8e-3),  # one rounding to an 8-bit mantissa
+        torch.float32: Tolerance(2e-6, 4e-6),
+        torch.float64: Tolerance(1e-14, 1e-12),
+    },
+    error=forward_error,
+    gradient_error=backward_error,
+    cases=evidence.CASES,
+    min_bytes=evidence.min_bytes,
+    unfused=evidence.unfused,
+    formula="logsumexp(logits) - logits[target], smoothed, with z-loss, capped",
+    sharding=SHARDING,
+    complete=completed,
+    sample=evidence.sample,
+    large=evidence.LARGE,
+    sweep=evidence.tokens,
+    peers=evidence.PEERS,
+)

@@ -1,0 +1,1 @@
+"""Normalisations: RMSNorm, LayerNorm, and both with a residual added first."""

@@ -1,0 +1,155 @@
+"""Residual add + RMSNorm, between the halves of a Llama-like layer. Replaces the chain add -> rms_norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.op import Op
+from fusedops._contract.values import Case, Saved
+from fusedops._dispatch.call import call
+from fusedops.ops.norms import formulas, rms_norm
+from fusedops.ops.norms.error_bounds import backward_error
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute ``s = x + residual`` and ``y = rms_norm(s, weight, eps, offset=offset)``.
+
+    The norm is that of s as it is returned, rounded to its dtype.
+
+    Args:
+        x: (..., H), float16, bfloat16, float32 or float64.
+        residual: the shape of ``x``, any of the same dtypes.
+        weight: (H,), any of the same dtypes, or None for no factor; ``offset`` is not used then.
+        eps: added to the mean square; finite, at least 0.
+        offset: added to the weight. 1.0 for models that keep ``weight - 1``, as Gemma does.
+        backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
+
+    Returns:
+        y, in the dtype of ``x``, and s, in that of ``x + residual`` by torch's promotion: (..., H), contiguous. Each is
+        computed in float32 (float64 for float64) and rounded once. The gradient of ``weight`` is summed in float32, in
+        the same order on every run.
+
+    Raises:
+        InvalidInputError: an argument is not as above.
+        NoBackendError: the policy forbids a fallback and its backend does not take the call.
+
+    Source: Liger, ``LigerFusedAddRMSNormFunction``; vLLM, ``RMSNorm.forward(x, residual)``.
+
+    >>> import torch, fusedops
+    >>> fusedops.add_rms_norm(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 1.0]), eps=0.0)
+    (tensor([0.8485, 1.1314]), tensor([3., 4.]))
+    """
+    return call(OP, (x, residual, weight, eps, offset), backend)
+
+
+def reference(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    """Compute the op in plain torch."""
+    s = formulas.rounded_sum(x, residual)
+    y = formulas.normalized(s, formulas.rstd_of(s, eps, centered=False))
+    scale = formulas.factor(weight, offset, y.dtype)
+    return (y if scale is None else y * scale).to(x.dtype), s
+
+
+def rstd(s: Tensor, eps: float) -> Tensor:
+    """Compute the saved value: rsqrt(mean(s**2, -1) + eps), (...)."""
+    return formulas.rstd_of(s, eps, centered=False)
+
+
+def backward(
+    grad_y: Tensor,
+    grad_s: Tensor,
+    s: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    offset: float,
+    residual_dtype: torch.dtype,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Compute the gradients of x, residual and weight."""
+    normal, g = formulas.normalized(s, rstd), grad_y.to(rstd.dtype)
+    dweight = formulas.summed(g * normal, weight) if weight is not None and needs[2] else None
+    if not (needs[0] or needs[1]):
+        return None, None, dweight
+    ds = formulas.row_gradient(g, normal, rstd, formulas.factor(weight, offset, rstd.dtype), centered=False)
+    return *formulas.sum_gradients(ds + grad_s.to(ds.dtype), grad_y.dtype, residual_dtype, needs), dweight
+
+
+def empty(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    """Return empty outputs."""
+    return formulas.empty_pair(x, residual)
+
+
+def error(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    """Return the changes of y and rstd; s has the usual one."""
+    s = formulas.rounded_sum(x, residual)
+    absolute = max(absolute, torch.finfo(s.dtype).eps)  # of the rounding of s
+    y, rstd = rms_norm.error(absolute, s, *rest)
+    return y, None, rstd
+
+
+def gradient_error(absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x, residual and weight."""
+    s, rstd, weight, offset, *_ = rest
+    ds, dweight, _ = backward_error(absolute, grad_y, s, None, rstd, weight, None, offset)
+    ds = ds + absolute * grad_s.double().abs()
+    return ds, ds, dweight
+
+
+def unfused(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    """Compute the op as models do without fused ops."""
+    s = x + residual
+    return rms_norm.unfused(s, weight, eps, offset).to(x.dtype), s
+
+
+def min_bytes(x: Any, residual: Any, weight: Any, eps: float, offset: float) -> Mapping[Any, int]:
+    """Read x and residual, write y and s; read s and both gradients, write both gradients."""
+    s = formulas.sum_dtype(x, residual)
+    return {
+        "forward": formulas.row_bytes(x, (x.dtype, residual.dtype, x.dtype, s), (weight,)),
+        "backward": formulas.row_bytes(x, (s, s, x.dtype, x.dtype, residual.dtype), (weight,) * 2),
+    }
+
+
+OP = Op(
+    add_rms_norm,
+    constraints=[*rms_norm.OP.constraints, *formulas.RESIDUAL],
+    reference=reference,
+    backward=backward,
+    differentiable=("x", "residual", "weight"),
+    outputs=("y", "s"),
+    empty=empty,
+    saved=(Saved("rstd", rstd),),
+    tolerance=formulas.TOLERANCE,
+    gradient_tolerance=formulas.GRADIENT_TOLERANCE,
+    error=error,
+    gradient_error=gradient_error,
+    cases=[Case(case.name, {**case.args, "residual": case.args["x"]}, case.source) for case in rms_norm.OP.cases],
+    min_bytes=min_bytes,
+    unfused=unfused,
+    formula="s = x + residual, s * rsqrt(mean(s**2) + eps) * (offset + weight)",
+    sharding=formulas.ROWS,
+    sample=lambda batch, length: {"x": (batch, length, 6), "residual": (batch, length, 6), "weight": (6,)},
+    large=[Case("training", {"x": (8192, 4096), "residual": (8192, 4096), "weight": (4096,)})],
+    sweep=lambda rows, width: {"x": (rows, width), "residual": (rows, width), "weight": (width,)},
+    peers="""
+| peer | the norm is of | dtype of s |
+|---|---|---|
+| transformers, decoder layers | the rounded sum | the stream's |
+| Liger, `LigerFusedAddRMSNormFunction` | the rounded sum | x's |
+| quack, flash-attention | the sum before rounding | x's, or float32 |
+| torch_npu, `npu_add_rms_norm` | by shape the one or the other; no backward | x's |
+| fusedops | the rounded sum | as torch promotes |
+""",
+)

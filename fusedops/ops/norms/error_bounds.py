@@ -1,0 +1,129 @@
+"""The error models of the norm ops: the changes of the results where each number moves by ``absolute`` of itself.
+
+In a row of nearly equal numbers the difference from the mean cancels, and ``rstd`` magnifies what is left.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fusedops.ops.norms.formulas import GRADIENT_TOLERANCE, wide
+
+
+def forward_error(
+    absolute: float, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool
+) -> tuple[Tensor, ...]:
+    """Return the changes of y, the mean (if ``centered``) and rstd; inf where a row has no determined result.
+
+    Args:
+        absolute: of the tolerance.
+        x: (..., H), the rows that are normalized.
+        weight: (H,) or None.
+        bias: (H,) or None.
+        eps: see the op.
+        offset: see the op.
+        centered: True for layer_norm.
+    """
+    rows, centre, square = _moments(x, centered)
+    rstd, rstd_moves = _rstd(rows, centre, square, eps, absolute, centered, _largest(x))
+    normal = (rows - centre) * rstd
+    moves = absolute * (rows.abs() + centre.abs()) * rstd + normal.abs() * (rstd_moves + absolute)
+    factor, terms = _factor(weight, offset)
+    y = moves * factor.abs() + absolute * (1 + normal.abs() * terms)
+    if bias is not None:
+        y = y + absolute * bias.double().abs()
+    unknown = ~(rstd_moves <= 0.5)
+    y = y.masked_fill(_overflows(x, rows, centre, rstd * factor.abs()), math.inf)
+    mean = (absolute * rows.abs().mean(-1)).masked_fill(~square[..., 0].isfinite(), math.inf)
+    change = (rstd * rstd_moves)[..., 0].masked_fill(unknown[..., 0], math.inf)
+    y = y.masked_fill(unknown, math.inf)
+    return (y, mean, change) if centered else (y, change)
+
+
+def backward_error(
+    absolute: float,
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor | None,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    offset: float = 0.0,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the changes of the gradients of x, weight and bias; inf where rstd has no determined value, or where a
+    product or a sum of the row may overflow.
+
+    Args:
+        absolute: of the tolerance.
+        grad: (..., H), the gradient of y.
+        x: (..., H), the rows that are normalized.
+        mean: (...), for layer_norm, else None.
+        rstd: (...).
+        weight: (H,) or None.
+        bias: (H,) or None.
+        offset: see the op.
+    """
+    if x.dtype != torch.float64:  # the arithmetic is in float32, also beside a weight of float64
+        absolute = max(absolute, GRADIENT_TOLERANCE[torch.float32].absolute)
+    rows, g, r = x.double(), grad.double(), rstd.double()[..., None]
+    centre = torch.zeros(()).double() if mean is None else mean.double()[..., None]
+    normal = (rows - centre) * r
+    spread = absolute * (rows.abs() + centre.abs()) * r
+    rstd_moves = absolute + (spread * normal.abs()).mean(-1, keepdim=True)
+    moves = spread + normal.abs() * (absolute + rstd_moves)
+    factor, terms = _factor(weight, offset)
+    m, size = g * factor, g.abs() * terms
+    product = (m * normal).mean(-1, keepdim=True)
+    inner = absolute * (size + size.mean(-1, keepdim=True)) + moves * product.abs()
+    inner = inner + normal.abs() * (size * (moves + absolute * normal.abs())).mean(-1, keepdim=True)
+    exact = m - normal * product
+    if mean is not None:
+        exact = exact - m.mean(-1, keepdim=True)
+    unknown = ~(rstd_moves <= 0.5) | _overflows(x, rows, centre, r).any(-1, keepdim=True)
+    unknown = unknown | ((rows - centre).square().sum(-1, keepdim=True) >= _largest(x))
+    # torch's formula has sums of m * x, which are then multiplied by rstd ** 3 * x
+    reach = 1 + (rows.abs() + centre.abs()).nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
+    total = size.nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
+    dx = r * (inner + exact.abs() * rstd_moves)
+    dx = dx.masked_fill(unknown | (total * reach.square() * (1 + r**3) >= _largest(x)), math.inf)
+    of_weight = (g.abs() * (moves + absolute * normal.abs())).masked_fill(unknown, math.inf)
+    dweight = None if weight is None else of_weight.sum_to_size(weight.shape)
+    return dx, dweight, None if bias is None else (absolute * g.abs()).sum_to_size(bias.shape)
+
+
+def _moments(x: Tensor, centered: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x in float64, the mean of each row (0 unless ``centered``) and the mean square of the difference."""
+    rows = x.double()
+    centre = rows.mean(-1, keepdim=True) if centered else torch.zeros(()).double()
+    return rows, centre, (rows - centre).square().mean(-1, keepdim=True)
+
+
+def _rstd(
+    rows: Tensor, centre: Tensor, square: Tensor, eps: float, absolute: float, centered: bool, largest: float
+) -> tuple[Tensor, Tensor]:
+    """Return rstd, and its change in proportion to it; above 0.5 where the mean square cancels or overflows."""
+    overflows = square * rows.shape[-1] >= largest
+    change = absolute * ((rows - centre).abs() * (rows.abs() + centre.abs())).mean(-1, keepdim=True)
+    # of the square of a mean's own change, where every difference is 0
+    change = change + (absolute * centre).square() if centered else change
+    return torch.rsqrt(square + eps), (absolute + change / (square + eps)).masked_fill(overflows, math.inf)
+
+
+def _overflows(x: Tensor, rows: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
+    """Return True where ``x * scale - mean * scale`` is a difference of numbers beyond the largest."""
+    return (rows.abs() + centre.abs()) * scale >= _largest(x)
+
+
+def _largest(x: Tensor) -> float:
+    """Return the largest number of the arithmetic."""
+    return torch.finfo(wide(x).dtype).max
+
+
+def _factor(weight: Tensor | None, offset: float) -> tuple[Tensor, Tensor]:
+    """Return ``weight + offset``, and the sum of the magnitudes of both."""
+    if weight is None:
+        return torch.ones(()).double(), torch.ones(()).double()
+    return weight.double() + offset, weight.double().abs() + abs(offset)

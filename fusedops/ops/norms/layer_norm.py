@@ -1,0 +1,155 @@
+"""LayerNorm (Ba et al. 2016, arXiv:1607.06450). Replaces torch's layer_norm and apex's FusedLayerNorm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.op import Op
+from fusedops._contract.values import Case, Saved
+from fusedops._dispatch.call import call
+from fusedops.ops.norms import formulas
+from fusedops.ops.norms.error_bounds import backward_error, forward_error
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """Compute ``(x - mean(x, -1)) * rsqrt(var(x, -1) + eps) * weight + bias``, with the biased variance.
+
+    Args:
+        x: (..., H), float16, bfloat16, float32 or float64.
+        weight: (H,), any of the same dtypes, or None for no factor.
+        bias: (H,), any of the same dtypes, or None.
+        eps: added to the variance; finite, at least 0.
+        backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
+
+    Returns:
+        (..., H), contiguous, the dtype of ``x``. Computed in float32 (float64 for float64) and rounded once. The
+        gradients of ``weight`` and ``bias`` are summed in float32, in the same order on every run. A gradient may be
+        NaN where a row times its rstd, or a sum of its products with the gradient, exceeds the largest number.
+
+    Raises:
+        InvalidInputError: an argument is not as above.
+        NoBackendError: the policy forbids a fallback and its backend does not take the call.
+
+    Source: torch, ``torch.nn.functional.layer_norm``.
+
+    >>> import torch, fusedops
+    >>> fusedops.layer_norm(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 2.0]), torch.ones(2), eps=0.0)
+    tensor([0., 3.])
+    """
+    return call(OP, (x, weight, bias, eps), backend)
+
+
+def reference(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Compute the op in plain torch."""
+    y = formulas.normalized(x, formulas.rstd_of(x, eps, centered=True), formulas.mean_of(x))
+    y = y if weight is None else y * weight.to(y.dtype)
+    return (y if bias is None else y + bias.to(y.dtype)).to(x.dtype)
+
+
+def mean(x: Tensor) -> Tensor:
+    """Compute the saved mean of each row: (...)."""
+    return formulas.mean_of(x)
+
+
+def rstd(x: Tensor, eps: float) -> Tensor:
+    """Compute the saved rsqrt(var(x, -1) + eps): (...)."""
+    return formulas.rstd_of(x, eps, centered=True)
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Compute the gradients of x, weight and bias."""
+    normal, g = formulas.normalized(x, rstd, mean), grad.to(rstd.dtype)
+    dx = None
+    if needs[0]:
+        dx = formulas.row_gradient(g, normal, rstd, formulas.factor(weight, 0.0, rstd.dtype), centered=True).to(x.dtype)
+    dweight = formulas.summed(g * normal, weight) if weight is not None and needs[1] else None
+    return dx, dweight, formulas.summed(g, bias) if bias is not None and needs[2] else None
+
+
+def error(
+    absolute: float, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
+) -> tuple[Tensor, ...]:
+    """Return the changes of y, mean and rstd."""
+    return forward_error(absolute, x, weight, bias, eps, 0.0, centered=True)
+
+
+def gradient_error(
+    absolute: float,
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x, weight and bias."""
+    return backward_error(absolute, grad, x, mean, rstd, weight, bias)
+
+
+def unfused(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Compute the op as models do without fused ops: torch has it as one op."""
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def min_bytes(x: Any, weight: Any, bias: Any, eps: float) -> Mapping[Any, int]:
+    """Read x, write y; read grad and x, write dx. Weight, bias and their gradients are read and written once."""
+    return {
+        "forward": formulas.row_bytes(x, (x.dtype,) * 2, (weight, bias)),
+        "backward": formulas.row_bytes(x, (x.dtype,) * 3, (weight, weight, bias)),
+    }
+
+
+OP = Op(
+    layer_norm,
+    constraints=[*formulas.X, *formulas.WEIGHT, *formulas.BIAS],
+    reference=reference,
+    backward=backward,
+    differentiable=("x", "weight", "bias"),
+    saved=(Saved("mean", mean), Saved("rstd", rstd)),
+    tolerance=formulas.TOLERANCE,
+    gradient_tolerance=formulas.GRADIENT_TOLERANCE,
+    error=error,
+    gradient_error=gradient_error,
+    cases=[
+        Case("gpt2_xl", {"x": (2, 1024, 1600), "weight": (1600,), "bias": (1600,)}, "GPT-2 XL"),
+        Case("bert_base", {"x": (8, 512, 768), "weight": (768,), "bias": (768,), "eps": 1e-12}, "BERT-base"),
+        Case("command_r", {"x": (256, 8192), "weight": (8192,)}, "Command R, without a bias"),
+        Case("olmo", {"x": (512, 2048)}, "OLMo, without weight and bias"),
+        Case("ragged", {"x": (3, 1001), "weight": (1001,), "bias": (1001,), "eps": 1e-3}, "no size is a power of two"),
+    ],
+    min_bytes=min_bytes,
+    unfused=unfused,
+    formula="(x - mean(x)) * rsqrt(var(x) + eps) * weight + bias",
+    sharding=formulas.ROWS,
+    sample=lambda batch, length: {"x": (batch, length, 6), "weight": (6,), "bias": (6,)},
+    large=[Case("training", {"x": (8192, 4096), "weight": (4096,), "bias": (4096,)})],
+    sweep=lambda rows, width: {"x": (rows, width), "weight": (width,), "bias": (width,)},
+    peers="""
+| peer | dtypes of x and weight | weight and bias |
+|---|---|---|
+| torch, `layer_norm` | alike, or a float32 weight beside a narrow x | each optional |
+| apex, `FusedLayerNorm` | alike; `MixedFusedLayerNorm`: any | both or none |
+| torch_npu | torch's `layer_norm` runs natively | each optional |
+| fusedops | any | each optional |
+""",
+)

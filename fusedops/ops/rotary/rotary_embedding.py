@@ -1,0 +1,162 @@
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), on queries and keys. Replaces transformers'
+apply_rotary_pos_emb, Liger's liger_rotary_pos_emb, torch_npu's npu_rotary_mul, and the chain rotate_half -> mul -> add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fusedops._contract.op import Op
+from fusedops._contract.values import Case, Sharding
+from fusedops._dispatch.call import call
+from fusedops.constraints import Flag, Floating, OneOf, Rank, SameDevice, SameShape
+from fusedops.ops.rotary import formulas
+from fusedops.ops.rotary.formulas import rotated
+from fusedops.ops.rotary.shapes import Angles, Heads
+
+
+def rotary_embedding(
+    q: Tensor,
+    k: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool = False,
+    seq_dim: int = -2,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Rotate pairs of elements of q and k by the angles whose cosines and sines are given.
+
+    ``(x1, x2)`` becomes ``(x1 * cos - x2 * sin, x2 * cos + x1 * sin)``. The first R elements of the last dim rotate,
+    where cos has R/2 entries for each position; the others pass through.
+
+    Args:
+        q: (..., Nq, S, D), or (..., S, Nq, D) with ``seq_dim=-3``; float16, bfloat16, float32 or float64.
+        k: the same with its own number of heads, any of the same dtypes, or None.
+        cos: (S, R/2), or (..., S, R/2) with leading dims that broadcast to those of ``q``; R <= D; any of the same
+            dtypes. One entry for each pair: models that keep each twice pass a view, ``cos[..., : R // 2]`` for halves
+            and ``cos[..., ::2]`` for interleaved pairs.
+        sin: the shape of ``cos``.
+        interleaved: a pair is an even element and the next one (GPT-J, GLM). False: an element of the first half of R
+            and that of the second half (Llama, GPT-NeoX).
+        seq_dim: the dim of S, -2 or -3.
+        backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
+
+    Returns:
+        q and k, rotated: new contiguous tensors of their own shapes and dtypes; None for a k that is None. Computed in
+        float32 (float64 where a tensor has it), rounded once; cos and sin are not rounded, and have no gradient.
+
+    Raises:
+        InvalidInputError: an argument is not as above.
+        NoBackendError: the policy forbids a fallback and its backend does not take the call.
+
+    Source: transformers, ``modeling_llama.py`` and ``modeling_glm4.py``; torch_npu, ``npu_rotary_mul``.
+
+    >>> import torch, fusedops
+    >>> q, quarter_turn = torch.tensor([[[1.0, 2.0]]]), (torch.zeros(1, 1), torch.ones(1, 1))
+    >>> fusedops.rotary_embedding(q, None, *quarter_turn)
+    (tensor([[[-2.,  1.]]]), None)
+    """
+    args = (q, k, cos, sin, interleaved, seq_dim)
+    return OP.present(call(OP, args, backend), args)
+
+
+def reference(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
+) -> tuple[Tensor, Tensor]:
+    """Compute the op in plain torch. Without k the second output is an empty tensor."""
+    cos, sin = cos.detach(), sin.detach()  # they have no gradient under any transform
+    rotated_q = rotated(q, cos, sin, interleaved, seq_dim)
+    return rotated_q, q.new_empty(0) if k is None else rotated(k, cos, sin, interleaved, seq_dim)
+
+
+def backward(
+    grad_rotated_q: Tensor,
+    grad_rotated_k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    seq_dim: int,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of q and k: the rotation by the opposite angles."""
+    cos, sin = cos.detach(), sin.detach()
+    dq = rotated(grad_rotated_q, cos, -sin, interleaved, seq_dim) if needs[0] else None
+    return dq, rotated(grad_rotated_k, cos, -sin, interleaved, seq_dim) if needs[1] else None
+
+
+def _sample(batch: int, length: int) -> Mapping[str, Any]:
+    angles = (batch, length, 2)
+    return {"q": (batch, 2, length, 6), "k": (batch, 1, length, 6), "cos": angles, "sin": angles, "interleaved": True}
+
+
+_LLAMA = {"q": (1, 32, 2048, 128), "k": (1, 8, 2048, 128), "cos": (2048, 64), "sin": (2048, 64)}
+
+OP = Op(
+    rotary_embedding,
+    constraints=[
+        Floating("q"),
+        Rank("q", at_least=3),
+        Flag("interleaved"),
+        OneOf("seq_dim", -2, -3),
+        Floating("k"),
+        SameDevice("k", "q"),
+        Heads("k", "q", "seq_dim"),
+        Floating("cos"),
+        SameDevice("cos", "q"),
+        Angles("cos", "q", "seq_dim"),
+        Floating("sin"),
+        SameDevice("sin", "q"),
+        SameShape("sin", "cos"),
+    ],
+    reference=reference,
+    backward=backward,
+    differentiable=("q", "k"),
+    outputs=("rotated_q", "rotated_k"),
+    empty=formulas.empty,
+    tolerance=formulas.TOLERANCE,
+    gradient_tolerance=formulas.TOLERANCE,
+    error=formulas.error,
+    gradient_error=formulas.backward_error,
+    cases=[
+        Case(
+            "small_heads",
+            {"q": (2, 4, 48, 32), "k": (2, 2, 48, 32), "cos": (48, 16), "sin": (48, 16)},
+            "two heads of q for each of k",
+        ),
+        Case("llama3_8b", _LLAMA, "Llama 3 8B: 32 heads, 8 key heads of 128"),
+        Case(
+            "glm4_9b",
+            {"q": (1, 32, 512, 128), "k": (1, 2, 512, 128), "cos": (512, 32), "sin": (512, 32), "interleaved": True},
+            "GLM-4 9B: half of each head rotates, interleaved",
+        ),
+        Case(
+            "decode",
+            {"q": (4, 64, 1, 64), "k": (4, 8, 1, 64), "cos": (1, 1, 32), "sin": (1, 1, 32)},
+            "gpt-oss 20B, one position",
+        ),
+        Case(
+            "bsnd",
+            {"q": (1, 9, 6, 20), "k": (1, 9, 3, 20), "cos": (1, 9, 7), "sin": (1, 9, 7), "seq_dim": -3},
+            "flash-attention's layout, and no size is a power of two",
+        ),
+    ],
+    min_bytes=formulas.min_bytes,
+    unfused=formulas.unfused,
+    formula="(x1 * cos - x2 * sin, x2 * cos + x1 * sin) of q and k",
+    sharding=Sharding(whole=(-1,), dims_of=formulas.dims_of_angles),
+    output_of={"rotated_k": "k"},
+    sample=_sample,
+    large=[Case("half", {**_LLAMA, "q": (4, 32, 2048, 128), "k": (4, 8, 2048, 128)})],
+    peers="""
+| peer | pairs | partial | cos, sin | in 16 bits |
+|---|---|---|---|---|
+| transformers, `apply_rotary_pos_emb` | by model | by model | doubled, in the dtype of x | each step rounded |
+| Liger, `liger_rotary_pos_emb` | halves | yes | doubled, in their own dtype | q and k overwritten |
+| torch_npu, `npu_rotary_mul` | both | no | doubled, rounded to the dtype of x | rounded once |
+| fusedops | both | yes | one entry for each pair, not rounded | rounded once |
+""",
+)
