@@ -63,7 +63,9 @@ class Call:
         self.scale = 1.0 / math.sqrt(max(q.shape[3], 1)) if scale is None else scale
         self.heads, self.group = k.shape[1], q.shape[1] // max(k.shape[1], 1)
         self.sq, self.sk = q.shape[2], k.shape[2]
-        self.q, self.k, self.v = self.grouped(q), k, v
+        self.q = self.grouped(q)
+        self.k = k
+        self.v = v
         self.band = masks.band(self.sq, self.sk, causal, window)
         self.mask = None if mask is None else self._grouped_mask(mask)
         self.masks_some = mask is not None or self.band != (None, None)

@@ -110,10 +110,21 @@ class Op:
         self.differentiable, self.passed_through = differentiable, passed_through
         self.tolerance, self.error = tolerance, error
         self.gradient_tolerance, self.gradient_error = gradient_tolerance, gradient_error
-        self.cases, self.min_bytes, self.unfused, self.formula = tuple(cases), min_bytes, unfused, formula
-        self.outputs, self.saved, self.single, self.output_of = outputs, saved, len(outputs) == 1, dict(output_of or {})
-        self.padding, self.sharding, self.complete, self.peers = padding, sharding, complete, peers
-        self.sample, self.sweep, self.constraints = sample, sweep, tuple(constraints)
+        self.cases = tuple(cases)
+        self.min_bytes = min_bytes
+        self.unfused = unfused
+        self.formula = formula
+        self.outputs = outputs
+        self.saved = saved
+        self.single = len(outputs) == 1
+        self.output_of = dict(output_of or {})
+        self.padding = padding
+        self.sharding = sharding
+        self.complete = complete
+        self.peers = peers
+        self.sample = sample
+        self.sweep = sweep
+        self.constraints = tuple(constraints)
         self.large = self.cases if large is None else tuple(large)
         self.empty, self._output_dtype = empty or self._empty, output_dtype
         if padding is not None and (saved or not self.single):

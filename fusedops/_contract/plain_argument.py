@@ -31,7 +31,9 @@ class PlainTensor(Constraint):
 
     def __init__(self, name: str, required: bool, nested: bool = False, unless: Sequence[str] = ()) -> None:
         super().__init__(name)
-        self.required, self.nested, self.unless = required, nested, tuple(unless)
+        self.required = required
+        self.nested = nested
+        self.unless = tuple(unless)
 
     def expression(self, constants: dict[str, object]) -> str:
         constants["tensor_types"] = TENSOR_TYPES

@@ -56,7 +56,9 @@ def padded_kernel(op: Op, kernel: PreparedKernel) -> PreparedKernel | None:
     )
     padded = copy(kernel)
     padded.kernel = replace(kernel.kernel, adaptations=adaptations)
-    padded.check, padded.call, padded.unconditional = check, call, False
+    padded.check = check
+    padded.call = call
+    padded.unconditional = False
     return padded
 
 

@@ -76,7 +76,9 @@ class BackwardKernels:
     """The computations of ``torch.ops.fusedops.<op>_backward``."""
 
     def __init__(self, op: Op) -> None:
-        self._op, self._check, self._places = op, BackwardCheck(op), float_places(op.backward_types)
+        self._op = op
+        self._check = BackwardCheck(op)
+        self._places = float_places(op.backward_types)
 
     def run(self, *args: Any, backend: str | None = None) -> Any:
         """Serve a gradient, by the first backend of the order: which backend ran forward is not known."""

@@ -52,7 +52,9 @@ class _FirstCall:
     __slots__ = ("event", "kernel", "row")
 
     def __init__(self, kernel: PreparedKernel, row: _Row, event: Event) -> None:
-        self.kernel, self.row, self.event = kernel, row, event
+        self.kernel = kernel
+        self.row = row
+        self.event = event
 
     def __iter__(self) -> Iterator[int]:
         return self

@@ -96,8 +96,14 @@ class Record:
         observe: Callable[..., Any] | None = None,
         ops: tuple[str, ...] = (),
     ) -> None:
-        self.name, self.backend, self.error, self.unavailable = name, backend, error, unavailable
-        self.distribution, self.version, self.file, self.observe = distribution, version, file, observe
+        self.name = name
+        self.backend = backend
+        self.error = error
+        self.unavailable = unavailable
+        self.distribution = distribution
+        self.version = version
+        self.file = file
+        self.observe = observe
         self.ops = ops
         self.kernels: tuple[PreparedKernel, ...] = ()
         self.lock = threading.RLock()

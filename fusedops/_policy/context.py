@@ -71,7 +71,9 @@ class Frame:
     token: Token[Frame | None]  # of entering
 
     def __init__(self, owner: object, outer: Frame | None, derive: Callable[[ActivePolicy], ActivePolicy]) -> None:
-        self.owner, self.outer, self.left = owner, outer, False
+        self.owner = owner
+        self.outer = outer
+        self.left = False
         self._derive: Callable[[ActivePolicy], ActivePolicy] = derive
         self._base: ActivePolicy | None = None
         self._active = _NOTHING

@@ -102,7 +102,9 @@ class Alignment(Constraint):
             raise ValueError(
                 f"Alignment({name!r}): got {alignments!r}, expected some of {ALIGNMENTS}; to fix: give these"
             )
-        self.q, self.k, self.alignments = Constraint(q).name, Constraint(k).name, alignments
+        self.q = Constraint(q).name
+        self.k = Constraint(k).name
+        self.alignments = alignments
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -188,7 +190,9 @@ class Window(Constraint):
 
     def __init__(self, name: str, causal: str, q: str, k: str) -> None:
         super().__init__(name)
-        self.causal, self.q, self.k = (Constraint(each).name for each in (causal, q, k))
+        self.causal = Constraint(causal).name
+        self.q = Constraint(q).name
+        self.k = Constraint(k).name
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -139,7 +139,9 @@ class Classes(_Strided):
 
     def __init__(self, name: str, of: str | None = None, dim: int = -1, ignored: str | None = None) -> None:
         super().__init__(name, torch.int64)
-        self.of, self.dim, self.ignored = of, dim, ignored
+        self.of = of
+        self.dim = dim
+        self.ignored = ignored
 
     def _fix(self, dtype: torch.dtype, needed: str) -> str:
         if dtype.is_floating_point or dtype.is_complex:

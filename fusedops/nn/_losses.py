@@ -126,9 +126,15 @@ class LinearCrossEntropyLoss(Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        self.size, self.classes, self.backend = size, classes, backend
-        self.ignore_index, self.label_smoothing, self.z_loss = ignore_index, label_smoothing, z_loss
-        self.softcap, self.reduction, self.chunk = softcap, reduction, chunk
+        self.size = size
+        self.classes = classes
+        self.backend = backend
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.z_loss = z_loss
+        self.softcap = softcap
+        self.reduction = reduction
+        self.chunk = chunk
         options: Any = {"device": device, "dtype": dtype}
         self.weight = Parameter(torch.empty((classes, size), **options))
         self.bias: Parameter | None = Parameter(torch.empty(classes, **options)) if bias else None

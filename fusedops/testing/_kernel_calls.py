@@ -39,7 +39,10 @@ class KernelCalls:
     def __init__(self, backend: str, op: Op, device: str, elements: int) -> None:
         record = registry.find(backend)
         assert record is not None
-        self.backend, self.op, self.device, self.elements = backend, op, device, elements
+        self.backend = backend
+        self.op = op
+        self.device = device
+        self.elements = elements
         of_device = [each for each in record.kernels if each.kernel.serves(torch.device(device).type)]
         self.kernels: dict[Direction, PreparedKernel] = {
             each.kernel.direction: each for each in of_device if each.kernel.op == op.name

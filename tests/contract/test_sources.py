@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from repository import ROOT
 
 import fusedops
 from fusedops.constraints import Constraint, Reason
@@ -19,10 +20,7 @@ from fusedops.testing import OPS
 CORE = pathlib.Path(fusedops.__file__).parent
 FILES = sorted(CORE.rglob("*.py"))
 X = torch.ones(2, 4)
-OWN_OPS = (
-    "attention", "bias_dropout", "bias_dropout_add", "bias_gelu", "geglu", "rotary_embedding",
-    "scaled_masked_softmax", "swiglu",
-)  # fmt: skip
+OWN_OPS = tuple(fusedops.ops.__all__)
 
 
 def relative(path: pathlib.Path) -> str:
@@ -113,11 +111,35 @@ def test_every_frame_of_a_traceback_shows_its_line(
 # -------------------------------------------------------------------------------------------------------------- length
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_a_file_is_short(path: pathlib.Path) -> None:
-    most = 180 if path.parent.name == "ops" else 250
-    count = len(path.read_text("utf-8").splitlines())
-    assert count <= most, f"{relative(path)} has {count} lines, of at most {most}"
+SOURCES = [*FILES, *sorted((ROOT / "backends").rglob("*.py"))]
+MOST_LINES = 400
+
+
+def packed(source: str) -> list[int]:
+    """Return the lines of the statements that assign three or more attributes."""
+    result: list[int] = []
+    for node in ast.walk(ast.parse(source)):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        attributes = [each for target in targets for each in ast.walk(target) if isinstance(each, ast.Attribute)]
+        if sum(isinstance(each.ctx, ast.Store) for each in attributes) >= 3:
+            result.append(node.lineno)
+    return result
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_file_is_short_and_not_packed(path: pathlib.Path) -> None:
+    text = path.read_text("utf-8")
+    assert len(text.splitlines()) <= MOST_LINES
+    assert packed(text) == [], "three attributes are assigned in one statement; to fix: write a line for each"
+
+
+def test_packed_statements_are_found() -> None:
+    assert packed("self.a, self.b, self.c = a, b, c") == [1]
+    assert packed("pass\n(self.a, (self.b, *self.c)) = given") == [2]
+    assert packed("self.a = self.b = self.c = None") == [1]
+    assert packed("self.a, self.b = self.c.d, self.e.f") == []
+    assert packed("a, b, c = self.a, self.b, self.c") == []
+    assert packed("self.a.b.c.d = 1") == []
 
 
 # ----------------------------------------------------------------------------------------------------------- op names
