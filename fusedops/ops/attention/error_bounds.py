@@ -16,6 +16,8 @@ from fusedops.ops.attention import formulas
 
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order
 _ARITHMETIC = 2e-6
+_SUMS = 2e-5  # of a gradient's term, in float32
+_SPREAD = 1  # times the root of the sum of the squares of the terms' roundings
 
 
 def error(
@@ -65,13 +67,18 @@ def gradient_error(
     total = (p * size).sum(-1, keepdim=True)
     if return_lse:
         total = total + grad_lse.double().abs()[..., None]
-    relative, flushed = absolute + 2 * move, _flushed(p, q.dtype)
+    narrow = absolute if q.dtype.itemsize == 2 else 0.0  # the roundings of terms to 16 bits: of no common sign
+    relative, flushed = min(absolute, _SUMS) + 2 * move, _flushed(p, q.dtype)
     terms, change = p * (size + total), (p * relative + flushed) * (size + total)
     heads, factor, rows = k.shape[1], abs(formulas.scale_of(q, scale)), q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
-    dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs() * factor
+    rounding, exact = (narrow * terms).square(), (narrow * p).square()
+    dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs() + _SPREAD * (rounding @ s.k.square()).sqrt()
     ds = _rounded(change, terms, rows, q.dtype).transpose(-2, -1)
-    dk = formulas.summed(ds @ s.q.abs(), heads) * factor
+    dk = formulas.summed(ds @ s.q.abs(), heads)
+    dk = dk + _SPREAD * formulas.summed(rounding.transpose(-2, -1) @ s.q.square(), heads).sqrt()
     dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
+    dv = dv + _SPREAD * formulas.summed(exact.transpose(-2, -1) @ g.square(), heads).sqrt()
+    dq, dk = dq * factor, dk * factor
     seen = s.values if s.masked is None else s.values.masked_fill(s.masked, 0.0)
     given = all(bool(each.isfinite().all()) for each in (g, grad_lse, v, seen))
     anywhere = bool(unknown.any()) or not given

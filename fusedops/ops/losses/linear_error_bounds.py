@@ -20,6 +20,7 @@ TOLERANCE = {
     torch.float32: Tolerance(1e-6, 5e-6),
     torch.float64: Tolerance(1e-14, 1e-13),
 }
+_SPREAD = 4  # times the root of the sum of the squares of errors that have no common sign
 GRADIENT_TOLERANCE = {
     # relative: forward rounds the gradient of x, and backward rounds the product
     torch.float16: Tolerance(1e-6, 4e-3),
@@ -46,12 +47,13 @@ def error(
 ) -> tuple[Tensor, ...]:
     """Return the largest errors of the loss and of the saved gradients."""
     options = (ignore_index, label_smoothing, z_loss, softcap)
-    losses, logits = _errors(absolute, x, weight, target, bias, *options)
+    losses, logits, narrow = _errors(absolute, x, weight, target, bias, *options)
     kept = target != ignore_index
     loss = formulas.reduced(losses * kept, target, ignore_index, reduction, None)
     if denominator is not None:
         loss = (losses * kept).sum() / denominator.abs().double().reshape(())
-    return (loss, *_of_gradients(logits * kept[..., None], x, weight, bias, reduction != "none"))
+    of_logits = (logits * kept[..., None], narrow * kept[..., None])
+    return (loss, *_of_gradients(*of_logits, x, weight, bias, reduction != "none"))
 
 
 def gradient_error(
@@ -75,9 +77,10 @@ def gradient_error(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor, ...]:
     """Return the largest errors of the gradients of x, weight and bias."""
-    _, logits = _errors(absolute, x, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap)
+    _, logits, narrow = _errors(absolute, x, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap)
     scale = formulas.row_scales(grad.double(), target, ignore_index, weight.shape[0], reduction, denominator)
-    return _of_gradients(logits * scale.abs()[..., None], x, weight, bias, True)
+    scale = scale.abs()[..., None]
+    return _of_gradients(logits * scale, narrow * scale, x, weight, bias, True)
 
 
 def _errors(
@@ -90,45 +93,59 @@ def _errors(
     label_smoothing: float,
     z_loss: float,
     softcap: float | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the errors of the loss of each row, (...), and of the gradient of its logits, (..., V)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the errors of the loss of each row, (...), and two of the gradient of its logits, (..., V).
+
+    The first is of the arithmetic, the second of roundings to 16 bits, which have no common sign in several rows.
+    """
     wide_bias = None if bias is None else bias.double()
     z = linear.capped_logits(x.double(), weight.double(), target, wide_bias, ignore_index, softcap)
     classes, *_ = formulas.places(target, ignore_index, z.shape[-1])
     terms = (_size(x).square() @ _size(weight).square().t()).sqrt()
     if bias is not None:
         terms = terms + _size(bias)
-    narrow = max((torch.finfo(t.dtype).eps for t in (x, weight) if t.dtype.itemsize == 2), default=0.0)
+    eps = max((torch.finfo(t.dtype).eps for t in (x, weight) if t.dtype.itemsize == 2), default=0.0)
     # the smallest number of float16: each smaller probability is it, or 0
-    least = torch.finfo(torch.float16).tiny * narrow if torch.float16 in (x.dtype, weight.dtype) else 0.0
-    # a narrow logit has the rounding of itself; the terms are its usual size
-    of_logits = ((absolute + narrow) * terms + narrow * _size(z)).amax(-1, keepdim=True)
-    if softcap is not None:
-        of_logits = of_logits.clamp(max=2 * softcap)
+    least = torch.finfo(torch.float16).tiny * eps if torch.float16 in (x.dtype, weight.dtype) else 0.0
     lse = torch.logsumexp(z, -1, keepdim=True)
     p = torch.exp(z - lse)
     factor = (1 + 2.0 * z_loss * lse).abs()
     hit = torch.arange(z.shape[-1], device=z.device) == classes[..., None]
     size = p * factor + hit.double() + label_smoothing / max(z.shape[-1], 1)
-    of_probability = (torch.expm1(2 * of_logits) * p).clamp(max=1.0)
     of_sum = absolute * (4 + max(target.numel(), z.shape[-1]) ** 0.5)  # over rows for weight, over classes for x
-    of_slope = 0.0 if softcap is None else (2 * of_logits / softcap).clamp(max=1.0)
-    dz = factor * of_probability + 2.0 * z_loss * of_logits * p + (of_sum + narrow + of_slope) * size + least
-    of_loss = (2 * of_logits + 2 * absolute * _size(lse)) * (1 + 2.0 * z_loss * _size(lse))
-    return of_loss[..., 0].nan_to_num(nan=0.0), dz.nan_to_num(nan=0.0)
+
+    def of_row(narrow: float) -> tuple[Tensor, Tensor]:
+        """Return the error of the loss, and of the logits' gradient, where logits have that rounding."""
+        # a narrow logit has the rounding of itself; the terms are its usual size
+        of_logits = ((absolute + narrow) * terms + narrow * _size(z)).amax(-1, keepdim=True)
+        if softcap is not None:
+            of_logits = of_logits.clamp(max=2 * softcap)
+        of_probability = (torch.expm1(2 * of_logits) * p).clamp(max=1.0)
+        of_slope = 0.0 if softcap is None else (2 * of_logits / softcap).clamp(max=1.0)
+        dz = factor * of_probability + 2.0 * z_loss * of_logits * p + (of_sum + narrow + of_slope) * size + least
+        of_loss = (2 * of_logits + 2 * absolute * _size(lse)) * (1 + 2.0 * z_loss * _size(lse))
+        return of_loss[..., 0].nan_to_num(nan=0.0), dz.nan_to_num(nan=0.0)
+
+    of_loss, every = of_row(eps)
+    arithmetic = of_row(0.0)[1] if eps else every
+    return of_loss, arithmetic, every - arithmetic
 
 
 def _of_gradients(
-    logits: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, summed: bool
+    logits: Tensor, narrow: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, summed: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the errors of the gradients of x, weight and bias, from those of the gradient of the logits."""
-    rows = logits.reshape(x.shape[:-1].numel(), weight.shape[0])
-    of_x = logits @ _size(weight)
+    rows, rounding = (each.reshape(x.shape[:-1].numel(), weight.shape[0]) for each in (logits, narrow))
+    of_x = (logits + narrow) @ _size(weight)
     nothing = rows.new_zeros(0)
     if not summed:
         return of_x, nothing, nothing
-    of_weight = rows.t() @ _size(x).reshape(rows.shape[0], x.shape[-1])
-    return of_x, of_weight, nothing if bias is None else rows.sum(0)
+    inputs = _size(x).reshape(rows.shape[0], x.shape[-1])
+    # equal rows of x have equal roundings
+    equal = int(inputs.unique(dim=0, return_counts=True)[1].max()) if inputs.numel() and rounding.any() else 1
+    squares, spread = rounding.square().t(), _SPREAD * equal**0.5
+    of_weight = rows.t() @ inputs + spread * (squares @ inputs.square()).sqrt()
+    return of_x, of_weight, nothing if bias is None else rows.sum(0) + spread * squares.sum(1).sqrt()
 
 
 def _size(tensor: Tensor) -> Tensor:

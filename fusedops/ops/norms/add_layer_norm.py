@@ -111,7 +111,7 @@ def error(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Ten
 
 def gradient_error(absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
     """Return the changes of the gradients of x, residual, weight and bias."""
-    ds, dweight, dbias = backward_error(absolute, grad_y, *rest[:5])
+    ds, dweight, dbias = backward_error(absolute, grad_y, *rest[:5], rounded=True)
     ds = ds + absolute * grad_s.double().abs()
     return ds, ds, dweight, dbias
 

@@ -102,7 +102,7 @@ def error(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Ten
 def gradient_error(absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
     """Return the changes of the gradients of x, residual and weight."""
     s, rstd, weight, offset, *_ = rest
-    ds, dweight, _ = backward_error(absolute, grad_y, s, None, rstd, weight, None, offset)
+    ds, dweight, _ = backward_error(absolute, grad_y, s, None, rstd, weight, None, offset, rounded=True)
     ds = ds + absolute * grad_s.double().abs()
     return ds, ds, dweight
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fusedops.ops.norms.formulas import GRADIENT_TOLERANCE, wide
 
+_SPREAD = 2.5  # times the root of the sum of the squares of errors that have no common sign
+
 
 def forward_error(
     absolute: float, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool
@@ -52,9 +54,13 @@ def backward_error(
     weight: Tensor | None,
     bias: Tensor | None,
     offset: float = 0.0,
+    rounded: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the changes of the gradients of x, weight and bias; inf where rstd has no determined value, or where a
     product or a sum of the row may overflow.
+
+    The arithmetic and the sums over rows are in float32, also for 16-bit tensors: their one rounding is that of the
+    result. The roundings of the x of several rows have no common sign: their changes add up as a root of squares.
 
     Args:
         absolute: of the tolerance.
@@ -65,20 +71,26 @@ def backward_error(
         weight: (H,) or None.
         bias: (H,) or None.
         offset: see the op.
+        rounded: True where x is a sum that was rounded to its dtype.
     """
     if x.dtype != torch.float64:  # the arithmetic is in float32, also beside a weight of float64
         absolute = max(absolute, GRADIENT_TOLERANCE[torch.float32].absolute)
+    rounding = torch.finfo(x.dtype).eps / 2 if rounded else 0.0
     rows, g, r = x.double(), grad.double(), rstd.double()[..., None]
     centre = torch.zeros(()).double() if mean is None else mean.double()[..., None]
     normal = (rows - centre) * r
     spread = absolute * (rows.abs() + centre.abs()) * r
+    of_rounding = rounding * (rows.abs() + centre.abs()) * r
+    moves_of_rounding = of_rounding + normal.abs() * (of_rounding * normal.abs()).mean(-1, keepdim=True)
+    of_rstd = (of_rounding * normal).square().mean(-1, keepdim=True) / max(x.shape[-1], 1)
     rstd_moves = absolute + (spread * normal.abs()).mean(-1, keepdim=True)
     moves = spread + normal.abs() * (absolute + rstd_moves)
     factor, terms = _factor(weight, offset)
     m, size = g * factor, g.abs() * terms
     product = (m * normal).mean(-1, keepdim=True)
-    inner = absolute * (size + size.mean(-1, keepdim=True)) + moves * product.abs()
-    inner = inner + normal.abs() * (size * (moves + absolute * normal.abs())).mean(-1, keepdim=True)
+    of_normal = moves + moves_of_rounding
+    inner = absolute * (size + size.mean(-1, keepdim=True)) + of_normal * product.abs()
+    inner = inner + normal.abs() * (size * (of_normal + absolute * normal.abs())).mean(-1, keepdim=True)
     exact = m - normal * product
     if mean is not None:
         exact = exact - m.mean(-1, keepdim=True)
@@ -87,10 +99,13 @@ def backward_error(
     # torch's formula has sums of m * x, which are then multiplied by rstd ** 3 * x
     reach = 1 + (rows.abs() + centre.abs()).nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
     total = size.nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
-    dx = r * (inner + exact.abs() * rstd_moves)
+    dx = r * (inner + exact.abs() * (rstd_moves + (of_rounding * normal.abs()).mean(-1, keepdim=True)))
     dx = dx.masked_fill(unknown | (total * reach.square() * (1 + r**3) >= _largest(x)), math.inf)
     of_weight = (g.abs() * (moves + absolute * normal.abs())).masked_fill(unknown, math.inf)
-    dweight = None if weight is None else of_weight.sum_to_size(weight.shape)
+    dweight = None
+    if weight is not None:
+        squares = (g.square() * (of_rounding.square() + normal.square() * of_rstd)).sum_to_size(weight.shape)
+        dweight = of_weight.sum_to_size(weight.shape) + _SPREAD * squares.sqrt()
     return dx, dweight, None if bias is None else (absolute * g.abs()).sum_to_size(bias.shape)
 
 

@@ -1,0 +1,120 @@
+"""The bounds of every op's errors are far below the size of its results, also for a sum over 4096 rows.
+
+A bound as large as the result accepts a negated gradient. ``pytest -s`` prints the table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from loopback import contiguous, reference_kernels, registered, with_parameters
+from torch import Tensor
+
+import fusedops
+from fusedops import testing
+from fusedops.testing import OPS, Case
+
+ROWS = 4096
+MOST = 0.2  # of the size of the result: root of the mean of the squares, for both
+ARGS: dict[str, dict[str, Any]] = {  # ops whose sample has a number of columns, too, that grows with the rows
+    "attention": {"q": (1, 2, ROWS, 16), "k": (1, 1, 64, 16), "v": (1, 1, 64, 16), "return_lse": True},
+    "scaled_masked_softmax": {"x": (1, ROWS, 64), "scale": 1.0},
+}
+
+
+def args_of(op: fusedops.Op, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the arguments of a call with 4096 rows of normal numbers."""
+    assert op.sample is not None
+    case = Case("rows", ARGS.get(op.name) or dict(op.sample(1, ROWS)))
+    drawn = testing.arguments(op, case, dtype)
+    return tuple(arg / 3 if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in drawn)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_bound_is_below_a_fifth_of_the_result(name: str) -> None:
+    op, beyond = OPS[name], []
+    for dtype in op.tolerance:
+        want = testing.expected(op, args_of(op, dtype))
+        results = {f"output {n}": y for n, y in zip(op.outputs, want.outputs)}
+        results |= {f"gradient of {n}": g for n, g in want.gradients.items()}
+        results |= {f"saved {n}": value for n, value in want.saved.items() if value.is_floating_point()}
+        for key, result in results.items():
+            limit = want.limits[key].expand(result.shape)
+            ratio = float(limit.square().mean().sqrt() / result.double().square().mean().sqrt())
+            line = f"{name} {str(dtype).removeprefix('torch.')}, {key}: bound / size = {ratio:.2g}"
+            print(line)
+            if not ratio < MOST:
+                beyond.append(line)
+    assert not beyond, "\n".join(beyond)
+
+
+def in_16_bits(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum of rows, added up one by one in a 16-bit dtype."""
+    total = torch.zeros(rows.shape[-1], dtype=dtype)
+    for row in rows.to(dtype):
+        total += row
+    return total
+
+
+WRONG = {
+    "negated": lambda rows, dtype: -rows.sum(0).to(dtype),
+    "summed in 16 bits": in_16_bits,
+    "without the last 128 rows": lambda rows, dtype: rows[:-128].sum(0).to(dtype),
+}
+
+
+def wrong_weight(name: str, at: int, fault: str) -> fusedops.Backend:
+    """Return a backend of an op's own formulas, but for the sum over rows of one gradient."""
+    op = OPS[name]
+    forward, _ = reference_kernels(op)
+
+    def backward(*args: Any) -> Any:
+        named = dict(zip(op.backward_parameters, args))
+        results = list(op.backward(*args))
+        grad, x = named.get("grad", named.get("grad_y")), named.get("x", named.get("s"))
+        if results[at] is not None:
+            mean = named["mean"][..., None] if "mean" in named else 0
+            normal = (x.float() - mean) * named["rstd"][..., None]
+            rows = grad.float() if op.differentiable[at] == "bias" else grad.float() * normal
+            results[at] = WRONG[fault](rows.flatten(0, -2), results[at].dtype)
+        return tuple(results)
+
+    function = with_parameters(contiguous(backward, *op.backward_parameters), *op.backward_parameters)
+    wrong = fusedops.kernel(name, direction="backward")(function)  # pyright: ignore
+    return fusedops.Backend("wrong", ("cpu",), -50, [forward, wrong])
+
+
+SUMS = [
+    (name, at)
+    for name in ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm")
+    for at, parameter in enumerate(OPS[name].differentiable)
+    if parameter in ("weight", "bias")
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "against"),
+    [
+        (torch.bfloat16, 1024, "reference"),
+        (torch.bfloat16, 4096, "eager"),
+        (torch.float16, 4096, "reference"),
+        (torch.bfloat16, 16384, "reference"),
+    ],
+)
+@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize(("name", "at"), SUMS, ids=lambda value: str(value))
+def test_verify_finds_a_wrong_sum_over_rows(
+    name: str, at: int, fault: str, dtype: torch.dtype, rows: int, against: str
+) -> None:
+    op = OPS[name]
+    generator = torch.Generator().manual_seed(rows)
+    x, residual, *grads = (torch.randn(rows, 8, generator=generator).to(dtype) for _ in range(4))
+    weight, bias = (torch.randn(8, generator=generator).to(dtype).requires_grad_() for _ in range(2))
+    given = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+    args = {name: value for name, value in given.items() if name in op.parameters}
+    with registered(wrong_weight(name, at, fault)), fusedops.verify(against):
+        outputs = op.each(op.function(**args, backend="wrong"))
+        with pytest.raises(fusedops.MismatchError, match=op.differentiable[at]):
+            torch.autograd.backward(outputs, grads[: len(outputs)])
