@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusedops import TensorSpec
-from fusedops.constraints import Arguments, Boundary, Constraint, Reason, ReasonCode, constant
+from fusedops.constraints import Arguments, Beside, Boundary, ReasonCode, constant
 
 
 def as_4d(x: Tensor) -> Tensor:
@@ -44,10 +44,12 @@ def split_point(x: Sequence[int], mask: Sequence[int]) -> int | None:
     lead = max(len(x), 4) - 2
     x_sizes = (*(1,) * (lead + 2 - len(x)), *x)[:lead]
     mask_sizes = (*(1,) * (lead + 2 - len(mask)), *mask)[:lead]
-    for split in range(1, lead):
-        if all(_can_merge(mask_sizes[group], x_sizes[group]) for group in (slice(split), slice(split, None))):
-            return split
-    return None
+    splits = (
+        split
+        for split in range(1, lead)
+        if _can_merge(mask_sizes[:split], x_sizes[:split]) and _can_merge(mask_sizes[split:], x_sizes[split:])
+    )
+    return next(splits, None)
 
 
 def _can_merge(mask_sizes: Sequence[int], x_sizes: Sequence[int]) -> bool:
@@ -62,46 +64,40 @@ def _merge_leading(tensor: Tensor, rank: int, split: int) -> Tensor:
     return tensor.reshape(prod(shape[:split]), prod(shape[split:-2]), *shape[-2:])
 
 
-class ViewableAs4D(Constraint):
+class ViewableAs4D(Beside):
     """The leading dims of x can be split into two groups, in each of which the mask has size 1 or the sizes of x.
 
     This always holds for up to 4 dims. With more dims, a mask that alternates between size 1 and x's size has no 4-D
     view.
     """
 
-    reads_metadata_only = True
     code = ReasonCode.RANK
 
-    def __init__(self, name: str, x: str) -> None:
-        super().__init__(name)
-        self.x = x
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, self.x)
-
     def expression(self, constants: dict[str, object]) -> str:
-        return (
-            f"{self.x}.dim() <= 4 or {constant(constants, split_point)}({self.x}.shape, {self.name}.shape) is not None"
-        )
+        split = f"{constant(constants, split_point)}({self.other}.shape, {self.name}.shape)"
+        return f"{self.other}.dim() <= 4 or {split} is not None"
 
-    def reasons(self, args: Arguments) -> list[Reason]:
-        mask, x = args[self.name], args[self.x]
-        if mask is None or x.dim() <= 4 or split_point(x.shape, mask.shape) is not None:
-            return []
-        given = f"{self.name} of shape {tuple(mask.shape)} for {self.x} of {tuple(x.shape)}"
-        lead = (*x.shape[:-2], *mask.shape[-2:])
-        fix = f"expand {self.name} to {lead}"
-        return [Reason(self.code, given, self._rule(), fix)]
+    def accepts(self, mask: Any, x: Any) -> bool:
+        return x.dim() <= 4 or split_point(x.shape, mask.shape) is not None
 
-    def _rule(self) -> str:
-        return f"leading dims of {self.x} in two groups, in each of which {self.name} has size 1 or {self.x}'s sizes"
+    def rule(self) -> str:
+        return f"{self._groups()}, where {self.other} has more than 4"
 
-    def describe(self) -> str:
-        return f"{self.name}: {self._rule()}, where {self.x} has more than 4"
+    def given(self, mask: Any, x: Any) -> str:
+        return f"{self.name} of shape {tuple(mask.shape)} for {self.other} of {tuple(x.shape)}"
+
+    def needed(self, mask: Any, x: Any) -> str:
+        return self._groups()
+
+    def fix_of(self, mask: Any, x: Any) -> str:
+        return f"expand {self.name} to {(*x.shape[:-2], *mask.shape[-2:])}"
+
+    def _groups(self) -> str:
+        x = self.other
+        return f"leading dims of {x} in two groups, in each of which {self.name} has size 1 or {x}'s sizes"
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        x: TensorSpec = args[self.x]
+        x: TensorSpec = args[self.other]
         for x_sizes, mask_sizes, accepted in (
             ((2, 3), (2, 1), True),
             ((2, 3, 2), (2, 3, 1), True),
@@ -110,5 +106,5 @@ class ViewableAs4D(Constraint):
         ):
             reshaped = x.replace(shape=(*x_sizes, *x.shape[-2:]))
             mask: Any = TensorSpec((*mask_sizes, *x.shape[-2:]), torch.bool, x.device)
-            label = f"leading sizes {mask_sizes} of {self.name} for {x_sizes} of {self.x}"
-            yield Boundary(label, {**args, self.x: reshaped, self.name: mask}, accepted)
+            label = f"leading sizes {mask_sizes} of {self.name} for {x_sizes} of {self.other}"
+            yield Boundary(label, {**args, self.other: reshaped, self.name: mask}, accepted)

@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from fusedops.constraints import Arguments, Boundary, Constraint, Reason, ReasonCode
+from fusedops import TensorSpec
+from fusedops.constraints import Beside, ReasonCode
 
 
-class NotWider(Constraint):
+class NotWider(Beside):
     """The last dim of the values is at most that of the keys; narrower values are padded."""
 
-    reads_metadata_only = True
     code = ReasonCode.SIZE
     reads_shapes = True
 
-    def __init__(self, name: str, keys: str) -> None:
-        super().__init__(name)
-        self.keys = keys
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, self.keys)
-
     def expression(self, constants: dict[str, object]) -> str:
-        return f"{self.name}.shape[3] <= {self.keys}.shape[3]"
+        return f"{self.name}.shape[3] <= {self.other}.shape[3]"
 
-    def reasons(self, args: Arguments) -> list[Reason]:
-        values, keys = (args[name] for name in self.names)
-        if values.shape[3] <= keys.shape[3]:
-            return []
-        given, needed = f"dim 3 of {self.name} = {values.shape[3]}", f"at most that of {self.keys}, {keys.shape[3]}"
-        fix = f"split {self.name} into parts of at most {keys.shape[3]}, and concatenate the results"
-        return [Reason(self.code, given, needed, fix)]
+    def accepts(self, values: Any, keys: Any) -> bool:
+        return values.shape[3] <= keys.shape[3]
 
-    def describe(self) -> str:
-        return f"{self.name}: dim 3 at most that of {self.keys}"
+    def rule(self) -> str:
+        return f"dim 3 at most that of {self.other}"
 
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        values, keys = (args[name] for name in self.names)
+    def given(self, values: Any, keys: Any) -> str:
+        return f"dim 3 of {self.name} = {values.shape[3]}"
+
+    def needed(self, values: Any, keys: Any) -> str:
+        return f"at most that of {self.other}, {keys.shape[3]}"
+
+    def fix_of(self, values: Any, keys: Any) -> str:
+        return f"split {self.name} into parts of at most {keys.shape[3]}, and concatenate the results"
+
+    def values(self, values: TensorSpec, keys: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
         for width in (1, keys.shape[3], keys.shape[3] + 1):
-            changed = {**args, self.name: values.replace(shape=(*values.shape[:3], width))}
-            yield Boundary(f"{self.name} dim 3 = {width}", changed, width <= keys.shape[3])
+            yield f"{self.name} dim 3 = {width}", values.replace(shape=(*values.shape[:3], width))

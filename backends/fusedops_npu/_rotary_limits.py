@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from fusedops.constraints import Arguments, Boundary, Constraint, Reason, ReasonCode, constant
+from fusedops import TensorSpec
+from fusedops.constraints import Arguments, Beside, Boundary, Constraint, Reason, ReasonCode, constant
 
 _MOST = 1000
 
@@ -88,39 +89,30 @@ def _with_heads(x: Any, seq_dim: int, heads: int) -> Any:
     return x.replace(shape=(*x.shape[:at], heads, *x.shape[at + 1 :]))
 
 
-class WholeHead(Constraint):
+class WholeHead(Beside):
     """All of the last dim rotates: cos has half as many entries."""
 
-    reads_metadata_only = True
     code = ReasonCode.SIZE
 
-    def __init__(self, name: str, x: str) -> None:
-        super().__init__(name)
-        self.x = x
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, self.x)
-
     def expression(self, constants: dict[str, object]) -> str:
-        return f"2 * {self.name}.shape[-1] == {self.x}.shape[-1]"
+        return f"2 * {self.name}.shape[-1] == {self.other}.shape[-1]"
 
-    def reasons(self, args: Arguments) -> list[Reason]:
-        angle, x = args[self.name], args[self.x]
-        if 2 * angle.shape[-1] == x.shape[-1]:
-            return []
-        given = f"{self.name} of {angle.shape[-1]} entries for heads of {x.shape[-1]}"
-        needed = f"half of the last dim of {self.x}: the vendor's op rotates all of it"
-        fix = f"if interleaved, pad {self.name} with 1 and sin with 0; if not, rotate {self.x}[..., :R] alone"
-        return [Reason(self.code, given, needed, fix)]
+    def accepts(self, angle: Any, x: Any) -> bool:
+        return 2 * angle.shape[-1] == x.shape[-1]
 
-    def describe(self) -> str:
-        return f"{self.name}: half of the last dim of {self.x}"
+    def rule(self) -> str:
+        return f"half of the last dim of {self.other}"
 
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        angle, x = args[self.name], args[self.x]
-        for entries in (x.shape[-1] // 2 - 1, x.shape[-1] // 2, x.shape[-1] // 2 + 1):
-            if entries >= 0:
-                shape = (*angle.shape[:-1], entries)
-                changed = {**args, self.name: angle.replace(shape=shape)}
-                yield Boundary(f"{self.name} of {entries} entries", changed, 2 * entries == x.shape[-1])
+    def given(self, angle: Any, x: Any) -> str:
+        return f"{self.name} of {angle.shape[-1]} entries for heads of {x.shape[-1]}"
+
+    def needed(self, angle: Any, x: Any) -> str:
+        return f"half of the last dim of {self.other}: the vendor's op rotates all of it"
+
+    def fix_of(self, angle: Any, x: Any) -> str:
+        return f"if interleaved, pad {self.name} with 1 and sin with 0; if not, rotate {self.other}[..., :R] alone"
+
+    def values(self, angle: TensorSpec, x: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        half = x.shape[-1] // 2
+        for entries in (entries for entries in (half - 1, half, half + 1) if entries >= 0):
+            yield f"{self.name} of {entries} entries", angle.replace(shape=(*angle.shape[:-1], entries))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 from fusedops import TensorSpec
-from fusedops.constraints import Arguments, Boundary, Constraint, Reason, ReasonCode, constant
+from fusedops.constraints import ReasonCode, TensorConstraint, constant
 
 
 def _rows(tensor: TensorSpec) -> int:
     return prod(tensor.shape[:-1])
 
 
-class Rows(Constraint):
+class Rows(TensorConstraint):
     """The number of rows of a tensor, the product of all sizes but the last, is at most ``at_most``."""
 
-    reads_metadata_only = True
     code = ReasonCode.SIZE
 
     def __init__(self, name: str, at_most: int) -> None:
@@ -28,21 +28,20 @@ class Rows(Constraint):
     def expression(self, constants: dict[str, object]) -> str:
         return f"{constant(constants, _rows)}({self.name}) <= {self.at_most}"
 
-    def reasons(self, args: Arguments) -> list[Reason]:
-        tensor = args[self.name]
-        if tensor is None or _rows(tensor) <= self.at_most:
-            return []
-        fix = f"split {self.name} into parts of at most {self.at_most} rows"
-        return [Reason(self.code, f"{_rows(tensor)} rows of {self.name}", f"at most {self.at_most} rows", fix)]
+    def accepts(self, tensor: Any) -> bool:
+        return _rows(tensor) <= self.at_most
 
-    def describe(self) -> str:
-        return f"{self.name}: at most {self.at_most} rows"
+    def rule(self) -> str:
+        return f"at most {self.at_most} rows"
 
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        spec: TensorSpec | None = args[self.name]
-        if spec is None or spec.dim() < 2:
-            return
-        ones = (1,) * (spec.dim() - 2)
-        for rows in (self.at_most - 1, self.at_most, self.at_most + 1):
-            changed = {**args, self.name: spec.replace(shape=(*ones, rows, spec.shape[-1]))}
-            yield Boundary(f"{rows} rows of {self.name}", changed, rows <= self.at_most)
+    def given(self, tensor: Any) -> str:
+        return f"{_rows(tensor)} rows of {self.name}"
+
+    def fix_of(self, tensor: Any) -> str:
+        return f"split {self.name} into parts of at most {self.at_most} rows"
+
+    def values(self, tensor: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        if tensor.dim() >= 2:
+            ones = (1,) * (tensor.dim() - 2)
+            for rows in (self.at_most - 1, self.at_most, self.at_most + 1):
+                yield f"{rows} rows of {self.name}", tensor.replace(shape=(*ones, rows, tensor.shape[-1]))

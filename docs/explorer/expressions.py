@@ -20,7 +20,7 @@ from fusedops import TensorSpec
 from fusedops._contract.constraint import is_tensor, shown
 from fusedops._contract.plain_argument import TENSOR_TYPES
 from fusedops._dispatch.autograd import transformed
-from fusedops.constraints._numbers import SYMBOLIC
+from fusedops.constraints.values import SYMBOLIC
 
 Node = list[Any]
 

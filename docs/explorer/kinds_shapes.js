@@ -60,23 +60,23 @@ export const attentionKinds = {
   },
 
   NotWider(c, args, values) {
-    const [width, most] = [values.shape[3], args[c.keys].shape[3]];
+    const [width, most] = [values.shape[3], args[c.other].shape[3]];
     if (width <= most) return [];
     const fix = `split ${c.name} into parts of at most ${most}, and concatenate the results`;
-    return [[`dim 3 of ${c.name} = ${width}`, `at most that of ${c.keys}, ${most}`, fix]];
+    return [[`dim 3 of ${c.name} = ${width}`, `at most that of ${c.other}, ${most}`, fix]];
   },
 };
 
 const fitting = (test, fix) => (c, args, spec) => {
-  const q = args[c.q].shape;
+  const q = args[c.other].shape;
   const [seqDim, length] = [Number(args[c.seq_dim]), q.at(Number(args[c.seq_dim]))];
   if (test(spec.shape, q, seqDim)) return [];
   // the phrase has the names of q and of its length, which the reason replaces by their values
   const needed = c.phrase
     .slice(c.name.length + 2)
     .replaceAll(/\bS\b/g, length)
-    .replace(` ${c.q} `, ` ${c.q} ${repr(q)} `);
-  return [[`${c.name} of shape ${repr(spec.shape)}`, needed.replace(` ${c.q},`, ` ${c.q} ${repr(q)},`), fix(c.name)]];
+    .replace(` ${c.other} `, ` ${c.other} ${repr(q)} `);
+  return [[`${c.name} of shape ${repr(spec.shape)}`, needed.replace(` ${c.other},`, ` ${c.other} ${repr(q)},`), fix(c.name)]];
 };
 
 export const rotaryKinds = {
@@ -101,10 +101,10 @@ export const rotaryKinds = {
   ),
 
   WholeHead(c, args, angle) {
-    const [entries, size] = [angle.shape.at(-1), args[c.x].shape.at(-1)];
+    const [entries, size] = [angle.shape.at(-1), args[c.other].shape.at(-1)];
     if (2n * entries === size) return [];
-    const needed = `half of the last dim of ${c.x}: the vendor's op rotates all of it`;
-    const fix = `if interleaved, pad ${c.name} with 1 and sin with 0; if not, rotate ${c.x}[..., :R] alone`;
+    const needed = `half of the last dim of ${c.other}: the vendor's op rotates all of it`;
+    const fix = `if interleaved, pad ${c.name} with 1 and sin with 0; if not, rotate ${c.other}[..., :R] alone`;
     return [[`${c.name} of ${entries} entries for heads of ${size}`, needed, fix]];
   },
 
@@ -123,10 +123,10 @@ export const rotaryKinds = {
 
 export const viewKinds = {
   ViewableAs4D(c, args, mask) {
-    const x = args[c.x];
+    const x = args[c.other];
     if (rank(x) <= 4 || canSplit(x.shape, mask.shape)) return [];
-    const given = `${c.name} of shape ${repr(mask.shape)} for ${c.x} of ${repr(x.shape)}`;
-    const needed = `leading dims of ${c.x} in two groups, in each of which ${c.name} has size 1 or ${c.x}'s sizes`;
+    const given = `${c.name} of shape ${repr(mask.shape)} for ${c.other} of ${repr(x.shape)}`;
+    const needed = `leading dims of ${c.other} in two groups, in each of which ${c.name} has size 1 or ${c.other}'s sizes`;
     return [[given, needed, `expand ${c.name} to ${repr([...x.shape.slice(0, -2), ...mask.shape.slice(-2)])}`]];
   },
 };

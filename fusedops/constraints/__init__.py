@@ -27,41 +27,45 @@ from fusedops._contract.constraint import constant as constant
 from fusedops._contract.constraint import listed as listed
 from fusedops._report.reason import Reason as Reason
 from fusedops._report.reason import ReasonCode as ReasonCode
-from fusedops.constraints._attention import Alignment as Alignment
-from fusedops.constraints._attention import ScoreMask as ScoreMask
-from fusedops.constraints._attention import Window as Window
-from fusedops.constraints._choices import Flag as Flag
-from fusedops.constraints._choices import OneOf as OneOf
-from fusedops.constraints._conditions import Capability as Capability
-from fusedops.constraints._conditions import Present as Present
-from fusedops.constraints._conditions import When as When
-from fusedops.constraints._dims import DimMultiple as DimMultiple
-from fusedops.constraints._dims import SameDims as SameDims
-from fusedops.constraints._dtypes import Classes as Classes
-from fusedops.constraints._dtypes import DType as DType
-from fusedops.constraints._dtypes import Floating as Floating
-from fusedops.constraints._dtypes import Mask as Mask
-from fusedops.constraints._dtypes import OneElement as OneElement
-from fusedops.constraints._last_dims import LastDims as LastDims
-from fusedops.constraints._last_dims import LeadingDims as LeadingDims
-from fusedops.constraints._last_dims import Packed as Packed
-from fusedops.constraints._numbers import Finite as Finite
-from fusedops.constraints._numbers import Integer as Integer
-from fusedops.constraints._numbers import Probability as Probability
-from fusedops.constraints._numbers import Scalar as Scalar
-from fusedops.constraints._relations import Broadcasts as Broadcasts
-from fusedops.constraints._relations import SameDevice as SameDevice
-from fusedops.constraints._relations import SameDType as SameDType
-from fusedops.constraints._relations import SameShape as SameShape
-from fusedops.constraints._relations import broadcasts as broadcasts
-from fusedops.constraints._sizes import Count as Count
-from fusedops.constraints._sizes import SameSize as SameSize
-from fusedops.constraints._tensors import Dim as Dim
-from fusedops.constraints._tensors import Rank as Rank
+from fusedops.constraints.attention import Alignment as Alignment
+from fusedops.constraints.attention import ScoreMask as ScoreMask
+from fusedops.constraints.attention import Window as Window
+from fusedops.constraints.conditions import Capability as Capability
+from fusedops.constraints.conditions import Present as Present
+from fusedops.constraints.conditions import When as When
+from fusedops.constraints.dims import DimMultiple as DimMultiple
+from fusedops.constraints.dims import LastDims as LastDims
+from fusedops.constraints.dims import LeadingDims as LeadingDims
+from fusedops.constraints.dims import Packed as Packed
+from fusedops.constraints.dims import SameDims as SameDims
+from fusedops.constraints.dims import SameSize as SameSize
+from fusedops.constraints.dtypes import Classes as Classes
+from fusedops.constraints.dtypes import DType as DType
+from fusedops.constraints.dtypes import Floating as Floating
+from fusedops.constraints.dtypes import Mask as Mask
+from fusedops.constraints.dtypes import OneElement as OneElement
+from fusedops.constraints.relations import Beside as Beside
+from fusedops.constraints.relations import Broadcasts as Broadcasts
+from fusedops.constraints.relations import SameDevice as SameDevice
+from fusedops.constraints.relations import SameDType as SameDType
+from fusedops.constraints.relations import SameShape as SameShape
+from fusedops.constraints.relations import broadcasts as broadcasts
+from fusedops.constraints.tensors import Dim as Dim
+from fusedops.constraints.tensors import Rank as Rank
+from fusedops.constraints.tensors import TensorConstraint as TensorConstraint
+from fusedops.constraints.values import Count as Count
+from fusedops.constraints.values import Finite as Finite
+from fusedops.constraints.values import Flag as Flag
+from fusedops.constraints.values import Integer as Integer
+from fusedops.constraints.values import OneOf as OneOf
+from fusedops.constraints.values import Probability as Probability
+from fusedops.constraints.values import Scalar as Scalar
+from fusedops.constraints.values import Value as Value
 
 __all__ = [
     "Alignment",
     "Arguments",
+    "Beside",
     "Boundary",
     "Broadcasts",
     "Capability",
@@ -93,6 +97,8 @@ __all__ = [
     "SameSize",
     "Scalar",
     "ScoreMask",
+    "TensorConstraint",
+    "Value",
     "When",
     "Window",
     "broadcasts",

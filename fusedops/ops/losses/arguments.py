@@ -27,8 +27,8 @@ from fusedops.constraints import (
     SameDevice,
     When,
 )
-from fusedops.constraints._dtypes import FLOATING
-from fusedops.constraints._numbers import LARGEST, SYMBOLIC
+from fusedops.constraints.dtypes import FLOATING
+from fusedops.constraints.values import LARGEST, SYMBOLIC
 from fusedops.errors import InvalidInputError
 
 #: The smallest softcap: a smaller number is 0 on devices that flush.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fusedops._contract.constraint import Arguments, Boundary, Constraint
-from fusedops._report.reason import Reason, ReasonCode
-from fusedops.constraints import broadcasts
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops.constraints import Arguments, Beside, ReasonCode, broadcasts, constant
 
 Shape = tuple[int, ...]
 
@@ -25,58 +24,45 @@ def angles_fit(cos: Shape, q: Shape, seq_dim: int) -> bool:
     )
 
 
-class _Fits(Constraint):
+class _Fits(Beside):
     """A constraint on the shape of a tensor beside that of ``q``, which has at least 3 dims."""
 
-    reads_metadata_only = True
     code = ReasonCode.SIZE
     reads_shapes = True
 
     def __init__(self, name: str, q: str, seq_dim: str) -> None:
-        super().__init__(name)
-        self.q, self.seq_dim = q, seq_dim
+        super().__init__(name, q)
+        self.seq_dim = seq_dim
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.name, self.q, self.seq_dim)
+        return (self.name, self.other, self.seq_dim)
 
     def fits(self, shape: Shape, q: Shape, seq_dim: int) -> bool:
         """Return True where the shape is accepted."""
         raise NotImplementedError
 
-    def rule(self, q: str, seq: str) -> str:
-        """Return what is accepted, as a phrase, from the texts of q's shape and of its length."""
-        raise NotImplementedError
-
-    def fix(self) -> str:
-        """Return what to do about another shape."""
+    def sizes(self, q: str, seq: str) -> str:
+        """Return the accepted shapes as a phrase, from the texts of q's shape and of its length."""
         raise NotImplementedError
 
     def expression(self, constants: dict[str, object]) -> str:
-        constants[key := f"fits_{self.name}"] = self.fits
-        return f"{key}({self.name}.shape, {self.q}.shape, {self.seq_dim})"
+        return f"{constant(constants, self.fits)}({self.name}.shape, {self.other}.shape, {self.seq_dim})"
 
-    def reasons(self, args: Arguments) -> list[Reason]:
-        tensor, q, seq_dim = (args[name] for name in self.names)
-        if tensor is None or self.fits(tensor.shape, q.shape, seq_dim):
-            return []
-        shape = tuple(q.shape)
-        given = f"{self.name} of shape {tuple(tensor.shape)}"
-        return [Reason(self.code, given, self.rule(f"{self.q} {shape}", str(shape[seq_dim])), self.fix())]
+    def accepts(self, tensor: Any, q: Any, seq_dim: int) -> bool:
+        return self.fits(tensor.shape, q.shape, seq_dim)
 
-    def describe(self) -> str:
-        return f"{self.name}: {self.rule(self.q, 'S')}"
+    def rule(self) -> str:
+        return self.sizes(self.other, "S")
 
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        tensor, q, seq_dim = (args[name] for name in self.names)
-        if tensor is None:
-            return
-        shapes = {tuple(tensor.shape), tuple(tensor.shape[1:]), (1, *tensor.shape), (2, *tensor.shape)}
+    def needed(self, tensor: Any, q: Any, seq_dim: int) -> str:
+        return self.sizes(f"{self.other} {tuple(q.shape)}", str(q.shape[seq_dim]))
+
+    def values(self, tensor: TensorSpec, q: TensorSpec, seq_dim: int) -> Iterator[tuple[str, TensorSpec]]:
+        shapes = {tensor.shape, tensor.shape[1:], (1, *tensor.shape), (2, *tensor.shape)}
         for dim, size in enumerate(tensor.shape):
             shapes |= {(*tensor.shape[:dim], other, *tensor.shape[dim + 1 :]) for other in (1, size + 1, 8 * size)}
-        for shape in sorted(shapes):
-            changed: dict[str, Any] = {**args, self.name: tensor.replace(shape=shape)}
-            yield Boundary(f"{self.name} {shape}", changed, self.fits(shape, q.shape, seq_dim))
+        return self.shaped(tensor, sorted(shapes))
 
 
 class Heads(_Fits):
@@ -85,10 +71,10 @@ class Heads(_Fits):
     def fits(self, shape: Shape, q: Shape, seq_dim: int) -> bool:
         return heads_fit(tuple(shape), tuple(q), seq_dim)
 
-    def rule(self, q: str, seq: str) -> str:
+    def sizes(self, q: str, seq: str) -> str:
         return f"the sizes of {q} except the number of heads"
 
-    def fix(self) -> str:
+    def fix_of(self, tensor: Any, q: Any, seq_dim: int) -> str:
         return f"pass {self.name} of the same tokens, and seq_dim for the layout of both"
 
 
@@ -98,10 +84,10 @@ class Angles(_Fits):
     def fits(self, shape: Shape, q: Shape, seq_dim: int) -> bool:
         return angles_fit(tuple(shape), tuple(q), seq_dim)
 
-    def rule(self, q: str, seq: str) -> str:
+    def sizes(self, q: str, seq: str) -> str:
         return f"({seq}, R/2) or (..., {seq}, R/2) with R at most the last dim of {q}, leading dims as its own or 1"
 
-    def fix(self) -> str:
+    def fix_of(self, tensor: Any, q: Any, seq_dim: int) -> str:
         return (
             f"pass one entry for each rotated pair: of a doubled one {self.name}[..., : R // 2], or "
             f"{self.name}[..., ::2] if interleaved"

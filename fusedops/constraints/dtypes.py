@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 
-from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, listed, plain
+from fusedops._contract.constraint import Arguments, constant, listed, plain
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
+from fusedops.constraints.tensors import TensorConstraint
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MASKS = (torch.bool, torch.uint8)
 
 
-class DType(Constraint):
+class DType(TensorConstraint):
     """The dtype of a tensor is one of ``dtypes``.
 
     >>> import torch
@@ -24,7 +25,6 @@ class DType(Constraint):
     'x: float16 or bfloat16'
     """
 
-    reads_metadata_only = True
     code = ReasonCode.DTYPE
 
     def __init__(self, name: str, *dtypes: torch.dtype) -> None:
@@ -36,27 +36,24 @@ class DType(Constraint):
     def expression(self, constants: dict[str, object]) -> str:
         return f"{self.name}.dtype in {constant(constants, frozenset(self.dtypes))}"
 
-    def reasons(self, args: Arguments) -> list[Reason]:
-        tensor = args[self.name]
-        if tensor is None or tensor.dtype in self.dtypes:
-            return []
-        needed = listed([plain(dtype) for dtype in self.dtypes])
-        given = f"{self.name} of {plain(tensor.dtype)}"
-        return [Reason(self.code, given, needed, self._fix(tensor.dtype, needed))]
+    def accepts(self, tensor: Any) -> bool:
+        return tensor.dtype in self.dtypes
 
-    def _fix(self, dtype: torch.dtype, needed: str) -> str:
-        return f"convert {self.name} to {needed}"
+    def given(self, tensor: Any) -> str:
+        return f"{self.name} of {plain(tensor.dtype)}"
 
-    def describe(self) -> str:
-        return f"{self.name}: {listed([plain(dtype) for dtype in self.dtypes])}"
+    def needed(self, tensor: Any) -> str:
+        return listed([plain(dtype) for dtype in self.dtypes])
 
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        spec: TensorSpec | None = args[self.name]
-        if spec is None:
-            return
-        for dtype in FLOATING if spec.dtype in FLOATING else MASKS:
-            changed = {**args, self.name: spec.replace(dtype=dtype)}
-            yield Boundary(f"{self.name} {plain(dtype)}", changed, dtype in self.dtypes)
+    def rule(self) -> str:
+        return listed([plain(dtype) for dtype in self.dtypes])
+
+    def fix_of(self, tensor: Any) -> str:
+        return f"convert {self.name} to {self.needed(tensor)}"
+
+    def values(self, tensor: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        for dtype in FLOATING if tensor.dtype in FLOATING else MASKS:
+            yield f"{self.name} {plain(dtype)}", tensor.replace(dtype=dtype)
 
     def examples(self, args: Arguments) -> Mapping[str, Any]:
         spec: TensorSpec | None = args[self.name]
@@ -99,7 +96,7 @@ class Floating(_Strided):
     def __init__(self, name: str) -> None:
         super().__init__(name, *FLOATING)
 
-    def _fix(self, dtype: torch.dtype, needed: str) -> str:
+    def fix_of(self, tensor: Any) -> str:
         return f"convert it, as in {self.name}.float()"
 
 
@@ -115,8 +112,8 @@ class Mask(_Strided):
     def __init__(self, name: str) -> None:
         super().__init__(name, *MASKS)
 
-    def _fix(self, dtype: torch.dtype, needed: str) -> str:
-        if dtype.is_floating_point:
+    def fix_of(self, tensor: Any) -> str:
+        if tensor.dtype.is_floating_point:
             return f"for an additive mask pass {self.name} < 0: True means masked out"
         return f"pass {self.name} != 0: True means masked out"
 
@@ -143,8 +140,8 @@ class Classes(_Strided):
         self.dim = dim
         self.ignored = ignored
 
-    def _fix(self, dtype: torch.dtype, needed: str) -> str:
-        if dtype.is_floating_point or dtype.is_complex:
+    def fix_of(self, tensor: Any) -> str:
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             return f"pass the index of each class, as in {self.name}.argmax(-1)"
         return f"convert it, as in {self.name}.long()"
 
@@ -168,8 +165,8 @@ class OneElement(_Strided):
         given = f"{self.name} of {tensor.numel()} elements"
         return [Reason(ReasonCode.SIZE, given, "one element", f"pass one element, as in {self.name}[:1]")]
 
-    def describe(self) -> str:
-        return f"{super().describe()}, one element"
+    def rule(self) -> str:
+        return f"{super().rule()}, one element"
 
     def examples(self, args: Arguments) -> Mapping[str, Any]:
         spec: TensorSpec | None = args[self.name]

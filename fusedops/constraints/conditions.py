@@ -8,7 +8,7 @@ from typing import Any
 from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant
 from fusedops._contract.tensor_spec import TensorSpec, capability_of
 from fusedops._report.reason import Reason, ReasonCode
-from fusedops.constraints._tensors import integers
+from fusedops.constraints.tensors import integers
 
 
 class Present(Constraint):

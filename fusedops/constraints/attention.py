@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, listed, shown
+from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
-from fusedops.constraints._relations import broadcasts
-from fusedops.constraints._symbolic import possible
+from fusedops.constraints.relations import broadcasts, may_broadcast
+from fusedops.constraints.tensors import TensorConstraint, possible
 
 ALIGNMENTS = ("upper_left", "lower_right")
 
 
-class ScoreMask(Constraint):
+class ScoreMask(TensorConstraint):
     """The mask broadcasts to the scores of queries and keys, (B, Nq, Sq, Sk).
 
     >>> from fusedops.constraints import ScoreMask
@@ -21,7 +22,6 @@ class ScoreMask(Constraint):
     'mask: broadcasts to the scores of q and k'
     """
 
-    reads_metadata_only = True
     code = ReasonCode.SIZE
     reads_shapes = True
 
@@ -37,28 +37,23 @@ class ScoreMask(Constraint):
         fits = constant(constants, broadcasts)
         return f"{fits}({self.name}.shape, (*{self.q}.shape[:3], {self.k}.shape[2]))"
 
-    def reasons(self, args: Arguments) -> list[Reason]:
-        mask, q, k = (args[name] for name in self.names)
-        if mask is None or q.dim() != 4 or k.dim() != 4:
-            return []
-        scores = (*q.shape[:3], k.shape[2])
-        pairs = list(zip(reversed(mask.shape), reversed(scores)))
-        if mask.dim() <= 4 and all(possible(size == full) or possible(size == 1) for size, full in pairs):
-            return []
-        given, needed = f"{self.name} of shape {tuple(mask.shape)}", f"a shape that broadcasts to {scores}"
-        return [Reason(self.code, given, needed, "give each dim the size of the scores (B, Nq, Sq, Sk), or 1")]
+    def accepts(self, mask: Any, q: Any, k: Any) -> bool:
+        return q.dim() != 4 or k.dim() != 4 or may_broadcast(mask.shape, (*q.shape[:3], k.shape[2]))
 
-    def describe(self) -> str:
-        return f"{self.name}: broadcasts to the scores of {self.q} and {self.k}"
+    def rule(self) -> str:
+        return f"broadcasts to the scores of {self.q} and {self.k}"
 
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        for label, spec in self.examples(args).items():
-            yield Boundary(label, {**args, self.name: spec}, True)
-        mask, q, k = (args[name] for name in self.names)
-        if mask is not None and q.dim() == k.dim() == 4:
-            for shape in ((2, *q.shape[:3], k.shape[2]), (q.shape[2], k.shape[2] + 1), (q.shape[2] + 2, k.shape[2])):
-                taken = broadcasts(shape, (*q.shape[:3], k.shape[2]))
-                yield Boundary(f"{self.name} {shape}", {**args, self.name: mask.replace(shape=shape)}, taken)
+    def needed(self, mask: Any, q: Any, k: Any) -> str:
+        return f"a shape that broadcasts to {(*q.shape[:3], k.shape[2])}"
+
+    def fix_of(self, mask: Any, q: Any, k: Any) -> str:
+        return "give each dim the size of the scores (B, Nq, Sq, Sk), or 1"
+
+    def values(self, mask: TensorSpec, q: TensorSpec, k: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        if q.dim() == k.dim() == 4:
+            yield from self.examples({self.name: mask, self.q: q, self.k: k}).items()
+            shapes = ((2, *q.shape[:3], k.shape[2]), (q.shape[2], k.shape[2] + 1), (q.shape[2] + 2, k.shape[2]))
+            yield from self.shaped(mask, shapes)
 
     def examples(self, args: Arguments) -> Mapping[str, Any]:
         mask, q, k = (args[name] for name in self.names)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, plain
+from fusedops._contract.constraint import Arguments, Constraint, constant, plain
 from fusedops._contract.tensor_spec import TensorSpec
-from fusedops._report.reason import Reason, ReasonCode
-from fusedops.constraints._dtypes import FLOATING
-from fusedops.constraints._symbolic import possible
+from fusedops._report.reason import ReasonCode
+from fusedops.constraints.dtypes import FLOATING
+from fusedops.constraints.tensors import TensorConstraint, possible
 
 
 def broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
@@ -35,8 +35,8 @@ def broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
     return True
 
 
-def _fits(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
-    """Return what :func:`broadcasts` returns; for sizes that depend on data, False only where it is certain."""
+def may_broadcast(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    """Return the result of :func:`broadcasts`; for sizes that depend on data, False only if it is certain."""
     if len(small) > len(large):
         return False
     # each size by itself: one that depends on data must not decide about the others
@@ -49,15 +49,34 @@ def same_shape(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return len(shape) == len(other) and all(possible(size == full) for size, full in zip(shape, other))
 
 
-class Beside(Constraint):
-    """A constraint that compares a tensor with another one.
+class Beside(TensorConstraint):
+    """A template: a constraint on a tensor beside another one. It is met if either of them is None.
+
+    A subclass defines :meth:`accepts`, :meth:`rule`, :meth:`fix_of`, :meth:`values` and :meth:`expression`, as one of
+    :class:`TensorConstraint` does. All but ``rule`` and ``expression`` take the tensor and the other one.
 
     Args:
         name: the tensor argument.
         other: the tensor that it is compared with.
-    """
 
-    reads_metadata_only = True
+    >>> import fusedops
+    >>> from fusedops.constraints import Beside
+    >>> class SameRank(Beside):
+    ...     def expression(self, constants):
+    ...         return f"{self.name}.dim() == {self.other}.dim()"
+    ...     def accepts(self, tensor, other):
+    ...         return tensor.dim() == other.dim()
+    ...     def rule(self):
+    ...         return f"the rank of {self.other}"
+    ...     def fix_of(self, tensor, other):
+    ...         return f"view {self.name} with {other.dim()} dims"
+    ...     def values(self, tensor, other):
+    ...         yield f"{self.name} as {self.other}", other
+    ...         yield f"{self.name} 0-d", tensor.replace(shape=())
+    >>> args = {"mask": fusedops.TensorSpec((3,)), "x": fusedops.TensorSpec((2, 3))}
+    >>> print(SameRank("mask", "x").reasons(args)[0])
+    got mask of shape (3,), expected the rank of x; to fix: view mask with 2 dims
+    """
 
     def __init__(self, name: str, other: str) -> None:
         super().__init__(name)
@@ -67,9 +86,8 @@ class Beside(Constraint):
     def names(self) -> tuple[str, ...]:
         return (self.name, self.other)
 
-    def specs(self, args: Arguments) -> tuple[TensorSpec, TensorSpec] | None:
-        tensor, other = args[self.name], args[self.other]
-        return None if tensor is None or other is None else (tensor, other)
+    def arguments(self, args: Arguments) -> tuple[Any, ...] | None:
+        return None if args[self.other] is None else super().arguments(args)
 
 
 class Broadcasts(Beside):
@@ -86,37 +104,34 @@ class Broadcasts(Beside):
     def expression(self, constants: dict[str, object]) -> str:
         return f"{constant(constants, broadcasts)}({self.name}.shape, {self.other}.shape)"
 
-    def reasons(self, args: Arguments) -> list[Reason]:
-        tensors = self.specs(args)
-        if tensors is None or _fits(tensors[0].shape, tensors[1].shape):
-            return []
-        small, large = (tuple(tensor.shape) for tensor in tensors)
-        needed = f"a shape that broadcasts to {self.other} {large}: each size, from the last, 1 or {self.other}'s"
-        fix = f"give {self.name} sizes of 1 where it repeats"
+    def accepts(self, tensor: Any, other: Any) -> bool:
+        return may_broadcast(tensor.shape, other.shape)
+
+    def rule(self) -> str:
+        return f"broadcasts to {self.other}"
+
+    def needed(self, tensor: Any, other: Any) -> str:
+        sizes = f"each size, from the last, 1 or {self.other}'s"
+        return f"a shape that broadcasts to {self.other} {tuple(other.shape)}: {sizes}"
+
+    def fix_of(self, tensor: Any, other: Any) -> str:
+        small, large = tuple(tensor.shape), tuple(other.shape)
         if len(small) == 2 and len(large) == 4 and small == (large[0], large[3]):
-            fix = f"pass {self.name}[:, None, None, :]"
-        return [Reason(self.code, f"{self.name} of shape {small}", needed, fix)]
+            return f"pass {self.name}[:, None, None, :]"
+        return f"give {self.name} sizes of 1 where it repeats"
 
-    def describe(self) -> str:
-        return f"{self.name}: broadcasts to {self.other}"
-
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        tensors = self.specs(args)
-        if tensors is None:
-            return
-        spec, shape = tensors[0], tensors[1].shape
+    def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        shape = other.shape
         shapes = {shape, (1, *shape), shape[1:], shape[:-1]}
         shapes |= {(*shape[:dim], 1, *shape[dim + 1 :]) for dim in range(len(shape))}
         shapes |= {(*shape[:dim], shape[dim] + 1, *shape[dim + 1 :]) for dim in range(len(shape))}
-        for other in sorted(shapes):
-            changed = {**args, self.name: spec.replace(shape=other)}
-            yield Boundary(f"{self.name} {other}", changed, broadcasts(other, shape))
+        return self.shaped(tensor, sorted(shapes))
 
     def examples(self, args: Arguments) -> Mapping[str, Any]:
-        tensors = self.specs(args)
-        if tensors is None:
+        values = self.arguments(args)
+        if values is None:
             return {}
-        spec, shape = tensors[0], tuple(tensors[1].shape)
+        spec, shape = values[0], tuple(values[1].shape)
         even = tuple(1 if at % 2 else size for at, size in enumerate(shape))
         odd = tuple(size if at % 2 else 1 for at, size in enumerate(shape))
         forms = {
@@ -148,24 +163,21 @@ class SameShape(Beside):
     def expression(self, constants: dict[str, object]) -> str:
         return f"{self.name}.shape == {self.other}.shape"
 
-    def reasons(self, args: Arguments) -> list[Reason]:
-        tensors = self.specs(args)
-        if tensors is None or same_shape(tensors[0].shape, tensors[1].shape):
-            return []
-        small, large = (tuple(tensor.shape) for tensor in tensors)
-        needed = f"the shape of {self.other}, {large}"
-        return [Reason(self.code, f"{self.name} of shape {small}", needed, "expand the smaller one to it")]
+    def accepts(self, tensor: Any, other: Any) -> bool:
+        return same_shape(tensor.shape, other.shape)
 
-    def describe(self) -> str:
-        return f"{self.name}: the shape of {self.other}"
+    def rule(self) -> str:
+        return f"the shape of {self.other}"
 
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        tensors = self.specs(args)
-        if tensors is None:
-            return
-        shape = tensors[1].shape
-        for other in (shape, (1, *shape), (*shape[:-1], shape[-1] + 1) if shape else (2,)):
-            yield Boundary(f"{self.name} {other}", {**args, self.name: tensors[0].replace(shape=other)}, other == shape)
+    def needed(self, tensor: Any, other: Any) -> str:
+        return f"{self.rule()}, {tuple(other.shape)}"
+
+    def fix_of(self, tensor: Any, other: Any) -> str:
+        return "expand the smaller one to it"
+
+    def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        shape = other.shape
+        return self.shaped(tensor, (shape, (1, *shape), (*shape[:-1], shape[-1] + 1) if shape else (2,)))
 
 
 class SameDType(Beside):
@@ -181,25 +193,24 @@ class SameDType(Beside):
     def expression(self, constants: dict[str, object]) -> str:
         return f"{self.name}.dtype is {self.other}.dtype"
 
-    def reasons(self, args: Arguments) -> list[Reason]:
-        tensors = self.specs(args)
-        if tensors is None or tensors[0].dtype == tensors[1].dtype:
-            return []
-        dtype, wanted = plain(tensors[0].dtype), plain(tensors[1].dtype)
-        needed = f"the dtype of {self.other}, {wanted}"
-        fix = f"convert it, as in {self.name}.to({self.other}.dtype)"
-        return [Reason(self.code, f"{self.name} of {dtype}", needed, fix)]
+    def accepts(self, tensor: Any, other: Any) -> bool:
+        return tensor.dtype == other.dtype
 
-    def describe(self) -> str:
-        return f"{self.name}: the dtype of {self.other}"
+    def rule(self) -> str:
+        return f"the dtype of {self.other}"
 
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        tensors = self.specs(args)
-        if tensors is None:
-            return
+    def given(self, tensor: Any, other: Any) -> str:
+        return f"{self.name} of {plain(tensor.dtype)}"
+
+    def needed(self, tensor: Any, other: Any) -> str:
+        return f"{self.rule()}, {plain(other.dtype)}"
+
+    def fix_of(self, tensor: Any, other: Any) -> str:
+        return f"convert it, as in {self.name}.to({self.other}.dtype)"
+
+    def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
         for dtype in FLOATING:
-            changed = {**args, self.name: tensors[0].replace(dtype=dtype)}
-            yield Boundary(f"{self.name} {plain(dtype)}", changed, dtype == tensors[1].dtype)
+            yield f"{self.name} {plain(dtype)}", tensor.replace(dtype=dtype)
 
 
 class SameDevice(Beside):
@@ -217,19 +228,20 @@ class SameDevice(Beside):
         flags = f"{self.name}.is_cpu and {self.other}.is_cpu"
         return f"({flags}) or {self.name}.device == {self.other}.device"
 
-    def reasons(self, args: Arguments) -> list[Reason]:
-        tensors = self.specs(args)
-        if tensors is None or tensors[0].device == tensors[1].device:
-            return []
-        tensor, other = tensors
-        given = f"{self.name} on {tensor.device} and {self.other} on {other.device}"
-        return [Reason(self.code, given, "one device", f"move it with {self.name}.to({self.other}.device)")]
+    def accepts(self, tensor: Any, other: Any) -> bool:
+        return tensor.device == other.device
 
-    def describe(self) -> str:
-        return f"{self.name}: on the device of {self.other}"
+    def rule(self) -> str:
+        return f"on the device of {self.other}"
 
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        tensors = self.specs(args)
-        if tensors is not None:
-            changed = {**args, self.name: tensors[0].replace(device="meta")}
-            yield Boundary(f"{self.name} on meta", changed, tensors[1].device == "meta")
+    def given(self, tensor: Any, other: Any) -> str:
+        return f"{self.name} on {tensor.device} and {self.other} on {other.device}"
+
+    def needed(self, tensor: Any, other: Any) -> str:
+        return "one device"
+
+    def fix_of(self, tensor: Any, other: Any) -> str:
+        return f"move it with {self.name}.to({self.other}.device)"
+
+    def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        yield f"{self.name} on meta", tensor.replace(device="meta")

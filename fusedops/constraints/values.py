@@ -1,4 +1,4 @@
-"""Constraints on numbers."""
+"""Constraints on an argument that is no tensor: their template, flags, choices and numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,127 @@ from typing import Any
 
 import torch
 
-from fusedops._contract.constraint import Arguments, constant, listed
-from fusedops.constraints._choices import Value
+from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, listed, shown
+from fusedops._report.reason import Reason, ReasonCode
 
 LARGEST = torch.finfo(torch.float32).max  # a device's arithmetic and torch's own functions take no larger number
 SYMBOLIC = (torch.SymFloat, torch.SymInt)
+
+
+class Value(Constraint):
+    """A template: a constraint on an argument that is no tensor.
+
+    A subclass defines :meth:`accepts`, :meth:`rule`, :meth:`values` and :meth:`expression`, the compiled form of
+    ``accepts``. Reasons, table rows and boundary cases follow.
+
+    >>> from fusedops.constraints import Value
+    >>> class Even(Value):
+    ...     def expression(self, constants):
+    ...         return f"{self.name} % 2 == 0"
+    ...     def accepts(self, value):
+    ...         return value % 2 == 0
+    ...     def rule(self):
+    ...         return "an even number"
+    ...     def values(self):
+    ...         yield from (2, 3)
+    >>> print(Even("stride").reasons({"stride": 3})[0])
+    got stride = 3, expected an even number; to fix: pass stride as an even number
+    """
+
+    reads_metadata_only = True
+    code = ReasonCode.SCALAR
+
+    def accepts(self, value: Any) -> bool:
+        """Return True where the value meets the constraint."""
+        raise NotImplementedError
+
+    def rule(self) -> str:
+        """Return the accepted values as a phrase."""
+        raise NotImplementedError
+
+    def fix_of(self, value: Any) -> str:
+        """Return the fix for a value that is not accepted."""
+        return f"pass {self.name} as {self.rule()}"
+
+    def values(self) -> Iterator[Any]:
+        """Yield values just inside and just outside."""
+        raise NotImplementedError
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        value = args[self.name]
+        if (value is None and self.none_is_met) or self.accepts(value):
+            return []
+        return [Reason(self.code, f"{self.name} = {shown(value)}", self.rule(), self.fix_of(value))]
+
+    def describe(self) -> str:
+        return f"{self.name}: {self.rule()}"
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        for value in self.values():
+            yield Boundary(f"{self.name} = {value!r}", {**args, self.name: value}, self.accepts(value))
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        return {f"{self.name} = {value!r}": value for value in self.values() if self.accepts(value)}
+
+
+class Flag(Value):
+    """True or False, as a bool.
+
+    >>> from fusedops.constraints import Flag
+    >>> print(Flag("causal").reasons({"causal": 1})[0])
+    got causal = 1, expected True or False; to fix: pass bool(causal)
+    """
+
+    none_is_met = False
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"{self.name} is True or {self.name} is False"
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, bool)
+
+    def rule(self) -> str:
+        return "True or False"
+
+    def fix_of(self, value: Any) -> str:
+        return f"pass bool({self.name})"
+
+    def values(self) -> Iterator[Any]:
+        yield from (True, False, 1, None)
+
+
+class OneOf(Value):
+    """One of some texts, or one of some integers.
+
+    >>> from fusedops.constraints import OneOf
+    >>> OneOf("approximate", "tanh", "none").describe()
+    "approximate: 'tanh' or 'none'"
+    """
+
+    none_is_met = False
+
+    def __init__(self, name: str, *choices: str | int) -> None:
+        super().__init__(name)
+        if {type(choice) for choice in choices} not in ({str}, {int}):
+            raise ValueError(
+                f"OneOf({name!r}): got {choices!r}, expected texts, or integers; to fix: give at least one str or int"
+            )
+        self.choices = choices
+
+    def expression(self, constants: dict[str, object]) -> str:
+        # a set, not a tuple: an array would be compared with each text, element by element
+        member = f"{self.name} in {constant(constants, frozenset(self.choices))}"
+        return member if type(self.choices[0]) is str else f"type({self.name}) is int and {member}"
+
+    def accepts(self, value: Any) -> bool:
+        return (isinstance(value, str) or type(value) is int) and value in self.choices
+
+    def rule(self) -> str:
+        return listed([repr(choice) for choice in self.choices])
+
+    def values(self) -> Iterator[Any]:
+        other = "another" if isinstance(self.choices[0], str) else max(map(int, self.choices)) + 1
+        yield from (*self.choices, other, None)
 
 
 class Scalar(Value):
@@ -54,12 +170,11 @@ class Scalar(Value):
         return inside and (self.one_of is None or value in self.one_of)
 
     def rule(self) -> str:
-        rules: list[str] = []
-        if self.abs_at_most is not None:
-            rules.append(f"a value in [-{self.abs_at_most:g}, {self.abs_at_most:g}]")
-        if self.one_of is not None:
-            rules.append(listed([repr(value) for value in self.one_of]))
-        return " and ".join(rules)
+        choices = "" if self.one_of is None else listed([repr(value) for value in self.one_of])
+        if self.abs_at_most is None:
+            return choices
+        interval = f"a value in [-{self.abs_at_most:g}, {self.abs_at_most:g}]"
+        return f"{interval} and {choices}" if choices else interval
 
     def values(self) -> Iterator[Any]:
         yield from self.one_of or ()
@@ -111,10 +226,10 @@ class Finite(Value):
         least = "" if self.at_least is None else f" of at least {self.at_least:g}"
         return f"a Python number{least}, finite in float32" + (", or None" if self.optional else "")
 
-    def fix(self, value: Any) -> str:
+    def fix_of(self, value: Any) -> str:
         if hasattr(value, "item"):
             return f"use {self.name}.item()"
-        return super().fix(value)
+        return super().fix_of(value)
 
     def values(self) -> Iterator[Any]:
         yield from (0.0, 1, 1.5, 1e39, math.inf, math.nan, 2**70, None)
@@ -174,6 +289,30 @@ class Probability(Value):
 
     def examples(self, args: Arguments) -> Mapping[str, Any]:
         return {f"{self.name} = {value!r}": value for value in (0, 0.5, 1.0)}
+
+
+class Count(Value):
+    """A positive integer, or None.
+
+    >>> from fusedops.constraints import Count
+    >>> print(Count("chunk").reasons({"chunk": 0})[0])
+    got chunk = 0, expected a positive integer, or None; to fix: pass chunk as a positive integer, or None
+    """
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"type({self.name}) is int and 0 < {self.name} < {2**63}"
+
+    def accepts(self, value: Any) -> bool:
+        return value is None or isinstance(value, torch.SymInt) or (type(value) is int and 0 < value < 2**63)
+
+    def rule(self) -> str:
+        return "a positive integer, or None"
+
+    def values(self) -> Iterator[Any]:
+        yield from (1, 7, 2**63 - 1, 0, -1, 2**63, 1.0, True, None)
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        return {f"{self.name} = {value}": value for value in (1, 7, 2**40)}
 
 
 def _is_long(value: Any) -> bool:

@@ -1,0 +1,325 @@
+"""Constraints on the sizes of a tensor beside those of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+from fusedops._contract.constraint import Arguments, listed
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._report.reason import Reason, ReasonCode
+from fusedops.constraints.relations import Beside, same_shape
+from fusedops.constraints.tensors import has_dim, integer, integers, possible, resized
+
+
+class SameDims(Beside):
+    """Some sizes of the tensor are those of ``other``.
+
+    Args:
+        name: the tensor argument.
+        other: the tensor that it is compared with.
+        dims: the dims of both, counted from the first.
+
+    >>> from fusedops.constraints import SameDims
+    >>> SameDims("k", "q", (0, 3)).describe()
+    'k: dim 0 and 3 as in q'
+    """
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def __init__(self, name: str, other: str, dims: tuple[int, ...]) -> None:
+        super().__init__(name, other)
+        self.dims = integers("SameDims", name, dims)
+        if not dims or min(dims) < 0:
+            raise ValueError(f"SameDims({name!r}): got dims {dims!r}, expected some from 0; to fix: write (0, 3)")
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return " and ".join(f"{self.name}.shape[{dim}] == {self.other}.shape[{dim}]" for dim in self.dims)
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        values = self.arguments(args)
+        if values is None or self.accepts(*values):
+            return []
+        tensor, other = values
+        return [
+            Reason(
+                self.code,
+                f"dim {dim} of {self.name} = {tensor.shape[dim]}",
+                f"that of {self.other}, {other.shape[dim]}",
+                f"pass {self.name} and {self.other} with one size of dim {dim}",
+            )
+            for dim in self.dims
+            if not possible(tensor.shape[dim] == other.shape[dim])
+        ]
+
+    def accepts(self, tensor: Any, other: Any) -> bool:
+        if min(tensor.dim(), other.dim()) <= max(self.dims):
+            return True
+        return all(possible(tensor.shape[dim] == other.shape[dim]) for dim in self.dims)
+
+    def rule(self) -> str:
+        return f"dim {listed(self.dims, 'and')} as in {self.other}"
+
+    def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        yield f"{self.name} {tensor.shape}", tensor
+        for dim in self.dims:
+            size = tensor.shape[dim] + 1
+            yield f"{self.name} dim {dim} = {size}", resized(tensor, dim, size)
+
+
+class DimMultiple(Beside):
+    """A size of the tensor is a multiple of that of ``other``, ``at_most`` times as large. 0 is a multiple of 0 alone.
+
+    Args:
+        name: the tensor argument.
+        other: the tensor that it is compared with.
+        dim: the dim of both, counted from the first.
+        at_most: the largest factor, or None. With 1 the sizes are equal.
+        fix: the text of the fix, where the usual one is not enough.
+
+    >>> from fusedops.constraints import DimMultiple
+    >>> DimMultiple("q", "k", 1).describe()
+    'q: dim 1 a multiple of that of k'
+    """
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def __init__(self, name: str, other: str, dim: int, at_most: int | None = None, fix: str = "") -> None:
+        super().__init__(name, other)
+        (self.dim,) = integers("DimMultiple", name, (dim,))
+        self.at_most, self.fix = at_most, fix
+        if at_most is not None and (type(at_most) is not int or at_most < 1):
+            raise ValueError(
+                f"DimMultiple({name!r}): got at_most={at_most!r}, expected an int from 1; to fix: give one"
+            )
+
+    def expression(self, constants: dict[str, object]) -> str:
+        size, other = f"{self.name}.shape[{self.dim}]", f"{self.other}.shape[{self.dim}]"
+        if self.at_most == 1:
+            return f"{size} == {other}"
+        most = "" if self.at_most is None else f" and {size} <= {self.at_most} * {other}"
+        return f"({size} % {other} == 0{most} if {other} else not {size})"
+
+    def accepts(self, tensor: Any, other: Any) -> bool:
+        if min(tensor.dim(), other.dim()) <= self.dim:
+            return True
+        size, unit = tensor.shape[self.dim], other.shape[self.dim]
+        if not possible(unit != 0):
+            return possible(size == 0)
+        return possible(size % unit == 0) and (self.at_most is None or possible(size <= self.at_most * unit))
+
+    def rule(self) -> str:
+        if self.at_most == 1:
+            return f"dim {self.dim} as in {self.other}"
+        most = "" if self.at_most is None else f", at most {self.at_most} times it"
+        return f"dim {self.dim} a multiple of that of {self.other}{most}"
+
+    def given(self, tensor: Any, other: Any) -> str:
+        return f"dim {self.dim} of {self.name} = {tensor.shape[self.dim]}"
+
+    def needed(self, tensor: Any, other: Any) -> str:
+        unit = other.shape[self.dim]
+        if self.at_most == 1:
+            return f"{unit}, as in {self.other}"
+        most = "" if self.at_most is None else f", at most {self.at_most} times as large"
+        return f"a multiple of {unit}, as in {self.other}{most}"
+
+    def fix_of(self, tensor: Any, other: Any) -> str:
+        return self.fix or f"pass {self.other} with a size of dim {self.dim} that divides {tensor.shape[self.dim]}"
+
+    def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        unit = other.shape[self.dim]
+        factors = (1, 2, *((self.at_most, self.at_most + 1) if self.at_most else ()))
+        for size in sorted({*(factor * unit for factor in factors), unit + 1}):
+            yield f"{self.name} dim {self.dim} = {size}", resized(tensor, self.dim, size)
+
+
+class SameSize(Beside):
+    """A dim of the tensor has the size of a dim of ``other``, as a matmul needs.
+
+    Args:
+        name: the tensor argument.
+        dim: its dim, as torch counts them.
+        other: the tensor that it is compared with.
+        other_dim: the dim of that tensor. Where one of the two has no such dim, the constraint is met.
+
+    >>> from fusedops.constraints import SameSize
+    >>> SameSize("weight", -1, "x", -1).describe()
+    'weight: dim -1 of the size of dim -1 of x'
+    """
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def __init__(self, name: str, dim: int, other: str, other_dim: int) -> None:
+        super().__init__(name, other)
+        sizes = (integer("SameSize", name, dim), integer("SameSize", name, other_dim))
+        if sizes[0] is None or sizes[1] is None:
+            raise ValueError(f"SameSize({name!r}): got a dim of None, expected an int; to fix: give both dims")
+        self.dim, self.other_dim = sizes[0], sizes[1]
+
+    def expression(self, constants: dict[str, object]) -> str:
+        ranks = [dim + 1 if dim >= 0 else -dim for dim in (self.dim, self.other_dim)]
+        return (
+            f"{self.name}.dim() < {ranks[0]} or {self.other}.dim() < {ranks[1]} or "
+            f"{self.name}.shape[{self.dim}] == {self.other}.shape[{self.other_dim}]"
+        )
+
+    def accepts(self, tensor: Any, other: Any) -> bool:
+        return not self._applies(tensor, other) or possible(tensor.shape[self.dim] == other.shape[self.other_dim])
+
+    def _applies(self, tensor: Any, other: Any) -> bool:
+        return has_dim(tensor, self.dim) and has_dim(other, self.other_dim)
+
+    def rule(self) -> str:
+        return f"dim {self.dim} of the size of dim {self.other_dim} of {self.other}"
+
+    def given(self, tensor: Any, other: Any) -> str:
+        return f"{self.name} of shape {tuple(tensor.shape)} and {self.other} of {tuple(other.shape)}"
+
+    def needed(self, tensor: Any, other: Any) -> str:
+        return f"dim {self.dim} of {self.name} of the size of dim {self.other_dim} of {self.other}"
+
+    def fix_of(self, tensor: Any, other: Any) -> str:
+        return f"pass {self.name} with a dim {self.dim} of {other.shape[self.other_dim]}"
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        values = self.arguments(args)
+        if values is None or not self._applies(*values):
+            return None
+        return resized(values[0], self.dim, values[1].shape[self.other_dim])
+
+    def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        if self._applies(tensor, other):
+            size = other.shape[self.other_dim]
+            for each in (size, size + 1):
+                yield f"{self.name} dim {self.dim} = {each}", resized(tensor, self.dim, each)
+
+
+class LastDims(Beside):
+    """The shape of the tensor is that of the last ``count`` dimensions of ``other``, as a norm's weight (H,) is.
+
+    >>> from fusedops.constraints import LastDims
+    >>> LastDims("weight", "x").describe()
+    'weight: the shape of the last dim of x'
+    """
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def __init__(self, name: str, other: str, count: int = 1) -> None:
+        super().__init__(name, other)
+        if type(count) is not int or count < 1:
+            raise ValueError(
+                f"LastDims({name!r}): got count={count!r}, expected an int of at least 1; to fix: give one"
+            )
+        self.count = count
+
+    def expression(self, constants: dict[str, object]) -> str:
+        # of tuples of two lengths Python compares the sizes first, which would tie a traced call to them
+        return f"{self.name}.dim() == {self.count} and {self.name}.shape == {self.other}.shape[-{self.count} :]"
+
+    def accepts(self, tensor: Any, other: Any) -> bool:
+        return tensor.dim() == self.count and tensor.shape == other.shape[-self.count :]
+
+    def rule(self) -> str:
+        return f"the shape of the last {'dim' if self.count == 1 else f'{self.count} dims'} of {self.other}"
+
+    def needed(self, tensor: Any, other: Any) -> str:
+        return f"{self.rule()}, {tuple(other.shape[-self.count :])}"
+
+    def fix_of(self, tensor: Any, other: Any) -> str:
+        shape = tuple(other.shape[-self.count :])
+        return _with_shape(self.name, tensor, shape)
+
+    def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        if other.dim() < self.count:
+            return iter(())
+        shape = other.shape[-self.count :]
+        shapes = {shape, (1, *shape), (*shape[:-1], shape[-1] + 1), (*shape[:-1], 1)}
+        return self.shaped(tensor, sorted(shapes))
+
+
+class LeadingDims(Beside):
+    """The shape of the tensor is that of ``other`` without its last dimension, as a target has one class for each row.
+
+    >>> from fusedops.constraints import LeadingDims
+    >>> LeadingDims("target", "logits").describe()
+    'target: the shape of logits without its last dim'
+    """
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def expression(self, constants: dict[str, object]) -> str:
+        # the ranks first: see LastDims
+        return f"{self.name}.dim() == {self.other}.dim() - 1 and {self.name}.shape == {self.other}.shape[:-1]"
+
+    def accepts(self, tensor: Any, other: Any) -> bool:
+        return other.dim() > 0 and same_shape(tensor.shape, other.shape[:-1])
+
+    def rule(self) -> str:
+        return f"the shape of {self.other} without its last dim"
+
+    def needed(self, tensor: Any, other: Any) -> str:
+        return f"{self.rule()}, {tuple(other.shape[:-1])}"
+
+    def fix_of(self, tensor: Any, other: Any) -> str:
+        shape = tuple(other.shape[:-1])
+        if tuple(tensor.shape) == shape[:1] + tuple(other.shape[2:]):
+            return f"move the second dim of {self.other} to the end, as in {self.other}.movedim(1, -1)"
+        return _with_shape(self.name, tensor, shape)
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        values = self.arguments(args)
+        return None if values is None else values[0].replace(shape=tuple(values[1].shape[:-1]))
+
+    def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        if other.dim() == 0:
+            return iter(())
+        shape = other.shape[:-1]
+        shapes = {shape, (1, *shape), other.shape, (*shape[:-1], shape[-1] + 1) if shape else (2,)}
+        return self.shaped(tensor, sorted(shapes))
+
+
+class Packed(Beside):
+    """The tensor holds two of equal size in its last dim, which is even, where ``other`` is None.
+
+    >>> from fusedops.constraints import Packed
+    >>> Packed("gate", "up").describe()
+    'gate: an even last dim where up is None'
+    """
+
+    code = ReasonCode.SIZE
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"{self.other} is not None or ({self.name}.dim() > 0 and {self.name}.shape[-1] % 2 == 0)"
+
+    def arguments(self, args: Arguments) -> tuple[Any, ...] | None:
+        return (args[self.name], None) if args[self.name] is not None and args[self.other] is None else None
+
+    def accepts(self, tensor: Any, other: None) -> bool:
+        return tensor.dim() > 0 and tensor.shape[-1] % 2 == 0
+
+    def rule(self) -> str:
+        return f"an even last dim where {self.other} is None"
+
+    def given(self, tensor: Any, other: None) -> str:
+        return f"{self.name} of shape {tuple(tensor.shape)} and no {self.other}"
+
+    def needed(self, tensor: Any, other: None) -> str:
+        return f"an even last dim, which holds {self.name} and {self.other}"
+
+    def fix_of(self, tensor: Any, other: None) -> str:
+        return f"pass {self.other}, or pack it into {self.name}"
+
+    def values(self, tensor: TensorSpec, other: None) -> Iterator[tuple[str, TensorSpec]]:
+        return self.shaped(tensor, [(), *((*tensor.shape[:-1], size) for size in (0, 1, 2, 7, 8))])
+
+
+def _with_shape(name: str, tensor: Any, shape: tuple[int, ...]) -> str:
+    """Return the fix for a tensor that needs another shape: a view, if the number of elements is equal."""
+    return f"pass {name}.view{shape}" if tensor.numel() == prod(shape) else f"pass a {name} of shape {shape}"
