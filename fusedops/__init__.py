@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from fusedops._report.event import Stats as Stats
     from fusedops._report.mismatch import Mismatch as Mismatch
     from fusedops._report.mismatch import Verification as Verification
-    from fusedops._verify import verify as verify
+    from fusedops._verify.verify import verify as verify
     from fusedops._warm_up import warm_up as warm_up
     from fusedops.viewless import MakeViewlessTensor as MakeViewlessTensor
     from fusedops.viewless import assert_viewless_tensor as assert_viewless_tensor
@@ -99,7 +99,7 @@ _LAZY = {
     "tensor_cache": "tensor_cache",
     "testing": "testing",
     "unregister": "_plugins.registration",
-    "verify": "_verify",
+    "verify": "_verify.verify",
     "viewless": "viewless",
     "warm_up": "_warm_up",
 }

@@ -31,6 +31,7 @@ from fusedops.ops.rotary.rotary_embedding import rotary_embedding as rotary_embe
 from fusedops.ops.softmax.scaled_masked_softmax import OP as _SCALED_MASKED_SOFTMAX
 from fusedops.ops.softmax.scaled_masked_softmax import scaled_masked_softmax as scaled_masked_softmax
 
+# As fusedops.ops.attention is the function, import from the folder of this name: from fusedops.ops.attention import ...
 _OWN = (
     _ADD_LAYER_NORM,
     _ADD_RMS_NORM,

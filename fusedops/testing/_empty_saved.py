@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
-from fusedops._result_form import empty_outputs
+from fusedops._verify.result_form import empty_outputs
 
 
 def empty_saved(op: Op, args: Sequence[Any]) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._plugins.record import PreparedKernel
 from fusedops._plugins.registry import registry
 from fusedops._report.direction import Direction
-from fusedops._result_form import empty_outputs
+from fusedops._verify.result_form import empty_outputs
 from fusedops.errors import InvalidInputError
 from fusedops.testing._calls import Call, dtype_name, followed, specs
 from fusedops.testing._empty_saved import empty_saved

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedops._dispatch.stats import stats
 from fusedops._report.direction import Direction
-from fusedops._result_form import is_dense
+from fusedops._verify.result_form import is_dense
 from fusedops.testing._calls import dtype_name
 
 

@@ -14,7 +14,7 @@ from fusedops._contract.op import Op
 from fusedops._dispatch.select import backward_plan, counted_call, plan_for, select
 from fusedops._policy.use import use
 from fusedops._report.direction import Direction
-from fusedops._result_form import empty_outputs, on_meta
+from fusedops._verify.result_form import empty_outputs, on_meta
 from fusedops.testing._empty_saved import empty_saved
 from fusedops.testing._expected import (
     Expected,

@@ -31,10 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (  # the lowest first; a name is a module 
     (
         "__init__",
         "_bind",
-        "_compare",
         "_explain",
-        "_result_form",
-        "_result_memory",
         "_verify",
         "_warm_up",
         "compat",

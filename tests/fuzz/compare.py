@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._compare import ratios
+from fusedops._verify.compare import ratios
 from fusedops._contract.op import Op
 from fusedops._plugins.registry import registry
 from fusedops.testing import assert_within, expected
