@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fusedops._bind import enter_watched, leave_watched
-from fusedops._verify.compare import difference, limits
 from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
 from fusedops._dispatch.decide import call_text
@@ -23,6 +22,7 @@ from fusedops._policy import context
 from fusedops._policy.context import ActivePolicy
 from fusedops._report.mismatch import Mismatch, Verification
 from fusedops._report.suggestion import unknown_name
+from fusedops._verify.compare import difference, limits
 from fusedops._verify.result_form import ResultForm, as_tuple, result_forms, wrong_forms
 from fusedops._verify.result_memory import Inputs, Results
 from fusedops.errors import FusedOpsWarning, InvalidInputError, MismatchError, PolicyError

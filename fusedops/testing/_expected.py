@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._verify.compare import difference, limits, within
 from fusedops._contract.op import Op
 from fusedops._contract.signature import with_floats
 from fusedops._contract.values import Tolerance
+from fusedops._verify.compare import difference, limits, within
 from fusedops._verify.result_form import empty_outputs
 from fusedops.testing._empty_saved import empty_saved
 

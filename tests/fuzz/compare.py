@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._verify.compare import ratios
 from fusedops._contract.op import Op
 from fusedops._plugins.registry import registry
+from fusedops._verify.compare import ratios
 from fusedops.testing import assert_within, expected
 
 _ORDINARY = 64.0  # magnitudes above are special numbers
