@@ -73,8 +73,9 @@ def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
         recognised_experts,
         lambda module: recognised_rotary(module, layouts),
     )
+    shared: dict[Replacement, Replacement] = {}
     for module in model.modules():
-        for outcome in (_forward_applied(module, chosen, recognisers), _loss_applied(module, chosen)):
+        for outcome in (_forward_applied(module, chosen, recognisers, shared), _loss_applied(module, chosen)):
             if outcome is not None:
                 outcomes[outcome] += 1
     outcomes += apply_attention(model, chosen)
@@ -100,8 +101,16 @@ def _name(model: Module) -> str:
     return type(getattr(model, "_orig_mod", model)).__name__
 
 
-def _forward_applied(module: Module, chosen: set[str], recognisers: Iterable[_Recogniser]) -> _Outcome | None:
-    """Replace a module's forward where an op computes the same; return what happened."""
+def _forward_applied(
+    module: Module,
+    chosen: set[str],
+    recognisers: Iterable[_Recogniser],
+    shared: dict[Replacement, Replacement],
+) -> _Outcome | None:
+    """Replace a module's forward where an op computes the same; return the outcome.
+
+    Equal replacements are one object in ``shared``: torch.compile then compiles the layers of a model once.
+    """
     name, already = own_class(module).__name__, replacement_of(module)
     if already is not None:
         return name, already.op, ""
@@ -112,7 +121,7 @@ def _forward_applied(module: Module, chosen: set[str], recognisers: Iterable[_Re
         if replacement is not None and replacement.op not in chosen:
             return name, "", f"ops has no {replacement.op}"
         if replacement is not None:
-            replace(module, replacement)
+            replace(module, shared.setdefault(replacement, replacement))
             return name, replacement.op, ""
     return None
 

@@ -19,7 +19,15 @@ from torch.nn import Dropout, Linear, Module, Parameter
 
 from fusedops import ops
 from fusedops.integrations.transformers._replacement import Replacement, own_class
-from fusedops.integrations.transformers._twin import called, is_replaced_elsewhere, near, numbers, parameters_of, twin
+from fusedops.integrations.transformers._twin import (
+    called,
+    is_replaced_elsewhere,
+    near,
+    numbers,
+    parameters_of,
+    twin,
+    without_hooks,
+)
 
 Packed = Literal["gate first", "up first", "interleaved"]
 
@@ -72,8 +80,8 @@ def recognised_gated(module: Module) -> Gated | str | None:
     >>> recognised_gated(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)))
     """
     parts = _Parts.of(module)
-    if parts is None:
-        return None
+    if parts is None or isinstance(parts, str):
+        return parts
     if is_replaced_elsewhere(module):
         return "another library has replaced its forward"
     arguments = parameters_of(own_class(module).forward)
@@ -92,11 +100,11 @@ class _Parts:
 
     linears: dict[str, tuple[int, int]]  # sizes of inputs and outputs
     dropouts: tuple[str, ...]
-    rest: dict[str, Module]  # without parameters: the activation
+    rest: dict[str, Module]  # copies of those without parameters: the activation
 
     @classmethod
-    def of(cls, module: Module) -> _Parts | None:
-        """Return the parts of what may be a gated MLP, or None."""
+    def of(cls, module: Module) -> _Parts | str | None:
+        """Return the parts of what may be a gated MLP, the reason why it cannot be compared, or None."""
         tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
         if isinstance(module, torch.jit.ScriptModule) or tensors:
             return None
@@ -113,7 +121,13 @@ class _Parts:
                 rest[name] = child
             else:
                 return None
-        return cls(linears, tuple(dropouts), rest) if len(linears) in (2, 3) and len(dropouts) <= 1 else None
+        if len(linears) not in (2, 3) or len(dropouts) > 1:
+            return None
+        copies = {name: without_hooks(child) for name, child in rest.items()}
+        failed = [name for name, copied in copies.items() if copied is None]
+        if failed:
+            return f"{failed[0]} cannot be copied, and is not called itself"
+        return cls(linears, tuple(dropouts), {name: each for name, each in copies.items() if each is not None})
 
 
 def _hypotheses(parts: _Parts) -> Iterator[Gated]:

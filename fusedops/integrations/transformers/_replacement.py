@@ -9,6 +9,7 @@ torch.nn.DataParallel, reads the weights of the original.
 from __future__ import annotations
 
 from functools import cache
+from types import MethodType
 from typing import Any, cast
 
 from torch.nn import Module
@@ -41,15 +42,23 @@ class Replaced:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the replacement; after its removal the module's own forward."""
-        settings = self._fusedops_replacement
-        if settings is None:  # a wrapper made its class of this one, as FSDP2 does, before the removal
-            return cast("Any", super()).forward(*args, **kwargs)
+        settings: Replacement | None = getattr(self, SETTINGS, None)
+        if settings is None:
+            return cast("Any", _after_removal(self))(*args, **kwargs)
         return settings.forward(self, *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         getstate = getattr(self, "__getstate__", None)  # of every object since Python 3.11
         state = self.__dict__ if getstate is None else getstate()
         return _rebuilt, (self._fusedops_original, self._fusedops_mixin), state
+
+
+def _after_removal(module: Any) -> Any:
+    """Return the module's own forward, for a call of the replacement's forward after its removal."""
+    if isinstance(module, Replaced):  # a wrapper made its class of this one, as FSDP2 does, before the removal
+        return super(Replaced, module).forward  # pyright: ignore[reportAttributeAccessIssue]
+    # a library kept the bound forward, as accelerate's hooks do; the instance's own `forward` may lead back to here
+    return MethodType(type(module).forward, module)
 
 
 def _rebuilt(original: type[Module], mixin: type[Replaced]) -> Any:

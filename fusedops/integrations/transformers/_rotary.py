@@ -75,7 +75,9 @@ class Rotary(Replacement):
             names[name] = _op_or_own(function, names[name])
         # torch.compile would look names up in the module of this name, and find the function that is replaced
         del names["__name__"]
-        copied = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
+        # torch.compile keeps compiled frames by code object, and their functions in the globals of the frame: functions
+        # that share a code object must share their globals, so the copy has a code object of its own
+        copied = FunctionType(own.__code__.replace(), names, own.__name__, own.__defaults__, own.__closure__)
         copied.__kwdefaults__ = own.__kwdefaults__
         object.__setattr__(self, "copied", copied)
 

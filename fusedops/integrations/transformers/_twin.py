@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from copy import copy as shallow
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops.integrations.transformers._replacement import own_class
+
+_HOOKS = frozenset(name for name in vars(Module()) if "_hooks" in name)
 
 
 class Raised:
@@ -44,14 +48,44 @@ def twin(
     children: Mapping[str, Module] | None = None,
     buffers: Mapping[str, Tensor | None] | None = None,
 ) -> Any:
-    """Return a module of the same class and attributes with other parameters, children and buffers, in eval mode."""
+    """Return a module of the same class and attributes with other parameters, children and buffers, in eval mode.
+
+    It has no hooks, and its own copies of the containers among the attributes: a call leaves the module unchanged.
+    """
     copy = object.__new__(own_class(module))
-    copy.__dict__.update(module.__dict__)
+    for name, value in module.__dict__.items():
+        if name in _HOOKS:
+            copy.__dict__[name] = type(value)()
+        else:
+            copy.__dict__[name] = shallow(value) if type(value) in (list, dict, set) else value
     copy.__dict__["_parameters"] = dict(parameters)
     copy.__dict__["_modules"] = dict(children or {})
     copy.__dict__["_buffers"] = dict(buffers or {})
     copy.__dict__["training"] = False
     return copy
+
+
+def without_hooks(module: Module) -> Module | None:
+    """Return a copy of a module without parameters, in the same mode, that shares neither its state nor its hooks.
+
+    None where the module cannot be copied.
+
+    >>> copy = without_hooks(torch.nn.GELU("tanh"))
+    >>> copy
+    GELU(approximate='tanh')
+    """
+    children: dict[str, Module] = {}
+    for name, child in module.named_children():
+        copied = without_hooks(child)
+        if copied is None:
+            return None
+        children[name] = copied
+    try:
+        alone = twin(module, {}, children)
+        alone.__dict__["training"] = module.training
+        return deepcopy(alone)
+    except Exception:  # any error of a foreign __deepcopy__ or of a state that cannot be copied, such as a lock
+        return None
 
 
 def called(function: Any, *args: Any, **kwargs: Any) -> Any:
