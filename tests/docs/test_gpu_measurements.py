@@ -20,7 +20,8 @@ from benchmarks.gpu import __main__ as program
 from benchmarks.gpu.steps import BROKEN
 
 SMALL = ["--device", "cpu", "--elements", "4096", "--seconds", "0.001", "--dtypes", "float32", "--modes", "forward",
-         "--sweep", "length", "--ops", "rms_norm", "--without", "torch.compile"]  # fmt: skip
+         "--sweep", "length", "--ops", "rms_norm", "--without", "torch.compile", "fusedops.triton", "--cases",
+         *(f"length {length}" for length in (64, 128, 256, 512, 1024, 4096))]  # fmt: skip
 
 
 def measured(out: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> int:

@@ -13,6 +13,7 @@ from repository import ROOT
 EXAMPLE = ROOT / "examples" / "minilm.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--softmax"]], ids=["attention", "softmax"])
 def test_the_embeddings_are_those_of_the_plain_model(options: list[str]) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -25,6 +25,7 @@ EXIT_CODES = {
 #: Commands that take long: they are run with these options too.
 SHORTER = {
     "fusedops bench": "--elements 4096 --seconds 0.001",
+    "fusedops bench --json": "bias_gelu --elements 4096 --seconds 0.001",
     "fusedops bench bias_gelu --dtype bf16 --elements 1048576": "--seconds 0.001",
     "fusedops check eager --op bias_gelu": "--elements 1024",
 }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
 from cpu_values import DTYPES, rounded
+from pairwise import pairwise
 from torch import Tensor
 
 import fusedops
@@ -35,12 +35,10 @@ def check(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, **options: Any)
         testing.assert_within(gradient, want.gradients[name], want.limits[f"gradient of {name}"], name)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("angle_dtype", DTYPES, ids=str)
-@every_pairing
+@pytest.mark.parametrize(("dtype", "angle_dtype", "interleaved"), pairwise(DTYPES, DTYPES, [False, True]))
 def test_sizes(dtype: torch.dtype, angle_dtype: torch.dtype, interleaved: bool) -> None:
     """Pairs that fill vectors and pairs that do not, one block and several."""
-    for width, positions, heads in itertools.product([2, 7, 16, 33, 64, 100], [1, 5, 700], [1, 3]):
+    for width, positions, heads in pairwise([2, 7, 16, 33, 64, 100], [1, 5, 700], [1, 3]):
         for pairs in {width // 2, width // 3, 0}:
             q, k = rounded((2, heads, positions, width), dtype), rounded((2, 1, positions, width), dtype, 1)
             cos, sin = rounded((2, positions, pairs), angle_dtype, 2), rounded((2, positions, pairs), angle_dtype, 3)
