@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fusedops import _native
+from fusedops._storages import check_storages, freed_error, is_freed
 
 __all__ = ["PackedCall", "PackedFunction", "packed_function", "results_of", "runner"]
 
@@ -94,15 +95,30 @@ def _value(field: Field) -> int | float:
         return field
     if field is None:
         return 0
-    if isinstance(field, tuple):
-        return field[0].data_ptr() + field[1]
-    # struct refuses what is no field
-    return field.data_ptr() if isinstance(field, Tensor) else field  # pyright: ignore[reportUnnecessaryIsInstance]
+    tensor, offset = field if isinstance(field, tuple) else (field, 0)
+    if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return tensor  # struct refuses what is no field
+    address = tensor.data_ptr()
+    if not address and is_freed(tensor):  # null is what the C function gets for None
+        raise freed_error("a compiled kernel", f"a tensor of shape {tuple(tensor.shape)}")
+    return address + offset
 
 
 def runner(launcher: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of the launcher's arguments that runs the call it packs, and returns the results."""
-    return _native.packed(launcher, PackedCall) or partial(_launch, launcher)
+    guarded = partial(_guarded, launcher)
+    return _native.packed(guarded, PackedCall) or partial(_launch, guarded)
+
+
+def _guarded(launcher: Callable[..., Any], *args: Any) -> Any:
+    """Call a launcher. Its copy of a tensor whose storage was freed is torch's error, which names no argument."""
+    try:
+        return launcher(*args)
+    except RuntimeError:
+        function = getattr(launcher, "__wrapped__", launcher)
+        names = getattr(getattr(function, "__code__", None), "co_varnames", ())
+        check_storages(getattr(function, "__name__", "a compiled kernel"), names, args)
+        raise
 
 
 def _launch(launcher: Callable[..., Any], *args: Any) -> Any:

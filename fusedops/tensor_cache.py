@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,21 @@ from torch.utils.weak import WeakTensorKeyDictionary
 __all__ = ["cached_for", "reuse"]
 
 T = TypeVar("T")
+
+
+class _Entry(NamedTuple):
+    """A value, and the tensor's version, storage and address of it when the value was computed."""
+
+    version: int
+    storage: torch.UntypedStorage
+    address: int
+    value: Any
+
+    def is_of(self, version: int, storage: torch.UntypedStorage) -> bool:
+        """Return True for the version and the storage of which the value is."""
+        same = self.storage._cdata == storage._cdata  # pyright: ignore[reportPrivateUsage]
+        return same and self.version == version and self.address == storage.data_ptr()
+
 
 _CAPACITY = 16  # values for a tensor and its views at a time; a buffer may be cut to another length at every step
 _block: ContextVar[WeakTensorKeyDictionary | None] = ContextVar("fusedops_reuse", default=None)
@@ -71,18 +86,18 @@ def cached_for(tensor: Tensor, key: Hashable, compute: Callable[[], T]) -> T:
     if values is None or tensor.is_inference():
         return compute()
     base = tensor._base
-    cached = cast("dict[Any, tuple[int, T]]", values.setdefault(tensor if base is None else base, {}))
-    version = tensor._version
-    # `mask.data = other` puts another storage below the same tensor without a new version
-    storage = tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
-    place = (key, tensor.dtype, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    cached = cast("dict[Any, _Entry]", values.setdefault(tensor if base is None else base, {}))
+    # `mask.data = other` puts another storage below the same tensor without a new version. The entry holds the storage,
+    # so that no other one gets its address
+    version, storage = tensor._version, tensor.untyped_storage()
+    place = (key, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
     entry = cached.get(place)
-    if entry is not None and entry[0] == version:
-        return entry[1]
+    if entry is not None and entry.is_of(version, storage):
+        return entry.value
     with torch.inference_mode(False):  # the value outlives the mode
         value = compute()
-    outdated = [old for old, (of_version, _) in list(cached.items()) if of_version != version]
+    outdated = [old for old, each in list(cached.items()) if not each.is_of(version, storage)]
     for old in outdated + list(cached)[: 1 - _CAPACITY]:
         cached.pop(old, None)
-    cached[place] = version, value
+    cached[place] = _Entry(version, storage, storage.data_ptr(), value)
     return value

@@ -36,7 +36,8 @@ def dropout_forward(
     residual = residual if residual is None else dense(residual)  # a local: a copy has to live until the call returns
     y = torch.empty_like(x)
     columns = 0 if bias is None else bias.numel()
-    seed, scale = (seed, 1 / (1 - p)) if limit else (None, 1.0)
+    seed = None if seed is None or not limit else dense(seed)
+    scale = 1 / (1 - p) if limit else 1.0
     fields = (x, bias, residual, y, seed, DTYPE_CODES[x.dtype], x.numel(), columns, limit, scale)
     return PackedCall(library().dropout_forward, fields, y)
 
@@ -81,6 +82,7 @@ def dropout_backward(
     if limit == _ALL or not grad.numel():
         return None if dx is None else dx.zero_(), None if dbias is None else dbias.zero_()
     columns = 0 if dbias is None else dbias.numel()
-    seed, scale = (seed, 1 / (1 - p)) if limit else (None, 1.0)
+    seed = None if seed is None or not limit else dense(seed)
+    scale = 1 / (1 - p) if limit else 1.0
     fields = (grad, dx, dbias, seed, DTYPE_CODES[grad.dtype], grad.numel(), columns, limit, scale)
     return PackedCall(library().dropout_backward, fields, (dx, dbias))

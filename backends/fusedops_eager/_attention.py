@@ -156,7 +156,7 @@ def attention_forward(
     if not lse.numel():
         return out, lse
     out5, lse4 = call.grouped(out), call.grouped(lse)
-    exact = not call.masks_some or bool(v.isfinite().all())
+    exact = not call.masks_some or v.is_meta or bool(v.isfinite().all())
     for parts in call.parts():
         keys, values = call.wide(k, parts[0]), call.wide(v, parts[0])
         for part in parts:

@@ -25,6 +25,7 @@ class BackwardCall:
 
     Attributes:
         tensors: picks the tensors that backward takes from ``(*arguments, *outputs, *saved values)`` of forward.
+        saved_places: the places of the saved values among these.
         values: picks what else backward takes from the op's arguments: numbers, texts, dtypes.
         arguments_of: orders ``(*grads, *tensors, *values, needs)`` as the parameters of backward.
 
@@ -73,6 +74,7 @@ class BackwardCall:
         self.outputs = tuple(outputs)
         is_tensor = {*tensors, *outputs, *saved_names}
         self.kept_tensors = tuple(name for name in kept if name in is_tensor)
+        self.saved_places = tuple(at for at, name in enumerate(self.kept_tensors) if name in saved_names)
         scalars = [name for name in kept if name in parameters and name not in is_tensor]
         self.tensors = _getter([at_hand.index(name) for name in self.kept_tensors])
         self._scalar_names = scalars

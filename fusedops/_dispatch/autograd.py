@@ -25,6 +25,9 @@ from torch._functorch.utils import (
 )
 from torch.autograd import forward_ad
 
+from fusedops._dispatch.batched import run_batched
+from fusedops._dispatch.held import is_held
+from fusedops._dispatch.saved_sizes import changed_error, have_changed, sizes_of
 from fusedops._dispatch.select import backward_plan, counted_call, select
 
 if TYPE_CHECKING:
@@ -43,24 +46,26 @@ class OpFunction(torch.autograd.Function):
         ctx.rest = backward, parts.values(args)
         # a hook may keep the tensors that it is given
         ctx.reuse = parts.reuses and _saved_tensors_hooks(True) is None  # pyright: ignore[reportUnnecessaryComparison]
-        if op.saved:
-            results = counted_call(kernel)(*args, True)
-            ctx.save_for_backward(*parts.tensors((*args, *results)))
-            return op.outputs_of(results)
-        results = counted_call(kernel)(*args)
-        ctx.save_for_backward(*parts.tensors((*args, results) if op.single else (*args, *results)))
-        return results
+        results = counted_call(kernel)(*args, True) if op.saved else counted_call(kernel)(*args)
+        tensors = parts.tensors((*args, results) if op.single and not op.saved else (*args, *results))
+        ctx.save_for_backward(*tensors)
+        ctx.sizes = sizes_of(tensors)
+        return op.outputs_of(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         backward, values = cast("tuple[PreparedKernel, tuple[Any, ...]]", ctx.rest)
         op, wanted, tensors = backward.op, ctx.needs_input_grad[2:], ctx.saved_tensors
+        if have_changed(tensors, ctx.sizes, grads[0]):
+            raise changed_error(op, tensors, ctx.sizes, grads[0])
         # create_graph=True, a batched or a dual gradient: a kernel's result has no graph, no batch and no tangent
-        if torch.is_grad_enabled() or transformed() or is_legacy_batchedtensor(grads[0]):
+        batched = any(map(is_legacy_batchedtensor, grads))
+        if torch.is_grad_enabled() or transformed() or batched:
             tensors = op.backward_call.differentiable_tensors(tensors, values)
-            run, reuse = partial(_run_reference, op), False
+            run, reuse = partial(run_batched if batched else _run_reference, op), False
         else:
-            run, reuse = partial(_run_kernel, backward), ctx.reuse and not _graph_is_kept()
+            run = partial(_run_kernel, backward)
+            reuse = ctx.reuse and not _graph_is_kept() and not is_held(ctx, tensors, op.backward_call.saved_places)
         return None, None, *op.backward_call.gradients(grads, tensors, values, wanted, run, reuse=reuse)
 
 

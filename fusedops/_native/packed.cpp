@@ -52,10 +52,14 @@ struct Launcher {
   Object *launcher, *packed_call;  // packed_call: the type
 };
 
-// Sets the address of a tensor's first element. False for what has none, without an exception.
+// Sets the address of a tensor's first element. False for what has none, without an exception: a tensor with elements
+// whose storage was freed has the address null, which is that of None for a C function.
 bool address_of(const Argument& tensor, void** address) {
   void* implementation = tensor.implementation;
-  return !torch.data_ptr(&implementation, address);
+  if (torch.data_ptr(&implementation, address)) return false;
+  bool is_empty = false;
+  for (int64_t i = 0; !*address && i < tensor.dim; i++) is_empty |= !tensor.sizes[i];
+  return *address || is_empty;
 }
 
 int place_of(Object* object, Object* const* objects, Size count) {

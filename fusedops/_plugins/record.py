@@ -15,8 +15,9 @@ from fusedops._contract.backend import Backend, Unavailable
 from fusedops._contract.constraint import compile_check
 from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
-from fusedops._report.direction import Direction
+from fusedops._report.direction import Direction, call_name
 from fusedops._report.reason import Reason, ReasonCode
+from fusedops._storages import with_check
 from fusedops.errors import PluginError
 
 State = Literal["ready", "unavailable", "failed"]
@@ -50,6 +51,9 @@ class PreparedKernel:
         )
         self.unconditional = not kernel.constraints
         self.call = kernel.call
+        if not kernel.checks_storages:
+            types = op.types if kernel.direction == "forward" else op.backward_types
+            self.call = with_check(kernel.call, call_name(op.name, kernel.direction), types)
         self.count: Iterator[int] = itertools.count()
 
     def with_call(self, call: Callable[..., Any]) -> PreparedKernel:

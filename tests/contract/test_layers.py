@@ -21,7 +21,7 @@ CORE = pathlib.Path(fusedops.__file__).parent
 TOP = "the rest"
 LAYERS: tuple[tuple[str, ...], ...] = (  # the lowest first; a name is a module or a package of fusedops
     ("_native", "_report", "_version"),
-    ("errors", "packed_call"),
+    ("_storages", "errors", "packed_call"),
     ("_contract",),
     ("constraints", "masks", "tensor_cache", "viewless", "philox"),
     ("_plugins",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -148,3 +149,14 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_data_that_is_assigned_again_and_again_is_noticed() -> None:
+    """A storage that nothing holds is freed, and its address is that of a later one."""
+    generator = random.Random(0)
+    with tensor_cache.reuse():
+        mask = torch.tensor([True, False])
+        for _ in range(500):
+            value = generator.random() < 0.5
+            mask.data = torch.tensor([value, value])
+            assert tensor_cache.cached_for(mask, "any", lambda: bool(mask.any())) is value

@@ -95,6 +95,42 @@ def test_batched_gradients_are_those_of_a_loop(op: str, way: Way, backend: str) 
         close(found, torch.stack([grads[place] for grads in each]))
 
 
+@on_backends("eager", "cpu")
+def test_batched_gradients_of_one_output_alone(op: str, backend: str) -> None:
+    tensors = [tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs(op)]
+    tensors = growing(op, tensors)
+    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    with fusedops.use(f"{backend},eager", fallback="silent"):
+        for y in outputs(public(op)(*tensors)):
+            if not y.requires_grad:
+                continue
+            several = torch.randn(3, *y.shape)
+            options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+            got = torch.autograd.grad(y, wanted, several, is_grads_batched=True, **options)
+            each = [torch.autograd.grad(y, wanted, grad, **options) for grad in several]
+            for place, found in enumerate(got):
+                want = torch.stack([grads[place] for grads in each])
+                torch.testing.assert_close(found, want, atol=1e-4, rtol=1e-4)
+
+
+INTERLEAVED: dict[str, Callable[[Tensor], Any]] = {
+    "swiglu": lambda x: fusedops.swiglu(x, interleaved=True),
+    "geglu": lambda x: fusedops.geglu(x, interleaved=True),
+    "rotary": lambda x: fusedops.rotary_embedding(x[None], x[None], x[0, :, :2], x[0, :, :2], interleaved=True)[1],
+    "lse": lambda x: fusedops.attention(x[None], x[None], x[None], causal=True, return_lse=True)[1],
+}
+
+
+@pytest.mark.parametrize("function", INTERLEAVED.values(), ids=INTERLEAVED)
+def test_batched_gradients_of_other_layouts(function: Callable[[Tensor], Any]) -> None:
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    y = function(x)
+    several = torch.randn(3, *y.shape)
+    (got,) = torch.autograd.grad(y, x, several, is_grads_batched=True, retain_graph=True)
+    want = torch.stack([torch.autograd.grad(y, x, grad, retain_graph=True)[0] for grad in several])
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
 @every_op
 @every_way
 def test_only_the_gradients_that_are_wanted_are_computed(op: str, way: Way) -> None:

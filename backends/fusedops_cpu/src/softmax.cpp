@@ -185,6 +185,10 @@ Status backward(const SoftmaxBackward& call) {
       });
       int64_t written = written_of_row(n, sk);
       if (written < sk) memset((void*)(d + written), 0, (sk - written) * sizeof(T));
+      // (grad - dot) * 0, where causal masks too, is NaN in a row with NaN
+      if (__builtin_expect(dot - dot != 0, 0)) {
+        each_of_row(sk - n, sk - n, [&](int64_t j, auto lanes) { store(d + n + j, all(NOT_A_NUMBER), lanes); });
+      }
     }
   });
   return OK;

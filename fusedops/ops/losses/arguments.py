@@ -15,6 +15,7 @@ from fusedops import _native
 from fusedops._contract.constraint import Constraint, shown
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._dispatch.autograd import transformed
+from fusedops._storages import freed_error, is_freed
 from fusedops.constraints import (
     Classes,
     Finite,
@@ -91,12 +92,17 @@ def check_targets(name: str, target: Tensor, ignore_index: int, classes: int) ->
     """
     if is_dynamo_compiling() or jit_tracing() or transformed():
         return
-    if type(target) is not Tensor or _within(target, classes):
+    if type(target) is not Tensor:
+        return
+    # a view that stands for its negative has other numbers than its memory
+    if not target.is_neg() and _within(target, classes):
         return
     if not target.is_cpu or target.numel() == 0:
         return
     if torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
         return
+    if is_freed(target):
+        raise freed_error(name, "target")
     low, high = (int(bound) for bound in torch.aminmax(target))
     if low >= 0 and high < classes:
         return

@@ -1,0 +1,73 @@
+"""Tensors of kinds that calls rarely have: on the meta device, with the negative bit, with NaN, of a graph to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusedops
+from fusedops import InvalidInputError
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (1, 1)}, {"mask": True}], ids=str)
+def test_attention_of_meta_tensors(options: dict[str, Any]) -> None:
+    q = torch.empty(1, 2, 4, 8, device="meta")
+    if "mask" in options:
+        options = {"mask": torch.zeros(4, 4, dtype=torch.bool, device="meta")}
+    y = fusedops.attention(q, q, q, **options)
+    assert y.is_meta
+    assert y.shape == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_a_seed_with_the_negative_bit(backend: str) -> None:
+    seed, x, bias = torch._neg_view(torch.tensor([3])), torch.ones(4, 64), torch.zeros(64, requires_grad=True)
+    want = fusedops.bias_dropout(x, bias, 0.5, seed=-3, backend=backend)
+    got = fusedops.bias_dropout(x, bias, 0.5, seed=seed, backend=backend)
+    assert torch.equal(got, want)
+    assert torch.equal(*(torch.autograd.grad(y.sum(), bias)[0] for y in (got, want)))
+
+
+def test_targets_with_the_negative_bit() -> None:
+    target, logits, weight = torch._neg_view(torch.tensor([1, 2, 3])), torch.randn(3, 5), torch.randn(5, 5)
+    with pytest.raises(InvalidInputError, match="got target -1"):
+        fusedops.cross_entropy(logits, target)
+    with pytest.raises(InvalidInputError, match="got target -1"):
+        fusedops.linear_cross_entropy(logits, weight, target)
+    twice = torch._neg_view(torch.tensor([-1, -2, -3]))
+    assert torch.equal(fusedops.cross_entropy(logits, twice), fusedops.cross_entropy(logits, twice.resolve_neg()))
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf")])
+@pytest.mark.parametrize("width", [4, 3, 67])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_row_with_nan_under_causal(width: int, special: float, dtype: torch.dtype) -> None:
+    x = torch.randn(width, width, dtype=dtype)
+    x[1, 0] = special
+    gradients: list[Tensor] = []
+    for backend in ("cpu", "eager"):
+        given = x.clone().requires_grad_()
+        y = fusedops.scaled_masked_softmax(given, causal=True, backend=backend)
+        gradients += torch.autograd.grad(y, given, torch.ones_like(y))
+    assert gradients[0][1].isnan().all()
+    torch.testing.assert_close(*gradients, equal_nan=True, atol=1e-2, rtol=1e-2)
+
+
+Traced = tuple[Callable[..., Any], tuple[Any, ...]]
+FX: dict[str, Traced] = {
+    "seed": (lambda x, seed: fusedops.bias_dropout(x, None, 0.5, seed=seed), (torch.ones(4, 8), torch.tensor([3]))),
+    "seed of the add form": (
+        lambda x, seed: fusedops.bias_dropout_add(x, None, x, 0.5, seed=seed),
+        (torch.ones(4, 8), torch.tensor([3])),
+    ),
+    "module": (fusedops.nn.BiasDropoutAdd(0.0), (torch.ones(4, 8), torch.ones(8), torch.ones(4, 8))),
+}
+
+
+@pytest.mark.parametrize(("function", "args"), FX.values(), ids=FX)
+def test_fx_graphs_have_seeds(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    assert torch.equal(torch.fx.symbolic_trace(function)(*args), function(*args))
