@@ -3,6 +3,9 @@
 The kernel does nothing (it returns its input), so the figure is the cost of selection and argument checks, and not the
 difference of two larger numbers. The eager kernel, through fusedops and called directly, is printed for comparison.
 
+The registered route (``torch.ops.fusedops``) stands beside the plain one, for rms_norm of (4, 64). A compiled graph
+calls the last pair of ops, below autograd: forward with saved values, and backward.
+
 Absolute times differ between machines, so each row also has the ratio to ``torch.mul`` on the same tensor in the same
 run. Usage: python benchmarks/overhead.py
 """
@@ -23,18 +26,51 @@ from fusedops._plugins.registry import registry
 CALLS, ROUNDS = 5000, 41
 
 
-def cost(functions: list[Callable[[], Any]]) -> list[float]:
+def cost(functions: list[Callable[[], Any]], calls: int = CALLS) -> list[float]:
     """Return the us per call of each function: the median of rounds. Functions take turns, so noise affects all."""
     rounds: list[list[float]] = [[] for _ in functions]
     for _ in range(ROUNDS):
         for times, function in zip(rounds, functions):
-            times.append(timeit.timeit(function, number=CALLS) / CALLS * 1e6)
+            times.append(timeit.timeit(function, number=calls) / calls * 1e6)
     return [statistics.median(times) for times in rounds]
 
 
 def direct_nothing(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """Return x: a kernel that does no work."""
     return x
+
+
+def registered_route() -> None:
+    """Print what rms_norm costs by the plain route, by the registered one, and as a compiled graph calls it."""
+    x, weight, grad = torch.randn(4, 64), torch.randn(64), torch.randn(4, 64)
+    leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+    plain: Any = fusedops.rms_norm
+    plain(x, weight)
+    op = fusedops.ops.OPS["rms_norm"]
+    registered = torch.ops.fusedops.rms_norm.default
+    with_saved = torch.ops.fusedops.rms_norm_with_saved.default
+    backward = torch.ops.fusedops.rms_norm_backward.default
+    args = (1e-6, 0.0)
+
+    def gradients(function: Callable[..., Any]) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(function(*leaves, *args[:1]), leaves, grad)
+
+    def graph() -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            results = with_saved(x, weight, *args)
+            return backward(*op.backward_arguments((grad,), results, (x, weight, *args), (True, True)))
+
+    functions: list[Callable[[], Any]] = [
+        lambda: plain(x, weight, 1e-6), lambda: registered(x, weight, *args),
+        gradients(plain), gradients(registered), graph,
+    ]  # fmt: skip
+    forward, forward_registered, both, both_registered, compiled = cost(functions, 500)
+    print("rms_norm of (4, 64), float32, the backend that the policy selects")
+    added = forward_registered - forward
+    print(f"no gradient: {forward:.2f} us plain, {forward_registered:.2f} us registered, {added:.2f} us more")
+    ratio = both_registered / both
+    print(f"forward and backward: {both:.1f} us plain, {both_registered:.1f} us registered, {ratio:.2f} times")
+    print(f"the two ops of a compiled graph, below autograd: {compiled:.1f} us")
 
 
 nothing = fusedops.kernel("scaled_masked_softmax")(direct_nothing)
@@ -82,6 +118,7 @@ def main() -> None:
     through, direct = cost([lambda: softmax(x, None, 0.5), lambda: eager(x, None, 0.5, False)])
     print(f"the eager kernel, no mask: {through:.2f} us through fusedops, {direct:.2f} us directly")
     print(f"torch.mul(x, x): {mul:.2f} us")
+    registered_route()
 
 
 if __name__ == "__main__":

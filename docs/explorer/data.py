@@ -114,7 +114,7 @@ def _op(op: Op, records: Sequence[Record], formulas: Formulas) -> dict[str, Any]
         "summary": (inspect.getdoc(op.function) or "").partition("\n")[0],
         "parameters": [_parameter(op, name, first) for name in op.parameters],
         "float_places": list(op.float_places),
-        "conditions": [_constraint(each) for each in op.conditions()],
+        "conditions": [_constraint(each) for each in op.conditions],
         "complete": None if op.complete is None else formulas.add(op.complete),
         "output_dtype": None if op._output_dtype is None else formulas.add(op._output_dtype),
         "min_bytes": formulas.add(op.min_bytes),

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fusedops._contract.constraint import Arguments, Constraint, is_tensor
+from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
 
 TENSOR_TYPES = frozenset((Tensor, Parameter))
@@ -55,6 +56,20 @@ class PlainTensor(Constraint):
 
     def describe(self) -> str:
         return f"{self.name}: a tensor{'' if self.required else ' or None'}"
+
+
+class AnyTensor(PlainTensor):
+    """The argument is a tensor of any kind, such as a fake one or a DTensor, or a TensorSpec.
+
+    Args:
+        name: the argument.
+        required: False where it may be None.
+    """
+
+    def expression(self, constants: dict[str, object]) -> str:
+        constants["any_tensor"] = (Tensor, TensorSpec)
+        is_none = "" if self.required else f"{self.name} is None or "
+        return f"{is_none}isinstance({self.name}, any_tensor)"
 
 
 class PlainFloat(Constraint):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -20,6 +19,8 @@ from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
 from fusedops.constraints import Floating, SameShape
 from fusedops.errors import InvalidInputError
+
+_MOST_KEPT = 256  # results of an op's check; a model with more shapes begins again
 
 
 class BackwardCheck:
@@ -36,23 +37,40 @@ class BackwardCheck:
 
     def __init__(self, op: Op) -> None:
         self._op = op
-        # the check is a function of shapes, dtypes, devices and numbers: a training loop has few of them
-        self._reason = lru_cache(256, typed=True)(partial(_reason, op))
+        # the check depends on shapes, dtypes, devices and numbers alone: a training loop has few of them
+        self._reasons: dict[tuple[Any, ...], Reason | None] = {}
 
     def __call__(self, args: Sequence[Any]) -> None:
         """Raise InvalidInputError unless the arguments belong to a valid call. Symbolic sizes are not checked."""
-        described: list[Any] = []
-        for name, arg in zip(self._op.backward_parameters, args):
-            if not isinstance(arg, Tensor):
-                described.append(tuple(arg) if isinstance(arg, list) else arg)  # pyright: ignore[reportUnknownArgumentType]
-                continue
-            if arg.layout is not torch.strided:
-                fix = f"convert it, as in {name}.to_dense()"
-                self._raise(Reason(ReasonCode.LAYOUT, f"{name} of layout {arg.layout}", "a strided tensor", fix))
-            described.append(TensorSpec.of(arg))
-        reason = self._reason(*described)
+        key: list[Any] = []
+        for arg in args:  # raw metadata: a TensorSpec for each tensor takes 20 us
+            if isinstance(arg, Tensor):
+                key += arg.shape, arg.dtype, arg.device, arg.layout
+            elif isinstance(arg, list):
+                key.append(tuple(arg))  # pyright: ignore[reportUnknownArgumentType]
+            else:
+                key += type(arg), arg  # 1, 1.0 and True are equal, and different arguments
+        known = tuple(key)
+        try:
+            reason = self._reasons[known]
+        except KeyError:
+            if len(self._reasons) >= _MOST_KEPT:
+                self._reasons.clear()
+            reason = self._reasons[known] = self._compute(args)
         if reason is not None:
             self._raise(reason)
+
+    def _compute(self, args: Sequence[Any]) -> Reason | None:
+        """Return why the arguments belong to no valid call, or None."""
+        described: list[Any] = []
+        for name, arg in zip(self._op.backward_parameters, args):
+            if isinstance(arg, Tensor):
+                if arg.layout is not torch.strided:
+                    fix = f"convert it, as in {name}.to_dense()"
+                    return Reason(ReasonCode.LAYOUT, f"{name} of layout {arg.layout}", "a strided tensor", fix)
+                arg = TensorSpec.of(arg)
+            described.append(tuple(arg) if isinstance(arg, list) else arg)  # pyright: ignore[reportUnknownArgumentType]
+        return _reason(self._op, *described)
 
     def _raise(self, reason: Reason) -> None:
         raise InvalidInputError(f"{self._op.name}_backward: {reason}")
@@ -98,7 +116,7 @@ def _forward(op: Op, given: Mapping[str, Any]) -> dict[str, Any]:
         dtype = given.get(f"{name}_dtype", first.dtype)
         if name in given:
             known[name] = given[name]
-        elif name in grad_of:  # an empty one of one dim is that of an output that the call does not have
+        elif name in grad_of:  # shape (0,) marks an absent output
             known[name] = None if grad_of[name].shape == (0,) else grad_of[name]
         elif name in (op.parameters[0], op.passed_through):
             known[name] = first.replace(dtype=dtype)

@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from sys import modules
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library.autograd import (  # what torch.library.register_autograd is made of
-    Info,
-    make_autograd_impl,  # pyright: ignore[reportUnknownVariableType]
+from torch._C import (
+    _len_torch_dispatch_stack as dispatch_modes,  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue,reportUnknownVariableType]
 )
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.compiler import is_dynamo_compiling
 
 from fusedops._contract.op import Op
+from fusedops._contract.plain_argument import TENSOR_TYPES
 from fusedops._contract.signature import float_places
 from fusedops._dispatch.autograd import transformed
-from fusedops._dispatch.registered_kernels import whole_arguments
-from fusedops._dispatch.registered_numbers import as_tensors, has_symbolic_numbers
+from fusedops._dispatch.registered_kernels import BackwardKernels, ForwardKernels, whole_arguments
+from fusedops._dispatch.registered_numbers import NumberTensors, as_tensors, has_symbolic_numbers
 from fusedops._policy import context
 
+Kernels = ForwardKernels | BackwardKernels | NumberTensors
+# the arguments of a registered op's Function before those of the op
+_BEFORE_ARGS = 2
 
-def autograd_of(op: Op, numbers: bool = False) -> tuple[Callable[..., Any], Callable[..., None]]:
+
+def autograd_of(
+    op: Op, backward: BackwardKernels, numbers: bool = False
+) -> tuple[Callable[..., Any], Callable[..., None]]:
     """Return the backward and the setup_context of the registered op (with its saved values, where it has some).
 
     Args:
         op: the op.
+        backward: serves gradients of plain tensors.
         numbers: True for its overload ``numbers``, whose floats are tensors.
     """
     parts = op.backward_call
     overload = "numbers" if numbers and float_places(op.backward_types) else "default"
     required = [value.name for value in op.saved if not value.optional]
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
-        ctx.backend, ctx.block = keyword_only_inputs["backend"], context.frame.get()
+    def keep(ctx: Any, inputs: tuple[Any, ...], backend: str | None, output: Any) -> None:
+        ctx.backend = backend
+        ctx.block = context.frame.get()
         inputs = whole_arguments(op, inputs)
         results = [output] if op.single and not op.saved else list(output)
         saved = iter(results[len(op.outputs) :])
@@ -48,13 +56,20 @@ def autograd_of(op: Op, numbers: bool = False) -> tuple[Callable[..., Any], Call
 
     def differentiate(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         # arguments left out of the call are not in needs_input_grad
-        wanted = (*ctx.needs_input_grad, *[False] * len(op.parameters))[: len(op.parameters)]
+        wanted = (*ctx.needs_input_grad[_BEFORE_ARGS:], *[False] * len(op.parameters))[: len(op.parameters)]
         function = getattr(getattr(torch.ops.fusedops, f"{op.name}_backward"), overload)
 
         def run(args: tuple[Any, ...]) -> Any:
-            # backward may run on another thread, or after `with use(...)` has ended. Compiled autograd cannot trace it
-            with nullcontext() if is_dynamo_compiling() else context.within(ctx.block):
+            if is_dynamo_compiling():  # compiled autograd, which cannot trace the blocks below
                 return function(*args, backend=ctx.backend)
+            # backward may run on another thread, or after `with use(...)` has ended
+            with context.within(ctx.block):
+                if torch.is_grad_enabled() or transformed() or any(map(is_legacy_batchedtensor, args[: len(grads)])):
+                    return function(*args, backend=ctx.backend)
+                if not numbers and is_direct(args):  # autograd has checked the gradients
+                    return backward.serve(args, ctx.backend)
+                with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage]
+                    return function(*args, backend=ctx.backend)  # the Autograd key would only pass the call on
 
         tensors, values = ctx.saved_tensors, ctx.rest
         of_outputs = list(grads[: len(op.outputs)])
@@ -87,27 +102,96 @@ def _zeros_of(y: Tensor) -> Callable[[], Tensor]:
     return partial(torch.zeros, tuple(y.shape), dtype=y.dtype, device=y.device)
 
 
+def is_direct(args: Sequence[Any]) -> bool:
+    """Return True if torch's dispatcher would pass a call below autograd to a kernel unchanged, which takes 10 us.
+
+    It has something to do with subclasses (DTensor, fake and functional tensors), meta tensors and in dispatch modes.
+    """
+    if dispatch_modes():
+        return False
+    for arg in args:
+        if isinstance(arg, Tensor) and (type(arg) not in TENSOR_TYPES or arg.is_meta):
+            return False
+    return True
+
+
+def _function_of(
+    name: str,
+    overload: str,
+    differentiate: Callable[..., Any],
+    keep: Callable[..., None],
+    run: Callable[..., Any],
+) -> Any:
+    """Return the autograd Function whose forward is a registered op, called below autograd.
+
+    It is what torch.library.register_autograd makes, without its reading of the schema in each call, which takes 20 us.
+    """
+    function = getattr(getattr(torch.ops.fusedops, name), overload)
+
+    def forward(ctx: Any, keys: Any, backend: str | None, *args: Any) -> Any:
+        output = run(*args, backend=backend) if is_direct(args) else _below_autograd(function, keys, args, backend)
+        keep(ctx, args, backend, output)
+        return output
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return (*[None] * _BEFORE_ARGS, *differentiate(ctx, *grads))
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(name, (torch.autograd.Function,), methods)
+
+
+def _below_autograd(function: Any, keys: Any, args: tuple[Any, ...], backend: str | None) -> Any:
+    """Call a registered op for the keys after autograd's."""
+    with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage]
+        after = keys & torch._C._after_autograd_keyset  # pyright: ignore[reportPrivateUsage]
+        return function.redispatch(after, *args, backend=backend)
+
+
 def autograd_kernel(
     name: str,
-    reference: Callable[..., Any],
+    kernels: Kernels,
     differentiate: Callable[..., Any],
     keep: Callable[..., None],
     prepare: Callable[[], None],
     overload: str = "default",
+    saving: tuple[str, Kernels] | None = None,
+    outputs_of: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
     """Return the kernel for the Autograd key.
 
     torch's autograd of registered ops refuses torch.func.grad, and drops a forward-mode tangent without an error:
     there, and under vmap, the op becomes its reference. torch.compile traces through transforms in the same way.
-    """
-    made: list[Callable[..., Any]] = []
 
-    def autograd(keys: Any, *args: Any, **backend: Any) -> Any:
-        if not made:  # at the first call: it needs the op's overload, and costs 0.2 ms
-            function = getattr(getattr(torch.ops.fusedops, name), overload)
-            made.append(cast("Callable[..., Any]", make_autograd_impl(function, Info(differentiate, keep))))
+    Args:
+        name: the registered op.
+        kernels: its computations.
+        differentiate: the backward of its Function.
+        keep: saves for backward what a call of the op, or of ``saving``, was called with and returned.
+        prepare: makes sure that the op is registered.
+        overload: of the op.
+        saving: the registered op that is called where a gradient is wanted, and its computations. None: the op itself.
+        outputs_of: picks the op's results from those of ``saving``.
+    """
+
+    @cache  # at the first call: it needs the op's overload, and creating a Function takes 0.2 ms
+    def applied() -> Any:
+        called, computations = saving or (name, kernels)
+        return _function_of(called, overload, differentiate, keep, computations.run).apply
+
+    @cache
+    def function() -> Any:
+        return getattr(getattr(torch.ops.fusedops, name), overload)
+
+    def autograd(keys: Any, *args: Any, backend: str | None = None) -> Any:
         prepare()
-        return reference(*args) if transformed() else made[0](keys, *args, **backend)
+        if transformed():
+            return kernels.reference(*args)
+        if torch.is_grad_enabled():
+            for arg in args:
+                if isinstance(arg, Tensor) and arg.requires_grad:
+                    results: Any = applied()(keys, backend, *args)
+                    return results if outputs_of is None else outputs_of(results)
+        return _below_autograd(function(), keys, args, backend)
 
     return autograd
 
@@ -134,27 +218,7 @@ def _is_distributed(args: Sequence[Any]) -> bool:
     return distributed is not None and any(isinstance(arg, distributed.DTensor) for arg in args)
 
 
-def autograd_through_saved(
-    op: Op, reference: Callable[..., Any], prepare: Callable[[], None], name: str = "default"
-) -> Callable[..., Any]:
-    """Return the Autograd kernel of an op with saved values: ``<op>_with_saved`` where a gradient is wanted."""
-
-    def autograd(keys: Any, *args: Any, **backend: Any) -> Any:
-        prepare()
-        if transformed():
-            return reference(*args)
-        wanted = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
-        if torch.is_grad_enabled() and wanted:
-            results = getattr(getattr(torch.ops.fusedops, f"{op.name}_with_saved"), name)(*args, **backend)
-            return op.outputs_of(results)
-        with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage]
-            overload = getattr(getattr(torch.ops.fusedops, op.name), name)
-            return overload.redispatch(keys & torch._C._after_autograd_keyset, *args, **backend)  # pyright: ignore[reportPrivateUsage]
-
-    return autograd
-
-
-def keep_everything(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+def keep_everything(ctx: Any, inputs: tuple[Any, ...], backend: str | None, output: Any) -> None:
     ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
     ctx.rest = [None if isinstance(value, Tensor) else (value,) for value in inputs]
 

@@ -38,7 +38,9 @@ class ForwardKernels:
         if not self._save:
             return _as_fake(op.outputs_of(function(*args, False)) if op.saved else function(*args))
         # of tensors that require no gradient, so that the kernel computes every saved value, as fake() has them
-        results = function(*(arg.detach() if isinstance(arg, Tensor) else arg for arg in args), True)
+        results = function(
+            *[arg.detach() if isinstance(arg, Tensor) and arg.requires_grad else arg for arg in args], True
+        )
         # a traced graph keeps no optional saved values: they may be None
         count = len(op.outputs)
         saved = [value for value, declared in zip(results[count:], op.saved) if not declared.optional]
@@ -83,13 +85,19 @@ class BackwardKernels:
     def run(self, *args: Any, backend: str | None = None) -> Any:
         """Serve a gradient, by the first backend of the order: which backend ran forward is not known."""
         self._check(args)
-        args = with_floats(args, self._places)
-        plan = plan_for(self._op, args[0], backend)
-        after = backward_plan(plan, plan.first.backend if plan.first else "")
-        gradients = _without_none(counted_call(select(after, args))(*args), args[0])
+        gradients = _without_none(self.serve(args, backend), args[0])
         if isinstance(gradients, Tensor):
             return _as_fake(gradients.contiguous())
-        return _as_fake(tuple(gradient.contiguous() for gradient in gradients))  # a kernel may order the dims otherwise
+        # a kernel may order the dims otherwise
+        return _as_fake(tuple([gradient.contiguous() for gradient in gradients]))
+
+    def serve(self, args: tuple[Any, ...], backend: str | None) -> Any:
+        """Return what the kernel returns for a valid call: None for each gradient that is not wanted."""
+        # torch passes a bool[] as a list; a tuple, as on the plain route, is what the cpu backend's launcher remembers
+        args = tuple([tuple(arg) if type(arg) is list else arg for arg in with_floats(args, self._places)])  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
+        plan = plan_for(self._op, args[0], backend)
+        after = backward_plan(plan, plan.first.backend if plan.first else "")
+        return counted_call(select(after, args))(*args)
 
     def fake(self, *args: Any, backend: str | None = None) -> Any:
         """Return empty gradients with the shapes, dtypes and strides that a kernel returns."""
@@ -126,4 +134,4 @@ def _without_none(gradients: Any, like: Tensor) -> Any:
     if not isinstance(gradients, tuple):
         return gradients
     several = cast("tuple[Tensor | None, ...]", gradients)
-    return tuple(like.new_empty(0) if gradient is None else gradient for gradient in several)
+    return tuple([like.new_empty(0) if gradient is None else gradient for gradient in several])

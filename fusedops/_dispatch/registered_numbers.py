@@ -18,7 +18,10 @@ from fusedops._dispatch.registered_kernels import BackwardKernels, ForwardKernel
 
 def has_symbolic_numbers(args: Sequence[Any], places: Collection[int]) -> bool:
     """Return True where a float is symbolic: the call is traced, for every value."""
-    return any(isinstance(args[place], torch.SymFloat) for place in places if place < len(args))
+    for place in places:
+        if place < len(args) and isinstance(args[place], torch.SymFloat):
+            return True
+    return False
 
 
 def as_tensors(args: Sequence[Any], places: Collection[int]) -> list[Any]:

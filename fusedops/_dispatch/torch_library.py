@@ -22,9 +22,9 @@ import torch
 from fusedops._contract.op import Op
 from fusedops._contract.signature import float_places
 from fusedops._dispatch.registered_autograd import (
+    Kernels,
     autograd_kernel,
     autograd_of,
-    autograd_through_saved,
     double_backward,
     keep_everything,
     with_symbolic_numbers,
@@ -34,8 +34,6 @@ from fusedops._dispatch.registered_numbers import NumberTensors
 from fusedops._plugins.registry import registry
 from fusedops._policy.policy import check_text
 from fusedops.errors import InvalidInputError
-
-Kernels = ForwardKernels | BackwardKernels | NumberTensors
 
 _libraries: dict[str, torch.library.Library] = {}
 _SCHEMA_TYPES = {
@@ -87,21 +85,24 @@ def register_op(op: Op) -> None:
     outputs = ["Tensor"] * len(op.outputs)
     ready = partial(prepare, op.name)
     places = op.float_places
+    gradient = BackwardKernels(op)
     for numbers in (False, True) if places else (False,):
         overload = "numbers" if numbers else "default"
-        differentiate, keep = autograd_of(op, numbers)
+        differentiate, keep = autograd_of(op, gradient, numbers)
         given = _parameters(op.types, (), places) if numbers else _parameters(op.types, op.defaults)
         forward = _kernels(ForwardKernels(op, save=False), numbers, places)
         if op.saved:
             name, saving = f"{op.name}_with_saved", _kernels(ForwardKernels(op, save=True), numbers, places)
             required = ["Tensor" for value in op.saved if not value.optional]
-            autograd = autograd_kernel(name, saving.reference, differentiate, keep, ready, overload)
+            autograd = autograd_kernel(name, saving, differentiate, keep, ready, overload)
             if places and not numbers:
                 autograd = with_symbolic_numbers(op, name, places, saving.reference, autograd)
             _define(library, name, overload, f"({given}) -> {_types(outputs + required)}", saving, autograd)
-            autograd = autograd_through_saved(op, forward.reference, ready, overload)
+            autograd = autograd_kernel(
+                op.name, forward, differentiate, keep, ready, overload, (name, saving), op.outputs_of
+            )
         else:
-            autograd = autograd_kernel(op.name, forward.reference, differentiate, keep, ready, overload)
+            autograd = autograd_kernel(op.name, forward, differentiate, keep, ready, overload)
         if places and not numbers:
             autograd = with_symbolic_numbers(op, op.name, places, forward.reference, autograd)
         _define(library, op.name, overload, f"({given}) -> {_types(outputs)}", forward, autograd)
@@ -110,9 +111,9 @@ def register_op(op: Op) -> None:
     for numbers in (False, True) if places else (False,):
         overload = "numbers" if numbers else "default"
         given = _parameters(op.backward_types, (), places if numbers else ())
-        backward = _kernels(BackwardKernels(op), numbers, places)
+        backward = _kernels(gradient, numbers, places)
         second = double_backward(backward.reference, single, places if numbers else ())
-        autograd = autograd_kernel(name, backward.reference, second, keep_everything, ready, overload)
+        autograd = autograd_kernel(name, backward, second, keep_everything, ready, overload)
         if places and not numbers:
             autograd = with_symbolic_numbers(op, name, places, backward.reference, autograd)
         _define(library, name, overload, f"({given}) -> {gradients}", backward, autograd)

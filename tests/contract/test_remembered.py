@@ -231,7 +231,7 @@ def test_a_file_that_does_not_load_is_no_library(monkeypatch: pytest.MonkeyPatch
 def test_every_constraint_of_the_package_reads_metadata_alone() -> None:
     own = [record.backend for record in registry.records() if record.distribution == OWN_DISTRIBUTION]
     kernels = [kernel for backend in own if backend is not None for kernel in backend.kernels]
-    constraints = [each for op in OPS.values() for each in op.conditions()]
+    constraints = [each for op in OPS.values() for each in op.conditions]
     constraints += [each for kernel in kernels for each in kernel.constraints]
     assert {type(each).__name__ for each in constraints if not each.reads_metadata_only} == set()
 
