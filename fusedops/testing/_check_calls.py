@@ -16,7 +16,7 @@ from fusedops.testing._trial import Trial
 from fusedops.testing._variants import GRADIENTS, Variant, variants
 
 _IN_ORDER = 12  # calls before and after each other
-_TWICE = 40  # calls that are made twice, about
+_TWICE = 24  # calls that are made twice, about
 
 
 def calls(subject: Subject, direction: Direction) -> Iterator[Trial]:

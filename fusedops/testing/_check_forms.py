@@ -132,18 +132,3 @@ def _result_names(subject: Subject, direction: Direction) -> str:
     if direction == "backward":
         return f"the gradients of {' and '.join(op.differentiable)}"
     return "the output" if op.single and not op.saved else " and ".join((*op.outputs, *(s.name for s in op.saved)))
-
-
-def needs(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield each gradient, wanted alone."""
-    for base in subject.bases(direction)[:1]:
-        for name in subject.op.differentiable:
-            if base[name] is not None:
-                yield Trial(f"{name} alone", partial(_check_needs, subject, base, name))
-
-
-def _check_needs(subject: Subject, base: Call, name: str) -> None:
-    args = tuple(tensors(subject.op, base).values())
-    answer = subject.answer(args)
-    alone = tuple(other == name for other in subject.op.differentiable)
-    subject.assert_gradients(subject.gradients(answer.inputs, args, alone), answer.want, args)

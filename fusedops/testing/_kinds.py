@@ -7,7 +7,15 @@ from typing import Literal, NamedTuple
 
 from fusedops._contract.op import Op
 from fusedops._report.direction import Direction
-from fusedops.testing import _check_calls, _check_constraints, _check_forms, _check_saved, _check_torch, _check_values
+from fusedops.testing import (
+    _check_calls,
+    _check_constraints,
+    _check_forms,
+    _check_saved,
+    _check_situations,
+    _check_torch,
+    _check_values,
+)
 from fusedops.testing._roles import masks
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
@@ -92,7 +100,29 @@ KINDS = (
         _check_saved.saved,
         _saving,
     ),
-    Kind("needs", ("backward",), "any of the gradients may be wanted alone", _check_forms.needs, _several),
+    Kind(
+        "needs",
+        ("backward",),
+        "any one or two of the gradients may be wanted, and any output may have the only gradient",
+        _check_situations.needs,
+        _several,
+    ),
+    Kind(
+        "infinite",
+        ("backward",),
+        "infinite inputs reach no other gradient than by the formula",
+        _check_situations.infinite,
+    ),
+    Kind("sizes", _EACH, "the same for sizes beside 64, 128 and 256", _check_situations.sizes),
+    Kind(
+        "shared",
+        _EACH,
+        "one tensor may be several arguments, and several in the next call",
+        _check_situations.shared,
+        _check_situations.shares,
+    ),
+    Kind("threads", _EACH, "the same in another thread", _check_situations.threads),
+    Kind("between", _EACH, "a call is right between calls with other tensors of its sizes", _check_situations.between),
     Kind("fake", _EACH, "shapes, dtypes and strides are those of the op's fake tensors", _check_torch.fake),
     Kind("determinism", _EACH, "the same bits on every run", _check_forms.determinism),
     Kind("memory", _EACH, "each result is in memory of its own, of this call alone", _check_calls.memory),
