@@ -64,4 +64,6 @@ def passes(check: testing.Check) -> None:
     # of a kernel that takes one of several tensors alone no dtypes can be mixed, and no gradient wanted alone
     # and where all tensors have one dtype, as those of attention, none can be mixed either; flash-attn takes no mask
     none = {("npu", "dtypes"), ("npu", "needs"), ("attention", "dtypes"), ("flash_attn_on_cpu", "masked_rows")}
+    if check.name == "shared" and not result.cases:
+        return  # no two tensors of a call that the kernel takes have one shape
     assert result.cases or {(check.backend, check.name), (check.op, check.name)} & none

@@ -22,7 +22,7 @@ from fusedops import Deviation, testing
 from fusedops.constraints import Capability, Constraint, Dim, DType, Present, Rank, Scalar, When
 from fusedops.testing import OPS
 
-SLOW = ("opcheck", "compile", "calls", "memory", "history")
+SLOW = ("opcheck", "compile", "calls", "memory", "history", "infinite", "sizes", "shared", "threads", "between")
 
 
 def results(broken: Broken) -> list[testing.Result]:
