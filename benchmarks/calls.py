@@ -29,12 +29,12 @@ def cases(op: Op, sweep: str, elements: int, grow: bool = False) -> Iterator[Cas
         grow: the calls of the op get more rows, until their largest tensor has about that size.
     """
     if sweep in ("large", "cases"):
-        for case in op.large if sweep == "large" else op.cases:
+        for case in op.evidence.measured if sweep == "large" else op.evidence.cases:
             fitted = testing.shrunk(enlarged(case, elements) if grow else case, elements)
             if op.invalid(op.completed(op.bind((), specs(op, fitted, torch.float32)))) is None:
                 yield fitted  # else a size of one tensor was cut alone, such as the keys of a mask
         return
-    if op.sweep is None:
+    if op.evidence.sweep is None:
         return
     masked = masks(op)
     if sweep == "length-masked" and not masked:
@@ -44,7 +44,7 @@ def cases(op: Op, sweep: str, elements: int, grow: bool = False) -> Iterator[Cas
     for rows, width in points:
         if not 0 < rows * width <= elements:
             continue
-        call: Mapping[str, Any] = op.sweep(rows, width)
+        call: Mapping[str, Any] = op.evidence.sweep(rows, width)
         if sweep == "length" and any(name in call for name in masked):
             call = {name: value for name, value in call.items() if name not in masked and name != "scale"}
         yield Case(f"{'size' if sweep == 'size' else 'length'} {width if sweep != 'size' else rows * width}", call)

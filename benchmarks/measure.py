@@ -119,7 +119,7 @@ class Measurement:
         errors = {name: _error(op, args, y) for name, y in results.items()}
         results.clear()
         like = torch.empty(args[0].shape, dtype=dtype, device=self.device)
-        min_bytes = op.min_bytes(*args)
+        min_bytes = op.evidence.min_bytes(*args)
         for mode in (mode for mode in MODES if mode in self.modes):
             # popped, to free the memory: each backward holds the values that its forward saved
             mode_work = work.pop(mode)

@@ -15,7 +15,7 @@ from fusedops import Op
 from fusedops.ops import OPS
 from fusedops.testing._timing import refusal, served_by
 
-plain_softmax: Function = OPS["scaled_masked_softmax"].unfused
+plain_softmax: Function = OPS["scaled_masked_softmax"].evidence.unfused
 
 
 def megatron_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
@@ -62,7 +62,7 @@ def providers(op: Op, args: Sequence[Any], device: str) -> tuple[dict[str, Funct
             skipped[f"fusedops.{info.name}"] = reason
         else:
             functions[f"fusedops.{info.name}"] = served_by(info.name, op)
-    chain = op.unfused
+    chain = op.evidence.unfused
     if op.name == "scaled_masked_softmax" and args[1] is None and args[2] == 1.0 and not args[3]:
         chain = softmax_alone  # a model without a scale has no pass for it
     functions["torch"] = chain

@@ -35,7 +35,7 @@ import torch
 import fusedops
 
 x, bias = fusedops.TensorSpec((2048, 16384), torch.bfloat16), fusedops.TensorSpec((16384,), torch.bfloat16)
-print(fusedops.ops.OPS["bias_gelu"].min_bytes(x, bias, "tanh"))
+print(fusedops.ops.OPS["bias_gelu"].evidence.min_bytes(x, bias, "tanh"))
 ```
 
 ```text

@@ -45,7 +45,7 @@ def page() -> str:
     devices = "; ".join(f"`{r.name}`: {_names(r.backend.device_types)}" for r in own if r.backend is not None)
     lines = [HEAD.replace("DEVICES", devices)]
     for op in (fusedops.ops.OPS[name] for name in fusedops.ops.__all__):
-        lines += [f"## {op.name}", "", f"`{op.formula}`", "", "| kernel | constraints |", "|---|---|"]
+        lines += [f"## {op.name}", "", f"`{op.evidence.formula}`", "", "| kernel | constraints |", "|---|---|"]
         notes: list[str] = []
         adaptations: list[str] = []
         without: list[str] = []
@@ -71,9 +71,9 @@ def page() -> str:
         if op.padding is not None:
             dims = " and ".join(map(str, op.padding.dims))
             lines += ["", f'With `adapt="pad"`, `x` is padded in dims {dims} if a constraint requires a multiple.']
-        if op.peers:
+        if op.evidence.peers:
             lines += ["", "Constraints of peers, from their sources (torch_npu: from its documentation and schemas):"]
-            lines.append(op.peers)
+            lines.append(op.evidence.peers)
     return "\n".join(lines).rstrip() + "\n"
 
 

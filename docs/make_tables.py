@@ -41,7 +41,7 @@ def grid(cell: Callable[[fusedops.Op], str], meaning: bool) -> str:
     first = ["op", "meaning"] if meaning else ["op"]
     lines = [f"| {' | '.join([*first, *backends])} |", "|" + "---|" * (len(first) + len(backends))]
     for op in OPS:
-        cells = [cell(op), f"`{op.formula}`"] if meaning else [cell(op)]
+        cells = [cell(op), f"`{op.evidence.formula}`"] if meaning else [cell(op)]
         cells += ["yes" if op.name in served[name] else "no" for name in backends]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -14,6 +14,7 @@ from fusedops import ops as ops
 from fusedops._contract.backend import API_VERSION as API_VERSION
 from fusedops._contract.backend import Backend as Backend
 from fusedops._contract.backend import Unavailable as Unavailable
+from fusedops._contract.evidence import Evidence as Evidence
 from fusedops._contract.kernel import Adaptation as Adaptation
 from fusedops._contract.kernel import Deviation as Deviation
 from fusedops._contract.kernel import Kernel as Kernel

@@ -107,17 +107,17 @@ def _op(op: Op, records: Sequence[Record], formulas: Formulas) -> dict[str, Any]
         for item in (record.backend.kernels if record.backend else ())
         if item.op == op.name
     ]
-    first = op.sample(2, 64) if op.sample else op.cases[0].args
+    first = op.evidence.sample(2, 64) if op.evidence.sample else op.evidence.cases[0].args
     return {
         "name": op.name,
-        "formula": op.formula,
+        "formula": op.evidence.formula,
         "summary": (inspect.getdoc(op.function) or "").partition("\n")[0],
         "parameters": [_parameter(op, name, first) for name in op.parameters],
         "float_places": list(op.float_places),
         "conditions": [_constraint(each) for each in op.conditions],
         "complete": None if op.complete is None else formulas.add(op.complete),
         "output_dtype": None if op._output_dtype is None else formulas.add(op._output_dtype),
-        "min_bytes": formulas.add(op.min_bytes),
+        "min_bytes": formulas.add(op.evidence.min_bytes),
         "grads": list(op.backward_call.grads),
         "outputs": list(op.outputs),
         "saved": [value.name for value in op.saved],
@@ -130,7 +130,7 @@ def _op(op: Op, records: Sequence[Record], formulas: Formulas) -> dict[str, Any]
             "backward": formulas.add(op.padding.backward),
         },
         "kernels": kernels,
-        "cases": [_case(op, case) for case in (*op.cases, *op.large)],
+        "cases": [_case(op, case) for case in (*op.evidence.cases, *op.evidence.measured)],
     }
 
 

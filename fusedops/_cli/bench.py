@@ -93,7 +93,7 @@ def cases(ops: list[Op], elements: int) -> Iterator[tuple[Op, Case]]:
     from fusedops.testing._calls import specs
 
     for op in ops:
-        for case in op.cases:
+        for case in op.evidence.cases:
             cut = testing.shrunk(case, elements)
             if op.invalid(op.completed(op.bind((), specs(op, cut, torch.float32)))) is None:
                 yield op, cut
@@ -111,7 +111,7 @@ def measure(op: Op, case: Case, dtype: torch.dtype, device: str, seconds: float)
         raise InvalidInputError(
             f"{op.name}: got --dtype {given}, expected one that the op accepts; to fix: write --dtype {accepted}"
         )
-    providers: dict[str, Callable[..., Any]] = {"plain torch": op.unfused}
+    providers: dict[str, Callable[..., Any]] = {"plain torch": op.evidence.unfused}
     for info in backends():
         if _timing.refusal(info, op, args) is None:
             providers[info.name] = _timing.served_by(info.name, op)

@@ -36,7 +36,7 @@ def add_ops(parser: argparse.ArgumentParser) -> None:
     registry.records()
     parsers = parser.add_subparsers(dest="op", required=True, metavar="OP", title="ops")
     for op in registry.ops.values():
-        text = _literal(op.formula)
+        text = _literal(op.evidence.formula)
         one = parsers.add_parser(op.name, help=text, description=f"{text}. {DESCRIPTION}", allow_abbrev=False)
         one.set_defaults(parser=one)
         arguments = one.add_argument_group("arguments of the call")

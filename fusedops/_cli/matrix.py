@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     for position, (name, rows) in enumerate(data.items()):
         if position:
             print_text()
-        print_text(f"{name}: {registry.ops[name].formula}")
+        print_text(f"{name}: {registry.ops[name].evidence.formula}")
         lines: list[tuple[str, str, str]] = [] if rows else [("none", "", "no backend is left by these options")]
         for row in rows:
             state = "" if row["ready"] else ", not ready here"

@@ -13,9 +13,10 @@ from torch import Tensor
 from fusedops._contract import signature as signatures
 from fusedops._contract.backward import BackwardCall
 from fusedops._contract.constraint import Constraint, compile_check
+from fusedops._contract.evidence import Evidence, load
 from fusedops._contract.plain_argument import AnyTensor, conditions
 from fusedops._contract.tensor_spec import TensorSpec, capability_of
-from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Case, Padding, Saved, Sharding, Tolerance
+from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Padding, Saved, Sharding
 from fusedops._report.direction import Direction
 from fusedops._report.reason import Reason
 from fusedops.errors import InvalidInputError
@@ -36,16 +37,6 @@ class Op:
             ``<parameter>_dtype``, ``needs`` (a bool for each of ``differentiable``), ``reuse`` (see BackwardCall).
             Returns one gradient for each of ``differentiable``, None where not wanted; a tuple where there are several.
         differentiable: the tensor parameters that have a gradient.
-        tolerance: of the outputs, by dtype: the output's with an error model, the coarsest tensor's without.
-        gradient_tolerance: of the gradients: wider, as backward starts from rounded values and subtracts.
-        error: ``(absolute, *arguments on the CPU) -> tensor``, or a tuple: for each output the largest error of a right
-            kernel, before rounding; inf where it may overflow. None: ``absolute`` times the largest of each row.
-        gradient_error: the same of the arguments of backward, for the gradients.
-        cases: real calls.
-        min_bytes: from the arguments, the fewest bytes that a kernel must move, by direction.
-        unfused: the chain of torch functions that a model runs without fused ops, the baseline of benchmarks. Takes
-            the op's parameters in order.
-        formula: one line for tables.
         outputs: names of the outputs.
         output_dtype: from the arguments, the dtype of the output. None: the first argument's.
         empty: from the arguments, empty outputs with the right shapes, dtypes and device. None: one output of the first
@@ -61,11 +52,8 @@ class Op:
         output_of: outputs that are there only where a parameter is given, each with that parameter. Where it is None,
             kernels return a tensor of shape (0,), and the public function None, by :meth:`present`.
         complete: fills in what the public function draws (a seed) or converts, to inspect a call that does not run.
-        sample: ``(batch, length) -> arguments by name``, a small call for tests of torch's features and of DTensor;
-            tuples are shapes. None: the first case.
-        large: the calls that benchmarks measure, which fill a device. None: the cases.
-        sweep: ``(rows, width) -> arguments by name``, for benchmarks over lengths and sizes.
-        peers: a Markdown table of what other libraries accept, for the docs.
+        evidence: how kernels are checked, measured and described: an Evidence, or "module:NAME" of one, which is
+            imported when it is first read.
 
     Raises:
         ValueError: reference, backward or a constraint does not fit the function.
@@ -83,14 +71,7 @@ class Op:
         reference: Callable[..., Any],
         backward: Callable[..., Any],
         differentiable: tuple[str, ...],
-        tolerance: Mapping[torch.dtype, Tolerance],
-        gradient_tolerance: Mapping[torch.dtype, Tolerance],
-        error: Callable[..., Any] | None = None,
-        gradient_error: Callable[..., Any] | None = None,
-        cases: Sequence[Case],
-        min_bytes: Callable[..., Mapping[Direction, int]],
-        unfused: Callable[..., Any],
-        formula: str,
+        evidence: Evidence | str,
         outputs: tuple[str, ...] = ("y",),
         output_dtype: Callable[..., torch.dtype] | None = None,
         empty: Callable[..., Any] | None = None,
@@ -101,32 +82,15 @@ class Op:
         sharding: Sharding = ROWS_ARE_INDEPENDENT,
         output_of: Mapping[str, str] | None = None,
         complete: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
-        sample: Callable[[int, int], Mapping[str, Any]] | None = None,
-        large: Sequence[Case] | None = None,
-        sweep: Callable[[int, int], Mapping[str, Any]] | None = None,
-        peers: str = "",
     ) -> None:
         self.name, self.function = function.__name__, function
         self.reference, self.backward = reference, backward
         self.differentiable, self.passed_through = differentiable, passed_through
-        self.tolerance, self.error = tolerance, error
-        self.gradient_tolerance, self.gradient_error = gradient_tolerance, gradient_error
-        self.cases = tuple(cases)
-        self.min_bytes = min_bytes
-        self.unfused = unfused
-        self.formula = formula
-        self.outputs = outputs
-        self.saved = saved
-        self.single = len(outputs) == 1
-        self.output_of = dict(output_of or {})
-        self.padding = padding
-        self.sharding = sharding
+        self.constraints, self._evidence = tuple(constraints), evidence
+        self.outputs, self.single = outputs, len(outputs) == 1
+        self.saved, self.output_of = saved, dict(output_of or {})
+        self.padding, self.sharding = padding, sharding
         self.complete = complete
-        self.peers = peers
-        self.sample = sample
-        self.sweep = sweep
-        self.constraints = tuple(constraints)
-        self.large = self.cases if large is None else tuple(large)
         self.empty, self._output_dtype = empty or self._empty, output_dtype
         if padding is not None and (saved or not self.single):
             raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
@@ -146,6 +110,11 @@ class Op:
         self.tensor_places = tuple(map(self.parameters.index, self.tensors))
         self.cpu_key, self.cuda_key = (self.name, "cpu"), (self.name, "cuda")
         self.autograd_apply: Callable[..., Any] | None = None  # made by autograd.py at the first gradient
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """The data by which the kernels are checked, measured and described. Loaded when it is first read."""
+        return load(self._evidence)
 
     @cached_property
     def conditions(self) -> tuple[Constraint, ...]:

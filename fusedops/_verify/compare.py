@@ -61,8 +61,8 @@ def limits(
     Raises:
         PluginError: the op accepts a dtype for which it has no tolerance.
     """
-    table = op.tolerance if direction == "forward" else op.gradient_tolerance
-    model = op.error if direction == "forward" else op.gradient_error
+    table = op.evidence.tolerance if direction == "forward" else op.evidence.gradient_tolerance
+    model = op.evidence.error if direction == "forward" else op.evidence.gradient_error
     given = tuple(arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in args)
     args_dtypes = [arg.dtype for arg in given if isinstance(arg, Tensor) and arg.dtype in table]
     errors: dict[float, tuple[Any, ...]] = {}  # of the op's model, by `absolute`

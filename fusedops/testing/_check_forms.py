@@ -35,7 +35,7 @@ def kernel(subject: Subject, direction: Direction) -> Iterator[Trial]:
 def inputs(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield one case for each dtype: no input is written, gradients included."""
     for base in subject.bases(direction)[:1]:
-        for dtype in subject.op.tolerance:
+        for dtype in subject.op.evidence.tolerance:
             call = in_dtype(base, dtype)
             if subject.takes(call, direction):
                 yield Trial(dtype_name(dtype), partial(_check_inputs, subject, direction, call))

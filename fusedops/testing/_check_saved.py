@@ -19,7 +19,7 @@ from fusedops.testing._trial import Trial
 def saved(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield every dtype, with and without a gradient wanted; for backward with and without each optional value."""
     for base in subject.bases(direction)[:1]:
-        for dtype in subject.op.tolerance:
+        for dtype in subject.op.evidence.tolerance:
             call = in_dtype(base, dtype)
             if not subject.takes(call, direction):
                 continue

@@ -80,7 +80,7 @@ def _layout(tensor: Tensor) -> str:
 def autograd(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield the public function under autograd, in every dtype: the backend serves both directions."""
     for base in _both(subject):
-        for dtype in subject.op.tolerance:
+        for dtype in subject.op.evidence.tolerance:
             call = in_dtype(base, dtype)
             if subject.takes(call, "forward") and subject.takes(call, "backward"):
                 yield Trial(dtype_name(dtype), partial(_check_gradients, subject, call, 1, _direct))

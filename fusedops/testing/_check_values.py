@@ -22,8 +22,8 @@ from fusedops.testing._trial import Trial
 
 def float64(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield the op's named cases in every dtype."""
-    for case in subject.op.cases:
-        for dtype in subject.op.tolerance:
+    for case in subject.op.evidence.cases:
+        for dtype in subject.op.evidence.tolerance:
             for rows in (4, 32):  # as few as the constraints allow
                 small = shrunk(case, subject.elements, rows)
                 if subject.takes(subject.complete(specs(subject.op, small, dtype, subject.device)), direction):

@@ -111,8 +111,8 @@ class KernelCalls:
 
     def named(self) -> Iterator[tuple[str, Call]]:
         """Yield the op's named cases in every dtype, float32 first."""
-        for dtype in sorted(self.op.tolerance, key=lambda dtype: dtype != torch.float32):
-            for case in self.op.cases:
+        for dtype in sorted(self.op.evidence.tolerance, key=lambda dtype: dtype != torch.float32):
+            for case in self.op.evidence.cases:
                 yield f"{case.name} {dtype_name(dtype)}", self.complete(specs(self.op, case, dtype, self.device))
 
     def complete(self, call: Mapping[str, Any]) -> Call:

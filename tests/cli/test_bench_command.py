@@ -24,7 +24,7 @@ from fusedops.testing import OPS
 
 ALL_CASES = bench.cases  # the fixture below replaces it
 BENCH = ["bench", "bias_gelu", "--device", "cpu", "--elements", "64", "--seconds", "0.001"]
-CASES = OPS["bias_gelu"].cases[-2:]
+CASES = OPS["bias_gelu"].evidence.cases[-2:]
 RECORD = {
     "direction": "forward",
     "provider": "eager",
@@ -39,7 +39,9 @@ RECORD = {
 @pytest.fixture(autouse=True)
 def _two_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter takes long for each; a busy machine is the subject of one test alone."""
-    monkeypatch.setattr(bench, "cases", lambda ops, elements: [(op, case) for op in ops for case in op.cases[-2:]])
+    monkeypatch.setattr(
+        bench, "cases", lambda ops, elements: [(op, case) for op in ops for case in op.evidence.cases[-2:]]
+    )
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
@@ -186,8 +188,8 @@ def test_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_case_that_cannot_be_cut_is_left_out() -> None:
     """Of a mask (1, 1, 1, 48) the last size is kept, where the keys of the call become fewer."""
     attention = OPS["attention"]
-    assert len(list(ALL_CASES([attention], 2**22))) == len(attention.cases)
+    assert len(list(ALL_CASES([attention], 2**22))) == len(attention.evidence.cases)
     cut = list(ALL_CASES([attention], 1024))
-    assert 0 < len(cut) < len(attention.cases)
+    assert 0 < len(cut) < len(attention.evidence.cases)
     for op, case in cut:
         op.validate(testing.arguments(op, case, torch.float32))

@@ -46,7 +46,9 @@ def prepared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, fa
         monkeypatch.setenv("FUSEDOPS_BACKENDS", "eager")
     if command == "bench":
         op = OPS["bias_gelu"]
-        monkeypatch.setattr(bench, "cases", lambda ops, elements: [(op, testing.shrunk(op.cases[-1], elements))])
+        monkeypatch.setattr(
+            bench, "cases", lambda ops, elements: [(op, testing.shrunk(op.evidence.cases[-1], elements))]
+        )
     if (command, code) == ("bench", 1):
         monkeypatch.setattr(bench, "_first_calls", lambda *args: iter(()))
     if command == "check":

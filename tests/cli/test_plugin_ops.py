@@ -46,10 +46,12 @@ OP = fusedops.Op(
     constraints=[
         Floating("x"), Mask("drop"), SameDevice("drop", "x"), Broadcasts("drop", "x"), Finite("policy"),
     ],
-    reference=reference, backward=backward, differentiable=("x",), tolerance=EXACT, gradient_tolerance=EXACT,
-    cases=[fusedops.Case("small", {"x": (16, 64)})],
-    min_bytes=lambda x, *_: {"forward": 2 * x.nbytes, "backward": 2 * x.nbytes},
-    unfused=reference, formula="100 % of x * policy ** power",
+    reference=reference, backward=backward, differentiable=("x",),
+    evidence=fusedops.Evidence(
+        tolerance=EXACT, gradient_tolerance=EXACT, cases=[fusedops.Case("small", {"x": (16, 64)})],
+        min_bytes=lambda x, *_: {"forward": 2 * x.nbytes, "backward": 2 * x.nbytes},
+        unfused=reference, formula="100 % of x * policy ** power",
+    ),
 )
 
 

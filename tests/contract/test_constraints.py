@@ -393,8 +393,8 @@ def installed_constraints() -> list[Any]:
 def a_call_that_is_taken(op: Any, entry: Any) -> dict[str, Any]:
     """One from the op's cases, which no constraint refuses; backward's own arguments take after x."""
     parameters = op.parameters if entry.kernel.direction == "forward" else op.backward_parameters
-    for case in op.cases:
-        for dtype in op.tolerance:
+    for case in op.evidence.cases:
+        for dtype in op.evidence.tolerance:
             args = {k: TensorSpec(v, dtype) if isinstance(v, tuple) else v for k, v in case.args.items()}
             if "mask" in args:
                 args["mask"] = TensorSpec(args["mask"].shape, torch.bool)

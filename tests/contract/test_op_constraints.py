@@ -137,7 +137,7 @@ def test_a_call_is_served_or_is_an_invalid_input_error(name: str, data: st.DataO
 def test_boundaries_of_an_ops_constraints_agree_with_its_check(name: str) -> None:
     op = OPS[name]
     sides: dict[str, set[bool]] = {}
-    for case in op.cases:
+    for case in op.evidence.cases:
         args = specs(op, case, torch.float32)
         call = dict(zip(op.parameters, op.completed(op.bind((), args))))
         assert op.invalid(tuple(call.values())) is None
@@ -154,8 +154,8 @@ def test_boundaries_of_an_ops_constraints_agree_with_its_check(name: str) -> Non
 @pytest.mark.parametrize("name", OPS)
 def test_every_case_and_sample_of_an_op_is_valid(name: str) -> None:
     op = OPS[name]
-    for case in op.cases:
+    for case in op.evidence.cases:
         assert set(case.args) <= set(op.parameters)
-    assert op.sample is None or set(op.sample(2, 3)) <= set(op.parameters)
+    assert op.evidence.sample is None or set(op.evidence.sample(2, 3)) <= set(op.parameters)
     assert op.constraints
     assert copy.copy(op).parameters == op.parameters

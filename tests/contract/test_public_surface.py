@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("no_compiled_backend")
 
 LAZY = ("compat", "constraints", "integrations", "nn", "philox", "tensor_cache", "testing", "viewless")
 EXPECTED = {
-    "API_VERSION", "Adaptation", "Backend", "BackendInfo", "Case", "Decision", "Deviation", "Event", "FallbackWarning",
+    "API_VERSION", "Adaptation", "Backend", "BackendInfo", "Case", "Decision", "Deviation", "Event", "Evidence",
+    "FallbackWarning",
     "FusedOpsError", "FusedOpsWarning", "InvalidInputError", "Kernel", "MakeViewlessTensor", "Mismatch",
     "MismatchError", "NoBackendError", "Op", "Padding", "PluginError", "Policy", "PolicyError", "Saved", "Shard",
     "Sharding", "Stats", "TensorSpec", "Tolerance", "Unavailable", "Verification", "assert_viewless_tensor", "backends",

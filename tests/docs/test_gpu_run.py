@@ -140,7 +140,7 @@ def test_the_import_path_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", list(testing.OPS))
 def test_calls_are_as_large_as_asked(name: str) -> None:
     op = testing.OPS[name]
-    small = {case.name: case for case in op.large}
+    small = {case.name: case for case in op.evidence.measured}
     for case in calls.cases(op, "large", 2**28, grow=True):
         shapes = {n: value for n, value in case.args.items() if isinstance(value, tuple)}
         before = small[case.name].args
@@ -162,7 +162,7 @@ def test_length_sweeps_have_a_mask_or_none() -> None:
 def test_arguments_are_made_on_the_device_as_the_tests_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_LIMIT", 0)
     for op in testing.OPS.values():
-        case = testing.shrunk(op.large[0], 2**12)
+        case = testing.shrunk(op.evidence.measured[0], 2**12)
         made, wanted = calls.arguments(op, case, torch.bfloat16, "cpu"), testing.arguments(op, case, torch.bfloat16)
         assert op.specs(made) == op.specs(wanted)
         op.validate(made)
@@ -180,7 +180,7 @@ def test_a_provider_that_raises_is_left_out_and_the_others_are_measured(monkeypa
         return y
 
     op = testing.OPS["scaled_masked_softmax"]
-    functions = {"fusedops.eager": fails, "torch": op.unfused, "peer": fails, "other": fails_in_backward}
+    functions = {"fusedops.eager": fails, "torch": op.evidence.unfused, "peer": fails, "other": fails_in_backward}
     monkeypatch.setattr(measure, "providers", lambda op, args, device: (functions, {}))
     measurement = measure.Measurement("cpu", ("forward", "backward"), 0.001)
     rows = list(measurement.rows(op, Case("small", {"x": (2, 8)}), torch.float32))

@@ -117,7 +117,7 @@ def printed(*words: str) -> Callable[[], Any]:
 
 def narrow_dtype() -> None:
     op = fusedops.ops.OPS["bias_gelu"]
-    list(bench.measure(op, op.cases[0], torch.int8, "cpu", 0.1))
+    list(bench.measure(op, op.evidence.cases[0], torch.int8, "cpu", 0.1))
 
 
 def captured() -> None:

@@ -33,7 +33,7 @@ def main(seed: int) -> int:
     import fusedops
     from fusedops.testing import OPS, arguments, shrunk
 
-    calls = [arguments(op, shrunk(op.cases[0], 256, rows=1), torch.float32) for op in OPS.values()]
+    calls = [arguments(op, shrunk(op.evidence.cases[0], 256, rows=1), torch.float32) for op in OPS.values()]
     wants = [op.each(op.reference(*args)) for op, args in zip(OPS.values(), calls)]
     prepare()
     import loopback

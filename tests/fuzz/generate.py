@@ -39,7 +39,10 @@ def _bases(target: Target) -> list[dict[str, Any]]:
     """Return valid calls as specs: the op's cases, cut in size, and the smallest calls that the backend takes."""
     op = OPS[target.op]
     elements = min(target.elements, 2**15)
-    cases = [specs(op, shrunk(case, elements, rows=1), torch.float32, target.device) for case in (*op.cases, *op.large)]
+    cases = [
+        specs(op, shrunk(case, elements, rows=1), torch.float32, target.device)
+        for case in (*op.evidence.cases, *op.evidence.measured)
+    ]
     calls = KernelCalls(target.backend, op, target.device, elements)
     taken = [call for call in calls.bases("forward") for _ in range(3)]
     fitting = [call for call in map(calls.complete, cases) if _fits(call, target)]
@@ -115,7 +118,7 @@ class _Generator:
     def _base(self) -> Mapping[str, Any]:
         dice, op = self.dice, self.op
         roll, sizes = dice.random(), (dice.choice(_SIZES), dice.choice(_SIZES))
-        made = op.sweep if roll < 0.15 else op.sample if roll < 0.3 else None
+        made = op.evidence.sweep if roll < 0.15 else op.evidence.sample if roll < 0.3 else None
         if made is not None and self._room(sizes):
             case = fusedops.testing.Case("", made(*sizes))
             call = self.kernels.complete(specs(op, case, torch.float32, self.target.device))
@@ -152,7 +155,7 @@ class _Generator:
         return math.prod(max(size, 1) for size in sizes) <= self.target.elements
 
     def _dtypes(self, call: dict[str, Any]) -> None:
-        accepted = [*self.op.tolerance]
+        accepted = [*self.op.evidence.tolerance]
         dtype, mixed = self.dice.choice(accepted), self.dice.random() < 0.25
         for name, value in call.items():
             if isinstance(value, TensorSpec) and value.is_floating_point():

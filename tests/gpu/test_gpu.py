@@ -24,7 +24,7 @@ BACKENDS = [pytest.param(backend, op, id=f"{backend}-{op.name}") for backend, op
 CASES = [
     pytest.param(backend, op, case, id=f"{backend}-{op.name}-{case.name}")
     for backend, op in of_backends()
-    for case in op.cases
+    for case in op.evidence.cases
 ]
 on_cuda = pytest.mark.skipif(not CUDA, reason="needs CUDA")
 
@@ -65,8 +65,10 @@ def test_any_layout(dtype: torch.dtype, width: int) -> None:
         (base[:1, :1, :, :width].expand(2, 3, 5, width), mask[..., 1:]),
     ):
         plain = softmax_of(x.contiguous(), None if m is None else m.contiguous())
-        testing.assert_within(softmax_of(x, m).cpu(), plain.double().cpu(), SOFTMAX.tolerance[dtype], "softmax")
-        norm, allowed = fusedops.rms_norm(x.contiguous()), testing.OPS["rms_norm"].tolerance[dtype]
+        testing.assert_within(
+            softmax_of(x, m).cpu(), plain.double().cpu(), SOFTMAX.evidence.tolerance[dtype], "softmax"
+        )
+        norm, allowed = fusedops.rms_norm(x.contiguous()), testing.OPS["rms_norm"].evidence.tolerance[dtype]
         testing.assert_within(fusedops.rms_norm(x).cpu(), norm.double().cpu(), allowed, "rms_norm")
     x, bias = base[..., 1 : width + 1], base[0, 0, 0, 3:]
     assert torch.equal(fusedops.swiglu(x, base[..., 3:]), fusedops.swiglu(x.contiguous(), base[..., 3:].contiguous()))
@@ -107,7 +109,7 @@ def test_a_device_that_is_not_the_current_one() -> None:
     testing.assert_within(
         softmax_of(x.to("cuda:1")),
         torch.softmax(x.double() * 0.125, -1),
-        SOFTMAX.tolerance[torch.float32],
+        SOFTMAX.evidence.tolerance[torch.float32],
         "softmax on cuda:1",
     )
 
@@ -118,7 +120,7 @@ def test_memory_beside_the_result(backend: str, op: Op) -> None:
     """Nothing of x's size is made beside the results; a mask is never expanded."""
     if op.name == "linear_cross_entropy":
         pytest.skip("needs a chunk of logits beside its result")
-    args = testing.arguments(op, op.large[0], torch.bfloat16, DEVICE)
+    args = testing.arguments(op, op.evidence.measured[0], torch.bfloat16, DEVICE)
     op.call_public(*args)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

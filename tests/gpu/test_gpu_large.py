@@ -33,7 +33,7 @@ def test_more_elements_than_32_bits_count_in_softmax_gelu_and_dropout() -> None:
     y = softmax_of(leaf)
     alike(y.detach()[0, 0], "softmax")
     small = torch.softmax(x[:64].detach().double() * 0.125, -1)
-    testing.assert_within(y[0, 0, :64].cpu(), small.cpu(), SOFTMAX.tolerance[x.dtype], "softmax")
+    testing.assert_within(y[0, 0, :64].cpu(), small.cpu(), SOFTMAX.evidence.tolerance[x.dtype], "softmax")
     alike(torch.autograd.grad(y, leaf, grad.view_as(y))[0][0, 0], "gradient of softmax")
     del leaf, y
     bias = torch.randn(width, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
@@ -55,8 +55,8 @@ def test_more_elements_than_32_bits_count_in_softmax_gelu_and_dropout() -> None:
 @pytest.mark.parametrize("name", ["add_rms_norm", "cross_entropy", "layer_norm", "swiglu"])
 def test_more_elements_than_32_bits_count_in_other_ops(name: str) -> None:
     op, rows = testing.OPS[name], ROWS
-    assert op.sweep is not None
-    call = dict(op.sweep(64, 1024)) | ({"reduction": "none"} if "reduction" in op.parameters else {})
+    assert op.evidence.sweep is not None
+    call = dict(op.evidence.sweep(64, 1024)) | ({"reduction": "none"} if "reduction" in op.parameters else {})
     small = testing.arguments(op, Case("rows", call), torch.bfloat16, DEVICE)
     leaves = [
         arg.repeat(rows // 64, *[1] * (arg.dim() - 1)) if isinstance(arg, Tensor) and arg.shape[0] == 64 else arg

@@ -34,7 +34,7 @@ def formula(u: Tensor) -> Tensor:
 
 
 def assert_within(got: Tensor, want: Tensor) -> None:
-    tolerance = fusedops.ops.OPS["bias_gelu"].gradient_tolerance[got.dtype]
+    tolerance = fusedops.ops.OPS["bias_gelu"].evidence.gradient_tolerance[got.dtype]
     assert_close(got.double(), want, atol=tolerance.absolute, rtol=tolerance.relative)
 
 

@@ -198,7 +198,7 @@ def test_autocast_changes_nothing(dtype: torch.dtype, backend: str) -> None:
     assert all(map(torch.equal, found, gradients(plain, tensors)))
     exact = reference(NAME)(*(tensor.detach().double() for tensor in tensors))
     for got, want in zip(plain, exact):
-        allowed = OP.tolerance[dtype]
+        allowed = OP.evidence.tolerance[dtype]
         torch.testing.assert_close(got.double(), want, atol=allowed.absolute, rtol=allowed.relative)
 
 

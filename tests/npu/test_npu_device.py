@@ -35,7 +35,7 @@ SOFTMAX = testing.OPS["scaled_masked_softmax"]
 CASES = [
     pytest.param(op, case, id=f"{op.name}-{case.name}")
     for op in testing.OPS.values()
-    for case in op.cases
+    for case in op.evidence.cases
     if op.name == "bias_gelu" or case.name.startswith(("ascend", "gpt2", "causal"))
     if op.name in ("scaled_masked_softmax", "bias_gelu")
 ]
@@ -63,9 +63,9 @@ def check(op: Op, args: tuple[Any, ...]) -> None:
     y, gradients = results(op, args, want)
     dtype = args[0].dtype
     assert y.is_contiguous()
-    testing.assert_within(y, want.y, op.tolerance[dtype], "y")
+    testing.assert_within(y, want.y, op.evidence.tolerance[dtype], "y")
     for name, gradient in gradients.items():
-        testing.assert_within(gradient, want.gradients[name], op.gradient_tolerance[dtype], name)
+        testing.assert_within(gradient, want.gradients[name], op.evidence.gradient_tolerance[dtype], name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -185,11 +185,13 @@ def test_mixed_dtypes_are_promoted(first: torch.dtype, second: torch.dtype, back
     want = testing.expected(SWIGLU, args)
     y = SWIGLU.call_public(*args, backend=backend)
     assert y.dtype == torch.promote_types(first, second)
-    testing.assert_within(y, want.y, SWIGLU.tolerance[y.dtype], "y")
+    testing.assert_within(y, want.y, SWIGLU.evidence.tolerance[y.dtype], "y")
     gradients = torch.autograd.grad(y, args[:2], want.grad.to(y.dtype))
     assert [gradient.dtype for gradient in gradients] == [first, second]
     for gradient, name in zip(gradients, want.gradients):
-        narrow = SWIGLU.gradient_tolerance[torch.bfloat16 if torch.bfloat16 in (first, second) else torch.float32]
+        narrow = SWIGLU.evidence.gradient_tolerance[
+            torch.bfloat16 if torch.bfloat16 in (first, second) else torch.float32
+        ]
         testing.assert_within(gradient, want.gradients[name], narrow, name)
 
 

@@ -331,7 +331,7 @@ NUMBERS_OF = [(name, item.name) for name, op in testing.OPS.items() for item in 
 @pytest.mark.parametrize(("name", "option"), NUMBERS_OF)
 def test_numbers_up_to_the_largest_of_float32(name: str, option: str) -> None:
     op = testing.OPS[name]
-    call = dict(zip(op.parameters, testing.arguments(op, testing.Case("", op.sample(1, 4)), torch.float32)))
+    call = dict(zip(op.parameters, testing.arguments(op, testing.Case("", op.evidence.sample(1, 4)), torch.float32)))
     largest = torch.finfo(torch.float32).max
     for backend in ("eager", None):
         op.function(**{**call, option: largest}, backend=backend)

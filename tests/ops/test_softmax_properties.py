@@ -57,8 +57,8 @@ def test_any_call_means_the_same(backend: str, call: tuple[torch.Tensor, torch.T
         y = fusedops.scaled_masked_softmax(leaf, mask, scale, causal=causal)
     (dx,) = torch.autograd.grad(y, leaf, answer.grad.to(y.dtype))
     assert (y.dtype, y.shape, dx.shape) == (x.dtype, x.shape, x.shape)
-    testing.assert_within(y, answer.y, OP.tolerance[x.dtype], "y")
-    testing.assert_within(dx, answer.gradients["x"], OP.gradient_tolerance[x.dtype], "dx")
+    testing.assert_within(y, answer.y, OP.evidence.tolerance[x.dtype], "y")
+    testing.assert_within(dx, answer.gradients["x"], OP.evidence.gradient_tolerance[x.dtype], "dx")
     masked = torch.zeros(x.shape, dtype=torch.bool) if mask is None else mask.bool().expand(x.shape)
     if causal:
         masked = masked | torch.ones(x.shape[-2:], dtype=torch.bool).triu(1)

@@ -31,7 +31,7 @@ def test_the_example_distribution_is_a_backend_like_ours(python: Any, tmp_path: 
         (info,) = [i for i in fusedops.backends() if i.name == "example"]
         call = op.call_public
         with fusedops.use("example", fallback="raise"):
-            for case in op.cases:
+            for case in op.evidence.cases:
                 case = testing.shrunk(case, 2**13)
                 for dtype in (torch.float32, torch.float64):
                     args = testing.arguments(op, case, dtype)
@@ -42,8 +42,8 @@ def test_the_example_distribution_is_a_backend_like_ours(python: Any, tmp_path: 
                     x = args[0].requires_grad_()
                     y = call(*args)
                     y.backward(want.grad.to(dtype))
-                    testing.assert_within(y, want.y, op.tolerance[dtype], case.name)
-                    testing.assert_within(x.grad, want.gradients["x"], op.tolerance[dtype], case.name)
+                    testing.assert_within(y, want.y, op.evidence.tolerance[dtype], case.name)
+                    testing.assert_within(x.grad, want.gradients["x"], op.evidence.tolerance[dtype], case.name)
         long = torch.ones(2, 1025)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

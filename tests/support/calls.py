@@ -21,7 +21,9 @@ from fusedops.testing import OPS
 def sample(op: str, batch: int = 3, length: int = 5) -> Mapping[str, Any]:
     """Return a small call by parameter; tuples are shapes."""
     contract = OPS[op]
-    return contract.cases[0].args if contract.sample is None else contract.sample(batch, length)
+    return (
+        contract.evidence.cases[0].args if contract.evidence.sample is None else contract.evidence.sample(batch, length)
+    )
 
 
 def shapes(op: str, batch: int = 3, length: int = 5) -> dict[str, tuple[int, ...]]:

@@ -113,7 +113,7 @@ def decision(op: str, args: dict[str, Any], policy: str, fallback: str, adapt: s
         "backend": found.backend,
         "backward": found.backward,
         "given": found.given,
-        "bytes": contract.min_bytes(*contract.bound_specs((), args)),
+        "bytes": contract.evidence.min_bytes(*contract.bound_specs((), args)),
         "candidates": [
             {
                 "backend": each.backend,

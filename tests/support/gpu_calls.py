@@ -32,9 +32,9 @@ def of_backends() -> Iterator[tuple[str, Op]]:
 
 def small_cases(op: Op) -> list[Case]:
     """Return calls whose rows end inside a block."""
-    if op.sweep is None:
-        return [testing.shrunk(case, 2**11, rows=1) for case in op.cases[:2]]
-    return [Case(f"{width} columns", dict(op.sweep(21, width))) for width in (33, 1000)]
+    if op.evidence.sweep is None:
+        return [testing.shrunk(case, 2**11, rows=1) for case in op.evidence.cases[:2]]
+    return [Case(f"{width} columns", dict(op.evidence.sweep(21, width))) for width in (33, 1000)]
 
 
 def results(op: Op, args: tuple[Any, ...], want: testing.Expected) -> tuple[tuple[Any, ...], dict[str, Tensor]]:

@@ -286,7 +286,7 @@ def check(name: str, call: dict[str, Given], dice: Dice) -> None:
     rounded = {key: _exact(value, args.get("residual")) for key, value in zip(op.parameters, whole)}
     grown = {key: value.requires_grad_() for key, value in rounded.items() if key in leaves}
     want = op.reference(*rounded.values())
-    near(y.as_subclass(Tensor), want.to(y.dtype), op.tolerance[y.dtype], "y")
+    near(y.as_subclass(Tensor), want.to(y.dtype), op.evidence.tolerance[y.dtype], "y")
     if leaves:
         g = NUMBERS[: y.numel()].view(y.shape).to(y.dtype)
         got = torch.autograd.grad(y, list(leaves.values()), g)
@@ -294,7 +294,7 @@ def check(name: str, call: dict[str, Given], dice: Dice) -> None:
         for (key, leaf), one, other in zip(leaves.items(), got, wanted):
             assert (one.shape, one.dtype) == (leaf.shape, leaf.dtype), key
             narrow = max(y.dtype, leaf.dtype, key=lambda d: torch.finfo(d).eps)
-            allowed = op.gradient_tolerance[narrow]
+            allowed = op.evidence.gradient_tolerance[narrow]
             steep = max(1.0, abs(args.get("scale", 1.0)))  # the factor of softmax's gradient
             if y.isfinite().all():  # at an infinity the reference's is NaN, where there is a limit too
                 near(one, other.to(leaf.dtype), Tolerance(steep * allowed.absolute, allowed.relative), key)
@@ -312,7 +312,7 @@ def check_norm(name: str, args: dict[str, Any], y: Tensor) -> None:
     spread = (rows - rows.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
     calm = (spread.isfinite() & (spread > 1e-2)).expand(y.shape)
     narrow = max((value.dtype for value in plain.values() if isinstance(value, Tensor)), key=_coarseness)
-    near(y.as_subclass(Tensor).detach()[calm], want[0][calm], op.tolerance[narrow], "y")
+    near(y.as_subclass(Tensor).detach()[calm], want[0][calm], op.evidence.tolerance[narrow], "y")
 
 
 def check_by_model(name: str, whole: tuple[Any, ...], y: Tensor) -> None:

@@ -29,12 +29,14 @@ OP = fusedops.Op(
     reference=reference,
     backward=backward,
     differentiable=("x",),
-    tolerance=TOLERANCE,
-    gradient_tolerance=TOLERANCE,
-    cases=[Case("small", {"x": (3, 4), "factor": 2.0})],
-    min_bytes=lambda x, factor: {"forward": 2 * x.nbytes, "backward": 3 * x.nbytes},
-    unfused=reference,
-    formula="factor * x * x",
+    evidence=fusedops.Evidence(
+        tolerance=TOLERANCE,
+        gradient_tolerance=TOLERANCE,
+        cases=[Case("small", {"x": (3, 4), "factor": 2.0})],
+        min_bytes=lambda x, factor: {"forward": 2 * x.nbytes, "backward": 3 * x.nbytes},
+        unfused=reference,
+        formula="factor * x * x",
+    ),
 )
 
 

@@ -77,7 +77,7 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
                     assert torch.equal(z.full_tensor(), y), what
                 dropped = z.full_tensor() == y  # where dropped, exactly 0 or the residual on every backend
                 assert "seed" not in op.parameters or dropped[y == 0].all(), what
-                testing.assert_within(z.full_tensor(), y.detach().double(), op.tolerance[dtype], what)
+                testing.assert_within(z.full_tensor(), y.detach().double(), op.evidence.tolerance[dtype], what)
             for name, leaf in cut.items():
                 summed = name in op.backward_parameters  # else it is as the gradient of its output
                 of_leaf = [
@@ -87,7 +87,7 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
                 assert list(leaf.grad.placements) == of_leaf, f"{what}: {name}"
                 want = whole[name].grad.double()
                 got = leaf.grad.full_tensor()
-                allowed = op.gradient_tolerance[dtype]
+                allowed = op.evidence.gradient_tolerance[dtype]
                 if Partial() in of_leaf:  # each rank's sum is rounded to the bias's dtype
                     rounding = mesh.size() * torch.finfo(leaf.dtype).eps * float(want.abs().max().clamp(min=1.0))
                     allowed = allowed._replace(absolute=allowed.absolute + rounding)

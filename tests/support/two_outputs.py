@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops import Backend, Case, Op, Saved, Sharding, Tolerance, kernel
+from fusedops import Backend, Case, Evidence, Op, Saved, Sharding, Tolerance, kernel
 from fusedops.constraints import Broadcasts, Dim, Finite, Floating, Rank, SameDevice, SameShape
 
 
@@ -143,29 +143,32 @@ OP = Op(
     outputs=("y", "s"),
     empty=empty,
     saved=(Saved("rstd", rstd), Saved("mean", mean, optional=True)),
-    tolerance={
-        torch.float16: Tolerance(2e-3, 2e-3),
-        torch.bfloat16: Tolerance(1e-2, 1.6e-2),
-        torch.float32: Tolerance(5e-6, 1e-5),
-        torch.float64: Tolerance(1e-12, 1e-12),
-    },
-    gradient_tolerance={
-        # s is rounded before backward reads it
-        torch.float16: Tolerance(2e-2, 4e-3),
-        torch.bfloat16: Tolerance(1.5e-1, 3e-2),
-        torch.float32: Tolerance(1e-3, 1e-5),  # of one column: rstd is 1 / sqrt(eps), and what it multiplies cancels
-        torch.float64: Tolerance(1e-11, 1e-12),
-    },
-    cases=[
-        Case("small", {"x": (4, 16, 96), "residual": (4, 16, 96), "weight": (96,)}),
-        Case("ragged", {"x": (3, 33), "residual": (3, 33), "weight": (33,), "eps": 1e-3}),
-        Case("no_weight", {"x": (2, 5, 40), "residual": (2, 5, 40)}),
-    ],
-    min_bytes=min_bytes,
-    unfused=unfused,
-    formula="layer_norm(x + residual) * weight, x + residual",
     sharding=Sharding(whole=(-1,)),
-    sample=_sample,
+    evidence=Evidence(
+        tolerance={
+            torch.float16: Tolerance(2e-3, 2e-3),
+            torch.bfloat16: Tolerance(1e-2, 1.6e-2),
+            torch.float32: Tolerance(5e-6, 1e-5),
+            torch.float64: Tolerance(1e-12, 1e-12),
+        },
+        gradient_tolerance={
+            # s is rounded before backward reads it
+            torch.float16: Tolerance(2e-2, 4e-3),
+            torch.bfloat16: Tolerance(1.5e-1, 3e-2),
+            # float32: of one column, where rstd is 1 / sqrt(eps), and what it multiplies cancels
+            torch.float32: Tolerance(1e-3, 1e-5),
+            torch.float64: Tolerance(1e-11, 1e-12),
+        },
+        cases=[
+            Case("small", {"x": (4, 16, 96), "residual": (4, 16, 96), "weight": (96,)}),
+            Case("ragged", {"x": (3, 33), "residual": (3, 33), "weight": (33,), "eps": 1e-3}),
+            Case("no_weight", {"x": (2, 5, 40), "residual": (2, 5, 40)}),
+        ],
+        min_bytes=min_bytes,
+        unfused=unfused,
+        formula="layer_norm(x + residual) * weight, x + residual",
+        sample=_sample,
+    ),
 )
 
 

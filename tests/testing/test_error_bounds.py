@@ -26,8 +26,8 @@ ARGS: dict[str, dict[str, Any]] = {  # ops whose sample has a number of columns,
 
 def args_of(op: fusedops.Op, dtype: torch.dtype) -> tuple[Any, ...]:
     """Return the arguments of a call with 4096 rows of normal numbers."""
-    assert op.sample is not None
-    case = Case("rows", ARGS.get(op.name) or dict(op.sample(1, ROWS)))
+    assert op.evidence.sample is not None
+    case = Case("rows", ARGS.get(op.name) or dict(op.evidence.sample(1, ROWS)))
     drawn = testing.arguments(op, case, dtype)
     return tuple(arg / 3 if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in drawn)
 
@@ -35,7 +35,7 @@ def args_of(op: fusedops.Op, dtype: torch.dtype) -> tuple[Any, ...]:
 @pytest.mark.parametrize("name", OPS)
 def test_a_bound_is_below_a_fifth_of_the_result(name: str) -> None:
     op, beyond = OPS[name], []
-    for dtype in op.tolerance:
+    for dtype in op.evidence.tolerance:
         want = testing.expected(op, args_of(op, dtype))
         results = {f"output {n}": y for n, y in zip(op.outputs, want.outputs)}
         results |= {f"gradient of {n}": g for n, g in want.gradients.items()}

@@ -44,7 +44,7 @@ class Replaced:
         """Call the replacement; after its removal the module's own forward."""
         settings: Replacement | None = getattr(self, SETTINGS, None)
         if settings is None:
-            return cast("Any", _after_removal(self))(*args, **kwargs)
+            return _after_removal(self)(*args, **kwargs)
         return settings.forward(self, *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

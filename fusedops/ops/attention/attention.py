@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Tolerance
 from fusedops._dispatch.call import call
 from fusedops.constraints import (
     Alignment,
@@ -24,8 +22,7 @@ from fusedops.constraints import (
     ScoreMask,
     Window,
 )
-from fusedops.ops.attention import evidence, formulas
-from fusedops.ops.attention.error_bounds import error, gradient_error
+from fusedops.ops.attention import arguments, formulas, sharding
 
 
 def attention(
@@ -76,7 +73,7 @@ def attention(
     tensor([1., 2.])
     """
     args = q, k, v, mask, scale, "none" if causal is False else causal, window, return_lse
-    return evidence.wanted(call(OP, args if causal is False else evidence.canonical(args), backend), return_lse)
+    return arguments.wanted(call(OP, args if causal is False else arguments.canonical(args), backend), return_lse)
 
 
 def reference(
@@ -146,31 +143,8 @@ OP = Op(
     backward=backward,
     differentiable=("q", "k", "v"),
     outputs=("out", "lse"),
-    empty=evidence.empty,
-    complete=evidence.canonical,
-    tolerance={
-        # absolute: of the weighted mean of |v|. Probabilities are rounded to the inputs' dtype, then the sum is
-        torch.float16: Tolerance(2e-3, 1e-3),
-        torch.bfloat16: Tolerance(1.2e-2, 8e-3),
-        torch.float32: Tolerance(8e-6, 2e-6),
-        torch.float64: Tolerance(2e-14, 1e-14),
-    },
-    gradient_tolerance={
-        # absolute: of each term of a sum in 16 bits; out, the probabilities and their gradients are rounded
-        torch.float16: Tolerance(4e-3, 1e-3),
-        torch.bfloat16: Tolerance(2e-2, 8e-3),
-        torch.float32: Tolerance(2e-5, 2e-6),
-        torch.float64: Tolerance(5e-14, 1e-14),
-    },
-    error=error,
-    gradient_error=gradient_error,
-    cases=evidence.CASES,
-    min_bytes=evidence.min_bytes,
-    unfused=evidence.unfused,
-    formula="softmax(where(masked, -inf, scale * q @ k.mT)) @ v",
-    sharding=evidence.SHARDING,
-    sample=evidence.sample,
-    large=evidence.LARGE,
-    sweep=evidence.sweep,
-    peers=evidence.PEERS,
+    empty=arguments.empty,
+    complete=arguments.canonical,
+    sharding=sharding.SHARDING,
+    evidence="fusedops.ops.attention.evidence:ATTENTION",
 )

@@ -1,57 +1,19 @@
-"""Data of attention: its arguments, cases, bytes and shards, the chain without fused ops, and other libraries."""
+"""Evidence of attention: cases, bytes, the unfused form, tolerances."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedops import masks
-from fusedops._contract.constraint import is_tensor
-from fusedops._contract.values import Case, Sharding
+from fusedops._contract.evidence import Evidence
+from fusedops._contract.values import Case, Tolerance
 from fusedops.ops.attention import formulas
-
-
-def canonical(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments with ``causal`` as a text: True where Sq == Sk is "upper_left", False is "none".
-
-    "lower_right" of one query without a window is "none" too: it masks nothing, and more kernels take it.
-    """
-    causal = args[5]
-    if causal is True and _square(args[0], args[1]):
-        text = "upper_left"
-    elif causal is False or (type(causal) is str and causal == "lower_right" and _sees_every_key(args[0], args[6])):
-        text = "none"
-    else:
-        return args  # a constraint refuses what is no text
-    return (*args[:5], text, *args[6:])
-
-
-def wanted(results: Any, return_lse: bool) -> Any:
-    """Return the results of a call as its caller wants them. torch.fx.symbolic_trace, which records it, has one."""
-    return results if return_lse or type(results) is not tuple else cast("Any", results)[0]
-
-
-def _sees_every_key(q: Any, window: Any) -> bool:
-    if window is not None or not is_tensor(q) or q.is_nested or q.dim() != 4:
-        return False
-    length: Any = q.shape[2]
-    return isinstance(length, int) and length == 1  # a symbolic size, or one of torch.jit.trace, is any length
-
-
-def _square(q: Any, k: Any) -> bool:
-    if not (is_tensor(q) and is_tensor(k)) or q.is_nested or k.is_nested or q.dim() != 4 or k.dim() != 4:
-        return False
-    return bool(q.shape[2] == k.shape[2])
-
-
-def empty(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """Return empty outputs."""
-    lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-    return q.new_empty((*q.shape[:3], v.shape[3])), lse
+from fusedops.ops.attention.error_bounds import error, gradient_error
 
 
 def unfused(
@@ -84,28 +46,6 @@ def min_bytes(q: Any, k: Any, v: Any, mask: Any, *rest: Any) -> Mapping[Any, int
     outputs = size * math.prod(q.shape[:3]) * v.shape[3] + max(size, 4) * math.prod(q.shape[:3])
     masked = 0 if mask is None else math.prod(mask.shape)
     return {"forward": inputs + outputs + masked, "backward": 2 * inputs + 2 * outputs + masked}
-
-
-def _dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
-    """Return the dims of q that the dims of lse and of its gradient go with."""
-    return dict.fromkeys(("lse", "grad_lse"), (-4, -3, -2))
-
-
-def _whole_of(given: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the heads where a rank's part would not be whole groups: each rank needs key heads of its own."""
-    heads = given["k"].shape[1]
-    if heads <= 1:
-        return ()  # it is whole on each rank
-    # a mask or a gradient that is sharded alone cuts the other tensors too
-    dims = {name: _dims_of(given).get(name, range(-each.ndim, 0)) for name, each in given.items() if is_tensor(each)}
-    mesh = given["k"].device_mesh
-    places = {name: given[name].placements for name in dims}
-    ranks = math.prod(
-        mesh.size(at)
-        for at in range(mesh.ndim)
-        if any(-3 in dims[name] and each[at].is_shard(dims[name].index(-3)) for name, each in places.items())
-    )
-    return (-3,) if heads % ranks else ()
 
 
 _SAMPLE = {"scale": 0.3, "causal": "lower_right", "return_lse": True}
@@ -142,13 +82,6 @@ LARGE = [
     Case("padded", {**_heads(2, 16, 16, 2048, 2048, 64), "mask": (2, 1, 1, 2048)}),
     Case("grouped", {**_heads(2, 16, 4, 2048, 2048, 64), "causal": "upper_left"}),
 ]
-SHARDING = Sharding(
-    whole=(-2, -1),
-    whole_of=_whole_of,
-    dims_of=_dims_of,
-    reason="a row needs all its keys, and a group all its query heads: sharded keys are context parallelism, which "
-    "is not this op",
-)
 PEERS = """
 | peer | causal, Sq != Sk | True in a bool mask | fully masked row | window | grouped heads |
 |---|---|---|---|---|---|
@@ -157,3 +90,31 @@ PEERS = """
 | torch_npu, `npu_fusion_attention` | by `sparse_mode` | masked out | 0 with `inner_precise=2` | `sparse_mode=4` | yes |
 | fusedops | by name | masked out | 0 | `window` | yes |
 """
+
+
+ATTENTION = Evidence(
+    formula="softmax(where(masked, -inf, scale * q @ k.mT)) @ v",
+    cases=CASES,
+    tolerance={
+        # absolute: of the weighted mean of |v|. Probabilities are rounded to the inputs' dtype, then the sum is
+        torch.float16: Tolerance(2e-3, 1e-3),
+        torch.bfloat16: Tolerance(1.2e-2, 8e-3),
+        torch.float32: Tolerance(8e-6, 2e-6),
+        torch.float64: Tolerance(2e-14, 1e-14),
+    },
+    gradient_tolerance={
+        # absolute: of each term of a sum in 16 bits; out, the probabilities and their gradients are rounded
+        torch.float16: Tolerance(4e-3, 1e-3),
+        torch.bfloat16: Tolerance(2e-2, 8e-3),
+        torch.float32: Tolerance(2e-5, 2e-6),
+        torch.float64: Tolerance(5e-14, 1e-14),
+    },
+    error=error,
+    gradient_error=gradient_error,
+    min_bytes=min_bytes,
+    unfused=unfused,
+    sample=sample,
+    large=LARGE,
+    sweep=sweep,
+    peers=PEERS,
+)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Case, Sharding, Tolerance
+from fusedops._contract.values import Sharding
 from fusedops._dispatch.call import call
 from fusedops.constraints import Broadcasts, Flag, Floating, OneElement, Probability, SameDevice
 from fusedops.ops.dropout import formulas
@@ -90,25 +86,6 @@ def identity(
     return (p == 0 or not training) and x_dtype is grad.dtype
 
 
-def unfused(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
-    """Compute the op as models do without fused ops, with torch's own random numbers."""
-    return torch.nn.functional.dropout(x if bias is None else x + bias, p, training)
-
-
-def min_bytes(x: Any, bias: Any, p: float, training: bool, seed: Any) -> Mapping[Any, int]:
-    """Read x, write y; read grad, write dx. The bias, and its gradient, move once; no mask is stored."""
-    elements, dtype = math.prod(x.shape), promoted(x, bias)
-    small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
-    return {
-        "forward": elements * (x.dtype.itemsize + dtype.itemsize) + small,
-        "backward": formulas.backward_bytes(x, bias, dtype, p, training),
-    }
-
-
-def _sample(batch: int, length: int) -> Mapping[str, Any]:
-    return {"x": (batch, length, 6), "bias": (6,), "p": 0.4, "seed": 3}
-
-
 SHARDING = Sharding(
     replicated=("seed",),
     forward=formulas.forward_of_shard,
@@ -133,41 +110,7 @@ OP = Op(
     differentiable=("x", "bias"),
     identity=identity,
     output_dtype=promoted,
-    tolerance={
-        torch.float16: Tolerance(1e-6, 1e-3),  # one rounding to an 11-bit mantissa
-        torch.bfloat16: Tolerance(1e-6, 1.6e-2),  # one rounding to an 8-bit mantissa
-        torch.float32: Tolerance(1e-6, 1e-6),
-        torch.float64: Tolerance(1e-12, 1e-12),
-    },
-    gradient_tolerance={
-        # absolute: dbias is a sum over rows in float32, in any order
-        torch.float16: Tolerance(1e-4, 2e-3),
-        torch.bfloat16: Tolerance(1e-4, 1.6e-2),
-        torch.float32: Tolerance(1e-4, 1e-5),
-        torch.float64: Tolerance(1e-11, 1e-12),
-    },
-    error=formulas.error,
-    gradient_error=formulas.gradient_error,
-    cases=[
-        Case("gpt2_small", {"x": (8, 1024, 768), "bias": (768,), "p": 0.1, "seed": 1}, "GPT-2, after the MLP"),
-        Case("ragged", {"x": (3, 1001), "bias": (1001,), "p": 0.5, "seed": 2**40 + 7}, "elements not divisible by 4"),
-        Case("no_bias", {"x": (4, 33, 96), "p": 0.9, "seed": -5}),
-        Case("evaluation", {"x": (4, 128), "bias": (128,), "p": 0.1, "training": False}),
-        Case("all_dropped", {"x": (4, 128), "bias": (128,), "p": 1.0, "seed": 3}),
-    ],
-    min_bytes=min_bytes,
-    unfused=unfused,
-    formula="dropout(x + bias, p)",
     sharding=SHARDING,
     complete=formulas.with_seed,
-    sample=_sample,
-    large=[Case("training", {"x": (8192, 4096), "bias": (4096,), "p": 0.1, "seed": 1})],
-    sweep=lambda rows, width: {"x": (rows, width), "bias": (width,), "p": 0.1, "seed": 1},
-    peers="""
-| peer | what is dropped depends on | dtype of the result |
-|---|---|---|
-| Slapo, `bias_dropout` | the device | as torch promotes |
-| torch_npu | there is no such op | |
-| fusedops | the seed and the element's index alone | as torch promotes |
-""",
+    evidence="fusedops.ops.dropout.evidence:BIAS_DROPOUT",
 )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Case
 from fusedops._dispatch.call import call
 from fusedops.constraints import Floating, SameDevice, SameShape
 from fusedops.ops.dropout import bias_dropout, formulas
@@ -74,47 +71,10 @@ def reference(
     return (residual.to(wide) + dropped(u, p, seed if training and p > 0 else None)).to(out)
 
 
-def error(
-    absolute: float, x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None
-) -> Tensor:
-    """Return ``absolute`` times the magnitudes of the terms, and what x and bias lose in the residual's dtype."""
-    out = residual.dtype
-    wide = torch.promote_types(out, torch.float32)
-    drawn = seed if training and p > 0 else None
-    size = dropped(formulas.magnitude(x.to(wide), None if bias is None else bias.to(wide)), p, drawn)
-    lost = _lost(x, out) if bias is None else _lost(x, out) + _lost(bias, out)
-    return absolute * (size + formulas.magnitude(residual.to(wide))).double() + dropped(lost, p, drawn)
-
-
-def _lost(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what the conversion to a dtype changes; inf where it overflows."""
-    return (tensor.to(dtype).double() - tensor.double()).abs().nan_to_num(nan=0.0, posinf=math.inf)
-
-
-def unfused(x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None) -> Tensor:
-    """Compute the op as models do without fused ops, with torch's own random numbers."""
-    return residual + bias_dropout.unfused(x, bias, p, training, seed)
-
-
 def _output_dtype(x: Tensor, bias: Tensor | None, residual: Tensor, *rest: Any) -> torch.dtype:
     return residual.dtype
 
 
-def min_bytes(x: Any, bias: Any, residual: Any, p: float, training: bool, seed: Any) -> Mapping[Any, int]:
-    """Read x and residual, write y. Backward as bias_dropout: the residual's gradient is the output's itself."""
-    elements, size = math.prod(x.shape), residual.dtype.itemsize
-    small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
-    return {
-        "forward": elements * (x.dtype.itemsize + 2 * size) + small,
-        "backward": formulas.backward_bytes(x, bias, residual.dtype, p, training),
-    }
-
-
-def _sample(batch: int, length: int) -> Mapping[str, Any]:
-    return {"x": (batch, length, 6), "bias": (6,), "residual": (batch, length, 6), "p": 0.4, "seed": 3}
-
-
-_LARGE = (8192, 4096)
 OP = Op(
     bias_dropout_add,
     constraints=[
@@ -129,36 +89,7 @@ OP = Op(
     passed_through="residual",
     identity=bias_dropout.identity,
     output_dtype=_output_dtype,
-    tolerance=bias_dropout.OP.tolerance,
-    gradient_tolerance=bias_dropout.OP.gradient_tolerance,
-    error=error,
-    gradient_error=formulas.gradient_error,
-    cases=[
-        Case(case.name, {**case.args, "residual": case.args["x"], "bias": case.args.get("bias")}, case.source)
-        for case in bias_dropout.OP.cases
-    ],
-    min_bytes=min_bytes,
-    unfused=unfused,
-    formula="residual + dropout(x + bias, p)",
     sharding=bias_dropout.SHARDING,
     complete=formulas.with_seed,
-    sample=_sample,
-    large=[
-        Case("training", {"x": _LARGE, "bias": (4096,), "residual": _LARGE, "p": 0.1, "seed": 1}),
-        Case("evaluation", {"x": _LARGE, "bias": (4096,), "residual": _LARGE, "p": 0.1, "training": False}),
-    ],
-    sweep=lambda rows, width: {
-        "x": (rows, width),
-        "bias": (width,),
-        "residual": (rows, width),
-        "p": 0.1,
-        "seed": 1,
-    },
-    peers="""
-| peer | what is dropped depends on | dtype of the result |
-|---|---|---|
-| Megatron-LM, `get_bias_dropout_add` | the device, and fused or not | the residual's since 0.17, before that x's |
-| torch_npu | there is no such op | |
-| fusedops | the seed and the element's index alone | the residual's |
-""",
+    evidence="fusedops.ops.dropout.evidence:BIAS_DROPOUT_ADD",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 from sys import modules
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ def seed_tensor(name: str, seed: int | Tensor | None, x: Tensor) -> Tensor | Non
     if seed is None or isinstance(seed, (Tensor, TensorSpec)):
         return seed
     if hasattr(seed, "tracer"):  # a value of torch.fx.symbolic_trace
-        return seed
+        return cast("Any", seed)
     if type(seed) is not int or not -(2**63) <= seed < 2**64:
         raise InvalidInputError(
             f"{name}: got seed = {shown(seed)}, expected None, a 64-bit integer, or an int64 tensor of one element; to "

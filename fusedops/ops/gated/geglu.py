@@ -5,18 +5,15 @@ LigerGELUMulFunction, torch_npu's npu_geglu, and the chain gelu -> mul.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Case, Tolerance
 from fusedops._dispatch.call import call
 from fusedops.constraints import OneOf
-from fusedops.ops.gated.error_bounds import geglu_error, geglu_gradient_error
-from fusedops.ops.gated.formulas import SHARDING, TENSORS, empty, gradients, min_bytes, promoted, split, wide_pair
+from fusedops.ops.gated.formulas import SHARDING, TENSORS, empty, gradients, promoted, wide_pair
 
 # below, GELU and its derivative are 0 in float64 too; above, GELU is the gate and its derivative 1
 _SATURATION = 32.0
@@ -88,16 +85,6 @@ def backward(
     return gradients(dgate, dup, gate, up, interleaved, needs)
 
 
-def unfused(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) -> Tensor:
-    """Compute the op as models do without fused ops."""
-    g, u = split(gate, interleaved) if up is None else (gate, up)
-    return torch.nn.functional.gelu(g, approximate=approximate) * u
-
-
-def _sample(batch: int, length: int) -> Mapping[str, Any]:
-    return {"gate": (batch, length, 6), "up": (batch, length, 6), "approximate": "tanh"}
-
-
 OP = Op(
     geglu,
     constraints=[*TENSORS, OneOf("approximate", "tanh", "none")],
@@ -106,46 +93,6 @@ OP = Op(
     differentiable=("gate", "up"),
     output_dtype=promoted,
     empty=empty,
-    error=geglu_error,
-    gradient_error=geglu_gradient_error,
-    tolerance={
-        # absolute: 1 + erf cancels for a negative gate; the tests have up to 15 in up
-        torch.float16: Tolerance(1e-3, 1e-3),  # one rounding to an 11-bit mantissa
-        torch.bfloat16: Tolerance(1e-2, 1.6e-2),  # one rounding to an 8-bit mantissa
-        torch.float32: Tolerance(1e-5, 2e-6),
-        torch.float64: Tolerance(1e-12, 1e-12),
-    },
-    gradient_tolerance={
-        torch.float16: Tolerance(2e-3, 1e-3),
-        torch.bfloat16: Tolerance(2e-2, 1.6e-2),
-        torch.float32: Tolerance(3e-5, 3e-6),
-        torch.float64: Tolerance(1e-11, 1e-12),
-    },
-    cases=[
-        Case("gemma_7b_mlp", {"gate": (2048, 24576), "up": (2048, 24576)}, "Gemma 7B, 2048 tokens"),
-        Case("t5_xl_mlp", {"gate": (512, 5120), "up": (512, 5120), "approximate": "none"}, "the exact form"),
-        Case("packed", {"gate": (2048, 20480)}, "packed halves of 10240"),
-        Case("packed_exact", {"gate": (64, 512), "approximate": "none"}, "packed halves, the exact form"),
-        Case("ragged", {"gate": (3, 1001), "up": (3, 1001)}, "no size is a power of two"),
-        Case("ragged_interleaved", {"gate": (3, 5, 66), "interleaved": True}, "rows of 33 pairs"),
-    ],
-    min_bytes=min_bytes,
-    unfused=unfused,
-    formula="gelu(gate) * up",
     sharding=SHARDING,
-    sample=_sample,
-    large=[
-        Case("two tensors", {"gate": (8192, 4096), "up": (8192, 4096)}),
-        Case("packed, erf", {"gate": (8192, 8192), "approximate": "none"}),
-    ],
-    sweep=lambda rows, width: {"gate": (rows, width), "up": (rows, width)},
-    peers="""
-| peer | form | packed | GELU |
-|---|---|---|---|
-| transformers, `GemmaMLP` | two tensors | | tanh |
-| Liger, `LigerGELUMulFunction` | two tensors | | tanh; backward writes over gate and up |
-| diffusers, `GEGLU` | packed | halves, up first | exact |
-| torch_npu, `npu_geglu` | packed | halves, up first by default | both |
-| fusedops | both | both, gate first | both |
-""",
+    evidence="fusedops.ops.gated.evidence:GEGLU",
 )

@@ -5,18 +5,13 @@ gpt-oss's clamped form, and the chain silu -> mul.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Case, Tolerance
 from fusedops._dispatch.call import call
 from fusedops.constraints import Finite
-from fusedops.ops.gated.error_bounds import swiglu_error, swiglu_gradient_error
-from fusedops.ops.gated.formulas import SHARDING, TENSORS, empty, gradients, min_bytes, promoted, split, wide_pair
+from fusedops.ops.gated.formulas import SHARDING, TENSORS, empty, gradients, promoted, wide_pair
 
 
 def swiglu(
@@ -101,74 +96,14 @@ def backward(
     return gradients(dgate, dup, gate, up, interleaved, needs)
 
 
-def unfused(
-    gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, offset: float, interleaved: bool
-) -> Tensor:
-    """Compute the op as models do without fused ops."""
-    g, u = split(gate, interleaved) if up is None else (gate, up)
-    if limit is not None:
-        g, u = g.clamp(max=limit), u.clamp(-limit, limit)
-    activated = torch.nn.functional.silu(g) if alpha == 1.0 else g * torch.sigmoid(alpha * g)
-    return activated * (u + offset if offset else u)
-
-
-def _sample(batch: int, length: int) -> Mapping[str, Any]:
-    return {"gate": (batch, length, 6), "up": (batch, length, 6), "limit": 1.5, "alpha": 1.7, "offset": 1.0}
-
-
-_GPT_OSS = {"limit": 7.0, "alpha": 1.702, "offset": 1.0, "interleaved": True}
-
 OP = Op(
     swiglu,
     constraints=[*TENSORS, Finite("limit", at_least=0.0, optional=True), Finite("alpha"), Finite("offset")],
     reference=reference,
     backward=backward,
     differentiable=("gate", "up"),
-    error=swiglu_error,
-    gradient_error=swiglu_gradient_error,
     output_dtype=promoted,
     empty=empty,
-    tolerance={
-        torch.float16: Tolerance(1e-3, 1e-3),  # one rounding to an 11-bit mantissa
-        torch.bfloat16: Tolerance(1e-2, 1.6e-2),  # one rounding to an 8-bit mantissa
-        torch.float32: Tolerance(2e-6, 2e-6),  # exp, a division and three products, each within 1e-7
-        torch.float64: Tolerance(1e-12, 1e-12),
-    },
-    gradient_tolerance={
-        # absolute: near gate = -1.28, where the slope is 0, the terms of size grad * up cancel
-        torch.float16: Tolerance(2e-3, 1e-3),
-        torch.bfloat16: Tolerance(2e-2, 1.6e-2),
-        torch.float32: Tolerance(2e-5, 3e-6),
-        torch.float64: Tolerance(1e-11, 1e-12),
-    },
-    cases=[
-        Case("llama3_8b_mlp", {"gate": (2048, 14336), "up": (2048, 14336)}, "Llama 3 8B, 2048 tokens"),
-        Case("llama2_7b_packed", {"gate": (2048, 22016)}, "Llama 2 7B, 2 * 11008, Megatron's packed halves"),
-        Case("gpt_oss_experts", {"gate": (512, 5760), **_GPT_OSS}, "gpt-oss 20B, 2 * 2880, interleaved, clamped"),
-        Case("clamped", {"gate": (16, 256), "up": (16, 256), "limit": 1.0}, "the form without an offset"),
-        Case("clamped_packed", {"gate": (16, 512), "limit": 1.0}, "Megatron's clamped_swiglu"),
-        Case("ragged", {"gate": (3, 1001), "up": (3, 1001)}, "no size is a power of two"),
-        Case("ragged_packed", {"gate": (3, 5, 66), "interleaved": True}, "rows of 33 pairs"),
-    ],
-    min_bytes=min_bytes,
-    unfused=unfused,
-    formula="gate * sigmoid(alpha * gate) * (up + offset)",
     sharding=SHARDING,
-    sample=_sample,
-    large=[
-        Case("two tensors", {"gate": (8192, 4096), "up": (8192, 4096)}),
-        Case("packed", {"gate": (8192, 8192)}),
-        Case("packed, gpt-oss", {"gate": (8192, 8192), **_GPT_OSS}),
-    ],
-    sweep=lambda rows, width: {"gate": (rows, width), "up": (rows, width)},
-    peers="""
-| peer | form | packed | in 16 bits |
-|---|---|---|---|
-| transformers, `LlamaMLP` | two tensors | | silu rounded, then the product |
-| Megatron-LM, `bias_swiglu_impl` | packed | halves | silu rounded, then the product |
-| Liger, `LigerSiLUMulFunction` | two tensors | | silu rounded; backward writes over gate and up |
-| torch_npu, `npu_swiglu` | packed | halves | rounded once |
-| torch_npu, `npu_clipped_swiglu` | packed | both | no backward |
-| fusedops | both | both | rounded once |
-""",
+    evidence="fusedops.ops.gated.evidence:SWIGLU",
 )

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Saved, Tolerance
+from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.constraints import Dim, Floating, Rank
-from fusedops.ops.losses import evidence, formulas
+from fusedops.ops.losses import formulas
 from fusedops.ops.losses.arguments import OPTIONS, check_targets, denominator_tensor, tensor_constraints
-from fusedops.ops.losses.error_bounds import backward_error, forward_error
 from fusedops.ops.losses.sharding import SHARDING
 
 
@@ -154,25 +153,7 @@ OP = Op(
     output_dtype=loss_dtype,
     empty=empty,
     saved=(Saved("lse", lse), Saved("log_prob", log_prob, optional=True)),
-    # of a loss, which is float32: logits of 16 bits are not rounded
-    tolerance={dtype: Tolerance(1e-6, 2e-6) for dtype in (torch.float16, torch.bfloat16, torch.float32)}
-    | {torch.float64: Tolerance(1e-14, 1e-12)},
-    gradient_tolerance={
-        torch.float16: Tolerance(2e-6, 1e-3),  # one rounding to an 11-bit mantissa
-        torch.bfloat16: Tolerance(2e-6, 8e-3),  # one rounding to an 8-bit mantissa
-        torch.float32: Tolerance(2e-6, 4e-6),
-        torch.float64: Tolerance(1e-14, 1e-12),
-    },
-    error=forward_error,
-    gradient_error=backward_error,
-    cases=evidence.CASES,
-    min_bytes=evidence.min_bytes,
-    unfused=evidence.unfused,
-    formula="logsumexp(logits) - logits[target], smoothed, with z-loss, capped",
     sharding=SHARDING,
     complete=completed,
-    sample=evidence.sample,
-    large=evidence.LARGE,
-    sweep=evidence.tokens,
-    peers=evidence.PEERS,
+    evidence="fusedops.ops.losses.evidence:CROSS_ENTROPY",
 )

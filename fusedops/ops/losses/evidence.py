@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.values import Case
+from fusedops._contract.evidence import Evidence
+from fusedops._contract.values import Case, Tolerance
 from fusedops.ops.losses import formulas
+from fusedops.ops.losses.error_bounds import backward_error, forward_error
 
 
 def unfused(
@@ -88,3 +90,26 @@ the gradient over them |
 | torch_npu, `npu_cross_entropy_loss` | the logits' | 0 / 0 | undefined | smoothing, without a gradient | no |
 | fusedops | float32 | 0 | InvalidInputError on a CPU, NaN elsewhere | all | no |
 """
+
+
+CROSS_ENTROPY = Evidence(
+    formula="logsumexp(logits) - logits[target], smoothed, with z-loss, capped",
+    cases=CASES,
+    # of a loss, which is float32: logits of 16 bits are not rounded
+    tolerance={dtype: Tolerance(1e-6, 2e-6) for dtype in (torch.float16, torch.bfloat16, torch.float32)}
+    | {torch.float64: Tolerance(1e-14, 1e-12)},
+    gradient_tolerance={
+        torch.float16: Tolerance(2e-6, 1e-3),  # one rounding to an 11-bit mantissa
+        torch.bfloat16: Tolerance(2e-6, 8e-3),  # one rounding to an 8-bit mantissa
+        torch.float32: Tolerance(2e-6, 4e-6),
+        torch.float64: Tolerance(1e-14, 1e-12),
+    },
+    error=forward_error,
+    gradient_error=backward_error,
+    min_bytes=min_bytes,
+    unfused=unfused,
+    sample=sample,
+    large=LARGE,
+    sweep=tokens,
+    peers=PEERS,
+)

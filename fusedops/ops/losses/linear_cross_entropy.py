@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Case, Saved
+from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.constraints import Count, Dim, Floating, Rank, SameDevice, SameSize
-from fusedops.ops.losses import arguments, formulas, linear_error_bounds, linear_evidence
+from fusedops.ops.losses import arguments, formulas
 from fusedops.ops.losses import linear_formulas as linear
 from fusedops.ops.losses.linear_sharding import SHARDING
 
@@ -145,17 +145,6 @@ OP = Op(
         Saved("weight_grad", linear.weight_grad, gradient_of="weight"),
         Saved("bias_grad", linear.bias_grad, gradient_of="bias"),
     ),
-    tolerance=linear_error_bounds.TOLERANCE,
-    gradient_tolerance=linear_error_bounds.GRADIENT_TOLERANCE,
-    error=linear_error_bounds.error,
-    gradient_error=linear_error_bounds.gradient_error,
-    cases=linear_evidence.CASES,
-    min_bytes=linear_evidence.min_bytes,
-    unfused=linear_evidence.unfused,
-    formula="cross_entropy(x @ weight.T + bias, target)",
     sharding=SHARDING,
-    sample=lambda batch, length: {"x": (batch, length, 6), "weight": (11, 6), "target": (batch, length), "bias": (11,)},
-    large=[Case("small_vocabulary", {"x": (4096, 512), "weight": (32000, 512), "target": (4096,)})],
-    sweep=lambda rows, width: {"x": (rows, width), "weight": (32000, width), "target": (rows,)},
-    peers=linear_evidence.PEERS,
+    evidence="fusedops.ops.losses.linear_evidence:LINEAR_CROSS_ENTROPY",
 )

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedops._contract.evidence import Evidence
 from fusedops._contract.values import Case
-from fusedops.ops.losses import formulas
+from fusedops.ops.losses import formulas, linear_error_bounds
 
 SMALL: Mapping[str, Any] = {"x": (70, 96), "weight": (13, 96), "target": (70,), "chunk": 32}
 CASES = [
@@ -76,3 +77,19 @@ def min_bytes(x: Any, weight: Any, target: Any, bias: Any, *options: Any) -> Map
     given = [tensor for tensor in (x, weight, bias) if tensor is not None]
     tensors = sum(prod(tensor.shape) * tensor.dtype.itemsize for tensor in given)
     return {"forward": tensors + prod(target.shape) * target.dtype.itemsize, "backward": 2 * tensors}
+
+
+LINEAR_CROSS_ENTROPY = Evidence(
+    formula="cross_entropy(x @ weight.T + bias, target)",
+    cases=CASES,
+    tolerance=linear_error_bounds.TOLERANCE,
+    gradient_tolerance=linear_error_bounds.GRADIENT_TOLERANCE,
+    error=linear_error_bounds.error,
+    gradient_error=linear_error_bounds.gradient_error,
+    min_bytes=min_bytes,
+    unfused=unfused,
+    sample=lambda batch, length: {"x": (batch, length, 6), "weight": (11, 6), "target": (batch, length), "bias": (11,)},
+    large=[Case("small_vocabulary", {"x": (4096, 512), "weight": (32000, 512), "target": (4096,)})],
+    sweep=lambda rows, width: {"x": (rows, width), "weight": (32000, width), "target": (rows,)},
+    peers=PEERS,
+)

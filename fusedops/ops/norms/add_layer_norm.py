@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Case, Saved
+from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.ops.norms import formulas, layer_norm
-from fusedops.ops.norms.error_bounds import backward_error, forward_error
 
 
 def add_layer_norm(
@@ -100,40 +96,6 @@ def empty(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | Non
     return formulas.empty_pair(x, residual)
 
 
-def error(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-    """Return the changes of y, mean and rstd; s has the usual one."""
-    weight, bias, eps, _ = rest
-    s = formulas.rounded_sum(x, residual)
-    absolute = max(absolute, torch.finfo(s.dtype).eps)  # of the rounding of s
-    y, mean, rstd = forward_error(absolute, s, weight, bias, eps, 0.0, centered=True)
-    return y, None, mean, rstd
-
-
-def gradient_error(absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-    """Return the changes of the gradients of x, residual, weight and bias."""
-    ds, dweight, dbias = backward_error(absolute, grad_y, *rest[:5], rounded=True)
-    ds = ds + absolute * grad_s.double().abs()
-    return ds, ds, dweight, dbias
-
-
-def unfused(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Compute the op as models do without fused ops."""
-    s = x + residual
-    return layer_norm.unfused(s, weight, bias, eps).to(x.dtype), s
-
-
-def min_bytes(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Mapping[Any, int]:
-    """Read x and residual, write y and s; read s and both gradients, write both gradients."""
-    s = formulas.sum_dtype(x, residual)
-    return {
-        "forward": formulas.row_bytes(x, (x.dtype, residual.dtype, x.dtype, s), (weight, bias)),
-        "backward": formulas.row_bytes(x, (s, s, x.dtype, x.dtype, residual.dtype), (weight, weight, bias)),
-    }
-
-
-_LARGE = (8192, 4096)
 OP = Op(
     add_layer_norm,
     constraints=[*layer_norm.OP.constraints, *formulas.RESIDUAL],
@@ -143,28 +105,6 @@ OP = Op(
     outputs=("y", "s"),
     empty=empty,
     saved=(Saved("mean", mean), Saved("rstd", rstd)),
-    tolerance=formulas.TOLERANCE,
-    gradient_tolerance=formulas.GRADIENT_TOLERANCE,
-    error=error,
-    gradient_error=gradient_error,
-    cases=[Case(case.name, {**case.args, "residual": case.args["x"]}, case.source) for case in layer_norm.OP.cases],
-    min_bytes=min_bytes,
-    unfused=unfused,
-    formula="s = x + residual, (s - mean(s)) * rsqrt(var(s) + eps) * weight + bias",
     sharding=formulas.ROWS,
-    sample=lambda batch, length: {
-        "x": (batch, length, 6),
-        "residual": (batch, length, 6),
-        "weight": (6,),
-        "bias": (6,),
-    },
-    large=[Case("training", {"x": _LARGE, "residual": _LARGE, "weight": (4096,), "bias": (4096,)})],
-    sweep=lambda rows, width: {"x": (rows, width), "residual": (rows, width), "weight": (width,), "bias": (width,)},
-    peers="""
-| peer | the norm is of | dtype of s |
-|---|---|---|
-| flash-attention, `layer_norm_fn` | the sum before rounding | x's, or float32 |
-| torch_npu, `npu_add_layer_norm` | weight and bias needed | x's; float32 where x and residual differ |
-| fusedops | the rounded sum | as torch promotes |
-""",
+    evidence="fusedops.ops.norms.evidence:ADD_LAYER_NORM",
 )

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Case, Saved
+from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.ops.norms import formulas, rms_norm
-from fusedops.ops.norms.error_bounds import backward_error
 
 
 def add_rms_norm(
@@ -91,37 +87,6 @@ def empty(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset
     return formulas.empty_pair(x, residual)
 
 
-def error(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-    """Return the changes of y and rstd; s has the usual one."""
-    s = formulas.rounded_sum(x, residual)
-    absolute = max(absolute, torch.finfo(s.dtype).eps)  # of the rounding of s
-    y, rstd = rms_norm.error(absolute, s, *rest)
-    return y, None, rstd
-
-
-def gradient_error(absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-    """Return the changes of the gradients of x, residual and weight."""
-    s, rstd, weight, offset, *_ = rest
-    ds, dweight, _ = backward_error(absolute, grad_y, s, None, rstd, weight, None, offset, rounded=True)
-    ds = ds + absolute * grad_s.double().abs()
-    return ds, ds, dweight
-
-
-def unfused(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    """Compute the op as models do without fused ops."""
-    s = x + residual
-    return rms_norm.unfused(s, weight, eps, offset).to(x.dtype), s
-
-
-def min_bytes(x: Any, residual: Any, weight: Any, eps: float, offset: float) -> Mapping[Any, int]:
-    """Read x and residual, write y and s; read s and both gradients, write both gradients."""
-    s = formulas.sum_dtype(x, residual)
-    return {
-        "forward": formulas.row_bytes(x, (x.dtype, residual.dtype, x.dtype, s), (weight,)),
-        "backward": formulas.row_bytes(x, (s, s, x.dtype, x.dtype, residual.dtype), (weight,) * 2),
-    }
-
-
 OP = Op(
     add_rms_norm,
     constraints=[*rms_norm.OP.constraints, *formulas.RESIDUAL],
@@ -131,25 +96,6 @@ OP = Op(
     outputs=("y", "s"),
     empty=empty,
     saved=(Saved("rstd", rstd),),
-    tolerance=formulas.TOLERANCE,
-    gradient_tolerance=formulas.GRADIENT_TOLERANCE,
-    error=error,
-    gradient_error=gradient_error,
-    cases=[Case(case.name, {**case.args, "residual": case.args["x"]}, case.source) for case in rms_norm.OP.cases],
-    min_bytes=min_bytes,
-    unfused=unfused,
-    formula="s = x + residual, s * rsqrt(mean(s**2) + eps) * (offset + weight)",
     sharding=formulas.ROWS,
-    sample=lambda batch, length: {"x": (batch, length, 6), "residual": (batch, length, 6), "weight": (6,)},
-    large=[Case("training", {"x": (8192, 4096), "residual": (8192, 4096), "weight": (4096,)})],
-    sweep=lambda rows, width: {"x": (rows, width), "residual": (rows, width), "weight": (width,)},
-    peers="""
-| peer | the norm is of | dtype of s |
-|---|---|---|
-| transformers, decoder layers | the rounded sum | the stream's |
-| Liger, `LigerFusedAddRMSNormFunction` | the rounded sum | x's |
-| quack, flash-attention | the sum before rounding | x's, or float32 |
-| torch_npu, `npu_add_rms_norm` | by shape the one or the other; no backward | x's |
-| fusedops | the rounded sum | as torch promotes |
-""",
+    evidence="fusedops.ops.norms.evidence:ADD_RMS_NORM",
 )

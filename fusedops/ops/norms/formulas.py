@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.values import Sharding, Tolerance
+from fusedops._contract.values import Sharding
 from fusedops.constraints import Finite, Floating, LastDims, Rank, SameDevice, SameShape
 
 X = (Floating("x"), Rank("x", at_least=1), Finite("eps", at_least=0.0))
@@ -21,21 +21,6 @@ WEIGHT = (Floating("weight"), SameDevice("weight", "x"), LastDims("weight", "x")
 BIAS = (Floating("bias"), SameDevice("bias", "x"), LastDims("bias", "x"))
 # every rank needs whole rows. The gradients of weight and bias are partial sums, of the rows of a rank
 ROWS = Sharding(whole=(-1,))
-
-TOLERANCE = {
-    # one rounding of y, and of the sum before it, which a small difference from the mean magnifies
-    torch.float16: Tolerance(2e-3, 2e-3),
-    torch.bfloat16: Tolerance(1.6e-2, 1.6e-2),
-    torch.float32: Tolerance(5e-6, 1e-5),
-    torch.float64: Tolerance(1e-12, 1e-12),
-}
-GRADIENT_TOLERANCE = {
-    # absolute: of sums in float32. relative: one rounding of the result
-    torch.float16: Tolerance(2e-5, 1e-3),
-    torch.bfloat16: Tolerance(2e-5, 8e-3),
-    torch.float32: Tolerance(2e-5, 2e-5),
-    torch.float64: Tolerance(1e-11, 1e-12),
-}
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Case, Saved
+from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.ops.norms import formulas
-from fusedops.ops.norms.error_bounds import backward_error, forward_error
 
 
 def layer_norm(
@@ -85,40 +80,6 @@ def backward(
     return dx, dweight, formulas.summed(g, bias) if bias is not None and needs[2] else None
 
 
-def error(
-    absolute: float, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
-) -> tuple[Tensor, ...]:
-    """Return the changes of y, mean and rstd."""
-    return forward_error(absolute, x, weight, bias, eps, 0.0, centered=True)
-
-
-def gradient_error(
-    absolute: float,
-    grad: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    """Return the changes of the gradients of x, weight and bias."""
-    return backward_error(absolute, grad, x, mean, rstd, weight, bias)
-
-
-def unfused(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Compute the op as models do without fused ops: torch has it as one op."""
-    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
-
-
-def min_bytes(x: Any, weight: Any, bias: Any, eps: float) -> Mapping[Any, int]:
-    """Read x, write y; read grad and x, write dx. Weight, bias and their gradients are read and written once."""
-    return {
-        "forward": formulas.row_bytes(x, (x.dtype,) * 2, (weight, bias)),
-        "backward": formulas.row_bytes(x, (x.dtype,) * 3, (weight, weight, bias)),
-    }
-
-
 OP = Op(
     layer_norm,
     constraints=[*formulas.X, *formulas.WEIGHT, *formulas.BIAS],
@@ -126,30 +87,6 @@ OP = Op(
     backward=backward,
     differentiable=("x", "weight", "bias"),
     saved=(Saved("mean", mean), Saved("rstd", rstd)),
-    tolerance=formulas.TOLERANCE,
-    gradient_tolerance=formulas.GRADIENT_TOLERANCE,
-    error=error,
-    gradient_error=gradient_error,
-    cases=[
-        Case("gpt2_xl", {"x": (2, 1024, 1600), "weight": (1600,), "bias": (1600,)}, "GPT-2 XL"),
-        Case("bert_base", {"x": (8, 512, 768), "weight": (768,), "bias": (768,), "eps": 1e-12}, "BERT-base"),
-        Case("command_r", {"x": (256, 8192), "weight": (8192,)}, "Command R, without a bias"),
-        Case("olmo", {"x": (512, 2048)}, "OLMo, without weight and bias"),
-        Case("ragged", {"x": (3, 1001), "weight": (1001,), "bias": (1001,), "eps": 1e-3}, "no size is a power of two"),
-    ],
-    min_bytes=min_bytes,
-    unfused=unfused,
-    formula="(x - mean(x)) * rsqrt(var(x) + eps) * weight + bias",
     sharding=formulas.ROWS,
-    sample=lambda batch, length: {"x": (batch, length, 6), "weight": (6,), "bias": (6,)},
-    large=[Case("training", {"x": (8192, 4096), "weight": (4096,), "bias": (4096,)})],
-    sweep=lambda rows, width: {"x": (rows, width), "weight": (width,), "bias": (width,)},
-    peers="""
-| peer | dtypes of x and weight | weight and bias |
-|---|---|---|
-| torch, `layer_norm` | alike, or a float32 weight beside a narrow x | each optional |
-| apex, `FusedLayerNorm` | alike; `MixedFusedLayerNorm`: any | both or none |
-| torch_npu | torch's `layer_norm` runs natively | each optional |
-| fusedops | any | each optional |
-""",
+    evidence="fusedops.ops.norms.evidence:LAYER_NORM",
 )

@@ -4,18 +4,13 @@ Gemma, torch's rms_norm, and Liger's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Case, Saved
+from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.constraints import Finite
 from fusedops.ops.norms import formulas
-from fusedops.ops.norms.error_bounds import backward_error, forward_error
 
 
 def rms_norm(
@@ -72,41 +67,6 @@ def backward(
     return dx, formulas.summed(g * normal, weight) if weight is not None and needs[1] else None
 
 
-def error(
-    absolute: float, x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
-) -> tuple[Tensor, ...]:
-    """Return the changes of y and rstd."""
-    return forward_error(absolute, x, weight, None, eps, offset, centered=False)
-
-
-def gradient_error(
-    absolute: float,
-    grad: Tensor,
-    x: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    offset: float,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    """Return the changes of the gradients of x and weight."""
-    return backward_error(absolute, grad, x, None, rstd, weight, None, offset)[:2]
-
-
-def unfused(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
-    """Compute the op as models do without fused ops."""
-    y = x.float()
-    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
-    return y.to(x.dtype) if weight is None else (y * (offset + weight.float())).to(x.dtype)
-
-
-def min_bytes(x: Any, weight: Any, eps: float, offset: float) -> Mapping[Any, int]:
-    """Read x, write y; read grad and x, write dx. The weight, and its gradient, are read and written once."""
-    return {
-        "forward": formulas.row_bytes(x, (x.dtype,) * 2, (weight,)),
-        "backward": formulas.row_bytes(x, (x.dtype,) * 3, (weight,) * 2),
-    }
-
-
 OP = Op(
     rms_norm,
     constraints=[*formulas.X, Finite("offset"), *formulas.WEIGHT],
@@ -114,32 +74,6 @@ OP = Op(
     backward=backward,
     differentiable=("x", "weight"),
     saved=(Saved("rstd", rstd),),
-    tolerance=formulas.TOLERANCE,
-    gradient_tolerance=formulas.GRADIENT_TOLERANCE,
-    error=error,
-    gradient_error=gradient_error,
-    cases=[
-        Case("llama_3_8b", {"x": (2048, 4096), "weight": (4096,), "eps": 1e-5}, "Llama 3 8B, one sequence"),
-        Case("gemma_2b", {"x": (2, 512, 2048), "weight": (2048,), "offset": 1.0}, "Gemma 2B, weight stored minus 1"),
-        Case("qwen_3_head", {"x": (4, 16, 64, 128), "weight": (128,)}, "Qwen 3, the norm of each query head"),
-        Case("ragged", {"x": (3, 1001), "weight": (1001,), "eps": 1e-3}, "no size is a power of two"),
-        Case("no_weight", {"x": (4, 96)}),
-    ],
-    min_bytes=min_bytes,
-    unfused=unfused,
-    formula="x * rsqrt(mean(x**2) + eps) * (offset + weight)",
     sharding=formulas.ROWS,
-    sample=lambda batch, length: {"x": (batch, length, 6), "weight": (6,), "eps": 1e-5},
-    large=[Case("training", {"x": (8192, 4096), "weight": (4096,)})],
-    sweep=lambda rows, width: {"x": (rows, width), "weight": (width,)},
-    peers="""
-| peer | rounded | weight | offset |
-|---|---|---|---|
-| transformers, `LlamaRMSNorm` | before the weight and after it | needed | none |
-| transformers, `GemmaRMSNorm` | once | needed | 1 |
-| torch, `rms_norm` | once | optional | none |
-| Liger, `LigerRMSNorm` | by `casting_mode` | optional | any; backward writes into grad by default |
-| torch_npu, `npu_rms_norm` | once | needed | none |
-| fusedops | once | optional | any |
-""",
+    evidence="fusedops.ops.norms.evidence:RMS_NORM",
 )

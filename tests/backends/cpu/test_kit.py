@@ -33,7 +33,7 @@ def test_the_kit_passes(op: str) -> None:
 def test_verify_finds_no_difference(op: str, dtype: torch.dtype) -> None:
     """In one dtype: the kit has run each op in all."""
     contract = testing.OPS[op]
-    calls = [testing.arguments(contract, testing.shrunk(case, 2**13), dtype) for case in contract.cases]
+    calls = [testing.arguments(contract, testing.shrunk(case, 2**13), dtype) for case in contract.evidence.cases]
     with fusedops.use("cpu", fallback="silent"):
         decisions = [fusedops.explain(op, **dict(zip(contract.parameters, args))) for args in calls]
     served = [args for args, decision in zip(calls, decisions) if decision.backend == "cpu"]

@@ -35,12 +35,12 @@ def check(name: str, call: dict[str, Any], grads: tuple[Tensor, ...] | None = No
             for y, wide, like in zip(ys, want.outputs, op.each(op.empty(*args))):
                 assert (y.shape, y.dtype) == (like.shape, like.dtype)
                 assert y.is_contiguous()
-                testing.assert_within(y, wide, op.tolerance[coarsest], name)
+                testing.assert_within(y, wide, op.evidence.tolerance[coarsest], name)
             narrow = [grad.to(y.dtype) for grad, y in zip(want.grads, ys)]
             got = torch.autograd.grad(ys, [given[key] for key in leaves], grads or narrow)
             for key, gradient in zip(leaves, got):
                 assert gradient.dtype is call[key].dtype
-                testing.assert_within(gradient, want.gradients[key], op.gradient_tolerance[coarsest], key)
+                testing.assert_within(gradient, want.gradients[key], op.evidence.gradient_tolerance[coarsest], key)
     assert all(torch.equal(call[key], value) for key, value in before.items())
 
 
@@ -86,10 +86,10 @@ def test_true_sizes(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> No
     leaves = {key: call[key].requires_grad_() for key in op.differentiable}
     ys = op.each(op.function(**call, backend="eager"))
     for y, wide in zip(ys, want.outputs):
-        testing.assert_within(y, wide, op.tolerance[dtype], name)
+        testing.assert_within(y, wide, op.evidence.tolerance[dtype], name)
     got = torch.autograd.grad(ys, [*leaves.values()], [grad.to(dtype) for grad in want.grads])
     for (key, leaf), gradient in zip(leaves.items(), got):
-        allowed = op.gradient_tolerance[dtype]
+        allowed = op.evidence.gradient_tolerance[dtype]
         rows = call["x"].numel() // leaf.numel()  # torch's layer norm adds them one by one
         allowed = allowed._replace(absolute=allowed.absolute * max(1.0, rows / 2048))
         testing.assert_within(gradient, want.gradients[key], allowed, key)
@@ -139,7 +139,7 @@ def test_peak_memory(dtype: torch.dtype) -> None:
     x, weight = torch.randn(shape).to(dtype), torch.randn(1024).to(dtype)
     size = x.numel() * x.element_size()
     y, _, rstd = _norms.rms_forward(x, None, weight, 1e-6, 0.0)
-    assert peak(lambda: OPS["rms_norm"].unfused(x, weight, 1e-6, 0.0), size) > 1.9
+    assert peak(lambda: OPS["rms_norm"].evidence.unfused(x, weight, 1e-6, 0.0), size) > 1.9
     assert peak(lambda: _norms.rms_forward(x, None, weight, 1e-6, 0.0), size) < 1.15
     assert peak(lambda: _norms.rms_forward(x, x, weight, 1e-6, 0.0), size) < 2.15
     one, two = (dtype,), (dtype, dtype)

@@ -51,7 +51,7 @@ def test_slabs_do_not_change_the_result(
 def test_peak_memory(dtype: torch.dtype, interleaved: bool) -> None:
     x = torch.randn(2, 16, 2048, 128).to(dtype)
     cos, sin = torch.randn(2048, 64), torch.randn(2048, 64)
-    assert peak(lambda: OP.unfused(x, None, cos, sin, interleaved, -2), x.nbytes) > 1.9
+    assert peak(lambda: OP.evidence.unfused(x, None, cos, sin, interleaved, -2), x.nbytes) > 1.9
     # the result, tables of a 32nd of x in float32, and buffers of a sixteenth of it
     assert peak(lambda: _rotary.rotate(x, cos, sin, interleaved, -2), x.nbytes) < (1.15 if dtype.itemsize == 4 else 1.3)
 

@@ -25,10 +25,10 @@ def test_bias_gelu_is_the_vendors_in_both_forms(
     with fusedops.use("npu", fallback="raise"):
         y = fusedops.bias_gelu(*leaves, approximate=approximate)
         y.backward(want_y.grad.to(dtype).to("npu"))
-    testing.assert_within(y, want_y.y, op.tolerance[dtype], "y")
+    testing.assert_within(y, want_y.y, op.evidence.tolerance[dtype], "y")
     for name, leaf in zip(("x", "bias"), leaves):
         if leaf is not None:
-            testing.assert_within(leaf.grad, want_y.gradients[name], op.gradient_tolerance[dtype], name)
+            testing.assert_within(leaf.grad, want_y.gradients[name], op.evidence.gradient_tolerance[dtype], name)
     results = [(call.name, call.options) for call in torch_npu.calls]
     assert results == [("npu_gelu", {"approximate": approximate}), ("npu_gelu_backward", {"approximate": approximate})]
 
@@ -50,17 +50,17 @@ def test_what_the_vendor_lacks_runs_eager_on_the_device(
     torch_npu: ModuleType, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     op = testing.OPS[name]
-    args = list(testing.arguments(op, testing.shrunk(op.cases[0], 2**12), torch.float32, "npu"))
+    args = list(testing.arguments(op, testing.shrunk(op.evidence.cases[0], 2**12), torch.float32, "npu"))
     want_y = testing.expected(op, args)
     for parameter in want_y.gradients:
         args[op.parameters.index(parameter)].requires_grad_()
     y = op.call_public(*args)  # no warning: no policy names npu for it
     y.backward(want_y.grad.float().to("npu"))
     assert y.device.type == "npu"
-    testing.assert_within(y, want_y.y, op.tolerance[torch.float32], "y")
+    testing.assert_within(y, want_y.y, op.evidence.tolerance[torch.float32], "y")
     for parameter, gradient in want_y.gradients.items():
         got = args[op.parameters.index(parameter)].grad
-        testing.assert_within(got, gradient, op.gradient_tolerance[torch.float32], parameter)
+        testing.assert_within(got, gradient, op.evidence.gradient_tolerance[torch.float32], parameter)
     assert not torch_npu.calls
     decision = fusedops.explain(name, *args[:2], *args[2:3] if name == "bias_dropout_add" else ())
     assert (decision.backend, decision.backward) == ("eager", "eager")

@@ -107,7 +107,7 @@ def test_a_mask_of_one_call_is_not_waited_for(torch_npu: ModuleType) -> None:
     assert npu_device.calls["_local_scalar_dense"] == 0
     for y, mask in zip(results, masks):
         want = OP.reference(x.cpu().double(), mask.cpu(), 0.125, False)
-        testing.assert_within(y, want, OP.tolerance[torch.float32], "y")
+        testing.assert_within(y, want, OP.evidence.tolerance[torch.float32], "y")
 
 
 def ways(x: Tensor, mask: Tensor) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:

@@ -28,16 +28,16 @@ def test_a_length_of_100_is_padded_with_the_numbers_of_eager(
     with fusedops.use("npu", fallback="raise", adapt="pad"):
         y = fusedops.scaled_masked_softmax(*args, causal=causal)
         y.backward(want_y.grad.to(dtype).to("npu"))
-    testing.assert_within(y, want_y.y, OP.tolerance[dtype], "y")
+    testing.assert_within(y, want_y.y, OP.evidence.tolerance[dtype], "y")
     assert args[0].grad is not None
-    testing.assert_within(args[0].grad, want_y.gradients["x"], OP.gradient_tolerance[dtype], "dx")
+    testing.assert_within(args[0].grad, want_y.gradients["x"], OP.evidence.gradient_tolerance[dtype], "dx")
     assert [call.shapes[0] for call in torch_npu.calls] == [(2, 3, 64, 128)] * 2
     eager = x.clone().requires_grad_()
     theirs = fusedops.scaled_masked_softmax(eager, mask, 0.125, causal=causal)
     theirs.backward(want_y.grad.to(dtype))
-    testing.assert_within(y, theirs.detach(), OP.tolerance[dtype], "y of eager")
+    testing.assert_within(y, theirs.detach(), OP.evidence.tolerance[dtype], "y of eager")
     assert eager.grad is not None
-    testing.assert_within(args[0].grad, eager.grad, OP.gradient_tolerance[dtype], "dx of eager")
+    testing.assert_within(args[0].grad, eager.grad, OP.evidence.gradient_tolerance[dtype], "dx of eager")
 
 
 def test_explain_states_the_bytes_of_padding(torch_npu: ModuleType) -> None:

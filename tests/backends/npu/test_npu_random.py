@@ -111,7 +111,7 @@ def check_call(seed: int, torch_npu: ModuleType, counts: Counter[str]) -> None:
     both = ["npu_scaled_masked_softmax", "npu_scaled_masked_softmax_backward"]
     assert [made.name for made in torch_npu.calls] == (both if legal else [])
     counts["served" if legal else "refused"] += 1
-    testing.assert_within(y, want.y, OP.tolerance[dtype], "y")
-    within = OP.gradient_tolerance[dtype]  # of scores that are scaled by up to 1: the gradient is a multiple
+    testing.assert_within(y, want.y, OP.evidence.tolerance[dtype], "y")
+    within = OP.evidence.gradient_tolerance[dtype]  # of scores that are scaled by up to 1: the gradient is a multiple
     within = within._replace(absolute=within.absolute * max(1.0, abs(scale)))
     testing.assert_within(leaf.grad, want.gradients["x"], within, "dx")

@@ -27,10 +27,12 @@ def want(x: torch.Tensor, mask: torch.Tensor | None, scale: float = 1.0, causal:
 def check(
     y: torch.Tensor, x: torch.Tensor, mask: torch.Tensor | None, scale: float = 1.0, causal: bool = False
 ) -> None:
-    testing.assert_within(y, want(x, mask, scale, causal), OP.tolerance[x.dtype], "npu")
+    testing.assert_within(y, want(x, mask, scale, causal), OP.evidence.tolerance[x.dtype], "npu")
 
 
-@pytest.mark.parametrize("case", [c for c in OP.cases if c.name.startswith("ascend")], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [c for c in OP.evidence.cases if c.name.startswith("ascend")], ids=lambda case: case.name
+)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_the_typical_cases_of_the_vendor_are_taken(torch_npu: ModuleType, case: Any, dtype: torch.dtype) -> None:
     spec = TensorSpec(case.args["x"], dtype, "npu:0")
@@ -120,9 +122,9 @@ def test_the_contract_holds_on_the_device(
         leaf = args[0].requires_grad_()
         y = fusedops.scaled_masked_softmax(leaf, args[1], 0.125, causal=causal)
         y.backward(answer.grad.to(dtype).to("npu"))
-    testing.assert_within(y, answer.y, OP.tolerance[dtype], "y")
+    testing.assert_within(y, answer.y, OP.evidence.tolerance[dtype], "y")
     assert leaf.grad is not None
-    testing.assert_within(leaf.grad, answer.gradients["x"], OP.gradient_tolerance[dtype], "dx")
+    testing.assert_within(leaf.grad, answer.gradients["x"], OP.evidence.gradient_tolerance[dtype], "dx")
     dead = (answer.y == 0).all(-1)
     assert (y.cpu()[dead] == 0).all()
     assert (leaf.grad.cpu()[dead] == 0).all()
@@ -189,8 +191,8 @@ def test_other_ranks_are_viewed_with_4_dimensions(
         decision = fusedops.explain(OP.name, leaf, on_device, 0.5, causal=causal)
     assert leaf.grad is not None
     assert y.shape == leaf.grad.shape == shape
-    testing.assert_within(y, want_y.y, OP.tolerance[torch.float32], "y")
-    testing.assert_within(leaf.grad, want_y.gradients["x"], OP.gradient_tolerance[torch.float32], "dx")
+    testing.assert_within(y, want_y.y, OP.evidence.tolerance[torch.float32], "y")
+    testing.assert_within(leaf.grad, want_y.gradients["x"], OP.evidence.gradient_tolerance[torch.float32], "dx")
     assert [len(call.shapes[0]) for call in torch_npu.calls] == [4, 4]
     views = [(a.name, a.direction, a.bytes) for v in decision.candidates for a in v.adaptations if a.name == "4-d"]
     assert views == [("4-d", "forward", 0), ("4-d", "backward", 0)]

@@ -138,10 +138,14 @@ SEED = 8  # bytes, read by every program
 def run_forward(op: str, x: Tensor, bias: Tensor | None, seed: Tensor) -> tuple[Tensor, int]:
     """y, and the fewest bytes."""
     if op == "bias_gelu":
-        return gelu_forward(x, bias, "tanh"), OPS[op].min_bytes(x, bias, "tanh")["forward"]
+        return gelu_forward(x, bias, "tanh"), OPS[op].evidence.min_bytes(x, bias, "tanh")["forward"]
     if op == "bias_dropout":
-        return dropout_forward(x, bias, None, 0.3, True, seed), OPS[op].min_bytes(x, bias, 0.3, True, seed)["forward"]
-    return dropout_forward(x, bias, x, 0.3, True, seed), OPS[op].min_bytes(x, bias, x, 0.3, True, seed)["forward"]
+        return dropout_forward(x, bias, None, 0.3, True, seed), OPS[op].evidence.min_bytes(x, bias, 0.3, True, seed)[
+            "forward"
+        ]
+    return dropout_forward(x, bias, x, 0.3, True, seed), OPS[op].evidence.min_bytes(x, bias, x, 0.3, True, seed)[
+        "forward"
+    ]
 
 
 def run_backward(op: str, x: Tensor, bias: Tensor | None, seed: Tensor) -> int:
@@ -149,9 +153,9 @@ def run_backward(op: str, x: Tensor, bias: Tensor | None, seed: Tensor) -> int:
     needs = (True, bias is not None)
     if op == "bias_gelu":
         gelu_backward(x.clone(), x, bias, "tanh", needs)
-        return OPS[op].min_bytes(x, bias, "tanh")["backward"]
+        return OPS[op].evidence.min_bytes(x, bias, "tanh")["backward"]
     dropout_backward(x, seed, bias, 0.3, True, x.dtype, needs)
-    return OPS["bias_dropout"].min_bytes(x, bias, 0.3, True, seed)["backward"]
+    return OPS["bias_dropout"].evidence.min_bytes(x, bias, 0.3, True, seed)["backward"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -207,7 +211,9 @@ def norm_call(name: str, x: Tensor) -> tuple[dict[str, Tensor | None], int, int]
     """Return the tensors of a call, and the fewest bytes forward and backward."""
     weight = torch.randn(x.shape[-1]).to(x.dtype)
     call: dict[str, Any] = {"x": x, "residual": x.clone(), "weight": weight, "bias": weight.clone()}
-    fewest = OPS[name].min_bytes(*OPS[name].bind((), {key: call[key] for key in call if key in OPS[name].parameters}))
+    fewest = OPS[name].evidence.min_bytes(
+        *OPS[name].bind((), {key: call[key] for key in call if key in OPS[name].parameters})
+    )
     tensors = {key: value if key in OPS[name].parameters else None for key, value in call.items()}
     return tensors, fewest["forward"], fewest["backward"]
 

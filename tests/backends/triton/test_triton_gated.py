@@ -31,7 +31,7 @@ def test_each_direction_moves_the_fewest_bytes(
 ) -> None:
     gate = torch.randn(5, width if form == "two" else 2 * width).to(dtype)
     up = torch.randn(5, width).to(dtype) if form == "two" else None
-    fewest = OPS["swiglu"].min_bytes(gate, up)
+    fewest = OPS["swiglu"].evidence.min_bytes(gate, up)
     y = gated_forward(gate, up, function, form == "interleaved")
     assert total(traffic) == fewest["forward"]
     gated_backward(y, gate, up, function, form == "interleaved", (True, up is not None))

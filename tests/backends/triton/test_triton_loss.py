@@ -30,7 +30,7 @@ def test_each_direction_moves_hardly_more_than_the_fewest_bytes(
     classes: int, options: Options, dtype: torch.dtype, traffic: Traffic
 ) -> None:
     logits, target = torch.randn(4, classes).to(dtype), torch.randint(classes, (4,))
-    fewest = OPS["cross_entropy"].min_bytes(logits, target, *options, None)
+    fewest = OPS["cross_entropy"].evidence.min_bytes(logits, target, *options, None)
     loss, lse = cross_entropy_forward(logits, target, options, None, True)
     forward = total(traffic)
     assert forward <= 1.05 * fewest["forward"]

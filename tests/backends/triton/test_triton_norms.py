@@ -69,9 +69,9 @@ def check(name: str, call: dict[str, Any]) -> list[Tensor]:
     dtypes = [value.dtype for value in call.values() if isinstance(value, Tensor)]
     coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
     for y, wide in zip(ys, want.outputs):
-        testing.assert_within(y, wide, op.tolerance[coarsest], name)
+        testing.assert_within(y, wide, op.evidence.tolerance[coarsest], name)
     for key, gradient in zip(leaves, got):
-        testing.assert_within(gradient, want.gradients[key], op.gradient_tolerance[coarsest], key)
+        testing.assert_within(gradient, want.gradients[key], op.evidence.gradient_tolerance[coarsest], key)
     return [*ys, *got]
 
 

@@ -39,7 +39,7 @@ def test_each_direction_moves_the_fewest_bytes(
     forward: bool, seq_dim: int, rotated: int, interleaved: bool, dtype: torch.dtype, traffic: Traffic
 ) -> None:
     q, k, cos, sin = call(seq_dim, dtype, rotated)
-    fewest = OPS["rotary_embedding"].min_bytes(q, k, cos, sin, interleaved, seq_dim)["forward"]
+    fewest = OPS["rotary_embedding"].evidence.min_bytes(q, k, cos, sin, interleaved, seq_dim)["forward"]
     rotate(q, k, cos, sin, interleaved, seq_dim, forward)
     again = sum(traffic.asked(angle) - traffic.distinct(angle) for angle in (cos, sin))  # from a cache
     assert total(traffic) - again == fewest

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops import Case, Op, Saved, Sharding, Tolerance, call
+from fusedops import Case, Evidence, Op, Saved, Sharding, Tolerance, call
 from fusedops.constraints import Broadcasts, Finite, Floating, Rank, SameDevice
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -66,13 +66,15 @@ OP = Op(
     differentiable=("x", "weight"),
     saved=(Saved("rstd", rstd),),
     sharding=Sharding(whole=(-1,)),
-    tolerance={dtype: Tolerance(each, each) for dtype, each in zip(DTYPES, (1e-12, 1e-5, 2e-3, 2e-2))},
-    gradient_tolerance={dtype: Tolerance(each, each) for dtype, each in zip(DTYPES, (1e-11, 1e-4, 4e-3, 4e-2))},
-    cases=[
-        Case("llama_7b", {"x": (2048, 4096), "weight": (4096,)}, "Llama 2 7B, one sequence"),
-        Case("ragged", {"x": (3, 1001), "weight": (1001,), "eps": 1e-6}, "no size is a power of two"),
-    ],
-    min_bytes=min_bytes,
-    unfused=unfused,
-    formula="x / sqrt(mean(x * x) + eps) * weight",
+    evidence=Evidence(
+        tolerance={dtype: Tolerance(each, each) for dtype, each in zip(DTYPES, (1e-12, 1e-5, 2e-3, 2e-2))},
+        gradient_tolerance={dtype: Tolerance(each, each) for dtype, each in zip(DTYPES, (1e-11, 1e-4, 4e-3, 4e-2))},
+        cases=[
+            Case("llama_7b", {"x": (2048, 4096), "weight": (4096,)}, "Llama 2 7B, one sequence"),
+            Case("ragged", {"x": (3, 1001), "weight": (1001,), "eps": 1e-6}, "no size is a power of two"),
+        ],
+        min_bytes=min_bytes,
+        unfused=unfused,
+        formula="x / sqrt(mean(x * x) + eps) * weight",
+    ),
 )

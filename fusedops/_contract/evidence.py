@@ -1,0 +1,66 @@
+"""Evidence: how the kernels of an op are checked, measured and described. No call of an op reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from fusedops._contract.values import Case, Tolerance
+from fusedops._report.direction import Direction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """How the kernels of an op are checked, measured and described: by verify, the kit, benchmarks and pages.
+
+    Args:
+        formula: one line for tables.
+        cases: real calls.
+        tolerance: of the outputs, by dtype: the output's with an error bound, the coarsest tensor's without.
+        gradient_tolerance: of the gradients: wider, as backward starts from rounded values and subtracts.
+        min_bytes: from the arguments, the fewest bytes that a kernel must move, by direction.
+        unfused: the chain of torch functions that a model runs without fused ops, the baseline of benchmarks. Takes
+            the op's parameters in order.
+        error: ``(absolute, *arguments on the CPU) -> tensor``, or a tuple: for each output the largest error of a right
+            kernel, before rounding; inf where it may overflow. None: ``absolute`` times the largest of each row.
+        gradient_error: the same of the arguments of backward, for the gradients.
+        sample: ``(batch, length) -> arguments by name``, a small call for tests of torch's features and of DTensor;
+            tuples are shapes. None: the first case.
+        large: the calls that benchmarks measure, which fill a device. None: the cases.
+        sweep: ``(rows, width) -> arguments by name``, for benchmarks over lengths and sizes.
+        peers: a Markdown table of what other libraries accept, for the pages.
+
+    >>> import fusedops
+    >>> fusedops.ops.OPS["bias_gelu"].evidence.formula
+    'gelu(x + bias)'
+    """
+
+    formula: str
+    cases: Sequence[Case]
+    tolerance: Mapping[torch.dtype, Tolerance]
+    gradient_tolerance: Mapping[torch.dtype, Tolerance]
+    min_bytes: Callable[..., Mapping[Direction, int]]
+    unfused: Callable[..., Any]
+    error: Callable[..., Any] | None = None
+    gradient_error: Callable[..., Any] | None = None
+    sample: Callable[[int, int], Mapping[str, Any]] | None = None
+    large: Sequence[Case] | None = None
+    sweep: Callable[[int, int], Mapping[str, Any]] | None = None
+    peers: str = ""
+
+    @property
+    def measured(self) -> Sequence[Case]:
+        """Return the calls that benchmarks measure: ``large``, or the cases."""
+        return self.cases if self.large is None else self.large
+
+
+def load(evidence: Evidence | str) -> Evidence:
+    """Return the evidence that an op was given, as itself or as the text "module:name" of where it stands."""
+    if isinstance(evidence, Evidence):
+        return evidence
+    module, _, name = evidence.partition(":")
+    return getattr(import_module(module), name)

@@ -1,0 +1,41 @@
+"""The rule of attention for DTensors: batch and heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fusedops._contract.constraint import is_tensor
+from fusedops._contract.values import Sharding
+
+
+def _dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    """Return the dims of q that the dims of lse and of its gradient go with."""
+    return dict.fromkeys(("lse", "grad_lse"), (-4, -3, -2))
+
+
+def _whole_of(given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the heads where a rank's part would not be whole groups: each rank needs key heads of its own."""
+    heads = given["k"].shape[1]
+    if heads <= 1:
+        return ()  # it is whole on each rank
+    # a mask or a gradient that is sharded alone cuts the other tensors too
+    dims = {name: _dims_of(given).get(name, range(-each.ndim, 0)) for name, each in given.items() if is_tensor(each)}
+    mesh = given["k"].device_mesh
+    places = {name: given[name].placements for name in dims}
+    ranks = math.prod(
+        mesh.size(at)
+        for at in range(mesh.ndim)
+        if any(-3 in dims[name] and each[at].is_shard(dims[name].index(-3)) for name, each in places.items())
+    )
+    return (-3,) if heads % ranks else ()
+
+
+SHARDING = Sharding(
+    whole=(-2, -1),
+    whole_of=_whole_of,
+    dims_of=_dims_of,
+    reason="a row needs all its keys, and a group all its query heads: sharded keys are context parallelism, which "
+    "is not this op",
+)

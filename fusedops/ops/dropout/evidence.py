@@ -1,0 +1,172 @@
+"""Evidence of the dropouts: cases, tolerances, error bounds, bytes, the unfused forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.evidence import Evidence
+from fusedops._contract.values import Case, Tolerance
+from fusedops.ops.dropout import formulas
+from fusedops.ops.gelu.bias_gelu import promoted
+from fusedops.philox import dropped
+
+# -------------------------------------------------------------------------------------------------------- bias_dropout
+
+
+def bias_dropout_unfused(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """Compute the op as models do without fused ops, with torch's own random numbers."""
+    return torch.nn.functional.dropout(x if bias is None else x + bias, p, training)
+
+
+def bias_dropout_min_bytes(x: Any, bias: Any, p: float, training: bool, seed: Any) -> Mapping[Any, int]:
+    """Read x, write y; read grad, write dx. The bias, and its gradient, move once; no mask is stored."""
+    elements, dtype = math.prod(x.shape), promoted(x, bias)
+    small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
+    return {
+        "forward": elements * (x.dtype.itemsize + dtype.itemsize) + small,
+        "backward": formulas.backward_bytes(x, bias, dtype, p, training),
+    }
+
+
+def _bias_dropout_sample(batch: int, length: int) -> Mapping[str, Any]:
+    return {"x": (batch, length, 6), "bias": (6,), "p": 0.4, "seed": 3}
+
+
+BIAS_DROPOUT = Evidence(
+    formula="dropout(x + bias, p)",
+    cases=[
+        Case("gpt2_small", {"x": (8, 1024, 768), "bias": (768,), "p": 0.1, "seed": 1}, "GPT-2, after the MLP"),
+        Case("ragged", {"x": (3, 1001), "bias": (1001,), "p": 0.5, "seed": 2**40 + 7}, "elements not divisible by 4"),
+        Case("no_bias", {"x": (4, 33, 96), "p": 0.9, "seed": -5}),
+        Case("evaluation", {"x": (4, 128), "bias": (128,), "p": 0.1, "training": False}),
+        Case("all_dropped", {"x": (4, 128), "bias": (128,), "p": 1.0, "seed": 3}),
+    ],
+    tolerance={
+        torch.float16: Tolerance(1e-6, 1e-3),  # one rounding to an 11-bit mantissa
+        torch.bfloat16: Tolerance(1e-6, 1.6e-2),  # one rounding to an 8-bit mantissa
+        torch.float32: Tolerance(1e-6, 1e-6),
+        torch.float64: Tolerance(1e-12, 1e-12),
+    },
+    gradient_tolerance={
+        # absolute: dbias is a sum over rows in float32, in any order
+        torch.float16: Tolerance(1e-4, 2e-3),
+        torch.bfloat16: Tolerance(1e-4, 1.6e-2),
+        torch.float32: Tolerance(1e-4, 1e-5),
+        torch.float64: Tolerance(1e-11, 1e-12),
+    },
+    error=formulas.error,
+    gradient_error=formulas.gradient_error,
+    min_bytes=bias_dropout_min_bytes,
+    unfused=bias_dropout_unfused,
+    sample=_bias_dropout_sample,
+    large=[Case("training", {"x": (8192, 4096), "bias": (4096,), "p": 0.1, "seed": 1})],
+    sweep=lambda rows, width: {"x": (rows, width), "bias": (width,), "p": 0.1, "seed": 1},
+    peers="""
+| peer | what is dropped depends on | dtype of the result |
+|---|---|---|
+| Slapo, `bias_dropout` | the device | as torch promotes |
+| torch_npu | there is no such op | |
+| fusedops | the seed and the element's index alone | as torch promotes |
+""",
+)
+
+
+# ---------------------------------------------------------------------------------------------------- bias_dropout_add
+
+
+def bias_dropout_add_error(
+    absolute: float, x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None
+) -> Tensor:
+    """Return ``absolute`` times the magnitudes of the terms, and what x and bias lose in the residual's dtype."""
+    out = residual.dtype
+    wide = torch.promote_types(out, torch.float32)
+    drawn = seed if training and p > 0 else None
+    size = dropped(formulas.magnitude(x.to(wide), None if bias is None else bias.to(wide)), p, drawn)
+    lost = (
+        bias_dropout_add_lost(x, out)
+        if bias is None
+        else bias_dropout_add_lost(x, out) + bias_dropout_add_lost(bias, out)
+    )
+    return absolute * (size + formulas.magnitude(residual.to(wide))).double() + dropped(lost, p, drawn)
+
+
+def bias_dropout_add_lost(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what the conversion to a dtype changes; inf where it overflows."""
+    return (tensor.to(dtype).double() - tensor.double()).abs().nan_to_num(nan=0.0, posinf=math.inf)
+
+
+def bias_dropout_add_unfused(
+    x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None
+) -> Tensor:
+    """Compute the op as models do without fused ops, with torch's own random numbers."""
+    return residual + bias_dropout_unfused(x, bias, p, training, seed)
+
+
+def bias_dropout_add_min_bytes(
+    x: Any, bias: Any, residual: Any, p: float, training: bool, seed: Any
+) -> Mapping[Any, int]:
+    """Read x and residual, write y. Backward as bias_dropout: the residual's gradient is the output's itself."""
+    elements, size = math.prod(x.shape), residual.dtype.itemsize
+    small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
+    return {
+        "forward": elements * (x.dtype.itemsize + 2 * size) + small,
+        "backward": formulas.backward_bytes(x, bias, residual.dtype, p, training),
+    }
+
+
+def _bias_dropout_add_sample(batch: int, length: int) -> Mapping[str, Any]:
+    return {"x": (batch, length, 6), "bias": (6,), "residual": (batch, length, 6), "p": 0.4, "seed": 3}
+
+
+BIAS_DROPOUT_ADD_LARGE = (8192, 4096)
+
+
+BIAS_DROPOUT_ADD = Evidence(
+    formula="residual + dropout(x + bias, p)",
+    cases=[
+        Case(case.name, {**case.args, "residual": case.args["x"], "bias": case.args.get("bias")}, case.source)
+        for case in BIAS_DROPOUT.cases
+    ],
+    tolerance=BIAS_DROPOUT.tolerance,
+    gradient_tolerance=BIAS_DROPOUT.gradient_tolerance,
+    error=bias_dropout_add_error,
+    gradient_error=formulas.gradient_error,
+    min_bytes=bias_dropout_add_min_bytes,
+    unfused=bias_dropout_add_unfused,
+    sample=_bias_dropout_add_sample,
+    large=[
+        Case(
+            "training",
+            {"x": BIAS_DROPOUT_ADD_LARGE, "bias": (4096,), "residual": BIAS_DROPOUT_ADD_LARGE, "p": 0.1, "seed": 1},
+        ),
+        Case(
+            "evaluation",
+            {
+                "x": BIAS_DROPOUT_ADD_LARGE,
+                "bias": (4096,),
+                "residual": BIAS_DROPOUT_ADD_LARGE,
+                "p": 0.1,
+                "training": False,
+            },
+        ),
+    ],
+    sweep=lambda rows, width: {
+        "x": (rows, width),
+        "bias": (width,),
+        "residual": (rows, width),
+        "p": 0.1,
+        "seed": 1,
+    },
+    peers="""
+| peer | what is dropped depends on | dtype of the result |
+|---|---|---|
+| Megatron-LM, `get_bias_dropout_add` | the device, and fused or not | the residual's since 0.17, before that x's |
+| torch_npu | there is no such op | |
+| fusedops | the seed and the element's index alone | the residual's |
+""",
+)

@@ -1,0 +1,283 @@
+"""Evidence of the norms: cases, tolerances, error bounds, bytes, the unfused forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.evidence import Evidence
+from fusedops._contract.values import Case
+from fusedops.ops.norms import error_bounds, formulas
+from fusedops.ops.norms.error_bounds import backward_error, forward_error
+
+# ------------------------------------------------------------------------------------------------------------ rms_norm
+
+
+def rms_norm_error(
+    absolute: float, x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
+) -> tuple[Tensor, ...]:
+    """Return the changes of y and rstd."""
+    return forward_error(absolute, x, weight, None, eps, offset, centered=False)
+
+
+def rms_norm_gradient_error(
+    absolute: float,
+    grad: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    offset: float,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x and weight."""
+    return backward_error(absolute, grad, x, None, rstd, weight, None, offset)[:2]
+
+
+def rms_norm_unfused(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
+    """Compute the op as models do without fused ops."""
+    y = x.float()
+    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
+    return y.to(x.dtype) if weight is None else (y * (offset + weight.float())).to(x.dtype)
+
+
+def rms_norm_min_bytes(x: Any, weight: Any, eps: float, offset: float) -> Mapping[Any, int]:
+    """Read x, write y; read grad and x, write dx. The weight, and its gradient, are read and written once."""
+    return {
+        "forward": formulas.row_bytes(x, (x.dtype,) * 2, (weight,)),
+        "backward": formulas.row_bytes(x, (x.dtype,) * 3, (weight,) * 2),
+    }
+
+
+RMS_NORM = Evidence(
+    formula="x * rsqrt(mean(x**2) + eps) * (offset + weight)",
+    cases=[
+        Case("llama_3_8b", {"x": (2048, 4096), "weight": (4096,), "eps": 1e-5}, "Llama 3 8B, one sequence"),
+        Case("gemma_2b", {"x": (2, 512, 2048), "weight": (2048,), "offset": 1.0}, "Gemma 2B, weight stored minus 1"),
+        Case("qwen_3_head", {"x": (4, 16, 64, 128), "weight": (128,)}, "Qwen 3, the norm of each query head"),
+        Case("ragged", {"x": (3, 1001), "weight": (1001,), "eps": 1e-3}, "no size is a power of two"),
+        Case("no_weight", {"x": (4, 96)}),
+    ],
+    tolerance=error_bounds.TOLERANCE,
+    gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
+    error=rms_norm_error,
+    gradient_error=rms_norm_gradient_error,
+    min_bytes=rms_norm_min_bytes,
+    unfused=rms_norm_unfused,
+    sample=lambda batch, length: {"x": (batch, length, 6), "weight": (6,), "eps": 1e-5},
+    large=[Case("training", {"x": (8192, 4096), "weight": (4096,)})],
+    sweep=lambda rows, width: {"x": (rows, width), "weight": (width,)},
+    peers="""
+| peer | rounded | weight | offset |
+|---|---|---|---|
+| transformers, `LlamaRMSNorm` | before the weight and after it | needed | none |
+| transformers, `GemmaRMSNorm` | once | needed | 1 |
+| torch, `rms_norm` | once | optional | none |
+| Liger, `LigerRMSNorm` | by `casting_mode` | optional | any; backward writes into grad by default |
+| torch_npu, `npu_rms_norm` | once | needed | none |
+| fusedops | once | optional | any |
+""",
+)
+
+
+# ---------------------------------------------------------------------------------------------------------- layer_norm
+
+
+def layer_norm_error(
+    absolute: float, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
+) -> tuple[Tensor, ...]:
+    """Return the changes of y, mean and rstd."""
+    return forward_error(absolute, x, weight, bias, eps, 0.0, centered=True)
+
+
+def layer_norm_gradient_error(
+    absolute: float,
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x, weight and bias."""
+    return backward_error(absolute, grad, x, mean, rstd, weight, bias)
+
+
+def layer_norm_unfused(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Compute the op as models do without fused ops: torch has it as one op."""
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def layer_norm_min_bytes(x: Any, weight: Any, bias: Any, eps: float) -> Mapping[Any, int]:
+    """Read x, write y; read grad and x, write dx. Weight, bias and their gradients are read and written once."""
+    return {
+        "forward": formulas.row_bytes(x, (x.dtype,) * 2, (weight, bias)),
+        "backward": formulas.row_bytes(x, (x.dtype,) * 3, (weight, weight, bias)),
+    }
+
+
+LAYER_NORM = Evidence(
+    formula="(x - mean(x)) * rsqrt(var(x) + eps) * weight + bias",
+    cases=[
+        Case("gpt2_xl", {"x": (2, 1024, 1600), "weight": (1600,), "bias": (1600,)}, "GPT-2 XL"),
+        Case("bert_base", {"x": (8, 512, 768), "weight": (768,), "bias": (768,), "eps": 1e-12}, "BERT-base"),
+        Case("command_r", {"x": (256, 8192), "weight": (8192,)}, "Command R, without a bias"),
+        Case("olmo", {"x": (512, 2048)}, "OLMo, without weight and bias"),
+        Case("ragged", {"x": (3, 1001), "weight": (1001,), "bias": (1001,), "eps": 1e-3}, "no size is a power of two"),
+    ],
+    tolerance=error_bounds.TOLERANCE,
+    gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
+    error=layer_norm_error,
+    gradient_error=layer_norm_gradient_error,
+    min_bytes=layer_norm_min_bytes,
+    unfused=layer_norm_unfused,
+    sample=lambda batch, length: {"x": (batch, length, 6), "weight": (6,), "bias": (6,)},
+    large=[Case("training", {"x": (8192, 4096), "weight": (4096,), "bias": (4096,)})],
+    sweep=lambda rows, width: {"x": (rows, width), "weight": (width,), "bias": (width,)},
+    peers="""
+| peer | dtypes of x and weight | weight and bias |
+|---|---|---|
+| torch, `layer_norm` | alike, or a float32 weight beside a narrow x | each optional |
+| apex, `FusedLayerNorm` | alike; `MixedFusedLayerNorm`: any | both or none |
+| torch_npu | torch's `layer_norm` runs natively | each optional |
+| fusedops | any | each optional |
+""",
+)
+
+
+# -------------------------------------------------------------------------------------------------------- add_rms_norm
+
+
+def add_rms_norm_error(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    """Return the changes of y and rstd; s has the usual one."""
+    s = formulas.rounded_sum(x, residual)
+    absolute = max(absolute, torch.finfo(s.dtype).eps)  # of the rounding of s
+    y, rstd = rms_norm_error(absolute, s, *rest)
+    return y, None, rstd
+
+
+def add_rms_norm_gradient_error(
+    absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any
+) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x, residual and weight."""
+    s, rstd, weight, offset, *_ = rest
+    ds, dweight, _ = backward_error(absolute, grad_y, s, None, rstd, weight, None, offset, rounded=True)
+    ds = ds + absolute * grad_s.double().abs()
+    return ds, ds, dweight
+
+
+def add_rms_norm_unfused(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float
+) -> tuple[Tensor, Tensor]:
+    """Compute the op as models do without fused ops."""
+    s = x + residual
+    return rms_norm_unfused(s, weight, eps, offset).to(x.dtype), s
+
+
+def add_rms_norm_min_bytes(x: Any, residual: Any, weight: Any, eps: float, offset: float) -> Mapping[Any, int]:
+    """Read x and residual, write y and s; read s and both gradients, write both gradients."""
+    s = formulas.sum_dtype(x, residual)
+    return {
+        "forward": formulas.row_bytes(x, (x.dtype, residual.dtype, x.dtype, s), (weight,)),
+        "backward": formulas.row_bytes(x, (s, s, x.dtype, x.dtype, residual.dtype), (weight,) * 2),
+    }
+
+
+ADD_RMS_NORM = Evidence(
+    formula="s = x + residual, s * rsqrt(mean(s**2) + eps) * (offset + weight)",
+    cases=[Case(case.name, {**case.args, "residual": case.args["x"]}, case.source) for case in RMS_NORM.cases],
+    tolerance=error_bounds.TOLERANCE,
+    gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
+    error=add_rms_norm_error,
+    gradient_error=add_rms_norm_gradient_error,
+    min_bytes=add_rms_norm_min_bytes,
+    unfused=add_rms_norm_unfused,
+    sample=lambda batch, length: {"x": (batch, length, 6), "residual": (batch, length, 6), "weight": (6,)},
+    large=[Case("training", {"x": (8192, 4096), "residual": (8192, 4096), "weight": (4096,)})],
+    sweep=lambda rows, width: {"x": (rows, width), "residual": (rows, width), "weight": (width,)},
+    peers="""
+| peer | the norm is of | dtype of s |
+|---|---|---|
+| transformers, decoder layers | the rounded sum | the stream's |
+| Liger, `LigerFusedAddRMSNormFunction` | the rounded sum | x's |
+| quack, flash-attention | the sum before rounding | x's, or float32 |
+| torch_npu, `npu_add_rms_norm` | by shape the one or the other; no backward | x's |
+| fusedops | the rounded sum | as torch promotes |
+""",
+)
+
+
+# ------------------------------------------------------------------------------------------------------ add_layer_norm
+
+
+def add_layer_norm_error(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    """Return the changes of y, mean and rstd; s has the usual one."""
+    weight, bias, eps, _ = rest
+    s = formulas.rounded_sum(x, residual)
+    absolute = max(absolute, torch.finfo(s.dtype).eps)  # of the rounding of s
+    y, mean, rstd = forward_error(absolute, s, weight, bias, eps, 0.0, centered=True)
+    return y, None, mean, rstd
+
+
+def add_layer_norm_gradient_error(
+    absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any
+) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x, residual, weight and bias."""
+    ds, dweight, dbias = backward_error(absolute, grad_y, *rest[:5], rounded=True)
+    ds = ds + absolute * grad_s.double().abs()
+    return ds, ds, dweight, dbias
+
+
+def add_layer_norm_unfused(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Compute the op as models do without fused ops."""
+    s = x + residual
+    return layer_norm_unfused(s, weight, bias, eps).to(x.dtype), s
+
+
+def add_layer_norm_min_bytes(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Mapping[Any, int]:
+    """Read x and residual, write y and s; read s and both gradients, write both gradients."""
+    s = formulas.sum_dtype(x, residual)
+    return {
+        "forward": formulas.row_bytes(x, (x.dtype, residual.dtype, x.dtype, s), (weight, bias)),
+        "backward": formulas.row_bytes(x, (s, s, x.dtype, x.dtype, residual.dtype), (weight, weight, bias)),
+    }
+
+
+ADD_LAYER_NORM_LARGE = (8192, 4096)
+
+
+ADD_LAYER_NORM = Evidence(
+    formula="s = x + residual, (s - mean(s)) * rsqrt(var(s) + eps) * weight + bias",
+    cases=[Case(case.name, {**case.args, "residual": case.args["x"]}, case.source) for case in LAYER_NORM.cases],
+    tolerance=error_bounds.TOLERANCE,
+    gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
+    error=add_layer_norm_error,
+    gradient_error=add_layer_norm_gradient_error,
+    min_bytes=add_layer_norm_min_bytes,
+    unfused=add_layer_norm_unfused,
+    sample=lambda batch, length: {
+        "x": (batch, length, 6),
+        "residual": (batch, length, 6),
+        "weight": (6,),
+        "bias": (6,),
+    },
+    large=[
+        Case(
+            "training",
+            {"x": ADD_LAYER_NORM_LARGE, "residual": ADD_LAYER_NORM_LARGE, "weight": (4096,), "bias": (4096,)},
+        )
+    ],
+    sweep=lambda rows, width: {"x": (rows, width), "residual": (rows, width), "weight": (width,), "bias": (width,)},
+    peers="""
+| peer | the norm is of | dtype of s |
+|---|---|---|
+| flash-attention, `layer_norm_fn` | the sum before rounding | x's, or float32 |
+| torch_npu, `npu_add_layer_norm` | weight and bias needed | x's; float32 where x and residual differ |
+| fusedops | the rounded sum | as torch promotes |
+""",
+)
