@@ -15,7 +15,7 @@ from fusedops._report.direction import Direction
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """How the kernels of an op are checked, measured and described: by verify, the kit, benchmarks and pages.
+    """The data by which the kernels of an op are checked, measured and described: for verify, the kit and pages.
 
     Args:
         formula: one line for tables.

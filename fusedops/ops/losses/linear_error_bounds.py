@@ -142,7 +142,8 @@ def _of_gradients(
         return of_x, nothing, nothing
     inputs = _size(x).reshape(rows.shape[0], x.shape[-1])
     # equal rows of x have equal roundings
-    equal = int(inputs.unique(dim=0, return_counts=True)[1].max()) if inputs.numel() and rounding.any() else 1
+    counts: Tensor = torch.unique(inputs, dim=0, return_counts=True)[1]  # pyright: ignore
+    equal = int(counts.max()) if inputs.numel() and rounding.any() else 1
     squares, spread = rounding.square().t(), _SPREAD * equal**0.5
     of_weight = rows.t() @ inputs + spread * (squares @ inputs.square()).sqrt()
     return of_x, of_weight, nothing if bias is None else rows.sum(0) + spread * squares.sum(1).sqrt()
