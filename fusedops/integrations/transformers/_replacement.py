@@ -56,9 +56,9 @@ class Replaced:
 def _after_removal(module: Any) -> Any:
     """Return the module's own forward, for a call of the replacement's forward after its removal."""
     if isinstance(module, Replaced):  # a wrapper made its class of this one, as FSDP2 does, before the removal
-        return super(Replaced, module).forward  # pyright: ignore[reportAttributeAccessIssue]
+        return cast("Any", super(Replaced, module)).forward
     # a library kept the bound forward, as accelerate's hooks do; the instance's own `forward` may lead back to here
-    return MethodType(type(module).forward, module)
+    return MethodType(cast("Any", type(module)).forward, module)
 
 
 def _rebuilt(original: type[Module], mixin: type[Replaced]) -> Any:

@@ -7,6 +7,8 @@ is one of at most 2 e of its loss, and changes its probabilities by a factor of 
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor
 
@@ -142,8 +144,8 @@ def _of_gradients(
         return of_x, nothing, nothing
     inputs = _size(x).reshape(rows.shape[0], x.shape[-1])
     # equal rows of x have equal roundings
-    counts: Tensor = torch.unique(inputs, dim=0, return_counts=True)[1]  # pyright: ignore
-    equal = int(counts.max()) if inputs.numel() and rounding.any() else 1
+    counts: Tensor = cast("Any", inputs).unique(dim=0, return_counts=True)[1]
+    equal = int(counts.max().item()) if inputs.numel() and rounding.any() else 1
     squares, spread = rounding.square().t(), _SPREAD * equal**0.5
     of_weight = rows.t() @ inputs + spread * (squares @ inputs.square()).sqrt()
     return of_x, of_weight, nothing if bias is None else rows.sum(0) + spread * squares.sum(1).sqrt()
