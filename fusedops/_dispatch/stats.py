@@ -21,6 +21,7 @@ from fusedops._plugins.record import PreparedKernel
 from fusedops._plugins.registry import registry
 from fusedops._report.direction import Direction, call_name
 from fusedops._report.event import Count, Event, Refusal, Stats
+from fusedops._report.foreign_text import error_text
 from fusedops.errors import FusedOpsWarning
 
 VARIABLE = "FUSEDOPS_STATS"
@@ -100,7 +101,7 @@ def publish(event: Event) -> None:
         except Exception as error:
             if once(_failed, name):
                 warnings.warn(
-                    f"plugin {name!r}: got {type(error).__name__}: {error} from its fusedops_observe, expected no "
+                    f"plugin {name!r}: got {error_text(error)} from its fusedops_observe, expected no "
                     f"exception; the call goes on; to fix: correct it, or call fusedops.unregister({name!r})",
                     FusedOpsWarning,
                     stacklevel=2,

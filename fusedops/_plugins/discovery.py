@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from fusedops._contract.backend import Backend, Unavailable
 from fusedops._contract.op import Op
-from fusedops._plugins.record import Record, error_text
+from fusedops._plugins.record import Record
 from fusedops._plugins.validation import check_backend
+from fusedops._report.foreign_text import error_text
 from fusedops.errors import PluginError
 
 GROUP = "fusedops.backends"

@@ -16,10 +16,23 @@ from fusedops._contract.constraint import compile_check
 from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
 from fusedops._report.direction import Direction, call_name
+from fusedops._report.foreign_text import error_text
 from fusedops._report.reason import Reason, ReasonCode
 from fusedops._storages import with_check
 from fusedops.errors import PluginError
 
+
+class _Thread(threading.local):
+    """The state of one thread.
+
+    Attributes:
+        probing: the name of the backend whose probe this thread is running, or None.
+    """
+
+    probing: str | None = None
+
+
+_thread = _Thread()
 State = Literal["ready", "unavailable", "failed"]
 
 
@@ -112,6 +125,7 @@ class Record:
         self.kernels: tuple[PreparedKernel, ...] = ()
         self.lock = threading.RLock()
         self._probed = False
+        self._probing = False
 
     @property
     def has_only_ops(self) -> bool:
@@ -144,15 +158,27 @@ class Record:
         return next((each for each in of_op if each.kernel.serves(device_type)), None)
 
     def probe(self) -> None:
-        """Run the backend's probe, once. A probe that raises makes the backend a failed one."""
+        """Run the backend's probe, once. A probe that raises makes the backend a failed one.
+
+        Raises:
+            PluginError: this thread is running a probe, and needs a backend whose probe has not returned.
+        """
+        if self._probed:
+            return
+        if _thread.probing is not None and self._probing:
+            raise PluginError(
+                f"backend {_thread.probing!r}: got a call in its probe that needs backend {self.name!r}, whose probe "
+                f"has not returned, expected none; to fix: call the vendor's library or torch in it, not an op"
+            )
         with self.lock:
             if self._probed or self.backend is None or self.unavailable is not None:
                 return
+            outer, _thread.probing, self._probing = _thread.probing, self.name, True
             try:
                 result = self.backend.probe()
-                valid = isinstance(result, Unavailable) and result.why and result.fix
-                if result is not None and not valid:
-                    raise TypeError(f"the probe returned {result!r}, expected None or Unavailable(why, fix)")
+                problem = _problem_of(result)
+                if problem:
+                    raise TypeError(problem)
                 self.unavailable = result
             except KeyboardInterrupt:
                 raise
@@ -160,6 +186,8 @@ class Record:
             except BaseException as error:
                 self.error = PluginError(f"backend {self.name!r}: its probe raised {error_text(error)}")
                 self.error.__cause__ = error
+            finally:
+                _thread.probing, self._probing = outer, False
             self._probed = True
 
     def refusal(self) -> Reason | None:
@@ -177,6 +205,12 @@ class Record:
         return None
 
 
-def error_text(error: BaseException) -> str:
-    """Return an exception's class and message."""
-    return f"{type(error).__name__}: {error}"
+def _problem_of(result: Any) -> str:
+    """Return what is wrong with a probe's result, or an empty text."""
+    if result is None:
+        return ""
+    if isinstance(result, Unavailable):
+        texts: tuple[Any, ...] = (result.why, result.fix)
+        if all(isinstance(text, str) and text for text in texts):
+            return ""
+    return f"the probe returned {result!r}, expected None or Unavailable(why, fix)"

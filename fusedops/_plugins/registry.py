@@ -13,7 +13,8 @@ from fusedops._contract.op import Op
 from fusedops._plugins.discovery import OWN_DISTRIBUTION as OWN_DISTRIBUTION
 from fusedops._plugins.discovery import Hooked, Observer, discover, hooks_of
 from fusedops._plugins.record import Record
-from fusedops._plugins.validation import check_backend
+from fusedops._plugins.validation import check_backend, check_op_name, is_backend_name
+from fusedops._report.foreign_text import error_text
 from fusedops.errors import PluginError
 
 REGISTERED = "(registered)"  # the distribution of what fusedops.register() added
@@ -76,7 +77,8 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return the names of backends that a policy may use."""
-        return list(dict.fromkeys(record.name for record in self.records() if not record.has_only_ops))
+        records = (record for record in self.records() if not record.has_only_ops)
+        return list(dict.fromkeys(record.name for record in records if is_backend_name(record.name)))
 
     def find(self, name: str) -> Record | None:
         """Return the record of a backend: the one that loaded, where several claim the name."""
@@ -90,9 +92,20 @@ class Registry:
                 f"op {op.name!r}: got a second op of this name, expected a free name; to fix: rename one of "
                 f"the two, or register it once"
             )
+        check_op_name(op)
         self.ops[op.name] = op
-        for notify in self.on_new_op:
-            notify(op)
+        try:
+            for notify in self.on_new_op:
+                notify(op)
+        except Exception as error:  # torch's, of the name or of an annotation
+            self._remove_ops((op,))
+            raise PluginError(
+                f"op {op.name!r}: got {error_text(error)} from its registration in torch, expected a signature that "
+                f"torch can register; to fix: annotate the parameters as in docs/add-an-op.md"
+            ) from error
+        except BaseException:
+            self._remove_ops((op,))
+            raise
 
     def _add_ops(self, ops: tuple[Op, ...]) -> None:
         """Add the ops of a plugin, all or none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,14 +16,31 @@ from fusedops._report.direction import Direction
 from fusedops.errors import PluginError
 
 
+def is_backend_name(name: object) -> bool:
+    """Return True for a name that a policy can have."""
+    return isinstance(name, str) and name.isidentifier() and name == name.lower() and name != "auto"
+
+
+def check_op_name(op: Op) -> None:
+    """Raise PluginError where torch cannot register an op under its name."""
+    name: Any = op.name
+    valid = isinstance(name, str) and name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
+    suffix = next((each for each in ("_backward", "_with_saved") if valid and name.endswith(each)), "")
+    if not valid or suffix:
+        kind = f"a name that ends in {suffix!r}, as torch's functions for the op do" if suffix else "that name"
+        raise PluginError(
+            f"op {name!r}: got {kind}, expected an ASCII identifier that is no keyword of Python, such as 'my_op'; to "
+            f"fix: rename the op's function"
+        )
+
+
 def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
     """Raise PluginError where a backend does not fit the ops."""
     where = f"backend {backend.name!r}"
-    name: Any = backend.name
-    if not isinstance(name, str) or not name.isidentifier() or name != name.lower() or name == "auto":
+    if not is_backend_name(backend.name):
         raise PluginError(
-            f"{where}: got name {name!r}, expected a lower-case identifier other than 'auto', as policies use it; to "
-            f"fix: rename it"
+            f"{where}: got name {backend.name!r}, expected a lower-case identifier other than 'auto', as policies "
+            f"use it; to fix: rename it"
         )
     if backend.fusedops_api not in (0, API_VERSION):
         raise PluginError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from fusedops._plugins.registry import registry
+from fusedops._report.foreign_text import error_text, printable
 from fusedops._report.suggestion import unknown_name
 from fusedops.errors import PluginError, PolicyError
 
@@ -81,7 +82,7 @@ class Policy:
         return (source and source.order_for(op)) or (AUTO,)
 
     def __str__(self) -> str:
-        orders = [f'{source.channel}: "{source.text}"' for source in self.sources if source.text]
+        orders = [f'{source.channel}: "{printable(source.text)}"' for source in self.sources if source.text]
         level = next((f"from {source.channel}" for source in self.sources if source.fallback), "default")
         adapt = next((f"; adapt {source.adapt} (from {source.channel})" for source in self.sources if source.adapt), "")
         return f"{'; '.join(orders) or 'auto (nothing set)'}; fallback {self.fallback} ({level}){adapt}"
@@ -108,15 +109,16 @@ def parse(text: str, channel: str, fallback: str | None = None, adapt: str | Non
         if not equals:
             if order is not None:
                 raise PolicyError(
-                    f'{channel}: got "{text}", which has two orders for every op, expected one; to fix: write the '
-                    f'orders for single ops after it, as in "npu,triton; bias_gelu=eager"'
+                    f'{channel}: got "{printable(text)}", which has two orders for every op, expected one; to fix: '
+                    f'write the orders for single ops after it, as in "npu,triton; bias_gelu=eager"'
                 )
             order = backends
         elif op not in registry.ops:
-            raise PolicyError(f'{channel}: in "{text}": {unknown_name("op", op, list(registry.ops))}')
+            raise PolicyError(f'{channel}: in "{printable(text)}": {unknown_name("op", op, list(registry.ops))}')
         elif op in per_op:
             raise PolicyError(
-                f'{channel}: got "{text}", which has two orders for {op}, expected one; to fix: join them with commas'
+                f'{channel}: got "{printable(text)}", which has two orders for {op}, expected one; to fix: '
+                f"join them with commas"
             )
         else:
             per_op[op] = backends
@@ -141,15 +143,16 @@ def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
             continue
         if not name:
             raise PolicyError(
-                f'{channel}: got "{whole}", which has an empty name, expected backends separated by commas; to fix: '
-                f'write "npu,triton"'
+                f'{channel}: got "{printable(whole)}", which has an empty name, expected backends separated by '
+                f'commas; to fix: write "npu,triton"'
             )
         record = registry.find(name)
         if record is None:
-            raise PolicyError(f'{channel}: in "{whole}": {unknown_name("backend", name, [*known, AUTO])}')
+            raise PolicyError(f'{channel}: in "{printable(whole)}": {unknown_name("backend", name, [*known, AUTO])}')
         if record.error is not None and record.backend is None:  # one whose probe raised is passed over with a reason
             raise PluginError(
-                f'{channel}: got "{whole}", but backend {name!r} failed to load ({record.error}), expected one that '
-                f"loads; to fix: see its traceback in fusedops.backends()"
+                f'{channel}: got "{printable(whole)}", but backend {name!r} failed to load '
+                f"({error_text(record.error)}), expected one that loads; to fix: see its traceback in "
+                f"fusedops.backends()"
             ) from record.error
     return names

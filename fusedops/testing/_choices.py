@@ -69,6 +69,8 @@ def _version(package: str) -> str | None:
 def assert_same_choices(group: ProcessGroup | None = None) -> dict[str, str]:
     """Assert that every rank would run every op, forward and backward, by the same backends in the same order.
 
+    The adapt and fallback settings are compared too: with them one call may run by other backends.
+
     Considers tensors of the device that the group's ranks compute on, and the policy in effect in this thread. All
     ranks of the group call it together: it gathers their choices.
 
@@ -79,7 +81,8 @@ def assert_same_choices(group: ProcessGroup | None = None) -> dict[str, str]:
         For each op and its backward the backends, each with its distribution and version, the first one first.
 
     Raises:
-        AssertionError: on every rank, where two differ: the ranks, the op, both choices, and the fix.
+        AssertionError: on every rank, where two differ in a choice, or in the policy's adapt or fallback setting: the
+            ranks, the op or the setting, both values, and the fix.
 
     >>> from torch import distributed
     >>> from fusedops import testing
@@ -91,22 +94,30 @@ def assert_same_choices(group: ProcessGroup | None = None) -> dict[str, str]:
     """
     from torch import distributed
 
-    mine = _choices()
+    mine, policy = _choices(), get_policy()
+    settings = {"adapt": policy.adapt, "fallback": policy.fallback}
     ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
-    gathered: list[dict[str, str]] = [{} for _ in ranks]
-    distributed.all_gather_object(gathered, mine, group=group)
-    first = gathered[0]
+    gathered: list[tuple[dict[str, str], dict[str, str]]] = [({}, {}) for _ in ranks]
+    distributed.all_gather_object(gathered, (mine, settings), group=group)
+    first, first_settings = gathered[0]
     differences = [
-        f"rank {rank} would run {call} by {choice}, rank {ranks[0]} by {first.get(call, 'no backend')}"
-        for rank, theirs in zip(ranks, gathered)
-        for call, choice in theirs.items()
-        if choice != first.get(call)
+        f"rank {rank} would run {call} by {theirs.get(call, 'no backend')}, rank {ranks[0]} by "
+        f"{first.get(call, 'no backend')}"
+        for rank, (theirs, _) in zip(ranks, gathered)
+        for call in dict.fromkeys((*theirs, *first))
+        if theirs.get(call) != first.get(call)
+    ]
+    differences += [
+        f"rank {rank} has {name}={value!r}, rank {ranks[0]} {first_settings[name]!r}"
+        for rank, (_, theirs) in zip(ranks, gathered)
+        for name, value in theirs.items()
+        if value != first_settings[name]
     ]
     if differences:
         raise AssertionError(
             f"got other choices on some ranks: {'; '.join(differences)}; expected the same on every rank; to fix: call "
-            f"fusedops.set_policy with one text everywhere, set FUSEDOPS_BACKEND for all ranks, and compare the states "
-            f"in fusedops.backends()"
+            f"fusedops.set_policy with the same arguments everywhere, set FUSEDOPS_BACKEND for all ranks, and compare "
+            f"the states in fusedops.backends()"
         )
     return mine
 

@@ -64,7 +64,9 @@ def test_naming_a_failed_backend_raises_its_error_again(broken: pathlib.Path, na
             call()
         cause = error.value.__cause__
         assert cause is not None
-        text = f"but backend {name!r} failed to load ({cause}), expected one that loads; to fix: "
+        text = (
+            f"but backend {name!r} failed to load ({type(cause).__name__}: {cause}), expected one that loads; to fix: "
+        )
         assert text in str(error.value)
         if name in BROKEN:
             assert type(cause).__name__ == BROKEN[name][1]

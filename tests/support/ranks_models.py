@@ -148,6 +148,17 @@ def the_same_choices(mesh: DeviceMesh) -> None:
 
 
 @check
+def other_settings_are_reported(mesh: DeviceMesh) -> None:
+    """Of a policy whose orders are the same: one call may be padded on one rank alone."""
+    last = mesh.size() - 1
+    chosen = {"adapt": "pad", "fallback": "silent"} if distributed.get_rank() == last else {}
+    with fusedops.use("auto", **chosen), pytest.raises(AssertionError) as caught:
+        testing.assert_same_choices()
+    assert f"rank {last} has adapt='pad', rank 0 'none'" in str(caught.value)
+    assert f"rank {last} has fallback='silent', rank 0 'warn'" in str(caught.value)
+
+
+@check
 def other_choices_are_reported(mesh: DeviceMesh) -> None:
     """On every rank, also on those that agree with the first."""
     last = mesh.size() - 1
