@@ -69,7 +69,7 @@ class AnyTensor(PlainTensor):
     def expression(self, constants: dict[str, object]) -> str:
         constants["any_tensor"] = (Tensor, TensorSpec)
         is_none = "" if self.required else f"{self.name} is None or "
-        return f"{is_none}isinstance({self.name}, any_tensor)"
+        return f"{is_none}isinstance({self.name}, any_tensor) and not getattr({self.name}, 'is_nested', False)"
 
 
 class PlainFloat(Constraint):

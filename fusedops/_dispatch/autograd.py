@@ -24,6 +24,7 @@ from torch._functorch.utils import (
     unwrap_dead_wrappers,  # pyright: ignore[reportUnknownVariableType]
 )
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from fusedops._dispatch.batched import run_batched
 from fusedops._dispatch.held import is_held
@@ -59,7 +60,8 @@ class OpFunction(torch.autograd.Function):
         if have_changed(tensors, ctx.sizes, grads[0]):
             raise changed_error(op, tensors, ctx.sizes, grads[0])
         # create_graph=True, a batched or a dual gradient: a kernel's result has no graph, no batch and no tangent
-        batched = any(map(is_legacy_batchedtensor, grads))
+        # compiled autograd batches nothing, and cannot trace the question
+        batched = not is_dynamo_compiling() and any(map(is_legacy_batchedtensor, grads))
         if torch.is_grad_enabled() or transformed() or batched:
             tensors = op.backward_call.differentiable_tensors(tensors, values)
             run, reuse = partial(run_batched if batched else _run_reference, op), False

@@ -21,6 +21,7 @@ from fusedops._contract.signature import float_places
 from fusedops._dispatch.autograd import transformed
 from fusedops._dispatch.registered_kernels import BackwardKernels, ForwardKernels, whole_arguments
 from fusedops._dispatch.registered_numbers import NumberTensors, as_tensors, has_symbolic_numbers
+from fusedops._dispatch.saved_sizes import changed_error, have_changed, sizes_of
 from fusedops._policy import context
 
 Kernels = ForwardKernels | BackwardKernels | NumberTensors
@@ -51,7 +52,9 @@ def autograd_of(
         values = [None if value.optional else next(saved) for value in op.saved]
         ctx.set_materialize_grads(False)  # so that a saved value's gradient is None except in a second derivative
         ctx.zeros_of = [_zeros_of(y) for y in results[: len(op.outputs)]]
-        ctx.save_for_backward(*parts.tensors((*inputs, *results[: len(op.outputs)], *values)))
+        kept = parts.tensors((*inputs, *results[: len(op.outputs)], *values))
+        ctx.save_for_backward(*kept)
+        ctx.sizes = sizes_of(kept) if not is_dynamo_compiling() and is_direct(kept) else None
         ctx.rest = parts.values(inputs)
 
     def differentiate(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -66,12 +69,16 @@ def autograd_of(
             with context.within(ctx.block):
                 if torch.is_grad_enabled() or transformed() or any(map(is_legacy_batchedtensor, args[: len(grads)])):
                     return function(*args, backend=ctx.backend)
-                if not numbers and is_direct(args):  # autograd has checked the gradients
-                    return backward.serve(args, ctx.backend)
+                if not numbers and is_direct(args):  # checked again: `x.data = other` may have changed a saved tensor
+                    return backward.run(*args, backend=ctx.backend)
                 with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage]
                     return function(*args, backend=ctx.backend)  # the Autograd key would only pass the call on
 
         tensors, values = ctx.saved_tensors, ctx.rest
+        if ctx.sizes is not None and not is_dynamo_compiling():
+            first = next((grad for grad in grads if grad is not None), None)
+            if first is not None and have_changed(tensors, ctx.sizes, first):
+                raise changed_error(op, tensors, ctx.sizes, first)
         of_outputs = list(grads[: len(op.outputs)])
         of_saved = {name: grad for name, grad in zip(required, grads[len(op.outputs) :]) if grad is not None}
         more = parts.of_saved(tensors, values, of_saved) if of_saved else {}

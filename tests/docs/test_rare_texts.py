@@ -169,6 +169,74 @@ pin(
 pin("bench's dtype", narrow_dtype, INVALID, "--dtype int8", "that the op accepts", "write --dtype")
 
 
+def swapped_below_autograd() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    y = fusedops.rms_norm(X, weight)
+    weight.data = torch.ones(1)
+    y.sum().backward()
+
+
+def freed_weight() -> None:
+    weight = torch.ones(4)
+    weight.untyped_storage().resize_(0)
+    fusedops.rms_norm(X, weight)
+
+
+def reference(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return factor * x
+
+
+def backward(grad: torch.Tensor, factor: float) -> torch.Tensor:
+    return factor * grad
+
+
+def named_op(name: str, annotation: str = "float") -> Callable[[], Any]:
+    """Return a call that registers an op of a name, with a type that torch knows or does not know."""
+
+    def function(x: torch.Tensor, factor: float = 1.0, *, backend: str | None = None) -> Any:
+        return x
+
+    def register() -> None:
+        function.__name__ = name
+        evidence = fusedops.ops.OPS["bias_gelu"].evidence
+        given: Any = {"reference": reference, "backward": backward, "evidence": evidence}
+        op = fusedops.Op(function, constraints=[], differentiable=("x",), **given)
+        op.types["factor"] = annotation
+        fusedops.register(op)
+
+    return register
+
+
+def probed() -> None:
+    """Raise the reason for which a backend is failed whose probe calls an op."""
+
+    @fusedops.kernel("bias_gelu")
+    def forward(x: Any, bias: Any, approximate: str) -> Any:
+        return x
+
+    backend = fusedops.Backend("mine", ("cpu",), 1000, (forward,), probe=lambda: fusedops.bias_gelu(X))
+    fusedops.register(backend)
+    with fusedops.use(fallback="silent"):
+        fusedops.bias_gelu(X)
+    why = next(info.why for info in fusedops.backends() if info.name == "mine")
+    raise fusedops.errors.PluginError(why)
+
+
+PLUGIN = fusedops.errors.PluginError
+pin(
+    "a saved tensor of other sizes",
+    swapped_below_autograd,
+    INVALID,
+    "of shape (1,)",
+    "as in forward",
+    "leave weight as",
+)
+pin("a freed weight", freed_weight, INVALID, "without memory", "a tensor with memory", "untyped_storage().resize_")
+pin("an op's name", named_op("my-op"), PLUGIN, "got that name", "an ASCII identifier", "rename the op's function")
+pin("an op that torch refuses", named_op("my_op", "object"), PLUGIN, "registration", "can register", "annotate")
+pin("an op in a probe", probed, PLUGIN, "got a call in its probe", "expected none", "call the vendor's library")
+
+
 @pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize("name", TABLE.pins)
 def test_a_text(name: str) -> None:

@@ -26,7 +26,7 @@ def seed_tensor(name: str, seed: int | Tensor | None, x: Tensor) -> Tensor | Non
     """
     if seed is None or isinstance(seed, (Tensor, TensorSpec)):
         return seed
-    if hasattr(seed, "tracer"):  # a value of torch.fx.symbolic_trace
+    if type(seed) is not int and hasattr(seed, "tracer"):  # a value of torch.fx.symbolic_trace
         return cast("Any", seed)
     if type(seed) is not int or not -(2**63) <= seed < 2**64:
         raise InvalidInputError(

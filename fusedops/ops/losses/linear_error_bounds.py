@@ -144,8 +144,10 @@ def _of_gradients(
         return of_x, nothing, nothing
     inputs = _size(x).reshape(rows.shape[0], x.shape[-1])
     # equal rows of x have equal roundings
-    counts: Tensor = cast("Any", inputs).unique(dim=0, return_counts=True)[1]
-    equal = int(counts.max().item()) if inputs.numel() and rounding.any() else 1
+    equal = 1
+    if inputs.numel() and rounding.any():
+        counts: Tensor = cast("Any", inputs).unique(dim=0, return_counts=True)[1]
+        equal = int(counts.max())
     squares, spread = rounding.square().t(), _SPREAD * equal**0.5
     of_weight = rows.t() @ inputs + spread * (squares @ inputs.square()).sqrt()
     return of_x, of_weight, nothing if bias is None else rows.sum(0) + spread * squares.sum(1).sqrt()

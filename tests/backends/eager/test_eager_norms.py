@@ -9,6 +9,7 @@ import pytest
 import torch
 from eager_bias_cases import DTYPES, layouts
 from eager_memory import peak
+from norm_tolerance import gradient_tolerance
 from torch import Tensor
 
 import fusedops
@@ -40,7 +41,7 @@ def check(name: str, call: dict[str, Any], grads: tuple[Tensor, ...] | None = No
             got = torch.autograd.grad(ys, [given[key] for key in leaves], grads or narrow)
             for key, gradient in zip(leaves, got):
                 assert gradient.dtype is call[key].dtype
-                testing.assert_within(gradient, want.gradients[key], op.evidence.gradient_tolerance[coarsest], key)
+                testing.assert_within(gradient, want.gradients[key], gradient_tolerance(op, coarsest), key)
     assert all(torch.equal(call[key], value) for key, value in before.items())
 
 
@@ -89,7 +90,7 @@ def test_true_sizes(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> No
         testing.assert_within(y, wide, op.evidence.tolerance[dtype], name)
     got = torch.autograd.grad(ys, [*leaves.values()], [grad.to(dtype) for grad in want.grads])
     for (key, leaf), gradient in zip(leaves.items(), got):
-        allowed = op.evidence.gradient_tolerance[dtype]
+        allowed = gradient_tolerance(op, dtype)
         rows = call["x"].numel() // leaf.numel()  # torch's layer norm adds them one by one
         allowed = allowed._replace(absolute=allowed.absolute * max(1.0, rows / 2048))
         testing.assert_within(gradient, want.gradients[key], allowed, key)

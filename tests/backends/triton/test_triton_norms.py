@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from norm_tolerance import gradient_tolerance
 from torch import Tensor
 
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -71,7 +72,7 @@ def check(name: str, call: dict[str, Any]) -> list[Tensor]:
     for y, wide in zip(ys, want.outputs):
         testing.assert_within(y, wide, op.evidence.tolerance[coarsest], name)
     for key, gradient in zip(leaves, got):
-        testing.assert_within(gradient, want.gradients[key], op.evidence.gradient_tolerance[coarsest], key)
+        testing.assert_within(gradient, want.gradients[key], gradient_tolerance(op, coarsest), key)
     return [*ys, *got]
 
 
