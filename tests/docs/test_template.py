@@ -43,8 +43,8 @@ def test_the_page_is_the_example_plugin(page: Page, plugin: pathlib.Path) -> Non
     assert {str(p.relative_to(plugin.parent)): p.read_text(encoding="utf-8") for p in sources} == page.files
 
 
-def test_an_op_takes_less_than_80_lines() -> None:
-    assert len(OP.files["fusedops-op-example/fusedops_norm/my_rms_norm.py"].splitlines()) < 80
+def test_an_op_takes_at_most_80_lines() -> None:
+    assert len(OP.files["fusedops-op-example/fusedops_norm/my_rms_norm.py"].splitlines()) <= 80
 
 
 @pytest.fixture
