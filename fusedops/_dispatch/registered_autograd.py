@@ -69,8 +69,8 @@ def autograd_of(
             with context.within(ctx.block):
                 if torch.is_grad_enabled() or transformed() or any(map(is_legacy_batchedtensor, args[: len(grads)])):
                     return function(*args, backend=ctx.backend)
-                if not numbers and is_direct(args):  # checked again: `x.data = other` may have changed a saved tensor
-                    return backward.run(*args, backend=ctx.backend)
+                if not numbers and is_direct(args):  # autograd has checked the gradients, and the sizes are forward's
+                    return backward.serve(args, ctx.backend)
                 with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage]
                     return function(*args, backend=ctx.backend)  # the Autograd key would only pass the call on
 
