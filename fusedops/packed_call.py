@@ -106,19 +106,19 @@ def _value(field: Field) -> int | float:
 
 def runner(launcher: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of the launcher's arguments that runs the call it packs, and returns the results."""
-    guarded = partial(_guarded, launcher)
+    function = getattr(launcher, "__wrapped__", launcher)
+    names = getattr(getattr(function, "__code__", None), "co_varnames", ())
+    guarded = partial(_guarded, launcher, getattr(function, "__name__", "a compiled kernel"), names)
     return _native.packed(guarded, PackedCall) or partial(_launch, guarded)
 
 
-def _guarded(launcher: Callable[..., Any], *args: Any) -> Any:
-    """Call a launcher. Its copy of a tensor whose storage was freed is torch's error, which names no argument."""
-    try:
-        return launcher(*args)
-    except RuntimeError:
-        function = getattr(launcher, "__wrapped__", launcher)
-        names = getattr(getattr(function, "__code__", None), "co_varnames", ())
-        check_storages(getattr(function, "__name__", "a compiled kernel"), names, args)
-        raise
+def _guarded(launcher: Callable[..., Any], what: str, names: tuple[str, ...], *args: Any) -> Any:
+    """Call a launcher, which may copy its tensors: torch's copy of one whose storage was freed can end the process.
+
+    A remembered call does not come here: its addresses are compared with null instead.
+    """
+    check_storages(what, names, args)
+    return launcher(*args)
 
 
 def _launch(launcher: Callable[..., Any], *args: Any) -> Any:
