@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from norm_tolerance import gradient_tolerance, tolerance
 from torch import Tensor
 
 import fusedops
@@ -63,9 +64,9 @@ def check(op: Op, args: tuple[Any, ...]) -> None:
     y, gradients = results(op, args, want)
     dtype = args[0].dtype
     assert y.is_contiguous()
-    testing.assert_within(y, want.y, op.evidence.tolerance[dtype], "y")
+    testing.assert_within(y, want.y, tolerance(op, dtype), "y")
     for name, gradient in gradients.items():
-        testing.assert_within(gradient, want.gradients[name], op.evidence.gradient_tolerance[dtype], name)
+        testing.assert_within(gradient, want.gradients[name], gradient_tolerance(op, dtype), name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from eager_bias_cases import DTYPES, layouts
 from eager_memory import peak
-from norm_tolerance import gradient_tolerance
+from norm_tolerance import gradient_tolerance, tolerance
 from torch import Tensor
 
 import fusedops
@@ -36,7 +36,7 @@ def check(name: str, call: dict[str, Any], grads: tuple[Tensor, ...] | None = No
             for y, wide, like in zip(ys, want.outputs, op.each(op.empty(*args))):
                 assert (y.shape, y.dtype) == (like.shape, like.dtype)
                 assert y.is_contiguous()
-                testing.assert_within(y, wide, op.evidence.tolerance[coarsest], name)
+                testing.assert_within(y, wide, tolerance(op, coarsest), name)
             narrow = [grad.to(y.dtype) for grad, y in zip(want.grads, ys)]
             got = torch.autograd.grad(ys, [given[key] for key in leaves], grads or narrow)
             for key, gradient in zip(leaves, got):
@@ -87,7 +87,7 @@ def test_true_sizes(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> No
     leaves = {key: call[key].requires_grad_() for key in op.differentiable}
     ys = op.each(op.function(**call, backend="eager"))
     for y, wide in zip(ys, want.outputs):
-        testing.assert_within(y, wide, op.evidence.tolerance[dtype], name)
+        testing.assert_within(y, wide, tolerance(op, dtype), name)
     got = torch.autograd.grad(ys, [*leaves.values()], [grad.to(dtype) for grad in want.grads])
     for (key, leaf), gradient in zip(leaves.items(), got):
         allowed = gradient_tolerance(op, dtype)

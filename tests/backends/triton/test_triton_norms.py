@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from norm_tolerance import gradient_tolerance
+from norm_tolerance import gradient_tolerance, tolerance
 from torch import Tensor
 
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -70,7 +70,7 @@ def check(name: str, call: dict[str, Any]) -> list[Tensor]:
     dtypes = [value.dtype for value in call.values() if isinstance(value, Tensor)]
     coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
     for y, wide in zip(ys, want.outputs):
-        testing.assert_within(y, wide, op.evidence.tolerance[coarsest], name)
+        testing.assert_within(y, wide, tolerance(op, coarsest), name)
     for key, gradient in zip(leaves, got):
         testing.assert_within(gradient, want.gradients[key], gradient_tolerance(op, coarsest), key)
     return [*ys, *got]
