@@ -9,6 +9,7 @@ from error_texts import Table
 from state import keep_backends
 
 import fusedops
+from fusedops_cpu._library import failure
 
 TABLE = Table(__file__)
 pin = TABLE.pin
@@ -22,6 +23,10 @@ def freed() -> None:
     fusedops.bias_gelu(x)
 
 
+def refused_by_the_library() -> None:
+    raise failure(2)
+
+
 pin("two dtypes", lambda: fusedops.bias_gelu(ROW, ROW[0].half()), NO_BACKEND, "float16", "dtype of x", "to(x.dtype)")
 pin("a weight", lambda: fusedops.rms_norm(ROW, ROW[0].double()), NO_BACKEND, "float64", "float32, bfloat16", "weight")
 pin("gate and up", lambda: fusedops.swiglu(ROW, ROW.half()), NO_BACKEND, "float16", "dtype of gate", "to(gate.dtype)")
@@ -33,7 +38,8 @@ pin(
     "float32, bfloat16",
     "cos",
 )
-pin("no memory", freed, INVALID, "without memory", "expected tensors", "pass tensors")
+pin("no memory", freed, INVALID, "got x without memory", "expected a tensor", "load it again")
+pin("the library", refused_by_the_library, INVALID, "without memory", "expected tensors", "pass tensors")
 
 
 @pytest.mark.usefixtures("on_cpu")
