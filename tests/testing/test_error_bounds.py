@@ -118,3 +118,14 @@ def test_verify_finds_a_wrong_sum_over_rows(
         outputs = op.each(op.function(**args, backend="wrong"))
         with pytest.raises(fusedops.MismatchError, match=op.differentiable[at]):
             torch.autograd.backward(outputs, grads[: len(outputs)])
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_a_row_whose_rstd_is_not_determined_leaves_the_weight_gradient_open(name: str) -> None:
+    op = testing.OPS[name]
+    call = {"x": torch.zeros(3, 8), "weight": torch.ones(8), "eps": 0.0}
+    args = op.bind((), call)
+    results = op.reference_with_saved(*args, True)
+    given = op.backward_arguments([torch.ones(3, 8)], results, args, (True,) * len(op.differentiable))
+    bounds = op.evidence.gradient_error(1e-5, *given)
+    assert torch.equal(bounds[1], torch.full((8,), torch.inf, dtype=torch.float64))

@@ -120,7 +120,8 @@ def backward_error(
     of_weight = (g.abs() * (moves + absolute * normal.abs())).masked_fill(unknown, math.inf)
     dweight = None
     if weight is not None:
-        squares = (g.square() * (of_rounding.square() + normal.square() * of_rstd)).sum_to_size(weight.shape)
+        squares = g.square() * (of_rounding.square() + normal.square() * of_rstd)
+        squares = squares.masked_fill(unknown, 0.0).sum_to_size(weight.shape)  # not inf * 0: of_weight is inf there
         dweight = of_weight.sum_to_size(weight.shape) + _SPREAD * squares.sqrt()
     return dx, dweight, None if bias is None else (absolute * g.abs()).sum_to_size(bias.shape)
 
