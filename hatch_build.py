@@ -1,8 +1,7 @@
-"""Build hook: compile the libraries of the core and of the ``cpu`` backend into the wheel.
+"""Build hook: compile the libraries of the ``cpu`` backend into the wheel.
 
 The compiler is ``$CXX``, else the system's ``g++``, ``clang++`` or ``c++``, else ``ziglang`` where it is installed.
-Without one, or where it fails, the wheel is pure Python: the core checks every call in Python, and the backend is
-unavailable.
+Without one, or where it fails, the wheel is pure Python, and the backend is unavailable.
 
 ``FUSEDOPS_CPU_TARGET`` selects a row of ``TARGETS`` to cross-compile for with ziglang; a failure is then an error.
 ``FUSEDOPS_CPU_TARGET=none`` builds the pure wheel.
@@ -24,7 +23,6 @@ from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-CORE = "fusedops/_native"
 CPU = "backends/fusedops_cpu"
 # No fast-math: NaN and inf mean what IEEE 754 gives them. A product and a sum may become one operation.
 FLAGS = (
@@ -93,24 +91,17 @@ class Library(NamedTuple):
     """A library to build.
 
     Args:
-        package: the folder that it goes to.
-        sources: the folder of its sources.
         name: of the file.
-        level: the instruction set; empty: the least of the processor.
+        level: the instruction set.
     """
 
-    package: str
-    sources: str
     name: str
-    level: str = ""
+    level: str
 
 
 def libraries(target: Target) -> list[Library]:
     """Return the libraries of a platform."""
-    machine = "aarch64" if target.levels == NEON else "x86_64"
-    core = Library(CORE, CORE, f"libfusedops-{machine}.{target.suffix}")
-    names = [(level, f"libfusedops_cpu-{level}.{target.suffix}") for level in target.levels]
-    return [core, *(Library(CPU, f"{CPU}/src", name, level) for level, name in names)]
+    return [Library(f"libfusedops_cpu-{level}.{target.suffix}", level) for level in target.levels]
 
 
 def compile_library(root: Path, target: Target, command: list[str], is_zig: bool, library: Library) -> Path:
@@ -119,12 +110,14 @@ def compile_library(root: Path, target: Target, command: list[str], is_zig: bool
     Raises:
         subprocess.CalledProcessError: the compiler fails; its ``stderr`` has the reason.
     """
-    sources = sorted((root / library.sources).glob("*.cpp"))
-    headers = sorted((root / library.sources).glob("*.h"))
+    sources = sorted((root / CPU / "src").glob("*.cpp"))
+    headers = sorted((root / CPU / "src").glob("*.h"))
     architecture = []
     if library.level in X86_LEVELS:
         architecture = [f"-mcpu={library.level.replace('-', '_')}" if is_zig else f"-march={library.level}"]
-    arguments = [*command, *FLAGS, *target.link, *architecture, *map(str, sources)]
+    # without it the name in the library is the path of the build
+    name = [f"-Wl,-install_name,@rpath/{library.name}"] if target.suffix == "dylib" else []
+    arguments = [*command, *FLAGS, *target.link, *name, *architecture, *map(str, sources)]
     key = hashlib.sha256("\0".join([*arguments, *(p.read_text() for p in (*sources, *headers))]).encode())
     out = root / "build" / "cpu" / key.hexdigest()[:16] / library.name
     if not out.exists():
@@ -135,7 +128,7 @@ def compile_library(root: Path, target: Target, command: list[str], is_zig: bool
     return out
 
 
-def compile_libraries(root: Path, target: Target, cross: bool) -> list[tuple[Library, Path]]:
+def compile_libraries(root: Path, target: Target, cross: bool) -> list[Path]:
     """Compile the libraries of a platform, several at a time, and return their files.
 
     Raises:
@@ -148,9 +141,7 @@ def compile_libraries(root: Path, target: Target, cross: bool) -> list[tuple[Lib
     wanted = libraries(target)
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(
-                zip(wanted, pool.map(lambda each: compile_library(root, target, command, is_zig, each), wanted))
-            )
+            return list(pool.map(lambda each: compile_library(root, target, command, is_zig, each), wanted))
     except subprocess.CalledProcessError as error:
         raise RuntimeError(f"{command[0]} failed: {error.stderr[-2000:]}") from error
     except OSError as error:
@@ -181,11 +172,10 @@ class LibraryHook(BuildHookInterface):
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{target.tag}"
         if version == "editable":  # imported from the source tree
-            for library, path in built:
-                unfinished = root / library.package / f"{path.name}.unfinished"
+            for path in built:
+                unfinished = root / CPU / f"{path.name}.unfinished"
                 shutil.copyfile(path, unfinished)
-                unfinished.replace(root / library.package / path.name)  # a process may have the old file loaded
+                unfinished.replace(root / CPU / path.name)  # a process may have the old file loaded
         else:
-            for library, path in built:
-                folder = library.package.removeprefix("backends/")
-                build_data["force_include"][str(path)] = f"{folder}/{path.name}"
+            for path in built:
+                build_data["force_include"][str(path)] = f"{Path(CPU).name}/{path.name}"

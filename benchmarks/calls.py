@@ -31,7 +31,7 @@ def cases(op: Op, sweep: str, elements: int, grow: bool = False) -> Iterator[Cas
     if sweep in ("large", "cases"):
         for case in op.evidence.measured if sweep == "large" else op.evidence.cases:
             fitted = testing.shrunk(enlarged(case, elements) if grow else case, elements)
-            if op.invalid(op.completed(op.bind((), specs(op, fitted, torch.float32)))) is None:
+            if op.invalid(op.prepared(op.bind((), specs(op, fitted, torch.float32)))) is None:
                 yield fitted  # else a size of one tensor was cut alone, such as the keys of a mask
         return
     if op.evidence.sweep is None:
@@ -69,7 +69,7 @@ def arguments(op: Op, case: Case, dtype: torch.dtype, device: str) -> tuple[Any,
     if max(value.numel() for value in call.values() if isinstance(value, TensorSpec)) <= _LIMIT:
         args = testing.arguments(op, case, dtype, device)
     else:
-        args = op.completed(op.bind((), {name: _made(op, call, name) for name in call}))
+        args = op.prepared(op.bind((), {name: _made(op, call, name) for name in call}))
     for name in masks(op):
         mask = args[op.parameters.index(name)]
         if isinstance(mask, Tensor):

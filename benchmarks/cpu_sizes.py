@@ -1,6 +1,6 @@
 """Measure the cpu backend beside plain torch and a copy, from 64 elements to 128 MiB.
 
-    python -m benchmarks.cpu_sizes --threads 2 --out benchmarks/results/cpu/sizes-tuned-2.jsonl
+    python -m benchmarks.cpu_sizes --threads 2 --out benchmarks/results/cpu/sizes/tuned-2.jsonl
 
 Plain torch, the backend and a copy of one operand take turns in one process, so that other programs on the machine
 disturb all alike. Times are the 20th percentile of the turns. `kernel` is the backend's function, `fusedops` the public
@@ -17,19 +17,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 import fusedops
-import fusedops_cpu
+from benchmarks.cpu_cases import CASES, Turn
 
 TUNED = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 SIZES = [2**6, 2**8, 2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**25]
-Turn = Callable[[], object]
 
 
 def in_turns(work: dict[str, Turn], seconds: float) -> dict[str, float]:
@@ -55,227 +54,17 @@ def in_turns(work: dict[str, Turn], seconds: float) -> dict[str, float]:
     return {name: statistics.quantiles(taken, n=5)[0] for name, taken in samples.items()}
 
 
-def softmax(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
-    """Return plain torch, the public call, the kernel, and the tensors that take gradients."""
-    kernel = fusedops_cpu.scaled_masked_softmax
-    sk = min(1024, 1 << (n.bit_length() // 2))
-    sq = min(n // sk, 512)
-    x = torch.randn(n // sk // sq, sq, sk).to(dtype)
-    causal = form == "causal"
-    upper = torch.ones(sq, sk, dtype=torch.bool).triu(1)
-    random = torch.rand(1, sq, sk) < 1 / 3
-    random[..., 0] = False
-    masked = {"none": None, "causal": upper, "mask": random}[form]
-    mask = random if form == "mask" else None
-
-    def plain() -> Tensor:
-        scores = x * 0.125
-        return torch.softmax(scores if masked is None else scores.masked_fill(masked, float("-inf")), -1)
-
-    return (
-        plain,
-        lambda: fusedops.scaled_masked_softmax(x, mask, 0.125, causal=causal),
-        lambda: kernel.call(x, mask, 0.125, causal),
-        [x],
-    )
-
-
-def rows(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x, bias and residual."""
-    columns = min(4096, max(64, 1 << (n.bit_length() // 2)))
-    shape = (n // columns, columns)
-    return torch.randn(shape).to(dtype), torch.randn(columns).to(dtype), torch.randn(shape).to(dtype)
-
-
-def gelu(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
-    """Return the same for bias_gelu."""
-    kernel = fusedops_cpu.bias_gelu
-    x, bias, _ = rows(n, dtype)
-    return (
-        lambda: F.gelu(x + bias, approximate=form),
-        lambda: fusedops.bias_gelu(x, bias, approximate=form),
-        lambda: kernel.call(x, bias, form),
-        [x, bias],
-    )
-
-
-def dropout(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
-    """Return the same for bias_dropout. The public call draws a seed, the kernel is given one."""
-    kernel = fusedops_cpu.bias_dropout
-    x, bias, _ = rows(n, dtype)
-    seed, training = torch.tensor([1]), form == "training"
-    return (
-        lambda: F.dropout(x + bias, 0.1, training),
-        lambda: fusedops.bias_dropout(x, bias, 0.1, training=training),
-        lambda: kernel.call(x, bias, 0.1, training, seed if training else None),
-        [x, bias],
-    )
-
-
-def dropout_add(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
-    """Return the same for bias_dropout_add."""
-    kernel = fusedops_cpu.bias_dropout_add
-    x, bias, residual = rows(n, dtype)
-    seed, training = torch.tensor([1]), form == "training"
-    return (
-        lambda: residual + F.dropout(x + bias, 0.1, training),
-        lambda: fusedops.bias_dropout_add(x, bias, residual, 0.1, training=training),
-        lambda: kernel.call(x, bias, residual, 0.1, training, seed if training else None),
-        [x, bias, residual],
-    )
-
-
-def norm(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
-    """Return the same for rms_norm and layer_norm, with a weight (and a bias)."""
-    x, weight, _ = rows(n, dtype)
-    shape, bias = x.shape[-1:], torch.randn_like(weight)
-    if form == "rms":
-        return (
-            lambda: F.rms_norm(x, shape, weight, 1e-6),
-            lambda: fusedops.rms_norm(x, weight),
-            lambda: fusedops_cpu.rms_norm.call(x, weight, 1e-6, 0.0, False),
-            [x, weight],
-        )
-    return (
-        lambda: F.layer_norm(x, shape, weight, bias),
-        lambda: fusedops.layer_norm(x, weight, bias),
-        lambda: fusedops_cpu.layer_norm.call(x, weight, bias, 1e-5, False),
-        [x, weight, bias],
-    )
-
-
-def add_norm(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
-    """Return the same for add_rms_norm and add_layer_norm."""
-    x, weight, residual = rows(n, dtype)
-    shape, bias = x.shape[-1:], torch.randn_like(weight)
-
-    def plain() -> tuple[Tensor, Tensor]:
-        s = x + residual
-        return (F.rms_norm(s, shape, weight, 1e-6) if form == "rms" else F.layer_norm(s, shape, weight, bias)), s
-
-    if form == "rms":
-        return (
-            plain,
-            lambda: fusedops.add_rms_norm(x, residual, weight),
-            lambda: fusedops_cpu.add_rms_norm.call(x, residual, weight, 1e-6, 0.0, False),
-            [x, residual, weight],
-        )
-    return (
-        plain,
-        lambda: fusedops.add_layer_norm(x, residual, weight, bias),
-        lambda: fusedops_cpu.add_layer_norm.call(x, residual, weight, bias, 1e-5, False),
-        [x, residual, weight, bias],
-    )
-
-
-def gated(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
-    """Return the same for swiglu and geglu, of two tensors, packed halves or interleaved pairs of n outputs."""
-    function, layout = form.split()
-    gate, _, up = rows(n, dtype)
-    packed, interleaved = torch.cat((gate, up), -1), layout == "pairs"
-
-    def plain() -> Tensor:
-        g, u = gate, up
-        if layout != "two":
-            g, u = (packed[..., ::2], packed[..., 1::2]) if interleaved else packed.chunk(2, -1)
-        return (F.silu(g) if function == "silu" else F.gelu(g, approximate=function)) * u
-
-    first, second = (gate, up) if layout == "two" else (packed, None)
-    leaves = [gate, up] if layout == "two" else [packed]
-    if function == "silu":
-        return (
-            plain,
-            lambda: fusedops.swiglu(first, second, interleaved=interleaved),
-            lambda: fusedops_cpu.swiglu.call(first, second, None, 1.0, 0.0, interleaved),
-            leaves,
-        )
-    return (
-        plain,
-        lambda: fusedops.geglu(first, second, approximate=function, interleaved=interleaved),
-        lambda: fusedops_cpu.geglu.call(first, second, function, interleaved),
-        leaves,
-    )
-
-
-def rotary(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
-    """Return the same for rotary_embedding of n elements of q, and a fourth as many of k, beside the chain of models.
-
-    ``form``: halves of (B, N, S, D) or of transposed views of (B, S, N, D), as projections give; or interleaved pairs.
-    """
-    width, heads = (16, 1) if n < 2**12 else (64, 8)
-    positions = n // heads // width
-    shapes = [(1, count, positions, width) for count in (heads, max(1, heads // 4))]
-    if form == "transposed":
-        q, k = (torch.randn(b, s, h, d).to(dtype).transpose(1, 2) for b, h, s, d in shapes)
-    else:
-        q, k = (torch.randn(shape).to(dtype) for shape in shapes)
-    cos, sin = (torch.randn(1, positions, width // 2).to(dtype) for _ in range(2))
-    interleaved = form == "pairs"
-    double = [
-        t[:, None].repeat_interleave(2, -1) if interleaved else torch.cat((t, t), -1)[:, None] for t in (cos, sin)
-    ]
-
-    def turned(x: Tensor) -> Tensor:
-        if interleaved:
-            return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-        first, second = x.chunk(2, -1)
-        return torch.cat((-second, first), -1)
-
-    return (
-        lambda: tuple(x * double[0] + turned(x) * double[1] for x in (q, k)),
-        lambda: fusedops.rotary_embedding(q, k, cos, sin, interleaved=interleaved),
-        lambda: fusedops_cpu.rotary_embedding.call(q, k, cos, sin, interleaved, -2),
-        [q, k],
-    )
-
-
-def loss(n: int, dtype: torch.dtype, form: str) -> tuple[Turn, Turn, Turn, list[Tensor]]:
-    """Return the same for cross_entropy of n logits, of 16 to 32000 classes."""
-    classes = min(32000, max(16, 1 << (n.bit_length() // 2 + 2)))
-    logits = torch.randn(max(1, n // classes), classes).to(dtype)
-    target = torch.randint(classes, logits.shape[:1])
-    smoothing = 0.1 if form == "smoothed" else 0.0
-    return (
-        lambda: F.cross_entropy(logits, target, label_smoothing=smoothing),
-        lambda: fusedops.cross_entropy(logits, target, label_smoothing=smoothing),
-        lambda: fusedops_cpu.cross_entropy.call(logits, target, -100, smoothing, 0.0, None, "mean", None, False),
-        [logits],
-    )
-
-
-CASES: list[tuple[str, Any, str]] = [
-    ("scaled_masked_softmax", softmax, "none"),
-    ("scaled_masked_softmax", softmax, "mask"),
-    ("scaled_masked_softmax", softmax, "causal"),
-    ("bias_gelu", gelu, "tanh"),
-    ("bias_gelu", gelu, "none"),
-    ("bias_dropout", dropout, "training"),
-    ("bias_dropout_add", dropout_add, "training"),
-    ("bias_dropout_add", dropout_add, "evaluation"),
-    ("rms_norm", norm, "rms"),
-    ("add_rms_norm", add_norm, "rms"),
-    ("layer_norm", norm, "layer"),
-    ("add_layer_norm", add_norm, "layer"),
-    ("swiglu", gated, "silu two"),
-    ("swiglu", gated, "silu halves"),
-    ("swiglu", gated, "silu pairs"),
-    ("geglu", gated, "tanh two"),
-    ("geglu", gated, "none two"),
-    ("rotary_embedding", rotary, "halves"),
-    ("rotary_embedding", rotary, "transposed"),
-    ("rotary_embedding", rotary, "pairs"),
-    ("cross_entropy", loss, "plain"),
-    ("cross_entropy", loss, "smoothed"),
-]
-
-
 def measure(op: str, make: Any, form: str, n: int, dtype: torch.dtype, seconds: float) -> Iterator[dict[str, Any]]:
     """Yield one record for each direction and provider."""
-    plain, public, kernel, leaves = make(n, dtype, form)
+    work = make(n, dtype, form)
+    plain, leaves = work.plain, work.leaves
+    public: Turn = partial(getattr(fusedops, op), *work.args, **work.options)
     source, target = torch.randn(n).to(dtype), torch.empty(n, dtype=dtype)
     copy: Turn = lambda: target.copy_(source)  # noqa: E731
     with torch.no_grad():
-        times = {"forward": in_turns({"plain": plain, "fusedops": public, "kernel": kernel, "copy": copy}, seconds)}
+        times = {
+            "forward": in_turns({"plain": plain, "fusedops": public, "kernel": work.kernel, "copy": copy}, seconds)
+        }
     for leaf in leaves:
         leaf.requires_grad_()
     outputs: dict[str, Any] = {"plain": _as_tuple(plain()), "fusedops": _as_tuple(public())}

@@ -13,10 +13,12 @@ from typing import Any
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
 import fusedops
 
 sys.path.insert(0, str(Path(__file__).parent))
+import make_api
 from explorer.page import fragment
 
 project = "fusedops"
@@ -63,17 +65,20 @@ def _contents(text: str) -> str:
 def _read(app: Sphinx, page: str, source: list[str]) -> None:
     if page == root_doc:
         source[0] += _contents(source[0])
-    if "<!-- explorer -->" in source[0]:
-        source[0] = source[0].replace("<!-- explorer -->", f"``````{{raw}} html\n{fragment()}\n``````")
+    if marker := re.search(r"<!-- explorer(?: (\S+))? -->", source[0]):
+        source[0] = source[0].replace(marker[0], f"``````{{raw}} html\n{fragment(marker[1] or '')}\n``````")
 
 
 def _break_names(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
-    """Let a long name in code break between its parts instead of anywhere."""
+    """Let a long name in code break between its parts instead of anywhere, and mark the cells that hold a number."""
     code = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
     part = re.compile(r"(?<=\w[_./=(])(?=\w)|(?<=[\])]\.)(?=\w)|(?<=[a-z])(?=[A-Z])")
     if "body" in context:
         context["body"] = code.sub(lambda name: part.sub("<wbr/>", name[0]), context["body"])
-        context["body"] = re.sub(r"<td><p>\w+", lambda cell: cell[0].replace("_", "_<wbr/>"), context["body"])
+        names = re.compile(r"(<td><p>(?:<a [^>]*>(?:<span[^>]*>)?)?)(\w+)")
+        context["body"] = names.sub(lambda cell: cell[1] + cell[2].replace("_", "_<wbr/>"), context["body"])
+        numbers = re.compile(r"<td>(?=<p>(?:<strong>)?[\d.]*(?:</strong>)?</p></td>)")
+        context["body"] = numbers.sub('<td class="number">', context["body"])
 
 
 def _inline(translator: Any, node: nodes.math) -> None:
@@ -86,8 +91,19 @@ def _block(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def _check_reference(app: Sphinx) -> None:
+    """Raise an ExtensionError where a public name has no entry in the API reference, or a page of it is stale."""
+    try:
+        stale = make_api.stale()
+    except ValueError as error:
+        raise ExtensionError(str(error)) from None
+    if stale:
+        raise ExtensionError(f"the API reference is stale: {', '.join(stale)}; to fix: run `make docs`")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extensions of this file; Sphinx calls this hook."""
+    app.connect("builder-inited", _check_reference)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.connect("source-read", _read)
     app.connect("html-page-context", _break_names)

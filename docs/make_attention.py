@@ -31,6 +31,7 @@ CALLS: dict[str, Mapping[str, Any]] = {
     '`causal="lower_right"`, Sq = 1: decoding': {"sq": 1, "causal": "lower_right"},
     "`causal` and `window`": {"causal": True, "window": (127, 0)},
     "`window` alone": {"window": (63, 63)},
+    "`window` alone, Sq < Sk": {"sk": 2 * S, "window": (63, 63)},
     "mask (B, 1, 1, Sk): padding": {"mask": (B, 1, 1, S)},
     "mask (Sq, Sk)": {"mask": (S, S)},
     "mask (B, Nq, Sq, Sk)": {"mask": (B, N, S, S)},
@@ -67,7 +68,10 @@ def takes(kernel: fusedops.Kernel, parameters: Sequence[str], args: Sequence[Any
 def cell(kernels: Sequence[fusedops.Kernel], device: str, call: Mapping[str, Any]) -> str:
     """Return which directions a backend takes of a call."""
     args = arguments(device, call)
-    by_direction = {"forward": (OP.parameters, args), "backward": (OP.backward_parameters, OP.stand_in(args))}
+    by_direction = {
+        "forward": (OP.parameters, args),
+        "backward": (OP.backward_parameters, OP.placeholder_backward_args(args)),
+    }
     taken = {kernel.direction for kernel in kernels if takes(kernel, *by_direction[kernel.direction])}
     if "forward" not in taken:
         return "no"

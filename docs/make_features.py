@@ -2,8 +2,8 @@
 
 The script runs every test with a ``feature`` mark and a parameter ``op``. An op has a feature if all tests of the two
 passed, and is listed beside them with the reason if a test was skipped. A failed or missing test is an error, and
-nothing is written. `--check` fails if the file is stale. `--outcomes FILE` reads the file that `pytest --features FILE`
-wrote, and runs no test.
+nothing is written. `--check` fails if the file is stale. `--outcomes FILE ...` reads the files that runs of
+`pytest --features FILE` wrote, and runs no test.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ FEATURES = (
     "compile dynamic",
     "export",
     "AOTInductor",
-    "opcheck",
     "gradgradcheck",
     "jvp",
     "vmap",
@@ -88,12 +87,13 @@ class Outcomes:
             self.path.write_text(json.dumps(rows), encoding="utf-8")
 
     @classmethod
-    def read(cls, path: Path) -> Outcomes:
-        """Read the file that a run wrote."""
+    def read(cls, *paths: Path) -> Outcomes:
+        """Read the files that runs wrote, each with tests of its own."""
         outcomes = cls()
-        for feature, op, passed, reasons in json.loads(path.read_text(encoding="utf-8")):
-            outcomes.passed[feature, op] = passed
-            outcomes.reasons[feature, op] = set(reasons)
+        for path in paths:
+            for feature, op, passed, reasons in json.loads(path.read_text(encoding="utf-8")):
+                outcomes.passed[feature, op] += passed
+                outcomes.reasons[feature, op] |= set(reasons)
         return outcomes
 
 
@@ -124,10 +124,10 @@ def main() -> int:
     """Run the tests, then write or check the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--outcomes", type=Path)
+    parser.add_argument("--outcomes", type=Path, nargs="+")
     options = parser.parse_args()
     if options.outcomes is not None:
-        outcomes = Outcomes.read(options.outcomes)
+        outcomes = Outcomes.read(*options.outcomes)
     else:
         outcomes = Outcomes()
         if pytest.main(["-q", "-m", "feature", "--show-capture=no", str(ROOT / "tests")], plugins=[outcomes]):

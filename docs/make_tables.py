@@ -47,16 +47,32 @@ def grid(cell: Callable[[fusedops.Op], str], meaning: bool) -> str:
     return "\n".join(lines)
 
 
+def grouped(header: str, cells: Callable[[fusedops.Op], tuple[str, ...]]) -> str:
+    """Return a table with a row for the ops whose cells are alike. The header is that of the whole table."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for op in OPS:
+        each = cells(op)
+        if not all(each):
+            raise ValueError(f"{op.name}: got evidence without {header!r}, expected a text for each cell")
+        rows.setdefault(each, []).append(f"`{op.name}`")
+    lines = [header, "|" + "---|" * (header.count("|") - 1)]
+    lines += [f"| {', '.join(names)} | {' | '.join(each)} |" for each, names in rows.items()]
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "README.md": lambda: grid(lambda op: f"`{op.name}`", meaning=True),
-    "docs/index.md": lambda: grid(lambda op: f"[{op.name}](ops.md#{op.name})", meaning=False),
-    "docs/api.rst": lambda: "\n".join(f".. autofunction:: fusedops.{op.name}" for op in OPS),
+    "docs/ops.md": lambda: grid(lambda op: f"[{op.name}](#{op.name})", meaning=False),
+    "docs/distributed.md": lambda: grouped(
+        "| op | first tensor | other tensors | gradients |", lambda op: op.evidence.sharded or ("",)
+    ),
+    "docs/pytorch.md": lambda: grouped("| op | dtype of the result |", lambda op: (op.evidence.result_dtype,)),
 }
 
 
 def with_table(name: str, text: str) -> str:
     """Return the text of a page with its table written again."""
-    marks = [f"\n.. {mark}\n" if name.endswith(".rst") else f"<!-- {mark} -->" for mark in (BEGIN, END)]
+    marks = [f"<!-- {mark} -->" for mark in (BEGIN, END)]
     before, begin, rest = text.partition(marks[0])
     _, end, after = rest.partition(marks[1])
     if not begin or not end:

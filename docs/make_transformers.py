@@ -1,49 +1,83 @@
-"""Write the table of docs/transformers.md from models of transformers. `--check` fails if the file is stale."""
+"""Write the lists of families of docs/transformers.md. `--check` fails if the file is stale."""
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "makers"))
 
-from model_families import FAMILIES, Family
+from model_families import FAMILIES
 
 import fusedops
 from fusedops.integrations.transformers import Applied, apply
 
 PAGE = Path(__file__).parent / "transformers.md"
-START, END = "<!-- the table: docs/make_transformers.py -->\n", "<!-- end of the table -->\n"
-HEADER = """| model | replaced | left, because |
-|---|---|---|
-"""
+START, END = "<!-- the lists: docs/make_transformers.py -->\n", "<!-- end of the lists -->\n"
+WHOLE, PARTS = "Everything that `apply` looks for is replaced:\n\n", "\nSomething is left in these:\n\n"
 
 
-def row(family: Family, applied: Applied) -> str:
-    """Return the line of a family."""
-    replaced = ", ".join(f"{count} {op}" for op, count in sorted(applied.ops.items()))
-    left = "; ".join(f"{row.module} ({row.count}): {row.left}" for row in applied.rows if not row.op)
-    return f"| {family.name}, `{family.model}` | {replaced or 'nothing'} | {left} |\n"
+class Outcome(NamedTuple):
+    """What `apply` did with a model: the ops that replace something, and what is left with the reason."""
+
+    ops: tuple[str, ...]
+    left: tuple[str, ...]
 
 
-def page(table: str) -> str:
-    """Return the page with another table."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, after = text.partition(START)[0], text.partition(END)[2]
-    return f"{before}{START}{table}{END}{after}"
+def outcome(applied: Applied) -> Outcome:
+    """Return what `apply` did."""
+    left = [f"`{row.module}`: {row.left}" for row in applied.rows if not row.op]
+    return Outcome(tuple(sorted(applied.ops)), tuple(left))
 
 
-def table() -> str:
-    """Return the table, from a model of each family."""
+def lists(outcomes: Mapping[str, Outcome]) -> str:
+    """Return the lists: families by what is replaced, then those with something left. Keys are names of families."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, (ops, left) in outcomes.items():
+        if not left:
+            groups.setdefault(ops, []).append(name)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    whole = [f"- **{', '.join(names)}**: {', '.join(ops)}\n" for ops, names in ordered]
+    parts = [
+        f"- **{name}**: {', '.join(ops) or 'nothing'} replaced. Left: {'; '.join(left)}\n"
+        for name, (ops, left) in outcomes.items()
+        if left
+    ]
+    return f"\n{WHOLE}{''.join(whole)}{PARTS}{''.join(parts)}\n"
+
+
+def listed(page: str) -> dict[str, Outcome]:
+    """Return the outcomes that the lists of a page have."""
+    text = page.partition(START)[2].partition(END)[0]
+    whole, _, parts = text.partition(PARTS)
+    found: dict[str, Outcome] = {}
+    for names, ops in re.findall(r"^- \*\*(.+)\*\*: (.+)$", whole, re.M):
+        found |= {name: Outcome(tuple(ops.split(", ")), ()) for name in names.split(", ")}
+    for name, ops, left in re.findall(r"^- \*\*(.+?)\*\*: (.+?) replaced\. Left: (.+)$", parts, re.M):
+        found[name] = Outcome(tuple(ops.split(", ")) if ops != "nothing" else (), tuple(left.split("; ")))
+    return found
+
+
+def page(text: str) -> str:
+    """Return the page with other lists."""
+    before, after = PAGE.read_text("utf-8").partition(START)[0], PAGE.read_text("utf-8").partition(END)[2]
+    return f"{before}{START}{text}{END}{after}"
+
+
+def made() -> str:
+    """Return the lists, from a model of each family."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fusedops.FusedOpsWarning)  # a family where nothing is replaced has its line
-        return HEADER + "".join(row(family, apply(family.build())) for family in FAMILIES.values())
+        return lists({family.name: outcome(apply(family.build())) for family in FAMILIES.values()})
 
 
 def main() -> int:
     """Write the page, or check it."""
-    fresh = page(table())
+    fresh = page(made())
     if "--check" not in sys.argv:
         PAGE.write_text(fresh, encoding="utf-8")
         return 0

@@ -132,8 +132,8 @@ def report_losses(fused: Trainee, plain: Trainee, out: Path) -> None:
     lines = [f"{step},{ours!r},{theirs!r}" for step, (ours, theirs) in enumerate(zip(fused.losses, plain.losses), 1)]
     (out / "finetune.csv").write_text("\n".join((f"step,{NAMES[0]},{NAMES[1]}", *lines, "")))
     file, heading = out / "finetune.png", "SmolLM2 on Shakespeare: the same weights and batches"
-    draw(fused.losses, plain.losses, differences, file, heading, "nats per token", NAMES[1])
-    print(f"Written: finetune.png and finetune.csv in {out}")
+    written = draw(fused.losses, plain.losses, differences, file, heading, "nats per token", NAMES[1])
+    print(f"Written: {written}finetune.csv in {out}")
 
 
 def report_costs(fused: Trainee, plain: Trainee, ids: Tensor) -> None:

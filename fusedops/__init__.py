@@ -8,6 +8,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fusedops import dtypes as dtypes
 from fusedops import errors as errors
 from fusedops import masks as masks
 from fusedops import ops as ops
@@ -19,6 +20,7 @@ from fusedops._contract.kernel import Adaptation as Adaptation
 from fusedops._contract.kernel import Deviation as Deviation
 from fusedops._contract.kernel import Kernel as Kernel
 from fusedops._contract.kernel import kernel as kernel
+from fusedops._contract.kernel import kernels_of as kernels_of
 from fusedops._contract.op import Op as Op
 from fusedops._contract.tensor_spec import TensorSpec as TensorSpec
 from fusedops._contract.values import Case as Case
@@ -55,8 +57,8 @@ if TYPE_CHECKING:
     from fusedops import testing as testing
     from fusedops import viewless as viewless
     from fusedops._bind import bind as bind
-    from fusedops._dispatch.stats import reset_stats as reset_stats
-    from fusedops._dispatch.stats import stats as stats
+    from fusedops._dispatch.selection.stats import reset_stats as reset_stats
+    from fusedops._dispatch.selection.stats import stats as stats
     from fusedops._plugins.hookspecs import hookimpl as hookimpl
     from fusedops._plugins.registration import BackendInfo as BackendInfo
     from fusedops._plugins.registration import backends as backends
@@ -94,9 +96,9 @@ _LAZY = {
     "nn": "nn",
     "philox": "philox",
     "register": "_plugins.registration",
-    "reset_stats": "_dispatch.stats",
+    "reset_stats": "_dispatch.selection.stats",
     "safely_set_viewless_tensor_data": "viewless",
-    "stats": "_dispatch.stats",
+    "stats": "_dispatch.selection.stats",
     "tensor_cache": "tensor_cache",
     "testing": "testing",
     "unregister": "_plugins.registration",

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 from fusedops._contract.op import Op
+from fusedops._contract.plain_argument import OPTIONAL_TYPES
 from fusedops._contract.signature import with_floats
 from fusedops._contract.tensor_spec import TensorSpec
-from fusedops._dispatch.call import not_plain, run
-from fusedops._dispatch.plan import Plan
-from fusedops._dispatch.select import plan_for, select
+from fusedops._dispatch.selection.plan import Plan
+from fusedops._dispatch.serve import plan_for, run, select, wants_gradient_of
 from fusedops._explain import find_op
 from fusedops._plugins.record import PreparedKernel
+from fusedops._policy import context
 from fusedops._policy.context import ActivePolicy, active_policy
+from fusedops._torch import dispatch_modes, is_traced, is_transformed
 from fusedops.errors import InvalidInputError
 
 
@@ -61,7 +62,7 @@ def bind(
     plan = plan_for(contract, first, backend)
     kernel = select(plan, like)
     public, parameters, defaults = contract.function, contract.parameters, contract.defaults
-    count, complete, places = len(parameters), contract.complete, contract.float_places
+    count, prepare_args, indices = len(parameters), contract.prepare_args, contract.float_indices
 
     @wraps(public)
     def bound(*args: Any, **kwargs: Any) -> Any:
@@ -69,42 +70,33 @@ def bind(
             args = contract.bind(args, kwargs)
         elif len(args) < count:
             args += defaults[len(args) :]
-        if not_plain(contract, args):
+        if not _is_plain(contract, args):
             return public(**dict(zip(parameters, args)), backend=backend)
-        args = with_floats(args, places)
-        results = _serve(contract, plan, kernel, args if complete is None else complete(args))
-        return contract.present(results, args) if contract.output_of else results
+        args = with_floats(args, indices)
+        serve = _run_watched if context.watching else run
+        wants_gradient = wants_gradient_of(contract, args)
+        results = serve(contract, plan, kernel, args if prepare_args is None else prepare_args(args), wants_gradient)
+        return contract.absent_outputs_to_none(results, args) if contract.output_of else results
 
     bound.__signature__ = contract.signature  # type: ignore[attr-defined]
     return bound
 
 
-def _run_watched(op: Op, plan: Plan, kernel: PreparedKernel, args: tuple[Any, ...]) -> Any:
+def _is_plain(op: Op, args: tuple[Any, ...]) -> bool:
+    """Return True where a kernel may be called: nothing traces or transforms, and every tensor is a plain one."""
+    if is_traced() or dispatch_modes() or is_transformed():
+        return False
+    for index in op.tensor_indices:  # not any(...): a generator costs 0.4 us
+        arg = args[index]
+        if type(arg) not in OPTIONAL_TYPES and not isinstance(arg, int):  # a seed may be a number
+            return False
+    return True
+
+
+def _run_watched(op: Op, plan: Plan, kernel: PreparedKernel, args: tuple[Any, ...], wants_gradient: bool) -> Any:
     """Serve a bound call while a block of this thread or another one compares: in the block, by a watched kernel."""
     watch = active_policy().watch
     if watch is None or plan.active.watch is not None:
-        return run(op, plan, kernel, args)
+        return run(op, plan, kernel, args, wants_gradient)
     watched = replace(plan, active=ActivePolicy(plan.policy, watch), fallbacks={}, backward={})
-    return run(op, watched, watch(kernel), args)
-
-
-_serve: Callable[[Op, Plan, PreparedKernel, tuple[Any, ...]], Any] = run  # of every bound function
-_watching = 0
-_lock = threading.Lock()
-
-
-def enter_watched() -> None:
-    """Begin a block that compares results. Bound functions look for one only while there is one."""
-    _change(1)
-
-
-def leave_watched() -> None:
-    """End such a block."""
-    _change(-1)
-
-
-def _change(blocks: int) -> None:
-    global _serve, _watching
-    with _lock:
-        _watching += blocks
-        _serve = _run_watched if _watching else run
+    return run(op, watched, watch(kernel), args, wants_gradient)

@@ -37,8 +37,8 @@ def explain(op: str | Callable[..., Any], /, *args: Any, backend: str | None = N
     >>> decision.backend, decision.backward
     ('eager', 'eager')
     """
-    from fusedops._dispatch.decide import decide  # not at import: the decision's data classes take 5 ms
-    from fusedops._dispatch.plan import make_plan
+    from fusedops._dispatch.selection.decide import decide  # not at import: the decision's data classes take 5 ms
+    from fusedops._dispatch.selection.plan import make_plan
 
     contract = find_op(op, "explain")
     given = contract.bound_specs(args, kwargs)
@@ -51,13 +51,13 @@ def explain(op: str | Callable[..., Any], /, *args: Any, backend: str | None = N
     return decide(make_plan(contract, active, kind, assume=bool(assumed)), given, assumed)
 
 
-def find_op(op: object, who: str) -> Op:
+def find_op(op: object, caller: str) -> Op:
     """Return an op by its name or its public function; PolicyError where there is none."""
     name = op if isinstance(op, str) else getattr(op, "__name__", op)
     if isinstance(name, str) and name not in registry.ops:
         registry.records()  # it may be a plugin's
     if not isinstance(name, str) or name not in registry.ops:
-        raise PolicyError(f"{who}: {unknown_name('op', str(name), list(registry.ops))}")
+        raise PolicyError(f"{caller}: {unknown_name('op', str(name), list(registry.ops))}")
     return registry.ops[name]
 
 

@@ -67,14 +67,14 @@ def warm_up(op: str | Callable[..., Any], /, *args: Any, backend: str | None = N
         )
     indices = [] if device.type == "cpu" else [torch.empty(0, device=device).get_device()]
     with torch.inference_mode(False), torch.random.fork_rng(indices, device_type=device.type):
-        wanted = [contract.parameters[at] for at in contract.gradient_places]
+        wanted = [contract.parameters[at] for at in contract.gradient_indices]
         arguments = [_real(value, name in wanted) for name, value in zip(contract.parameters, given)]
         with torch.no_grad():
             contract.call_public(*arguments, backend=backend)
         leaves = [value for value in arguments if isinstance(value, Tensor) and value.requires_grad]
         if leaves:
             with torch.enable_grad():
-                results = contract.each(contract.call_public(*arguments, backend=backend))
+                results = contract.as_tuple(contract.call_public(*arguments, backend=backend))
             outputs = [y for y in results if isinstance(y, Tensor) and y.requires_grad]
             torch.autograd.grad(outputs, leaves, [torch.zeros_like(y) for y in outputs], allow_unused=True)
         module.synchronize(device)

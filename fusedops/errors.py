@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fusedops._report.foreign_text import message
+
 if TYPE_CHECKING:
     from fusedops._report.decision import Decision
     from fusedops._report.mismatch import Mismatch
@@ -21,7 +23,13 @@ __all__ = [
 
 
 class FusedOpsError(Exception):
-    """The base of every error that fusedops itself raises. A kernel's own error reaches the user unchanged."""
+    """The base of every error that fusedops itself raises. A kernel's own error reaches the user unchanged.
+
+    The text has no control characters and no endless lines, whatever the values in it have.
+    """
+
+    def __str__(self) -> str:
+        return message(super().__str__())
 
 
 class InvalidInputError(FusedOpsError, ValueError):
@@ -67,7 +75,10 @@ class MismatchError(FusedOpsError):
 
 
 class FusedOpsWarning(UserWarning):
-    """The base of every warning of fusedops."""
+    """The base of every warning of fusedops. Its text is made fit as that of :class:`FusedOpsError`."""
+
+    def __str__(self) -> str:
+        return message(super().__str__())
 
 
 class FallbackWarning(FusedOpsWarning):

@@ -167,7 +167,7 @@ def band(sq: int, sk: int, causal: str, window: tuple[int, int] | None) -> Band:
     Args:
         sq: number of queries.
         sk: number of keys.
-        causal: "none", "upper_left" or "lower_right".
+        causal: "none", "upper_left" or "lower_right". With "none" a window is aligned at the lower right.
         window: keys before and after the diagonal, or None.
 
     Returns:
@@ -179,7 +179,7 @@ def band(sq: int, sk: int, causal: str, window: tuple[int, int] | None) -> Band:
     """
     if causal == "none" and window is None:
         return None, None
-    diagonal = sk - sq if causal == "lower_right" else 0
+    diagonal = 0 if causal == "upper_left" else sk - sq
     low = None if window is None else diagonal - window[0]
     if causal != "none":
         return low, diagonal

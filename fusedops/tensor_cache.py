@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fusedops._torch import is_same_storage
+
 __all__ = ["cached_for", "reuse"]
 
 T = TypeVar("T")
@@ -30,8 +32,8 @@ class _Entry(NamedTuple):
 
     def is_of(self, version: int, storage: torch.UntypedStorage) -> bool:
         """Return True for the version and the storage of which the value is."""
-        same = self.storage._cdata == storage._cdata  # pyright: ignore[reportPrivateUsage]
-        return same and self.version == version and self.address == storage.data_ptr()
+        same = self.version == version and is_same_storage(self.storage, storage)
+        return same and self.address == storage.data_ptr()
 
 
 _CAPACITY = 16  # values for a tensor and its views at a time; a buffer may be cut to another length at every step

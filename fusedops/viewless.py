@@ -17,8 +17,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active as transforms_active  # pyright: ignore[reportPrivateUsage]
-from torch.autograd import forward_ad
+
+from fusedops._torch import is_transformed
 
 T = TypeVar("T")
 
@@ -143,9 +143,7 @@ def safely_set_viewless_tensor_data(tensor: Tensor, new_data_tensor: Tensor) -> 
 
 def _must_copy() -> bool:
     """Return True if the call is traced or transformed, so that storage cannot be shared."""
-    if torch.compiler.is_compiling() or transforms_active():
-        return True
-    return cast("int", forward_ad._current_level) >= 0  # pyright: ignore[reportPrivateUsage]
+    return torch.compiler.is_compiling() or is_transformed()
 
 
 def _share_storage(inp: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes an environment with given versions in build/versions, and runs a part of the tests in it: every backend, policy,
-# dispatch, the core's compiled library, the command line, Triton's kernels by its interpreter and compiled ahead of time.
+# dispatch, remembered calls, the command line, Triton's kernels by its interpreter and compiled ahead of time.
 #
 #   PYTHON=3.10 TORCH=torch==2.10.0 TRITON=triton==3.4.0 tests/at_versions.sh [OPTION OF PYTEST ...]
 #
@@ -48,11 +48,11 @@ print(f"python {platform.python_version()}, torch {torch.__version__}, triton {t
 
 code=0
 run() {  # run tests; all parts run, also after a failure
-    "$folder/bin/python" -m pytest --quiet -p no:cacheprovider --numprocesses auto --maxprocesses 8 --dist loadfile "$@" || code=1
+    "$folder/bin/python" -m pytest --quiet -p no:cacheprovider --numprocesses auto --maxprocesses 8 --dist worksteal "$@" || code=1
 }
 run -m "not slow" tests/policy tests/cli tests/plugins/test_{registration,plugin_ops}.py tests/integrations/test_nn.py \
     tests/dispatch/test_{bind,call_paths,explain,gradients,no_backend,selected_kernel}.py \
-    tests/contract/test_{remembered,packed_call,within}.py tests/backends/cpu/test_remembered_calls.py "$@"
+    tests/dispatch/test_recent_calls.py tests/backends/cpu/test_{calls,remembered_calls}.py "$@"
 run tests/backends/triton/test_triton_compile_versions.py "$@"
 # the conformance kit: ops that most backends have, and attention, which is all that some have; without the two checks that
 # take minutes by Triton's interpreter

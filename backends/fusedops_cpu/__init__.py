@@ -7,18 +7,20 @@ the library; the probe does.
 from __future__ import annotations
 
 import fusedops
-from fusedops_cpu.add_layer_norm import add_layer_norm, add_layer_norm_backward
-from fusedops_cpu.add_rms_norm import add_rms_norm, add_rms_norm_backward
-from fusedops_cpu.bias_dropout import bias_dropout, bias_dropout_backward
-from fusedops_cpu.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
-from fusedops_cpu.bias_gelu import bias_gelu, bias_gelu_backward
-from fusedops_cpu.cross_entropy import cross_entropy, cross_entropy_backward
-from fusedops_cpu.geglu import geglu, geglu_backward
-from fusedops_cpu.layer_norm import layer_norm, layer_norm_backward
-from fusedops_cpu.rms_norm import rms_norm, rms_norm_backward
-from fusedops_cpu.rotary_embedding import rotary_embedding, rotary_embedding_backward
-from fusedops_cpu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
-from fusedops_cpu.swiglu import swiglu, swiglu_backward
+from fusedops_cpu import (
+    add_layer_norm,
+    add_rms_norm,
+    bias_dropout,
+    bias_dropout_add,
+    bias_gelu,
+    cross_entropy,
+    geglu,
+    layer_norm,
+    rms_norm,
+    rotary_embedding,
+    scaled_masked_softmax,
+    swiglu,
+)
 
 _FIX = (
     "install a platform wheel of fusedops; or install a C++ compiler (g++ or clang++, or `pip install ziglang`) and "
@@ -46,31 +48,19 @@ def fusedops_backend() -> fusedops.Backend:
         name="cpu",
         device_types=("cpu",),
         priority=10,  # above eager
-        kernels=(
-            scaled_masked_softmax,
-            scaled_masked_softmax_backward,
-            bias_gelu,
-            bias_gelu_backward,
-            bias_dropout,
-            bias_dropout_backward,
-            bias_dropout_add,
-            bias_dropout_add_backward,
-            rms_norm,
-            rms_norm_backward,
-            add_rms_norm,
-            add_rms_norm_backward,
-            layer_norm,
-            layer_norm_backward,
+        kernels=fusedops.kernels_of(
             add_layer_norm,
-            add_layer_norm_backward,
-            swiglu,
-            swiglu_backward,
-            geglu,
-            geglu_backward,
-            rotary_embedding,
-            rotary_embedding_backward,
+            add_rms_norm,
+            bias_dropout,
+            bias_dropout_add,
+            bias_gelu,
             cross_entropy,
-            cross_entropy_backward,
+            geglu,
+            layer_norm,
+            rms_norm,
+            rotary_embedding,
+            scaled_masked_softmax,
+            swiglu,
         ),
         probe=_probe,
         optional=True,

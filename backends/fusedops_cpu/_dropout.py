@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops.packed_call import PackedCall, results_of
 from fusedops.philox import threshold
+from fusedops_cpu._calls import LibraryCall, results_of
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 _ALL = 2**32  # the threshold above every random word: all elements are dropped
@@ -14,7 +14,7 @@ _ALL = 2**32  # the threshold above every random word: all elements are dropped
 
 def dropout_forward(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float, training: bool, seed: Tensor | None
-) -> PackedCall | Tensor:
+) -> LibraryCall | Tensor:
     """Return ``dropout(x + bias)``, or ``residual + dropout(x + bias)``, or the call that computes it.
 
     Args:
@@ -36,10 +36,10 @@ def dropout_forward(
     residual = residual if residual is None else dense(residual)  # a local: a copy has to live until the call returns
     y = torch.empty_like(x)
     columns = 0 if bias is None else bias.numel()
-    seed = None if seed is None or not limit else dense(seed)
+    seed = None if seed is None else dense(seed)  # of a limit of 0 it is not read, but a freed one is refused
     scale = 1 / (1 - p) if limit else 1.0
     fields = (x, bias, residual, y, seed, DTYPE_CODES[x.dtype], x.numel(), columns, limit, scale)
-    return PackedCall(library().dropout_forward, fields, y)
+    return LibraryCall(library().dropout_forward, fields, y)
 
 
 def dropout_backward(
@@ -50,7 +50,7 @@ def dropout_backward(
     training: bool,
     x_dtype: torch.dtype,
     needs: tuple[bool, ...],
-) -> PackedCall | tuple[Tensor | None, Tensor | None]:
+) -> LibraryCall | tuple[Tensor | None, Tensor | None]:
     """Return the gradients of x and of the bias, or the call that computes them; None where not wanted.
 
     Args:
@@ -82,7 +82,7 @@ def dropout_backward(
     if limit == _ALL or not grad.numel():
         return None if dx is None else dx.zero_(), None if dbias is None else dbias.zero_()
     columns = 0 if dbias is None else dbias.numel()
-    seed = None if seed is None or not limit else dense(seed)
+    seed = None if seed is None else dense(seed)  # of a limit of 0 it is not read, but a freed one is refused
     scale = 1 / (1 - p) if limit else 1.0
     fields = (grad, dx, dbias, seed, DTYPE_CODES[grad.dtype], grad.numel(), columns, limit, scale)
-    return PackedCall(library().dropout_backward, fields, (dx, dbias))
+    return LibraryCall(library().dropout_backward, fields, (dx, dbias))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops.packed_call import PackedCall
+from fusedops_cpu._calls import LibraryCall
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 Activation = tuple[float, float, float]
@@ -16,7 +16,7 @@ SWISH, GELU_TANH, GELU_ERF = range(3)
 
 def gated_forward(
     gate: Tensor, up: Tensor | None, interleaved: bool, activation: int, limit: float, alpha: float, offset: float
-) -> PackedCall:
+) -> LibraryCall:
     """Return the call that computes ``f(gate) * up``.
 
     Args:
@@ -39,7 +39,7 @@ def gated_forward(
         up_at = up
     dtype = DTYPE_CODES[gate.dtype]
     fields = (gate, up_at, y, dtype, rows, columns, activation, gate_row, up_row, limit, alpha, offset)
-    return PackedCall(library().gated_forward, fields, y)
+    return LibraryCall(library().gated_forward, fields, y)
 
 
 def gated_backward(
@@ -52,7 +52,7 @@ def gated_backward(
     alpha: float,
     offset: float,
     needs: tuple[bool, ...],
-) -> PackedCall:
+) -> LibraryCall:
     """Return the call that computes the gradients of gate and up, contiguous, of their dtype; None where not wanted.
 
     Args:
@@ -81,7 +81,7 @@ def gated_backward(
         gradient_row = columns
     sizes = (rows, columns, activation, gate_row, up_row, gradient_row)
     fields = (grad, gate, up_at, dgate, dup_at, DTYPE_CODES[gate.dtype], *sizes, limit, alpha, offset)
-    return PackedCall(library().gated_backward, fields, (dgate, dup))
+    return LibraryCall(library().gated_backward, fields, (dgate, dup))
 
 
 def _rows(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, Tensor | None, int, int, int, int]:

@@ -1,7 +1,7 @@
 """The compiled library: its file, its functions, and the layout of their arguments.
 
-Each function takes the address of one struct of 8-byte fields, which ``src/api.h`` declares: see
-:mod:`fusedops.packed_call`. The GIL is released for the time of the call.
+Each function takes the address of one struct of 8-byte fields, which ``src/api.h`` declares. The GIL is released for
+the time of the call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fusedops.errors import InvalidInputError
-from fusedops.packed_call import PackedFunction, packed_function
+from fusedops_cpu._calls import LibraryFunction, library_function
+from fusedops_cpu._structs import kinds_of_functions
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -28,36 +29,41 @@ _X86_LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
 
 
 class Library:
-    """The functions of one library file, with the kinds of the fields of their structs."""
+    """The functions of one library file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         loaded = ctypes.CDLL(str(path))
-        torch_cpu = ctypes.CDLL(
-            str(Path(torch.__file__).parent / "lib" / _TORCH_LIBRARIES.get(sys.platform, "libtorch_cpu.so"))
-        )
+        torch_cpu = torch_library()
         loaded.fusedops_use_threads(
             ctypes.cast(torch_cpu.torch_parallel_for, ctypes.c_void_p),
             ctypes.cast(torch_cpu.torch_get_num_threads, ctypes.c_void_p),
         )
+        kinds = kinds_of_functions((Path(__file__).parent / "src" / "api.h").read_text("utf-8"))
 
-        def function(name: str, kinds: str) -> PackedFunction:
-            return packed_function(getattr(loaded, f"fusedops_{name}"), kinds, failure)
+        def function(name: str, after: int = 0) -> LibraryFunction:
+            return library_function(getattr(loaded, f"fusedops_{name}"), kinds[name] + b"q" * after, failure)
 
         # by the number of sizes and strides after the struct
-        self.softmax_forward = [function("softmax_forward", f"2r1w5qd2q{n}q") for n in range(3 * MAX_DIMS + 1)]
-        self.softmax_backward = function("softmax_backward", "2r1w5qd")
-        self.gelu_forward = function("gelu_forward", "2r1w4q")
-        self.gelu_backward = function("gelu_backward", "3r2w4q")
-        self.dropout_forward = function("dropout_forward", "3r1w1r4qd")
-        self.dropout_backward = function("dropout_backward", "1r2w1r4qd")
-        self.norm_forward = function("norm_forward", "4r4w6q2d")
-        self.norm_backward = function("norm_backward", "4r2r4w5qd")
-        self.gated_forward = function("gated_forward", "2r1w6q3d")
-        self.gated_backward = function("gated_backward", "3r2w7q3d")
-        self.cross_entropy_forward = function("cross_entropy_forward", "2r2w8q4d")
-        self.cross_entropy_backward = function("cross_entropy_backward", "4r1w8q4d")
-        self.rotary = function("rotary", "2r11qd1r1w8q1r1w8q")
+        self.softmax_forward = [function("softmax_forward", after) for after in range(3 * MAX_DIMS + 1)]
+        self.softmax_backward = function("softmax_backward")
+        self.gelu_forward = function("gelu_forward")
+        self.gelu_backward = function("gelu_backward")
+        self.dropout_forward = function("dropout_forward")
+        self.dropout_backward = function("dropout_backward")
+        self.norm_forward = function("norm_forward")
+        self.norm_backward = function("norm_backward")
+        self.gated_forward = function("gated_forward")
+        self.gated_backward = function("gated_backward")
+        self.cross_entropy_forward = function("cross_entropy_forward")
+        self.cross_entropy_backward = function("cross_entropy_backward")
+        self.rotary = function("rotary")
+
+
+def torch_library() -> ctypes.CDLL:
+    """Return torch's own library, which exports its thread pool and its C functions of tensors."""
+    folder = Path(torch.__file__).parent / "lib"
+    return ctypes.CDLL(str(folder / _TORCH_LIBRARIES.get(sys.platform, "libtorch_cpu.so")))
 
 
 def library_path() -> Path:
@@ -91,6 +97,11 @@ def failure(status: int) -> Exception:
     """Return the exception for a status other than 0."""
     if status == 1:
         return MemoryError("fusedops_cpu: no memory for a temporary buffer")
+    if status == 3:
+        return InvalidInputError(
+            "fusedops_cpu: got a target that is no class, expected one in [0, classes); to fix: pass the number that "
+            "marks targets to leave out as ignore_index"
+        )
     return InvalidInputError(
         "fusedops_cpu: got a tensor without memory, or shapes that do not fit each other, expected tensors with memory "
         "and the shapes of one call; to fix: pass tensors whose storage was not freed"

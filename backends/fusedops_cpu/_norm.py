@@ -7,7 +7,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from fusedops.packed_call import PackedCall, results_of
+from fusedops_cpu._calls import LibraryCall, results_of
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 Results = tuple[Tensor | None, ...]
@@ -22,7 +22,7 @@ def norm_forward(
     offset: float,
     centered: bool,
     save: bool,
-) -> PackedCall:
+) -> LibraryCall:
     """Return the call that computes y, s, the mean and rstd of ``y = norm(s)`` with ``s = x + residual``.
 
     Args:
@@ -49,7 +49,7 @@ def norm_forward(
     rows = x.numel() // columns if columns else shape[:-1].numel()
     tensors = (x, residual, weight, bias, y, None if residual is None else s, mean, rstd)
     fields = (*tensors, *_dtypes(x, weight, bias), rows, columns, centered, eps, offset)
-    return PackedCall(library().norm_forward, fields, (y, s, mean, rstd))
+    return LibraryCall(library().norm_forward, fields, (y, s, mean, rstd))
 
 
 def norm_backward(
@@ -62,7 +62,7 @@ def norm_backward(
     bias: Tensor | None,
     offset: float,
     needs: tuple[bool, ...],
-) -> PackedCall | Results:
+) -> LibraryCall | Results:
     """Return the gradients of x, the residual, the weight and the bias, or the call that computes them.
 
     Args:
@@ -98,7 +98,7 @@ def norm_backward(
     gradients = (dx, dresidual, dweight, dbias)
     tensors = (grad, grad_s, s, weight, mean, rstd, *gradients)
     fields = (*tensors, *_dtypes(s, weight, bias), rstd.numel(), columns, offset)
-    return PackedCall(library().norm_backward, fields, gradients)
+    return LibraryCall(library().norm_backward, fields, gradients)
 
 
 def _dtypes(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[int, int, int]:
@@ -110,11 +110,11 @@ def _dtypes(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[int,
     )
 
 
-def selected(returned: PackedCall | Results, *places: int) -> PackedCall | Results:
+def selected(returned: LibraryCall | Results, *places: int) -> LibraryCall | Results:
     """Return results, or a call that returns them, with those at the given places alone."""
-    if isinstance(returned, PackedCall):
+    if isinstance(returned, LibraryCall):
         function, fields, results = returned
-        return PackedCall(function, fields, itemgetter(*places)(results))
+        return LibraryCall(function, fields, itemgetter(*places)(results))
     return itemgetter(*places)(returned)
 
 
@@ -129,7 +129,7 @@ def add_norm_backward(
     offset: float,
     residual_dtype: torch.dtype,
     needs: tuple[bool, ...],
-) -> PackedCall | Results:
+) -> LibraryCall | Results:
     """Return what :func:`norm_backward` returns, for x of the dtype of grad_y and a residual of ``residual_dtype``.
 
     Where the two differ, s is float32: the gradients are computed in float32 and then rounded.

@@ -5,32 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops import kernel, ops
-from fusedops.packed_call import PackedCall
+from fusedops import ops
+from fusedops_cpu._calls import LibraryCall, library_kernel
 from fusedops_cpu._constraints import any_dtype, one_dtype
 from fusedops_cpu._norm import Results, add_norm_backward, norm_forward
 
 
-@kernel(
+@library_kernel(
     ops.add_layer_norm,
     *one_dtype("x", "residual"),
     *any_dtype("weight", "bias"),
     source="fusedops_cpu/src/norm.cpp",
-    packed=True,
 )
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
-) -> PackedCall:
+) -> LibraryCall:
     """Compute the op; x and residual of one dtype, weight and bias of any dtypes of the library."""
     return norm_forward(x, residual, weight, bias, eps, 0.0, True, save)
 
 
-@kernel(
+@library_kernel(
     ops.add_layer_norm,
     *any_dtype("s", "weight", "bias"),
     direction="backward",
     source="fusedops_cpu/src/norm.cpp",
-    packed=True,
 )
 def add_layer_norm_backward(
     grad_y: Tensor,
@@ -42,6 +40,6 @@ def add_layer_norm_backward(
     bias: Tensor | None,
     residual_dtype: torch.dtype,
     needs: tuple[bool, ...],
-) -> PackedCall | Results:
+) -> LibraryCall | Results:
     """Compute the gradients of x, residual, weight and bias; sums over rows do not depend on the threads."""
     return add_norm_backward(grad_y, grad_s, s, mean, rstd, weight, bias, 0.0, residual_dtype, needs)

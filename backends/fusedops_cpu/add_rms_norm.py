@@ -5,32 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops import kernel, ops
-from fusedops.packed_call import PackedCall
+from fusedops import ops
+from fusedops_cpu._calls import LibraryCall, library_kernel
 from fusedops_cpu._constraints import any_dtype, one_dtype
 from fusedops_cpu._norm import Results, add_norm_backward, norm_forward, selected
 
 
-@kernel(
+@library_kernel(
     ops.add_rms_norm,
     *one_dtype("x", "residual"),
     *any_dtype("weight"),
     source="fusedops_cpu/src/norm.cpp",
-    packed=True,
 )
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
-) -> PackedCall | Results:
+) -> LibraryCall | Results:
     """Compute the op; x and residual of one dtype, any rank and strides, a weight of any dtype of the library."""
     return selected(norm_forward(x, residual, weight, None, eps, offset, False, save), 0, 1, 3)
 
 
-@kernel(
+@library_kernel(
     ops.add_rms_norm,
     *any_dtype("s", "weight"),
     direction="backward",
     source="fusedops_cpu/src/norm.cpp",
-    packed=True,
 )
 def add_rms_norm_backward(
     grad_y: Tensor,
@@ -41,7 +39,7 @@ def add_rms_norm_backward(
     offset: float,
     residual_dtype: torch.dtype,
     needs: tuple[bool, ...],
-) -> PackedCall | Results:
+) -> LibraryCall | Results:
     """Compute the gradients of x, residual and weight; the sum for the weight does not depend on the threads."""
     wanted = (*needs, False)
     returned = add_norm_backward(grad_y, grad_s, s, None, rstd, weight, None, offset, residual_dtype, wanted)

@@ -5,26 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops import kernel, ops
+from fusedops import ops
 from fusedops.constraints import Rank
-from fusedops.packed_call import PackedCall
+from fusedops_cpu._calls import LibraryCall, library_kernel
 from fusedops_cpu._constraints import one_dtype, row_bias
 from fusedops_cpu._dropout import dropout_backward, dropout_forward
 
 
-@kernel(ops.bias_dropout, *one_dtype("x"), *row_bias("x"), source="fusedops_cpu/src/dropout.cpp", packed=True)
-def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> PackedCall | Tensor:
+@library_kernel(ops.bias_dropout, *one_dtype("x"), *row_bias("x"), source="fusedops_cpu/src/dropout.cpp")
+def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> LibraryCall | Tensor:
     """Compute dropout(x + bias); x of any rank and strides."""
     return dropout_forward(x, bias, None, p, training, seed)
 
 
-@kernel(
+@library_kernel(
     ops.bias_dropout,
     *one_dtype("grad"),
     Rank("bias", 0, 1),
     direction="backward",
     source="fusedops_cpu/src/dropout.cpp",
-    packed=True,
 )
 def bias_dropout_backward(
     grad: Tensor,
@@ -34,6 +33,6 @@ def bias_dropout_backward(
     training: bool,
     x_dtype: torch.dtype,
     needs: tuple[bool, ...],
-) -> PackedCall | tuple[Tensor | None, Tensor | None]:
+) -> LibraryCall | tuple[Tensor | None, Tensor | None]:
     """Compute the gradients of x and bias."""
     return dropout_backward(grad, seed, bias, p, training, x_dtype, needs)

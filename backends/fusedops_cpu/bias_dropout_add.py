@@ -5,19 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops import kernel, ops
+from fusedops import ops
 from fusedops.constraints import Rank
-from fusedops.packed_call import PackedCall
+from fusedops_cpu._calls import LibraryCall, library_kernel
 from fusedops_cpu._constraints import one_dtype, row_bias
 from fusedops_cpu._dropout import dropout_backward, dropout_forward
 
 
-@kernel(
+@library_kernel(
     ops.bias_dropout_add,
     *one_dtype("x", "residual"),
     *row_bias("x"),
     source="fusedops_cpu/src/dropout.cpp",
-    packed=True,
 )
 def bias_dropout_add(
     x: Tensor,
@@ -26,18 +25,17 @@ def bias_dropout_add(
     p: float,
     training: bool,
     seed: Tensor | None,
-) -> PackedCall | Tensor:
+) -> LibraryCall | Tensor:
     """Compute residual + dropout(x + bias); x and residual of one dtype, any rank and strides."""
     return dropout_forward(x, bias, residual, p, training, seed)
 
 
-@kernel(
+@library_kernel(
     ops.bias_dropout_add,
     *one_dtype("grad"),
     Rank("bias", 0, 1),
     direction="backward",
     source="fusedops_cpu/src/dropout.cpp",
-    packed=True,
 )
 def bias_dropout_add_backward(
     grad: Tensor,
@@ -47,6 +45,6 @@ def bias_dropout_add_backward(
     training: bool,
     x_dtype: torch.dtype,
     needs: tuple[bool, ...],
-) -> PackedCall | tuple[Tensor | None, Tensor | None]:
+) -> LibraryCall | tuple[Tensor | None, Tensor | None]:
     """Compute the gradients of x and bias; that of the residual is grad itself."""
     return dropout_backward(grad, seed, bias, p, training, x_dtype, needs)

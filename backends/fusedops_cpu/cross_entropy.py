@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops import kernel, ops
-from fusedops.packed_call import PackedCall, results_of
+from fusedops import ops
+from fusedops.ops.losses.arguments import check_targets
+from fusedops_cpu._calls import LibraryCall, library_kernel, results_of
 from fusedops_cpu._constraints import one_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
@@ -17,7 +18,7 @@ _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 _BY_DENOMINATOR = 3
 
 
-@kernel(ops.cross_entropy, *one_dtype("logits"), source="fusedops_cpu/src/cross_entropy.cpp", packed=True)
+@library_kernel(ops.cross_entropy, *one_dtype("logits"), source="fusedops_cpu/src/cross_entropy.cpp")
 def cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -28,23 +29,26 @@ def cross_entropy(
     reduction: str,
     denominator: Tensor | None,
     save: bool,
-) -> PackedCall | tuple[Tensor, Tensor | None, None]:
-    """Compute the op; logits of any rank and strides. log_prob is not kept: lse serves."""
+) -> LibraryCall | tuple[Tensor, Tensor | None, None]:
+    """Compute the op; logits of any rank and strides. log_prob is not kept: lse serves.
+
+    The library checks the targets too: a remembered call whose targets it refuses comes here, where the error is made.
+    """
+    check_targets("cross_entropy", target, ignore_index, logits.shape[-1])
     logits, place = _with_rows(logits)
     target = dense(target)
     loss = logits.new_empty(target.shape if reduction == "none" else (), dtype=torch.float32)
     lse = logits.new_empty(target.shape, dtype=torch.float32) if save else None
     settings = _settings(logits, place, ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    call = PackedCall(library().cross_entropy_forward, (logits, target, loss, lse, *settings), (loss, lse, None))
+    call = LibraryCall(library().cross_entropy_forward, (logits, target, loss, lse, *settings), (loss, lse, None))
     return call if denominator is None else results_of(call)  # its value is a field
 
 
-@kernel(
+@library_kernel(
     ops.cross_entropy,
     *one_dtype("logits"),
     direction="backward",
     source="fusedops_cpu/src/cross_entropy.cpp",
-    packed=True,
 )
 def cross_entropy_backward(
     grad: Tensor,
@@ -58,13 +62,13 @@ def cross_entropy_backward(
     softcap: float | None,
     reduction: str,
     denominator: Tensor | None,
-) -> PackedCall | Tensor:
+) -> LibraryCall | Tensor:
     """Compute the gradient of the logits from lse, contiguous."""
     dx = torch.empty_like(logits, memory_format=torch.contiguous_format)
     logits, place = _with_rows(logits)
     grad, lse, target = dense(grad.float()), dense(lse.float()), dense(target)
     settings = _settings(logits, place, ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    call = PackedCall(library().cross_entropy_backward, (grad, logits, lse, target, dx, *settings), dx)
+    call = LibraryCall(library().cross_entropy_backward, (grad, logits, lse, target, dx, *settings), dx)
     return call if denominator is None else results_of(call)
 
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusedops import kernel, ops
-from fusedops.packed_call import PackedCall
+from fusedops import ops
+from fusedops_cpu._calls import LibraryCall, library_kernel
 from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu._norm import Results, norm_backward, norm_forward, selected
 
 
-@kernel(ops.layer_norm, *any_dtype("x", "weight", "bias"), source="fusedops_cpu/src/norm.cpp", packed=True)
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool) -> PackedCall | Results:
+@library_kernel(ops.layer_norm, *any_dtype("x", "weight", "bias"), source="fusedops_cpu/src/norm.cpp")
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool) -> LibraryCall | Results:
     """Compute the op; x of any rank and strides, weight and bias of any dtypes of the library."""
     return selected(norm_forward(x, None, weight, bias, eps, 0.0, True, save), 0, 2, 3)
 
 
-@kernel(
+@library_kernel(
     ops.layer_norm,
     *any_dtype("x", "weight", "bias"),
     direction="backward",
     source="fusedops_cpu/src/norm.cpp",
-    packed=True,
 )
 def layer_norm_backward(
     grad: Tensor,
@@ -31,7 +30,7 @@ def layer_norm_backward(
     weight: Tensor | None,
     bias: Tensor | None,
     needs: tuple[bool, ...],
-) -> PackedCall | Results:
+) -> LibraryCall | Results:
     """Compute the gradients of x, weight and bias; sums over rows do not depend on the number of threads."""
     wanted = (needs[0], False, needs[1], needs[2])
     return selected(norm_backward(grad, None, x, mean, rstd, weight, bias, 0.0, wanted), 0, 2, 3)

@@ -7,29 +7,28 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fusedops import kernel, ops
-from fusedops.packed_call import PackedCall
+from fusedops import ops
+from fusedops_cpu._calls import LibraryCall, library_kernel
 from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 _NONE = (None, None, *(0,) * 8)
 
 
-@kernel(ops.rotary_embedding, *any_dtype("q", "k", "cos", "sin"), source="fusedops_cpu/src/rotary.cpp", packed=True)
+@library_kernel(ops.rotary_embedding, *any_dtype("q", "k", "cos", "sin"), source="fusedops_cpu/src/rotary.cpp")
 def rotary_embedding(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
-) -> PackedCall:
+) -> LibraryCall:
     """Compute the op. Rows of q and k that are contiguous are read where they are, others are copied."""
     call = _rotate(q, k, cos, sin, interleaved, seq_dim, 1.0)
     return call if k is not None else call._replace(results=(call.results[0], q.new_empty(0)))
 
 
-@kernel(
+@library_kernel(
     ops.rotary_embedding,
     *any_dtype("grad_rotated_q", "grad_rotated_k", "cos", "sin"),
     direction="backward",
     source="fusedops_cpu/src/rotary.cpp",
-    packed=True,
 )
 def rotary_embedding_backward(
     grad_rotated_q: Tensor,
@@ -39,7 +38,7 @@ def rotary_embedding_backward(
     interleaved: bool,
     seq_dim: int,
     needs: tuple[bool, ...],
-) -> PackedCall | tuple[None, None]:
+) -> LibraryCall | tuple[None, None]:
     """Compute the gradients of q and k: the rotation by the opposite angles."""
     q, k = grad_rotated_q if needs[0] else None, grad_rotated_k if needs[1] else None
     if q is None and k is None:
@@ -49,7 +48,7 @@ def rotary_embedding_backward(
 
 def _rotate(
     q: Tensor | None, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int, sign: float
-) -> PackedCall:
+) -> LibraryCall:
     """Return the call that rotates the pairs of q and k; None for None. ``sign`` -1 is the opposite rotation."""
     first = q if q is not None else k
     assert first is not None
@@ -61,7 +60,7 @@ def _rotate(
     dtypes = (DTYPE_CODES[cos.dtype], DTYPE_CODES[sin.dtype])
     sizes = (prod(lead), positions, columns, cos.shape[-1], interleaved)
     fields = (cos, sin, *dtypes, *sizes, *cos_strides, *sin_strides, sign, *q_fields, *k_fields)
-    return PackedCall(library().rotary, fields, (y_q, y_k))
+    return LibraryCall(library().rotary, fields, (y_q, y_k))
 
 
 def _rows(x: Tensor | None, seq_dim: int) -> tuple[Tensor | None, tuple[Tensor | int | None, ...]]:

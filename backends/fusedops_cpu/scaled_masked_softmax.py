@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops import kernel, ops
-from fusedops.packed_call import PackedCall
+from fusedops import ops
+from fusedops_cpu._calls import LibraryCall, library_kernel
 from fusedops_cpu._constraints import one_dtype
 from fusedops_cpu._library import DTYPE_CODES, MAX_DIMS, dense, library
 
 
-@kernel(ops.scaled_masked_softmax, *one_dtype("x"), source="fusedops_cpu/src/softmax.cpp", packed=True)
-def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> PackedCall:
+@library_kernel(ops.scaled_masked_softmax, *one_dtype("x"), source="fusedops_cpu/src/softmax.cpp")
+def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> LibraryCall:
     """Compute the probabilities; x of any rank and strides, a mask that broadcasts to it."""
     x = dense(x)
     y = torch.empty_like(x)
@@ -30,21 +30,20 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: 
             strides = mask.stride()
         masks = (len(shape), len(strides), *shape, *mask.shape, *strides)
     fields = (x, mask, y, DTYPE_CODES[x.dtype], rows, sq, sk, causal, scale, *masks)
-    return PackedCall(library().softmax_forward[len(masks) - 2], fields, y)
+    return LibraryCall(library().softmax_forward[len(masks) - 2], fields, y)
 
 
-@kernel(
+@library_kernel(
     ops.scaled_masked_softmax,
     *one_dtype("y"),
     direction="backward",
     source="fusedops_cpu/src/softmax.cpp",
-    packed=True,
 )
-def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> PackedCall:
+def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> LibraryCall:
     """Compute the gradient of x from the saved y."""
     grad, y = dense(grad), dense(y)
     dx = torch.empty_like(y)
     sq, sk = y.shape[-2:]
     rows = y.numel() // (sk or 1)
     fields = (grad, y, dx, DTYPE_CODES[y.dtype], rows, sq, sk, causal, scale)
-    return PackedCall(library().softmax_backward, fields, dx)
+    return LibraryCall(library().softmax_backward, fields, dx)

@@ -6,21 +6,21 @@ import math
 
 from torch import Tensor
 
-from fusedops import kernel, ops
-from fusedops.packed_call import PackedCall
+from fusedops import ops
+from fusedops_cpu._calls import LibraryCall, library_kernel
 from fusedops_cpu._constraints import one_dtype
 from fusedops_cpu._gated import SWISH, gated_backward, gated_forward
 
 
-@kernel(ops.swiglu, *one_dtype("gate", "up"), source="fusedops_cpu/src/gated.cpp", packed=True)
+@library_kernel(ops.swiglu, *one_dtype("gate", "up"), source="fusedops_cpu/src/gated.cpp")
 def swiglu(
     gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, offset: float, interleaved: bool
-) -> PackedCall:
+) -> LibraryCall:
     """Compute the op for two tensors of one dtype and for packed ones, of any shape and strides."""
     return gated_forward(gate, up, interleaved, SWISH, math.nan if limit is None else limit, alpha, offset)
 
 
-@kernel(ops.swiglu, *one_dtype("gate", "up"), direction="backward", source="fusedops_cpu/src/gated.cpp", packed=True)
+@library_kernel(ops.swiglu, *one_dtype("gate", "up"), direction="backward", source="fusedops_cpu/src/gated.cpp")
 def swiglu_backward(
     grad: Tensor,
     gate: Tensor,
@@ -30,7 +30,7 @@ def swiglu_backward(
     offset: float,
     interleaved: bool,
     needs: tuple[bool, ...],
-) -> PackedCall:
+) -> LibraryCall:
     """Compute the gradients of gate and up in one pass."""
     limit = math.nan if limit is None else limit
     return gated_backward(grad, gate, up, interleaved, SWISH, limit, alpha, offset, needs)

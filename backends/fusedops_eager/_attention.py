@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from fusedops import masks
+from fusedops.dtypes import compute_dtype
 
 # Scores of a chunk: 4 MiB of float32, which stays in the cache of two cores between its matmuls
 CHUNK = 1024 * 1024
+_LARGE = 2.0**-7  # times 1 / eps, an lse whose rounding changes the probabilities by 1/128
 
 
 class Part(NamedTuple):
@@ -59,7 +60,7 @@ class Call:
         causal: str,
         window: tuple[int, int] | None,
     ) -> None:
-        self.dtype = torch.promote_types(q.dtype, torch.float32)
+        self.dtype = compute_dtype(q.dtype)
         self.scale = 1.0 / math.sqrt(max(q.shape[3], 1)) if scale is None else scale
         self.heads, self.group = k.shape[1], q.shape[1] // max(k.shape[1], 1)
         self.sq, self.sk = q.shape[2], k.shape[2]
@@ -131,13 +132,6 @@ class Call:
         return scores
 
 
-def exact_products(device_type: str) -> AbstractContextManager[object]:
-    """Return a context in which torch.autocast rounds no operand of a product to 16 bits."""
-    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
-        return nullcontext()
-    return torch.autocast(device_type, enabled=False)
-
-
 def attention_forward(
     q: Tensor,
     k: Tensor,
@@ -204,6 +198,8 @@ def attention_backward(
     grad5, out5, lse4 = call.grouped(grad_out), call.grouped(out), call.grouped(lse)
     lse_grad4 = None if grad_lse is None else call.grouped(grad_lse)
     exact = not call.masks_some or bool(k.isfinite().all() & v.isfinite().all())
+    # of another forward, an lse whose rounding is a factor of the probabilities; not looked at where that would wait
+    large = lse.is_cpu and not torch.linalg.vector_norm(lse, math.inf).item() <= _LARGE / torch.finfo(lse.dtype).eps
     for parts in call.parts():
         keys, values = call.wide(k, parts[0]), call.wide(v, parts[0])
         clean_keys = keys
@@ -220,6 +216,8 @@ def attention_backward(
             if lse_grad4 is not None:
                 delta -= lse_grad4[at][..., None]
             p = call.scores(queries, keys[:, :, part.j], call.masked(part))
+            if large:
+                row_lse = torch.where(row_lse.isfinite(), p.logsumexp(-1, keepdim=True), row_lse)
             if call.masks_some:
                 dead = row_lse == -math.inf
                 row_lse, delta = row_lse.masked_fill(dead, 0.0), delta.masked_fill(dead, 0.0)
@@ -231,6 +229,8 @@ def attention_backward(
             if dq5 is None and dkeys is None:
                 continue
             ds = (rows_g @ values[:, :, part.j].transpose(-2, -1)).view(p.shape)
+            if large:  # the same products on both sides of the difference: what they round differently would be scaled
+                delta += (p * ds).sum(-1, keepdim=True) - (g * out5[at]).sum(-1, keepdim=True)
             ds = ds.sub_(delta).mul_(p).mul_(call.scale).flatten(2, 3)
             if dq5 is not None:
                 dq5[at] = (ds @ clean_keys[:, :, part.j]).view(queries.shape)

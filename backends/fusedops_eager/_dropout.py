@@ -12,6 +12,7 @@ import sys
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype
 from fusedops.ops import OPS
 from fusedops.philox import threshold
 from fusedops_eager._bias import BiasGradient, add, slab_elements, with_rank
@@ -54,7 +55,7 @@ def dropout_forward(
     out = torch.empty(x.shape, dtype=dtype, device="cpu")
     if _drops_all(p, seed):
         return out.zero_() if residual is None else out.copy_(residual)
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = compute_dtype(dtype)
     buffer_count = 1 if dtype is wide or residual is None else 2
     buffer_bytes = buffer_count * wide.itemsize + (seed is not None) * _MASK_BYTES
     size = slab_elements(x.numel(), buffer_bytes, dtype.itemsize)
@@ -103,7 +104,7 @@ def dropout_backward(
         return None if dx is None else dx.contiguous(), dbias
     if not training or p == 0:
         seed = None
-    wide = torch.promote_types(grad.dtype, torch.float32)
+    wide = compute_dtype(grad.dtype)
     dx = torch.empty(grad.shape, dtype=x_dtype, device="cpu") if needs[0] else None
     sums = BiasGradient(bias, grad.shape, wide) if bias is not None and needs[1] else None
     if _drops_all(p, seed):

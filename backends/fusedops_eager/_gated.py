@@ -9,12 +9,6 @@ from torch import Tensor
 MIN_SLAB_ELEMENTS = 256 * 1024
 
 
-def compute_dtype(gate: Tensor, up: Tensor | None) -> torch.dtype:
-    """Return float32, or float64 where gate or up has it."""
-    dtype = gate.dtype if up is None else torch.promote_types(gate.dtype, up.dtype)
-    return torch.promote_types(dtype, torch.float32)
-
-
 def views(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, Tensor]:
     """Return gate and up, which are parts of ``gate`` if ``up`` is None. Nothing is copied."""
     if up is not None:

@@ -10,9 +10,10 @@ import math
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops import OPS
 from fusedops_eager._bias import slab_elements
-from fusedops_eager._gated import compute_dtype, empty_gradients, views, widened
+from fusedops_eager._gated import empty_gradients, views, widened
 from fusedops_eager._slabs import Buffers, pieces
 
 _A = -2 * math.sqrt(2 / math.pi) / math.log(2)
@@ -34,8 +35,8 @@ def geglu_forward(gate: Tensor, up: Tensor | None, approximate: str, interleaved
     """
     if not gate.is_cpu:
         return OPS["geglu"].reference(gate, up, approximate, interleaved).contiguous()
-    wide, (g, u) = compute_dtype(gate, up), views(gate, up, interleaved)
-    dtype = gate.dtype if up is None else torch.promote_types(gate.dtype, up.dtype)
+    wide, (g, u) = compute_dtype(promoted(gate, up)), views(gate, up, interleaved)
+    dtype = promoted(gate, up)
     out, a = torch.empty(g.shape, dtype=dtype, device="cpu"), torch.tensor(_A, dtype=wide, device="cpu")
     size = slab_elements(out.numel(), 3 * wide.itemsize, dtype.itemsize)
     buffers = Buffers(size, wide)
@@ -67,7 +68,7 @@ def geglu_backward(
     if not gate.is_cpu:
         dgate, dup = OPS["geglu"].backward(grad, gate, up, approximate, interleaved, needs)
         return None if dgate is None else dgate.contiguous(), None if dup is None else dup.contiguous()
-    wide, (g, u) = compute_dtype(gate, up), views(gate, up, interleaved)
+    wide, (g, u) = compute_dtype(promoted(gate, up)), views(gate, up, interleaved)
     results, (to_gate, to_up) = empty_gradients(gate, up, interleaved, needs)
     if to_gate is None and to_up is None:
         return results

@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops import OPS
 from fusedops_eager._bias import BiasGradient, add, slab_elements, with_rank
 from fusedops_eager._slabs import Buffers, pieces
@@ -42,8 +43,8 @@ def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     Returns:
         (...), contiguous, the dtype of ``x + bias``. Computed in float32 (float64 for float64).
     """
-    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
-    wide = torch.promote_types(dtype, torch.float32)
+    dtype = promoted(x, bias)
+    wide = compute_dtype(dtype)
     if not x.is_cpu or x.numel() < _MIN_SLAB_ELEMENTS:
         y = _plain_forward(x, bias, approximate, wide).to(dtype).contiguous()
         return y if approximate == "tanh" else _restore_large(y, x, bias)
@@ -72,7 +73,7 @@ def _restore_large(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
     torch's kernel for AVX-512 returns NaN for inf, and inf for u above half of the largest float32 (torch 2.13).
     """
     if torch.backends.cpu.get_cpu_capability() == "AVX512" and y.is_cpu and not torch.isfinite(y.sum()):
-        wide = torch.promote_types(y.dtype, torch.float32)  # a sum with a bias of no dims has the dtype of x
+        wide = compute_dtype(y.dtype)  # a sum with a bias of no dims has the dtype of x
         u = (x if bias is None else x.to(wide) + bias.to(wide)).to(y.dtype)
         torch.where(u > _ERF_SATURATION, u, y, out=y)
     return y
@@ -109,7 +110,7 @@ def _slab_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, needs: tuple[bool, ...], any_value: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute ``gelu_backward`` in slabs. ``any_value``: also for an infinite gradient, and where u**3 overflows."""
-    wide = torch.promote_types(grad.dtype, torch.float32)
+    wide = compute_dtype(grad.dtype)
     dx = torch.empty(x.shape, dtype=x.dtype, device="cpu") if needs[0] else None
     sums = BiasGradient(bias, x.shape, wide) if bias is not None and needs[1] else None
     if dx is None and sums is None:
@@ -164,7 +165,7 @@ def _plain_forward(x: Tensor, bias: Tensor | None, approximate: str, wide: torch
 def _plain_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
-    wide = torch.promote_types(grad.dtype, torch.float32)
+    wide = compute_dtype(grad.dtype)
     u = x.to(wide) if bias is None else x.to(wide) + bias.to(wide)
     du = _aten.gelu_backward(grad.to(wide), u, approximate=approximate)
     dx = du.to(x.dtype).contiguous() if needs[0] else None

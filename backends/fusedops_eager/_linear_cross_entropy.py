@@ -8,30 +8,21 @@ waits for the device.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype, no_autocast, promoted
+from fusedops.ops.losses import formulas
+from fusedops.ops.losses.formulas import LossOptions
 from fusedops_eager._slabs import SLAB
 
 # Rows of a chunk, at least. Each chunk reads and writes the whole gradient of the weight, and a matmul of few rows
 # reads the whole weight for little work.
 LEAST_ROWS = 256
 _WIDENED = 1024 * 1024  # elements of a block of a 16-bit weight in float32
-
-
-class Settings(NamedTuple):
-    """The arguments of the op that are no tensors."""
-
-    ignore_index: int
-    label_smoothing: float
-    z_loss: float
-    softcap: float | None
-    reduction: str
-    chunk: int | None
 
 
 class Wanted(NamedTuple):
@@ -77,8 +68,8 @@ def loss_and_gradients(
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None,
-    denominator: Tensor | None,
-    settings: Settings,
+    options: LossOptions,
+    chunk: int | None,
     save: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Compute the loss and, where ``save``, the gradients of the sum of the losses that are wanted.
@@ -90,17 +81,12 @@ def loss_and_gradients(
     asks = [tensor is not None and tensor.requires_grad for tensor in given]
     if not any(asks):
         asks = [True] * 3
-    exists = (True, settings.reduction != "none", settings.reduction != "none" and bias is not None)
+    exists = (True, options.reduction != "none", options.reduction != "none" and bias is not None)
     wanted = Wanted(*(save and ask and has for ask, has in zip(asks, exists)))
     flat = target.reshape(-1)
-    results = row_losses(x.reshape(flat.numel(), x.shape[-1]), weight, flat, bias, settings, wanted)
+    results = row_losses(x.reshape(flat.numel(), x.shape[-1]), weight, flat, bias, options, chunk, wanted)
     losses = results.losses
-    if settings.reduction == "none":
-        loss = losses.view(target.shape)
-    elif settings.reduction == "sum":
-        loss = losses.sum()
-    else:
-        loss = losses.sum() / _divisor(flat, denominator, settings, losses.dtype)
+    loss = formulas.reduced(losses.view(target.shape), target, options)
     dx, dweight, dbias = results[1:]
     if save and not exists[1] and asks[1]:
         dweight = losses.new_empty(0)
@@ -116,8 +102,8 @@ def scaled_gradients(
     target: Tensor,
     bias: Tensor | None,
     saved: tuple[Tensor | None, ...],
-    denominator: Tensor | None,
-    settings: Settings,
+    options: LossOptions,
+    chunk: int | None,
     needs: tuple[bool, ...],
     reuse: bool,
 ) -> tuple[Tensor | None, ...]:
@@ -126,10 +112,10 @@ def scaled_gradients(
     What is not saved is computed by the chunks again. With ``reuse``, ``saved`` may be changed: a second tensor of the
     size of weight would be most of the memory that the op takes.
     """
-    given, flat, total = (x, weight, bias), target.reshape(-1), settings.reduction != "none"
+    given, flat, total = (x, weight, bias), target.reshape(-1), options.reduction != "none"
     grad = grad.reshape(-1) if not total else grad
-    factor = grad / _divisor(flat, denominator, settings, grad.dtype) if settings.reduction == "mean" else grad
-    scale = factor.expand(flat.shape).masked_fill(flat == settings.ignore_index, 0)
+    factor = grad / formulas.divisor(flat, options, grad.dtype) if options.reduction == "mean" else grad
+    scale = factor.expand(flat.shape).masked_fill(flat == options.ignore_index, 0)
     results: list[Tensor | None] = [None, None, None]
     if needs[0] and saved[0] is not None:
         rows = scale.view(target.shape)[..., None]
@@ -141,18 +127,11 @@ def scaled_gradients(
             results[at] = product.to(like.dtype)
     lacking = Wanted(*(need and like is not None and r is None for need, like, r in zip(needs, given, results)))
     if any(lacking):
-        again = row_losses(x.reshape(flat.numel(), x.shape[-1]), weight, flat, bias, settings, lacking, scale)
+        again = row_losses(x.reshape(flat.numel(), x.shape[-1]), weight, flat, bias, options, chunk, lacking, scale)
         for at, (like, gradient) in enumerate(zip(given, again[1:])):
             if gradient is not None and like is not None:
                 results[at] = gradient.view(like.shape).to(like.dtype)
     return tuple(results)
-
-
-def _divisor(target: Tensor, denominator: Tensor | None, settings: Settings, dtype: torch.dtype) -> Tensor:
-    """Return what "mean" divides by, of no dims."""
-    if denominator is not None:
-        return denominator.reshape(()).to(dtype)
-    return (target != settings.ignore_index).sum().clamp(min=1).to(dtype)
 
 
 def row_losses(
@@ -160,7 +139,8 @@ def row_losses(
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None,
-    settings: Settings,
+    options: LossOptions,
+    chunk: int | None,
     wanted: Wanted,
     scale: Tensor | None = None,
 ) -> Results:
@@ -171,19 +151,13 @@ def row_losses(
         weight: (V, H).
         target: (N,), int64.
         bias: (V,) or None.
-        settings: of the loss.
+        options: of the loss.
+        chunk: the rows of a chunk, or None.
         wanted: the gradients to compute.
         scale: (N,), the weight of each row in the sum, or None for 1.
     """
-    with _without_autocast(x.device):
-        return _row_losses(x, weight, target, bias, settings, wanted, scale)
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context without autocast, in which a matmul of float32 would be one of 16 bits."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+    with no_autocast(x.device.type):
+        return _row_losses(x, weight, target, bias, options, chunk, wanted, scale)
 
 
 def _row_losses(
@@ -191,16 +165,17 @@ def _row_losses(
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None,
-    settings: Settings,
+    options: LossOptions,
+    chunk: int | None,
     wanted: Wanted,
     scale: Tensor | None,
 ) -> Results:
     """Compute :func:`row_losses`."""
     classes, size = weight.shape
-    wide = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
+    wide = compute_dtype(promoted(x, weight))
     bias = None if bias is None else bias.to(wide)
     on_cpu = x.device.type == "cpu"
-    kept = (target != settings.ignore_index).nonzero().view(-1) if on_cpu else None
+    kept = (target != options.ignore_index).nonzero().view(-1) if on_cpu else None
     n_rows = x.shape[0] if kept is None else kept.numel()
     every_row = n_rows == x.shape[0]
     losses = x.new_zeros(x.shape[0], dtype=wide)
@@ -208,7 +183,7 @@ def _row_losses(
     dweight = x.new_zeros(weight.shape, dtype=wide) if wanted.weight else None
     dbias = x.new_zeros(classes, dtype=wide) if wanted.bias else None
     product = _Product(weight, wide, on_cpu)
-    rows = rows_of_chunk(n_rows, size, classes, settings.chunk)
+    rows = rows_of_chunk(n_rows, size, classes, chunk)
     memory = x.new_empty((rows, classes), dtype=wide)
     starts = range(0, n_rows, rows)
     for start in starts[:1] if x.is_meta else starts:  # no data: the sizes are those of one chunk
@@ -218,11 +193,11 @@ def _row_losses(
         x_rows, targets = x[at], target[at]
         weights = None if scale is None else scale[at].to(wide)
         if not on_cpu:
-            x_rows = x_rows.masked_fill((targets == settings.ignore_index)[:, None], 0)
+            x_rows = x_rows.masked_fill((targets == options.ignore_index)[:, None], 0)
         x_rows = x_rows.to(product.dtype)
         logits = memory[: x_rows.shape[0]]
         product.logits(x_rows, bias, logits)
-        losses[at] = _softmax_gradient(logits, targets, settings, weights, any(wanted))
+        losses[at] = _softmax_gradient(logits, targets, options, weights, any(wanted))
         if not any(wanted):
             continue
         gradient = logits.to(product.dtype)
@@ -284,14 +259,14 @@ class _Product:
 
 
 def _softmax_gradient(
-    logits: Tensor, target: Tensor, settings: Settings, scale: Tensor | None, gradient: bool
+    logits: Tensor, target: Tensor, options: LossOptions, scale: Tensor | None, gradient: bool
 ) -> Tensor:
     """Return the loss of each row, and turn the logits into the gradient of ``scale * loss`` in place.
 
     Args:
         logits: (N, V), contiguous; not written to any purpose without ``gradient``.
         target: (N,).
-        settings: of the loss.
+        options: of the loss.
         scale: (N,) or None.
         gradient: True where the gradient is wanted.
     """
@@ -303,17 +278,17 @@ def _softmax_gradient(
     for start in range(0, n_rows, max(step, 1)):
         at = slice(start, start + step)
         weights = None if scale is None else scale[at]
-        losses[at] = _rows_in_place(logits[at], target[at], settings, weights, gradient)
+        losses[at] = _rows_in_place(logits[at], target[at], options, weights, gradient)
     return losses
 
 
-def _rows_in_place(z: Tensor, target: Tensor, settings: Settings, scale: Tensor | None, gradient: bool) -> Tensor:
+def _rows_in_place(z: Tensor, target: Tensor, options: LossOptions, scale: Tensor | None, gradient: bool) -> Tensor:
     """Compute what :func:`_softmax_gradient` computes, for rows that fit the cache."""
-    classes, (_, smoothing, z_loss, softcap, *_) = z.shape[1], settings
+    classes, (_, smoothing, z_loss, softcap, *_) = z.shape[1], options
     on_cpu = z.device.type == "cpu"
     if classes == 0:
         nothing = torch.full_like(target, float("nan"), dtype=z.dtype)
-        return nothing if on_cpu else nothing.masked_fill(target == settings.ignore_index, 0)
+        return nothing if on_cpu else nothing.masked_fill(target == options.ignore_index, 0)
     outside = None if on_cpu else (target < 0) | (target >= classes)
     place = (target if outside is None else target.masked_fill(outside, 0))[:, None]
     slope: Tensor | None = None
@@ -335,7 +310,7 @@ def _rows_in_place(z: Tensor, target: Tensor, settings: Settings, scale: Tensor 
         loss -= smoothing * mean
     lse = log_total + largest
     if z_loss:
-        loss += z_loss * lse.square()
+        loss += (z_loss * lse).mul_(lse)  # the square alone may overflow
     if gradient:
         weights = torch.ones_like(total) if scale is None else scale[:, None]
         factor = weights * (1 + 2.0 * z_loss * lse) if z_loss else weights
@@ -347,7 +322,7 @@ def _rows_in_place(z: Tensor, target: Tensor, settings: Settings, scale: Tensor 
             z.mul_(slope)
     loss = loss.view(-1)
     if outside is not None:
-        ignored = target == settings.ignore_index
+        ignored = target == options.ignore_index
         loss = loss.masked_fill(outside, torch.nan).masked_fill_(ignored, 0)
         if gradient:
             z.masked_fill_(outside[:, None], torch.nan).masked_fill_(ignored[:, None], 0)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops import OPS
 from fusedops_eager._bias import BiasGradient
 from fusedops_eager._slabs import Buffers, max_slab_elements, pieces
@@ -22,10 +23,6 @@ from fusedops_eager._slabs import Buffers, max_slab_elements, pieces
 _aten = torch.ops.aten
 # With fewer elements the tensor stays in the cache anyway, and slabs would only add calls
 _MIN_SLAB_ELEMENTS = 256 * 1024
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 # ------------------------------------------------------------------------------------------------------------ RMSNorm
@@ -51,7 +48,7 @@ def rms_forward(
     s = x if residual is None else (x + residual).contiguous()
     shape, scale = s.shape[-1:], weight
     if weight is not None and (offset != 0 or (s.is_cuda and weight.dtype is not s.dtype)):
-        scale = weight.to(_wide(s.dtype)) + offset
+        scale = weight.to(compute_dtype(s.dtype)) + offset
     if s.numel() == 0 or not (s.is_cpu or (s.is_cuda and (scale is None or scale.dtype is s.dtype))):
         op = OPS["rms_norm"]  # torch's op, elsewhere or with two dtypes, may compute in the narrow one
         y, rstd = op.reference_with_saved(s, weight, eps, offset, True)
@@ -64,8 +61,8 @@ def _rms_forward_slabs(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     y = torch.empty(x.shape, dtype=x.dtype, device="cpu")
-    s = None if residual is None else torch.empty_like(y, dtype=torch.promote_types(x.dtype, residual.dtype))
-    wide, columns = _wide(x.dtype if s is None else s.dtype), x.shape[-1]
+    s = None if residual is None else torch.empty_like(y, dtype=promoted(x, residual))
+    wide, columns = compute_dtype(x.dtype if s is None else s.dtype), x.shape[-1]
     rstd = torch.empty((*x.shape[:-1], 1), dtype=wide, device="cpu")
     scale = None if weight is None else weight.to(wide) + offset
     size = max_slab_elements(x.numel(), wide.itemsize // x.element_size())
@@ -199,7 +196,7 @@ def layer_forward(
     rstd.
     """
     s = (x if residual is None else x + residual).contiguous()
-    wide = _wide(s.dtype)
+    wide = compute_dtype(s.dtype)
     if s.numel() == 0:  # rows without columns have no mean
         y, mean, rstd = OPS["layer_norm"].reference_with_saved(s, weight, bias, eps, True)
         return y.to(x.dtype), x if residual is None else s, mean, rstd
@@ -211,7 +208,7 @@ def layer_forward(
 
 def _parameters(s: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return weight and bias in the compute dtype. 16-bit rows get a weight, as torch computes rstd in its dtype."""
-    wide = _wide(s.dtype)
+    wide = compute_dtype(s.dtype)
     if weight is not None:
         weight = weight.to(wide).contiguous()
     elif s.dtype is not wide:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops_eager._bias import slab_elements, with_rank
 from fusedops_eager._gated import views, widened
 from fusedops_eager._slabs import Buffers, pieces
@@ -31,7 +32,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int,
     Returns:
         The shape and dtype of x, contiguous.
     """
-    wide = torch.promote_types(torch.promote_types(x.dtype, torch.float32), torch.promote_types(cos.dtype, sin.dtype))
+    wide = compute_dtype(torch.promote_types(x.dtype, promoted(cos, sin)))
     heads = -3 if seq_dim == -2 else -2
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if cos.numel() == 0 or x.numel() == 0:

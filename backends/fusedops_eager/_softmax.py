@@ -18,12 +18,8 @@ import torch
 from torch import Tensor
 
 from fusedops_eager import _slabs
-
-# The private functions, because torch.softmax changes the dtype under autocast and these do not. ATen has had both,
-# with these arguments, since 1.11. With ``out`` equal to the input they give the same bits
-# (tests/test_eager_softmax.py).
-_softmax = torch._softmax  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-_softmax_backward_data = torch._softmax_backward_data  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+from fusedops_eager._torch import softmax as torch_softmax
+from fusedops_eager._torch import softmax_backward as torch_softmax_backward
 
 # Up to this many elements, the plain form of a masked call is as fast: it takes 4 torch calls, the slabs about 15.
 _MAX_PLAIN_ELEMENTS = 32 * 1024
@@ -64,7 +60,7 @@ def softmax_forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool) 
         (..., Sq, Sk), dtype of x, contiguous. A row without an unmasked position is 0.
     """
     if mask is None and not causal and scale == 1.0 and x.is_contiguous():
-        return _softmax(x, -1, False)
+        return torch_softmax(x, -1, False)
     if not x.is_cpu or x.numel() <= (_slabs.SLAB // 2 if mask is None and not causal else _MAX_PLAIN_ELEMENTS):
         return _plain_forward(x, mask, scale, causal)
     if mask is not None:
@@ -94,22 +90,22 @@ def softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Ten
     exact = _computes_exactly(y, scale, y.is_cpu or y.is_cuda)
     if not y.is_cpu or y.numel() <= _slabs.SLAB // 2:
         if exact:
-            dx = _softmax_backward_data(grad, y, -1, y.dtype)
+            dx = torch_softmax_backward(grad, y, -1, y.dtype)
             return dx if scale == 1.0 else dx.mul_(scale)
-        return _softmax_backward_data(grad.float(), y.float(), -1, torch.float32).mul_(scale).to(y.dtype)
+        return torch_softmax_backward(grad.float(), y.float(), -1, torch.float32).mul_(scale).to(y.dtype)
     out = torch.empty_like(y, memory_format=torch.contiguous_format)
     max_elements = _slabs.max_slab_elements(y.numel(), 1 if exact else 4)
     wide = None if exact else torch.empty(2, max(max_elements, y.size(-1)), dtype=torch.float32, device="cpu")
     for dx, g, p in _slabs.pieces(max_elements, out, grad, y, rows=True):
         if wide is None:
-            _softmax_backward_data(g, p, -1, y.dtype, grad_input=dx)
+            torch_softmax_backward(g, p, -1, y.dtype, grad_input=dx)
             if scale != 1.0:
                 dx.mul_(scale)
         else:
             wide_g, wide_p = wide[:, : dx.numel()].view(2, *dx.shape)
             wide_g.copy_(g)
             wide_p.copy_(p)
-            _softmax_backward_data(wide_g, wide_p, -1, torch.float32, grad_input=wide_g)
+            torch_softmax_backward(wide_g, wide_p, -1, torch.float32, grad_input=wide_g)
             dx.copy_(wide_g.mul_(scale))
     return out
 
@@ -138,11 +134,11 @@ def _plain_forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -
         upper = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu_(1)
         masked = upper if masked is None else upper.logical_or(masked)
     if masked is None:
-        y = _softmax(scores, -1, False)
+        y = torch_softmax(scores, -1, False)
     else:
         # The fill before the softmax removes NaN and inf at masked positions. The fill after it sets a fully masked
         # row to 0 instead of NaN.
-        y = _softmax(scores.masked_fill_(masked, -math.inf), -1, False)
+        y = torch_softmax(scores.masked_fill_(masked, -math.inf), -1, False)
         # The check for NaN takes 3 torch calls, so the smallest tensors are filled without it
         if not x.is_cpu or x.numel() <= 2048 or _has_nan_row(y):
             y.masked_fill_(masked, 0.0)
@@ -256,7 +252,7 @@ class _SlabForward:
             torch.mul(scores, self.scale, out=buf)
         else:
             torch.add(bias, scores, alpha=self.scale, out=buf)
-        _softmax(buf, -1, False, out=buf)
+        torch_softmax(buf, -1, False, out=buf)
         if bias is not None and _has_nan_row(buf):
             self._fix_nan_rows(x, bias, buf)
         if buf is not out:
@@ -280,7 +276,7 @@ class _SlabForward:
             buf.copy_(x)
             bits.bitwise_and_(unmasked)
             torch.add(bias, buf, alpha=self.scale, out=buf)
-            _softmax(buf, -1, False, out=buf)
+            torch_softmax(buf, -1, False, out=buf)
             bits.bitwise_and_(
                 unmasked
             )  # a row that is NaN at unmasked positions stays NaN there, and is 0 where masked

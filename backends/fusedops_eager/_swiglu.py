@@ -12,9 +12,10 @@ import math
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops import OPS
 from fusedops_eager._bias import slab_elements
-from fusedops_eager._gated import MIN_SLAB_ELEMENTS, compute_dtype, empty_gradients, shifted, views, widened
+from fusedops_eager._gated import MIN_SLAB_ELEMENTS, empty_gradients, shifted, views, widened
 from fusedops_eager._slabs import Buffers, pieces
 
 
@@ -36,8 +37,8 @@ def swiglu_forward(
     """
     if alpha <= 0:  # -inf is no longer where the sigmoid is 0
         return OPS["swiglu"].reference(gate, up, limit, alpha, offset, interleaved).contiguous()
-    wide, (g, u) = compute_dtype(gate, up), views(gate, up, interleaved)
-    dtype = gate.dtype if up is None else torch.promote_types(gate.dtype, up.dtype)
+    wide, (g, u) = compute_dtype(promoted(gate, up)), views(gate, up, interleaved)
+    dtype = promoted(gate, up)
     least = torch.finfo(wide).min
     exponent = max(-alpha / math.log(2), least)
     if not gate.is_cpu or g.numel() < MIN_SLAB_ELEMENTS:
@@ -90,7 +91,7 @@ def swiglu_backward(
     if not gate.is_cpu or alpha <= 0:
         both = OPS["swiglu"].backward(grad, gate, up, limit, alpha, offset, interleaved, needs)
         return tuple(each if each is None else each.contiguous() for each in both)  # pyright: ignore
-    wide, (g, u) = compute_dtype(gate, up), views(gate, up, interleaved)
+    wide, (g, u) = compute_dtype(promoted(gate, up)), views(gate, up, interleaved)
     results, (dgate, dup) = empty_gradients(gate, up, interleaved, needs)
     if dgate is None and dup is None:
         return results

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
+from fusedops.dtypes import no_autocast
 from fusedops_eager._attention import attention_backward as compute_backward
-from fusedops_eager._attention import attention_forward, exact_products
+from fusedops_eager._attention import attention_forward
 
 
 @kernel(ops.attention, source="fusedops_eager/_attention.py")
@@ -21,7 +22,7 @@ def attention(
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     """Compute the op on any device, for any sizes and masks, with the scores of some queries at a time."""
-    with exact_products(q.device.type):
+    with no_autocast(q.device.type):
         return attention_forward(q, k, v, mask, scale, causal, window)
 
 
@@ -43,5 +44,5 @@ def attention_backward(
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, with the probabilities of some queries at a time."""
     lse_grad = grad_lse if return_lse else None
-    with exact_products(q.device.type):
+    with no_autocast(q.device.type):
         return compute_backward(grad_out, lse_grad, q, k, v, mask, out, lse, scale, causal, window, needs)

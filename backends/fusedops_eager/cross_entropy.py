@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
+from fusedops.ops.losses.arguments import check_targets
+from fusedops.ops.losses.formulas import LossOptions
 from fusedops_eager._cross_entropy import cross_entropy_backward as backward
 from fusedops_eager._cross_entropy import cross_entropy_forward as forward
 
@@ -22,8 +24,9 @@ def cross_entropy(
     save: bool,
 ) -> tuple[Tensor, Tensor | None, None]:
     """Compute the op on any device, for any rank and dtype. log_prob is not kept: lse serves."""
-    args = (target, ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    return *forward(logits, *args, save), None
+    check_targets("cross_entropy", target, ignore_index, logits.shape[-1])
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    return *forward(logits, target, options, save), None
 
 
 @kernel(ops.cross_entropy, direction="backward", source="fusedops_eager/_cross_entropy.py")
@@ -41,5 +44,5 @@ def cross_entropy_backward(
     denominator: Tensor | None,
 ) -> Tensor:
     """Compute the gradient of the logits."""
-    args = (target, ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    return backward(grad, logits, lse, *args)
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    return backward(grad, logits, lse, target, options)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops_eager._linear_cross_entropy import Settings, loss_and_gradients, scaled_gradients
+from fusedops.ops.losses.arguments import check_targets
+from fusedops.ops.losses.formulas import LossOptions
+from fusedops_eager._linear_cross_entropy import loss_and_gradients, scaled_gradients
 
 
 @kernel(ops.linear_cross_entropy, source="torch.mm, fusedops_eager/_linear_cross_entropy.py")
@@ -24,8 +26,9 @@ def linear_cross_entropy(
     save: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Compute the loss in chunks of rows, and the gradients of its sum over the rows."""
-    settings = Settings(ignore_index, label_smoothing, z_loss, softcap, reduction, chunk)
-    return loss_and_gradients(x, weight, target, bias, denominator, settings, save)
+    check_targets("linear_cross_entropy", target, ignore_index, weight.shape[0])
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    return loss_and_gradients(x, weight, target, bias, options, chunk, save)
 
 
 @kernel(ops.linear_cross_entropy, direction="backward", source="fusedops_eager/_linear_cross_entropy.py")
@@ -49,6 +52,6 @@ def linear_cross_entropy_backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """Multiply the gradients of forward by the incoming one; compute again what forward could not."""
-    settings = Settings(ignore_index, label_smoothing, z_loss, softcap, reduction, chunk)
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
     saved = (x_grad, weight_grad, bias_grad)
-    return scaled_gradients(grad, x, weight, target, bias, saved, denominator, settings, needs, reuse)
+    return scaled_gradients(grad, x, weight, target, bias, saved, options, chunk, needs, reuse)

@@ -2,7 +2,7 @@
 
 Release 2 is the distribution ``flash-attn``; release 3, for compute capability 9.0, is ``flash_attn_3``. Both may be
 installed. Their public ``flash_attn_func`` keeps lse for its own backward, so the two functions that it is made of are
-called here. tests/support/flash_attn_signatures.json has their parameters, release by release.
+called here. tests/support/standins/flash_attn_signatures.json has their parameters, release by release.
 
 Release 4 (``flash_attn.cute``) is a beta whose functions change from one to the next; it is not called.
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fusedops import Deviation, kernel, ops
-from fusedops.constraints import Alignment, Capability, Dim, DType, Finite, Present, SameDims, Scalar
+from fusedops.constraints import Alignment, Capability, Dim, DType, Finite, NotLarger, Present, SameDims, Scalar, When
 from fusedops_flash_attn import _package
 from fusedops_flash_attn._package import Band
 
@@ -35,6 +35,14 @@ _LIMITS = (
     Dim("q", (3,), at_least=8, at_most=256, multiple_of=8),
     Dim("q", (0, 1), at_most=65535),  # dims of CUDA's grid
     Alignment("causal", "q", "k", "lower_right"),
+    # release 2 opens a side of at least Sk, which with more queries than keys masks some on the right
+    When(
+        Present("window"),
+        When(
+            Scalar("causal", one_of=("none",)),
+            NotLarger("q", "k", 2, "pass at most Sk queries, or leave it to another backend"),
+        ),
+    ),
     # masked scores are -inf before they are scaled: -inf * 0 is NaN, -inf * -1 is inf
     Finite("scale", 1e-30, optional=True),
     Capability("q", (8, 0)),
@@ -126,8 +134,8 @@ def attention_backward(
 
 def _outside(q: Tensor, k: Tensor, causal: str, window: tuple[int, int] | None) -> tuple[int, int]:
     """Return how many queries see no key, the first ones, and how many keys no query sees, the first ones too."""
-    if causal == "none":
-        return 0, 0  # with a window, lengths are equal: each query sees its own key
+    if causal == "none" and window is None:
+        return 0, 0
     diagonal = k.shape[2] - q.shape[2]
     return max(0, -diagonal), 0 if window is None else max(0, diagonal - window[0])
 

@@ -8,15 +8,17 @@ from importlib import metadata
 import torch
 
 import fusedops
-from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
-from fusedops_npu.attention import attention, attention_backward
-from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
-from fusedops_npu.cross_entropy import cross_entropy, cross_entropy_backward
-from fusedops_npu.geglu import geglu, geglu_backward
-from fusedops_npu.rms_norm import rms_norm, rms_norm_backward
-from fusedops_npu.rotary_embedding import rotary_embedding, rotary_embedding_backward
-from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
-from fusedops_npu.swiglu import swiglu, swiglu_backward
+from fusedops_npu import (
+    add_rms_norm,
+    attention,
+    bias_gelu,
+    cross_entropy,
+    geglu,
+    rms_norm,
+    rotary_embedding,
+    scaled_masked_softmax,
+    swiglu,
+)
 
 
 def _probe() -> fusedops.Unavailable | None:
@@ -86,25 +88,16 @@ def fusedops_backend() -> fusedops.Backend:
         name="npu",
         device_types=("npu",),
         priority=100,
-        kernels=(
-            scaled_masked_softmax,
-            scaled_masked_softmax_backward,
-            bias_gelu,
-            bias_gelu_backward,
-            rms_norm,
-            rms_norm_backward,
+        kernels=fusedops.kernels_of(
             add_rms_norm,
-            add_rms_norm_backward,
             attention,
-            attention_backward,
+            bias_gelu,
             cross_entropy,
-            cross_entropy_backward,
             geglu,
-            geglu_backward,
+            rms_norm,
             rotary_embedding,
-            rotary_embedding_backward,
+            scaled_masked_softmax,
             swiglu,
-            swiglu_backward,
         ),
         probe=_probe,
         needs="torch_npu, CANN and an Ascend device",

@@ -45,17 +45,26 @@ def forward_cost(x: Any, *rest: Any) -> int | None:
 
 
 def backward_cost(grad: Any, *rest: Any) -> int | None:
-    """Return the same for the arguments of a backward: those before weight and offset end with s and rstd."""
-    rows, weight, offset = (rest[0], rest[2], rest[3]) if len(rest) == 5 else (rest[1], rest[3], rest[4])
-    return _vector_cost(rows, weight, offset)
+    """Return the same for the arguments of rms_norm's backward."""
+    return _vector_cost(rest[0], rest[2], rest[3])
+
+
+def sum_gamma_cost(grad_y: Any, grad_s: Any, s: Any, rstd: Any, weight: Any, offset: float, *rest: Any) -> int | None:
+    """Return the same for the arguments of add_rms_norm's backward, whose rows are float32."""
+    given = weight is not None and offset == 0 and weight.dtype is torch.float32
+    return None if given else 4 * int(s.shape[-1])
 
 
 def sum_cost(grad_y: Any, grad_s: Any, s: Any, *rest: Any) -> int:
-    """Return the bytes of the gradient of the rows, to which that of s is added, in float32."""
-    return prod(s.shape) * (s.dtype.itemsize + 4)
+    """Return the bytes of the gradient of the rows and of its sum with that of s, and of the rows in float32."""
+    copies = 0 if s.dtype is torch.float32 else 8
+    return prod(s.shape) * (8 + copies)
 
 
 _GAMMA = "gamma is a float32 vector: offset + weight, or ones, created once per size"
 FORWARD_GAMMA = Adaptation("gamma", _GAMMA, forward_cost)
 BACKWARD_GAMMA = Adaptation("gamma", _GAMMA, backward_cost)
-SUM = Adaptation("sum", "the vendor's backward has no residual: its gradient is added in float32", sum_cost)
+SUM_GAMMA = Adaptation("gamma", _GAMMA, sum_gamma_cost)
+SUM = Adaptation(
+    "sum", "the vendor's backward has no residual: it runs in float32, and the residual's gradient is added", sum_cost
+)

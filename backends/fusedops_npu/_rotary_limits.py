@@ -10,6 +10,7 @@ from fusedops import TensorSpec
 from fusedops.constraints import Arguments, Beside, Boundary, Constraint, Reason, ReasonCode, constant
 
 _MOST = 1000
+_HEADS_FIRST = "seq_dim -2, or N = S = 1"
 
 
 def taken(x: Any, interleaved: bool, seq_dim: int) -> bool:
@@ -19,7 +20,8 @@ def taken(x: Any, interleaved: bool, seq_dim: int) -> bool:
     batch, heads, length = sizes(x, seq_dim)
     if interleaved:
         return batch * heads < _MOST
-    return batch < _MOST and heads < _MOST and (seq_dim == -3 or batch * heads <= 8 * length)
+    tokens_first = seq_dim == -3 and (heads > 1 or length > 1)  # (B, 1, 1, D) is of both layouts
+    return batch < _MOST and heads < _MOST and (tokens_first or batch * heads <= 8 * length)
 
 
 def sizes(x: Any, seq_dim: int) -> tuple[int, int, int]:
@@ -31,10 +33,9 @@ def sizes(x: Any, seq_dim: int) -> tuple[int, int, int]:
 class FewHeads(Constraint):
     """Halves: B and N below 1000, and B * N at most 8 * S with seq_dim -2, which the vendor's op refuses at run time.
 
-    Interleaved: B * N below 1000.
+    So it does with seq_dim -3 where N and S are 1: it cannot tell the layouts apart. Interleaved: B * N below 1000.
     """
 
-    reads_metadata_only = True
     code = ReasonCode.SIZE
 
     @property
@@ -54,12 +55,12 @@ class FewHeads(Constraint):
             return [Reason(self.code, given, f"B * N below {_MOST}", "split the batch")]
         if max(batch, heads) >= _MOST:
             return [Reason(self.code, given, f"B and N below {_MOST}", "split the batch or the heads")]
-        fix = "transpose it, and pass seq_dim=-3"
-        return [Reason(self.code, given, "B * N at most 8 * S with seq_dim -2", fix)]
+        fix = "transpose it, and pass seq_dim=-3" if heads > 1 or length > 1 else "split the batch"
+        return [Reason(self.code, given, f"B * N at most 8 * S with {_HEADS_FIRST}", fix)]
 
     def describe(self) -> str:
         return (
-            f"{self.name}: B and N below {_MOST}, B * N at most 8 * S with seq_dim -2; B * N below {_MOST} if "
+            f"{self.name}: B and N below {_MOST}, B * N at most 8 * S with {_HEADS_FIRST}; B * N below {_MOST} if "
             "interleaved"
         )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import DType
-from fusedops_npu._rms import BACKWARD_GAMMA, DTYPES, FORWARD_GAMMA, SUM
+from fusedops_npu._rms import DTYPES, FORWARD_GAMMA, SUM, SUM_GAMMA
 from fusedops_npu.rms_norm import vendor_backward, vendor_forward
 
 
@@ -38,7 +38,7 @@ def add_rms_norm(
     DType("weight", *DTYPES),
     direction="backward",
     source="torch_npu.npu_rms_norm_backward",
-    adapts=(BACKWARD_GAMMA, SUM),
+    adapts=(SUM_GAMMA, SUM),
 )
 def add_rms_norm_backward(
     grad_y: Tensor,
@@ -50,9 +50,9 @@ def add_rms_norm_backward(
     residual_dtype: torch.dtype,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of x, residual and weight."""
-    rows, dweight = vendor_backward(grad_y, s, rstd, weight, offset)
-    ds = rows.float() + grad_s.float()
+    """Compute the gradients of x, residual and weight, in float32: they are rounded once, after grad_s is added."""
+    rows, dweight = vendor_backward(grad_y.float(), s.float(), rstd, weight, offset)
+    ds = rows + grad_s.float()
     dx = ds.to(grad_y.dtype, copy=True).contiguous() if needs[0] else None
     dresidual = ds.to(residual_dtype).contiguous() if needs[1] else None
     return dx, dresidual, dweight if needs[2] else None

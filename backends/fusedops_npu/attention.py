@@ -20,16 +20,15 @@ import torch
 from torch import Tensor
 
 from fusedops import Adaptation, Deviation, kernel, ops
-from fusedops.constraints import Dim, DType, Scalar
+from fusedops.constraints import Dim, DType, NotLarger, Scalar
 from fusedops.ops.attention import formulas
-from fusedops_npu._attention_limits import NotWider
 from fusedops_npu._attention_masks import TRIANGLE, band_of, expanded_bytes, vendor_mask
 
 _COPIES = 8  # of each row's max and sum
 _LIMITS = (
     DType("q", torch.float16, torch.bfloat16, torch.float32),
     Dim("q", (3,), at_most=768),
-    NotWider("v", "k"),
+    NotLarger("v", "k", 3, "split v into parts that are no wider than k, and concatenate the results"),
     Dim("q", (1,), at_most=256),
     Dim("q", (2,), at_most=1_000_000),
     Dim("k", (2,), at_most=1_000_000),

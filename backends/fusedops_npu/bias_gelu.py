@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fusedops import Adaptation, kernel, ops
 from fusedops.constraints import DType, Rank
+from fusedops.dtypes import promoted
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _RANKS = tuple(range(1, 9))
@@ -23,14 +24,14 @@ def _add_bias(x: Tensor, bias: Tensor | None) -> tuple[Tensor, torch.dtype]:
     """Return ``x + bias`` in float32, as the op requires, and the dtype of the op's result."""
     if bias is None:
         return x, x.dtype  # npu_gelu computes in float32 internally, and there is no sum to round
-    return x.float() + bias.float(), torch.promote_types(x.dtype, bias.dtype)
+    return x.float() + bias.float(), promoted(x, bias)
 
 
 def _sum_cost(x: Any, bias: Any, approximate: str) -> int | None:
     """Return the bytes of the float32 tensors: the sum, x if it is narrower, the vendor's result if it is cast."""
     if bias is None:
         return None
-    casts = (x.dtype != torch.float32) + (torch.promote_types(x.dtype, bias.dtype) != torch.float32)
+    casts = (x.dtype != torch.float32) + (promoted(x, bias) != torch.float32)
     return 4 * prod(x.shape) * (1 + casts)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from fusedops import Adaptation, kernel, ops
 from fusedops.constraints import DType, Present, Scalar
 from fusedops.ops.losses import formulas
+from fusedops.ops.losses.formulas import LossOptions
 from fusedops_npu._rows import Rows
 
 
@@ -63,7 +64,7 @@ def cross_entropy(
     """Compute the op for any rank."""
     import torch_npu  # pyright: ignore[reportMissingImports]
 
-    classes, ignored, wrong = formulas.places(target, ignore_index, logits.shape[-1])
+    classes, ignored, wrong = formulas.classes_of(target, ignore_index, logits.shape[-1])
     lse = log_prob = None
     if target.numel() == 0:
         loss = torch.empty(target.shape, dtype=torch.float32, device=logits.device)
@@ -76,7 +77,8 @@ def cross_entropy(
         log_prob = results[1].contiguous().view(logits.shape)
         if save:
             lse = _lse(rows, results[1], places).view(target.shape).masked_fill(ignored, 0.0)
-    total = formulas.reduced(loss, target, ignore_index, reduction, denominator)
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    total = formulas.reduced(loss, target, options)
     return total.contiguous(), lse if save else None, log_prob if save else None
 
 
@@ -107,8 +109,9 @@ def cross_entropy_backward(
         return torch.empty_like(logits, memory_format=torch.contiguous_format)
     vendor: Any = torch_npu  # pyright: ignore[reportUnknownVariableType]
     size = logits.shape[-1]
-    classes, ignored, _ = formulas.places(target, ignore_index, size)
-    scale = formulas.row_scales(grad, target, ignore_index, size, reduction, denominator).float()
+    classes, ignored, _ = formulas.classes_of(target, ignore_index, size)
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    scale = formulas.row_scales(grad, target, size, options).float()
     if log_prob is None:
         log_prob = logits.float() - lse.unsqueeze(-1)
     rows, places = log_prob.reshape(-1, size).contiguous(), classes.reshape(-1).contiguous()
@@ -118,7 +121,7 @@ def cross_entropy_backward(
 
 
 def _lse(rows: Tensor, log_prob: Tensor, places: Tensor) -> Tensor:
-    """Return logsumexp of each row: a logit minus its log_prob, the target's or, at -inf, the first."""
+    """Return logsumexp of each row: a logit minus its log_prob, the target's or, at -inf, the largest."""
     column = places.unsqueeze(-1)
     lse = (rows.gather(-1, column) - log_prob.gather(-1, column))[:, 0]
-    return torch.where(lse.isnan(), rows[:, 0] - log_prob[:, 0], lse)
+    return torch.where(lse.isnan(), rows.amax(-1) - log_prob.amax(-1), lse)

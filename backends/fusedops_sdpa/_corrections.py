@@ -7,10 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype
+
 
 def without_elements(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return out and lse of queries that have no key: 0 and -inf."""
-    lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+    lse = q.new_full(q.shape[:3], -math.inf, dtype=compute_dtype(q.dtype))
     return q.new_zeros((*q.shape[:3], v.shape[3])), lse
 
 

@@ -7,6 +7,9 @@ another width than queries, and where a mask needs a gradient. Such calls are re
 - The lse of a fully masked row is 0 in the kernel. It is set to -inf, and to 0 again for backward.
 - -inf + NaN is NaN, and 0 * NaN too: a key that is masked out and not finite makes rows NaN. Results are looked at, and
   a call that has such keys is computed again without them.
+- A row whose scores are NaN is 0 in the kernel where there are few keys: such a call is computed by the op's formula.
+- Backward computes the scores again, in blocks of other sizes. Where they are so large that a rounding is a factor of
+  the probabilities, exp(score - lse) may be inf: such gradients are computed by the op's formula.
 - The kernel ignores the stride of the last dim.
 
 Source: torch 2.13, ``aten/src/ATen/native/transformers/attention.cpp`` and ``native/cpu/FlashAttentionKernel.cpp``.
@@ -24,7 +27,9 @@ from torch import Tensor
 from fusedops import Adaptation, kernel, ops
 from fusedops.constraints import Alignment, Dim, Finite, Present, SameDims, Scalar, When
 from fusedops.tensor_cache import cached_for
+from fusedops_sdpa import _by_head
 from fusedops_sdpa._corrections import dead_rows, without_elements, zero_gradients
+from fusedops_sdpa._torch import flash_attention_for_cpu, flash_attention_for_cpu_backward
 
 _SOURCE = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _LIMITS = (
@@ -35,6 +40,7 @@ _LIMITS = (
     # the kernel fills with -inf before it scales: -inf * 0 is NaN, -inf * -1 is inf
     When(Scalar("causal", one_of=("upper_left", "lower_right")), Finite("scale", 1e-30, optional=True)),
 )
+_LARGE = 2.0**-7  # times 1 / eps, an lse whose rounding changes the probabilities by 1/128
 
 
 def _mask_cost(q: Any, k: Any, v: Any, mask: Any, *_: Any) -> int | None:
@@ -84,6 +90,8 @@ def attention(
     out, lse = out.contiguous(), lse.contiguous()
     if bias is not None:
         lse = lse.masked_fill(dead_rows(bias, q.shape[2], is_causal), -math.inf)
+    if not lse.all().item() and bool(((lse == 0) & (out == 0).all(-1)).any()):
+        return _by_head.forward(*given, mask, scale, causal)
     return out, lse
 
 
@@ -120,6 +128,9 @@ def attention_backward(
     if mask is not None:
         bias, dead = _additive(mask, q.dtype), lse == -math.inf
         lse = lse.masked_fill(dead, 0.0)
+    if not torch.linalg.vector_norm(lse, math.inf).item() <= _LARGE / torch.finfo(lse.dtype).eps:
+        gradients = _by_head.backward(grad_out, *given, mask, scale, causal)
+        return tuple(gradient if need else None for gradient, need in zip(gradients, needs))
     gradients = _backward(grad_out, given, bias, out, lse, scale, is_causal)
     if (bias is not None or is_causal) and not _is_finite(gradients[0]):  # what is not finite, if masked, reaches dq
         gradients = _backward_without_unseen(grad_out, given, bias, dead, out, lse, scale, is_causal)
@@ -133,10 +144,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def _forward(a: _Arguments, bias: Tensor | None, scale: float | None, causal: bool) -> tuple[Tensor, Tensor]:
-    # of torch itself: by torch.ops the same call takes 2 us more (a busy AMD EPYC, 1 thread)
-    return torch._scaled_dot_product_flash_attention_for_cpu(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
-        a.q, a.k, a.v, 0.0, causal, attn_mask=bias, scale=scale
-    )
+    return flash_attention_for_cpu(a.q, a.k, a.v, 0.0, causal, attn_mask=bias, scale=scale)
 
 
 def _backward(
@@ -148,9 +156,7 @@ def _backward(
     scale: float | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad_out, a.q, a.k, a.v, out, lse, 0.0, causal, attn_mask=bias, scale=scale
-    )
+    return flash_attention_for_cpu_backward(grad_out, a.q, a.k, a.v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -33,12 +33,13 @@ from torch import Tensor
 from fusedops import Adaptation, Deviation, TensorSpec, kernel, ops
 from fusedops.constraints import Alignment, Capability, Dim, DType, Finite, Present, Scalar, When
 from fusedops.tensor_cache import cached_for
+from fusedops_sdpa import _torch
 from fusedops_sdpa._corrections import dead_rows, without_elements, zero_gradients
 
-_FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
-_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
-_EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
-_EFFICIENT_BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+_FLASH = _torch.flash_attention
+_FLASH_BACKWARD = _torch.flash_attention_backward
+_EFFICIENT = _torch.efficient_attention
+_EFFICIENT_BACKWARD = _torch.efficient_attention_backward
 _SOURCE = "aten::_scaled_dot_product_flash_attention, aten::_scaled_dot_product_efficient_attention"
 
 _16_BITS = torch.float16, torch.bfloat16

@@ -9,19 +9,21 @@ from __future__ import annotations
 import os
 
 import fusedops
-from fusedops_triton.add_layer_norm import add_layer_norm, add_layer_norm_backward
-from fusedops_triton.add_rms_norm import add_rms_norm, add_rms_norm_backward
-from fusedops_triton.bias_dropout import bias_dropout, bias_dropout_backward
-from fusedops_triton.bias_dropout_add import bias_dropout_add, bias_dropout_add_backward
-from fusedops_triton.bias_gelu import bias_gelu, bias_gelu_backward
-from fusedops_triton.cross_entropy import cross_entropy, cross_entropy_backward
-from fusedops_triton.geglu import geglu, geglu_backward
-from fusedops_triton.layer_norm import layer_norm, layer_norm_backward
-from fusedops_triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
-from fusedops_triton.rms_norm import rms_norm, rms_norm_backward
-from fusedops_triton.rotary_embedding import rotary_embedding, rotary_embedding_backward
-from fusedops_triton.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
-from fusedops_triton.swiglu import swiglu, swiglu_backward
+from fusedops_triton import (
+    add_layer_norm,
+    add_rms_norm,
+    bias_dropout,
+    bias_dropout_add,
+    bias_gelu,
+    cross_entropy,
+    geglu,
+    layer_norm,
+    linear_cross_entropy,
+    rms_norm,
+    rotary_embedding,
+    scaled_masked_softmax,
+    swiglu,
+)
 
 
 def _interpreted() -> bool:
@@ -54,33 +56,20 @@ def fusedops_backend() -> fusedops.Backend:
         device_types=("cuda", "cpu") if interpreted else ("cuda",),
         # the interpreter is thousands of times slower than eager, so it is selected only if a policy names it
         priority=-100 if interpreted else 100,
-        kernels=(
-            scaled_masked_softmax,
-            scaled_masked_softmax_backward,
-            bias_gelu,
-            bias_gelu_backward,
-            bias_dropout,
-            bias_dropout_backward,
-            bias_dropout_add,
-            bias_dropout_add_backward,
-            rms_norm,
-            rms_norm_backward,
-            add_rms_norm,
-            add_rms_norm_backward,
-            layer_norm,
-            layer_norm_backward,
+        kernels=fusedops.kernels_of(
             add_layer_norm,
-            add_layer_norm_backward,
+            add_rms_norm,
+            bias_dropout,
+            bias_dropout_add,
+            bias_gelu,
             cross_entropy,
-            cross_entropy_backward,
             geglu,
-            geglu_backward,
-            rotary_embedding,
-            rotary_embedding_backward,
-            swiglu,
-            swiglu_backward,
+            layer_norm,
             linear_cross_entropy,
-            linear_cross_entropy_backward,
+            rms_norm,
+            rotary_embedding,
+            scaled_masked_softmax,
+            swiglu,
         ),
         probe=_probe,
         needs="triton and an NVIDIA or AMD GPU",

@@ -31,7 +31,7 @@ from triton.runtime.errors import OutOfResources
 
 from fusedops import FusedOpsWarning
 from fusedops_triton._launch import Launch
-from fusedops_triton._own_file import cache_folder, read_own_file
+from fusedops_triton._own_file import NotOwnFileError, cache_folder, read_own_file
 from fusedops_triton._settings import Plan, Tile, neighbours
 
 VARIABLE = "FUSEDOPS_AUTOTUNE"
@@ -211,6 +211,9 @@ class Store:
         try:
             written = read_own_file(self.path, MOST_BYTES)
         except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except NotOwnFileError as error:
+            self._stop_writing(str(error), _DELETE)
             return {}
         except OSError as error:
             self._stop_writing(f"{type(error).__name__}: {error}", "make it readable, or delete it")

@@ -132,13 +132,12 @@ def sum_to_bias(du: Tensor, bias: Tensor) -> Tensor:
     return du.sum_to_size(bias.shape).to(bias.dtype)
 
 
-def allocate_sums(columns: Columns, bias: Tensor, dtype: tl.dtype) -> tuple[Tensor, Tensor]:
+def allocate_sums(columns: Columns, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Allocate the gradient of a bias and the tensor (parts, H) for its sums, the same tensor if parts == 1."""
     dbias = torch.empty_like(bias, memory_format=torch.contiguous_format)
     if columns.parts == 1:
         return dbias, dbias
-    sums = torch.float64 if dtype == tl.float64 else torch.float32
-    return dbias, torch.empty((columns.parts, bias.numel()), dtype=sums, device=bias.device)
+    return dbias, torch.empty((columns.parts, bias.numel()), dtype=dtype, device=bias.device)
 
 
 def add_sums(dbias: Tensor, sums: Tensor) -> None:

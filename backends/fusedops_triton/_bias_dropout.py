@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops.philox import threshold
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import (
@@ -47,7 +48,7 @@ from fusedops_triton._bias import (
     sum_to_bias,
     unit,
 )
-from fusedops_triton._common import compute_dtype, scalar, widened
+from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, compiles_ptx, scalar_for
 from fusedops_triton._settings import HALF_RESIDENT, Columns, Tile, ceil_div, dropout_tile, share_columns, tile
 
@@ -64,7 +65,7 @@ class _DropoutArguments(NamedTuple):
 
 def _dropout_arguments(p: float, training: bool, seed: Tensor | None, dtype: torch.dtype) -> _DropoutArguments:
     drops, scale, last = _scale_and_last(p if training else 0.0, dtype)
-    return _DropoutArguments(seed if drops else None, scale, last)
+    return _DropoutArguments(seed.resolve_neg() if drops and seed is not None else None, scale, last)
 
 
 @cached_by_layout  # 0.2 us instead of 0.7 us
@@ -94,7 +95,7 @@ def dropout_forward(
     Returns:
         (...), contiguous, the dtype of residual; without one, of x + bias.
     """
-    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+    dtype = promoted(x, bias)
     dtype = dtype if residual is None else residual.dtype
     y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     n = y.numel()
@@ -140,7 +141,7 @@ def dropout_backward(
         return dx, _columns_backward(dx, grad, dropout, layout, bias)
     du = None
     if bias is not None:  # the gradient of x + bias: in the dtype of a bias of x's size, else in the dtype of sums
-        sum_dtype = torch.promote_types(grad.dtype, torch.float32)
+        sum_dtype = compute_dtype(grad.dtype)
         du = torch.empty_like(grad, dtype=bias.dtype if bias.numel() == grad.numel() else sum_dtype)
     launch = _flat_launch(grad.numel(), min(grad.element_size(), x_dtype.itemsize), grad.dtype)
     launch(grad, dx, du, grad, *dropout)
@@ -169,7 +170,7 @@ def _forward_launch(
 
     adds: there is a residual.
     """
-    unit_n, wide = unit(n), compute_dtype(dtype)
+    unit_n, wide = unit(n), compute_type(dtype)
 
     def make_launch(setting: Tile) -> Launch:
         constants = {
@@ -193,7 +194,7 @@ def _flat_launch(n: int, narrowest: int, dtype: torch.dtype) -> Launch | Tuned:
         constants = {
             "UNIT_N": unit_n, "EVEN": n % setting.block == 0, "BLOCK": setting.block,
             "CALLS": _calls(narrowest, setting.block), "PTX": compiles_ptx(_backward_flat),
-            "WIDE": compute_dtype(dtype),
+            "WIDE": compute_type(dtype),
         }  # fmt: skip
         grid = (ceil_div(n, setting.block),)
         return Launch(_backward_flat, grid, (n // unit_n,), constants, setting.warps, HALF_RESIDENT)
@@ -211,7 +212,7 @@ def _columns_launch(
         "UNIT": bias_unit, "STEPS": columns.steps, "ROWS": columns.rows, "COLS": columns.cols,
         "EVEN": columns.are_even(n_rows, size * bias_unit), "CALLS": _calls(narrowest, columns.cols),
         "CARRY": n_rows * size * bias_unit >= 2**34, "PTX": compiles_ptx(_backward_columns),
-        "WIDE": compute_dtype(dtype),
+        "WIDE": compute_type(dtype),
     }  # fmt: skip
     return Launch(_backward_columns, (columns.tiles, columns.parts), (n_rows, size), constants, columns.warps), columns
 

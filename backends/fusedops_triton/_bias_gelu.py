@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import (
     BiasLayout,
@@ -39,7 +40,7 @@ from fusedops_triton._bias import (
     sum_to_bias,
     unit,
 )
-from fusedops_triton._common import compute_dtype, reciprocal, widened
+from fusedops_triton._common import compute_type, reciprocal, widened
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import Columns, Tile, ceil_div, share_columns, tile
 
@@ -57,7 +58,7 @@ def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     Returns:
         (...), contiguous, the dtype of x + bias.
     """
-    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+    dtype = promoted(x, bias)
     y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     n = y.numel()
     if n == 0:
@@ -90,7 +91,7 @@ def gelu_backward(
         return dx, _columns_backward(dx, grad, x, layout, wanted_bias, approximate)
     du = None
     if wanted_bias is not None:  # the gradient of x + bias: in the dtype of a bias of x's size, else in that of sums
-        sum_dtype = torch.promote_types(grad.dtype, torch.float32)
+        sum_dtype = compute_dtype(grad.dtype)
         du = torch.empty_like(x, dtype=wanted_bias.dtype if wanted_bias.numel() == x.numel() else sum_dtype)
     narrowest = min(grad.element_size(), x.element_size())
     launch = _flat_launch(True, x.numel(), narrowest, grad.dtype, approximate, *layout[1:])
@@ -127,7 +128,7 @@ def _flat_launch(
         constants = {
             "TANH": approximate == "tanh", "KIND": kind_in_tiles(kind, sizes[0] * bias_unit, setting.block),
             "UNIT": bias_unit, "UNIT_N": unit_n, "NARROW": n < 2**31, "EVEN": n % setting.block == 0,
-            "BLOCK": setting.block, "WIDE": compute_dtype(dtype),
+            "BLOCK": setting.block, "WIDE": compute_type(dtype),
         }  # fmt: skip
         return Launch(kernel, (ceil_div(n, setting.block),), (n // unit_n, *sizes), constants, setting.warps)
 
@@ -142,7 +143,7 @@ def _columns_launch(
     columns = share_columns(n_rows, size * bias_unit, narrowest)
     constants = {
         "TANH": approximate == "tanh", "UNIT": bias_unit, "STEPS": columns.steps, "ROWS": columns.rows,
-        "COLS": columns.cols, "EVEN": columns.are_even(n_rows, size * bias_unit), "WIDE": compute_dtype(dtype),
+        "COLS": columns.cols, "EVEN": columns.are_even(n_rows, size * bias_unit), "WIDE": compute_type(dtype),
     }  # fmt: skip
     return Launch(_backward_columns, (columns.tiles, columns.parts), (n_rows, size), constants, columns.warps), columns
 

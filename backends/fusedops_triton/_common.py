@@ -10,10 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedops.dtypes import compute_dtype
 
-def compute_dtype(dtype: torch.dtype) -> tl.dtype:
+_COMPUTE_TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+def compute_type(dtype: torch.dtype) -> tl.dtype:
     """Return the dtype of sums and functions for tensors of ``dtype``. Kernels get it as the constexpr WIDE."""
-    return tl.float64 if dtype == torch.float64 else tl.float32
+    return _COMPUTE_TYPES[compute_dtype(dtype)]
 
 
 @triton.jit

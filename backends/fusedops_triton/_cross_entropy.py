@@ -27,39 +27,31 @@ Common to all kernels:
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype
+from fusedops.ops.losses.formulas import LossOptions
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_dtype, exp, scalar, widened
+from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import Plan, ceil_div, loss_gradient_plan, loss_plan, power_of_two
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
-class Options(NamedTuple):
-    """The arguments of the op besides the tensors."""
-
-    ignore_index: int
-    label_smoothing: float
-    z_loss: float
-    softcap: float | None
-    reduction: str
-
-    def scalars(self, dtype: torch.dtype) -> tuple[float | int, ...]:
-        """Return ignore_index, label_smoothing, z_loss and softcap as kernel arguments."""
-        numbers = (self.label_smoothing, self.z_loss, 1.0 if self.softcap is None else self.softcap)
-        return (self.ignore_index, *(scalar_for(number, dtype) for number in numbers))
+def _scalars(options: LossOptions, dtype: torch.dtype) -> tuple[float | int, ...]:
+    """Return ignore_index, label_smoothing, z_loss and softcap as kernel arguments."""
+    numbers = (options.label_smoothing, options.z_loss, 1.0 if options.softcap is None else options.softcap)
+    return (options.ignore_index, *(scalar_for(number, dtype) for number in numbers))
 
 
 def cross_entropy_forward(
-    logits: Tensor, target: Tensor, options: Options, denominator: Tensor | None, save: bool
+    logits: Tensor, target: Tensor, options: LossOptions, save: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the loss.
 
@@ -67,35 +59,32 @@ def cross_entropy_forward(
         logits: (..., V), float16, bfloat16, float32 or float64, any strides.
         target: (...), int64, any strides.
         options: the other arguments of the op.
-        denominator: one element, floating, or None.
         save: True also returns lse.
 
     Returns:
         The loss: () or, for the reduction "none", (...); lse (...), or None. float32, or float64 for float64.
     """
-    wide = torch.promote_types(logits.dtype, torch.float32)
+    wide = compute_dtype(logits.dtype)
     rows = torch.empty(target.shape, dtype=wide, device=logits.device)
     lse = torch.empty_like(rows) if save else None
-    target = target.contiguous()
+    target = target.resolve_neg().contiguous()
     if rows.numel():
         logits = _make_supported(logits)
         launch = _forward_launch(
             logits.shape, logits.stride(), logits.dtype, options.label_smoothing != 0, options.softcap is not None
         )
-        launch(rows, rows, lse, logits, target, *options.scalars(logits.dtype))
+        launch(rows, rows, lse, logits, target, *_scalars(options, logits.dtype))
     if options.reduction == "none":
         return rows, lse
     total = torch.empty((), dtype=wide, device=logits.device)
     mean = options.reduction == "mean"
     launch = _sum_launch(target.numel(), wide, mean)
-    divisor = denominator.resolve_neg() if mean and denominator is not None else None
+    divisor = options.denominator.resolve_neg() if mean and options.denominator is not None else None
     launch(total, total, rows, target, divisor, options.ignore_index)
     return total, lse
 
 
-def cross_entropy_backward(
-    grad: Tensor, logits: Tensor, lse: Tensor, target: Tensor, options: Options, denominator: Tensor | None
-) -> Tensor:
+def cross_entropy_backward(grad: Tensor, logits: Tensor, lse: Tensor, target: Tensor, options: LossOptions) -> Tensor:
     """Compute the gradient of the logits (..., V), contiguous, from lse of the forward.
 
     Args:
@@ -104,13 +93,12 @@ def cross_entropy_backward(
         lse: (...), of the forward; any strides.
         target: as in the forward.
         options: as in the forward.
-        denominator: as in the forward.
     """
     dx = torch.empty_like(logits, memory_format=torch.contiguous_format)
     if dx.numel() == 0:
         return dx
-    logits, target = _make_supported(logits), target.contiguous()
-    divisor = denominator if options.reduction == "mean" else None
+    logits, target = _make_supported(logits), target.resolve_neg().contiguous()
+    divisor = options.denominator if options.reduction == "mean" else None
     if options.reduction == "mean" and divisor is None:
         divisor = torch.empty((), dtype=lse.dtype, device=lse.device)
         _sum_launch(target.numel(), lse.dtype, True)(divisor, divisor, None, target, None, options.ignore_index)
@@ -120,7 +108,7 @@ def cross_entropy_backward(
     )  # fmt: skip
     grad, lse = grad.resolve_neg().contiguous(), lse.resolve_neg().contiguous()
     divisor = None if divisor is None else divisor.resolve_neg()
-    launch(dx, dx, grad, divisor, logits, lse, target, *options.scalars(logits.dtype))
+    launch(dx, dx, grad, divisor, logits, lse, target, *_scalars(options, logits.dtype))
     return dx
 
 
@@ -134,7 +122,7 @@ def _forward_launch(shape: _Ints, strides: _Ints, dtype: torch.dtype, smooth: bo
     def make_launch(setting: Plan) -> Launch:
         constants = {
             "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
-            "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_dtype(dtype),
+            "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_type(dtype),
         }  # fmt: skip
         grid = (ceil_div(math.prod(shape[:-1]), setting.rows),)
         return Launch(_forward, grid, sizes, constants, setting.warps)
@@ -151,7 +139,7 @@ def _backward_launch(
     def make_launch(setting: Plan) -> Launch:
         constants = {
             "PER_ROW": per_row, "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
-            "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_dtype(dtype),
+            "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_type(dtype),
         }  # fmt: skip
         grid = (ceil_div(math.prod(shape[:-1]), setting.rows) * ceil_div(shape[-1], setting.block),)
         return Launch(_backward, grid, sizes, constants, setting.warps)
@@ -161,7 +149,7 @@ def _backward_launch(
 
 @cached_by_layout
 def _sum_launch(n_rows: int, wide: torch.dtype, mean: bool) -> Launch:
-    constants = {"MEAN": mean, "BLOCK": 1024, "WIDE": compute_dtype(wide)}
+    constants = {"MEAN": mean, "BLOCK": 1024, "WIDE": compute_type(wide)}
     return Launch(_sum_rows, (1,), (n_rows,), constants, 4)
 
 

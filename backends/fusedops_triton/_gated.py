@@ -27,10 +27,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.dtypes import promoted
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._bias_gelu import gelu, gelu_slope
-from fusedops_triton._common import compute_dtype, reciprocal, scalar, widened
+from fusedops_triton._common import compute_type, reciprocal, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import Tile, ceil_div, gated_columns, gated_tile, power_of_two
 
@@ -63,7 +64,7 @@ def gated_forward(gate: Tensor, up: Tensor | None, activation: Swish | Gelu, int
     Returns:
         (..., H), contiguous, the promoted dtype.
     """
-    dtype = gate.dtype if up is None else torch.promote_types(gate.dtype, up.dtype)
+    dtype = promoted(gate, up)
     shape = gate.shape if up is not None else (*gate.shape[:-1], gate.shape[-1] // 2)
     y = torch.empty(shape, dtype=dtype, device=gate.device)
     if y.numel() == 0:
@@ -168,7 +169,7 @@ def _rows_launch(
         rows = min(setting.block // cols, power_of_two(n_rows))
         constants: dict[str, Any] = {
             "KIND": kind, "ONE": n_rows == 1, "UNIT": row_unit, "EVEN": width % cols == 0 and n_rows % rows == 0,
-            "ROWS": rows, "COLS": cols, "WIDE": compute_dtype(dtype),
+            "ROWS": rows, "COLS": cols, "WIDE": compute_type(dtype),
         }  # fmt: skip
         return Launch(kernel, (ceil_div(width, cols) * ceil_div(n_rows, rows),), sizes, constants, setting.warps)
 
@@ -181,7 +182,7 @@ def _pairs_launch(backward: bool, n: int, element_size: int, dtype: torch.dtype,
     kernel, unit_n = (_backward_pairs if backward else _forward_pairs), unit(n)
 
     def make_launch(setting: Tile) -> Launch:
-        constants = {"KIND": kind, "UNIT_N": unit_n, "BLOCK": setting.block, "WIDE": compute_dtype(dtype)}
+        constants = {"KIND": kind, "UNIT_N": unit_n, "BLOCK": setting.block, "WIDE": compute_type(dtype)}
         return Launch(kernel, (ceil_div(n, setting.block),), (n // unit_n,), constants, setting.warps)
 
     return tuned(make_launch, gated_tile(element_size, backward), 0, element_size)

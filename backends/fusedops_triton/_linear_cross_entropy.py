@@ -18,7 +18,6 @@ them into their own gradient in place; two matmuls read it. Nothing waits for th
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import cache
 from typing import NamedTuple
 
@@ -27,7 +26,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops_triton._common import compute_dtype, scalar, widened
+from fusedops.dtypes import compute_dtype, no_autocast, promoted
+from fusedops.ops.losses.formulas import LossOptions
+from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import class_tile
 
@@ -35,15 +36,6 @@ from fusedops_triton._settings import class_tile
 #: operations of a row: with 512 rows the matmuls of an H100 take about as long as these bytes, or longer.
 LEAST_ROWS = 512
 _PADDED = 16  # elements: 16 bytes of the narrowest dtype twice, and what Triton looks for in sizes
-
-
-class Loss(NamedTuple):
-    """The arguments of the loss of a row."""
-
-    ignore_index: int
-    label_smoothing: float
-    z_loss: float
-    softcap: float | None
 
 
 class Rows(NamedTuple):
@@ -69,7 +61,7 @@ def row_losses(
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None,
-    loss: Loss,
+    options: LossOptions,
     chunk: int | None,
     wanted: tuple[bool, bool, bool],
     scale: Tensor | None = None,
@@ -81,15 +73,15 @@ def row_losses(
         weight: (V, H), any strides.
         target: (N,), int64.
         bias: (V,), or None.
-        loss: its settings.
+        options: of the loss.
         chunk: rows of a chunk, or None.
         wanted: the gradients to compute: of x, weight and bias.
         scale: (N,), the weight of each row in the sum, or None for 1.
     """
     (n_rows, size), classes = x.shape, weight.shape[0]
-    common = torch.promote_types(x.dtype, weight.dtype)
-    wide = torch.promote_types(common, torch.float32)
-    weight, target = weight.resolve_neg().to(common), target.contiguous()
+    common = promoted(x, weight)
+    wide = compute_dtype(common)
+    weight, target = weight.resolve_neg().to(common), target.resolve_neg().contiguous()
     losses = x.new_empty(n_rows, dtype=wide)
     dx = x.new_empty((n_rows, size)) if wanted[0] else None
     dweight = x.new_zeros((classes, size), dtype=wide) if wanted[1] else None
@@ -101,19 +93,16 @@ def row_losses(
         scale = scale.to(wide).contiguous()
     rows = rows_of_chunk(n_rows, size, classes, chunk)
     memory = x.new_zeros((rows, padded), dtype=common)  # what the padding holds is read
-    device = x.device.type
-    # in which a matmul of float32 would be one of 16 bits
-    casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    with torch.autocast(device, enabled=False) if casts else nullcontext():
+    with no_autocast(x.device.type):
         for start in range(0, n_rows, rows):
             at = slice(start, min(start + rows, n_rows))
             targets = target[at]
             # 0 for an ignored row: a NaN in it must not reach the gradient of weight
-            x_rows = x[at].resolve_neg().masked_fill((targets == loss.ignore_index)[:, None], 0).to(common)
+            x_rows = x[at].resolve_neg().masked_fill((targets == options.ignore_index)[:, None], 0).to(common)
             logits = memory[: x_rows.shape[0], :classes]
             torch.mm(x_rows, weight.t(), out=logits)
             loss_rows(
-                logits, padded, losses[at], targets, None if scale is None else scale[at], bias, loss, any(wanted)
+                logits, padded, losses[at], targets, None if scale is None else scale[at], bias, options, any(wanted)
             )
             if dx is not None:
                 dx[at] = torch.mm(logits, weight)
@@ -161,7 +150,7 @@ def loss_rows(
     target: Tensor,
     scale: Tensor | None,
     bias: Tensor | None,
-    loss: Loss,
+    options: LossOptions,
     gradient: bool,
 ) -> None:
     """Launch the kernel for a chunk.
@@ -173,16 +162,16 @@ def loss_rows(
         target: (n,).
         scale: (n,) or None.
         bias: (padded,) or None, the dtype of ``losses``.
-        loss: its settings.
+        options: of the loss.
         gradient: True turns the logits into their gradient.
     """
     if logits.shape[0] == 0:
         return
-    given = (loss.label_smoothing != 0, loss.z_loss != 0, loss.softcap is not None)
+    given = (options.label_smoothing != 0, options.z_loss != 0, options.softcap is not None)
     launch = _launch_of(logits.shape[0], logits.shape[1], padded, logits.dtype, given, gradient)
-    numbers = (loss.label_smoothing, loss.z_loss, 1.0 if loss.softcap is None else loss.softcap)
+    numbers = (options.label_smoothing, options.z_loss, 1.0 if options.softcap is None else options.softcap)
     scalars = [scalar_for(float(number), logits.dtype) for number in numbers]
-    launch(losses, logits, losses, target, scale, bias, *scalars, loss.ignore_index)
+    launch(losses, logits, losses, target, scale, bias, *scalars, options.ignore_index)
 
 
 @cached_by_layout
@@ -193,7 +182,7 @@ def _launch_of(
     setting = class_tile(padded, dtype.itemsize)
     constants = {
         "SMOOTHS": given[0], "SQUARES": given[1], "CAPS": given[2], "GRADIENT": gradient, "BLOCK": setting.block,
-        "WIDE": compute_dtype(dtype),
+        "WIDE": compute_type(dtype),
     }  # fmt: skip
     return Launch(_loss_and_gradient, (n_rows,), (size, padded), constants, setting.warps)
 

@@ -29,9 +29,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_dtype, scalar, widened
+from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import Plan, ceil_div, norm_plan, power_of_two
 
@@ -65,9 +66,9 @@ def norm_forward(
         ``centered``, and rstd (...), each None if not asked for. All are contiguous.
     """
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    dtype = promoted(x, residual)
     s = None if residual is None else torch.empty_like(y, dtype=dtype)
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = compute_dtype(dtype)
     rstd = torch.empty(x.shape[:-1], dtype=wide, device=x.device) if save else None
     mean = torch.empty_like(rstd) if rstd is not None and centered else None
     if y.numel() == 0:
@@ -99,7 +100,7 @@ def _forward_launch(
 
     def make_launch(setting: Plan) -> Launch:
         sizes = (n_rows, size // unit_h)
-        constants = {"CENTER": centered, "UNIT": unit_h, "BLOCK": setting.block, "WIDE": compute_dtype(dtype)}
+        constants = {"CENTER": centered, "UNIT": unit_h, "BLOCK": setting.block, "WIDE": compute_type(dtype)}
         if not setting.on_chip:
             return Launch(_norm_forward_long, (n_rows,), sizes, constants, setting.warps)
         even = size == setting.block and n_rows % setting.rows == 0

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops_triton._bias import add_sums, column_tile, rounded, store_sums, unit
-from fusedops_triton._common import compute_dtype, scalar, widened
+from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._norm import columns_of, ready
 from fusedops_triton._settings import ceil_div, norm_sums, share_columns
@@ -109,7 +109,7 @@ def _backward_launches(
 ) -> _Launches:
     """Return the launches for (n_rows, size). sums: the gradient of weight or bias is wanted."""
     unit_h = unit(size)
-    sizes, shared = (n_rows, size // unit_h), {"CENTER": centered, "UNIT": unit_h, "WIDE": compute_dtype(wide)}
+    sizes, shared = (n_rows, size // unit_h), {"CENTER": centered, "UNIT": unit_h, "WIDE": compute_type(wide)}
     setting = norm_sums(n_rows, size, widest, sums)
     if setting.on_chip:
         even = size == setting.block and n_rows % (setting.steps * setting.rows) == 0

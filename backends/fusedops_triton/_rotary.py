@@ -23,9 +23,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_dtype, widened
+from fusedops_triton._common import compute_type, widened
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import ROTARY_HEADS, Tile, ceil_div, power_of_two, rotary_tile
 
@@ -67,8 +68,8 @@ def _launch_on(
     cos, sin = _angles(cos, out[0]), _angles(sin, out[0])
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    wide = torch.float32
-    for tensor in (*given, cos, sin):
+    wide = compute_dtype(promoted(cos, sin))
+    for tensor in given:
         wide = torch.promote_types(wide, tensor.dtype)
     heads_dim = 1 if seq_dim == -2 else 2
     # batch, head, position
@@ -121,7 +122,7 @@ def _launch(
         groups = sum(ceil_div(count, group) for count in heads)
         constants = {
             "FORWARD": forward, "INTERLEAVED": interleaved, "SEQ_INNER": seq_dim == -2, "UNIT": row_unit,
-            "HEADS": group, "POSITIONS": positions, "COLS": cols, "WIDE": compute_dtype(dtype),
+            "HEADS": group, "POSITIONS": positions, "COLS": cols, "WIDE": compute_type(dtype),
         }  # fmt: skip
         programs = tiles * groups * ceil_div(length, positions) * batch
         warps = max(1, setting.warps * group * positions * cols // setting.block)  # fewer for a small tile

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import unit
-from fusedops_triton._common import compute_dtype, scalar, widened
+from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import (
     BACKWARD_ON_CHIP,
@@ -156,7 +156,7 @@ def _forward_launch(
         heads_inner = size_h > 1 and setting.rows == 1 and m_walk[1] == 0 and m_walk[2] != 0
         constants = {
             "CAUSAL": causal, "HEADS_INNER": heads_inner, "UNIT": unit_k, "UNIT_X": unit_x, "UNIT_M": unit_m,
-            "STEP_X": x_walk[3], "STEP_M": m_walk[3], "BLOCK_K": setting.block, "WIDE": compute_dtype(dtype),
+            "STEP_X": x_walk[3], "STEP_M": m_walk[3], "BLOCK_K": setting.block, "WIDE": compute_type(dtype),
         }  # fmt: skip
         if not setting.on_chip:
             return Launch(forward_long, (n_rows,), sizes, constants, setting.warps)
@@ -183,7 +183,7 @@ def _backward_launch(shape: _Ints, grad_strides: _Ints, dtype: torch.dtype, caus
     def make_launch(setting: Plan) -> Launch:
         constants = {
             "CAUSAL": causal, "UNIT": unit_k, "UNIT_G": unit_g, "STEP_G": g_walk[3], "BLOCK_K": setting.block,
-            "WIDE": compute_dtype(dtype),
+            "WIDE": compute_type(dtype),
         }  # fmt: skip
         if not setting.on_chip:
             return Launch(backward_long, (n_rows,), sizes, constants, setting.warps)

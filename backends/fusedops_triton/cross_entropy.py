@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import Capability
+from fusedops.ops.losses.formulas import LossOptions
 from fusedops_triton._constraints import row_length
 
 
@@ -30,8 +31,8 @@ def cross_entropy(
     """Compute the op for any rank, number of classes and strides. log_prob is not kept: lse serves."""
     from fusedops_triton import _cross_entropy as launcher  # imports triton, so not at module level
 
-    options = launcher.Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
-    return *launcher.cross_entropy_forward(logits, target, options, denominator, save), None
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    return *launcher.cross_entropy_forward(logits, target, options, save), None
 
 
 @kernel(
@@ -57,5 +58,5 @@ def cross_entropy_backward(
     """Compute the gradient of the logits."""
     from fusedops_triton import _cross_entropy as launcher
 
-    options = launcher.Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
-    return launcher.cross_entropy_backward(grad, logits, lse, target, options, denominator)
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    return launcher.cross_entropy_backward(grad, logits, lse, target, options)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import Capability
+from fusedops.ops.losses import formulas
+from fusedops.ops.losses.formulas import LossOptions
 from fusedops_triton._constraints import row_length
 
 _SOURCE = "torch.mm, fusedops_triton/_linear_cross_entropy.py"
@@ -34,7 +35,7 @@ def linear_cross_entropy(
     Those of weight and bias are empty for reduction="none", where each row has its own incoming gradient. An argument
     that does not require a gradient has None; if none does, as in a compiled graph, all are computed.
     """
-    from fusedops_triton._linear_cross_entropy import Loss, row_losses  # imports triton, so not at module level
+    from fusedops_triton._linear_cross_entropy import row_losses  # imports triton, so not at module level
 
     asks = [tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
     if not any(asks):
@@ -43,19 +44,16 @@ def linear_cross_entropy(
     exists = (True, summed, summed and bias is not None)
     wanted = (save and asks[0], save and asks[1] and exists[1], save and asks[2] and exists[2])
     flat = target.reshape(-1)
-    loss = Loss(ignore_index, label_smoothing, z_loss, softcap)
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
     losses, dx, dweight, dbias = row_losses(
-        x.reshape(flat.numel(), x.shape[-1]), weight, flat, bias, loss, chunk, wanted
+        x.reshape(flat.numel(), x.shape[-1]), weight, flat, bias, options, chunk, wanted
     )
     if save and not exists[1] and asks[1]:
         dweight = losses.new_empty(0)
     if save and not exists[2] and (asks[2] or bias is None):
         dbias = losses.new_empty(0)
     gradients = (None if dx is None else dx.view(x.shape), dweight, dbias)
-    if reduction == "none":
-        return losses.view(target.shape), *gradients
-    total = losses.sum()
-    return total / _divisor(flat, denominator, ignore_index, total.dtype) if reduction == "mean" else total, *gradients
+    return formulas.reduced(losses.view(target.shape), target, options), *gradients
 
 
 @kernel(ops.linear_cross_entropy, Capability("x", (8, 0)), _CLASSES, direction="backward", source=_SOURCE)
@@ -79,12 +77,13 @@ def linear_cross_entropy_backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """Multiply the gradients of forward by the incoming one; compute again what forward could not."""
-    from fusedops_triton._linear_cross_entropy import Loss, row_losses
+    from fusedops_triton._linear_cross_entropy import row_losses
 
     flat, given = target.reshape(-1), (x, weight, bias)
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
     factor = grad.reshape(-1) if reduction == "none" else grad
     if reduction == "mean":
-        factor = factor / _divisor(flat, denominator, ignore_index, grad.dtype)
+        factor = factor / formulas.divisor(flat, options, grad.dtype)
     scale = factor.expand(flat.shape).masked_fill(flat == ignore_index, 0)
     results: list[Tensor | None] = [None, None, None]
     if needs[0] and x_grad is not None:
@@ -96,16 +95,9 @@ def linear_cross_entropy_backward(
             results[at] = product.to(like.dtype)
     lacks = [need and like is not None and r is None for need, like, r in zip(needs, given, results)]
     if any(lacks):
-        rows, loss = x.reshape(flat.numel(), x.shape[-1]), Loss(ignore_index, label_smoothing, z_loss, softcap)
-        again = row_losses(rows, weight, flat, bias, loss, chunk, (lacks[0], lacks[1], lacks[2]), scale)
+        rows = x.reshape(flat.numel(), x.shape[-1])
+        again = row_losses(rows, weight, flat, bias, options, chunk, (lacks[0], lacks[1], lacks[2]), scale)
         for at, (like, gradient) in enumerate(zip(given, again[1:])):
             if gradient is not None and like is not None:
                 results[at] = gradient.view(like.shape).to(like.dtype)
     return tuple(results)
-
-
-def _divisor(target: Tensor, denominator: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """Return what "mean" divides by, of no dims."""
-    if denominator is not None:
-        return denominator.reshape(()).to(dtype)
-    return (target != ignore_index).sum().clamp(min=1).to(dtype)

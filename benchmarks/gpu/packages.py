@@ -24,7 +24,9 @@ def python_path(work: Path, wheels: Path | None) -> str:
         work: a folder to write to.
         wheels: a folder of .whl files, or None.
     """
-    folders = [_entry_points(work / "plugins"), ROOT, ROOT / "backends", ROOT / "tests" / "support", ROOT / "tests"]
+    support = ROOT / "tests" / "support"
+    folders = [_entry_points(work / "plugins"), ROOT, ROOT / "backends", support, ROOT / "tests"]
+    folders += filter(Path.is_dir, support.iterdir())
     if wheels is not None:
         folders += _unpacked(wheels, work / "wheels")
     return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,7 +1,6 @@
 // The answer: who serves the call, what it costs at least, and every candidate with its reasons and fixes.
 
 import { h } from "./dom.js";
-import { Spec, repr } from "./python.js";
 
 const UNITS = [
   [1e12, "TB"],
@@ -9,9 +8,6 @@ const UNITS = [
   [1e6, "MB"],
   [1e3, "kB"],
 ];
-
-// Reasons that hold for every call on a device.
-const NOT_ABOUT_ARGUMENTS = ["device", "no-kernel"];
 
 export function bytesText(bytes) {
   const [unit, name] = UNITS.find(([size]) => Number(bytes) >= size) ?? [1, "bytes"];
@@ -49,7 +45,27 @@ export function show(strip, chain, answer, bandwidth) {
   }
   strip.replaceChildren(numbers(answer, bandwidth));
   const order = "Candidates, in the order in which they are tried";
-  chain.replaceChildren(h("h2", {}, order), h("ol", {}, ...answer.candidates.map(candidate)));
+  const all = answer.candidates.map((each, at) => ({ ...each, at }));
+  const isWith = (code) => (each) => each.isOther && each.reasons[0].code === code;
+  chain.replaceChildren(
+    h("h2", {}, order),
+    h("ol", {}, ...all.filter((each) => !each.isOther).map(candidate)),
+    others("For other devices: ", all.filter(isWith("device"))),
+    others("Without a kernel for it: ", all.filter(isWith("no-kernel"))),
+  );
+}
+
+// Backends that take no such call, whatever its arguments, on one line; their reasons show on hover.
+function others(label, backends) {
+  const names = backends.map(({ backend, status, at, reasons: [{ code, detail, fix }] }) =>
+    h(
+      "span",
+      { "data-backend": backend, "data-status": status, "data-at": at, title: detail },
+      h("span", { class: "reason", "data-code": code, "data-detail": detail, "data-fix": fix }, backend),
+    ),
+  );
+  const separated = names.flatMap((each, at) => (at ? [", ", each] : [each]));
+  return names.length ? h("p", { class: "others" }, label, ...separated) : "";
 }
 
 function invalid({ error, isUnread }) {
@@ -99,19 +115,18 @@ function numbers(answer, bandwidth) {
       "tbody",
       {},
       row("minimum bytes", (direction) => bytesText(answer.bytes[direction])),
-      row(`at ${bandwidth || "–"} GB/s`, (direction) => timeText(answer.bytes[direction], bandwidth)),
+      row(`by memory alone, at ${bandwidth || "–"} GB/s`, (direction) => timeText(answer.bytes[direction], bandwidth)),
       row("adaptations", added),
     ),
   );
 }
 
 function candidate(each) {
-  const { backend, status, backward } = each;
-  const isPassed = each.reasons.length > 0 && each.reasons.every(({ code }) => NOT_ABOUT_ARGUMENTS.includes(code));
+  const { backend, status, backward, at } = each;
   const isWhole = backward !== null && !(status === "refused" && backward.status === "refused");
   return h(
     "li",
-    { "data-backend": backend, "data-status": status, class: `${status}${isPassed ? " passed" : ""}` },
+    { "data-backend": backend, "data-status": status, "data-at": at, class: status },
     h(
       "div",
       { class: "head" },
@@ -159,31 +174,3 @@ function deviations(all) {
     h("p", { class: "note", "data-deviation": name }, h("span", { class: "label" }, "deviates"), ` ${sentence}`),
   );
 }
-
-// ------------------------------------------------------------------------------------------------- the call as source
-
-export function python(call, op) {
-  const tensor = ({ shape, dtype, device, capability }) =>
-    `TensorSpec(${repr(shape)}, torch.${dtype}, ${quoted(device)}${capability ? `, ${repr(capability)}` : ""})`;
-  const value = (each) => {
-    if (each instanceof Spec) return tensor(each);
-    if (typeof each === "number" && !Number.isFinite(each)) return `float("${repr(each)}")`;
-    return repr(each).replace(/^'(.*)'$/, '"$1"');
-  };
-  const args = op.parameters
-    .filter(({ name }) => name in call.args)
-    .map(({ name }) => `    ${name}=${value(call.args[name])},`);
-  const settings = [
-    ...(call.fallback === "warn" ? [] : [`fallback=${quoted(call.fallback)}`]),
-    ...(call.adapt === "none" ? [] : [`adapt=${quoted(call.adapt)}`]),
-  ];
-  const order = call.order ? [quoted(call.order.join(","))] : [];
-  const lines = [`decision = fusedops.explain(`, `    ${quoted(op.name)},`, ...args, `)`, `print(decision)`];
-  const block =
-    order.length || settings.length
-      ? [`with fusedops.use(${[...order, ...settings].join(", ")}):`, ...lines.map((line) => `    ${line}`)]
-      : lines;
-  return ["import torch", "import fusedops", "from fusedops import TensorSpec", "", ...block].join("\n");
-}
-
-const quoted = (text) => `"${text}"`;

@@ -19,7 +19,7 @@ export function stateOf(op, chosen, before) {
 
 export function devicesOf(data) {
   const named = data.backends.flatMap((backend) => backend.device_types).filter((type) => type !== "*");
-  return [...new Set(named)].sort();
+  return [...new Set([...[...new Set(named)].sort(), "meta", "mps", "xpu"])]; // of torch: eager serves them
 }
 
 export function floating(op, state, data) {

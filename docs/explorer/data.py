@@ -21,6 +21,7 @@ from explorer.encoding import encoded
 from explorer.formulas import Formulas
 from fusedops import Kernel, TensorSpec
 from fusedops._cli.arguments import default_dtype
+from fusedops._cli.explain import option
 from fusedops._contract.op import Op
 from fusedops._plugins.record import Record
 from fusedops._plugins.registry import OWN_DISTRIBUTION, registry
@@ -113,9 +114,9 @@ def _op(op: Op, records: Sequence[Record], formulas: Formulas) -> dict[str, Any]
         "formula": op.evidence.formula,
         "summary": (inspect.getdoc(op.function) or "").partition("\n")[0],
         "parameters": [_parameter(op, name, first) for name in op.parameters],
-        "float_places": list(op.float_places),
+        "float_indices": list(op.float_indices),
         "conditions": [_constraint(each) for each in op.conditions],
-        "complete": None if op.complete is None else formulas.add(op.complete),
+        "prepare_args": None if op.prepare_args is None else formulas.add(op.prepare_args),
         "output_dtype": None if op._output_dtype is None else formulas.add(op._output_dtype),
         "min_bytes": formulas.add(op.evidence.min_bytes),
         "grads": list(op.backward_call.grads),
@@ -146,10 +147,17 @@ def _parameter(op: Op, name: str, sample: Mapping[str, Any]) -> dict[str, Any]:
         "number": name in op.tensors and bool(re.search(r"\b(int|float)\b", str(public.annotation))),
         "type": op.types[name],
         "default": None if required else encoded(public.default),
-        "dtype": _name(default_dtype(op, name)) if name in op.tensors else None,
+        "dtype": _name(default_dtype(op, name, torch.float32)) if name in op.tensors else None,
+        "dtype_beside": _dtypes_beside(op, name) if name in op.tensors else {},
+        "option": option(name),
         "hints": list(dict.fromkeys(described)),
         "choices": [] if name in op.tensors else _choices(op, about, sample),
     }
+
+
+def _dtypes_beside(op: Op, name: str) -> dict[str, str]:
+    """Return the dtype of a tensor that is written without one, by the dtype of the first tensor."""
+    return {_name(first): _name(default_dtype(op, name, first)) for first in DTYPES}
 
 
 def _choices(op: Op, about: Iterable[Constraint], sample: Mapping[str, Any]) -> list[Any]:

@@ -16,7 +16,7 @@ export class Explorer {
     const op = this.data.ops[call.op];
     let args = op.parameters.map(({ name, default: value }) => (name in call.args ? call.args[name] : value));
     try {
-      if (op.complete !== null) args = this.formulas.call(op.complete, [args]);
+      if (op.prepare_args !== null) args = this.formulas.call(op.prepare_args, [args]);
     } catch (error) {
       if (!(error instanceof InvalidInput)) throw error;
       return { error: error.message };
@@ -27,7 +27,7 @@ export class Explorer {
       if (first) return { error: `${op.name}: ${first.detail}; to fix: ${first.fix}`, reason: first };
     }
     args = args.map((value, at) =>
-      op.float_places.includes(BigInt(at)) && typeof value === "bigint" ? Number(value) : value,
+      op.float_indices.includes(BigInt(at)) && typeof value === "bigint" ? Number(value) : value,
     );
     return this.decide(op, args, call);
   }
@@ -73,7 +73,7 @@ function candidates(plan, args, selected) {
   return plan.backends.map((planned) => {
     const about = plan.about(planned, args);
     const status = about.reasons.length ? "refused" : planned.backend === selected ? "selected" : "eligible";
-    return { backend: planned.backend, status, ...about };
+    return { backend: planned.backend, status, isOther: plan.isOther(planned), ...about };
   });
 }
 

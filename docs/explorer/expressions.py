@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch._C import _is_tracing as is_jit_tracing
-from torch.compiler import is_dynamo_compiling
 
 from explorer.encoding import UnsupportedError, encoded
 from fusedops import TensorSpec
 from fusedops._contract.constraint import is_tensor, shown
-from fusedops._contract.plain_argument import TENSOR_TYPES
-from fusedops._dispatch.autograd import transformed
+from fusedops._torch import TENSOR_TYPES, is_traced, is_transformed
 from fusedops.constraints.values import SYMBOLIC
 
 Node = list[Any]
@@ -34,7 +31,7 @@ INTRINSICS: Mapping[Any, str] = {
     **{function: function.__name__ for function in (abs, bool, float, int, len, max, min, range, sum, tuple)},
 }
 #: Questions whose answer is no: a page traces nothing, and has no number that is symbolic.
-NEVER = (hasattr, is_dynamo_compiling, is_jit_tracing, transformed)
+NEVER = (hasattr, is_traced, is_transformed)
 _NO_TYPES = {*TENSOR_TYPES, *SYMBOLIC}
 _TYPES: Mapping[type, Sequence[str]] = {
     int: ("int", "bool"),

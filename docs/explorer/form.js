@@ -33,22 +33,42 @@ export class Form {
 
   setArgument(name, value) {
     this.state = new State(this.state.settings, { ...this.state.args, [name]: value });
+    this.example.value = this.exampleShown();
     this.changed(this.state);
   }
 
   choose(op, chosen) {
+    this.changed(this.stateOfCase(op, chosen), true);
+  }
+
+  // The state of a case, in the dtype that all tensors have now.
+  stateOfCase(op, chosen) {
     const next = stateOf(op, chosen, this.state);
     const dtype = this.commonDtype();
-    this.changed(dtype ? withDtype(next, op, this.data, dtype) : next, true);
+    return dtype ? withDtype(next, op, this.data, dtype) : next;
+  }
+
+  // The name of the case that the arguments are, "" where they are none.
+  exampleShown() {
+    const op = this.data.ops[this.state.settings.op];
+    const textIn = ({ args }, { name, default: standard }) => args[name] ?? written(standard);
+    const isShown = (state) => op.parameters.every((each) => textIn(state, each) === textIn(this.state, each));
+    return op.cases.find((each) => isShown(this.stateOfCase(op, each)))?.name ?? "";
   }
 
   choices(op) {
     const { settings } = this.state;
     const cases = [
-      { value: "", label: "choose…" },
+      { value: "", label: "another call" },
       ...op.cases.map(({ name, source }) => ({ value: name, label: source ? `${name}: ${source}` : name })),
     ];
     const dtypes = Object.keys(this.data.dtypes).filter((name) => this.data.dtypes[name].floating);
+    const chosen = (event) => op.cases.find(({ name }) => name === event.target.value);
+    this.example = select(
+      { onchange: (event) => event.target.value && this.choose(op, chosen(event)) },
+      cases,
+      this.exampleShown(),
+    );
     return [
       field(
         "op",
@@ -79,21 +99,7 @@ export class Form {
           ),
         ),
       ),
-      field(
-        "example",
-        select(
-          {
-            onchange: (event) =>
-              event.target.value &&
-              this.choose(
-                op,
-                op.cases.find(({ name }) => name === event.target.value),
-              ),
-          },
-          cases,
-          "",
-        ),
-      ),
+      field("example", this.example),
     ];
   }
 

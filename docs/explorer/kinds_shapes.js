@@ -47,23 +47,9 @@ export const attentionKinds = {
   },
 
   Window(c, args, value) {
-    const [causal, q, k] = [args[c.causal], args[c.q], args[c.k]];
-    const given = `${c.name} = ${shown(value)}`;
-    if (!isWindow(value)) {
-      const fix = `pass ${c.name}=(left, right), such as (127, 0) for the newest 128 keys, or None`;
-      return [[given, "None, or two ints of at least 0", fix]];
-    }
-    if (causal !== "none" || rank(q) < 3 || rank(k) < 3 || q.shape[2] === k.shape[2]) return [];
-    const where = `${given} with ${q.shape[2]} queries, ${k.shape[2]} keys and ${c.causal}=False`;
-    const fix = `pass ${c.causal}='upper_left' or 'lower_right', or as many queries as keys`;
-    return [[where, `a diagonal that ${c.name} is counted from`, fix]];
-  },
-
-  NotWider(c, args, values) {
-    const [width, most] = [values.shape[3], args[c.other].shape[3]];
-    if (width <= most) return [];
-    const fix = `split ${c.name} into parts of at most ${most}, and concatenate the results`;
-    return [[`dim 3 of ${c.name} = ${width}`, `at most that of ${c.other}, ${most}`, fix]];
+    if (isWindow(value)) return [];
+    const fix = `pass ${c.name}=(left, right), such as (127, 0) for the newest 128 keys, or None`;
+    return [[`${c.name} = ${shown(value)}`, "None, or two ints of at least 0", fix]];
   },
 };
 
@@ -90,11 +76,17 @@ export const rotaryKinds = {
   ),
 
   Angles: fitting(
-    (cos, q, seqDim) =>
-      cos.length >= 2 &&
-      cos.at(-2) === q.at(seqDim) &&
-      2n * cos.at(-1) <= q.at(-1) &&
-      broadcasts(cos.slice(0, -2), q.slice(0, -3)),
+    (given, q, seqDim) => {
+      const heads = q.length + (seqDim === -2 ? -3 : -2);
+      const hasHeads = given.length === q.length && given[heads] === 1n;
+      const cos = hasHeads ? given.filter((_, at) => at !== heads) : given;
+      return (
+        cos.length >= 2 &&
+        cos.at(-2) === q.at(seqDim) &&
+        2n * cos.at(-1) <= q.at(-1) &&
+        broadcasts(cos.slice(0, -2), q.slice(0, -3))
+      );
+    },
     (name) =>
       `pass one entry for each rotated pair: of a doubled one ${name}[..., : R // 2], ` +
       `or ${name}[..., ::2] if interleaved`,
@@ -116,8 +108,10 @@ export const rotaryKinds = {
     const given = `${c.name} of B = ${batch}, N = ${heads}, S = ${length}`;
     if (interleaved) return batch * heads < 1000n ? [] : [[given, "B * N below 1000", "split the batch"]];
     if (batch >= 1000n || heads >= 1000n) return [[given, "B and N below 1000", "split the batch or the heads"]];
-    if (seqDim === -3n || batch * heads <= 8n * length) return [];
-    return [[given, "B * N at most 8 * S with seq_dim -2", "transpose it, and pass seq_dim=-3"]];
+    const oneLayout = heads > 1n || length > 1n; // (B, 1, 1, D) is of both
+    if ((seqDim === -3n && oneLayout) || batch * heads <= 8n * length) return [];
+    const fix = oneLayout ? "transpose it, and pass seq_dim=-3" : "split the batch";
+    return [[given, "B * N at most 8 * S with seq_dim -2, or N = S = 1", fix]];
   },
 };
 

@@ -168,6 +168,14 @@ export const besideKinds = {
     return [[`dim ${c.dim} of ${c.name} = ${size}`, needed, fix]];
   }),
 
+  NotLarger: beside((c, spec, other) => {
+    if (Math.min(rank(spec), rank(other)) <= c.dim) return [];
+    const [size, most] = [at(spec, c.dim), at(other, c.dim)];
+    if (size <= most) return [];
+    const fix = c.fix || `pass ${c.name} with a size of dim ${c.dim} of at most ${most}`;
+    return [[`dim ${c.dim} of ${c.name} = ${size}`, `at most that of ${c.other}, ${most}`, fix]];
+  }),
+
   LastDims: beside((c, spec, other) => {
     const needed = slice(other.shape, -c.count, null);
     if (rank(spec) == c.count && equal(spec.shape, needed)) return [];

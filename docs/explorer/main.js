@@ -1,11 +1,12 @@
 // The page: the state in the address, the form that changes it, and the answer beside it.
 
 import { h } from "./dom.js";
-import { python, show } from "./answer.js";
+import { show } from "./answer.js";
 import { Explorer } from "./explain.js";
 import { devicesOf, stateOf } from "./choices.js";
 import { Form } from "./form.js";
 import { InvalidInput } from "./python.js";
+import { command, python } from "./source.js";
 import { State } from "./state.js";
 
 const root = document.getElementById("call-explorer");
@@ -40,14 +41,14 @@ function start() {
 
   function answer(state) {
     const result = answerTo(state);
-    if (result.call) source(parts.source, python(result.call, data.ops[state.settings.op]));
+    if (result.call) source(parts.source, result.call, data.ops[state.settings.op]);
     else parts.source.replaceChildren();
     show(parts.strip, parts.chain, result, Number(state.settings.bandwidth));
   }
 
   // The state of the address, with what it leaves out from the first case of the op.
   function read() {
-    const state = State.read(location.hash);
+    const state = State.read(location.hash || root.dataset.opens || "");
     const op = data.ops[state.settings.op] ?? Object.values(data.ops)[0];
     const device = state.settings.device || devicesOf(data)[0];
     const complete = stateOf(op, op.cases[0], new State({ ...state.settings, device }, {}));
@@ -61,7 +62,8 @@ function start() {
   read();
 }
 
-function source(element, text) {
+function source(element, call, op) {
+  const texts = { python: python(call, op), command: command(call, op) };
   const copied = (label, content) =>
     h("button", { type: "button", onclick: (event) => copy(event.target, content(), label) }, label);
   element.replaceChildren(
@@ -69,9 +71,11 @@ function source(element, text) {
       "div",
       { class: "actions" },
       copied("Copy link", () => location.href),
-      copied("Copy as Python", () => text),
+      copied("Copy as Python", () => texts.python),
+      copied("Copy as a command", () => texts.command),
     ),
-    h("details", {}, h("summary", {}, "The call as Python"), h("pre", {}, h("code", {}, text))),
+    h("details", {}, h("summary", {}, "The call as Python"), h("pre", { class: "python" }, h("code", {}, texts.python))),
+    h("details", {}, h("summary", {}, "The call as a command"), h("pre", { class: "command" }, h("code", {}, texts.command))),
   );
 }
 

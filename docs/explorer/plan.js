@@ -90,6 +90,11 @@ export class Plan {
     return this.serving.find((planned) => this.served(planned, args) !== null)?.backend ?? null;
   }
 
+  // True for a backend of another device, or without a kernel for the op, that the policy does not name.
+  isOther({ named, refusal }) {
+    return !named && ["device", "no-kernel"].includes(refusal?.code);
+  }
+
   // One backend's reasons to refuse the call, its deviations, and the adaptations that the call needs.
   about(planned, args) {
     if (planned.refusal) return { reasons: [planned.refusal], deviations: [], adaptations: [] };

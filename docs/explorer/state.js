@@ -40,7 +40,9 @@ export class State {
   call(data) {
     const { op, device, capability, policy, fallback, adapt } = this.settings;
     if (!(op in data.ops)) throw new InvalidInput(unknown("op", op, Object.keys(data.ops)));
-    const where = { device: device || "cpu", capability: versionOf(capability) };
+    const first = data.ops[op].parameters.find((each) => each.tensor);
+    const beside = dtypeOf(this.args[first.name] ?? "") ?? first.dtype;
+    const where = { device: device || "cpu", capability: versionOf(capability), beside };
     const names = data.ops[op].parameters.map((each) => each.name);
     const wrong = Object.keys(this.args).find((name) => !names.includes(name));
     if (wrong !== undefined) throw new InvalidInput(unknown(`argument of ${op}`, wrong, names));
@@ -57,10 +59,14 @@ function argument(parameter, written, where, data) {
   if (!parameter.tensor || written === "None") return literal(written);
   const number = parameter.number && !/[:,@]/.test(written) ? literal(written) : null;
   if (["int", "float"].includes(typeOf(number))) return number;
-  return tensor(parameter.name, written, parameter.dtype, where, data);
+  const dtype = parameter.dtype_beside[where.beside] ?? parameter.dtype;
+  return tensor(parameter.name, written, dtype, where, data);
 }
 
-// Reads sizes[:dtype][@device], as the command line does.
+const dtypeOf = (written) => written.match(/:([^@]*)/)?.[1];
+
+// Reads sizes[:dtype][@device], as the command line does. Without a dtype it is that of the first tensor, where the
+// argument may have that.
 export function tensor(name, written, dtype, { device, capability }, data) {
   const [, sizes, kind = dtype, on = device] = written.match(/^([^:@]*)(?::([^@]*))?(?:@(.*))?$/) ?? [];
   const parts = sizes ? sizes.split(/[,x]/).map((size) => size.trim()) : [];

@@ -15,7 +15,7 @@ from fusedops._cli.installation import devices
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._plugins.registry import registry
-from fusedops._report.suggestion import unknown_name
+from fusedops._report.suggestion import DEVICE_TYPES, unknown_name
 from fusedops.constraints import DType
 from fusedops.errors import InvalidInputError
 
@@ -44,7 +44,9 @@ def device(text: str) -> str:
         try:
             torch.device(kind)
         except (RuntimeError, ValueError):
-            raise InvalidInputError(unknown_name("device type", kind, known)) from None
+            near = DEVICE_TYPES.get(kind.lower())
+            fix = f"write {near!r}" if near else ""
+            raise InvalidInputError(unknown_name("device type", kind, known, fix=fix)) from None
     if colon and not re.fullmatch("[0-9]{1,3}", index):
         raise InvalidInputError(
             f"got device {text!r}, expected a device type, or one with an index; to fix: write it like {kind}:0"
@@ -67,30 +69,51 @@ def usable_device(text: str) -> str:
     return text
 
 
-def default_dtype(op: Op, name: str) -> torch.dtype:
-    """Return the dtype of a tensor whose dtype is not written: float32, or the first that the op accepts there."""
-    for constraint in op.constraints:
-        if constraint.name == name and isinstance(constraint, DType) and torch.float32 not in constraint.dtypes:
-            return constraint.dtypes[0]
-    return torch.float32
+def default_dtype(op: Op, name: str, first: torch.dtype) -> torch.dtype:
+    """Return the dtype of a tensor whose dtype is not written.
+
+    It is that of the op's first tensor where the op accepts it, else float32, else the first that the op accepts.
+
+    Args:
+        op: the op.
+        name: of the tensor.
+        first: the dtype of the op's first tensor.
+    """
+    accepted = [each.dtypes for each in op.constraints if each.name == name and isinstance(each, DType)]
+    for dtype in (first, torch.float32):
+        if dtype.is_floating_point and all(dtype in dtypes for dtypes in accepted):
+            return dtype
+    return accepted[0][0] if accepted else torch.float32
 
 
-def tensor(text: str, default: torch.dtype, on: str) -> TensorSpec:
+def capability(text: str) -> tuple[int, int]:
+    """Return a compute capability written as two numbers, such as ``9.0``."""
+    parts = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})", text, re.ASCII)
+    if parts is None:
+        raise InvalidInputError(
+            f"got compute capability {text!r}, expected two numbers; to fix: write it like --capability 9.0"
+        )
+    return int(parts[1]), int(parts[2])
+
+
+def tensor(text: str, default: torch.dtype, on: str, has: tuple[int, int] | None = None) -> TensorSpec:
     """Return the spec of a tensor written as ``sizes[:dtype][@device]``, such as ``8,16,512,512:bf16@npu``.
 
     Args:
-        text: as written.
+        text: as written. Sizes may be written as Python shows a shape, ``(8, 16)``, or as ``8x16``.
         default: the dtype where none is written.
         on: the device where none is written.
+        has: the compute capability of the device; None: any.
     """
     rest, at, where = text.partition("@")
     sizes, colon, name = rest.partition(":")
-    parts = re.split("[,x]", sizes) if sizes else []
+    inner = re.fullmatch(r"\((.*?),? *\)", sizes)
+    parts = re.split(", *|x", inner[1] if inner else sizes) if sizes not in ("", "()") else []
     if not all(re.fullmatch("[0-9]{1,18}", part) for part in parts):
         raise InvalidInputError(
             f"got tensor {text!r}, expected sizes[:dtype][@device]; to fix: write it like 8,16,512,512:bf16@npu"
         )
-    return TensorSpec(tuple(map(int, parts)), dtype(name) if colon else default, device(where) if at else on)
+    return TensorSpec(tuple(map(int, parts)), dtype(name) if colon else default, device(where) if at else on, has)
 
 
 def is_optional(op: Op, name: str) -> bool:

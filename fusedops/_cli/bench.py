@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from fusedops import Case, Op
 
 HELP = "the time of each backend here, beside plain torch and a copy"
+DESCRIPTION = (
+    "ms is the median, p20-p80 its spread; copies is the median in units of the time of a copy of the first tensor, "
+    "which no op that reads and writes one can beat; x plain torch is plain torch's median divided by this one."
+)
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 
@@ -59,6 +63,9 @@ def run(options: argparse.Namespace) -> int:
         code = INTERRUPTED
     if options.json:
         print_json(records)
+    elif records:
+        print_text()
+        print_text("copies: the time in units of a copy of the first tensor")
     return code or int(not records)
 
 
@@ -95,7 +102,7 @@ def cases(ops: list[Op], elements: int) -> Iterator[tuple[Op, Case]]:
     for op in ops:
         for case in op.evidence.cases:
             cut = testing.shrunk(case, elements)
-            if op.invalid(op.completed(op.bind((), specs(op, cut, torch.float32)))) is None:
+            if op.invalid(op.prepared(op.bind((), specs(op, cut, torch.float32)))) is None:
                 yield op, cut
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fusedops.testing import Result
 
 HELP = "run the conformance kit on one backend"
-_SHOWN = 3  # failures of one check: a wrong kernel fails in every case
+_SHOWN = 5  # messages of one op: a wrong kernel fails in most checks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,15 +67,20 @@ def _row(result: Result) -> tuple[Any, ...]:
 
 
 def _print_failures(results: Sequence[Result]) -> None:
-    for result in results:
-        for failure in result.failures[:_SHOWN]:
+    from fusedops.testing._failures import causes
+
+    for op in dict.fromkeys(result.check.op for result in results):
+        of_op = [result for result in results if result.check.op == op]
+        found = causes((result.check.id, failure) for result in of_op for failure in result.failures)
+        for cause in found[:_SHOWN]:
             print_text()
-            case = f"{result.check.id}: {failure.case}"
-            print_fields([("failed", case), ("seen", failure.seen), ("contract", result.check.contract)], least=(9,))
-            print(f"reproduce {failure.reproduce}")  # one line, to be copied
-        if len(result.failures) > _SHOWN:
+            rows = [("failed", f"{cause.check}: {cause.first.case}"), ("seen", cause.first.seen)]
+            rows += [("contract", cause.first.contract)] + ([("also", cause.also)] if cause.also else [])
+            print_fields(rows, least=(9,))
+            print(f"reproduce {cause.first.reproduce}")  # one line, to be copied
+        if len(found) > _SHOWN:
             print_text()
-            print_text(f"{len(result.failures) - _SHOWN} more of {result.check.id}; --json has all of them")
+            print_text(f"{len(found) - _SHOWN} more messages of {op}; --json has all of them")
     failed = [result for result in results if result.failures]
     deviations = sorted({deviation for result in results for _, deviation in result.excused})
     cases, wrong = sum(r.cases for r in results), sum(len(r.failures) for r in results)

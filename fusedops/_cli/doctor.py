@@ -16,7 +16,6 @@ import torch
 
 from fusedops._cli.installation import devices, loaded, unknown_plugins
 from fusedops._cli.output import print_fields, print_json, print_text
-from fusedops._native import library
 from fusedops._plugins.registration import BackendInfo, backends
 from fusedops._plugins.registry import registry
 from fusedops._policy.context import process_policy, unknown_variables
@@ -67,7 +66,6 @@ def findings() -> Iterator[Finding]:
     yield from _settings()
     yield from _plugins()
     yield from _devices()
-    yield from _checks()
     yield from _torch()
     yield from _threads()
 
@@ -123,13 +121,6 @@ def _devices() -> Iterator[Finding]:
 def _has_ready(kind: str, every: list[BackendInfo]) -> bool:
     """Return True where a backend for this device type is ready. One for every device is enough on a CPU alone."""
     return any(info.state == "ready" and {kind, *("*" * (kind == "cpu"))} & {*info.device_types} for info in every)
-
-
-def _checks() -> Iterator[Finding]:
-    absence = library()
-    if isinstance(absence, str):
-        fix = "install a platform wheel, or install from source where there is a C++ compiler"
-        yield Finding("note", f"each call is checked in Python, which takes about 1 us longer: {absence}", fix)
 
 
 def _torch() -> Iterator[Finding]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 import fusedops
-from fusedops._cli.arguments import default_dtype, is_flag, is_optional, scalar, tensor, type_name
-from fusedops._cli.output import print_fields, print_json, print_text
+from fusedops._cli.arguments import capability, default_dtype, is_flag, is_optional, scalar, tensor, type_name
+from fusedops._cli.output import JOINED, print_fields, print_json, print_text
 from fusedops._contract.op import Op
 from fusedops._plugins.registry import registry
 from fusedops._policy.context import active_policy
@@ -20,14 +23,16 @@ from fusedops._report.reason import NOT_ABOUT_ARGUMENTS, ReasonCode
 HELP = "the backend that serves a call, the refusals, and the fixes"
 DESCRIPTION = (
     "A tensor is written as sizes[:dtype][@device], such as 8,16,512,512:bf16@npu; this machine need not have the "
-    "device. Without a dtype it is float32, or a dtype that the op accepts there; without a device it is on the device "
-    "of the first tensor. An argument that may be None is written as none."
+    "device. Without a dtype or a device it has those of the first tensor, and where the argument cannot have that "
+    "dtype one that the op accepts; the first tensor is float32 on the CPU. Sizes may also be written as 8x16 or "
+    "'(8,16)'. An argument that may be None is written as none."
 )
 _OPTIONS = {
     "backend": ("POLICY", "the argument backend= of the call, such as npu,eager"),
     "policy": ("POLICY", "the policy around the call, as of fusedops.use()"),
     "fallback": ("LEVEL", "the fallback level: warn, silent or raise"),
     "adapt": ("SETTING", "the adapt setting: none or pad"),
+    "capability": ("MAJOR.MINOR", "the compute capability of the device; default: any"),
 }
 
 
@@ -64,7 +69,8 @@ def option(name: str) -> str:
 
 def _help(op: Op, name: str) -> str:
     described = [constraint.describe() for constraint in op.constraints if constraint.name == name]
-    rules = [text.removeprefix(f"{name}: ") for text in described]
+    # None is written as none here, which the note below has
+    rules = [re.sub(r", or None$|^None, or ", "", text.removeprefix(f"{name}: ")) for text in described]
     default = op.signature.parameters[name].default
     notes = ["or none"] if is_optional(op, name) else []
     notes += [f"default {default}"] if default not in (None, op.signature.empty) else []
@@ -94,7 +100,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _arguments(op: Op, options: argparse.Namespace) -> dict[str, Any]:
     args: dict[str, Any] = {}
-    device = "cpu"
+    device, dtype = "cpu", torch.float32
+    has = None if options.capability is None else capability(options.capability)
     for name in op.parameters:
         text = getattr(options, f"arg_{name}")
         has_default = op.signature.parameters[name].default is not op.signature.empty
@@ -106,8 +113,8 @@ def _arguments(op: Op, options: argparse.Namespace) -> dict[str, Any]:
         elif text.lower() == "none":
             args[name] = None
         else:
-            args[name] = spec = tensor(text, default_dtype(op, name), device)
-            device = spec.device if name == op.tensors[0] else device
+            args[name] = spec = tensor(text, default_dtype(op, name, dtype), device, has)
+            device, dtype = (spec.device, spec.dtype) if name == op.tensors[0] else (device, dtype)
     return args
 
 
@@ -129,10 +136,16 @@ def _falls_back(decision: Decision, named: Sequence[str]) -> bool:
     return False
 
 
+def _joined(given: str) -> str:
+    """Return the text of a call's arguments, whose lines break between short arguments, not inside of one."""
+    items = re.split(r", (?=[a-z_]\w* )", given)
+    return ", ".join(item.replace(" ", JOINED) if len(item) < 40 else item for item in items)
+
+
 def _print(decision: Decision) -> None:
     served = f"served by {decision.backend or 'no backend'} (backward: {decision.backward or 'no backend'})"
     print_text(f"{decision.op}: {served}")
-    fields = [("given", decision.given)]
+    fields = [("given", _joined(decision.given))]
     for preference in decision.preferences:
         overridden = "" if preference.in_effect else " (overridden)"
         fields.append(("prefer", f'{preference.channel}: "{preference.text}"{overridden}'))
@@ -143,8 +156,10 @@ def _print(decision: Decision) -> None:
     fields += [("assumed", decision.assumed)] if decision.assumed else []
     print_fields(fields, indent=2, least=(9,))
     lines: list[tuple[str, str, str]] = []
-    for candidate in decision.candidates:
-        first, *others = candidate.notes or [""]
+    for candidate in decision.shown:
+        first, *notes = candidate.notes or [""]
         lines.append((candidate.status, candidate.backend, first))
-        lines += [("", "", note) for note in others]
+        lines += [("", "", note) for note in notes]
     print_fields(lines, indent=2, least=(9, 8))
+    if decision.others:
+        print_fields([("others", decision.others)], indent=2, least=(9,))

@@ -30,10 +30,10 @@ def run(options: argparse.Namespace) -> int:
         for row in data["backends"]
     ]
     print_table(("backend", "state", "priority", "devices", "from"), rows, right=(2,))
+    widest = max([9, *(len(row["name"]) for row in data["backends"])])
     for row in data["backends"]:
-        notes = [(row["name"], "file", row["file"] or "(no file)")]
-        notes += [("", "version", row["version"])] if row["version"] else []
-        notes += [("", "why", row["why"]), ("", "to fix", row["fix"])] if row["why"] else []
+        known = {"file": row["file"], "version": row["version"], "why": row["why"], "to fix": row["fix"]}
+        notes = [("", label, text) for label, text in known.items() if text]
         print()
-        print_fields(notes, least=(9, 7))
+        print_fields([(row["name"], *notes[0][1:]), *notes[1:]], least=(widest, 7))
     return 0

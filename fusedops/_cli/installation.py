@@ -18,6 +18,7 @@ from fusedops._plugins.registration import BackendInfo, backends
 from fusedops._plugins.registry import registry
 from fusedops._policy.context import process_policy
 from fusedops._report.suggestion import unknown_name
+from fusedops._torch import private_device_name
 from fusedops.errors import FusedOpsError
 
 
@@ -44,7 +45,7 @@ def environment() -> dict[str, Any]:
 def devices() -> dict[str, list[str]]:
     """Return the names of the devices that torch can use, by device type."""
     by_type = {"cpu": [platform.processor() or platform.machine()]}
-    vendor = torch._C._get_privateuse1_backend_name()  # pyright: ignore[reportPrivateUsage]
+    vendor = private_device_name()
     for kind in ("cuda", "xpu", "mps", vendor):
         module: Any = getattr(torch, kind, None)
         with warnings.catch_warnings():

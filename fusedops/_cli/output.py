@@ -7,8 +7,11 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from fusedops._report.foreign_text import message
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,7 +20,9 @@ STYLES = {
     "ready": "green", "selected": "green", "pass": "green", "unavailable": "yellow", "refused": "yellow",
     "note": "yellow", "failed": "red", "problem": "red", "FAIL": "red",
 }  # fmt: skip
+JOINED = "\N{NO-BREAK SPACE}"  # a space at which no line is broken
 _WIDTH = 80  # where the output is not a terminal and COLUMNS is not set
+_LEAST = 20  # columns for the last text of a row
 
 
 def width() -> int:
@@ -58,12 +63,30 @@ def print_fields(rows: Sequence[Sequence[object]], indent: int = 0, least: Seque
     """
     from rich.table import Table
 
-    table = Table.grid(padding=(0, 2 if not least else 1, 0, 0))
+    gap = 2 if not least else 1
+    table = Table.grid(padding=(0, gap, 0, 0))
+    left = width() - indent
     if indent:
-        table.add_column(width=indent - 1, no_wrap=True)
-    for column in range(len(rows[0]) if rows else 0):
-        table.add_column(overflow="fold", min_width=least[column] if column < len(least) else None)
-    _print(table, [["", *row] if indent else row for row in rows])
+        table.add_column(width=indent - gap, no_wrap=True)
+    for column in range(len(rows[0]) - 1 if rows else 0):
+        widest = max([*least[column : column + 1], *(len(str(row[column])) for row in rows)])
+        left -= widest + gap
+        table.add_column(overflow="fold", min_width=widest if left >= _LEAST else None)
+    table.add_column(overflow="fold")
+    wrapped = [[*row[:-1], "\n".join(_lines(str(row[-1]), max(left, _LEAST)))] for row in rows]
+    _print(table, [["", *row] if indent else row for row in wrapped])
+
+
+def _lines(text: str, columns: int) -> list[str]:
+    """Return a text as lines. A line breaks at a space, not at one that does not break; a path, behind a "/"."""
+    lines: list[str] = []
+    for line in textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [""]:
+        while len(line) > columns and "/" in line[1:columns]:
+            cut = line.rindex("/", 1, columns) + 1
+            lines.append(line[:cut])
+            line = line[cut:]
+        lines.append(line.replace(JOINED, " "))
+    return lines
 
 
 def print_text(text: str = "") -> None:
@@ -76,7 +99,7 @@ def _print(table: Table, rows: Sequence[Sequence[object]]) -> None:
     from rich.text import Text
 
     for row in rows:
-        table.add_row(*(Text(str(cell), style=STYLES.get(str(cell).split(" ")[0], "")) for cell in row))
+        table.add_row(*(Text(message(str(cell)), style=STYLES.get(str(cell).split(" ")[0], "")) for cell in row))
     coloured = is_coloured()
     # into a text, then print(): the stream's encoding and a closed pipe are handled in one place, main()
     buffer = io.StringIO()
@@ -106,4 +129,4 @@ def print_warning(text: object) -> None:
 
 def _print_to_stderr(text: str) -> None:
     if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]  # closed: print would take stdout
-        print(text, file=sys.stderr)
+        print(message(text), file=sys.stderr)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-import torch
 from torch.compiler import is_dynamo_compiling
 
 from fusedops._contract.values import Saved
@@ -25,7 +24,7 @@ class BackwardCall:
 
     Attributes:
         tensors: picks the tensors that backward takes from ``(*arguments, *outputs, *saved values)`` of forward.
-        saved_places: the places of the saved values among these.
+        saved_indices: the indices of the saved values among these.
         values: picks what else backward takes from the op's arguments: numbers, texts, dtypes.
         arguments_of: orders ``(*grads, *tensors, *values, needs)`` as the parameters of backward.
 
@@ -74,7 +73,7 @@ class BackwardCall:
         self.outputs = tuple(outputs)
         is_tensor = {*tensors, *outputs, *saved_names}
         self.kept_tensors = tuple(name for name in kept if name in is_tensor)
-        self.saved_places = tuple(at for at, name in enumerate(self.kept_tensors) if name in saved_names)
+        self.saved_indices = tuple(at for at, name in enumerate(self.kept_tensors) if name in saved_names)
         scalars = [name for name in kept if name in parameters and name not in is_tensor]
         self.tensors = _getter([at_hand.index(name) for name in self.kept_tensors])
         self._scalar_names = scalars
@@ -82,12 +81,12 @@ class BackwardCall:
         self.values = _with_dtypes(_getter([at_hand.index(name) for name in scalars]), dtypes_of)
         order = [*self.grads, *self.kept_tensors, *scalars, *dtypes, "needs", "reuse"]
         self.reuses = "reuse" in names
-        self._reuse_at = list(names).index("reuse") if self.reuses else -1
+        self._reuse_index = list(names).index("reuse") if self.reuses else -1
         self.arguments_of = _getter([order.index(name) for name in names])
         self._traceable_arguments_of = _traceable_getter([order.index(name) for name in names])
         self._without_needs = _traceable_getter([order.index(name) for name in names if name not in flags])
-        self._gradient_at = [parameters.index(name) for name in differentiable]
-        self._passed_at = -1 if passed_through is None else parameters.index(passed_through)
+        self._gradient_indices = [parameters.index(name) for name in differentiable]
+        self._passed_index = -1 if passed_through is None else parameters.index(passed_through)
         self._identity = identity
         self._count = len(parameters)
         self._single = len(differentiable) == 1
@@ -102,7 +101,7 @@ class BackwardCall:
         """Return the arguments of backward for a kernel that must leave the saved values as they are."""
         if not self.reuses:
             return tuple(args)
-        return (*args[: self._reuse_at], False, *args[self._reuse_at + 1 :])
+        return (*args[: self._reuse_index], False, *args[self._reuse_index + 1 :])
 
     def differentiable_tensors(self, tensors: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
         """Return the kept tensors with each saved value computed again, so that autograd sees how it depends on x.
@@ -120,19 +119,6 @@ class BackwardCall:
     def by_name(self, tensors: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
         """Return the kept tensors and numbers by name."""
         return {**dict(zip(self.kept_tensors, tensors)), **dict(zip(self._scalar_names, values))}
-
-    def of_saved(self, tensors: Sequence[Any], values: Sequence[Any], grads: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the gradients of parameters and outputs that follow from gradients of saved values, by name."""
-        kept = self.by_name(tensors, values)
-        totals: dict[str, Any] = {}
-        for name, grad in grads.items():
-            value, needed = self._saved[name]
-            inputs = [each for each in needed if _is_floating(kept[each])]
-            compute = _of_tensors(value.reference, kept, needed, inputs)
-            pullback = torch.func.vjp(compute, *(kept[each] for each in inputs))[1]
-            for each, gradient in zip(inputs, pullback(grad)):
-                totals[each] = totals[each] + gradient if each in totals else gradient
-        return totals
 
     def gradients(
         self,
@@ -153,37 +139,37 @@ class BackwardCall:
             wanted: for each parameter of the op, True where its gradient is wanted.
             run: computes backward from its arguments, by a kernel or otherwise. Called where a gradient is wanted that
                 is not the output's own.
-            look_at_values: False where the values are those of a trace, which ``identity`` must not look at.
+            look_at_values: False in a trace, whose values ``identity`` must not read.
             reuse: True where the saved values are not used again.
         """
         gradients: list[Any] = [None] * self._count
-        if self._passed_at >= 0 and wanted[self._passed_at]:
-            gradients[self._passed_at] = grads[0]
-        needs = tuple([wanted[at] for at in self._gradient_at])
+        if self._passed_index >= 0 and wanted[self._passed_index]:
+            gradients[self._passed_index] = grads[0]
+        needs = tuple([wanted[at] for at in self._gradient_indices])
         if self._identity is not None and needs[0] and look_at_values:
             given = (*grads, *tensors, *values)
             if self._identity(*self._without_needs(given)):
-                gradients[self._gradient_at[0]] = grads[0]
+                gradients[self._gradient_indices[0]] = grads[0]
                 needs = (False, *needs[1:])
         if True in needs:
             arguments_of = self._traceable_arguments_of if is_dynamo_compiling() else self.arguments_of
             computed = run(arguments_of((*grads, *tensors, *values, needs, reuse)))
-            for at, need, gradient in zip(self._gradient_at, needs, (computed,) if self._single else computed):
+            for at, need, gradient in zip(self._gradient_indices, needs, (computed,) if self._single else computed):
                 if need:
                     gradients[at] = gradient
         return gradients
 
 
-def _getter(places: list[int]) -> Getter:
-    """Return a function that picks these places out of a sequence, as a tuple."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return _traceable_getter(places)
+def _getter(indices: list[int]) -> Getter:
+    """Return a function that picks these indices out of a sequence, as a tuple."""
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    return _traceable_getter(indices)
 
 
-def _traceable_getter(places: list[int]) -> Getter:
+def _traceable_getter(indices: list[int]) -> Getter:
     """Return such a function that dynamo can trace, which it cannot operator.itemgetter."""
-    return lambda values: tuple([values[place] for place in places])
+    return lambda values: tuple([values[index] for index in indices])
 
 
 def _with_dtypes(scalars: Getter, dtypes_of: list[int]) -> Getter:
@@ -191,19 +177,3 @@ def _with_dtypes(scalars: Getter, dtypes_of: list[int]) -> Getter:
     if not dtypes_of:
         return scalars
     return lambda args: (*scalars(args), *[args[at].dtype for at in dtypes_of])
-
-
-def _is_floating(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def _of_tensors(
-    function: Callable[..., Any], kept: Mapping[str, Any], names: Sequence[str], tensors: Sequence[str]
-) -> Callable[..., Any]:
-    """Return ``function`` of all ``names`` as a function of the tensors among them."""
-
-    def compute(*values: Any) -> Any:
-        given = {**kept, **dict(zip(tensors, values))}
-        return function(*(given[name] for name in names))
-
-    return compute

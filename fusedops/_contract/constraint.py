@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.tensor_spec import TensorSpec
-from fusedops._native import remembered
 from fusedops._report.reason import Reason, ReasonCode
 
 Arguments = Mapping[str, Any]
 _compiled = itertools.count()
-_SHORT = 4  # so many constraints are checked in the time in which a call is found to be like another
 # attributes of tensors that a compiled check reads once: each takes 0.05 to 0.1 us
 _READ_ONCE = re.compile(r"\b[a-z_]\w*\.(?:shape|dtype|is_cpu)\b")
 
@@ -57,9 +55,6 @@ class Constraint:
     code = ReasonCode.SIZE  # of every reason that this constraint gives
     none_is_met = True
     reads_shapes = False  # True where the compiled check reads the shapes of all its tensors, which a nested one lacks
-    # True where it reads nothing but shapes, strides, dtypes, layouts and devices of tensors and the values of other
-    # arguments: a call like one that was taken is not checked again
-    reads_metadata_only = False
 
     def __init__(self, name: str) -> None:
         if type(name) is not str or not name.isidentifier():
@@ -137,8 +132,7 @@ def compile_check(
         never_none: arguments that the constraints themselves require.
 
     Returns:
-        A function of the arguments that returns the first violated constraint, or None where all are met. It remembers
-        calls that it took where that is faster.
+        A function of the arguments that returns the first violated constraint, or None where all are met.
 
     >>> import torch
     >>> from fusedops.constraints import Rank, compile_check
@@ -172,14 +166,16 @@ def compile_check(
             test = _READ_ONCE.sub(lambda found: _local(found[0]) if found[0] in read else found[0], tests[position])
             lines.append(f"{indent}if not ({test}): return constraint_{position}")
             constants[f"constraint_{position}"] = constraints[position]
-    source = "\n".join([*lines, "    return None"]) + "\n"
+    return compiled("\n".join([*lines, "    return None"]) + "\n", title, constants)["check"]
+
+
+def compiled(source: str, title: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run source with the names that it uses, and return them with those that it defines. Tracebacks show its lines."""
     filename = f"<fusedops: {title} #{next(_compiled)}>"
-    exec(compile(source, filename, "exec"), constants)
-    # so that tracebacks and debuggers show the line; entries without a time are not checked against the disk
+    exec(compile(source, filename, "exec"), names)
+    # entries without a time are not checked against the disk
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    check = cast("Callable[..., Constraint | None]", constants["check"])
-    remembers = len(constraints) > _SHORT and all(constraint.reads_metadata_only for constraint in constraints)
-    return remembered(check) if remembers else check
+    return names
 
 
 def _local(attribute: str) -> str:

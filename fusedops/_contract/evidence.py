@@ -25,14 +25,17 @@ class Evidence:
         min_bytes: from the arguments, the fewest bytes that a kernel must move, by direction.
         unfused: the chain of torch functions that a model runs without fused ops, the baseline of benchmarks. Takes
             the op's parameters in order.
-        error: ``(absolute, *arguments on the CPU) -> tensor``, or a tuple: for each output the largest error of a right
-            kernel, before rounding; inf where it may overflow. None: ``absolute`` times the largest of each row.
-        gradient_error: the same of the arguments of backward, for the gradients.
+        error_bound: ``(absolute, *arguments on the CPU) -> tensor``, or a tuple: for each output the largest error of a
+            right kernel, before rounding; inf where it may overflow. None: ``absolute`` times the largest of each row.
+        gradient_error_bound: the same of the arguments of backward, for the gradients.
         sample: ``(batch, length) -> arguments by name``, a small call for tests of torch's features and of DTensor;
             tuples are shapes. None: the first case.
         large: the calls that benchmarks measure, which fill a device. None: the cases.
         sweep: ``(rows, width) -> arguments by name``, for benchmarks over lengths and sizes.
         peers: a Markdown table of what other libraries accept, for the pages.
+        result_dtype: the dtype of the results in words, for the pages.
+        sharded: what may be sharded, in words, for the pages: of the first parameter, of the others, and how the
+            gradients are placed.
 
     >>> import fusedops
     >>> fusedops.ops.OPS["bias_gelu"].evidence.formula
@@ -45,12 +48,14 @@ class Evidence:
     gradient_tolerance: Mapping[torch.dtype, Tolerance]
     min_bytes: Callable[..., Mapping[Direction, int]]
     unfused: Callable[..., Any]
-    error: Callable[..., Any] | None = None
-    gradient_error: Callable[..., Any] | None = None
+    error_bound: Callable[..., Any] | None = None
+    gradient_error_bound: Callable[..., Any] | None = None
     sample: Callable[[int, int], Mapping[str, Any]] | None = None
     large: Sequence[Case] | None = None
     sweep: Callable[[int, int], Mapping[str, Any]] | None = None
     peers: str = ""
+    result_dtype: str = ""
+    sharded: tuple[str, str, str] | None = None
 
     @property
     def measured(self) -> Sequence[Case]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import ModuleType
 from typing import Any
 
 from fusedops._contract.constraint import Constraint
 from fusedops._report.direction import Direction
-from fusedops.packed_call import runner
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Adaptation:
 
     Args:
         name: short, for programs.
-        sentence: what is changed, and how often.
+        sentence: the change, and how often it is made.
         cost: from the call's arguments, in the kernel's order, each tensor real or a ``TensorSpec``: the bytes written
             beside the result, 0 where it is free, None where the call does not need it.
 
@@ -65,8 +65,7 @@ class Kernel:
     deviations: tuple[Deviation, ...] = ()
     adaptations: tuple[Adaptation, ...] = ()
     device_types: tuple[str, ...] = ()
-    packed: bool = False
-    checks_storages: bool = False
+    prepare: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
     def serves(self, device_type: str) -> bool:
         """Return True where the kernel serves this device type, if its backend does."""
@@ -74,8 +73,8 @@ class Kernel:
 
     @cached_property
     def call(self) -> Callable[..., Any]:
-        """The function that computes: ``function``, or what runs the calls that it packs."""
-        return runner(self.function) if self.packed else self.function
+        """The function that computes: ``function``, or what ``prepare`` makes of it."""
+        return self.function if self.prepare is None else self.prepare(self.function)
 
     @property
     def location(self) -> str:
@@ -92,8 +91,7 @@ def kernel(
     deviations: Sequence[Deviation] = (),
     adapts: Sequence[Adaptation] = (),
     device_types: Sequence[str] = (),
-    packed: bool = False,
-    checks_storages: bool = False,
+    prepare: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Return a decorator that makes a function a kernel.
 
@@ -109,9 +107,9 @@ def kernel(
         adapts: changes to calls that the vendor's function would not take as they are.
         device_types: those that the kernel serves, where its backend has other kernels of the op for its other device
             types. (): all those of the backend.
-        packed: the function returns a :class:`fusedops.packed_call.PackedCall`, which is run.
-        checks_storages: the function itself raises InvalidInputError for a tensor whose storage was freed, as a packed
-            one does. False: each tensor is checked before the function is called, which takes 0.1 us a tensor.
+        prepare: called with the function once the backend's probe has returned None. Returns the function of the same
+            parameters that is called instead of it, such as one of a library that the probe has loaded. None: the
+            function itself is called.
 
     >>> import torch, fusedops
     >>> from fusedops.constraints import DType
@@ -133,8 +131,19 @@ def kernel(
             tuple(deviations),
             tuple(adapts),
             tuple(device_types),
-            packed,
-            checks_storages or packed,
+            prepare,
         )
 
     return declare
+
+
+def kernels_of(*modules: ModuleType) -> tuple[Kernel, ...]:
+    """Return the kernels that are names of modules, in the order of the modules and of each one's definitions.
+
+    >>> import types, fusedops
+    >>> module = types.ModuleType("bias_gelu")
+    >>> module.bias_gelu = fusedops.kernel("bias_gelu")(lambda x, bias, approximate: x)
+    >>> [kernel.direction for kernel in fusedops.kernels_of(module)]
+    ['forward']
+    """
+    return tuple(value for module in modules for value in vars(module).values() if isinstance(value, Kernel))

@@ -51,7 +51,8 @@ class Op:
         sharding: the rule for DTensors.
         output_of: outputs that are there only where a parameter is given, each with that parameter. Where it is None,
             kernels return a tensor of shape (0,), and the public function None, by :meth:`present`.
-        complete: fills in what the public function draws (a seed) or converts, to inspect a call that does not run.
+        prepare_args: returns the arguments with what the public function draws (a seed) or converts, to inspect a call
+            that does not run.
         evidence: how kernels are checked, measured and described: an Evidence, or "module:NAME" of one, which is
             imported when it is first read.
 
@@ -81,7 +82,7 @@ class Op:
         padding: Padding | None = None,
         sharding: Sharding = ROWS_ARE_INDEPENDENT,
         output_of: Mapping[str, str] | None = None,
-        complete: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
+        prepare_args: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
     ) -> None:
         self.name, self.function = function.__name__, function
         self.reference, self.backward = reference, backward
@@ -89,13 +90,14 @@ class Op:
         self.constraints, self._evidence = tuple(constraints), evidence
         self.outputs, self.single = outputs, len(outputs) == 1
         self.saved, self.output_of = saved, dict(output_of or {})
+        self.required_saved = tuple(value for value in saved if not value.optional)
         self.padding, self.sharding = padding, sharding
-        self.complete = complete
+        self.prepare_args = prepare_args
         self.empty, self._output_dtype = empty or self._empty, output_dtype
         if padding is not None and (saved or not self.single):
             raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
         self.signature, self.types = signatures.op_signature(function, self.reference)
-        self.parameters, self.float_places = tuple(self.types), signatures.float_places(self.types)
+        self.parameters, self.float_indices = tuple(self.types), signatures.float_indices(self.types)
         self.defaults = signatures.defaults_of(self.signature, self.reference)
         self.tensors = tuple(name for name, text in self.types.items() if text.startswith("Tensor"))
         self.required_tensors = tuple(name for name in self.tensors if self.types[name] == "Tensor")
@@ -105,11 +107,11 @@ class Op:
             self.name, self.backward_parameters, self.parameters, self.tensors, outputs, saved, differentiable,
             passed_through, identity,
         )  # fmt: skip
-        # where call.py looks for a gradient; the plan's keys for the usual devices, made once
-        self.gradient_places = tuple(map(self.parameters.index, filter(None, (*differentiable, passed_through))))
-        self.tensor_places = tuple(map(self.parameters.index, self.tensors))
+        # the arguments that serve.py checks for requires_grad
+        self.gradient_indices = tuple(map(self.parameters.index, filter(None, (*differentiable, passed_through))))
+        self.tensor_indices = tuple(map(self.parameters.index, self.tensors))
+        # keys of the plans for the usual device types, built once
         self.cpu_key, self.cuda_key = (self.name, "cpu"), (self.name, "cuda")
-        self.autograd_apply: Callable[..., Any] | None = None  # made by autograd.py at the first gradient
 
     @cached_property
     def evidence(self) -> Evidence:
@@ -119,7 +121,7 @@ class Op:
     @cached_property
     def conditions(self) -> tuple[Constraint, ...]:
         """The conditions of a call on every backend: plain arguments, and the op's constraints."""
-        return conditions(self.parameters, self.float_places, self.tensors, self.required_tensors, self.constraints)
+        return conditions(self.parameters, self.float_indices, self.tensors, self.required_tensors, self.constraints)
 
     @cached_property
     def check(self) -> Callable[..., Constraint | None]:
@@ -158,24 +160,24 @@ class Op:
         """Return the arguments of a call in the op's order, with defaults filled in."""
         return signatures.bound_arguments(self.name, self.signature, args, kwargs)
 
-    def completed(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def prepared(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments with what the public function would draw or make."""
-        return args if self.complete is None else self.complete(args)
+        return args if self.prepare_args is None else self.prepare_args(args)
 
     def specs(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments with each tensor replaced by its TensorSpec."""
         return tuple(TensorSpec.of(arg) if isinstance(arg, Tensor) else arg for arg in args)
 
     def bound_specs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return a valid call's arguments as specs, complete, or raise InvalidInputError. Nothing is drawn."""
+        """Return a valid call's prepared arguments as specs, or raise InvalidInputError. Nothing is drawn."""
         given = self.bind(args, kwargs)
         if any(isinstance(arg, Tensor) and arg.is_nested for arg in given):  # it has no shape
             self.validate(given)
-        specs = self.completed(self.specs(given))
+        specs = self.prepared(self.specs(given))
         self.validate(specs)
-        return signatures.with_floats(specs, self.float_places)
+        return signatures.with_floats(specs, self.float_indices)
 
-    def each(self, results: Any) -> tuple[Any, ...]:
+    def as_tuple(self, results: Any) -> tuple[Any, ...]:
         """Return the outputs as a tuple, also where the public function returns one alone."""
         return (results,) if isinstance(results, Tensor) or self.single else tuple(results)
 
@@ -185,10 +187,10 @@ class Op:
             return results
         return results[0] if self.single else tuple(results[: len(self.outputs)])
 
-    def present(self, results: Any, args: Sequence[Any]) -> Any:
-        """Return the outputs with None for each that the call does not have, see ``output_of``."""
+    def absent_outputs_to_none(self, results: Any, args: Sequence[Any]) -> Any:
+        """Return the outputs, with None for those that the call does not have (see ``output_of``)."""
         absent = [output for output, name in self.output_of.items() if args[self.parameters.index(name)] is None]
-        # by place, not by iteration: under torch.fx the results are one value to come
+        # by index: under torch.fx the results are one proxy, which cannot be iterated
         each = [None if name in absent else results[at] for at, name in enumerate(self.outputs)] if absent else []
         return tuple(each) if absent else results
 
@@ -201,7 +203,7 @@ class Op:
         if not self.saved:
             return self.reference(*args)
         given, save = args[:-1], args[-1]
-        outputs = self.each(self.reference(*given))
+        outputs = self.as_tuple(self.reference(*given))
         return (*outputs, *(self.saved_references(given, outputs) if save else [None] * len(self.saved)))
 
     def saved_references(self, args: Sequence[Any], outputs: Sequence[Any]) -> list[Tensor]:
@@ -226,7 +228,7 @@ class Op:
         dtype = self._output_dtype(*args) if self._output_dtype else None
         return torch.empty_like(args[0], dtype=dtype, memory_format=torch.contiguous_format)
 
-    def stand_in(self, args: Sequence[Any]) -> tuple[Any, ...]:
+    def placeholder_backward_args(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return arguments of backward for its constraints, before forward has run: x stands for outputs and grads.
 
         Saved values are None: a backward kernel has no constraints on them.

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor
-from torch.nn import Parameter
 
 from fusedops._contract.constraint import Arguments, Constraint, is_tensor
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
+from fusedops._torch import TENSOR_TYPES
 
-TENSOR_TYPES = frozenset((Tensor, Parameter))
-OPTIONAL_TYPES = frozenset((Tensor, Parameter, type(None)))
+OPTIONAL_TYPES = TENSOR_TYPES | {type(None)}
 
 
 class PlainTensor(Constraint):
@@ -21,27 +20,26 @@ class PlainTensor(Constraint):
     Args:
         name: the argument.
         required: False where it may be None.
-        nested: True where the check asks whether the tensor is nested.
-        unless: tensors whose presence makes that question needless: a constraint on them reads this tensor's shape,
-            which raises for a nested one. To ask takes 0.05 us.
+        check_nested: True if the check refuses a nested tensor.
+        implied_by: tensors whose presence makes that test redundant: a constraint on them reads this tensor's shape,
+            which raises for a nested one. The test takes 0.05 us.
     """
 
-    reads_metadata_only = True
     code = ReasonCode.TYPE
     none_is_met = False
 
-    def __init__(self, name: str, required: bool, nested: bool = False, unless: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, required: bool, check_nested: bool = False, implied_by: Sequence[str] = ()) -> None:
         super().__init__(name)
         self.required = required
-        self.nested = nested
-        self.unless = tuple(unless)
+        self.check_nested = check_nested
+        self.implied_by = tuple(implied_by)
 
     def expression(self, constants: dict[str, object]) -> str:
         constants["tensor_types"] = TENSOR_TYPES
         is_none = "" if self.required else f"{self.name} is None or "
-        present = "".join(f"{name} is not None or " for name in self.unless)
+        present = "".join(f"{name} is not None or " for name in self.implied_by)
         return f"{is_none}type({self.name}) in tensor_types" + (
-            f" and ({present}not {self.name}.is_nested)" if self.nested else ""
+            f" and ({present}not {self.name}.is_nested)" if self.check_nested else ""
         )
 
     def reasons(self, args: Arguments) -> list[Reason]:
@@ -75,7 +73,6 @@ class AnyTensor(PlainTensor):
 class PlainFloat(Constraint):
     """The argument of a float parameter is no integer. No reason for a refusal: an integer is converted."""
 
-    reads_metadata_only = True
     none_is_met = False
 
     def expression(self, constants: dict[str, object]) -> str:
@@ -91,7 +88,7 @@ class PlainFloat(Constraint):
 
 def conditions(
     parameters: Sequence[str],
-    float_places: Sequence[int],
+    float_indices: Sequence[int],
     tensors: Sequence[str],
     required: Sequence[str],
     constraints: Sequence[Constraint],
@@ -100,4 +97,4 @@ def conditions(
     first = tensors[0]
     compared = [item.name for item in constraints if item.reads_shapes and first in item.names and item.name != first]
     plain = [PlainTensor(name, name in required, name == first, compared) for name in tensors]
-    return (*plain, *constraints, *(PlainFloat(parameters[place]) for place in float_places))
+    return (*plain, *constraints, *(PlainFloat(parameters[index]) for index in float_indices))

@@ -57,19 +57,19 @@ def annotation_texts(function: Callable[..., Any]) -> dict[str, str]:
     return {name: _annotation_text(p) for name, p in inspect.signature(function).parameters.items()}
 
 
-def float_places(types: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the places of the floats among parameters, from their annotations as text."""
-    return tuple(place for place, text in enumerate(types.values()) if text.startswith("float"))
+def float_indices(types: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the indices of the floats among parameters, from their annotations as text."""
+    return tuple(index for index, text in enumerate(types.values()) if text.startswith("float"))
 
 
-def with_floats(args: tuple[Any, ...], places: Collection[int]) -> tuple[Any, ...]:
-    """Return the arguments with each integer at these places as a float.
+def with_floats(args: tuple[Any, ...], indices: Collection[int]) -> tuple[Any, ...]:
+    """Return the arguments with each integer at these indices as a float.
 
     torch's arithmetic takes integers of 64 bits: a formula may have twice the number.
     """
-    for place in places:
-        if type(args[place]) is int:
-            return tuple(float(arg) if at in places and type(arg) is int else arg for at, arg in enumerate(args))
+    for index in indices:
+        if type(args[index]) is int:
+            return tuple(float(arg) if at in indices and type(arg) is int else arg for at, arg in enumerate(args))
     return args
 
 

@@ -124,3 +124,10 @@ def capability_of(tensor: Any) -> tuple[int, int] | None:
 def _device_capability(index: int) -> tuple[int, int] | None:
     # a fake tensor may be on cuda although this machine has no such device
     return torch.cuda.get_device_capability(index) if torch.cuda.is_available() else None
+
+
+def on_meta(arg: Any) -> Any:
+    """Return a tensor or a spec as a tensor without memory, anything else as it is."""
+    if hasattr(arg, "shape") and hasattr(arg, "dtype"):
+        return torch.empty(tuple(arg.shape), dtype=arg.dtype, device="meta")
+    return arg

@@ -1,4 +1,4 @@
-"""The parts of an op's contract: tolerances, named cases, saved values, padding, sharding."""
+"""Values of an op's contract: tolerances, named cases, saved values, padding, sharding."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 class Tolerance(NamedTuple):
     """The largest accepted difference from the float64 reference: ``relative * |want|``, plus ``absolute`` in the units
-    of the op's error model.
+    of the op's error bound.
 
-    ``relative`` covers the rounding of the result. ``absolute`` is for numbers of about 1: the error model of the op
-    (``error`` and ``gradient_error`` of :class:`Op`) makes it an error of each element.
+    ``relative`` covers the rounding of the result. ``absolute`` is for numbers of about 1: the error bound of the op
+    (``error_bound`` and ``gradient_error_bound`` of :class:`Evidence`) makes it an error of each element.
 
     >>> import fusedops
     >>> fusedops.Tolerance(1e-6, 1e-5).absolute

@@ -1,109 +1,138 @@
-"""Calls under autograd: forward by the selected kernel, backward by the kernel selected along with it."""
+"""The autograd Function of every op, for plain calls and for calls of the registered ops on other kinds of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from sys import modules
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch._C._autograd import (
-    _get_current_graph_task_keep_graph as _graph_is_kept,  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue,reportUnknownVariableType]
-)
-from torch._C._autograd import (
-    _top_saved_tensors_default_hooks as _saved_tensors_hooks,  # pyright: ignore[reportPrivateUsage,reportUnknownVariableType]
-)
-from torch._C._functorch import (
-    is_legacy_batchedtensor,  # what is_grads_batched=True passes to backward
+from torch import Tensor
+
+from fusedops._dispatch.backward.batched import run_batched
+from fusedops._dispatch.backward.held import is_held
+from fusedops._dispatch.backward.saved_sizes import changed_error, have_changed, sizes_of
+from fusedops._torch import (
+    graph_is_kept,
+    is_dynamo_compiling,
+    is_legacy_batchedtensor,
+    is_transformed,
+    saved_tensors_hooks,
     unwrap_if_dead,
 )
-from torch._C._functorch import (
-    peek_interpreter_stack as functorch_level,  # pyright: ignore[reportPrivateUsage,reportMissingModuleSource,reportUnknownVariableType]
-)
-from torch._functorch.utils import (
-    unwrap_dead_wrappers,  # pyright: ignore[reportUnknownVariableType]
-)
-from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
-
-from fusedops._dispatch.batched import run_batched
-from fusedops._dispatch.held import is_held
-from fusedops._dispatch.saved_sizes import changed_error, have_changed, sizes_of
-from fusedops._dispatch.select import backward_plan, counted_call, select
 
 if TYPE_CHECKING:
     from fusedops._contract.op import Op
-    from fusedops._dispatch.plan import Plan
     from fusedops._plugins.record import PreparedKernel
+
+_BEFORE_ARGS = 4  # the parameters of OpFunction.forward before the op's: op, forward, backward, plain
 
 
 class OpFunction(torch.autograd.Function):
-    """The autograd Function of an op. Each op has a subclass, for the name."""
+    """The autograd Function of an op. Each op has a subclass, for the name of its ``grad_fn``.
+
+    Its arguments are the op; ``forward``, a function that returns what a forward kernel does; ``backward``; ``plain``,
+    True where the tensors are plain; then the op's arguments. For plain tensors ``backward`` is the kernel that was
+    selected along with forward's. For others it is a function that calls the registered op of backward.
+    """
 
     @staticmethod
-    def forward(ctx: Any, kernel: PreparedKernel, backward: PreparedKernel, *args: Any) -> Any:
-        op = kernel.op
-        parts = op.backward_call
-        ctx.rest = backward, parts.values(args)
+    def forward(
+        ctx: Any, op: Op, forward: Callable[..., Any], backward: PreparedKernel | _Run, plain: bool, *args: Any
+    ) -> Any:
+        call = op.backward_call
+        ctx.rest = op, backward, plain, call.values(args)
         # a hook may keep the tensors that it is given
-        ctx.reuse = parts.reuses and _saved_tensors_hooks(True) is None  # pyright: ignore[reportUnnecessaryComparison]
-        results = counted_call(kernel)(*args, True) if op.saved else counted_call(kernel)(*args)
-        tensors = parts.tensors((*args, results) if op.single and not op.saved else (*args, *results))
+        ctx.reuse = plain and call.reuses and saved_tensors_hooks(True) is None
+        results = forward(*args, True) if op.saved else forward(*args)
+        tensors = call.tensors((*args, results) if op.single and not op.saved else (*args, *results))
         ctx.save_for_backward(*tensors)
-        ctx.sizes = sizes_of(tensors)
+        if plain:
+            ctx.sizes = sizes_of(tensors)
+        else:
+            ctx.set_materialize_grads(False)  # torch's zeros for a DTensor are a plain tensor
+            ctx.zeros_of = [_zeros_of(y) for y in op.as_tuple(op.outputs_of(results))]
         return op.outputs_of(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        backward, values = cast("tuple[PreparedKernel, tuple[Any, ...]]", ctx.rest)
-        op, wanted, tensors = backward.op, ctx.needs_input_grad[2:], ctx.saved_tensors
-        if have_changed(tensors, ctx.sizes, grads[0]):
-            raise changed_error(op, tensors, ctx.sizes, grads[0])
+        op, backward, plain, values = cast("tuple[Op, Any, bool, tuple[Any, ...]]", ctx.rest)
+        call, tensors, wanted = op.backward_call, ctx.saved_tensors, ctx.needs_input_grad[_BEFORE_ARGS:]
+        reuse = False
+        if plain:
+            if have_changed(tensors, ctx.sizes, grads[0]):
+                raise changed_error(op, tensors, ctx.sizes, grads[0])
+            run = backward.run
+        else:
+            grads = tuple([zeros() if grad is None else grad for grad, zeros in zip(grads, ctx.zeros_of)])
+            run = backward
         # create_graph=True, a batched or a dual gradient: a kernel's result has no graph, no batch and no tangent
         # compiled autograd batches nothing, and cannot trace the question
         batched = not is_dynamo_compiling() and any(map(is_legacy_batchedtensor, grads))
-        if torch.is_grad_enabled() or transformed() or batched:
-            tensors = op.backward_call.differentiable_tensors(tensors, values)
-            run, reuse = partial(run_batched if batched else _run_reference, op), False
-        else:
-            run = partial(_run_kernel, backward)
-            reuse = ctx.reuse and not _graph_is_kept() and not is_held(ctx, tensors, op.backward_call.saved_places)
-        return None, None, *op.backward_call.gradients(grads, tensors, values, wanted, run, reuse=reuse)
+        if torch.is_grad_enabled() or is_transformed() or batched:
+            tensors = call.differentiable_tensors(tensors, values)
+            if plain:
+                run = partial(run_batched if batched else _run_reference, op)
+        elif plain and is_dynamo_compiling():
+            run = partial(_run_registered, op, backward.backend)
+        elif plain:
+            reuse = ctx.reuse and not graph_is_kept() and not is_held(ctx, tensors, call.saved_indices)
+        # a number of a trace is a tensor, at which backward must not look
+        look = plain or not any(isinstance(value, Tensor) for value in values)
+        gradients = call.gradients(grads, tensors, values, wanted, run, look_at_values=look, reuse=reuse)
+        return *[None] * _BEFORE_ARGS, *gradients
+
+
+_Run = Callable[[tuple[Any, ...]], Any]
+
+
+def apply(
+    op: Op, forward: Callable[..., Any], backward: PreparedKernel | _Run, plain: bool, args: Sequence[Any]
+) -> Any:
+    """Compute a call whose gradient is wanted.
+
+    Args:
+        op: the op.
+        forward: returns what a forward kernel does, from the op's arguments (and ``save``, where the op saves values).
+        backward: the kernel of the gradient; for tensors that are not plain, a function of backward's arguments.
+        plain: True where every tensor is plain.
+        args: all arguments.
+
+    Returns:
+        What the public function returns.
+    """
+    for index in op.tensor_indices:
+        tensor = args[index]
+        if tensor is not None and unwrap_if_dead(tensor) is not tensor:  # of a functorch transform that has ended
+            args = [unwrap_if_dead(arg) if isinstance(arg, Tensor) else arg for arg in args]
+            break
+    return _apply_of(op)(op, forward, backward, plain, *args)
+
+
+@cache
+def _apply_of(op: Op) -> Callable[..., Any]:
+    """Return ``apply`` of the op's Function, made at its first gradient: creating a Function takes 0.6 ms."""
+    function = type(op.name, (OpFunction,), {})
+    # not Function.apply's own Python: its cases (functorch, setup_context) cannot occur here, and it costs 3 us
+    return cast("Any", super(torch.autograd.Function, function)).apply
 
 
 def _run_reference(op: Op, args: Sequence[Any]) -> Any:
     return op.backward(*args)
 
 
-def _run_kernel(backward: PreparedKernel, args: Sequence[Any]) -> Any:
-    return counted_call(backward)(*args)
+def _run_registered(op: Op, backend: str, args: Sequence[Any]) -> Any:
+    """Call the registered op, which compiled autograd takes into its graph; a kernel's Python would break it."""
+    return getattr(torch.ops.fusedops, f"{op.name}_backward").default(*args, backend=backend)
 
 
-def _make_apply(op: Op) -> Any:
-    """Make the op's Function, at its first gradient: creating one takes 0.6 ms."""
-    function = type(op.name, (OpFunction,), {})
-    # not Function.apply's own Python: its cases (functorch, setup_context) cannot occur here, and it costs 3 us
-    op.autograd_apply = cast("Any", super(torch.autograd.Function, function)).apply
-    return op.autograd_apply
+def _zeros_of(y: Tensor) -> Callable[[], Tensor]:
+    """Return a function that makes zeros like an output, for the gradient of one that the loss does not use."""
+    if type(y) is not Tensor and "torch.distributed.tensor" in modules:
+        from torch.distributed import tensor
 
-
-def with_gradient(plan: Plan, kernel: PreparedKernel, args: tuple[Any, ...]) -> Any:
-    """Call a kernel under autograd. The backward kernel is selected now, so that a refusal is seen in time."""
-    after = plan.backward.get(kernel.backend)
-    if after is None:
-        after = backward_plan(plan, kernel.backend)
-    backward = after.first
-    if backward is None or not backward.unconditional:
-        backward = select(after, kernel.op.stand_in(args))
-    op = kernel.op
-    for place in op.tensor_places:
-        tensor = args[place]
-        if tensor is not None and unwrap_if_dead(tensor) is not tensor:  # of a functorch transform that has ended
-            args = unwrap_dead_wrappers(args)
-            break
-    return (op.autograd_apply or _make_apply(op))(kernel, backward, *args)
-
-
-def transformed() -> bool:
-    """Return True under a functorch transform or forward-mode differentiation, which transform plain torch alone."""
-    return functorch_level() is not None or forward_ad._current_level >= 0  # pyright: ignore
+        if isinstance(y, tensor.DTensor):
+            placed: Any = {"device_mesh": y.device_mesh, "placements": y.placements}
+            return partial(tensor.zeros, tuple(y.shape), dtype=y.dtype, **placed)
+    return partial(torch.zeros, tuple(y.shape), dtype=y.dtype, device=y.device)

@@ -16,9 +16,10 @@ from fusedops._contract.constraint import compile_check
 from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
 from fusedops._report.direction import Direction, call_name
-from fusedops._report.foreign_text import error_text
+from fusedops._report.foreign_text import error_text, printable
 from fusedops._report.reason import Reason, ReasonCode
 from fusedops._storages import with_check
+from fusedops._torch import profiler
 from fusedops.errors import PluginError
 
 
@@ -33,6 +34,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_LONGEST = 1000  # characters of a probe's reason and of its fix
 State = Literal["ready", "unavailable", "failed"]
 
 
@@ -46,11 +48,13 @@ class PreparedKernel:
         check: decides admission: a function of the arguments that returns the violated constraint, or None where the
             kernel takes them.
         unconditional: True where the kernel has no constraints.
+        function: the function as declared, which checks first that its tensors have memory.
         call: the function that computes. Padding and verify replace it in a copy.
         count: one ``next`` for each call; a plan's copy shares it with :func:`fusedops.stats`.
+        first_use: called at the first call and then None; set in a plan's copy.
     """
 
-    __slots__ = ("backend", "call", "check", "count", "kernel", "op", "unconditional")
+    __slots__ = ("backend", "call", "check", "count", "first_use", "function", "kernel", "op", "unconditional")
 
     def __init__(self, backend: str, kernel: Kernel, op: Op) -> None:
         self.backend = backend
@@ -63,11 +67,31 @@ class PreparedKernel:
             op.required_tensors if kernel.direction == "forward" else (),
         )
         self.unconditional = not kernel.constraints
-        self.call = kernel.call
-        if not kernel.checks_storages:
-            types = op.types if kernel.direction == "forward" else op.backward_types
-            self.call = with_check(kernel.call, call_name(op.name, kernel.direction), types)
+        types = op.types if kernel.direction == "forward" else op.backward_types
+        self.function = with_check(kernel.function, call_name(op.name, kernel.direction), types)
+        self.call = self.function
         self.count: Iterator[int] = itertools.count()
+        self.first_use: Callable[[], None] | None = None
+
+    def counted(self) -> Callable[..., Any]:
+        """Count a call, and return the function that computes it: in a range where a profiler is active."""
+        next(self.count)
+        first_use = self.first_use
+        if first_use is not None:
+            self.first_use = None
+            first_use()
+        if profiler._is_profiler_enabled:  # pyright: ignore[reportPrivateUsage]
+            return self.in_profiler_range().call
+        return self.call
+
+    def run(self, args: tuple[Any, ...]) -> Any:
+        """Count a call, and compute it."""
+        return self.counted()(*args)
+
+    def make_ready(self) -> None:
+        """Let the backend prepare the function, after its probe."""
+        if self.kernel.prepare is not None:
+            self.call = self.kernel.prepare(self.function)
 
     def with_call(self, call: Callable[..., Any]) -> PreparedKernel:
         """Return a copy that calls another function."""
@@ -180,6 +204,8 @@ class Record:
                 if problem:
                     raise TypeError(problem)
                 self.unavailable = result
+                for kernel in self.kernels if result is None else ():
+                    kernel.make_ready()
             except KeyboardInterrupt:
                 raise
             # a plugin's probe must not end the program, not by sys.exit() either; the error is kept and shown
@@ -199,7 +225,7 @@ class Record:
             fix = f"correct {self.name}, or {remove}; fusedops.backends() shows the traceback"
             return Reason(ReasonCode.FAILED, why, "a plugin that loads", fix, f"failed: {why}")
         if self.unavailable is not None:
-            why, fix = self.unavailable.why, self.unavailable.fix
+            why, fix = printable(self.unavailable.why, _LONGEST), printable(self.unavailable.fix, _LONGEST)
             needed = self.backend.needs if self.backend and self.backend.needs else "an installation that runs here"
             return Reason(ReasonCode.UNAVAILABLE, why, needed, fix, f"unavailable: {why}")
         return None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import torch
 
 from fusedops._contract.backend import Backend
 from fusedops._contract.op import Op
@@ -15,7 +17,8 @@ from fusedops._plugins.discovery import Hooked, Observer, discover, hooks_of
 from fusedops._plugins.record import Record
 from fusedops._plugins.validation import check_backend, check_op_name, is_backend_name
 from fusedops._report.foreign_text import error_text
-from fusedops.errors import PluginError
+from fusedops._report.suggestion import DEVICE_TYPES, unknown_name
+from fusedops.errors import FusedOpsError, PluginError, PolicyError
 
 REGISTERED = "(registered)"  # the distribution of what fusedops.register() added
 
@@ -80,10 +83,55 @@ class Registry:
         records = (record for record in self.records() if not record.has_only_ops)
         return list(dict.fromkeys(record.name for record in records if is_backend_name(record.name)))
 
+    def unknown_backend(self, name: str, *others: str) -> str:
+        """Return the text of an error about a backend that does not exist; for a device type, with its backends.
+
+        Args:
+            name: as given.
+            *others: names that are valid there beside those of the backends.
+        """
+        kind, fix = DEVICE_TYPES.get(name.lower(), name.lower()), ""
+        try:
+            is_device = kind == torch.device(kind).type
+        except RuntimeError:
+            is_device = False
+        if is_device:
+            serving = [each.name for each in self.records() if each.backend and each.backend.serves(kind)]
+            if serving:
+                fix = f"write {serving[0]!r}: {kind} is a device type, and its backends are {', '.join(serving)}"
+        return unknown_name("backend", name, [*self.names(), *others], fix=fix)
+
     def find(self, name: str) -> Record | None:
         """Return the record of a backend: the one that loaded, where several claim the name."""
         claims = [record for record in self.records() if record.name == name and not record.has_only_ops]
         return next((record for record in claims if record.backend is not None), claims[0] if claims else None)
+
+    def ready(
+        self, name: str, caller: str, others: Sequence[str] = (), error: type[FusedOpsError] = PolicyError
+    ) -> Record:
+        """Return the record of a backend that can run here.
+
+        Args:
+            name: of the backend.
+            caller: the function whose argument the name is, for the messages.
+            others: names besides backends that the argument may be, for the suggestion.
+            error: of a backend that cannot run here.
+
+        Raises:
+            PolicyError: there is no backend of that name.
+        """
+        record = self.find(name)
+        if record is None:
+            raise PolicyError(f"{caller}: {self.unknown_backend(name, *others)}")
+        refusal = record.refusal()
+        if refusal is not None and "; to fix: " in refusal.given:  # the error of a plugin has its fix
+            raise error(f"{caller}: {refusal.given}")
+        if refusal is not None:
+            raise error(
+                f"{caller}: got backend {name!r}, which cannot run here ({refusal.detail}), expected one that can; to "
+                f"fix: {refusal.fix}"
+            )
+        return record
 
     def add_op(self, op: Op) -> None:
         """Add an op; PluginError where its name is taken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import keyword
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from fusedops._contract.backend import API_VERSION, Backend
 from fusedops._contract.constraint import Constraint, shown
@@ -25,9 +25,9 @@ def check_op_name(op: Op) -> None:
     """Raise PluginError where torch cannot register an op under its name."""
     name: Any = op.name
     valid = isinstance(name, str) and name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
-    suffix = next((each for each in ("_backward", "_with_saved") if valid and name.endswith(each)), "")
+    suffix = "_backward" if valid and name.endswith("_backward") else ""
     if not valid or suffix:
-        kind = f"a name that ends in {suffix!r}, as torch's functions for the op do" if suffix else "that name"
+        kind = f"a name that ends in {suffix!r}, as torch's function for the gradient does" if suffix else "that name"
         raise PluginError(
             f"op {name!r}: got {kind}, expected an ASCII identifier that is no keyword of Python, such as 'my_op'; to "
             f"fix: rename the op's function"
@@ -60,11 +60,22 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
             f"or ('*',) for all"
         )
     variables: Any = backend.variables
-    if not isinstance(variables, tuple) or not all(isinstance(each, tuple) and len(each) == 2 for each in variables):  # pyright: ignore
+    if not isinstance(variables, tuple) or not all(_is_pair(each) for each in cast("tuple[Any, ...]", variables)):
         raise PluginError(
             f"{where}: got variables {variables!r}, expected pairs of a name and a sentence; to fix: write "
             f"(('MY_VARIABLE', 'What it sets.'),)"
         )
+    if not isinstance(backend.needs, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PluginError(
+            f"{where}: got needs {shown(backend.needs)}, expected a text; to fix: write what it runs on, such as "
+            f"'triton and an NVIDIA or AMD GPU'"
+        )
+    for field in ("packages", "tools"):
+        names: Any = getattr(backend, field)
+        if not _are_texts(names):
+            raise PluginError(
+                f"{where}: got {field} {shown(names)}, expected a tuple of names; to fix: write them as ('name',)"
+            )
     kernels: Any = backend.kernels
     if not isinstance(kernels, (tuple, list)):
         raise PluginError(
@@ -102,6 +113,16 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
                 f"{where}: got a backward kernel for {name} and no forward kernel, expected both; to fix: add the "
                 f"forward one"
             )
+
+
+def _are_texts(values: object) -> bool:
+    """Return True for a tuple of texts."""
+    return isinstance(values, tuple) and all(isinstance(each, str) for each in cast("tuple[Any, ...]", values))
+
+
+def _is_pair(value: object) -> bool:
+    """Return True for a pair of texts."""
+    return _are_texts(value) and len(cast("tuple[str, ...]", value)) == 2
 
 
 def _is_device_type(value: object) -> bool:

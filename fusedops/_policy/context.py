@@ -67,13 +67,13 @@ class Frame:
         derive: makes the block's policy from the one around it.
     """
 
-    __slots__ = ("_active", "_base", "_derive", "left", "outer", "owner", "token")
+    __slots__ = ("_active", "_base", "_derive", "ended", "outer", "owner", "token")
     token: Token[Frame | None]  # of entering
 
     def __init__(self, owner: object, outer: Frame | None, derive: Callable[[ActivePolicy], ActivePolicy]) -> None:
         self.owner = owner
         self.outer = outer
-        self.left = False
+        self.ended = False
         self._derive: Callable[[ActivePolicy], ActivePolicy] = derive
         self._base: ActivePolicy | None = None
         self._active = _NOTHING
@@ -88,7 +88,7 @@ class Frame:
 
     def end(self) -> None:
         """Mark the block as ended. It ends where it was entered too, if that is another context."""
-        self.left = True
+        self.ended = True
         try:
             frame.reset(self.token)
         except ValueError:  # the event loop closes an async generator in another task
@@ -99,6 +99,7 @@ class Frame:
 _NOTHING = ActivePolicy(Policy())
 frame: ContextVar[Frame | None] = ContextVar("fusedops_use", default=None)
 process: ActivePolicy | None = None
+watching = 0  # blocks of this process that compare results: a bound function looks for one only while there are any
 _lock = threading.RLock()
 
 
@@ -110,6 +111,13 @@ def enter(owner: object, derive: Callable[[ActivePolicy], ActivePolicy]) -> Acti
     return active
 
 
+def count_watching(change: int) -> None:
+    """Add to ``watching``: 1 where a block that compares results begins, -1 where one ends."""
+    global watching
+    with _lock:
+        watching += change
+
+
 def leave(owner: object) -> None:
     """End the block of ``owner``, and restore the one around it.
 
@@ -117,32 +125,32 @@ def leave(owner: object) -> None:
         PolicyError: another block is inside it, or it was entered elsewhere. No other block changes.
     """
     current = frame.get()
-    mine = current
-    while mine is not None and (mine.owner is not owner or mine.left):
-        mine = mine.outer
-    if mine is None:
+    block = current
+    while block is not None and (block.owner is not owner or block.ended):
+        block = block.outer
+    if block is None:
         inside = f"{current.owner!r}" if current else "no block"
         raise PolicyError(
             f"got the end of {owner!r} in a thread, task or generator where it was not entered (in effect here: "
             f"{inside}), expected it where it was entered; to fix: use one `with` statement"
         )
-    mine.end()
-    if mine is not current:
+    block.end()
+    if block is not current:
         assert current is not None
         frame.set(current)  # it stays in effect
         raise PolicyError(
             f"got the end of {owner!r} inside {current.owner!r}, expected {current.owner!r} to end first; to fix: nest "
             f"the two blocks, and close a generator before the block around it ends"
         )
-    outer = mine.outer
-    while outer is not None and outer.left:  # ended out of order while this block was inside it
+    outer = block.outer
+    while outer is not None and outer.ended:  # ended out of order while this block was inside it
         outer = outer.outer
     frame.set(outer)
 
 
 @contextmanager
 def within(block: Frame | None) -> Generator[None]:
-    """Apply the policy of another place, whose ``frame.get()`` returned ``block``."""
+    """Apply the policy of another context, whose ``frame.get()`` returned ``block``."""
     token = frame.set(block)
     try:
         yield
@@ -247,6 +255,5 @@ def _renew_lock() -> None:
     _lock = threading.RLock()
 
 
-registry.on_change.append(drop_plans)
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_renew_lock)

@@ -137,7 +137,6 @@ def check_text(text: object, channel: str) -> None:
 
 def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
-    known = registry.names()
     for name in names:
         if name == AUTO:
             continue
@@ -148,7 +147,7 @@ def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
             )
         record = registry.find(name)
         if record is None:
-            raise PolicyError(f'{channel}: in "{printable(whole)}": {unknown_name("backend", name, [*known, AUTO])}')
+            raise PolicyError(f'{channel}: in "{printable(whole)}": {registry.unknown_backend(name, AUTO)}')
         if record.error is not None and record.backend is None:  # one whose probe raised is passed over with a reason
             raise PluginError(
                 f'{channel}: got "{printable(whole)}", but backend {name!r} failed to load '

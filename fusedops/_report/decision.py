@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from fusedops._report.direction import Direction
+from fusedops._report.foreign_text import message
 from fusedops._report.reason import NOT_ABOUT_ARGUMENTS, Reason, ReasonCode
 from fusedops._report.table import html_table
 
@@ -36,13 +37,17 @@ class AppliedAdaptation:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One backend of a decision. ``reasons`` is empty unless the backend refused the call."""
+    """One backend of a decision. ``reasons`` is empty unless the backend refused the call.
+
+    ``named`` is True where the preferences in effect name the backend.
+    """
 
     backend: str
     status: Status
     reasons: tuple[Reason, ...] = ()
     deviations: tuple[str, ...] = ()
     adaptations: tuple[AppliedAdaptation, ...] = ()
+    named: bool = False
 
     @property
     def notes(self) -> list[str]:
@@ -53,6 +58,15 @@ class Candidate:
             *(f"deviation: {deviation}" for deviation in self.deviations),
             *(f"adapts: {adaptation}" for adaptation in self.adaptations),
         ]
+
+    @property
+    def is_other(self) -> bool:
+        """True for a backend of another device, or without a kernel for the op, that no preference names."""
+        return not self.named and any(reason.code in _OTHERS for reason in self.reasons)
+
+
+# the labels of the backends that take no such call, whatever its arguments
+_OTHERS = {ReasonCode.DEVICE: "for other devices", ReasonCode.NO_KERNEL: "without a kernel for it"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,8 @@ class Decision:
         given: the call's arguments as text.
         backend: the selected backend, or None.
         backward: the backend that serves the gradient, or None.
-        candidates: every backend, in the order in which they are tried.
+        candidates: every backend, in the order in which they are tried. The text has those of other devices, and
+            those without a kernel for the op, on one line at the end.
         preferences: the channels that set an order for this op, the innermost first.
         fallback: the fallback level.
         assumed: what was assumed where the device is not on this machine; empty otherwise.
@@ -110,6 +125,7 @@ class Decision:
                 {
                     "backend": candidate.backend,
                     "status": candidate.status,
+                    "named": candidate.named,
                     "reasons": [reason.to_dict() for reason in candidate.reasons],
                     "deviations": list(candidate.deviations),
                     "adaptations": [asdict(adaptation) for adaptation in candidate.adaptations],
@@ -130,17 +146,35 @@ class Decision:
             lines.append(f"  adapt     {self.adapt}")
         if self.assumed:
             lines.append(f"  assumed   {self.assumed}")
-        width = _width_of_names(self.candidates)
-        for candidate in self.candidates:
-            first, *others = candidate.notes or [""]
+        width = _width_of_names(self.shown)
+        for candidate in self.shown:
+            first, *notes = candidate.notes or [""]
             lines.append(f"  {candidate.status:9} {candidate.backend:{width}} {first}".rstrip())
-            lines += [f"{'':{13 + width}}{note}" for note in others]
-        return "\n".join(lines)
+            lines += [f"{'':{13 + width}}{note}" for note in notes]
+        if self.others:
+            lines.append(f"  others    {self.others}")
+        return message("\n".join(lines))
+
+    @property
+    def shown(self) -> tuple[Candidate, ...]:
+        """The candidates that have lines of their own: all but those of :attr:`others`."""
+        return tuple(candidate for candidate in self.candidates if not candidate.is_other)
+
+    @property
+    def others(self) -> str:
+        """The backends of other devices, and those without a kernel for the op, as one text; empty without any."""
+        parts: list[str] = []
+        for code, label in _OTHERS.items():
+            others = [c.backend for c in self.candidates if c.is_other and c.reasons[0].code is code]
+            if others:
+                parts.append(f"{label}: {', '.join(others)}")
+        return "; ".join(parts)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = [(c.status, c.backend, "; ".join(c.notes)) for c in self.candidates]
+        rows = [(c.status, c.backend, "; ".join(c.notes)) for c in self.shown]
+        rows += [("others", "", self.others)] if self.others else []
         return html_table(self._headline(), ("status", "backend", "notes"), rows)
 
     def _headline(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fusedops._report.direction import Direction, call_name
+from fusedops._report.foreign_text import message
 from fusedops._report.reason import Reason
 from fusedops._report.table import html_table
 
@@ -108,7 +109,7 @@ class Stats:
             for count in rows:
                 lines.append(f"  {100 * count.calls / total:5.3g} % ran {count.backend} ({count.calls})")
                 lines += [f"          not {r.backend}: {r.reason.detail}" for r in count.refused]
-        return "\n".join(lines)
+        return message("\n".join(lines))
 
     __repr__ = __str__
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 LONGEST = 300  # characters of one foreign text in a message
+_LONGEST_LINE = 4000  # of a whole message: a call's given arguments and the line that reproduces it take up to 2000
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
@@ -20,6 +21,23 @@ def printable(text: str, longest: int = LONGEST) -> str:
     if len(text) > longest:
         text = f"{text[: longest // 2]}...of {len(text)} characters"
     return "".join(each if each.isprintable() or each in "\n\t" else _escaped(each) for each in text)
+
+
+def message(text: str) -> str:
+    r"""Return a message for a terminal: control characters are escaped, and the middle of a long line is left out.
+
+    >>> message("got device 'cpu\x1b[31m'; to fix: leave it out")
+    "got device 'cpu\\x1b[31m'; to fix: leave it out"
+    """
+    if len(text) <= _LONGEST_LINE and text.isprintable():
+        return text
+    return "\n".join(map(_line, text.split("\n")))
+
+
+def _line(text: str) -> str:
+    if len(text) > _LONGEST_LINE:
+        text = f"{text[: _LONGEST_LINE // 2]} ... {text[-_LONGEST_LINE // 4 :]}"
+    return printable(text, _LONGEST_LINE)
 
 
 def _escaped(character: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fusedops._report.direction import Direction
+from fusedops._report.foreign_text import message
 from fusedops._report.table import html_table
 
 
@@ -163,7 +164,7 @@ class Verification:
         if self.worst is not None:
             lines.append(f"the worst: {self.worst.result} {self.worst.difference}")
             lines.append(f"  {self.worst.reproduce}")
-        return "\n".join(lines)
+        return message("\n".join(lines))
 
     __repr__ = __str__
 

@@ -7,21 +7,39 @@ from collections.abc import Sequence
 
 from fusedops._report.foreign_text import printable
 
+# what people call a device type that torch names otherwise
+DEVICE_TYPES = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda"}
 
-def unknown_name(kind: str, name: str, known: Sequence[str], cutoff: float = 0.5) -> str:
+
+def unknown_name(kind: str, name: str, known: Sequence[str], cutoff: float = 0.7, fix: str = "") -> str:
     """Return the text of an error about a name that does not exist, with the nearest one that does.
 
     Args:
         kind: what the name stands for, such as "backend".
-        name: as given. A name that differs in upper and lower case alone is the nearest.
+        name: as given.
         known: the names that exist.
-        cutoff: how similar a name must be to be suggested, in [0, 1].
+        cutoff: how similar a name must be to be suggested, in [0, 1]. At 0.5, "npu" is suggested for "gpu".
+        fix: what to do, where more is known than a similar name.
     """
     shown = printable(repr(name))
     if not known:
         return f"got {kind} {shown}, expected an installed {kind}, but there is none; to fix: pip install fusedops"
-    by_lower = {each.lower(): each for each in reversed(known)}
-    exact = by_lower.get(str(name).lower())
-    near = [exact] if exact else difflib.get_close_matches(str(name), known, n=1, cutoff=cutoff)
-    fix = f"write {near[0]!r}" if near else "use one of these names"
+    near = _nearest(str(name), known, cutoff)
+    fix = fix or (f"write {near!r}" if near else "use one of these names")
     return f"got {kind} {shown}, expected one of {', '.join(sorted(known))}; to fix: {fix}"
+
+
+def _nearest(name: str, known: Sequence[str], cutoff: float) -> str | None:
+    """Return the same name in another case, the shortest name that continues or contains it, or the most similar."""
+    by_lower = {each.lower(): each for each in reversed(known)}
+    lower = name.lower()
+    if lower in by_lower:
+        return by_lower[lower]
+    by_word = {each.lstrip("-"): shown for each, shown in by_lower.items()}  # dashes make options look alike
+    word = lower.strip().lstrip("-")
+    if len(word) > 2:  # too many names contain one or two letters
+        containing = [each for each in by_word if word in each]
+        if containing:
+            return by_word[min(containing, key=lambda each: (not each.startswith(word), len(each)))]
+    similar = difflib.get_close_matches(word, by_word, 1, cutoff)
+    return by_word[similar[0]] if similar else None

@@ -1,4 +1,4 @@
-"""The comparison of a result with an expected one: element by element, each within a limit by the op's error model."""
+"""The comparison of a result with an expected one: element by element, each within a limit by the op's error bound."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Tolerance
 from fusedops._report.direction import Direction
+from fusedops.dtypes import compute_dtype
 from fusedops.errors import PluginError
 
-_TYPICAL = 16  # without an error model: arguments up to this size are what the tolerances hold for
+_TYPICAL = 16  # without an error bound: arguments up to this size are what the tolerances hold for
 
 
 class Difference(NamedTuple):
@@ -23,7 +24,7 @@ class Difference(NamedTuple):
     Attributes:
         ratio: the largest, in units of the limit of its element; inf where that is 0 or one of the two is not finite.
         beyond: elements beyond their limits.
-        place: where the largest is.
+        element: the index of the largest.
         result: the result there.
         expected: the expected number there.
         limit: the largest accepted difference there.
@@ -31,7 +32,7 @@ class Difference(NamedTuple):
 
     ratio: float
     beyond: int = 0
-    place: tuple[int, ...] = ()
+    element: tuple[int, ...] = ()
     result: float = 0.0
     expected: float = 0.0
     limit: float = 0.0
@@ -45,7 +46,7 @@ def limits(
     dtypes: Sequence[Any],
     rounded: bool = False,
 ) -> list[Tensor | None]:
-    """Return the largest accepted difference of each element: ``relative * |expected|`` and the error model's.
+    """Return the largest accepted difference of each element: ``relative * |expected|`` and the error bound's.
 
     Args:
         op: the op.
@@ -62,12 +63,12 @@ def limits(
         PluginError: the op accepts a dtype for which it has no tolerance.
     """
     table = op.evidence.tolerance if direction == "forward" else op.evidence.gradient_tolerance
-    model = op.evidence.error if direction == "forward" else op.evidence.gradient_error
+    bound_of = op.evidence.error_bound if direction == "forward" else op.evidence.gradient_error_bound
     given = tuple(arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in args)
     args_dtypes = [arg.dtype for arg in given if isinstance(arg, Tensor) and arg.dtype in table]
-    errors: dict[float, tuple[Any, ...]] = {}  # of the op's model, by `absolute`
+    by_absolute: dict[float, tuple[Any, ...]] = {}
     accepted: list[Tensor | None] = []
-    for place, (want, dtype) in enumerate(zip(expected, dtypes)):
+    for index, (want, dtype) in enumerate(zip(expected, dtypes)):
         if want is None or not dtype.is_floating_point:
             accepted.append(None if want is None else torch.zeros(want.shape, dtype=torch.float64))
             continue
@@ -79,15 +80,17 @@ def limits(
                 f"add it to the op's {attribute}, or accept fewer dtypes"
             )
         allowed = max((table[each] for each in known), key=lambda each: each.relative)
-        if model is not None and dtype in table:
+        if bound_of is not None and dtype in table:
             allowed = table[dtype]
-            if allowed.absolute not in errors:
-                result = model(allowed.absolute, *given)
-                errors[allowed.absolute] = cast("tuple[Any, ...]", result) if isinstance(result, tuple) else (result,)
+            if allowed.absolute not in by_absolute:
+                result = bound_of(allowed.absolute, *given)
+                by_absolute[allowed.absolute] = (
+                    cast("tuple[Any, ...]", result) if isinstance(result, tuple) else (result,)
+                )
         wide = want.detach().cpu().double()
-        modelled = errors.get(allowed.absolute, ())
-        if place < len(modelled) and modelled[place] is not None:
-            error = modelled[place].double()
+        bounds = by_absolute.get(allowed.absolute, ())
+        if index < len(bounds) and bounds[index] is not None:
+            error = bounds[index].double()
         else:
             error = allowed.absolute * _usual_size(op, direction, given, wide)
         accepted.append(_with_rounding(wide, error, allowed.relative, dtype, rounded))
@@ -107,7 +110,7 @@ def _with_rounding(
     size = expected.abs().nan_to_num(nan=0.0, posinf=0.0)
     if dtype.is_floating_point:
         # below the smallest normal number of the arithmetic a device may return 0
-        arithmetic = torch.finfo(torch.promote_types(dtype, torch.float32))
+        arithmetic = torch.finfo(compute_dtype(dtype))
         least = max(arithmetic.smallest_normal, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
         size = torch.where((size > 0) | rounded, relative * size + least, 0.0)
     return size + error.nan_to_num(nan=0.0, posinf=math.inf)
@@ -126,10 +129,10 @@ def difference(result: Tensor, expected: Tensor, limit: Tensor, times: int = 1) 
         return Difference(0.0)
     result, expected = result.detach(), expected.detach()
     each = ratios(result, expected, times * limit)
-    place = tuple(int(i) for i in torch.unravel_index(each.argmax(), each.shape))
-    at = float(times * limit.expand(each.shape)[place])
+    element = tuple(int(i) for i in torch.unravel_index(each.argmax(), each.shape))
+    at = float(times * limit.expand(each.shape)[element])
     return Difference(
-        float(each[place]), int((each > 1).sum()), place, float(result[place]), float(expected[place]), at
+        float(each[element]), int((each > 1).sum()), element, float(result[element]), float(expected[element]), at
     )
 
 
@@ -149,7 +152,7 @@ def ratios(result: Tensor, expected: Tensor, limit: Tensor) -> Tensor:
 
 
 def _usual_size(op: Op, direction: Direction, args: Sequence[Any], expected: Tensor) -> Tensor:
-    """Return the error model of an op that has none of its own: the largest number of each row.
+    """Return the error bound of an op that has none of its own: the largest number of each row.
 
     Of an output, at least 1, and a sixteenth of the arguments in the row. Of a gradient, also the gradients of the
     outputs in the row, added up where the result is a sum over rows.

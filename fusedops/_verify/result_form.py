@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
+from fusedops._contract.tensor_spec import on_meta
 from fusedops._report.direction import Direction
 
 
@@ -29,16 +30,9 @@ class ResultForm(NamedTuple):
     permuted: bool = False
 
 
-def on_meta(arg: Any) -> Any:
-    """Return a tensor or a spec as a tensor without memory, anything else as it is."""
-    if hasattr(arg, "shape") and hasattr(arg, "dtype"):
-        return torch.empty(tuple(arg.shape), dtype=arg.dtype, device="meta")
-    return arg
-
-
 def empty_outputs(op: Op, args: Sequence[Any]) -> tuple[Tensor, ...]:
     """Return tensors without memory of the outputs' shapes and dtypes. Specs among the arguments are accepted."""
-    return op.each(op.empty(*(on_meta(arg) for arg in args)))
+    return op.as_tuple(op.empty(*(on_meta(arg) for arg in args)))
 
 
 def result_forms(op: Op, direction: Direction, args: Sequence[Any]) -> list[ResultForm]:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from fusedops._torch import storage_of
+
 
 class Inputs:
     """A copy of the tensors of a call, to find those that a kernel writes."""
@@ -54,7 +56,8 @@ class _Earlier(NamedTuple):
 
     def is_alive(self) -> bool:
         """Return True where the memory is still held by a tensor of that call."""
-        storage: Any = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)  # type: ignore[attr-defined]
+        weak: Any = self.storage
+        storage = storage_of(weak.cdata)
         if storage is None:
             return False
         start: int = storage.data_ptr()
@@ -85,7 +88,7 @@ class Results:
                 own = _Range.of(result)
                 if own is None:
                     continue
-                owner = next((other for other, place in others if own.overlaps(place)), None)
+                owner = next((other for other, memory in others if own.overlaps(memory)), None)
                 if owner is not None:
                     shared.append((name, f"in the memory of {owner}, expected memory of its own"))
                 others.append((f"the {name}", own))

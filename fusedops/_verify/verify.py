@@ -12,20 +12,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusedops._bind import enter_watched, leave_watched
 from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
-from fusedops._dispatch.decide import call_text
+from fusedops._dispatch.selection.decide import call_text
 from fusedops._plugins.record import PreparedKernel, Record
 from fusedops._plugins.registry import OWN_DISTRIBUTION, registry
 from fusedops._policy import context
 from fusedops._policy.context import ActivePolicy
 from fusedops._report.mismatch import Mismatch, Verification
-from fusedops._report.suggestion import unknown_name
 from fusedops._verify.compare import difference, limits
 from fusedops._verify.result_form import ResultForm, as_tuple, result_forms, wrong_forms
 from fusedops._verify.result_memory import Inputs, Results
-from fusedops.errors import FusedOpsWarning, InvalidInputError, MismatchError, PolicyError
+from fusedops.dtypes import no_autocast
+from fusedops.errors import FusedOpsWarning, InvalidInputError, MismatchError
 
 REFERENCE = "reference"
 
@@ -40,7 +39,7 @@ class verify:
 
     A result agrees where each element is within the op's tolerance of the reference, or within twice that of another
     backend, as each may differ: ``tolerance`` or ``gradient_tolerance`` of the op, as an error of each element by the
-    op's error model. So a large number in one row allows no error in another.
+    op's error bound. So a large number in one row allows no error in another.
 
     The form must be the op's: number and type of the results, dtype, shape, device, contiguous strides (of gradients in
     any order). A result has memory of its own, not that of an input or a result in use. No input is written.
@@ -78,12 +77,12 @@ class verify:
 
     def __enter__(self) -> Verification:
         context.enter(self, self._derive)
-        enter_watched()
+        context.count_watching(1)
         return self.report
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         context.leave(self)
-        leave_watched()
+        context.count_watching(-1)
         if kind is None and self.report.mismatches and not self._raise:
             warnings.warn(
                 f"got {self.report.mismatches} results beyond the tolerance; {self.report.worst}",
@@ -153,7 +152,7 @@ class verify:
         if self._record is not None:
             other = self._record.kernel(kernel.op, kernel.direction, args[0].device.type)  # _not_comparable has it
             return cast("PreparedKernel", other).call(*args)
-        with torch.autocast("cpu", enabled=False):
+        with no_autocast("cpu"):
             wide = [_in_float64(arg) for arg in args]
             return op.reference_with_saved(*wide) if kernel.direction == "forward" else op.backward(*wide)
 
@@ -181,7 +180,7 @@ class verify:
             else:
                 worst = difference(result, other, limit, times)
                 ratio = worst.ratio
-                text = f"element {worst.place} is {worst.result:.7g}, {against}'s {worst.expected:.7g}"
+                text = f"element {worst.element} is {worst.result:.7g}, {against}'s {worst.expected:.7g}"
                 text += f", {ratio:.3g} times the tolerance" if ratio < math.inf else ""
             self._record_one(served, args, form.name, ratio, text)
 
@@ -216,21 +215,11 @@ class verify:
 
 
 def _record(name: str | None) -> Record:
-    """Return the backend to compare with."""
+    """Return the backend to compare with: the named one, or this distribution's for any device."""
     if name is None:
         own = [r for r in registry.records() if r.distribution == OWN_DISTRIBUTION and r.backend]
-        record = next((r for r in own if r.backend and r.backend.serves("*") and r.backend.priority <= 0), None)
-    else:
-        record = registry.find(name)
-    if record is None:
-        raise PolicyError(f"verify: {unknown_name('backend', str(name), [*registry.names(), REFERENCE])}")
-    refusal = record.refusal()
-    if refusal is not None:
-        raise PolicyError(
-            f"verify: got backend {record.name!r}, which cannot run here ({refusal.detail}), expected one that can; to "
-            f"fix: {refusal.fix}"
-        )
-    return record
+        name = next((r.name for r in own if r.backend and r.backend.serves("*") and r.backend.priority <= 0), str(None))
+    return registry.ready(name, "verify", (REFERENCE,))
 
 
 def _in_float64(arg: Any) -> Any:

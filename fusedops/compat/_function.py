@@ -8,6 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import promoted
+
 
 class OpFunction(torch.autograd.Function):
     """An autograd Function whose ``apply`` calls an op of fusedops.
@@ -36,7 +38,7 @@ def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor | None, needs: list[bool
 
     ``grad`` has the output's shape and any floating dtype.
     """
-    output_dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+    output_dtype = promoted(x, bias)
     backward = torch.ops.fusedops.bias_gelu_backward.default
     gradients: tuple[Tensor, ...] = backward(grad.to(output_dtype), x, bias, "tanh", needs)
     return tuple(gradient if need else None for gradient, need in zip(gradients, needs))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fusedops import ops
 from fusedops.compat._masks import get_default_causal_mask
+from fusedops.dtypes import upcast
 from fusedops.errors import InvalidInputError
 
 
@@ -23,11 +24,6 @@ def union(mask: Tensor | None, other: Tensor) -> Tensor:
             f"mask: got {mask.dtype}, expected bool or uint8, True where masked out; to fix: convert it, as in mask < 0"
         )
     return mask.bool() | other
-
-
-def to_float32(x: Tensor) -> Tensor:
-    """Convert ``x`` to float32; float64 is unchanged."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def softmax_with_sink(
@@ -49,7 +45,7 @@ def softmax_with_sink(
     b, np, sq, sk = x.shape
     if causal:
         mask = union(mask, get_default_causal_mask(sq, x.device))
-    scores = to_float32(x) * scale
+    scores = upcast(x) * scale
     scores = torch.cat([scores, sink.to(scores).reshape(1, -1, 1, 1).expand(b, np, sq, 1)], dim=-1)
     if mask is not None:
         unmasked = torch.zeros(sk + 1, dtype=torch.bool, device=x.device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
+from fusedops._torch import autocasts
 from fusedops.compat._function import OpFunction
 
 # --------------------------------------------------------------------------------------------- the autograd Functions
@@ -58,11 +59,20 @@ class GenericScaledMaskedSoftmax(ScaledMaskedSoftmax):
     _op = staticmethod(ops.scaled_masked_softmax)
 
 
+class _WithoutMask(OpFunction):
+    """A softmax of inputs and scale."""
+
+    @staticmethod
+    def backward(ctx: Any, output_grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Compute the gradient of ``inputs``. ``output_grads`` is not modified."""
+        return _backward(ctx, output_grads), None
+
+
 def _causal_softmax(inputs: Tensor, scale: float) -> Tensor:
     return ops.scaled_masked_softmax(inputs, None, scale, causal=True)
 
 
-class ScaledUpperTriangMaskedSoftmax(OpFunction):
+class ScaledUpperTriangMaskedSoftmax(_WithoutMask):
     """Scale, causal mask, softmax: ``apply(inputs, scale)``. ``inputs``: (attn_batches, sq, sk), or any rank from 2.
 
     >>> ScaledUpperTriangMaskedSoftmax.apply(torch.zeros(2, 2), 1.0)
@@ -77,17 +87,12 @@ class ScaledUpperTriangMaskedSoftmax(OpFunction):
         """Compute the probabilities, in the shape and dtype of ``inputs``; exactly 0 above the diagonal."""
         return _forward(ctx, inputs, None, scale, True)
 
-    @staticmethod
-    def backward(ctx: Any, output_grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Compute the gradient of ``inputs``. ``output_grads`` is not modified."""
-        return _backward(ctx, output_grads), None
-
 
 def _softmax(inputs: Tensor, scale: float) -> Tensor:
     return ops.scaled_masked_softmax(inputs, None, scale)
 
 
-class ScaledSoftmax(OpFunction):
+class ScaledSoftmax(_WithoutMask):
     """Scale, softmax: ``apply(inputs, scale)``. ``inputs``: (b, np, sq, sk), or any rank from 2.
 
     >>> ScaledSoftmax.apply(torch.zeros(1, 2), 1.0)
@@ -101,11 +106,6 @@ class ScaledSoftmax(OpFunction):
         """Compute the probabilities, in the shape and dtype of ``inputs``."""
         return _forward(ctx, inputs, None, scale, False)
 
-    @staticmethod
-    def backward(ctx: Any, output_grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Compute the gradient of ``inputs``. ``output_grads`` is not modified."""
-        return _backward(ctx, output_grads), None
-
 
 # -------------------------------------------------------------------------------------------- apex's functional forms
 
@@ -113,7 +113,7 @@ class ScaledSoftmax(OpFunction):
 def _autocast(inputs: Tensor) -> Tensor:
     """Return ``inputs`` in the dtype of torch.autocast if autocast is enabled, as apex's functional forms do."""
     device_type = inputs.device.type
-    if inputs.dtype == torch.float64 or not torch.is_autocast_enabled(device_type):
+    if inputs.dtype == torch.float64 or not autocasts(device_type):
         return inputs
     return inputs.to(torch.get_autocast_dtype(device_type))
 

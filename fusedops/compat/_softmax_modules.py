@@ -15,8 +15,9 @@ from fusedops.compat._masks import (
     get_sliding_window_causal_mask,
     is_causal,
 )
-from fusedops.compat._sink import softmax_with_sink, to_float32, union
+from fusedops.compat._sink import softmax_with_sink, union
 from fusedops.compat._softmax import not_square
+from fusedops.dtypes import upcast
 
 
 class FusedScaleMaskSoftmax(torch.nn.Module):
@@ -139,10 +140,10 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
         narrow = self.input_in_float16 and self.softmax_in_fp32
         dtype = input.dtype if not narrow else torch.float16 if self.input_in_fp16 else torch.bfloat16
         if dtype != input.dtype:
-            input = to_float32(input)
+            input = upcast(input)
         if mask is not None and self.mask_func is not None and not _masks_out(self.mask_func):
             # the product is a new tensor, which mask_func may modify
-            input = self.mask_func(to_float32(input) * scale, mask)
+            input = self.mask_func(upcast(input) * scale, mask)
             scale, mask, has_mask = 1.0, None, True
         else:
             has_mask = mask is not None

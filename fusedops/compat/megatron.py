@@ -34,6 +34,7 @@ from fusedops.compat._softmax import scaled_softmax as scaled_softmax
 from fusedops.compat._softmax import scaled_upper_triang_masked_softmax as scaled_upper_triang_masked_softmax
 from fusedops.compat._softmax_modules import FusedScaleMaskSoftmax as FusedScaleMaskSoftmax
 from fusedops.compat._softmax_modules import GenericFusedScaleMaskSoftmax as GenericFusedScaleMaskSoftmax
+from fusedops.dtypes import promoted
 from fusedops.viewless import MakeViewlessTensor as MakeViewlessTensor
 from fusedops.viewless import assert_viewless_tensor as assert_viewless_tensor
 from fusedops.viewless import make_viewless_tensor as make_viewless_tensor
@@ -74,7 +75,7 @@ def bias_gelu_back(g: Tensor, bias: Tensor | None, y: Tensor) -> Tensor:
     >>> bias_gelu_back(torch.ones(2), torch.tensor([0.0, 1.0]), torch.zeros(2))
     tensor([0.5000, 1.0830])
     """
-    dtype = y.dtype if bias is None else torch.promote_types(y.dtype, bias.dtype)
+    dtype = promoted(y, bias)
     dx, _ = gelu_backward(g, y.to(torch.promote_types(g.dtype, dtype)), bias, [True, False])
     assert dx is not None
     return dx

@@ -36,6 +36,7 @@ from fusedops.constraints.conditions import When as When
 from fusedops.constraints.dims import DimMultiple as DimMultiple
 from fusedops.constraints.dims import LastDims as LastDims
 from fusedops.constraints.dims import LeadingDims as LeadingDims
+from fusedops.constraints.dims import NotLarger as NotLarger
 from fusedops.constraints.dims import Packed as Packed
 from fusedops.constraints.dims import SameDims as SameDims
 from fusedops.constraints.dims import SameSize as SameSize
@@ -82,6 +83,7 @@ __all__ = [
     "LastDims",
     "LeadingDims",
     "Mask",
+    "NotLarger",
     "OneElement",
     "OneOf",
     "Packed",

@@ -10,6 +10,7 @@ from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
 from fusedops.constraints.relations import broadcasts, may_broadcast
 from fusedops.constraints.tensors import TensorConstraint, possible
+from fusedops.constraints.values import Value
 
 ALIGNMENTS = ("upper_left", "lower_right")
 
@@ -87,7 +88,6 @@ class Alignment(Constraint):
     "causal: 'none' or 'upper_left', or Sq == Sk"
     """
 
-    reads_metadata_only = True
     code = ReasonCode.SCALAR
     none_is_met = False
 
@@ -164,66 +164,31 @@ class Alignment(Constraint):
         return {f"{self.name} = {value!r}": value for value in values}
 
 
-class Window(Constraint):
+class Window(Value):
     """A window of keys around the diagonal: None, or two ints of at least 0.
-
-    Without an alignment there is a diagonal only where Sq == Sk.
 
     Args:
         name: the argument, None or (keys before the diagonal, keys after it).
-        causal: the argument of the alignment.
-        q: the queries, (B, Nq, Sq, D).
-        k: the keys, (B, Nk, Sk, D).
 
     >>> from fusedops.constraints import Window
-    >>> Window("window", "causal", "q", "k").describe()
+    >>> Window("window").describe()
     'window: None, or two ints of at least 0'
     """
 
-    reads_metadata_only = True
-    code = ReasonCode.SCALAR
-
-    def __init__(self, name: str, causal: str, q: str, k: str) -> None:
-        super().__init__(name)
-        self.causal = Constraint(causal).name
-        self.q = Constraint(q).name
-        self.k = Constraint(k).name
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, self.causal, self.q, self.k)
-
     def expression(self, constants: dict[str, object]) -> str:
-        test = constant(constants, _is_window)
-        none = constant(constants, "none")
-        aligned = f"({self.causal} != {none} or {self.q}.shape[2] == {self.k}.shape[2])"
-        return f"{test}({self.name}) and {aligned}"
+        return f"{constant(constants, _is_window)}({self.name})"
 
-    def reasons(self, args: Arguments) -> list[Reason]:
-        value, causal, q, k = (args[name] for name in self.names)
-        if value is None:
-            return []
-        given = f"{self.name} = {shown(value)}"
-        if not _is_window(value):
-            fix = f"pass {self.name}=(left, right), such as (127, 0) for the newest 128 keys, or None"
-            return [Reason(self.code, given, "None, or two ints of at least 0", fix)]
-        if causal == "none" and q.dim() > 2 and k.dim() > 2 and not possible(q.shape[2] == k.shape[2]):
-            where = f"{given} with {q.shape[2]} queries, {k.shape[2]} keys and {self.causal}=False"
-            fix = f"pass {self.causal}='upper_left' or 'lower_right', or as many queries as keys"
-            return [Reason(self.code, where, f"a diagonal that {self.name} is counted from", fix)]
-        return []
+    def accepts(self, value: Any) -> bool:
+        return value is None or _is_window(value)
 
-    def describe(self) -> str:
-        return f"{self.name}: None, or two ints of at least 0"
+    def rule(self) -> str:
+        return "None, or two ints of at least 0"
 
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        for value in (None, (0, 0), (3, 1), (-1, 0), (2,), 4):
-            changed = {**args, self.name: value}
-            yield Boundary(f"{self.name} = {value!r}", changed, not self.reasons(changed))
+    def fix_of(self, value: Any) -> str:
+        return f"pass {self.name}=(left, right), such as (127, 0) for the newest 128 keys, or None"
 
-    def examples(self, args: Arguments) -> Mapping[str, Any]:
-        # also where the call has no diagonal yet: another value of `causal` gives it one
-        return {f"{self.name} = {value!r}": value for value in (None, (3, 1), (0, 0))}
+    def values(self) -> Iterator[Any]:
+        yield from (None, (3, 1), (0, 0), (-1, 0), (2,), 4)
 
 
 _CAUSAL = ("none", *ALIGNMENTS)

@@ -24,7 +24,6 @@ class Present(Constraint):
     ('mask: required', 'mask: not accepted')
     """
 
-    reads_metadata_only = True
     code = ReasonCode.PRESENCE
     none_is_met = False
 
@@ -61,7 +60,6 @@ class Capability(Constraint):
     'compute capability at least 9.0'
     """
 
-    reads_metadata_only = True
     code = ReasonCode.CAPABILITY
 
     def __init__(self, name: str, at_least: tuple[int, int]) -> None:
@@ -113,10 +111,6 @@ class When(Constraint):
         super().__init__(then.name)
         self.condition, self.then = condition, then
         self.code = then.code
-
-    @property
-    def reads_metadata_only(self) -> bool:  # type: ignore[override]
-        return self.condition.reads_metadata_only and self.then.reads_metadata_only
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Constraints on the sizes of a tensor beside those of another one."""
+"""Constraints that compare the sizes of two tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusedops.constraints.tensors import has_dim, integer, integers, possible, r
 
 
 class SameDims(Beside):
-    """Some sizes of the tensor are those of ``other``.
+    """Some sizes of the tensor equal the sizes of ``other``.
 
     Args:
         name: the tensor argument.
@@ -70,7 +70,8 @@ class SameDims(Beside):
 
 
 class DimMultiple(Beside):
-    """A size of the tensor is a multiple of that of ``other``, ``at_most`` times as large. 0 is a multiple of 0 alone.
+    """A size of the tensor is a multiple of the size of ``other``, at most ``at_most`` times it. 0 is a multiple of 0
+    alone.
 
     Args:
         name: the tensor argument.
@@ -137,6 +138,51 @@ class DimMultiple(Beside):
             yield f"{self.name} dim {self.dim} = {size}", resized(tensor, self.dim, size)
 
 
+class NotLarger(Beside):
+    """A size of the tensor is at most the size of ``other``.
+
+    Args:
+        name: the tensor argument.
+        other: the tensor that it is compared with.
+        dim: the dim of both, counted from the first.
+        fix: the text of the fix, where the usual one is not enough.
+
+    >>> from fusedops.constraints import NotLarger
+    >>> NotLarger("v", "k", 3).describe()
+    'v: dim 3 at most that of k'
+    """
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def __init__(self, name: str, other: str, dim: int, fix: str = "") -> None:
+        super().__init__(name, other)
+        (self.dim,) = integers("NotLarger", name, (dim,))
+        self.fix = fix
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"{self.name}.shape[{self.dim}] <= {self.other}.shape[{self.dim}]"
+
+    def accepts(self, tensor: Any, other: Any) -> bool:
+        return min(tensor.dim(), other.dim()) <= self.dim or possible(tensor.shape[self.dim] <= other.shape[self.dim])
+
+    def rule(self) -> str:
+        return f"dim {self.dim} at most that of {self.other}"
+
+    def given(self, tensor: Any, other: Any) -> str:
+        return f"dim {self.dim} of {self.name} = {tensor.shape[self.dim]}"
+
+    def needed(self, tensor: Any, other: Any) -> str:
+        return f"at most that of {self.other}, {other.shape[self.dim]}"
+
+    def fix_of(self, tensor: Any, other: Any) -> str:
+        return self.fix or f"pass {self.name} with a size of dim {self.dim} of at most {other.shape[self.dim]}"
+
+    def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        for size in (1, other.shape[self.dim], other.shape[self.dim] + 1):
+            yield f"{self.name} dim {self.dim} = {size}", resized(tensor, self.dim, size)
+
+
 class SameSize(Beside):
     """A dim of the tensor has the size of a dim of ``other``, as a matmul needs.
 
@@ -200,7 +246,7 @@ class SameSize(Beside):
 
 
 class LastDims(Beside):
-    """The shape of the tensor is that of the last ``count`` dimensions of ``other``, as a norm's weight (H,) is.
+    """The tensor has the shape of the last ``count`` dimensions of ``other``, as a norm's weight (H,) has.
 
     >>> from fusedops.constraints import LastDims
     >>> LastDims("weight", "x").describe()
@@ -244,7 +290,7 @@ class LastDims(Beside):
 
 
 class LeadingDims(Beside):
-    """The shape of the tensor is that of ``other`` without its last dimension, as a target has one class for each row.
+    """The tensor has the shape of ``other`` without its last dimension, as a target with one class for each row has.
 
     >>> from fusedops.constraints import LeadingDims
     >>> LeadingDims("target", "logits").describe()

@@ -51,8 +51,6 @@ class TensorConstraint(Constraint):
     got x of shape (0, 3), expected at least one element; to fix: pass a larger x
     """
 
-    reads_metadata_only = True
-
     def accepts(self, *args: Any, **kwargs: Any) -> bool:
         """Return True where the arguments meet the constraint."""
         raise NotImplementedError

@@ -35,7 +35,6 @@ class Value(Constraint):
     got stride = 3, expected an even number; to fix: pass stride as an even number
     """
 
-    reads_metadata_only = True
     code = ReasonCode.SCALAR
 
     def accepts(self, value: Any) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fusedops._report.table import html_table
+
+_WIDTH = 100  # columns of a table
+_LEAST = 40  # of its last one
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Row:
         op: the op that they call; empty where they are left.
         count: how many they are; of a function: the modules of Python that hold it.
         left: why they are left as they were; empty where they call an op.
+        family: of those that are left, what they were tried as, such as "norm" or an op's name.
 
     >>> from fusedops.integrations.transformers import Row
     >>> Row("LlamaRMSNorm", "rms_norm", 5)
@@ -28,6 +33,7 @@ class Row:
     op: str
     count: int
     left: str = ""
+    family: str = field(default="", repr=False, compare=False)
 
 
 class Applied:
@@ -36,6 +42,7 @@ class Applied:
     Attributes:
         model: the name of the model's class, or of the library.
         rows: one :class:`Row` for each class of modules and outcome.
+        notes: what holds for some calls alone, such as those in training.
 
     >>> from fusedops.integrations.transformers import Applied, Row
     >>> Applied("Tiny", [Row("TinyNorm", "rms_norm", 2), Row("OddNorm", "", 1, "it has buffers")], lambda: None)
@@ -46,10 +53,18 @@ class Applied:
     """
 
     def __init__(
-        self, model: str, rows: Sequence[Row], remove: Callable[[], None], *, kind: str = "module", nothing: str = ""
+        self,
+        model: str,
+        rows: Sequence[Row],
+        remove: Callable[[], None],
+        *,
+        kind: str = "module",
+        nothing: str = "",
+        notes: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.rows = tuple(rows)
+        self.notes = tuple(notes)
         self._remove = remove
         self._header = (kind, "op", "count", "left, because")
         self._nothing = nothing
@@ -72,15 +87,22 @@ class Applied:
         return f"fusedops in {self.model}: {counts or 'nothing is replaced'}"
 
     def _cells(self) -> list[tuple[str, ...]]:
-        return [(row.module, row.op or "-", str(row.count), row.left) for row in self.rows]
+        family = (row.op or (f"({row.family})" if row.family else "-") for row in self.rows)
+        return [(row.module, op, str(row.count), row.left) for row, op in zip(self.rows, family)]
 
     def __repr__(self) -> str:
         if not self.rows:
             return f"{self._title()}; {self._nothing}" if self._nothing else self._title()
         lines = [self._header, *self._cells()]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(self._header))]
-        texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
-        return "\n  ".join([self._title(), *texts])
+        widths = [max(len(line[place]) for line in lines) for place in range(3)]
+        under = " " * sum(width + 2 for width in widths)
+        texts: list[str] = []
+        for *cells, left in lines:
+            start = "".join(f"{cell:{width}}  " for cell, width in zip(cells, widths))
+            wrapped = textwrap.wrap(left, max(_LEAST, _WIDTH - len(under))) or [""]
+            texts += [f"{start if at == 0 else under}{part}".rstrip() for at, part in enumerate(wrapped)]
+        notes = [part for note in self.notes for part in textwrap.wrap(note, _WIDTH)]
+        return "\n".join(["\n  ".join([self._title(), *texts]), *notes])
 
     def _repr_html_(self) -> str:
         return html_table(self._title(), self._header, self._cells())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.nn import Module
 
@@ -10,8 +12,40 @@ from fusedops.nn._repr import backend_repr
 from fusedops.ops.gelu.bias_gelu import Approximate
 
 
-class SwiGLU(Module):
+class _Gated(Module):
+    """A gated activation: the op, called with the settings of the module."""
+
+    _op: Any
+    _settings: tuple[str, ...]
+    backend: str | None
+
+    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        """Compute the op of the module.
+
+        Args:
+            gate: (..., H), float16, bfloat16, float32 or float64. Without ``up``: (..., 2H), gate and up packed.
+            up: the shape of ``gate``, any of the same dtypes, or None.
+
+        Returns:
+            (..., H), the dtype of ``gate * up`` by torch's promotion.
+
+        Raises:
+            InvalidInputError: an argument or a setting is not as above.
+            NoBackendError: the policy forbids a fallback and its backend does not take the call.
+        """
+        settings = {name: getattr(self, name) for name in self._settings}
+        return self._op(gate, up, **settings, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        """Return the settings, for ``repr``."""
+        settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._settings)
+        return f"{settings}{backend_repr(self.backend)}"
+
+
+class SwiGLU(_Gated):
     """The module of :func:`fusedops.swiglu`. The linear layers before and after it stay with the model.
+
+    Call it with ``gate`` and ``up``, each (..., H), or with both packed in ``gate``, (..., 2H).
 
     Args:
         limit: clamps gate and up, see the op; or None.
@@ -26,6 +60,9 @@ class SwiGLU(Module):
     >>> fusedops.nn.SwiGLU()(torch.tensor([2.0]), torch.tensor([3.0]))
     tensor([5.2848])
     """
+
+    _op = staticmethod(ops.swiglu)
+    _settings = ("limit", "alpha", "offset", "interleaved")
 
     def __init__(
         self,
@@ -43,38 +80,11 @@ class SwiGLU(Module):
         self.interleaved = interleaved
         self.backend = backend
 
-    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
-        """Return ``gate * sigmoid(alpha * gate) * (up + offset)``.
 
-        Args:
-            gate: (..., H), float16, bfloat16, float32 or float64. Without ``up``: (..., 2H), gate and up packed.
-            up: the shape of ``gate``, any of the same dtypes, or None.
-
-        Returns:
-            (..., H), the dtype of ``gate * up`` by torch's promotion.
-
-        Raises:
-            InvalidInputError: an argument or a setting is not as above.
-            NoBackendError: the policy forbids a fallback and its backend does not take the call.
-        """
-        return ops.swiglu(
-            gate,
-            up,
-            limit=self.limit,
-            alpha=self.alpha,
-            offset=self.offset,
-            interleaved=self.interleaved,
-            backend=self.backend,
-        )
-
-    def extra_repr(self) -> str:
-        """Return the settings."""
-        settings = f"limit={self.limit}, alpha={self.alpha}, offset={self.offset}, interleaved={self.interleaved}"
-        return f"{settings}{backend_repr(self.backend)}"
-
-
-class GEGLU(Module):
+class GEGLU(_Gated):
     """The module of :func:`fusedops.geglu`. The linear layers before and after it stay with the model.
+
+    Call it with ``gate`` and ``up``, each (..., H), or with both packed in ``gate``, (..., 2H).
 
     Args:
         approximate: "tanh", or "none" for the exact form.
@@ -88,6 +98,9 @@ class GEGLU(Module):
     tensor([5.8638])
     """
 
+    _op = staticmethod(ops.geglu)
+    _settings = ("approximate", "interleaved")
+
     def __init__(
         self, approximate: Approximate = "tanh", *, interleaved: bool = False, backend: str | None = None
     ) -> None:
@@ -95,24 +108,3 @@ class GEGLU(Module):
         self.approximate: Approximate = approximate
         self.interleaved = interleaved
         self.backend = backend
-
-    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
-        """Return ``gelu(gate) * up``.
-
-        Args:
-            gate: (..., H), float16, bfloat16, float32 or float64. Without ``up``: (..., 2H), gate and up packed.
-            up: the shape of ``gate``, any of the same dtypes, or None.
-
-        Returns:
-            (..., H), the dtype of ``gate * up`` by torch's promotion.
-
-        Raises:
-            InvalidInputError: an argument or a setting is not as above.
-            NoBackendError: the policy forbids a fallback and its backend does not take the call.
-        """
-        return ops.geglu(gate, up, approximate=self.approximate, interleaved=self.interleaved, backend=self.backend)
-
-    def extra_repr(self) -> str:
-        """Return the settings."""
-        settings = f"approximate={self.approximate!r}, interleaved={self.interleaved}"
-        return f"{settings}{backend_repr(self.backend)}"

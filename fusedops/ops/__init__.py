@@ -1,7 +1,8 @@
-"""The ops, one folder for each family. To add one: a file in a folder, two imports and a place in ``_OWN`` here."""
+"""The ops, one folder for each family. To add one: a file in a folder, two imports and an entry of ``_OWN`` here."""
 
-import fusedops._dispatch.torch_library  # registers each new op with torch  # pyright: ignore  # noqa: F401
+from fusedops._dispatch.registered.registration import register_op, unregister_op
 from fusedops._plugins.registry import registry
+from fusedops._policy.context import drop_plans
 from fusedops.ops.attention.attention import OP as _ATTENTION
 from fusedops.ops.attention.attention import attention as attention
 from fusedops.ops.dropout.bias_dropout import OP as _BIAS_DROPOUT
@@ -48,6 +49,9 @@ _OWN = (
     _SCALED_MASKED_SOFTMAX,
     _SWIGLU,
 )
+registry.on_change.append(drop_plans)
+registry.on_new_op.append(register_op)
+registry.on_removed_op.append(unregister_op)
 for _op in _OWN:
     registry.add_op(_op)
 

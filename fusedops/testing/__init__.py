@@ -13,7 +13,6 @@ from fusedops.philox import keep_mask as keep_mask
 from fusedops.testing._calls import arguments as arguments
 from fusedops.testing._calls import shrunk as shrunk
 from fusedops.testing._checks import Check as Check
-from fusedops.testing._checks import Failure as Failure
 from fusedops.testing._checks import Result as Result
 from fusedops.testing._checks import checks as checks
 from fusedops.testing._checks import reproduce as reproduce
@@ -22,6 +21,7 @@ from fusedops.testing._choices import fingerprint as fingerprint
 from fusedops.testing._expected import Expected as Expected
 from fusedops.testing._expected import assert_within as assert_within
 from fusedops.testing._expected import expected as expected
+from fusedops.testing._failures import Failure as Failure
 from fusedops.testing._isolation import isolated as isolated
 from fusedops.testing._timing import Times as Times
 from fusedops.testing._timing import interleaved as interleaved

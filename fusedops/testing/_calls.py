@@ -68,7 +68,7 @@ def arguments(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu", seed:
     >>> x.shape, bias, approximate
     (torch.Size([2, 3]), None, 'tanh')
     """
-    return op.completed(op.bind((), tensors(op, specs(op, case, dtype, device), seed)))
+    return op.prepared(op.bind((), tensors(op, specs(op, case, dtype, device), seed)))
 
 
 def specs(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu") -> Call:

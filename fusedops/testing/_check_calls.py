@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,8 @@ from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 from fusedops.testing._variants import GRADIENTS, Variant, variants
 
-_IN_ORDER = 12  # calls before and after each other
-_TWICE = 24  # calls that are made twice, about
+_IN_ORDER = 12  # calls before and after each other, at most
+_TWICE = 16  # calls that are made twice, at most
 
 
 def calls(subject: Subject, direction: Direction) -> Iterator[Trial]:
@@ -27,13 +27,13 @@ def calls(subject: Subject, direction: Direction) -> Iterator[Trial]:
 
 def _check_right(subject: Subject, direction: Direction, variant: Variant) -> None:
     args = tuple(variant.tensors(subject.op).values())
-    subject.assert_right(direction, args, variant.forms.get(GRADIENTS))
+    subject.assert_right(direction, args, variant.forms.get(GRADIENTS), (variant.save,))
 
 
 def memory(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield some of these calls: a result is in memory of its own, which a second call does not write."""
     every = variants(subject, direction)
-    for variant in every[:: max(1, len(every) // _TWICE)]:
+    for variant in _spread(every, _TWICE):
         yield Trial(variant.label, partial(_check_memory, subject, direction, variant))
 
 
@@ -51,13 +51,18 @@ def _check_memory(subject: Subject, direction: Direction, variant: Variant) -> N
 def history(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield calls after other calls: a result depends on the arguments alone."""
     every = variants(subject, direction)
-    some = every[:: max(1, len(every) // _IN_ORDER)]
+    some = _spread(every, _IN_ORDER)
     held: list[tuple[Any, ...]] = []  # no later tensor is at their addresses, by which a kernel may have kept results
     if some:
         yield Trial("in another order", partial(_check_order, subject, direction, some, held), "nondeterministic")
     for variant in every[:1]:
         run_written = partial(_check_written, subject, direction, variant)
         yield Trial("arguments written between calls", run_written, "nondeterministic")
+
+
+def _spread(every: Sequence[Variant], most: int) -> Sequence[Variant]:
+    """Return at most so many of the calls, evenly spread over all of them."""
+    return every[:: max(1, -(-len(every) // most))]
 
 
 def _check_order(subject: Subject, direction: Direction, some: Sequence[Variant], held: list[tuple[Any, ...]]) -> None:
@@ -86,8 +91,15 @@ def state(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield calls in a process of another state: the same bits, and no change of it."""
     for variant in variants(subject, direction)[:1]:
         yield Trial("unchanged", partial(run, subject, direction, tuple(variant.tensors(subject.op).values())))
-        for name, block in (("inference mode", torch.inference_mode), ("default dtype float64", _DefaultDtype)):
+        for name, block in _blocks(torch.device(subject.device).type):
             yield Trial(name, partial(_check_state, subject, direction, variant, block), "nondeterministic")
+
+
+def _blocks(device_type: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+    yield "inference mode", torch.inference_mode
+    yield "default dtype float64", _DefaultDtype
+    if torch.amp.is_autocast_available(device_type):
+        yield "autocast to bfloat16", partial(torch.autocast, device_type, torch.bfloat16)
 
 
 class _DefaultDtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -104,11 +105,22 @@ def _without_memory(value: Any) -> Any:
 
 def _edges(subject: Subject, direction: Direction, constraint: Constraint) -> Iterator[_Edge]:
     others = [other for other in subject.constraints(direction) if other is not constraint]
-    seen: set[str] = set()
-    for base in subject.bases(direction):
+    seen: dict[str, bool] = {}
+    bases = [("", base) for base in subject.bases(direction)]
+    # a constraint may be about another value of an argument, such as a window where the base has none
+    changed = (
+        (f", {label}", {**base, own.name: value})
+        for _, base in bases
+        for own in subject.op.constraints
+        if own.name in constraint.names
+        for label, value in own.examples(base).items()
+    )
+    for suffix, base in chain(bases, (each for each in changed if all(seen.values()))):
+        if suffix and not subject.takes(base, direction):
+            continue
         args = subject.arguments_of(base, direction)
         for boundary in constraint.boundaries(args):
-            edge = _edge(subject, direction, base, args, boundary.label, boundary.args, boundary.taken)
+            edge = _edge(subject, direction, base, args, boundary.label + suffix, boundary.args, boundary.taken)
             if edge is not None and not edge.taken and not constraint.reasons(edge.args):
                 # the other tensors followed, and all fit again: change this one alone
                 call = {**base, **{name: boundary.args[name] for name in constraint.names if name in base}}
@@ -118,7 +130,7 @@ def _edges(subject: Subject, direction: Direction, constraint: Constraint) -> It
                 continue
             if edge.taken and any(other.reasons(edge.args) for other in others):
                 continue  # inside this constraint, and outside another
-            seen.add(edge.label)
+            seen[edge.label] = edge.taken
             yield edge
     for label, call in subject.named():  # calls that this constraint alone refuses, such as a mask where none is taken
         args = subject.arguments_of(call, direction)

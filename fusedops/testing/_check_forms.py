@@ -30,6 +30,12 @@ def kernel(subject: Subject, direction: Direction) -> Iterator[Trial]:
             raise AssertionError("got constraints that refuse the op's named cases in every dtype, at every size tried")
 
     yield Trial("takes a call", check_kernel, "no-backward")
+    for base in subject.bases(direction)[:1] if direction in subject.kernels else ():
+        yield Trial("the form of its results", partial(_check_form, subject, direction, base))
+
+
+def _check_form(subject: Subject, direction: Direction, call: Call) -> None:
+    subject.check_forms(tuple(tensors(subject.op, call).values()), (direction,))
 
 
 def inputs(subject: Subject, direction: Direction) -> Iterator[Trial]:

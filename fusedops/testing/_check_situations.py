@@ -131,9 +131,12 @@ def sizes(subject: Subject, direction: Direction) -> Iterator[Trial]:
     op, first = subject.op, subject.op.parameters[0]
     for base in subject.bases(direction)[:1]:
         shape: tuple[int, ...] = base[first].shape
-        for dim in range(-min(len(shape), 2), 0):
+        last = shape[-2:]
+        for dim in range(-len(last), 0):
             for size in _AROUND:
-                call = followed(op, base, first, (*shape[: len(shape) + dim], size, *shape[len(shape) + dim + 1 :]))
+                at = len(last) + dim
+                sizes = (1,) * (len(shape) - len(last)) + (*last[:at], size, *last[at + 1 :])
+                call = followed(op, base, first, sizes)
                 if subject.takes(call, direction):
                     yield Trial(f"{first} dim {dim} = {size}", partial(_check_call, subject, direction, call))
     for name in op.parameters:

@@ -8,16 +8,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import (
     checkpoint as torch_checkpoint,  # pyright: ignore[reportUnknownVariableType]
 )
 
 from fusedops._policy.use import checkpoint_contexts, use
 from fusedops._report.direction import Direction
+from fusedops._torch import fake_tensor_mode, reset_dynamo
 from fusedops.testing._calls import Call, dtype_name, in_dtype, tensors
 from fusedops.testing._check_forms import in_form
 from fusedops.testing._layouts import Form, transposed
+from fusedops.testing._observed import check_layout
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 
@@ -36,13 +37,17 @@ def fake(subject: Subject, direction: Direction) -> Iterator[Trial]:
 
 
 def _check_fake(subject: Subject, direction: Direction, call: Call, form: Form) -> None:
-    for function, bound, results in _registered(subject, direction, in_form(tensors(subject.op, call), form), form):
+    given = in_form(tensors(subject.op, call), form)
+    subject.check_forms(given, (direction,))  # torch's own texts do not name the kernel
+    for function, bound, options, results in _registered(subject, direction, given, form):
         with torch.no_grad(), subject.alone({direction: 1}, bound):
-            real = _each(function(*bound.values()))
-        with FakeTensorMode() as mode, torch.no_grad():
+            real = _each(function(*bound.values(), **options))
+        with fake_tensor_mode() as mode, torch.no_grad():
             fake_args = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in bound.values()]
-            predicted = _each(function(*fake_args))
+            predicted = _each(function(*fake_args, **options))
         for what, got, expected in zip(results, real, predicted):
+            if (got.shape, got.dtype) != (expected.shape, expected.dtype):
+                check_layout(got, what, expected, subject.device_of_tensors, permuted=direction == "backward")
             if _layout(got) != _layout(expected):
                 raise AssertionError(
                     f"got {what} as {_layout(got)}, expected {_layout(expected)}, the fake tensor's, by which code is "
@@ -52,20 +57,21 @@ def _check_fake(subject: Subject, direction: Direction, call: Call, form: Form) 
 
 def _registered(
     subject: Subject, direction: Direction, args: Sequence[Any], form: Form | None = None
-) -> Iterator[tuple[Any, dict[str, Any], list[str]]]:
-    """Yield the registered ops of one direction: each with its arguments by name and the names of its results."""
+) -> Iterator[tuple[Any, dict[str, Any], dict[str, Any], list[str]]]:
+    """Yield the calls of the registered op of one direction: the op, its arguments, its options, its results' names."""
     op, registered = subject.op, torch.ops.fusedops
     if direction == "backward":
         bound = subject.backward_arguments(subject.inputs(args, form), args)
         names = [f"the gradient of {name}" for name in op.differentiable]
-        yield getattr(registered, f"{op.name}_backward").default, bound, names
+        yield getattr(registered, f"{op.name}_backward").default, bound, {}, names
         return
     bound = dict(zip(op.parameters, args))
     outputs = [subject.output_name(name) for name in op.outputs]
-    yield getattr(registered, op.name).default, bound, outputs
-    if op.saved:
-        saved = [f"the saved value {value.name}" for value in op.saved if not value.optional]
-        yield getattr(registered, f"{op.name}_with_saved").default, bound, [*outputs, *saved]
+    function = getattr(registered, op.name).default
+    yield function, bound, {}, outputs
+    if op.required_saved:
+        saved = [f"the saved value {value.name}" for value in op.required_saved]
+        yield function, bound, {"save": True}, [*outputs, *saved]
 
 
 def _each(results: Any) -> tuple[Tensor, ...]:
@@ -104,7 +110,7 @@ def _check_compiled(subject: Subject, base: Call) -> None:
     try:
         _check_gradients(subject, base, 1, _compiled)
     finally:
-        torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        reset_dynamo()
 
 
 def _both(subject: Subject) -> list[Call]:
@@ -127,6 +133,7 @@ def _compiled(public: Public, args: Sequence[Any]) -> Any:
 def _check_gradients(subject: Subject, call: Call, forwards: int, way: Way) -> None:
     op = subject.op
     real = tensors(op, call)
+    subject.check_forms(tuple(real.values()))  # autograd's own texts do not name the kernel
     want, (grads, _, _) = subject.answer(tuple(real.values()))
     for name in want.gradients:
         real[name] = real[name].requires_grad_()
@@ -155,9 +162,10 @@ def _check_opcheck(subject: Subject, base: Call, direction: Direction) -> None:
         if direction == "forward":  # whose trace contains backward
             utils.append("test_aot_dispatch_dynamic")
     args = tuple(tensors(subject.op, base).values())
-    for function, bound, _ in _registered(subject, direction, args):
+    subject.check_forms(args)  # torch's own texts do not name the kernel
+    for function, bound, options, _ in _registered(subject, direction, args):
         for arg in bound.values():
             if differentiable and isinstance(arg, Tensor) and arg.is_floating_point():
                 arg.requires_grad_()
         with use(subject.backend, fallback="raise", adapt="none"):
-            torch.library.opcheck(function, tuple(bound.values()), test_utils=utils)
+            torch.library.opcheck(function, tuple(bound.values()), options, test_utils=utils)

@@ -24,7 +24,7 @@ def float64(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield the op's named cases in every dtype."""
     for case in subject.op.evidence.cases:
         for dtype in subject.op.evidence.tolerance:
-            for rows in (4, 32):  # as few as the constraints allow
+            for rows in (2, 4, 32):  # as few as the constraints allow
                 small = shrunk(case, subject.elements, rows)
                 if subject.takes(subject.complete(specs(subject.op, small, dtype, subject.device)), direction):
                     run = partial(_check_case, subject, direction, small, dtype)

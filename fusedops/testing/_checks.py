@@ -21,6 +21,7 @@ from fusedops._plugins.record import Record
 from fusedops._plugins.registry import registry
 from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsWarning, PluginError, PolicyError
+from fusedops.testing._failures import Failure, causes, observed
 from fusedops.testing._kinds import KINDS, Kind, Side, kind_of
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
@@ -28,30 +29,9 @@ from fusedops.testing._trial import Trial
 ELEMENTS = 2**17  # of a named case; milliseconds on a CPU, and as small as Ascend's constraints allow
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A case that failed.
-
-    Attributes:
-        case: its name.
-        seen: what was observed and what was expected, in one sentence.
-        reproduce: a command that runs this case alone.
-        traceback: where it was raised.
-
-    >>> from fusedops import testing
-    >>> testing.Failure("x dim -1 = 80", "got no result", "python -c ...").case
-    'x dim -1 = 80'
-    """
-
-    case: str
-    seen: str
-    reproduce: str
-    traceback: str = ""
-
-
 @dataclass
 class Result:
-    """The result of one check. ``str()`` lists the failures.
+    """The result of one check. ``str()`` lists the causes of its failures, each once.
 
     Attributes:
         check: the check.
@@ -62,7 +42,7 @@ class Result:
 
     >>> from fusedops import testing
     >>> print(testing.checks("eager", op="bias_gelu")[0].run())
-    bias_gelu/forward/kernel on eager: 0 of 1 cases failed
+    bias_gelu/forward/kernel on eager: 0 of 2 cases failed
     """
 
     check: Check
@@ -86,9 +66,10 @@ class Result:
 
     def __str__(self) -> str:
         lines = [f"{self.check.id} on {self.check.backend}: {len(self.failures)} of {self.cases} cases failed"]
-        for failure in self.failures:
-            lines += ["", f"case       {failure.case}", f"seen       {failure.seen}"]
-            lines += [f"contract   {self.check.contract}", f"reproduce  {failure.reproduce}"]
+        for cause in causes((self.check.name, failure) for failure in self.failures):
+            lines += ["", f"case       {cause.first.case}", f"seen       {cause.first.seen}"]
+            lines += [f"contract   {cause.first.contract}", f"reproduce  {cause.first.reproduce}"]
+            lines += [f"also       {cause.also}"] if cause.also else []
         return "\n".join(lines)
 
 
@@ -148,9 +129,10 @@ class Check:
                 if trial.excuse in deviations and isinstance(error, AssertionError):
                     result.excused.append((trial.case, trial.excuse))
                     continue
-                seen = str(error) if isinstance(error, AssertionError) else f"raised {type(error).__name__}: {error}"
+                seen, contract = observed(error, self.contract)
                 where = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-                result.failures.append(Failure(trial.case, seen, (command or self._command)(trial.case), where))
+                reproduce = (command or self._command)(trial.case)
+                result.failures.append(Failure(trial.case, seen, contract, reproduce, where))
         result.seconds = time.perf_counter() - start
         return result
 
@@ -183,7 +165,7 @@ def checks(backend: str, device: str | None = None, op: str | None = None, eleme
     >>> [check.id for check in testing.checks("eager", op="bias_gelu")][:3]
     ['bias_gelu/forward/kernel', 'bias_gelu/forward/float64', 'bias_gelu/forward/calls']
     """
-    record = _ready(backend)
+    record = registry.ready(backend, "check", error=PluginError)
     plugin = record.backend
     assert plugin is not None
     where = device or ("cpu" if plugin.serves("cpu") else plugin.device_types[0])
@@ -210,19 +192,6 @@ def checks(backend: str, device: str | None = None, op: str | None = None, eleme
         for kind in KINDS
         if side in kind.sides and kind.concerns(registry.ops[name]) and _applies(record, name, side, kind, device_type)
     ]
-
-
-def _ready(backend: str) -> Record:
-    record = registry.find(backend)
-    if record is None:
-        raise PolicyError(f"check: {unknown_name('backend', backend, registry.names())}")
-    refusal = record.refusal()
-    if refusal is not None:
-        raise PluginError(
-            f"check: got backend {backend!r}, which is {refusal.detail}, expected one that is ready here; to fix: "
-            f"{refusal.fix}"
-        )
-    return record
 
 
 def _applies(record: Record, op: str, side: Side, kind: Kind, device_type: str) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusedops._dispatch.plan import Plan, make_plan
+from fusedops._dispatch.selection.plan import Plan, make_plan
 from fusedops._plugins.registration import backends
 from fusedops._plugins.registry import registry
 from fusedops._policy.context import active_policy, get_policy

@@ -1,9 +1,10 @@
-"""The shapes and dtypes of a call's saved values, cached: references on tensors without memory take milliseconds."""
+"""The shapes and dtypes of a call's saved values, cached."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._verify.result_form import empty_outputs
+
+_MOST = 2**16  # elements of a call whose references are run on zeros
 
 
 def empty_saved(op: Op, args: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -27,8 +30,13 @@ def _form(arg: object) -> tuple[Any, Any]:
 
 @lru_cache(maxsize=512)
 def _of_forms(op: Op, forms: tuple[tuple[Any, Any], ...]) -> tuple[Tensor, ...]:
-    empty = [
-        value if isinstance(kind, type) else torch.empty(kind, dtype=value, device="meta") for kind, value in forms
+    # A reference takes milliseconds on tensors without memory, where the shape functions of torch are Python, and a
+    # tenth of that on zeros. A call at the edge of a constraint may have more elements than there is memory.
+    elements = sum(prod(kind) for kind, _ in forms if not isinstance(kind, type))
+    device = "cpu" if elements <= _MOST else "meta"
+    values = [
+        value if isinstance(kind, type) else torch.zeros(kind, dtype=value, device=device) for kind, value in forms
     ]
+    outputs = [torch.zeros_like(y, device=device) for y in empty_outputs(op, values)]
     with torch.no_grad():
-        return tuple(op.saved_references(empty, empty_outputs(op, empty)))
+        return tuple(value.to("meta") for value in op.saved_references(values, outputs))

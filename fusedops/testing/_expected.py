@@ -26,7 +26,7 @@ class Expected:
         grads: the gradients of the outputs that were used.
         gradients: the gradients by parameter name.
         saved: the saved values by name. Computed in float64 where their references are.
-        limits: the largest accepted difference of each element, by the op's error model. The keys are "output y",
+        limits: the largest accepted difference of each element, by the op's error bound. The keys are "output y",
             "gradient of x" and "saved rstd".
 
     >>> import torch
@@ -68,11 +68,11 @@ def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence
     >>> want.gradients["x"]
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    args = with_floats(tuple(args), op.float_places)
+    args = with_floats(tuple(args), op.float_indices)
     wanted = (*op.differentiable, *([op.passed_through] if op.passed_through else []))
     wide = _wide(op, args, wanted)
     with torch.enable_grad():
-        outputs = op.each(op.reference(*wide))
+        outputs = op.as_tuple(op.reference(*wide))
     if grad is None:
         rounded = random_gradients(op, args, outputs, seed)
     else:
@@ -96,10 +96,10 @@ def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence
 
 def expected_forward(op: Op, args: Sequence[Any]) -> Expected:
     """Compute the outputs and saved values of a call as :func:`expected`, without the gradients."""
-    args = with_floats(tuple(args), op.float_places)
+    args = with_floats(tuple(args), op.float_indices)
     wide = _wide(op, args)
     with torch.no_grad():
-        outputs = op.each(op.reference(*wide))
+        outputs = op.as_tuple(op.reference(*wide))
         values = {declared.name: value for declared, value in zip(op.saved, op.saved_references(wide, outputs))}
         return Expected(outputs, (), {}, values, _forward_limits(op, args, outputs, values))
 
@@ -117,7 +117,7 @@ def random_gradients(op: Op, args: Sequence[Any], outputs: Sequence[Tensor], see
 def wide_outputs(op: Op, args: Sequence[Any]) -> tuple[Tensor, ...]:
     """Compute the outputs of a call in float64 on the CPU."""
     with torch.no_grad():
-        return op.each(op.reference(*_wide(op, with_floats(tuple(args), op.float_places))))
+        return op.as_tuple(op.reference(*_wide(op, with_floats(tuple(args), op.float_indices))))
 
 
 def _wide(op: Op, args: Sequence[Any], wanted: Sequence[str] = ()) -> list[Any]:
@@ -193,5 +193,5 @@ def assert_within(got: Tensor, want: Tensor, allowed: Tolerance | Tensor, what: 
     if worst.beyond:
         raise AssertionError(
             f"got {what} beyond the tolerance in {worst.beyond} of {got.numel()} elements; the worst, at "
-            f"{worst.place}, is {worst.result:.9g}, expected {worst.expected:.9g} within {worst.limit:.3g}"
+            f"{worst.element}, is {worst.result:.9g}, expected {worst.expected:.9g} within {worst.limit:.3g}"
         )

@@ -6,10 +6,12 @@ import os
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+
+from fusedops.testing._failures import RuleError
 
 
 class _Part(NamedTuple):
@@ -37,7 +39,7 @@ def _generator(read: Callable[[], Tensor], write: Callable[[Tensor], object]) ->
     """Return the state of a generator of torch as a part: compared as bytes."""
 
     def read_bytes() -> bytes:
-        return bytes(read().cpu().numpy())
+        return bytes(cast("list[int]", read().cpu().tolist()))  # NumPy may not be installed
 
     def write_bytes(value: bytes) -> None:
         write(torch.frombuffer(bytearray(value), dtype=torch.uint8))
@@ -79,14 +81,15 @@ def global_state(device: torch.device) -> dict[str, Any]:
 
 
 def check_global_state(before: dict[str, Any], device: torch.device) -> None:
-    """Raise AssertionError where the state is another one than ``before``, after setting it back."""
+    """Raise RuleError where the state is another one than ``before``, after setting it back."""
     changed: list[str] = []
     for name, part in _parts(device).items():
         if part.read() != before[name]:
             part.write(before[name])
             changed.append(name)
     if changed:
-        raise AssertionError(
+        raise RuleError(
             f"got another {' and another '.join(changed)} after the call than before it, expected no change of the "
-            f"process"
+            f"process",
+            "modes, defaults, threads and random numbers of the process stay as they are",
         )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from fusedops._dispatch.fallback import forget_reports
+from fusedops._dispatch.selection.fallback import forget_reports
 from fusedops._plugins.registry import registry
 from fusedops._policy import context
 

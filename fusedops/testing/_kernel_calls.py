@@ -117,7 +117,7 @@ class KernelCalls:
 
     def complete(self, call: Mapping[str, Any]) -> Call:
         """Return the call with every parameter, in the op's order."""
-        return dict(zip(self.op.parameters, self.op.completed(self.op.bind((), call))))
+        return dict(zip(self.op.parameters, self.op.prepared(self.op.bind((), call))))
 
     def bases(self, direction: Direction) -> list[Call]:
         """Return small calls that the kernel takes: one for each set of tensors that is present, most tensors first."""

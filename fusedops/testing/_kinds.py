@@ -13,6 +13,7 @@ from fusedops.testing import (
     _check_forms,
     _check_saved,
     _check_situations,
+    _check_storages,
     _check_torch,
     _check_values,
 )
@@ -123,6 +124,18 @@ KINDS = (
     ),
     Kind("threads", _EACH, "the same in another thread", _check_situations.threads),
     Kind("between", _EACH, "a call is right between calls with other tensors of its sizes", _check_situations.between),
+    Kind(
+        "freed",
+        _EACH,
+        "a freed tensor is an InvalidInputError, optional ones and seeds too, but for one that backward does not read",
+        _check_storages.freed,
+    ),
+    Kind(
+        "swapped",
+        ("backward",),
+        "backward reads the memory that a saved tensor has by then; other sizes are an InvalidInputError",
+        _check_storages.swapped,
+    ),
     Kind("fake", _EACH, "shapes, dtypes and strides are those of the op's fake tensors", _check_torch.fake),
     Kind("determinism", _EACH, "the same bits on every run", _check_forms.determinism),
     Kind("memory", _EACH, "each result is in memory of its own, of this call alone", _check_calls.memory),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._torch import negative_view
 
 Form = Callable[[Tensor], Tensor]  # gives a tensor another layout
 
@@ -45,12 +46,16 @@ def offset(tensor: Tensor) -> Tensor:
 
 def negative(tensor: Tensor) -> Tensor:
     """Return the same values as the negative view of their negatives: torch keeps the sign as a bit."""
-    return torch._neg_view(-tensor)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    view = negative_view(-tensor)
+    # a device outside torch may not know the bit
+    return view if torch.equal(view.signbit(), tensor.signbit()) else tensor
 
 
 def layouts(spec: TensorSpec) -> dict[str, Form]:
     """Return the layouts that a tensor of this spec can have besides a contiguous one, by name."""
     forms: dict[str, Form] = {"offset": offset}
+    if spec.dtype is torch.int64:  # a seed, targets
+        forms["negative"] = negative
     if spec.numel() == 1:
         return forms
     if spec.dim() > 0:

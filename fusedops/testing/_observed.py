@@ -9,10 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._dispatch.stats import stats
+from fusedops._dispatch.selection.stats import stats
 from fusedops._report.direction import Direction
 from fusedops._verify.result_form import is_dense
 from fusedops.testing._calls import dtype_name
+from fusedops.testing._failures import RuleError
+
+_ALONE = "the backend's own kernel serves the call, once, and no other kernel runs"
+_OWN_MEMORY = "each result is in memory of its own"
+_LAYOUT = "each result is a contiguous tensor of the shape, dtype and device that the op gives it"
 
 
 def kernel_runs() -> Counter[str]:
@@ -24,10 +29,10 @@ def kernel_runs() -> Counter[str]:
 
 
 def check_runs(runs: Counter[str], backend: str, op: str, expected_runs: Mapping[Direction, int]) -> None:
-    """Raise AssertionError unless these kernels of the backend ran, and no other."""
+    """Raise RuleError unless these kernels of the backend ran, and no other."""
     needed = Counter({_kernel(backend, op, direction): count for direction, count in expected_runs.items()})
     if runs != needed:
-        raise AssertionError(f"got runs of {_listed(runs)}, expected {_listed(needed)} and no other kernel")
+        raise RuleError(f"got runs of {_listed(runs)}, expected {_listed(needed)} and no other kernel", _ALONE)
 
 
 def _kernel(backend: str, op: str, direction: str) -> str:
@@ -53,7 +58,7 @@ def plain_masks(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def check_own_memory(results: Mapping[str, Tensor | None], arguments: Mapping[str, Any]) -> None:
-    """Raise AssertionError where a result shares memory with an argument or with another result."""
+    """Raise RuleError where a result shares memory with an argument or with another result."""
     owners = {
         value.untyped_storage().data_ptr(): name for name, value in arguments.items() if isinstance(value, Tensor)
     }
@@ -62,20 +67,23 @@ def check_own_memory(results: Mapping[str, Tensor | None], arguments: Mapping[st
             continue
         owner = owners.setdefault(result.untyped_storage().data_ptr(), name)
         if owner != name:
-            raise AssertionError(f"got {name} in the memory of {owner}, expected memory of its own")
+            raise RuleError(f"got {name} in the memory of {owner}, expected memory of its own", _OWN_MEMORY)
 
 
 def check_layout(result: Tensor, what: str, like: Tensor, device: torch.device, *, permuted: bool = False) -> None:
-    """Raise AssertionError unless a result is contiguous, on the device, of the dtype and shape of ``like``.
+    """Raise RuleError unless a result is a contiguous tensor on the device, of the dtype and shape of ``like``.
 
     With ``permuted``, its dims may have another order in memory.
     """
+    if not isinstance(result, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise RuleError(f"got {what} as {type(result).__name__}, expected a tensor", _LAYOUT)
     in_order = is_dense(result) if permuted else result.is_contiguous()
     got = (dtype_name(result.dtype), tuple(result.shape), str(result.device), in_order)
     needed = (dtype_name(like.dtype), tuple(like.shape), str(device), True)
     if got != needed:
         strides = "contiguous" if got[3] else f"with strides {tuple(result.stride())}"
-        raise AssertionError(
+        raise RuleError(
             f"got {what} as {got[0]} {got[1]} on {got[2]}, {strides}; expected {needed[0]} {needed[1]} on {needed[2]}, "
-            f"contiguous"
+            f"contiguous",
+            _LAYOUT,
         )

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._dispatch.select import backward_plan, counted_call, plan_for, select
+from fusedops._contract.tensor_spec import on_meta
+from fusedops._dispatch.serve import backward_plan, plan_for, select
 from fusedops._policy.use import use
 from fusedops._report.direction import Direction
-from fusedops._verify.result_form import empty_outputs, on_meta
+from fusedops._verify.result_form import empty_outputs
 from fusedops.testing._empty_saved import empty_saved
 from fusedops.testing._expected import (
     Expected,
@@ -24,10 +25,20 @@ from fusedops.testing._expected import (
     random_gradients,
     wide_outputs,
 )
+from fusedops.testing._failures import RuleError
 from fusedops.testing._global_state import check_global_state, global_state
 from fusedops.testing._kernel_calls import KernelCalls
 from fusedops.testing._layouts import Form
 from fusedops.testing._observed import check_layout, check_own_memory, check_runs, kernel_runs, memory_of, plain_masks
+
+_SAVED = "forward returns the outputs, then each saved value; one that is required is a tensor"
+
+
+def _form(results: Any) -> str:
+    """Return the kind of a kernel's results as a phrase."""
+    if isinstance(results, (tuple, list)):
+        return f"a {type(cast('Any', results)).__name__} of {len(cast('list[Any]', results))}"
+    return "None" if results is None else f"a {type(results).__name__}"
 
 
 class Inputs(NamedTuple):
@@ -51,7 +62,7 @@ class Subject(KernelCalls):
     def __init__(self, backend: str, op: Op, device: str, elements: int) -> None:
         super().__init__(backend, op, device, elements)
         kinds = [parameter.kind for parameter in op.signature.parameters.values()]
-        self._device = torch.empty(0, device=device).device
+        self.device_of_tensors = torch.empty(0, device=device).device
         self._positional = sum(kind is not Parameter.KEYWORD_ONLY for kind in kinds)
 
     def public(self, *args: Any) -> Any:
@@ -64,22 +75,25 @@ class Subject(KernelCalls):
         """Let only this backend serve the calls in the block.
 
         Raises:
-            AssertionError: another kernel ran too or instead, one of the ``unchanged`` arguments was written, or the
+            RuleError: another kernel ran too or instead, one of the ``unchanged`` arguments was written, or the
                 process has another state, such as grad mode.
             NoBackendError: the backend's constraints refuse the call.
         """
         tensors = {name: value for name, value in unchanged.items() if isinstance(value, Tensor)}
         before = {name: memory_of(value) for name, value in tensors.items()}
-        runs_before, state = kernel_runs(), global_state(self._device)
+        runs_before, state = kernel_runs(), global_state(self.device_of_tensors)
         try:
             with use(self.backend, fallback="raise", adapt="none"):
                 yield
         finally:
-            check_global_state(state, self._device)
+            check_global_state(state, self.device_of_tensors)
         check_runs(kernel_runs() - runs_before, self.backend, self.op.name, expected_runs)
         written = [name for name, value in tensors.items() if not torch.equal(memory_of(value), before[name])]
         if written:
-            raise AssertionError(f"got {' and '.join(written)} written by the call, expected every input unchanged")
+            raise RuleError(
+                f"got {' and '.join(written)} written by the call, expected every input unchanged",
+                "no input is written, nor a gradient of an output",
+            )
 
     def forward(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
         """Return the outputs by the backend's forward alone, and check their layout."""
@@ -93,14 +107,20 @@ class Subject(KernelCalls):
 
     def each_output(self, results: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:
         """Return the outputs of the public function, an empty tensor for each that the call does not have."""
-        op, outputs = self.op, list(self.op.each(results))
+        op = self.op
+        if op.single:  # of several, the public function may return one
+            self._check_form("forward", results, op.outputs, "output")
+        outputs = list(op.as_tuple(results))
         for at, (name, y) in enumerate(zip(op.outputs, outputs)):
             given = name not in op.output_of or args[op.parameters.index(op.output_of[name])] is not None
             if given is (y is None):
                 needed = "a tensor" if given else f"None, as {op.output_of[name]} is None"
-                raise AssertionError(f"got {self.output_name(name)} as {type(y).__name__}, expected {needed}")
+                raise RuleError(
+                    f"got {self.output_name(name)} as {type(y).__name__}, expected {needed}",
+                    "an output is None where its argument is None, else a tensor",
+                )
             if y is None:
-                outputs[at] = torch.empty_like(empty_outputs(op, args)[at], device=self._device)
+                outputs[at] = torch.empty_like(empty_outputs(op, args)[at], device=self.device_of_tensors)
         return tuple(outputs)
 
     def forward_with_saved(self, args: Sequence[Any]) -> tuple[tuple[Tensor, ...], dict[str, Tensor | None]]:
@@ -110,11 +130,7 @@ class Subject(KernelCalls):
             results = self.run_kernel(args, save=True)
         outputs, values = results[: len(op.outputs)], results[len(op.outputs) :]
         self.check_outputs(outputs, args)
-        for declared, value, like in zip(op.saved, values, empty_saved(self.op, args)):
-            if value is not None:
-                check_layout(value, f"the saved value {declared.name}", like, args[0].device)
-            elif not declared.optional:
-                raise AssertionError(f"got None for the saved value {declared.name}, expected a tensor: it is required")
+        self._check_saved_layout(values, args)
         saved = {declared.name: value for declared, value in zip(op.saved, values)}
         named = {**dict(zip(map(self.output_name, op.outputs), outputs)), **saved}
         check_own_memory(named, dict(zip(op.parameters, args)))
@@ -124,17 +140,61 @@ class Subject(KernelCalls):
         """Return everything that the forward kernel returns: the outputs, then the saved values."""
         op = self.op
         kernel = select(plan_for(op, args[0], None), tuple(args))
-        results: Any = op.call_kernel(counted_call(kernel), args, save)
+        results: Any = op.call_kernel(kernel.counted(), args, save)
+        self._check_forward_form(results)
+        return cast("tuple[Any, ...]", results) if op.saved else op.as_tuple(results)
+
+    def check_forms(self, call: Sequence[Any], directions: Sequence[Direction] = ("forward", "backward")) -> None:
+        """Raise RuleError unless the kernels return a tensor where there is one result, else a tuple of all.
+
+        Saved values have their layout too: what reads them fails in other words.
+        """
+        args = [arg.clone() if isinstance(arg, Tensor) else arg for arg in call]
+        with torch.no_grad():
+            if "forward" in directions:
+                results: Any = self.op.call_kernel(self.kernels["forward"].call, args, True)
+                self._check_forward_form(results)
+                if self.op.saved:
+                    self._check_saved_layout(results[len(self.op.outputs) :], args)
+            if "backward" in directions and "backward" in self.kernels:
+                given = self.backward_arguments(self.inputs(args), args).values()
+                self._check_form("backward", self.kernels["backward"].call(*given), self.op.differentiable, "gradient")
+
+    def _check_forward_form(self, results: Any) -> None:
+        """Raise RuleError unless forward returned the outputs and, where the op has them, the saved values."""
+        op = self.op
         if not op.saved:
-            return op.each(results)
-        each, count = cast("tuple[Any, ...]", results), len(op.outputs) + len(op.saved)
-        if type(each) is not tuple or len(each) != count:
-            names = ", ".join((*op.outputs, *(value.name for value in op.saved)))
-            raise AssertionError(f"got a {type(each).__name__} from forward, expected a tuple of {names}")
-        return each
+            self._check_form("forward", results, op.outputs, "output")
+            return
+        names = (*op.outputs, *(value.name for value in op.saved))
+        if type(results) is not tuple or len(cast("tuple[Any, ...]", results)) != len(names):
+            raise RuleError(f"got {_form(results)} from forward, expected a tuple of {', '.join(names)}", _SAVED)
+
+    def _check_saved_layout(self, values: Sequence[Any], args: Sequence[Any]) -> None:
+        for declared, value, like in zip(self.op.saved, values, empty_saved(self.op, args)):
+            if value is not None:
+                check_layout(value, f"the saved value {declared.name}", like, args[0].device)
+            elif not declared.optional:
+                raise RuleError(
+                    f"got None for the saved value {declared.name}, expected a tensor: it is required", _SAVED
+                )
+
+    def _check_form(self, direction: Direction, results: Any, names: Sequence[str], what: str) -> None:
+        """Raise RuleError unless a kernel returned a tensor where there is one result, else a tuple of all."""
+        if len(names) == 1 and not isinstance(results, Tensor):
+            raise RuleError(
+                f"got {_form(results)} from the {direction} kernel of {self.op.name}, expected a tensor",
+                f"an op with one {what} returns it alone, not in a tuple",
+            )
+        if len(names) > 1 and (not isinstance(results, tuple) or len(cast("tuple[Any, ...]", results)) != len(names)):
+            raise RuleError(
+                f"got {_form(results)} from the {direction} kernel of {self.op.name}, expected a tuple of "
+                f"{len(names)}: {', '.join(names)}",
+                f"an op with several {what}s returns a tuple of them, None for one that is not wanted",
+            )
 
     def check_outputs(self, outputs: Sequence[Tensor], args: Sequence[Any]) -> None:
-        """Raise AssertionError unless the outputs have the layout that the op gives them."""
+        """Raise RuleError unless the outputs have the layout that the op gives them."""
         for name, y, like in zip(self.op.outputs, outputs, empty_outputs(self.op, args)):
             check_layout(y, self.output_name(name), like, args[0].device)
 
@@ -155,7 +215,8 @@ class Subject(KernelCalls):
         with torch.no_grad(), self.alone({"backward": 1}, call):
             # as autograd calls it; the registered op, by torch's dispatcher, is the subject of other checks
             plan = backward_plan(plan_for(self.op, given[0], None), self.backend)
-            results: Any = counted_call(select(plan, given))(*given)
+            results: Any = select(plan, given).run(given)
+        self._check_form("backward", results, self.op.differentiable, "gradient")
         each = (results,) if isinstance(results, Tensor) else cast("tuple[Tensor, ...]", results)
         named = {name: g for name, g, need in zip(self.op.differentiable, each, needs) if need}
         for name, gradient in named.items():
@@ -196,21 +257,29 @@ class Subject(KernelCalls):
 
     # ------------------------------------------------------------------------------------------ comparison
 
-    def assert_right(self, direction: Direction, args: Sequence[Any], form: Form | None = None) -> None:
+    def assert_right(
+        self,
+        direction: Direction,
+        args: Sequence[Any],
+        form: Form | None = None,
+        saving: Sequence[bool] = (False, True),
+    ) -> None:
         """Assert that every result of the kernel is within the op's tolerance of float64.
 
         Args:
             direction: which kernel.
             args: a call's arguments, as the kernel gets them.
             form: gives the gradients, which backward gets beside them, other strides.
+            saving: of a forward kernel with saved values, the calls to make: without them, with them, or both.
         """
         if direction == "backward":
             answer = self.answer(args, form)
             self.assert_gradients(self.gradients(answer.inputs, args), answer.want, args)
             return
         want = expected_forward(self.op, plain_masks(args))
-        self.assert_outputs(self.forward(args), want, args)
-        if self.op.saved:
+        if False in saving or not self.op.saved:
+            self.assert_outputs(self.forward(args), want, args)
+        if True in saving and self.op.saved:
             outputs, saved = self.forward_with_saved(args)
             self.assert_outputs(outputs, want, args)
             self.assert_saved(saved, want, args)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._explain import explain
 from fusedops._plugins.registration import BackendInfo
+from fusedops._torch import cuda_sleep
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _host_seconds(function: Callable[[], object]) -> float:
 def _by_events(function: Callable[[], object], flush: Tensor, host_seconds: float) -> float:
     flush.zero_()
     # in cycles: at 2 GHz twice the host's time. A call that waits for the GPU itself is held for 10 ms at most
-    torch.cuda._sleep(int(min(host_seconds, 0.005) * 4e9))  # pyright: ignore[reportPrivateUsage]
+    cuda_sleep(int(min(host_seconds, 0.005) * 4e9))
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     function()

@@ -42,6 +42,7 @@ pin("a device", command("bench", "--device", "meta"), INVALID, "'meta'", "on thi
 pin("an index", command("bench", "--device", "cpu:3"), INVALID, "'cpu:3'", "at most cpu:0", "write --device cpu:0")
 pin("a device type", command("matrix", "--device", "cdua"), INVALID, "'cdua'", "expected one of", "write 'cuda'")
 pin("a device text", command("matrix", "--device", "npu:x"), INVALID, "'npu:x'", "with an index", "npu:0")
+pin("a capability", command("explain", SOFTMAX, "--capability", "9"), INVALID, "'9'", "two numbers", "--capability 9.0")
 pin("a count", command("bench", "--elements", "-5"), INVALID, "'-5'", "at least 1", "write it like 65536")
 pin("seconds", command("bench", "--seconds", "nan"), INVALID, "'nan'", "above 0", "write it like 0.2")
 pin("a backend", command("matrix", "--backend", "egaer"), POLICY, "'egaer'", "expected one of", "write 'eager'")

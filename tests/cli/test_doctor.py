@@ -15,7 +15,6 @@ from state import problems
 
 import fusedops
 from fusedops._cli import doctor
-from fusedops._native import library
 
 pytestmark = pytest.mark.usefixtures("fakes")  # no other backends than the project's own
 
@@ -175,11 +174,3 @@ def test_an_old_driver(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert code == 1
     (problem,) = [finding for finding in findings if "too old" in finding["what"]]
     assert problem["fix"] == "install a newer driver, or a torch for CUDA below 13.0"
-
-
-def test_an_installation_without_the_compiled_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not [each for each in doctor.findings() if "checked in Python" in each.what] or isinstance(library(), str)
-    monkeypatch.setattr(doctor, "library", lambda: "this installation has no compiled library x.so")
-    (note,) = [each for each in doctor.findings() if "checked in Python" in each.what]
-    assert note.level == "note"
-    assert note.what.endswith("1 us longer: this installation has no compiled library x.so")

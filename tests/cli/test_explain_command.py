@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import pytest
@@ -107,6 +108,77 @@ def test_a_seed_is_int64(capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run("explain", "bias_dropout", "--x", "4,8", "--seed", "1", capsys=capsys)
     assert code == 0
     assert "seed int64[1] on cpu" in flat(output)
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("add_rms_norm --x 4,8:bf16 --residual 4,8 --weight 8", "residual bfloat16[4, 8] on cpu, weight bfloat16[8]"),
+        ("attention --q 1,2,8,64:fp16@cuda --k 1,2,8,64 --v 1,2,8,64", "v float16[1, 2, 8, 64] on cuda"),
+        ("attention --q 1,2,8,4:fp16 --k 1,2,8,4 --v 1,2,8,4 --mask 8,8", "mask bool[8, 8] on cpu"),
+        ("cross_entropy --logits 4,8:bf16 --target 4", "target int64[4] on cpu"),
+        ("rms_norm --x 4,8:bf16 --weight 8:fp32", "weight float32[8] on cpu"),
+        ("rms_norm --x (4,8) --weight (8,)", "x float32[4, 8] on cpu, weight float32[8] on cpu"),
+        ("rms_norm --x 4x8 --weight none", "x float32[4, 8] on cpu, weight None"),
+    ],
+)
+def test_what_a_tensor_does_not_write_is_that_of_the_first(
+    words: str, given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output = run("explain", *words.split(), capsys=capsys)
+    assert code == 0
+    assert given in flat(output)
+
+
+def test_the_compute_capability_of_the_device(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["explain", "attention", "--q", "1,2,8,64:bf16@cuda", "--k", "1,2,8,64", "--v", "1,2,8,64", "--json"]
+    answers = {}
+    for capability in ("7.5", "8.0", "12.1"):
+        _, output = run(*call, "--capability", capability, capsys=capsys)
+        answers[capability] = json.loads(output)["backend"]
+    assert answers == {"7.5": "eager", "8.0": "flash_attn", "12.1": "flash_attn"}
+    assert main([*call, "--capability", "8"]) == 2
+    assert "write it like --capability 9.0" in capsys.readouterr().err
+
+
+def test_backends_that_take_no_such_call_are_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["explain", "rms_norm", "--x", "4,8"]
+    _, output = run(*call, capsys=capsys)
+    assert "refused" not in output
+    assert "others for other devices: npu, flash_attn; without a kernel for it: sdpa" in flat(output)
+    _, output = run(*call, "--backend", "npu,sdpa", capsys=capsys)  # those that a policy names are refusals
+    assert "refused npu serves npu, not cpu refused sdpa has no kernel for rms_norm" in flat(output)
+    assert "others for other devices: flash_attn" in flat(output)
+    assert "sdpa" not in output.rpartition("others")[2]
+
+
+def test_no_argument_is_cut_at_a_line_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for columns in range(40, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        _, output = run("explain", "rms_norm", "--x", "4,4096", "--weight", "4096", capsys=capsys)
+        lines = [line.strip() for line in output.splitlines()]
+        assert not [line for line in lines if line.endswith((" eps", " offset", " on")) or line in ("0", "cpu,")]
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("explain rms_norm --x 4,8 --backend cuda", "cuda is a device type, and its backends are flash_attn, sdpa"),
+        ("explain rms_norm --x 4,8 --policy gpu", "write 'flash_attn': cuda is a device type"),
+        ("check gpu", "write 'flash_attn': cuda is a device type"),
+        ("matrix --backend cuda", "write 'flash_attn': cuda is a device type"),
+        ("explain rms_norm --x 4,8 --backend mps", "write 'eager': mps is a device type"),
+        ("explain rms_norm --x 4,8@gpu", "to fix: write 'cuda'"),
+        ("explain rms_norm --x 4,8:bfloat", "to fix: write 'bfloat16'"),
+        ("explain rms_norm --x 4,8:fp8", "to fix: use one of these names"),
+        ("explain softmax --x 4,8", "to fix: write 'scaled_masked_softmax'"),
+        ("explain swiglu --x 4,8", "to fix: use one of these names"),
+        ("foo", "to fix: use one of these names"),
+    ],
+)
+def test_a_name_of_something_else_gets_its_own_answer(words: str, fix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert fix in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bias", [[], ["--bias", "none"], ["--bias", "None"]])

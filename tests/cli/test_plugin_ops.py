@@ -129,7 +129,9 @@ def test_a_misspelt_name(capsys: pytest.CaptureFixture[str]) -> None:
 def test_matrix(capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run("matrix", "--op", "scaled_keep", "--backend", "keeper", capsys=capsys)
     assert code == 0
-    assert output.startswith("scaled_keep: 100 % of x * policy ** power\n  keeper   forward  on cpu\n")
+    assert output.startswith(
+        "scaled_keep: 100 % of x * policy ** power\n  keeper   serves   forward and backward on cpu\n"
+    )
     assert "a multiple of 8" in output
 
 

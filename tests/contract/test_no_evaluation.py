@@ -89,6 +89,7 @@ VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
     "LastDims": (constraints.LastDims, ("x", "y", 1)),
     "LeadingDims": (constraints.LeadingDims, ("x", "y")),
     "Mask": (constraints.Mask, ("x",)),
+    "NotLarger": (constraints.NotLarger, ("x", "y", 1)),
     "OneElement": (constraints.OneElement, ("x", torch.int64)),
     "OneOf": (constraints.OneOf, ("x", "a", "b")),
     "Packed": (constraints.Packed, ("x", "y")),
@@ -104,7 +105,7 @@ VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
     "Scalar": (constraints.Scalar, ("x", 1.0, (1, 2.0, "a"))),
     "ScoreMask": (constraints.ScoreMask, ("x", "y", "z")),
     "When": (constraints.When, (constraints.Flag("x"), constraints.Flag("y"))),
-    "Window": (constraints.Window, ("x", "y", "z", "w")),
+    "Window": (constraints.Window, ("x",)),
 }
 
 

@@ -121,10 +121,10 @@ def test_a_call_is_served_or_is_an_invalid_input_error(name: str, data: st.DataO
         for parameter, arg in zip(op.parameters, args)
     )
     if any(isinstance(constraint, Alignment) for constraint in op.constraints):
-        args = op.completed(args)  # the public function accepts more than these texts
+        args = op.prepared(args)  # the public function accepts more than these texts
     reason = op.invalid(args)
     if reason is None:
-        ys = op.each(op.call_public(*args, backend="eager"))
+        ys = op.as_tuple(op.call_public(*args, backend="eager"))
         assert all(isinstance(y, torch.Tensor) for y in ys)
         assert len(ys) == len(op.outputs) or "return_lse" in op.parameters
     else:
@@ -139,7 +139,7 @@ def test_boundaries_of_an_ops_constraints_agree_with_its_check(name: str) -> Non
     sides: dict[str, set[bool]] = {}
     for case in op.evidence.cases:
         args = specs(op, case, torch.float32)
-        call = dict(zip(op.parameters, op.completed(op.bind((), args))))
+        call = dict(zip(op.parameters, op.prepared(op.bind((), args))))
         assert op.invalid(tuple(call.values())) is None
         for constraint in op.constraints:
             for boundary in constraint.boundaries(call):

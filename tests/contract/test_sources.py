@@ -126,11 +126,11 @@ def packed(source: str) -> list[int]:
     return result
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_file_is_short_and_not_packed(path: pathlib.Path) -> None:
-    text = path.read_text("utf-8")
-    assert len(text.splitlines()) <= MOST_LINES
-    assert packed(text) == [], "three attributes are assigned in one statement; to fix: write a line for each"
+def test_a_file_is_short_and_not_packed() -> None:
+    texts = {path: path.read_text("utf-8") for path in SOURCES}
+    assert [path for path, text in texts.items() if len(text.splitlines()) > MOST_LINES] == []
+    statements = {path: lines for path, text in texts.items() if (lines := packed(text))}
+    assert statements == {}, "three attributes are assigned in one statement; to fix: write a line for each"
 
 
 def test_packed_statements_are_found() -> None:
@@ -140,6 +140,22 @@ def test_packed_statements_are_found() -> None:
     assert packed("self.a, self.b = self.c.d, self.e.f") == []
     assert packed("a, b, c = self.a, self.b, self.c") == []
     assert packed("self.a.b.c.d = 1") == []
+
+
+# ---------------------------------------------------------------------------------------------------------- op families
+
+#: What a file of a family holds: constraints and the preparation of arguments; what its ops compute; how far a right
+#: result may be off; the rule for DTensors; cases, tolerances, bytes and unfused forms.
+ROLES = ("__init__", "arguments", "formulas", "error_bounds", "sharding", "evidence")
+
+
+def test_the_files_of_a_family_are_its_ops_and_five_roles() -> None:
+    folders = [path for path in (CORE / "ops").iterdir() if (path / "__init__.py").exists()]
+    names = {f"{path.parent.name}/{path.stem}" for folder in folders for path in folder.glob("*.py")}
+    assert {name for name in names if name.partition("/")[2] not in (*ROLES, *OWN_OPS)} == set()
+    assert {name.partition("/")[2] for name in names} >= {*ROLES, *OWN_OPS}
+    for folder in folders:
+        assert (folder / "evidence.py").exists(), f"{folder.name} has no evidence.py"
 
 
 # ----------------------------------------------------------------------------------------------------------- op names
@@ -174,9 +190,8 @@ def op_names(source: str) -> list[tuple[int, str]]:
 GENERIC = [path for path in FILES if not {"ops", "compat", "integrations", "nn"} & set(path.relative_to(CORE).parts)]
 
 
-@pytest.mark.parametrize("path", GENERIC, ids=relative)
-def test_generic_code_names_no_op(path: pathlib.Path) -> None:
-    assert op_names(path.read_text("utf-8")) == []
+def test_generic_code_names_no_op() -> None:
+    assert {path: names for path in GENERIC if (names := op_names(path.read_text("utf-8")))} == {}
 
 
 def test_the_search_finds_every_kind_of_name() -> None:
@@ -185,3 +200,48 @@ def test_the_search_finds_every_kind_of_name() -> None:
     assert op_names("torch.ops.fusedops.bias_gelu_backward") == [(1, "bias_gelu")]
     assert op_names("from fusedops.ops.gelu.bias_gelu import OP") == []
     assert op_names("from fusedops.ops import bias_gelu") == [(1, "bias_gelu")]
+
+
+# ---------------------------------------------------------------------------------------------------- one sense a word
+
+#: Words that had another sense beside the one in docs/design.md, and the names of that sense.
+GLOSSARY = {
+    "error()": "an exception is an error: call a bound of rounding errors error_bound",
+    "gradient_error()": "an exception is an error: call a bound of rounding errors gradient_error_bound",
+    "place": "call a number in a sequence index, and a position in a tensor element",
+    "places": "call numbers in a sequence indices",
+    "complete": "call what fills in a call's arguments prepare_args",
+}
+FOLDERS = ("constraints", "ops", "_policy", "_verify", "_report")
+
+
+def names_declared(source: str) -> list[tuple[int, str]]:
+    """Return the parameters, variables and attributes that a source declares, and its functions with brackets."""
+    result: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            result.append((node.lineno, f"{node.name}()"))
+        elif isinstance(node, ast.arg):
+            result.append((node.lineno, node.arg))
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            result.append((node.lineno, node.id if isinstance(node, ast.Name) else node.attr))
+    return result
+
+
+OF_FOLDERS = [path for path in FILES if path.relative_to(CORE).parts[0] in FOLDERS]
+
+
+def test_a_word_has_one_sense() -> None:
+    wrong = [
+        f"{relative(path)}:{line}: {name}; to fix: {GLOSSARY[name]}"
+        for path in OF_FOLDERS
+        for line, name in names_declared(path.read_text("utf-8"))
+        if name in GLOSSARY
+    ]
+    assert wrong == []
+
+
+def test_declared_names_are_found() -> None:
+    source = "def error(place, *, complete):\n    places = x.place = 1\n    for at, place in y: pass"
+    assert [name for _, name in names_declared(source)].count("place") == 3
+    assert {name for _, name in names_declared(source)} >= {"error()", "complete", "places"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import OPTIONS, arguments, growing, inputs, loss
+from calls import OPTIONS, arguments, call_registered, growing, inputs, loss
 from torch import Tensor
 from two_outputs import OP as TWO_OUTPUTS_OP
 from two_outputs import two_outputs
@@ -32,7 +32,7 @@ def registered(request: pytest.FixtureRequest) -> Any:
 def backward_call(op: str) -> dict[str, Any]:
     """Return the arguments of a valid backward call by name."""
     contract, args = OPS[op], arguments(op, inputs(op, dtype=torch.float32))
-    outputs = contract.each(contract.reference(*args))
+    outputs = contract.as_tuple(contract.reference(*args))
     results = [*outputs, *contract.saved_references(args, outputs)]
     grads = [torch.ones_like(y) for y in outputs]
     needs = tuple(args[contract.parameters.index(name)] is not None for name in contract.differentiable)
@@ -46,7 +46,7 @@ def run(op: str, call: dict[str, Any]) -> Any:
 @every_op
 def test_a_valid_call_is_served(op: str) -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        y = getattr(torch.ops.fusedops, op)(*arguments(op, growing(op, inputs(op, dtype=dtype))))
+        y = call_registered(op, *arguments(op, growing(op, inputs(op, dtype=dtype))))
         loss(y).backward()  # by the registered backward
     call = backward_call(op)
     meta = {name: value.to("meta") if isinstance(value, Tensor) else value for name, value in call.items()}
@@ -139,7 +139,7 @@ def test_a_direct_call_in_compiled_code(dynamic: bool) -> None:
 
 def test_a_plain_call_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Autograd has checked the gradient already."""
-    from fusedops._dispatch import backward_check
+    from fusedops._dispatch.registered import backward_check
 
     monkeypatch.setattr(backward_check, "_reason", None)
     x = torch.ones(2, 3, requires_grad=True)

@@ -39,6 +39,7 @@ def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
             {
                 "backend": "short",
                 "status": "refused",
+                "named": True,
                 "reasons": [
                     {
                         "code": "size",
@@ -61,6 +62,7 @@ def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
             {
                 "backend": "npu",
                 "status": "refused",
+                "named": False,
                 "reasons": [
                     {
                         "code": "device",
@@ -73,8 +75,22 @@ def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
                 "deviations": [],
                 "adaptations": [],
             },
-            {"backend": "eager", "status": "selected", "reasons": [], "deviations": [], "adaptations": []},
-            {"backend": "triton", "status": "eligible", "reasons": [], "deviations": [], "adaptations": []},
+            {
+                "backend": "eager",
+                "status": "selected",
+                "named": False,
+                "reasons": [],
+                "deviations": [],
+                "adaptations": [],
+            },
+            {
+                "backend": "triton",
+                "status": "eligible",
+                "named": False,
+                "reasons": [],
+                "deviations": [],
+                "adaptations": [],
+            },
         ],
     }
     assert str(decision) == (
@@ -87,9 +103,9 @@ def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
         "                     got x of float64, expected float32\n"
         "                     to fix: split x so that dim -1 is at most 8\n"
         "                     to fix: convert x to float32\n"
-        "  refused   npu      serves npu, not cpu\n"
         "  selected  eager\n"
-        "  eligible  triton"
+        "  eligible  triton\n"
+        "  others    for other devices: npu"
     )
 
 
@@ -183,8 +199,8 @@ def test_offline_answers(python: Callable[..., Any]) -> None:
         "  prefer    nothing set: default order, by priority\n"
         "  fallback  warn\n"
         "  assumed   a machine with npu and the backends for it installed; this one has no npu\n"
-        "  refused   npu        got dim -1 of x = 500, expected a multiple of 32 in [32, 4096]\n"
-        '                       to fix: pad dim -1 of x from 500 to 512, or allow adapt="pad"\n'
+        "  refused   npu      got dim -1 of x = 500, expected a multiple of 32 in [32, 4096]\n"
+        '                     to fix: pad dim -1 of x from 500 to 512, or allow adapt="pad"\n'
     )
     assert data["assumed"]
     assert [v["backend"] for v in printed["ascend"][1]["candidates"] if v["status"] == "eligible"] == ["eager"]

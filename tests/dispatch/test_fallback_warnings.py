@@ -74,9 +74,8 @@ def test_the_warning_points_at_the_line_of_the_user(fakes: Any) -> None:
         where.append(line() + 1)
         fusedops.scaled_masked_softmax(grown, backend="short")  # its gradient alone falls back
         forget_warnings()
-        y = torch.ops.fusedops.scaled_masked_softmax(grown, backend="short")
         where.append(line() + 1)
-        y.sum().backward()
+        torch.ops.fusedops.scaled_masked_softmax(grown, backend="short").sum().backward()
         forget_warnings()
         where += [line() + 1] * 2  # for the gradient, short is passed over as well
         fusedops.scaled_masked_softmax(grown, backend="named")

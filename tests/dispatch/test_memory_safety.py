@@ -102,6 +102,11 @@ FREED: dict[str, tuple[Callable[..., Any], Tensor]] = {
     "bias_gelu bias": (lambda t: fusedops.bias_gelu(X, t), W),
     "bias_dropout bias": (lambda t: fusedops.bias_dropout(X, t, 0.5, seed=1), W),
     "bias_dropout seed": (lambda t: fusedops.bias_dropout(X, W, 0.5, seed=t), torch.tensor([1])),
+    "bias_dropout seed, p 0": (lambda t: fusedops.bias_dropout(X, None, 0.0, seed=t), torch.tensor([1])),
+    "bias_dropout seed, eval": (
+        lambda t: fusedops.bias_dropout(X, W, 0.5, training=False, seed=t),
+        torch.tensor([1]),
+    ),
     "bias_dropout_add residual": (lambda t: fusedops.bias_dropout_add(X, W, t, 0.5, seed=1), R),
     "bias_dropout_add seed": (lambda t: fusedops.bias_dropout_add(X, W, R, 0.5, seed=t), torch.tensor([1])),
     "swiglu up": (lambda t: fusedops.swiglu(X, t), R),

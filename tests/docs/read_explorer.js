@@ -5,9 +5,11 @@ const texts = (element, name) => [...element.querySelectorAll(`[data-${name}]`)]
 function shown() {
   const { error, forward, backward, given, bytes } = document.querySelector("#call-explorer > .strip").dataset;
   if (error) return { error };
-  const candidates = [...document.querySelectorAll("#call-explorer > .chain li")].map((item) => {
+  const items = [...document.querySelectorAll("#call-explorer > .chain [data-backend]")];
+  items.sort((one, other) => one.dataset.at - other.dataset.at);
+  const candidates = items.map((item) => {
     const { backend, status } = item.dataset;
-    const reasons = [...item.querySelectorAll(".forward .reason")].map(({ dataset }) => [
+    const reasons = [...item.querySelectorAll(item.matches("li") ? ".forward .reason" : ".reason")].map(({ dataset }) => [
       dataset.code,
       dataset.detail,
       dataset.fix,

@@ -21,7 +21,9 @@ def page() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")  # which the module removes
+        spec.loader.exec_module(module)
     return module
 
 
@@ -51,6 +53,20 @@ def test_the_table_is_what_a_call_gets(page: ModuleType, name: str) -> None:
 def _kernels(page: ModuleType, name: str) -> list[fusedops.Kernel]:
     (record,) = (record for record in page.registry.records() if record.name == name)
     return [kernel for kernel in record.backend.kernels if kernel.op == "attention" and kernel.serves("cpu")]
+
+
+@pytest.mark.parametrize("window", [(3, 2), (-1, 2), (3, -1), (0, 0)], ids=str)
+@pytest.mark.parametrize("queries", [4, 9, 12])
+def test_the_function_of_flash_attn_aligns_windows_at_the_lower_right(window: tuple[int, int], queries: int) -> None:
+    text = (DOCS / "attention.md").read_text("utf-8")
+    names = {"fusedops": fusedops, "torch": torch}
+    exec("def flash_attn_func(" + text.partition("\ndef flash_attn_func(")[2].partition("\n\n\n")[0], names)
+    q, (k, v) = torch.randn(1, queries, 2, 8), torch.randn(2, 1, 9, 2, 8)
+    left, right = (99 if side < 0 else side for side in window)
+    away = torch.arange(9) - torch.arange(queries)[:, None] - (9 - queries)
+    heads = [each.transpose(1, 2) for each in (q, k, v)]
+    expected = fusedops.attention(*heads, (away < -left) | (away > right)).transpose(1, 2)
+    torch.testing.assert_close(names["flash_attn_func"](q, k, v, window_size=window), expected)
 
 
 def test_the_benchmark_runs() -> None:

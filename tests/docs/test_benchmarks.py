@@ -15,9 +15,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from repository import ROOT
 
 import fusedops
+from benchmarks import pages, report
 from fusedops.testing import interleaved
 
 COLUMNS = {
@@ -52,6 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, done.stdout
 
 
+@pytest.mark.slow
 def test_a_run(run: tuple[Path, str], performance: ModuleType) -> None:
     out, expected = run
     rows = performance.read(out)
@@ -71,7 +74,8 @@ def test_a_run(run: tuple[Path, str], performance: ModuleType) -> None:
     assert f"{len(rows)} measurements" in expected
 
 
-def test_a_report_of_a_folder(run: tuple[Path, str], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_report_of_a_folder(run: tuple[Path, str], performance: ModuleType, tmp_path: Path) -> None:
     copy = tmp_path / "gpu" / "large.jsonl"
     copy.parent.mkdir()
     copy.write_text(run[0].read_text())
@@ -82,7 +86,8 @@ def test_a_report_of_a_folder(run: tuple[Path, str], tmp_path: Path) -> None:
     for picture in ("png", "svg"):
         assert copy.with_name(f"large-speedup.{picture}").stat().st_size > 1000
     page = (tmp_path / "gpu" / "report.md").read_text()
-    assert page.startswith("## gpu: large\n")
+    device = performance.read(copy)[0]["device"]
+    assert page.startswith(f"## {device}: large calls, float32\n")
     assert "\nfloat32:\n\n| call | mode | backend |" in page
     assert "| bias_gelu, tanh | forward | eager |" in page
     assert "![Plot of the run large: speed-up over plain torch](large-speedup.png)" in page
@@ -114,6 +119,7 @@ def test_a_machine_that_is_never_idle_is_reported(tmp_path: Path) -> None:
     assert (tmp_path / "none.jsonl").read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_table_has_each_figure_of_its_rows(run: tuple[Path, str], performance: ModuleType) -> None:
     rows = [row for row in performance.read(run[0]) if row["op"] == "bias_gelu" and row["case"] == "tanh"]
     rows = [row for row in rows if row["provider"] != "fusedops.cpu"]  # where the library is built
@@ -144,14 +150,74 @@ def test_compare_finds_slower_ops(run: tuple[Path, str], performance: ModuleType
         assert expected in done.stdout
 
 
-def test_the_page_is_made_of_the_committed_runs_alone(performance: ModuleType) -> None:
-    assert performance.PAGE.read_text(encoding="utf-8") == performance.page(), "run `make docs`"
-    found = list(performance.runs())
-    assert found, "no run is committed"
-    for path, rows in found:
+def test_the_pages_are_made_of_the_committed_runs_alone() -> None:
+    for path, text in pages.files().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is stale: run `make docs`"
+    found = [*report.RESULTS.rglob("*.jsonl")]
+    assert pages.SHOWN in found
+    for path in found:
+        rows = report.read(path)
         commits = {row["commit"] for row in rows}
         assert len(commits) == 1, f"{path} is of several commits"
         assert re.fullmatch(r"[0-9a-f]{40}", commits.pop()), f"{path} is not of one committed state"
-    # the prose has no figure of its own
-    prose = re.sub(r"`[^`]*`", "", performance.HEAD + performance.TAIL)
-    assert not re.findall(r"\d+(?:\.\d+)?\s*(?:x|%|ms|us|GB|copies)", prose)
+    # the prose around the tables has no measured figure of its own
+    for text in (pages.RESULTS_HEAD, pages.RESULTS_TABLE, pages.SLOW_HEAD, pages.RUNS_HEAD):
+        prose = re.sub(r"`[^`]*`", "", text)
+        assert not re.findall(r"\d+(?:\.\d+)?\s*(?:x|%|ms|us|GB|copies)", prose)
+
+
+def test_every_committed_run_is_on_a_page() -> None:
+    """A run that no page shows is of kernels that are gone: it leaves the repository."""
+    texts = "".join(pages.files().values())
+    committed = [path for path in report.RESULTS.rglob("*") if path.is_file() and "out" not in path.parts]
+    assert [path.name for path in committed if f"[{path.name}](" not in texts] == []
+
+
+def test_the_first_table_and_the_picture_have_every_measured_op() -> None:
+    rows = report.read(pages.SHOWN)
+    measured = {row["op"] for row in rows}
+    page, picture = (pages.files()[pages.DOCS / name] for name in ("performance.md", "_static/speed.svg"))
+    table = page.partition("\n| op |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| \[(\w+)\]", table, re.M)) == measured
+    assert set(re.findall(r'class="code"[^>]*>(\w+)<', picture)) == measured
+    assert measured | {"attention", "linear_cross_entropy"} == set(fusedops.ops.__all__)
+    row = next(
+        row
+        for row in rows
+        if (row["op"], row["form"], row["direction"], row["dtype"], row["elements"], row["provider"])
+        == ("rms_norm", "rms", "backward", "float32", 2**25, "fusedops")
+    )
+    assert f"| {row['speedup']:.2f} | {pages.percent(row):.0f} |" in table
+    assert pages.percent(row) == pytest.approx(150 / row["copies"], rel=1e-3)  # reads x and its gradient, writes one
+    assert f">{row['speedup']:.1f}<" in picture
+
+
+def test_every_ratio_below_the_limit_is_listed() -> None:
+    row = {"op": "rms_norm", "form": "rms", "direction": "forward", "dtype": "float32", "provider": "fusedops"}
+    rows = [{**row, "elements": 64, "speedup": 0.5}, {**row, "elements": 2**20, "speedup": 0.94}]
+    rows += [{**row, "elements": 2**22, "speedup": 0.95}, {**row, "provider": "kernel", "elements": 1, "speedup": 0.1}]
+    lines = list(pages.slow_table({pages.SHOWN: rows}))
+    assert "2 of the 3 ratios" in lines[0]
+    assert lines[3:] == ["| rms_norm, rms, forward | 0.50 | 64 to 1 Mi; float32 |"]
+
+
+def test_the_calls_of_the_size_tables_run() -> None:
+    """Each case computes the same as its chain of torch calls, so the times are of the same work."""
+    from benchmarks.cpu_cases import CASES
+
+    for op, make, form in CASES:
+        torch.manual_seed(0)
+        work = make(2**12, torch.float32, form)
+        got, expected = getattr(fusedops, op)(*work.args, **work.options), work.plain()
+        pairs = zip(got, expected) if isinstance(got, tuple) else [(got, expected)]
+        for mine, plain in pairs:
+            assert mine.shape == plain.shape, (op, form)
+            if form != "training":  # torch draws other random numbers
+                torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_the_speed_ups_in_the_first_lines_of_the_readme_are_those_of_the_picture() -> None:
+    ratios = [ratio for pair in pages.speedups(report.read(pages.SHOWN)).values() for ratio in pair]
+    stated = re.search(r"speed-ups of ([\d.]+) to ([\d.]+) over torch", (ROOT / "README.md").read_text("utf-8"))
+    assert stated is not None
+    assert stated.groups() == (f"{min(ratios):.1f}", f"{max(ratios):.0f}")

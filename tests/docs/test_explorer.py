@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -70,7 +71,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     ids=["80", "2000"],
 )
 def test_the_page_answers_as_explain_does(page: browser.Page, count: int, seed: str, way: str) -> None:
-    calls = [json.loads(line) for line in run("tests/support/explorer_calls.py", str(count), seed).splitlines()]
+    calls = [json.loads(line) for line in run("tests/support/makers/explorer_calls.py", str(count), seed).splitlines()]
     assert len(calls) == count
     answers = page.run(f"{way}({json.dumps([call['fragment'] for call in calls])})")
     for call, answer in zip(calls, answers, strict=True):
@@ -110,6 +111,20 @@ def test_an_edit_changes_the_answer_and_the_address(page: browser.Page) -> None:
 
 
 @needs_browser
+def test_the_example_is_the_one_that_is_shown(page: browser.Page) -> None:
+    shown = "document.querySelector('#explorer-example').selectedOptions[0].textContent"
+    for op in ("rms_norm", "attention", "linear_cross_entropy"):
+        answer_of(page, f"#op={op}&device=cpu")
+        first = page.run("document.querySelector('#explorer-example').options[1].textContent")
+        assert page.run(shown) == first
+        page.run("""((argument) => {
+            argument.value = "3,5,7,11";
+            argument.dispatchEvent(new Event("input", { bubbles: true }));
+        })(document.querySelector("#call-explorer > .details input"))""")
+        assert page.run(shown) == "another call"
+
+
+@needs_browser
 @pytest.mark.parametrize(
     "fragment",
     [
@@ -125,6 +140,58 @@ def test_the_call_as_python_gives_the_same_answer(page: browser.Page, fragment: 
     command = f"import json\nfrom fusedops import _explain\n_explain._is_here = lambda device: False\n{code}"
     given, backend, backward = json.loads(run("-c", command))
     assert [given, backend, backward] == [answer["given"], answer["backend"], answer["backward"]]
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        "#op=attention&device=cuda&q=2,8,9,64:float16&k=2,2,9,64:float16&v=2,2,9,64:float16&window=(3, 1)&causal=True",
+        "#op=rms_norm&device=npu&x=8,512:bfloat16&weight=512&offset=1.0&policy=eager,auto&fallback=silent",
+        "#op=bias_gelu&device=cuda&x=8,512:float16&bias=None&approximate=none&capability=7.5&adapt=pad",
+        "#op=cross_entropy&device=cpu&logits=8,512:bfloat16&target=8&reduction=sum&softcap=1e-3",
+        "#op=bias_dropout_add&device=cuda&x=8,64:float16&bias=None&residual=8,64&p=0.5&seed=7",
+    ],
+)
+def test_the_call_as_a_command_gives_the_same_answer(page: browser.Page, fragment: str) -> None:
+    answer = answer_of(page, fragment)
+    command = page.run("document.querySelector('#call-explorer pre.command').textContent")
+    program, *words = shlex.split(command)
+    assert program == "fusedops"
+    code = f"""
+from fusedops import _explain
+from fusedops._cli.main import main
+_explain._is_here = lambda device: False
+main({[*words, "--json"]})
+"""
+    decision = json.loads(run("-c", code))
+    assert [decision[key] for key in ("given", "backend", "backward")] == [
+        answer[key] for key in ("given", "backend", "backward")
+    ]
+
+
+@needs_browser
+def test_backends_of_other_devices_are_on_one_line(page: browser.Page) -> None:
+    answer_of(page, "#op=rms_norm&device=cpu&x=8,64:float32&weight=64:float32")
+    chain = "document.querySelector('#call-explorer > .chain')"
+    assert page.run(f"[...{chain}.querySelectorAll('.others')].map(each => each.textContent)") == [
+        "For other devices: npu, triton, flash_attn",
+        "Without a kernel for it: sdpa",
+    ]
+    assert page.run(f"{chain}.querySelectorAll('.badge.refused').length") == 0
+    answer_of(page, "#op=rms_norm&device=cpu&x=8,64:float32&weight=64:float32&policy=npu")
+    assert page.run(f"{chain}.querySelector('.badge.refused').parentElement.textContent") == "npurefused"
+
+
+@needs_browser
+def test_the_page_opens_on_the_call_of_its_text(site: pathlib.Path) -> None:
+    with browser.opened() as opened:
+        opened.open(site)
+        assert opened.run("document.querySelector('.strip').dataset.given") == (
+            "x bfloat16[8, 16, 512, 500] on npu, mask None, scale 0.125, causal False"
+        )
+        refused = opened.run("document.querySelector('.chain li.refused .reason').dataset.detail")
+        assert refused == "got dim -1 of x = 500, expected a multiple of 32 in [32, 4096]"
 
 
 @needs_browser

@@ -41,7 +41,7 @@ def test_with_an_address_every_link_is_absolute(hook: ModuleType) -> None:
         start = f"{base}/blob/v1.2.3/"
         assert target.startswith(start), target
         assert (ROOT / re.split("[#?]", target.removeprefix(start))[0]).exists(), target
-    assert f"]({base}/blob/v1.2.3/docs/_static/call.svg?raw=true)" in metadata["readme"]["text"]
+    assert f"]({base}/blob/v1.2.3/docs/_static/speed.svg?raw=true)" in metadata["readme"]["text"]
 
 
 def test_code_and_links_on_the_network_stay(hook: ModuleType) -> None:

@@ -17,7 +17,6 @@ from repository import ROOT
 #: Exit codes of the commands that end with another one than 0: an `explain` whose call falls back, or cannot run.
 EXIT_CODES = {
     "fusedops explain scaled_masked_softmax --x 8,16,512,500:bf16@npu --scale 0.125": 1,
-    "fusedops explain scaled_masked_softmax --x 8,16,512,500:fp16@npu --scale 0.125": 1,
     "fusedops explain scaled_masked_softmax --x 8,16,512,500:bf16@npu --mask 8,1,512,500 --scale 0.125": 1,
     "fusedops explain bias_gelu --x 8,512,3072:bf16@cuda --policy 'triton; bias_gelu=eager' --fallback raise": 0,
 }
@@ -62,6 +61,11 @@ NOT_RUN = {
     "make test-versions": "minutes, and two more installations of torch",
     "make docs": "minutes; each page that it writes has a test that it is current",
     "make bench": "40 minutes on an idle machine",
+    "make release": "half an hour; docs/test_release.py has tests of its parts",
+    "git tag": "of a release",
+    "tools/aarch64_python.sh": "downloads 200 MB, on Debian alone",
+    "python -m twine upload": "uploads",
+    "python tools/kernels_repository.py": "needs the wheels; integrations/test_kernels_repository.py runs it",
     "make wheels": "a minute for each platform; the tests marked long compile them",
     "make gpu": "needs a GPU; docs/test_gpu_run.py runs its runner",
     "make gpu-dry": "minutes; docs/test_gpu_run.py runs its runner",
@@ -70,11 +74,13 @@ NOT_RUN = {
     "python -m benchmarks.idle": "waits for an idle machine",
     "python -m benchmarks.linear_loss": "needs 2 GB and a minute",
     "python -m benchmarks.cpu_sizes": "needs an hour on an idle machine",
+    "python -m benchmarks.compiled": "compiles, and needs an idle machine",
     "fusedops bench bias_gelu --dtype bf16 --device cuda": "needs a GPU",
     "python -m fusedops check flash_attn": "needs a GPU",
     "pip install fusedops": "is not published",
     "pip install 'fusedops[": "is not published",
     "pip install torch": "gigabytes",
+    "pip install numpy": "needs an index",
     "pip install 'flash-attn": "needs a GPU's compiler",
     "pip install ziglang hatchling": "needs an index",
     "pip install --no-build-isolation --no-deps": "docs/test_install.py compiles the library",

@@ -60,8 +60,8 @@ def page() -> Iterator[browser.Page]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_page_is_wider_than_the_window(site: pathlib.Path, page: browser.Page, width: int) -> None:
-    pages = sorted(site.glob("*.html"))
-    assert {path.stem for path in DOCS.glob("*.md")} <= {path.stem for path in pages}
+    pages = sorted([*site.glob("*.html"), *site.glob("api/*.html")])
+    assert {path.stem for path in [*DOCS.glob("*.md"), *DOCS.glob("api/*")]} <= {path.stem for path in pages}
     page.size(width, 900)
     cut: dict[str, list[str]] = {}
     for each in pages:
@@ -70,6 +70,42 @@ def test_no_page_is_wider_than_the_window(site: pathlib.Path, page: browser.Page
     assert {name: found for name, found in cut.items() if found} == {}
     assert not page.errors
     assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "about"}
+
+
+# The tables whose first column is cut at its right, or whose first two columns are not both in view unless the first
+# one stays in place when the table scrolls.
+HIDDEN = """(() => {
+  const hidden = [];
+  for (const table of document.querySelectorAll("article .table-wrapper > table")) {
+    const box = table.parentElement.getBoundingClientRect();
+    const right = (n) => table.querySelector(`tbody td:nth-child(${n})`)?.getBoundingClientRect().right ?? 0;
+    const stays = getComputedStyle(table.querySelector("tbody td")).position === "sticky";
+    if (right(1) > box.left + 0.6 * box.width || (right(2) > box.right + 1 && !stays))
+      hidden.push(table.textContent.trim().replace(/\\s+/g, " ").slice(0, 60));
+  }
+  return hidden;
+})()"""
+
+
+def test_the_main_column_of_every_table_is_in_view_on_a_phone(site: pathlib.Path, page: browser.Page) -> None:
+    page.size(390, 900)
+    hidden: dict[str, list[str]] = {}
+    for each in sorted([*site.glob("*.html"), *site.glob("api/*.html")]):
+        page.open(each)
+        hidden[each.name] = page.run(HIDDEN)
+    assert {name: found for name, found in hidden.items() if found} == {}
+
+
+def test_no_command_scrolls(site: pathlib.Path, page: browser.Page) -> None:
+    page.size(390, 900)
+    blocks = "[...document.querySelectorAll('.highlight-sh pre')]"
+    seen, wide = 0, []
+    for each in sorted(site.glob("*.html")):
+        page.open(each)
+        seen += page.run(f"{blocks}.length")
+        wide += page.run(f"{blocks}.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent)")
+    assert seen > 20
+    assert wide == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)

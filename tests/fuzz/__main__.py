@@ -43,6 +43,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--op", action="append", default=[], help="only this op; may be repeated")
     parser.add_argument("--backend", action="append", default=[], help="only this backend; may be repeated")
     parser.add_argument("--seed", type=int, help="of every call; default: the time")
+    parser.add_argument("--situation", action="append", default=[], help="of each call, in turn; may be repeated")
     parser.add_argument("--plugin", action="append", default=[], help="a module with one more backend")
     parser.add_argument("--hang", type=float, default=_HANG, help="seconds after which a call hangs; default 120")
     parser.add_argument(
@@ -88,7 +89,7 @@ def _child(
     """Run one child; return its exit status, its errors, and True where it came to its end."""
     arguments = ["--seed", str(options.seed), "--hang", str(options.hang), "--last", str(last), "--child"]
     arguments += ["--calls", str(options.calls)] if options.calls is not None else ["--minutes", str(seconds / 60)]
-    for flag in ("op", "backend", "plugin"):
+    for flag in ("op", "backend", "situation", "plugin"):
         arguments += [part for value in getattr(options, flag) for part in (f"--{flag}", value)]
     if numbers:
         arguments += ["--start", json.dumps([numbers.get(at, 0) for at in range(max(numbers) + 1)])]

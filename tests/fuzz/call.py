@@ -51,7 +51,10 @@ LAYOUTS: Mapping[str, Layout] = {
     "expanded last": Layout("{name} = {name}[..., :1].expand({shape})", 1),
     "expanded all": Layout("{name} = {name}.reshape(-1)[0].expand({shape})"),
     "negated": Layout("{name} = torch.complex(torch.zeros_like({name}), -{name}).conj().imag", 0, True),
+    "negative bit": Layout("{name} = torch._neg_view(-{name})"),
 }
+#: Of LAYOUTS, that of integers alone.
+OF_INTEGERS = "negative bit"
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ class Call:
         channel: how the policy is set.
         fallback: the fallback level.
         adapt: the adapt setting.
+        situation: what the call gets into after it was compared, see situations.py; empty for nothing.
     """
 
     op: str
@@ -149,6 +153,7 @@ class Call:
     channel: Channel = "argument"
     fallback: str = "silent"
     adapt: str = "none"
+    situation: str = ""
 
     def tensors(self) -> dict[str, Made]:
         """Return the tensors by parameter."""
@@ -164,7 +169,7 @@ class Call:
                 lines.append(f"{name} = {name}.detach().requires_grad_()")
         values = ", ".join(f'"{n}": {n if isinstance(v, Made) else written(v)}' for n, v in self.args.items())
         options = {"grads": self.grads, "mode": self.mode, "channel": self.channel}
-        options |= {"fallback": self.fallback, "adapt": self.adapt}
+        options |= {"fallback": self.fallback, "adapt": self.adapt, "situation": self.situation}
         lines.append(f'outcome = check("{self.op}", {{{values}}}, "{self.backend}", **{options!r})')
         return "\n".join(lines) + "\n"
 

@@ -28,6 +28,7 @@ from tests.fuzz.effects import (
     assert_unchanged,
     contents,
 )
+from tests.fuzz.situations import check_situation
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def check(
     channel: str = "argument",
     fallback: Any = "silent",
     adapt: Any = "none",
+    situation: str = "",
 ) -> Outcome:
     """Make a call twice, with its gradients, and compare it.
 
@@ -69,6 +71,7 @@ def check(
         channel: how the policy is given: "argument", "use" or "set_policy".
         fallback: the fallback level.
         adapt: the adapt setting.
+        situation: what the call gets into after it was compared, of ``SITUATIONS``; empty for nothing.
 
     Raises:
         Wrong: a result, an error or a side effect is not as the contract has it.
@@ -89,15 +92,15 @@ def check(
             assert_unchanged(given, before)
             return Outcome("invalid" if outcome is InvalidInputError else "refused")
         torch.manual_seed(3)
-        complete = with_floats(op.completed(op.bind((), given)), op.float_places)
+        complete = with_floats(op.prepared(op.bind((), given)), op.float_indices)
         drawn = torch.get_rng_state()
         results: list[tuple[tuple[Tensor, ...], dict[str, Tensor]]] = []
         for _ in range(2):
             torch.manual_seed(3)
             counts = _counts()
-            outputs = op.each(op.function(**given, **kernel_policy))
+            outputs = op.as_tuple(op.function(**given, **kernel_policy))
             if any(y is None for y in outputs):  # an output that the call does not have is empty in kernels
-                outputs = tuple(like if y is None else y for y, like in zip(outputs, op.each(op.empty(*complete))))
+                outputs = tuple(like if y is None else y for y, like in zip(outputs, op.as_tuple(op.empty(*complete))))
             if not torch.equal(torch.get_rng_state(), drawn):
                 raise Wrong("got another state of torch's generator after the call than the contract gives")
             assert_layout(op, outputs, complete)
@@ -107,6 +110,14 @@ def check(
             assert_unchanged(given, before)
             results.append((outputs, gradients))
         assert_same_bits(*results)
+        if situation:
+
+            def make(changed: Mapping[str, Any]) -> tuple[Tensor, ...]:
+                torch.manual_seed(3)
+                ys = op.as_tuple(op.function(**changed, **(kernel_policy or {"backend": backend})))
+                return tuple(like if y is None else y for y, like in zip(ys, results[0][0]))
+
+            check_situation(situation, op, given, make, results[0][0], grads[1])
     outputs, gradients = results[0]
     undetermined, excused = compare(Answer(op, complete, incoming, outputs), gradients, outcome)
     # numpy's RuntimeWarning: Triton's interpreter computes with it

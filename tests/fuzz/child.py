@@ -13,6 +13,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from tests.fuzz.check import Outcome, check
 from tests.fuzz.generate import generate
 from tests.fuzz.machine import Target, prepare, targets
 from tests.fuzz.shrink import shrunk
+from tests.fuzz.situations import SITUATIONS
 
 SLICE = 3.0  # seconds for each target before the next one has its turn
 _SLOW = 8  # how many times fewer calls a target with small tensors has
@@ -29,6 +31,8 @@ _SLOW = 8  # how many times fewer calls a target with small tensors has
 
 def run(options: Namespace) -> None:
     """Run calls until the time or their number is reached."""
+    if not {*options.situation} <= {*SITUATIONS}:
+        raise SystemExit(f"fuzz: got situations {options.situation}, expected some of {', '.join(SITUATIONS)}")
     prepare(options.plugin)
     aims = targets(options.op, options.backend)
     with pathlib.Path(options.last).open("w+") as last:
@@ -62,6 +66,8 @@ def _one(target: Target, place: int, at: int, options: Namespace, last: Any) -> 
     seed = f"{options.seed}:{target.op}:{target.backend}:{target.device}:{at}"
     plugins = tuple(options.plugin)
     call = generate(target, seed)
+    if options.situation:
+        call = replace(call, situation=options.situation[at % len(options.situation)])
     _note(last, {"place": place, "at": at, "seed": seed, "program": call.program(plugins)})
     faulthandler.dump_traceback_later(options.hang, exit=True)
     try:

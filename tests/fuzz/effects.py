@@ -37,7 +37,7 @@ def assert_unchanged(args: Mapping[str, Any], before: Mapping[str, Tensor]) -> N
 
 def assert_layout(op: Any, outputs: Sequence[Tensor], args: Sequence[Any]) -> None:
     with torch.no_grad():
-        likes = op.each(op.empty(*args))
+        likes = op.as_tuple(op.empty(*args))
     for y, like, label in zip(outputs, likes, op.outputs):
         assert_same_form(y, like, f"output {label}")
         if not y.is_contiguous():

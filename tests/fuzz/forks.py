@@ -34,7 +34,7 @@ def main(seed: int) -> int:
     from fusedops.testing import OPS, arguments, shrunk
 
     calls = [arguments(op, shrunk(op.evidence.cases[0], 256, rows=1), torch.float32) for op in OPS.values()]
-    wants = [op.each(op.reference(*args)) for op, args in zip(OPS.values(), calls)]
+    wants = [op.as_tuple(op.reference(*args)) for op, args in zip(OPS.values(), calls)]
     prepare()
     import loopback
 
@@ -99,7 +99,7 @@ def _every_op(calls: list[tuple[object, ...]], wants: list[tuple[object, ...]]) 
     from fusedops.testing import OPS
 
     for op, args, want in zip(OPS.values(), calls, wants):
-        for y, right in zip(op.each(op.call_public(*args)), want):
+        for y, right in zip(op.as_tuple(op.call_public(*args)), want):
             torch.testing.assert_close(y, right, rtol=1e-4, atol=1e-4)
 
 

@@ -17,8 +17,9 @@ from fusedops.testing import OPS
 from fusedops.testing._calls import followed, shrunk, specs
 from fusedops.testing._kernel_calls import KernelCalls
 from fusedops.testing._roles import classes, masks, one_elements
-from tests.fuzz.call import EXTREMES, LAYOUTS, Call, Made
+from tests.fuzz.call import EXTREMES, LAYOUTS, OF_INTEGERS, Call, Made
 from tests.fuzz.machine import Target
+from tests.fuzz.situations import SITUATIONS
 
 _SIZES = (0, 1, 1, 2, 3, 5, 7, 8, 13, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 255, 256, 257, 500, 511, 513)
 _LONG = (1000, 1023, 1024, 1025, 2047, 2049, 3001, 4095, 4096, 4097, 8191, 8193)
@@ -26,7 +27,7 @@ _FINITE = (1.0, 0.125, -0.7, 1, 2, 0, 0.0, -0.0, 1e-5, 50.0)
 _WILD = (3e38, 1e39, -1e300, 2**62, 1e-320, -1e-40)
 _RATES = (0, 0.0, 0.1, 0.5, 0.9, 1, 1.0, 1 - 1e-16, 1e-320)
 _SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 2**40 + 7)
-_LAYOUTS = ("contiguous",) * 4 + tuple(LAYOUTS)
+_LAYOUTS = ("contiguous",) * 4 + tuple(layout for layout in LAYOUTS if layout != OF_INTEGERS)
 
 
 def generate(target: Target, seed: str) -> Call:
@@ -210,6 +211,7 @@ class _Generator:
             channel,
             dice.choice(("silent",) * 6 + ("raise", "warn")),
             dice.choice(("none", "none", "pad")),
+            dice.choice(SITUATIONS) if dice.random() < 0.25 else "",
         )
 
     def _made(self, call: Mapping[str, Any], name: str, value: Any) -> Any:
@@ -227,7 +229,9 @@ class _Generator:
                 extremes = tuple((dice.randrange(math.prod(shape)), kind) for kind in kinds)
             return Made(shape, dtype, self.target.device, values, seed, extremes, layout)
         if name in one_elements(op):
-            return Made(shape, dtype, self.target.device, f"torch.full({{shape}}, {dice.choice((*_SEEDS, seed))})")
+            values = f"torch.full({{shape}}, {dice.choice((*_SEEDS, seed))})"
+            layout = "contiguous" if dtype == "bool" else self._of_integers("contiguous")
+            return Made(shape, dtype, self.target.device, values, seed, (), layout)
         if name in masks(op) or value.dtype == torch.bool:
             share = dice.choice((0.0, 0.1, 0.35, 0.35, 0.9, 1.0))
             values = f"torch.rand({{shape}}, {{generator}}) < {share}"
@@ -240,7 +244,11 @@ class _Generator:
                 ignored = None if item.ignored is None else call[item.ignored]
                 if share and isinstance(ignored, int) and -(2**63) <= ignored < 2**63:
                     values += f".masked_fill(torch.rand({{shape}}, {{generator}}) < {share}, {ignored})"
-        return Made(shape, dtype, self.target.device, values, seed, (), layout)
+        return Made(shape, dtype, self.target.device, values, seed, (), self._of_integers(layout))
+
+    def _of_integers(self, layout: str) -> str:
+        """Return the layout, or that of a negated view."""
+        return OF_INTEGERS if self.target.device == "cpu" and self.dice.random() < 0.2 else layout
 
     def _possible(self, layout: str, shape: tuple[int, ...], spec: TensorSpec) -> bool:
         kind = LAYOUTS[layout]

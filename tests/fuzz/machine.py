@@ -30,7 +30,8 @@ def prepare(plugins: Sequence[str] = ()) -> None:
     """
     for name in [name for name in os.environ if name.startswith("FUSEDOPS_")]:
         del os.environ[name]
-    for folder in (ROOT / "tests" / "support", ROOT / "tests", ROOT / "backends", ROOT):
+    support = ROOT / "tests" / "support"
+    for folder in (*filter(pathlib.Path.is_dir, support.iterdir()), support, ROOT / "tests", ROOT / "backends", ROOT):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     import torch

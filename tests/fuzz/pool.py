@@ -43,7 +43,7 @@ class Known:
     def run(self, backend: str | None = None) -> Bits:
         """Make the call with its gradients, and return the bytes of all results."""
         op = OPS[self.target.op]
-        outputs = [y for y in op.each(op.call_public(*self.args, backend=backend)) if y is not None]
+        outputs = [y for y in op.as_tuple(op.call_public(*self.args, backend=backend)) if y is not None]
         leaves = [arg for arg in self.args if isinstance(arg, Tensor) and arg.requires_grad]
         grads = [torch.full_like(y, 0.5) for y in outputs]
         found = torch.autograd.grad(outputs, leaves, grads) if leaves else ()
@@ -97,7 +97,7 @@ def _arguments(aim: Target, dice: random.Random) -> tuple[Any, ...] | None:
     exec("\n".join(lines), space)
     values = {name: space[name] if isinstance(value, Made) else value for name, value in call.args.items()}
     try:
-        args = op.completed(op.bind((), values))
+        args = op.prepared(op.bind((), values))
         op.validate(args)
     except fusedops.InvalidInputError:
         return None

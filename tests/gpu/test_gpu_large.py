@@ -65,7 +65,7 @@ def test_more_elements_than_32_bits_count_in_other_ops(name: str) -> None:
     for parameter, arg in zip(op.parameters, leaves):
         if parameter in op.differentiable and isinstance(arg, Tensor):
             arg.requires_grad_()
-    y = op.each(op.call_public(*leaves))[0]
+    y = op.as_tuple(op.call_public(*leaves))[0]
     first = leaves[0]
     grad = torch.randn_like(y[:64]).repeat(rows // 64, *[1] * (y.dim() - 1))
     (gradient,) = torch.autograd.grad(y, first, grad)

@@ -23,9 +23,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 ranks.load()
-WORLDS = (2, pytest.param(4, marks=pytest.mark.slow))
+WORLDS = {2: (), 4: pytest.mark.slow}
 OPS = list(testing.OPS)
-OF_OPS = {name.partition(" ")[0] for name in ranks.CHECKS if " " in name}
+
+
+def checks(wanted: Callable[[str], bool]) -> pytest.MarkDecorator:
+    """Parametrize ``name`` and ``world`` by the checks that each world runs, without the ops' names."""
+    names = {
+        world: sorted({name.partition(" ")[0] for name in ranks.checks_of(world) if wanted(name)}) for world in WORLDS
+    }
+    rows = [pytest.param(name, world, marks=WORLDS[world]) for world in WORLDS for name in names[world]]
+    return pytest.mark.parametrize(("name", "world"), rows)
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +52,20 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], No
 
 
 @pytest.mark.feature("DTensor")
-@pytest.mark.parametrize("world", WORLDS)
+@checks(lambda name: " " in name and not name.startswith("fsdp2 "))
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", sorted(OF_OPS - {"fsdp2"}))
 def test_dtensor(op: str, name: str, world: int, outcome: Callable[[int, str], None]) -> None:
     outcome(world, f"{name} {op}")
 
 
 @pytest.mark.feature("FSDP2")
-@pytest.mark.parametrize("world", WORLDS)
+@checks(lambda name: name.startswith("fsdp2 "))
 @pytest.mark.parametrize("op", OPS)
-def test_fsdp2(op: str, world: int, outcome: Callable[[int, str], None]) -> None:
-    outcome(world, f"fsdp2 {op}")
+def test_fsdp2(op: str, name: str, world: int, outcome: Callable[[int, str], None]) -> None:
+    outcome(world, f"{name} {op}")
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", [name for name in ranks.CHECKS if " " not in name])
+@checks(lambda name: " " not in name)
 def test_on_every_rank(name: str, world: int, outcome: Callable[[int, str], None]) -> None:
     outcome(world, name)
 
@@ -116,9 +122,13 @@ def test_dtensor_is_not_loaded_before_there_is_one(python: Callable[..., object]
     import sys, torch, fusedops, json
     fusedops.bias_dropout(torch.ones(4), seed=1)
     torch.ops.fusedops.bias_gelu(torch.ones(4))
-    before = "torch.distributed.tensor" in sys.modules or "fusedops._dispatch.dtensor" in sys.modules
-    import torch.distributed.tensor
+    before = "torch.distributed.tensor" in sys.modules or "fusedops._dispatch.distributed.dtensor" in sys.modules
+    from torch.distributed import device_mesh, init_process_group, tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
     torch.ops.fusedops.bias_gelu(torch.ones(4))
-    print(json.dumps([before, "fusedops._dispatch.dtensor" in sys.modules]))
+    plain = "fusedops._dispatch.distributed.dtensor" in sys.modules
+    init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    torch.ops.fusedops.bias_gelu(tensor.zeros(4, device_mesh=device_mesh.init_device_mesh("cpu", (2,))))
+    print(json.dumps([before, plain, "fusedops._dispatch.distributed.dtensor" in sys.modules]))
     """
-    assert python(code) == [False, True]
+    assert python(code) == [False, False, True]

@@ -186,10 +186,17 @@ def angles(s: int, r: int, interleaved: bool, b: int = 1) -> Tensor:
     return once.repeat_interleave(2, -1) if interleaved else torch.cat((once, once), -1)
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("r", [8, 4])
-@pytest.mark.parametrize("b", [1, 3])
-@pytest.mark.parametrize("mscale", [1.0, 0.7])
+@pytest.mark.parametrize(
+    ("interleaved", "r", "b", "mscale"),  # each pair of values
+    [
+        (False, 8, 1, 1.0),
+        (False, 4, 3, 0.7),
+        (True, 8, 3, 0.7),
+        (True, 4, 1, 1.0),
+        (False, 8, 3, 1.0),
+        (True, 4, 1, 0.7),
+    ],
+)
 def test_rope_equals_megatrons_own(interleaved: bool, r: int, b: int, mscale: float) -> None:
     t, freqs, chosen = tensor(5, 3, 4, 8), angles(5, r, interleaved, b), config(rotary_interleaved=interleaved)
     group = torch.distributed.group.WORLD

@@ -11,6 +11,7 @@ from calls import (
     OPTIONS,
     arguments,
     batched,
+    call_registered,
     close,
     every_op,
     gradients,
@@ -73,7 +74,8 @@ def one(op: str, tensors: list[Tensor], sample: int) -> list[Tensor]:
 )
 @pytest.mark.feature("gradgradcheck")
 def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
-    fast = backend == "triton"  # along one direction: the interpreter is slow
+    # along one direction, but for the public function: the interpreter is slow, and both ways have one backward
+    fast = backend == "triton" or way is registered
     function, xs = of_differentiable(op, way(op), inputs(op, length=3, batch=2))
     xs = tuple(x.clone().requires_grad_() for x in xs)
     with fusedops.use(backend, fallback="raise"):
@@ -236,14 +238,39 @@ def kept_for_backward(op: str, tensors: list[Tensor]) -> tuple[Any, ...]:
     return contract.backward_arguments(grads, results, args, ())[len(grads) :]
 
 
+@pytest.mark.parametrize("op", [op for op in OPTIONS if OPS[op].required_saved])
+def test_saved_values_of_the_registered_op(op: str) -> None:
+    """Empty without ``save``; with it, differentiable, as a graph with a gradient in it may be differentiated again."""
+    contract, function = OPS[op], getattr(torch.ops.fusedops, op)
+    tensors, others = growing(op, inputs(op)), growing(op, inputs(op))
+    count = len(contract.outputs)
+    for given in (tensors, inputs(op)):
+        assert [value.shape for value in function(*arguments(op, given))[count:]] == [(0,)] * len(
+            contract.required_saved
+        )
+    found = function(*arguments(op, tensors), save=True)[count:]
+    args = arguments(op, others)
+    by_reference = contract.saved_references(args, contract.as_tuple(contract.reference(*args)))
+    want = [value for value, declared in zip(by_reference, contract.saved) if not declared.optional]
+    close(found, want)
+    close(function(*arguments(op, inputs(op)), save=True)[count:], want)
+    for values in (found, want):
+        growing_values = [value for value in values if value.requires_grad]
+        if growing_values:
+            torch.autograd.backward(growing_values, [torch.ones_like(value) for value in growing_values])
+    for ours, theirs in zip(tensors, others):
+        # a gradient of 0 may be None
+        close(*[torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in (ours, theirs)])
+
+
 @every_op
 @every_way
 def test_a_kept_tensor_changed_in_place_is_torchs_own_error(op: str, way: Way) -> None:
     tensors = growing(op, inputs(op))
     args = arguments(op, [tensor * 1.0 if tensor.requires_grad else tensor for tensor in tensors])  # torch lets no leaf
     contract = OPS[op]
-    y = contract.call_public(*args) if way is public else getattr(torch.ops.fusedops, op)(*args)
-    at_hand = dict(zip((*contract.parameters, *contract.outputs), (*args, *contract.each(y))))
+    y = contract.call_public(*args) if way is public else call_registered(op, *args)
+    at_hand = dict(zip((*contract.parameters, *contract.outputs), (*args, *contract.as_tuple(y))))
     kept = next(name for name in contract.backward_call.kept_tensors if isinstance(at_hand.get(name), Tensor))
     with torch.no_grad():  # the softmax keeps y, GELU keeps x, dropout keeps the seed
         at_hand[kept].add_(1)

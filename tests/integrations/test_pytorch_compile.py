@@ -1,18 +1,18 @@
-"""torch.compile, torch.export, AOTInductor and opcheck: every op, in one graph, compiled once or twice."""
+"""torch.compile, torch.export and AOTInductor: every op, in one graph, compiled once or twice."""
 
 from __future__ import annotations
 
 import io
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from calls import (
     OPTIONS,
-    arguments,
     batched,
     close,
     every_op,
@@ -22,10 +22,10 @@ from calls import (
     loss,
     noting_backend,
     public,
+    reference_kernels,
     registered,
     samples,
 )
-from pairwise import pairwise
 from repository import ROOT
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -33,7 +33,6 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 
 import fusedops
-from fusedops.testing import OPS
 
 LENGTHS = range(5, 25, 2)
 
@@ -46,61 +45,125 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.fixture
-def inductor() -> CompileCounterWithBackend:
-    """torch.compile's own backend, which counts what it compiles."""
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        pytest.skip("needs a C++ compiler, which Inductor compiles for a CPU with")
-    return CompileCounterWithBackend("inductor")
-
-
-def same(
-    op: str, compiled: Callable[..., Tensor], eager: Callable[..., Tensor], tensors: list[Tensor], training: bool
-) -> None:
-    if not training:
-        with torch.no_grad():
-            return close(compiled(*tensors), eager(*tensors))
-    ours, theirs = growing(op, tensors), growing(op, tensors)
-    got, want = compiled(*ours), eager(*theirs)
-    close(got, want)
-    return close(gradients(got, ours), gradients(want, theirs))
-
-
 training = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 
 
-@every_op
-@pytest.mark.feature("compile static")
-def test_compiled_for_one_length(op: str, inductor: CompileCounterWithBackend) -> None:
-    """In training; the test below compiles the same calls in inference."""
-    compiled = torch.compile(public(op), fullgraph=True, dynamic=False, backend=inductor)
-    for seed in range(3):
-        same(op, compiled, public(op), inputs(op, seed=seed), training=True)
-    assert inductor.frame_count == 1
-    assert f"fusedops.{op}" in inductor.graphs[0].code
+# ------------------------------------------------------------------------------------------------------ by Inductor
 
 
-@every_op
-@pytest.mark.feature("compile static")
-@pytest.mark.usefixtures("inductor")
-def test_compiled_to_reduce_overhead(op: str) -> None:
+class EveryOp(torch.nn.Module):
+    """Every op, each on its own tensors: Inductor and a C++ compiler take ten seconds, for one op or for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = {op: public(op) for op in OPTIONS}
+
+    def forward(self, tensors: dict[str, list[Tensor]]) -> list[Tensor]:
+        return [self.calls[op](*tensors[op]) for op in OPTIONS]
+
+
+class Outcome(NamedTuple):
+    """What a compiled module of every op did.
+
+    Attributes:
+        results: for each call, the outputs and gradients by op.
+        expected: the same, of the calls that are not compiled.
+        compilations: how often Dynamo compiled.
+        code: of the first graph.
+    """
+
+    results: list[dict[str, Any]]
+    expected: list[dict[str, Any]]
+    compilations: int
+    code: str
+
+
+def called(run: Callable[..., list[Any]], inputs_of_ops: dict[str, list[Tensor]], training: bool) -> dict[str, Any]:
+    """Return the outputs of every op, and in training the gradients, by op."""
+    given = {op: growing(op, each) if training else each for op, each in inputs_of_ops.items()}
+    with torch.set_grad_enabled(training):
+        ys = dict(zip(given, run(given)))
+    if not training:
+        return ys
+    leaves = [(op, tensor) for op, each in given.items() for tensor in each if tensor.requires_grad]
+    total = torch.stack([loss(y) for y in ys.values()]).sum()
+    grads = torch.autograd.grad(total, [tensor for _, tensor in leaves])
+    return {op: (ys[op], [grad for (of, _), grad in zip(leaves, grads) if of == op]) for op in given}
+
+
+def compiled(
+    calls: Sequence[dict[str, list[Tensor]]], backend: str, training: bool, mode: str = "", **options: Any
+) -> Outcome:
+    """Compile every op in one graph, and make some calls."""
+    if backend == "inductor":
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler:
+            pytest.skip("needs a C++ compiler, which Inductor compiles for a CPU with")
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiler = {"mode": mode} if mode else {"backend": counter}
+    run = torch.compile(EveryOp(), fullgraph=True, **compiler, **options)
+    results = [called(run, each, training) for each in calls]
+    expected = [called(EveryOp(), each, training) for each in calls]
+    return Outcome(results, expected, counter.frame_count, "" if mode else counter.graphs[0].code)
+
+
+# Inductor and its C++ compiler take 15 seconds of a core for each graph; AOTAutograd makes the graphs that they get
+by_inductor = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=["aot_eager", pytest.param("inductor", marks=by_inductor)])
+def one_length(request: pytest.FixtureRequest) -> Outcome:
+    calls = [{op: inputs(op, seed=seed) for op in OPTIONS} for seed in range(3)]
+    return compiled(calls, request.param, training=True, dynamic=False)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("aot_eager", True, True),
+        ("aot_eager", False, None),
+        pytest.param(("inductor", True, True), marks=by_inductor),
+    ],
+    ids=lambda param: f"{param[0]}-{'training' if param[1] else 'inference'}-{param[2]}",
+)
+def ten_lengths(request: pytest.FixtureRequest) -> Outcome:
+    backend, training, dynamic = request.param
+    calls = [{op: inputs(op, length) for op in OPTIONS} for length in LENGTHS]
+    return compiled(calls, backend, training, dynamic=dynamic)
+
+
+@pytest.fixture(scope="module")
+def reduced_overhead() -> Outcome:
     """On a CPU the mode has no graphs to capture; on CUDA it captures what is launched (tests/gpu)."""
-    compiled = torch.compile(public(op), fullgraph=True, mode="reduce-overhead")
-    for seed in range(3):
-        same(op, compiled, public(op), inputs(op, seed=seed), training=False)
+    calls = [{op: inputs(op, length) for op in OPTIONS} for length in (5, 9, 14)]
+    return compiled(calls, "inductor", training=False, mode="reduce-overhead", dynamic=True)
 
 
-@pytest.mark.parametrize(("op", "dynamic", "training"), pairwise(list(OPTIONS), [True, None], [False, True]))
+@every_op
+@pytest.mark.feature("compile static")
+def test_compiled_for_one_length(op: str, one_length: Outcome) -> None:
+    """In training; the tests below compile calls in inference."""
+    close([each[op] for each in one_length.results], [each[op] for each in one_length.expected])
+    assert one_length.compilations == 1
+    assert f"fusedops.{op}" in one_length.code
+
+
+@by_inductor
+def test_compiled_to_reduce_overhead(reduced_overhead: Outcome) -> None:
+    close(reduced_overhead.results, reduced_overhead.expected)
+
+
+@every_op
 @pytest.mark.feature("compile dynamic")
-def test_compiled_for_ten_lengths(
-    op: str, dynamic: bool | None, training: bool, inductor: CompileCounterWithBackend
-) -> None:
-    compiled = torch.compile(public(op), fullgraph=True, dynamic=dynamic, backend=inductor)
-    for length in LENGTHS:
-        same(op, compiled, public(op), inputs(op, length), training)
-    assert inductor.frame_count <= 2
+def test_compiled_for_ten_lengths(op: str, ten_lengths: Outcome) -> None:
+    close([each[op] for each in ten_lengths.results], [each[op] for each in ten_lengths.expected])
+    assert ten_lengths.compilations <= 2
+    assert f"fusedops.{op}" in ten_lengths.code
+
+
+# --------------------------------------------------------------------------- by AOTAutograd: what Inductor would get
 
 
 @training
@@ -129,22 +192,24 @@ def test_the_demos_gpt_for_ten_lengths(training: bool, monkeypatch: pytest.Monke
     sys.modules.pop("gpt")
 
 
-@every_op
-def test_a_changed_policy_is_seen_without_compiling_again(op: str) -> None:
-    ran: list[tuple[Any, ...]] = []
+def test_a_changed_policy_is_seen_without_compiling_again() -> None:
+    ran: dict[str, list[tuple[Any, ...]]] = {op: [] for op in OPTIONS}
     for name in ("first", "second"):
-        noting_backend(op, name, ran)
+        kernels = [kernel for op in OPTIONS for kernel in reference_kernels(op, name, ran[op])]
+        fusedops.register(fusedops.Backend(name, ("cpu",), -9, tuple(kernels)))
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(public(op), fullgraph=True, dynamic=True, backend=counter)
-    tensors = inputs(op)
-    compiled(*tensors)
+    run = torch.compile(EveryOp(), fullgraph=True, dynamic=True, backend=counter)
+    tensors = {op: inputs(op) for op in OPTIONS}
+    run(tensors)
     before = counter.frame_count
     for name in ("first", "second"):
         with fusedops.use(name):
-            compiled(*tensors)
+            run(tensors)
     fusedops.set_policy("first")
-    compiled(*tensors)
-    assert [who for who, _ in ran] == ["first", "second", "first"]
+    run(tensors)
+    assert {op: [who for who, _ in calls] for op, calls in ran.items()} == {
+        op: ["first", "second", "first"] for op in OPTIONS
+    }
     assert counter.frame_count == before
 
 
@@ -164,26 +229,35 @@ def test_use_inside_compiled_code_is_obeyed_at_the_price_of_a_graph_break() -> N
         torch.compile(inside, backend="aot_eager", fullgraph=True)(x)
 
 
-@every_op
-@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
-def test_transforms_inside_compiled_code(op: str, transform: str) -> None:
-    x, *rest = tensors = samples(op)[0] if transform == "vmap" else inputs(op)
-    if transform == "vmap":
-        _, *of_samples = batched(tensors)
-        rest = [other[0] if first else other for other, first in zip(rest, of_samples)]  # of one sample, for all
+@pytest.mark.parametrize("transform", ["jvp", "vmap"])
+def test_transforms_inside_compiled_code(transform: str) -> None:
+    runs, xs = [], []
+    for op in [*OPTIONS][transform == "vmap" :: 2]:  # half of the ops, each way
+        x, *rest = tensors = samples(op)[0] if transform == "vmap" else inputs(op)
+        if transform == "vmap":
+            _, *of_samples = batched(tensors)
+            rest = [other[0] if first else other for other, first in zip(rest, of_samples)]  # of one sample, for all
 
-    def of_x(x: Tensor) -> Tensor:
-        return loss(public(op)(x, *rest))
+        def of_x(x: Tensor, op: str = op, rest: Sequence[Tensor] = rest) -> Tensor:
+            return loss(public(op)(x, *rest))
 
-    run: Callable[..., Any] = {
-        "grad": torch.func.grad(of_x),
-        "jvp": lambda x: torch.func.jvp(of_x, (x,), (x + 1,))[1],
-        "vmap": torch.vmap(torch.func.grad(of_x)),
-    }[transform]
-    close(torch.compile(run, fullgraph=True, backend="aot_eager")(x), run(x))
+        runs.append(torch.vmap(torch.func.grad(of_x)) if transform == "vmap" else partial(tangent, of_x))
+        xs.append(x)
+
+    def all_ops(*xs: Tensor) -> list[Tensor]:
+        return [run(x) for run, x in zip(runs, xs)]
+
+    close(torch.compile(all_ops, fullgraph=True, backend="aot_eager")(*xs), all_ops(*xs))
 
 
-@every_op
+def tangent(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    return torch.func.jvp(function, (x,), (x + 1,))[1]
+
+
+# one second each, and one Function serves them all
+@pytest.mark.parametrize(
+    "op", [pytest.param(op, marks=[pytest.mark.slow] * (place > 1)) for place, op in enumerate(OPTIONS)]
+)
 @pytest.mark.parametrize("way", [public, registered], ids=["fusedops", "torch.ops"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
 def test_compiled_autograd(op: str, way: Callable[[str], Callable[..., Tensor]]) -> None:
@@ -223,72 +297,50 @@ def test_exported_saved_and_loaded(op: str) -> None:
         close(loaded.module()(*tensors), public(op)(*tensors))
 
 
-class EveryOp(torch.nn.Module):
-    """Every op, each on its own tensors: a C++ compiler takes ten seconds, for one op or for all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = {op: public(op) for op in OPTIONS}
-
-    def forward(self, tensors: dict[str, list[Tensor]]) -> list[Tensor]:
-        return [self.calls[op](*tensors[op]) for op in OPTIONS]
-
-
 @pytest.fixture(scope="module")
-def compiled_ahead(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Tensor]]:
-    """Compile a module of every op ahead of time, and load it."""
+def compiled_ahead(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Compile a module of every op ahead of time, load it, and make two calls."""
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
         pytest.skip("needs a C++ compiler, which Inductor compiles for a CPU with")
     path = str(tmp_path_factory.mktemp("package") / "ops.pt2")
+    calls = [{op: inputs(op, seed=seed) for op in OPTIONS} for seed in (0, 1)]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)  # torch's own
-        program = torch.export.export(EveryOp(), ({op: inputs(op) for op in OPTIONS},))
+        program = torch.export.export(EveryOp(), (calls[0],))
         package = torch._inductor.aoti_compile_and_package(program, package_path=path)
-        return torch._inductor.aoti_load_package(package)
+        loaded = torch._inductor.aoti_load_package(package)
+        results = [called(loaded, each, training=False) for each in calls]
+    return Outcome(results, [called(EveryOp(), each, training=False) for each in calls], 1, "")
 
 
+@by_inductor
 @every_op
 @pytest.mark.feature("AOTInductor")
-@pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)`:FutureWarning")  # torch's own
-def test_compiled_ahead_of_time(op: str, compiled_ahead: Callable[..., list[Tensor]]) -> None:
-    for seed in (0, 1):
-        tensors = {each: inputs(each, seed=seed) for each in OPTIONS}
-        close(compiled_ahead(tensors)[list(OPTIONS).index(op)], public(op)(*tensors[op]))
+def test_compiled_ahead_of_time(op: str, compiled_ahead: Outcome) -> None:
+    close([each[op] for each in compiled_ahead.results], [each[op] for each in compiled_ahead.expected])
 
 
-@every_op
-@pytest.mark.feature("opcheck")
-def test_opcheck(op: str) -> None:
-    """Forward without a gradient, and backward with one: the kit's check of this name runs forward with one."""
-    args = arguments(op, inputs(op))
-    contract = OPS[op]
-    torch.library.opcheck(getattr(torch.ops.fusedops, op).default, args)
-    results = [*contract.each(contract.reference(*args))]
-    if contract.saved:
-        torch.library.opcheck(getattr(torch.ops.fusedops, f"{op}_with_saved").default, args)
-        results += contract.saved_references(args, results)
-    results = [result.detach() for result in results]
-    needs = tuple(args[contract.parameters.index(name)] is not None for name in contract.differentiable)
-    grads = [torch.randn_like(y).requires_grad_() for y in results[: len(contract.outputs)]]
-    backward = contract.backward_arguments(grads, results, args, needs)
-    torch.library.opcheck(getattr(torch.ops.fusedops, f"{op}_backward").default, backward)
-
-
-@every_op
 @training
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
-def test_sizes_that_depend_on_data(op: str, training: bool) -> None:
-    first_dims = batched(inputs(op))
+def test_sizes_that_depend_on_data(training: bool) -> None:
+    half = [*OPTIONS][training::2]  # of the ops, each way
+    first_dims = {op: batched(inputs(op)) for op in half}
 
-    def chosen(*tensors: Tensor) -> Any:
-        keep = tensors[0].flatten(1)[:, 0] > 0
-        return public(op)(*[tensor[keep] if first else tensor for tensor, first in zip(tensors, first_dims)])
+    def chosen(given: dict[str, list[Tensor]]) -> list[Any]:
+        ys = []
+        for op in half:
+            keep = given[op][0].flatten(1)[:, 0] > 0
+            tensors = [tensor[keep] if first else tensor for tensor, first in zip(given[op], first_dims[op])]
+            ys.append(public(op)(*tensors))
+        return ys
 
-    compiled = torch.compile(chosen, fullgraph=True, backend="aot_eager")
+    run = torch.compile(chosen, fullgraph=True, backend="aot_eager")
     for seed in (1, 2):
-        same(op, compiled, chosen, inputs(op, seed=seed), training)
+        calls = {op: inputs(op, seed=seed) for op in half}
+        assert called(run, calls, training).keys() == {*half}
+        close(called(run, calls, training), called(chosen, calls, training))
 
 
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +19,8 @@ from two_outputs import two_outputs
 import fusedops
 from fusedops.testing import OPS
 
-NUMBERS = [(op, name) for op in OPTIONS for name, text in OPS[op].types.items() if text.startswith("float")]
+OF_OP = {op: [name for name, text in OPS[op].types.items() if text.startswith("float")] for op in OPTIONS}
+NUMBERS = {op: names for op, names in OF_OP.items() if names}
 VALUES = [(step + 1) / 20 for step in range(10)]
 
 
@@ -31,30 +32,35 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def of_number(op: str, name: str) -> Callable[..., Any]:
-    """Return the public function of one number and the tensors."""
+def of_numbers(op: str, numbers: Sequence[str]) -> Callable[..., Any]:
+    """Return the public function of a number, which several parameters have, and the tensors."""
     function, names, fixed = OPS[op].function, [*shapes(op)], options(op)
-    return lambda number, *tensors: function(**{**fixed, **dict(zip(names, tensors)), name: number})
+
+    def call(number: Any, *tensors: Tensor) -> Any:
+        values = (*tensors, *[number] * len(numbers))
+        return function(**{**fixed, **dict(zip((*names, *numbers), values))})
+
+    return call
 
 
 @pytest.mark.parametrize(
-    ("op", "name", "backend"),
+    ("op", "backend"),
     [
-        *((op, name, "aot_eager") for op, name in NUMBERS),
-        # Dynamo counts alike for each: Inductor's code is compared for one op with a number of each name
+        *((op, "aot_eager") for op in NUMBERS),
+        # Dynamo counts alike for each: Inductor's code is compared for ops that have a number of each name
         *(
-            pytest.param(op, name, "inductor", marks=pytest.mark.slow)
-            for name, op in {n: o for o, n in NUMBERS}.items()
+            pytest.param(op, "inductor", marks=pytest.mark.slow)
+            for op in dict.fromkeys({name: op for op, names in NUMBERS.items() for name in names}.values())
         ),
     ],
 )
-def test_ten_values_are_compiled_twice(op: str, name: str, backend: str) -> None:
+def test_ten_values_are_compiled_twice(op: str, backend: str) -> None:
     if backend == "inductor":
         try:
             get_cpp_compiler()
         except InvalidCxxCompiler:
             pytest.skip("needs a C++ compiler, which Inductor compiles for a CPU with")
-    counter, eager = CompileCounterWithBackend(backend), of_number(op, name)
+    counter, eager = CompileCounterWithBackend(backend), of_numbers(op, NUMBERS[op])
     compiled = torch.compile(eager, fullgraph=True, backend=counter)
     for value in VALUES:
         ours, theirs = growing(op, inputs(op)), growing(op, inputs(op))
@@ -64,9 +70,9 @@ def test_ten_values_are_compiled_twice(op: str, name: str, backend: str) -> None
     assert counter.frame_count <= 2
 
 
-@pytest.mark.parametrize(("op", "name"), NUMBERS)
-def test_a_number_made_of_a_length_is_compiled_once(op: str, name: str) -> None:
-    inner = of_number(op, name)
+@pytest.mark.parametrize("op", NUMBERS)
+def test_a_number_made_of_a_length_is_compiled_once(op: str) -> None:
+    inner = of_numbers(op, NUMBERS[op])
 
     def eager(*tensors: Tensor) -> Any:
         return inner(1 / math.sqrt(tensors[0].shape[-2]), *tensors)
@@ -125,7 +131,7 @@ def test_a_number_made_of_a_length_is_exported() -> None:
 
 def test_an_op_with_saved_values() -> None:
     with two_outputs() as op:
-        counter, eager = CompileCounterWithBackend("aot_eager"), of_number(op.name, "eps")
+        counter, eager = CompileCounterWithBackend("aot_eager"), of_numbers(op.name, ["eps"])
         compiled = torch.compile(eager, fullgraph=True, backend=counter)
         for value in VALUES:
             ours, theirs = growing(op.name, inputs(op.name)), growing(op.name, inputs(op.name))
@@ -135,8 +141,8 @@ def test_an_op_with_saved_values() -> None:
         assert counter.frame_count <= 2
 
 
-@pytest.mark.parametrize(("op", "name"), NUMBERS)
-def test_opcheck_of_the_overload(op: str, name: str) -> None:
+@pytest.mark.parametrize("op", NUMBERS)
+def test_opcheck_of_the_overload(op: str) -> None:
     contract = OPS[op]
     args = arguments(op, growing(op, inputs(op)))
 
@@ -144,4 +150,4 @@ def test_opcheck_of_the_overload(op: str, name: str) -> None:
         return torch.tensor(value, dtype=torch.float64) if text.startswith("float") and value is not None else value
 
     given = [as_tensor(value, text) for value, text in zip(args, contract.types.values())]
-    torch.library.opcheck(getattr(torch.ops.fusedops, op).numbers, given)
+    torch.library.opcheck(getattr(torch.ops.fusedops, op).symbolic, given)

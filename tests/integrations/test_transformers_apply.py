@@ -6,11 +6,13 @@ import copy
 import dataclasses
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from model_families import FAMILIES
 from torch import Tensor, nn
 
@@ -87,7 +89,7 @@ def test_the_chosen_ops_alone(llama: Any) -> None:
 
 
 def test_an_unknown_op_is_an_error(llama: Any) -> None:
-    with pytest.raises(fusedops.InvalidInputError, match=r"got ops = \['bias_gelu'\], expected names from rms_norm"):
+    with pytest.raises(fusedops.InvalidInputError, match="got op in ops 'bias_gelu', expected one of attention"):
         apply(llama, ops=["rms_norm", "bias_gelu"])
     assert counted(lambda: logits(llama)) == {}
 
@@ -284,3 +286,34 @@ def test_torch_compile_before_and_after(compiled_first: bool) -> None:
 def test_it_displays_as_a_table() -> None:
     applied = Applied("Tiny", [Row("A<B>", "rms_norm", 2)], lambda: None)
     assert "<td>A&lt;B&gt;</td><td>rms_norm</td><td>2</td>" in applied._repr_html_()
+
+
+def test_dropout_of_attention_is_noted() -> None:
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 64}
+    bert = transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=48))
+    applied = apply(bert)
+    assert [note.partition(":")[0] for note in applied.notes] == ["attention_probs_dropout_prob = 0.1"]
+    assert str(applied).endswith("with attention_probs_dropout_prob = 0, by attention")
+    without = transformers.BertConfig(**sizes, intermediate_size=48, attention_probs_dropout_prob=0.0)
+    assert apply(transformers.BertModel(without)).notes == ()
+    ops = ["layer_norm"]  # the attention stays transformers', whose sdpa has dropout
+    applied.remove()
+    assert apply(transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=48)), ops=ops).notes == ()
+
+
+def test_a_norm_without_an_eps_is_left_with_the_fix() -> None:
+    norms = nn.Sequential(nn.RMSNorm(8), nn.RMSNorm(8, eps=1e-6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch's, of the dtypes that are compared
+        rows = apply(norms).rows
+    assert [(row.op, row.count) for row in rows] == [("", 1), ("rms_norm", 1)]
+    assert rows[0].left.endswith("to fix: set its eps")
+
+
+def test_a_table_has_the_family_of_what_is_left_and_fits_100_columns() -> None:
+    rows = [Row("OddNorm", "", 1, "it has buffers " * 20, "norm"), Row("TinyNorm", "rms_norm", 2)]
+    lines = repr(Applied("Tiny", rows, lambda: None, notes=["a note: " * 30])).splitlines()
+    assert max(map(len, lines)) <= 102
+    assert lines[2].startswith("  OddNorm   (norm)    1      it has buffers")
+    assert " ".join("".join(lines).split()).count("buffers") == 20
+    assert [line for line in lines if line.startswith("a note: ")]

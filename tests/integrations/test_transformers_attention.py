@@ -78,8 +78,9 @@ def test_softcap_and_biases_are_computed_by_the_softmax_with_a_warning() -> None
     model = family.build(attn_implementation="eager")
     expected = attended(model, family)
     model.set_attn_implementation("fusedops")
-    with pytest.warns(fusedops.FusedOpsWarning, match="got a position_bias, expected"):
+    with pytest.warns(fusedops.FusedOpsWarning, match="got a position_bias, expected") as seen:
         torch.testing.assert_close(attended(model, family), expected, rtol=1e-4, atol=2e-5)
+    assert {each.filename for each in seen} == {__file__}, "the line that called the model"
 
 
 # ------------------------------------------------------------------------------------------------- the functions alone

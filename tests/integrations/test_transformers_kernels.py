@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -168,3 +169,31 @@ def test_what_is_kernelized_is_left_by_apply(kernelized: Callable[..., Any]) -> 
         "LlamaRMSNorm": "another library has replaced its forward",
         "LlamaAttention": "another library has replaced apply_rotary_pos_emb",
     }
+
+
+def test_what_a_mapping_replaces_in_the_installed_transformers() -> None:
+    users = mapping(["cpu"]).users
+    assert set(users) == set(mapping())
+    assert "modeling_llama.LlamaRMSNorm" in users["RMSNorm"]
+    assert "modeling_qwen3_5.Qwen3_5RMSNorm" in users["RMSNormZeroCentered"]
+    assert "modeling_llama.apply_rotary_pos_emb" in users["rotary_pos_emb"]
+    for name, each in users.items():
+        for user in each[:: max(1, len(each) // 6)]:  # read from the sources: some of them, as kernels has them
+            file, _, member = user.rpartition(".")
+            module = importlib.import_module(f"transformers.models.{_folder(file)}.{file}")
+            assert getattr(module, member).kernel_layer_name == name
+
+
+def _folder(file: str) -> str:
+    import transformers
+
+    (path,) = pathlib.Path(transformers.__path__[0], "models").rglob(f"{file}.py")
+    return path.parent.name
+
+
+def test_a_mapping_prints_what_it_replaces() -> None:
+    lines = {line.split()[0]: line.split() for line in str(mapping(["cpu", "npu"])).splitlines()}
+    assert lines["SwiGLUMLP"][1:] == lines["GeGLUMLP"][1:] == ["none"]  # apply() recognises the gated MLPs
+    assert int(lines["RMSNorm"][1]) > 100
+    assert "on cpu, npu, in transformers" in str(mapping(["cpu", "npu"]))
+    assert all(len(line) <= 100 for line in str(mapping()).splitlines())

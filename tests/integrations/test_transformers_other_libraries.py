@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,33 @@ def test_a_graph_break_in_the_attention_of_two_layers() -> None:
     torch.testing.assert_close(result.attentions, expected.attentions)
 
 
+@pytest.mark.parametrize("later", [True, False])
+def test_output_attentions_in_the_config(later: bool) -> None:
+    model = llama().eval()
+    with torch.no_grad():
+        expected = model(IDS, output_attentions=True)
+        if later:
+            apply(model)
+        model.config.output_attentions = True
+        apply(model)
+        result = model(IDS)
+        torch.testing.assert_close(result.logits, expected.logits)
+        torch.testing.assert_close(result.attentions, expected.attentions)
+        model.config.validate_output_attentions()
+        copied = copy.deepcopy(model.config)
+        assert copied.output_attentions
+        assert type(model.config).from_dict(model.config.to_dict()).output_attentions
+        model.config.output_attentions = False
+        assert model(IDS).attentions is None
+
+
+def test_output_attentions_in_the_config_of_other_implementations_is_refused_by_transformers() -> None:
+    model = llama()
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="not supported when using the `attn_implementation` set to sdpa"):
+        model.config.output_attentions = True
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_training_with_attention_dropout() -> None:
@@ -62,9 +90,8 @@ def test_compiled_training_with_attention_dropout() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_replaced_and_a_plain_model_compile_in_one_process(first: bool) -> None:
-    for replaced in (first, not first):
+def test_a_replaced_and_a_plain_model_compile_in_one_process() -> None:
+    for replaced in (False, True, False):
         model = llama(num_hidden_layers=1).eval()
         model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda *_: torch._dynamo.graph_break())
         with torch.no_grad():

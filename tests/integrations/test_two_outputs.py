@@ -1,6 +1,6 @@
 """An op with two outputs, a required and an optional saved value: every feature of torch and of fusedops.
 
-The op is in ``tests/support/two_outputs.py``. test_distributed.py reports the check of DTensors, in
+The op is in ``tests/support/standins/two_outputs.py``. test_distributed.py reports the check of DTensors, in
 ``ranks_two_outputs.py``.
 """
 
@@ -10,12 +10,13 @@ import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from calls import (
-    arguments,
+    call_registered,
     close,
     gradients,
     growing,
@@ -115,7 +116,7 @@ def test_values_are_saved_only_where_a_gradient_is_wanted(way: Any, ran: Ran) ->
 @every_backend
 def test_without_the_optional_argument(way: Any, backend: str) -> None:
     tensors = growing(NAME, inputs(NAME)[:2])
-    function = fusedops.ops.OPS[NAME].function if way is public else getattr(torch.ops.fusedops, NAME)
+    function = fusedops.ops.OPS[NAME].function if way is public else partial(call_registered, NAME)
     with fusedops.use(backend, fallback="raise"):
         got = function(*tensors)
         found = gradients(got, tensors)
@@ -290,22 +291,6 @@ def test_exported() -> None:
     for length in (5, 8):
         tensors = tuple(inputs(NAME, length))
         close(program.module()(*tensors), reference(NAME)(*tensors))
-
-
-@every_backend
-@pytest.mark.parametrize("grad", [False, True], ids=["", "requires grad"])
-def test_opcheck_of_the_three_registered_ops(grad: bool, backend: str) -> None:
-    tensors = growing(NAME, inputs(NAME)) if grad else inputs(NAME)
-    args = arguments(NAME, tensors)
-    with fusedops.use(backend, fallback="raise"):
-        torch.library.opcheck(getattr(torch.ops.fusedops, NAME).default, args)
-        torch.library.opcheck(getattr(torch.ops.fusedops, f"{NAME}_with_saved").default, args)
-        outputs = [y.detach() for y in OP.reference(*args)]
-        saved = [value.detach() for value in OP.saved_references(args, outputs)]
-        grads = [torch.randn_like(y).requires_grad_(grad) for y in outputs]
-        for mean in (saved[1], None):
-            backward = OP.backward_arguments(grads, [*outputs, saved[0], mean], args, (True, True, True))
-            torch.library.opcheck(getattr(torch.ops.fusedops, f"{NAME}_backward").default, backward)
 
 
 def test_fake_tensors() -> None:

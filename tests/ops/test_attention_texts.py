@@ -11,7 +11,7 @@ from error_texts import Table
 
 import fusedops
 from fusedops import masks
-from fusedops.constraints import Alignment, DimMultiple
+from fusedops.constraints import Alignment, DimMultiple, NotLarger
 
 TABLE = Table(__file__)
 pin = TABLE.pin
@@ -41,7 +41,6 @@ pin("a mask", call(Q, K, K, torch.ones(3, 4) > 0), INVALID, "(3, 4)", "broadcast
 pin("a bare True", call(causal=True), INVALID, "3 queries and 5 keys", "'upper_left'", "'lower_right'")
 pin("an alignment", call(causal="left"), INVALID, "'left'", "False, 'upper_left'", "one of the two texts")
 pin("a window", call(causal="upper_left", window=(-1, 0)), INVALID, "(-1, 0)", "two ints", "(127, 0)")
-pin("no diagonal", call(window=(1, 1)), INVALID, "causal=False", "a diagonal", "as many queries")
 pin(
     "a kernel's alignment",
     refused(Alignment("causal", "q", "k", "upper_left"), causal="lower_right"),
@@ -58,6 +57,14 @@ pin(
     "= 8",
     "at most 3 times",
     "divides 8",
+)
+pin(
+    "a kernel's lengths",
+    refused(NotLarger("q", "k", 2), q=torch.ones(1, 4, 6, 8)),
+    NO_BACKEND,
+    "dim 2 of q = 6",
+    "at most that of k, 5",
+    "a size of dim 2 of at most 5",
 )
 LOWEST = torch.finfo(torch.float32).min
 pin(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import megatron_peer
@@ -11,20 +10,9 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops import InvalidInputError, testing
+from fusedops import InvalidInputError
 
-SWIGLU = testing.OPS["swiglu"]
 INF = float("inf")
-OPTIONS = [
-    {"limit": limit, "alpha": alpha, "offset": offset}
-    for limit, alpha, offset in itertools.product((None, 1.5), (1.0, 1.702), (0.0, 1.0))
-]
-
-
-def pair(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    first, second = ((3 * torch.randn(shape, generator=generator)).to(dtype) for _ in range(2))
-    return first, second
 
 
 # ------------------------------------------------------------------------------------------------------------- peers
@@ -84,26 +72,6 @@ def test_the_packed_order_of_diffusers_is_the_other_one() -> None:
 # ------------------------------------------------------------------------------------------------------ the contract
 
 
-@pytest.mark.parametrize("backend", ["eager", "triton"])
-@pytest.mark.parametrize("approximate", ["tanh", "none"])
-def test_packed_geglu_is_the_same_as_two_tensors(approximate: Any, backend: str) -> None:
-    gate, up = pair(3, 5, 6)
-    halves, pairs = torch.cat((gate, up), -1), torch.stack((gate, up), -1).flatten(-2)
-    leaves = [tensor.requires_grad_() for tensor in (gate, up, halves, pairs)]
-    y = fusedops.geglu(gate, up, approximate=approximate, backend=backend)
-    from_halves = fusedops.geglu(halves, approximate=approximate, backend=backend)
-    from_pairs = fusedops.geglu(pairs, approximate=approximate, interleaved=True, backend=backend)
-    assert torch.equal(from_halves, y)
-    assert torch.equal(from_pairs, y)
-    grad = torch.randn(y.shape)
-    torch.autograd.backward([y, from_halves, from_pairs], [grad] * 3)
-    dgate, dup, dhalves, dpairs = (leaf.grad for leaf in leaves)
-    assert dgate is not None
-    assert dup is not None
-    assert torch.equal(dhalves, torch.cat((dgate, dup), -1))
-    assert torch.equal(dpairs, torch.stack((dgate, dup), -1).flatten(-2))
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of overflow in Triton's interpreter
 @pytest.mark.parametrize("backend", ["eager", "triton"])
 @pytest.mark.parametrize("approximate", ["tanh", "none"])
@@ -115,26 +83,6 @@ def test_geglu_of_infinite_gates(approximate: Any, backend: str) -> None:
     dgate, dup = torch.autograd.grad(y, [gate, up], torch.ones(5))
     assert dgate[:4].tolist() == [0.0, 3.0, 0.0, 3.0]
     assert dup[:3].tolist() == [0.0, INF, 0.0]
-
-
-@pytest.mark.parametrize("backend", ["eager", "triton"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_packed_is_the_same_as_two_tensors(options: dict[str, Any], backend: str) -> None:
-    gate, up = pair(3, 5, 6)
-    halves, pairs = torch.cat((gate, up), -1), torch.stack((gate, up), -1).flatten(-2)
-    leaves = [tensor.requires_grad_() for tensor in (gate, up, halves, pairs)]
-    y = fusedops.swiglu(gate, up, backend=backend, **options)
-    from_halves = fusedops.swiglu(halves, backend=backend, **options)
-    from_pairs = fusedops.swiglu(pairs, interleaved=True, backend=backend, **options)
-    assert torch.equal(from_halves, y)
-    assert torch.equal(from_pairs, y)
-    grad = torch.randn(y.shape)
-    torch.autograd.backward([y, from_halves, from_pairs], [grad] * 3)
-    dgate, dup, dhalves, dpairs = (leaf.grad for leaf in leaves)
-    assert dgate is not None
-    assert dup is not None
-    assert torch.equal(dhalves, torch.cat((dgate, dup), -1))
-    assert torch.equal(dpairs, torch.stack((dgate, dup), -1).flatten(-2))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of -inf * 0 in Triton's interpreter
@@ -158,52 +106,6 @@ def test_the_gradient_passes_at_the_bound_of_the_clamp(elements: int, backend: s
     dgate, dup = torch.autograd.grad(y.sum(), [gate, up])
     assert (dgate[:6] != 0).tolist() == [True, False, True, True, True, True]
     assert (dup[:6] != 0).tolist() == [True, True, True, True, True, False]
-
-
-@pytest.mark.parametrize("backend", ["eager", "triton"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_second_backward_equals_the_first_and_no_input_is_written(packed: bool, backend: str) -> None:
-    gate, up = pair(64, 48)
-    tensors = [gate.requires_grad_()] if packed else [gate.requires_grad_(), up.requires_grad_()]
-    y = fusedops.swiglu(*tensors, backend=backend)
-    grad = torch.randn(y.shape)
-    before = [tensor.detach().clone() for tensor in (*tensors, grad)]
-    first = torch.autograd.grad(y, tensors, grad, retain_graph=True)
-    second = torch.autograd.grad(y, tensors, grad)
-    assert all(map(torch.equal, first, second))
-    assert all(torch.equal(tensor.detach(), old) for tensor, old in zip((*tensors, grad), before))
-    assert [tensor._version for tensor in tensors] == [0] * len(tensors)
-
-
-@pytest.mark.parametrize("backend", ["eager", "triton"])
-@pytest.mark.parametrize(
-    ("first", "second"), [*itertools.permutations((torch.bfloat16, torch.float32, torch.float64), 2)]
-)
-def test_mixed_dtypes_are_promoted(first: torch.dtype, second: torch.dtype, backend: str) -> None:
-    gate, up = pair(7, 9)
-    args = (gate.to(first).requires_grad_(), up.to(second).requires_grad_(), 2.0, 1.702, 1.0, False)
-    want = testing.expected(SWIGLU, args)
-    y = SWIGLU.call_public(*args, backend=backend)
-    assert y.dtype == torch.promote_types(first, second)
-    testing.assert_within(y, want.y, SWIGLU.evidence.tolerance[y.dtype], "y")
-    gradients = torch.autograd.grad(y, args[:2], want.grad.to(y.dtype))
-    assert [gradient.dtype for gradient in gradients] == [first, second]
-    for gradient, name in zip(gradients, want.gradients):
-        narrow = SWIGLU.evidence.gradient_tolerance[
-            torch.bfloat16 if torch.bfloat16 in (first, second) else torch.float32
-        ]
-        testing.assert_within(gradient, want.gradients[name], narrow, name)
-
-
-@pytest.mark.parametrize("backend", ["eager", "triton"])
-def test_chunks_of_one_tensor_are_taken_where_they_are(backend: str) -> None:
-    packed = pair(4, 3, 20)[0].requires_grad_()
-    gate, up = packed.chunk(2, -1)
-    y = fusedops.swiglu(gate, up, backend=backend)
-    assert torch.equal(y, fusedops.swiglu(packed, backend=backend))
-    (got,) = torch.autograd.grad(y.sum(), packed)
-    (want,) = torch.autograd.grad(fusedops.swiglu(packed, backend=backend).sum(), packed)
-    assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-from calls import arguments, inputs, outputs
+from calls import arguments, call_registered, inputs, outputs
 from torch import Tensor
 
 import fusedops
 import fusedops_eager
 from fusedops.testing import OPS, expected
 
-PARAMETERS = [(op.name, op.parameters[place]) for op in OPS.values() for place in op.float_places]
+PARAMETERS = [(op.name, op.parameters[place]) for op in OPS.values() for place in op.float_indices]
 Seen = list[tuple[str, str, Any]]
 WAYS: dict[str, Callable[[str, tuple[Any, ...]], Any]] = {
     "public": lambda op, args: OPS[op].call_public(*args, backend="recorder"),
     "bind": lambda op, args: fusedops.bind(op, **named(op, args), backend="recorder")(**named(op, args)),
     "bind, by position": lambda op, args: fusedops.bind(op, **named(op, args), backend="recorder")(*args),
-    "torch.ops": lambda op, args: getattr(torch.ops.fusedops, op)(*args, backend="recorder"),
+    "torch.ops": lambda op, args: call_registered(op, *args, backend="recorder"),
     "compiled": lambda op, args: torch.compile(OPS[op].call_public, backend="aot_eager")(*args, backend="recorder"),
 }
 

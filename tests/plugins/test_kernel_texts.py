@@ -22,6 +22,8 @@ def of_saved() -> None:
 
 
 pin("variables", registering(variables="A"), PLUGIN, "got variables 'A'", "expected pairs", "write (('MY_VARIABLE'")
+pin("needs", registering(needs=5), PLUGIN, "got needs 5", "expected a text", "write what it runs on")
+pin("packages", registering(packages="a"), PLUGIN, "got packages 'a'", "a tuple of names", "write them as ('name',)")
 pin(
     "kernels of another type",
     lambda: fusedops.register(fusedops.Backend("mine", ("cpu",), 5, 5)),  # type: ignore[arg-type]

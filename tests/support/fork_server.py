@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _SERVER = """
-import json, os, sys, traceback
+import json, os, signal, sys, traceback
 exec(sys.argv[1])
 for line in sys.stdin:
     job = json.loads(line)
@@ -21,7 +21,9 @@ for line in sys.stdin:
         os.close(read)
         os.dup2(write, 1)
         os.dup2(write, 2)
+        signal.alarm(120)
         os.environ.update(job["environ"])
+        sys.path[1:1] = job["path"]
         failed = 0
         try:
             exec(compile(job["code"], "<program>", "exec"), {"__name__": "__main__"})
@@ -51,11 +53,12 @@ class ForkServer:
             text=True,
         )
 
-    def run(self, code: str, **environ: str) -> Any:
-        """Run a program with these variables, and return what it prints, read as JSON."""
+    def run(self, code: str, *path: object, **environ: str) -> Any:
+        """Run a program with these folders to import from and variables, and return what it prints, read as JSON."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"code": textwrap.dedent(code), "environ": environ}) + "\n")
+        job = {"code": textwrap.dedent(code), "path": [*map(str, path)], "environ": environ}
+        self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         assert answer, f"the server ended with exit status {self._process.wait(10)}"

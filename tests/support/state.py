@@ -9,7 +9,7 @@ import pytest
 
 from fusedops._contract.op import Op as Op
 from fusedops._contract.values import Tolerance as Tolerance
-from fusedops._dispatch import choose, fallback
+from fusedops._dispatch.selection import fallback
 from fusedops._plugins.registry import registry
 from fusedops._policy import context
 from fusedops._policy.policy import AUTO as AUTO
@@ -23,7 +23,7 @@ VARIABLES: tuple[str, ...] = tuple(context.variables())
 #: Source of a function that takes every lock of the core and of a backend.
 ALL_LOCKS = """
     import contextlib
-    from fusedops._dispatch import stats
+    from fusedops._dispatch.selection import stats
     from fusedops._policy import context
     from fusedops._plugins.registry import registry
     def all_locks():
@@ -52,8 +52,8 @@ def forget_warnings() -> None:
 def count_plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list that grows by one for each plan that is made."""
     plans: list[Any] = []
-    real = choose.make_plan
-    monkeypatch.setattr(choose, "make_plan", lambda *args, **kwargs: plans.append(args) or real(*args, **kwargs))
+    real = fallback.make_plan
+    monkeypatch.setattr(fallback, "make_plan", lambda *args, **kwargs: plans.append(args) or real(*args, **kwargs))
     return plans
 
 

@@ -97,10 +97,12 @@ SUMS = [
 @pytest.mark.parametrize(
     ("dtype", "rows", "against"),
     [
-        (torch.bfloat16, 1024, "reference"),
+        (torch.bfloat16, 256, "reference"),
+        (torch.float16, 256, "reference"),
         (torch.bfloat16, 4096, "eager"),
         (torch.float16, 4096, "reference"),
         (torch.bfloat16, 16384, "reference"),
+        (torch.float16, 16384, "eager"),
     ],
 )
 @pytest.mark.parametrize("fault", WRONG)
@@ -110,12 +112,12 @@ def test_verify_finds_a_wrong_sum_over_rows(
 ) -> None:
     op = OPS[name]
     generator = torch.Generator().manual_seed(rows)
-    x, residual, *grads = (torch.randn(rows, 8, generator=generator).to(dtype) for _ in range(4))
-    weight, bias = (torch.randn(8, generator=generator).to(dtype).requires_grad_() for _ in range(2))
+    x, residual, *grads = (torch.randn(rows, 64, generator=generator).to(dtype) for _ in range(4))
+    weight, bias = (torch.randn(64, generator=generator).to(dtype).requires_grad_() for _ in range(2))
     given = {"x": x, "residual": residual, "weight": weight, "bias": bias}
     args = {name: value for name, value in given.items() if name in op.parameters}
     with registered(wrong_weight(name, at, fault)), fusedops.verify(against):
-        outputs = op.each(op.function(**args, backend="wrong"))
+        outputs = op.as_tuple(op.function(**args, backend="wrong"))
         with pytest.raises(fusedops.MismatchError, match=op.differentiable[at]):
             torch.autograd.backward(outputs, grads[: len(outputs)])
 
@@ -127,5 +129,5 @@ def test_a_row_whose_rstd_is_not_determined_leaves_the_weight_gradient_open(name
     args = op.bind((), call)
     results = op.reference_with_saved(*args, True)
     given = op.backward_arguments([torch.ones(3, 8)], results, args, (True,) * len(op.differentiable))
-    bounds = op.evidence.gradient_error(1e-5, *given)
+    bounds = op.evidence.gradient_error_bound(1e-5, *given)
     assert torch.equal(bounds[1], torch.full((8,), torch.inf, dtype=torch.float64))

@@ -109,7 +109,7 @@ pin(
     with_unavailable(checks("mine")),
     PLUGIN,
     "libmine.so is",
-    "expected one that is ready",
+    "expected one that can",
     "install libmine",
 )
 pin(
@@ -143,7 +143,7 @@ def counting() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSEDOPS_STATS", "yes")
         patch.setattr(os, "register_at_fork", lambda **_: None, raising=False)
-        runpy.run_path(str(CORE / "_dispatch" / "stats.py"))
+        runpy.run_path(str(CORE / "_dispatch" / "selection" / "stats.py"))
 
 
 pin(

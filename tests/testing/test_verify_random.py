@@ -1,4 +1,4 @@
-"""verify gives no false alarm in random right calls. ``tests/support/right_calls.py`` runs more of them by hand."""
+"""verify gives no false alarm in random right calls. ``support/makers/right_calls.py`` runs more of them by hand."""
 
 from __future__ import annotations
 

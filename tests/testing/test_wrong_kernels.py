@@ -10,6 +10,7 @@ import wrong_attention_kernels  # noqa: F401  adds to the list
 import wrong_chunk_kernels  # noqa: F401
 import wrong_row_kernels  # noqa: F401
 import wrong_situation_kernels  # noqa: F401
+import wrong_storage_kernels  # noqa: F401
 from loopback import registered
 from two_outputs import OP, two_outputs
 from wrong_kernels import WRONG, Wrong, every

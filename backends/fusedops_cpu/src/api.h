@@ -1,19 +1,12 @@
-// The exported functions. Each takes the address of one struct, whose fields have 8 bytes each (fusedops.packed_call).
+// The exported functions. Each takes the address of one struct, whose fields have 8 bytes each. _structs.py reads the
+// structs from here: const pointers are tensors that are read, other pointers those that are written.
 // Tensors are contiguous unless a field gives strides. Each function returns a Status.
-// tests/backends/cpu/test_library.py compares the structs with _library.py.
 #pragma once
 
 #include <cstdint>
 
+#include "export.h"
 #include "vector.h"
-
-// cold: what an exported function does before and after its blocks is compiled for size, a tenth of the library; the
-// blocks run through pointers, and are not.
-#ifdef _WIN32
-#define FUSEDOPS_EXPORT extern "C" __declspec(dllexport) __attribute__((cold))
-#else
-#define FUSEDOPS_EXPORT extern "C" __attribute__((visibility("default"), cold))
-#endif
 
 namespace fusedops {
 
@@ -54,7 +47,7 @@ struct GeluBackward {
 struct DropoutForward {
   const void *x, *bias, *residual;  // bias: (columns), or null; residual: null for none
   void* y;
-  const uint64_t* seed;  // null: nothing is dropped
+  const uint64_t* seed;  // null, or a threshold of 0: nothing is dropped
   int64_t dtype, count, columns, threshold;
   double scale;
 };

@@ -192,12 +192,22 @@ float forward_row(const Settings& s, const void* logits, int64_t first, int64_t 
   return to_float(loss);
 }
 
+// True where a target that is not ignored is no class.
+bool is_one_outside(const CrossEntropy& call, const int64_t* target) {
+  bool outside = false;
+  for (int64_t row = 0; row < call.rows; row++) {
+    outside |= (target[row] != call.ignore_index) & ((uint64_t)target[row] >= (uint64_t)call.columns);
+  }
+  return outside;
+}
+
 Status forward(const CrossEntropyForward& call) {
   const Settings s(call.settings);
   const ForwardRow loss_of =
       with_dtype(call.settings.dtype, [](auto element) -> ForwardRow { return forward_row<decltype(element)>; });
   const void* x = call.x;
   const int64_t* target = call.target;
+  if (is_one_outside(call.settings, target)) return TARGET_OUTSIDE;
   const FloatBuffer buffer(s.reduction == NONE ? 0 : s.rows);
   float *losses = s.reduction == NONE ? call.loss : buffer.data(), *lses = call.lse;
   if (s.rows && !losses) return OUT_OF_MEMORY;

@@ -106,7 +106,7 @@ FUSEDOPS_EXPORT int fusedops_dropout_forward(const DropoutForward* call) {
     using T = decltype(element);
     return with_flag(call->bias, [=](auto bias) {
       return with_flag(call->residual, [=](auto residual) {
-        return with_flag(call->seed, [=](auto drops) {
+        return with_flag(call->threshold ? call->seed : nullptr, [=](auto drops) {
           return forward<T, decltype(bias)::value, decltype(residual)::value, decltype(drops)::value>(*call);
         });
       });
@@ -120,6 +120,6 @@ FUSEDOPS_EXPORT int fusedops_dropout_backward(const DropoutBackward* call) {
   use_huge_pages(call->dx, call->count, call->dtype);
   return with_dtype(call->dtype, [=](auto element) {
     using T = decltype(element);
-    return call->seed ? backward<T, true>(*call) : backward<T, false>(*call);
+    return call->seed && call->threshold ? backward<T, true>(*call) : backward<T, false>(*call);
   });
 }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedops import nn, ops
+from fusedops.dtypes import upcast
 from fusedops.integrations.megatron._left import Needed, check, refusal
 
 _NEEDED = (
@@ -89,7 +90,7 @@ class ZeroCenteredLayerNorm(nn.LayerNorm):
     def _forward(self, x: Tensor, residual: Tensor | None) -> Any:
         assert self.weight is not None
         # 1 + weight is not rounded to 16 bits
-        weight = 1.0 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        weight = 1.0 + upcast(self.weight)
         if residual is None:
             return ops.layer_norm(x, weight, self.bias, self.eps, backend=self.backend)
         return ops.add_layer_norm(x, residual, weight, self.bias, self.eps, backend=self.backend)

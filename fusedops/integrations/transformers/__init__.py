@@ -23,8 +23,9 @@ from fusedops.integrations.transformers._attention import attention_forward as a
 from fusedops.integrations.transformers._attention import softmax_forward as softmax_forward
 from fusedops.integrations.transformers._implementation import register_attention
 from fusedops.integrations.transformers._kernels import Layer as Layer
+from fusedops.integrations.transformers._kernels import Mapping as Mapping
 from fusedops.integrations.transformers._kernels import mapping as mapping
 
-__all__ = ["Applied", "Layer", "Row", "apply", "attention_forward", "mapping", "softmax_forward"]
+__all__ = ["Applied", "Layer", "Mapping", "Row", "apply", "attention_forward", "mapping", "softmax_forward"]
 
 register_attention()

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from reprlib import repr as shortened
 
 from torch.nn import Module
 
+from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
 from fusedops.integrations.transformers._experts import recognised_experts
 from fusedops.integrations.transformers._gated import recognised_gated
-from fusedops.integrations.transformers._implementation import apply_attention, restore_attention
+from fusedops.integrations.transformers._implementation import apply_attention, attention_notes, restore_attention
 from fusedops.integrations.transformers._losses import loss_of, recognised_loss, replace_loss, restore_loss
 from fusedops.integrations.transformers._norms import recognised_norm
 from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
 from fusedops.integrations.transformers._rotary import recognised_rotary
 from fusedops.integrations.transformers._rotary_layouts import layouts_of
 
-# (class of the module, op or "", reason or "")
-_Outcome = tuple[str, str, str]
+# (class of the module, op or "", reason or "", of those that are left what they were tried as)
+_Outcome = tuple[str, str, str, str]
 _Recogniser = Callable[[Module], Replacement | str | None]
 _NOTHING = "no module is a norm, a gated MLP, a rotary embedding or a loss that is recognised"
 _OPS = (
@@ -50,7 +52,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
         the outcome for each class of modules, and :meth:`Applied.remove`.
 
     Raises:
-        InvalidInputError: ``ops`` has a name that apply does not use.
+        InvalidInputError: ``model`` is no module, or ``ops`` has a name that apply does not use.
 
     Warns:
         FusedOpsWarning: nothing is recognised; the model is left as it was.
@@ -64,35 +66,41 @@ def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
       LayerNorm     layer_norm  5
       OPTAttention  attention   2
     """
+    if not isinstance(model, Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        shown = shortened(model)
+        raise InvalidInputError(
+            f"apply: got model = {shown}, expected a torch.nn.Module; to fix: load it first, as in "
+            f"AutoModelForCausalLM.from_pretrained(...)"
+        )
     chosen = _chosen(ops)
     outcomes: Counter[_Outcome] = Counter()
     layouts = layouts_of(model.modules())
-    recognisers: tuple[_Recogniser, ...] = (
-        recognised_norm,
-        recognised_gated,
-        recognised_experts,
-        lambda module: recognised_rotary(module, layouts),
-    )
+    recognisers: dict[str, _Recogniser] = {
+        "norm": recognised_norm,
+        "gated MLP": recognised_gated,
+        "gated experts": recognised_experts,
+        "rotary_embedding": lambda module: recognised_rotary(module, layouts),
+    }
     shared: dict[Replacement, Replacement] = {}
     for module in model.modules():
         for outcome in (_forward_applied(module, chosen, recognisers, shared), _loss_applied(module, chosen)):
             if outcome is not None:
                 outcomes[outcome] += 1
     outcomes += apply_attention(model, chosen)
-    rows = [Row(name, op, count, left) for (name, op, left), count in outcomes.items()]
-    applied = Applied(_name(model), rows, lambda: _remove(model), nothing=_NOTHING)
+    rows = [Row(name, op, count, left, family) for (name, op, left, family), count in outcomes.items()]
+    notes = attention_notes(model)
+    applied = Applied(_name(model), rows, lambda: _remove(model), nothing=_NOTHING, notes=notes)
     if not applied.ops:
         warnings.warn(f"apply: {applied!r}", FusedOpsWarning, stacklevel=2)
     return applied
 
 
 def _chosen(ops: Iterable[str] | None) -> set[str]:
+    if isinstance(ops, str):
+        raise InvalidInputError(f"apply: got ops = {ops!r}, expected a list of names; to fix: write ops=[{ops!r}]")
     chosen = set(_OPS if ops is None else ops)
-    unknown = sorted(chosen - set(_OPS))
-    if unknown:
-        raise InvalidInputError(
-            f"apply: got ops = {unknown}, expected names from {', '.join(_OPS)}; to fix: leave out {unknown[0]!r}"
-        )
+    for name in sorted(map(str, chosen - set(_OPS))):
+        raise InvalidInputError(f"apply: {unknown_name('op in ops', name, _OPS)}")
     return chosen
 
 
@@ -104,7 +112,7 @@ def _name(model: Module) -> str:
 def _forward_applied(
     module: Module,
     chosen: set[str],
-    recognisers: Iterable[_Recogniser],
+    recognisers: Mapping[str, _Recogniser],
     shared: dict[Replacement, Replacement],
 ) -> _Outcome | None:
     """Replace a module's forward where an op computes the same; return the outcome.
@@ -113,16 +121,16 @@ def _forward_applied(
     """
     name, already = own_class(module).__name__, replacement_of(module)
     if already is not None:
-        return name, already.op, ""
-    for recognise in recognisers:
+        return name, already.op, "", ""
+    for family, recognise in recognisers.items():
         replacement = recognise(module)
         if isinstance(replacement, str):
-            return name, "", replacement
+            return name, "", replacement, family
         if replacement is not None and replacement.op not in chosen:
-            return name, "", f"ops has no {replacement.op}"
+            return name, "", f"ops has no {replacement.op}", replacement.op
         if replacement is not None:
             replace(module, shared.setdefault(replacement, replacement))
-            return name, replacement.op, ""
+            return name, replacement.op, "", ""
     return None
 
 
@@ -130,14 +138,14 @@ def _loss_applied(module: Module, chosen: set[str]) -> _Outcome | None:
     """Replace the loss function of a model; return what happened."""
     name, already = type(module).__name__, loss_of(module)
     if already is not None:
-        return name, already.op, ""
+        return name, already.op, "", ""
     loss = recognised_loss(module)
     if loss is None or isinstance(loss, str):
-        return None if loss is None else (name, "", loss)
+        return None if loss is None else (name, "", loss, "cross_entropy")
     if loss.op not in chosen:
-        return name, "", f"ops has no {loss.op}"
+        return name, "", f"ops has no {loss.op}", loss.op
     replace_loss(module, loss)
-    return name, loss.op, ""
+    return name, loss.op, "", ""
 
 
 def _remove(model: Module) -> None:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
+from fusedops._report.user_frame import user_stack_level
+from fusedops._torch import autocasts
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._sinks import with_sinks
 
@@ -67,15 +69,18 @@ def attention_forward(
     """
     # each function and torch method that a call does not need counts: between two layers the weights that are read
     # leave none of their code in the cache, and a call takes some ten times as long as in a loop of its own
-    if dropout > 0 or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
+    config: Any = module.__dict__.get("config")  # getattr of a module without one takes 1 us
+    probabilities = config is not None and config.output_attentions
+    if probabilities or dropout > 0 or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
         _check(kwargs)
-        reason = _reason_for_softmax(attention_mask, dropout, kwargs)
+        reason = _reason_for_softmax(attention_mask, dropout, {"output_attentions": probabilities, **kwargs})
         if reason is not None:
             warnings.warn(
                 f"attention implementation {ATTENTION!r}: got {reason}, expected what fusedops.attention takes; "
-                f"{SOFTMAX!r} computes the call; to fix: leave it out, or set_attn_implementation({SOFTMAX!r})",
+                f"{SOFTMAX!r} computes the call; to fix: {_fix(dropout)}, or set_attn_implementation({SOFTMAX!r})",
                 FusedOpsWarning,
-                stacklevel=2,
+                # a traced call has no frames to read
+                stacklevel=2 if torch.compiler.is_compiling() else user_stack_level("transformers"),
             )
             return softmax_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
     query, key, value = _of_one_dtype(query, key, value)
@@ -170,6 +175,12 @@ def _reason_for_softmax(attention_mask: Tensor | None, dropout: float, kwargs: d
     return "output_attentions = True" if kwargs.get("output_attentions") else None
 
 
+def _fix(dropout: float) -> str:
+    if dropout > 0:
+        return "set the dropout of attention in the model's config, such as attention_probs_dropout_prob, to 0"
+    return "leave it out"
+
+
 def _is_additive(mask: Tensor | None) -> bool:
     return mask is not None and mask.dtype != torch.bool
 
@@ -177,7 +188,7 @@ def _is_additive(mask: Tensor | None) -> bool:
 def _of_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return query, key and value with the dtype of autocast, as torch's own attention does, and of one batch."""
     kind, batch = tensors[0].device.type, tensors[1].shape[0]
-    if torch.is_autocast_enabled(kind):
+    if autocasts(kind):
         tensors = tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
     if tensors[0].shape[0] == batch:  # an expand that changes nothing takes 1 us
         return tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
@@ -9,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn import Module
-from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, masking_utils
 
 from fusedops.integrations.transformers._attention import ATTENTION, SOFTMAX, attention_forward, softmax_forward
 from fusedops.integrations.transformers._replacement import own_class
@@ -18,41 +19,87 @@ from fusedops.integrations.transformers._twin import called, near, numbers, twin
 _BEFORE = "_fusedops_attention_before"
 _OPS = {ATTENTION: "attention", SOFTMAX: "scaled_masked_softmax"}
 _TOLERANCE = 1e-5
+_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")  # of the configs of transformers
 
 
 def register_attention() -> None:
-    """Register the attention implementations and, so that masks arrive, their mask function."""
+    """Register the attention implementations and, so that masks arrive, their mask function.
+
+    Configs with one of them take ``output_attentions = True``, as configs with "eager" do: both return probabilities.
+    """
     for name, function in ((ATTENTION, attention_forward), (SOFTMAX, softmax_forward)):
         AttentionInterface.register(name, function)  # pyright: ignore[reportUnknownMemberType]
         AttentionMaskInterface.register(name, masking_utils.sdpa_mask)  # pyright: ignore[reportUnknownMemberType]
+    _take_output_attentions(PreTrainedConfig)
 
 
-def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, str]]:
-    """Set the attention implementation of each model in a module. Return (class, op, reason if left) and counts."""
-    outcomes: Counter[tuple[str, str, str]] = Counter()
+def _take_output_attentions(kind: Any) -> None:
+    """Let transformers' guards on ``output_attentions`` pass configs with these implementations.
+
+    transformers has no way to declare that a registered implementation returns probabilities.
+    """
+    own, validate = kind.output_attentions, kind.validate_output_attentions
+
+    def set_output_attentions(config: Any, value: bool) -> None:
+        if config._attn_implementation in _OPS:
+            config._output_attentions = value
+        else:
+            own.fset(config, value)
+
+    @functools.wraps(validate)
+    def validate_output_attentions(config: Any) -> None:
+        if config._attn_implementation not in _OPS:
+            validate(config)
+
+    kind.output_attentions = own.setter(set_output_attentions)
+    kind.validate_output_attentions = validate_output_attentions
+
+
+def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, str, str]]:
+    """Set the attention implementation of each model in a module. Return (class, op, reason if left, op) and counts."""
+    outcomes: Counter[tuple[str, str, str, str]] = Counter()
     for root in _roots(model):
         modules = [module for module in root.modules() if _calls_the_interface(module)]
         name = own_class(root).__name__
         if not root._can_set_attn_implementation():
             if any("attention" in type(module).__name__.lower() for module in root.modules()):
-                outcomes[name, "", "its attention does not go through transformers' AttentionInterface"] += 1
+                outcomes[
+                    name, "", "its attention does not go through transformers' AttentionInterface", "attention"
+                ] += 1
             continue
         implementation = _implementation(root, modules)
         current = root.config._attn_implementation
         for module in modules:
             kind = own_class(module).__name__
             if current in _OPS:
-                outcomes[kind, _OPS[current], ""] += 1
+                outcomes[kind, _OPS[current], "", ""] += 1
             elif implementation not in _OPS:
-                outcomes[kind, "", implementation] += 1
+                outcomes[kind, "", implementation, "attention"] += 1
             elif _OPS[implementation] not in chosen:
-                outcomes[kind, "", f"ops has no {_OPS[implementation]}"] += 1
+                outcomes[kind, "", f"ops has no {_OPS[implementation]}", _OPS[implementation]] += 1
             else:
-                outcomes[kind, _OPS[implementation], ""] += 1
+                outcomes[kind, _OPS[implementation], "", ""] += 1
         if modules and current not in _OPS and implementation in _OPS and _OPS[implementation] in chosen:
             root.__dict__[_BEFORE] = [(config, config._attn_implementation) for config in _configs(root)]
             root.set_attn_implementation(implementation)
     return outcomes
+
+
+def attention_notes(model: Module) -> list[str]:
+    """Return a sentence for each dropout of attention weights, which :func:`fusedops.attention` does not have."""
+    dropouts = {
+        (name, value)
+        for root in _roots(model)
+        for config in _configs(root)
+        if config._attn_implementation == ATTENTION
+        for name in _DROPOUTS
+        if (value := getattr(config, name, None) or 0.0) > 0
+    }
+    return [
+        f"{name} = {value:g}: in training, attention is computed by scaled_masked_softmax between two matmuls; with "
+        f"{name} = 0, by attention"
+        for name, value in sorted(dropouts)
+    ]
 
 
 def restore_attention(model: Module) -> None:

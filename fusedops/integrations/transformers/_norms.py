@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
+from fusedops._torch import autocasts
+from fusedops.dtypes import promoted
 from fusedops.integrations.transformers._replacement import Replacement, own_class
 from fusedops.integrations.transformers._twin import (
     called,
@@ -50,11 +52,11 @@ class Norm(Replacement):
             weight = module._parameters.get("weight")  # without the call of torch's __getattr__
             if weight is None:  # a wrapper has a tensor or a property in its place
                 weight = module.weight
-        if self.wide_under_autocast and x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type):
+        if self.wide_under_autocast and x.device.type != "cpu" and autocasts(x.device.type):
             x = x.float()  # autocast's rule for torch's layer_norm on an accelerator
         # comparisons first: a Tensor.to that changes nothing takes 1 us
         if weight is not None and x.dtype != weight.dtype and self.result != "input":
-            x = x.to(torch.promote_types(x.dtype, weight.dtype))
+            x = x.to(promoted(x, weight))
         if self.op == "rms_norm":
             y = ops.rms_norm(x, weight, self.eps, offset=self.offset)
         else:
@@ -85,6 +87,8 @@ def recognised_norm(module: Module) -> Norm | str | None:
     if arguments is None or len(arguments) != 1 or arguments[0].kind is not arguments[0].POSITIONAL_OR_KEYWORD:
         names = ", ".join(argument.name for argument in arguments or ())
         return f"its forward takes {names}, expected one tensor"
+    if any(getattr(module, name, 0.0) is None for name in _EPS_NAMES):
+        return "its eps is None, another number for each dtype, and rms_norm takes one; to fix: set its eps"
     size = _size(module, parameters)
     if size < 2:
         return "the size of its weight is not known"

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
+from fusedops.dtypes import promoted
 from fusedops.integrations.transformers._replacement import Replacement, own_class
 from fusedops.integrations.transformers._rotary_layouts import Layout, once
 from fusedops.integrations.transformers._twin import (
@@ -52,7 +53,7 @@ class RotaryFunction:
     def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Any, Any]:
         """Return q and k, rotated."""
         if self.promotes and cos.dtype != q.dtype:
-            wide = torch.promote_types(q.dtype, cos.dtype)
+            wide = promoted(q, cos)
             q, k = q.to(wide), k.to(wide)
         seq_dim = -2 if unsqueeze_dim == 1 else -3
         angles = once(cos, self.layout), once(sin, self.layout)
@@ -126,7 +127,7 @@ def recognised_rotary(module: Module, layouts: Mapping[str, set[Layout | None]])
             return f"another library has replaced {name}"
         recognised = recognised_function(name, function)
         if isinstance(recognised, str):
-            return recognised
+            return recognised if len(rotary) == 1 else f"its forward may call several functions, and {recognised}"
         if known != {recognised.layout}:
             return f"the model has no rotary module that gives cos as {name} takes it"
         functions.append((name, recognised))

@@ -7,6 +7,7 @@ weights are neither read nor needed: they may be on a meta device, sharded, quan
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from copy import copy as shallow
 from copy import deepcopy
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from fusedops.dtypes import no_autocast
 from fusedops.integrations.transformers._replacement import own_class
 
 _HOOKS = frozenset(name for name in vars(Module()) if "_hooks" in name)
@@ -89,8 +91,9 @@ def without_hooks(module: Module) -> Module | None:
 
 
 def called(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of a call, or what it raised, without gradients, autocast and a default device."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
+    """Return the result of a call, or what it raised, without gradients, autocast, a default device and warnings."""
+    with torch.no_grad(), no_autocast("cpu"), torch.device("cpu"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a call that only compares, such as torch's of two dtypes in a norm
         try:
             return function(*args, **kwargs)
         except Exception as error:  # any error of a foreign forward: it is not what is looked for

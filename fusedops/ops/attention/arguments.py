@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from fusedops._contract.constraint import is_tensor
+from fusedops.dtypes import compute_dtype
 
 
-def canonical(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments with ``causal`` as a text: True where Sq == Sk is "upper_left", False is "none".
 
-    "lower_right" of one query without a window is "none" too: it masks nothing, and more kernels take it.
+    "lower_right" of one query without a window is "none" too: it masks nothing, and more kernels accept it.
     """
     causal = args[5]
     if causal is True and _square(args[0], args[1]):
@@ -21,12 +21,12 @@ def canonical(args: tuple[Any, ...]) -> tuple[Any, ...]:
     elif causal is False or (type(causal) is str and causal == "lower_right" and _sees_every_key(args[0], args[6])):
         text = "none"
     else:
-        return args  # a constraint refuses what is no text
+        return args  # a constraint refuses any other value
     return (*args[:5], text, *args[6:])
 
 
 def wanted(results: Any, return_lse: bool) -> Any:
-    """Return the results of a call as its caller wants them. torch.fx.symbolic_trace, which records it, has one."""
+    """Return out, or (out, lse) with ``return_lse``. Under torch.fx.symbolic_trace the results are one proxy."""
     return results if return_lse or type(results) is not tuple else cast("Any", results)[0]
 
 
@@ -45,5 +45,5 @@ def _square(q: Any, k: Any) -> bool:
 
 def empty(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """Return empty outputs."""
-    lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
     return q.new_empty((*q.shape[:3], v.shape[3])), lse

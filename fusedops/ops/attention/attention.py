@@ -22,6 +22,7 @@ from fusedops.constraints import (
     ScoreMask,
     Window,
 )
+from fusedops.dtypes import no_autocast
 from fusedops.ops.attention import arguments, formulas, sharding
 
 
@@ -52,7 +53,7 @@ def attention(
         causal: "upper_left": query i sees the keys up to i, as torch's is_causal. "lower_right": query i sees the keys
             up to ``i + Sk - Sq``, as flash-attn's causal. True where Sq == Sk alone: both are one. False: all keys.
         window: ``(left, right)``: a query sees the keys from ``left`` before its diagonal to ``right`` after it, itself
-            included. The diagonal is that of ``causal``; with False, Sq must equal Sk. None: no window.
+            included. ``causal`` sets the diagonal; with False it is at the lower right. None: no window.
         return_lse: also return the logarithm of the sum of exponentials of each row's scores.
         backend: a policy for this call alone, such as "sdpa" or "npu,eager". None: the policy in effect.
 
@@ -73,7 +74,7 @@ def attention(
     tensor([1., 2.])
     """
     args = q, k, v, mask, scale, "none" if causal is False else causal, window, return_lse
-    return arguments.wanted(call(OP, args if causal is False else arguments.canonical(args), backend), return_lse)
+    return arguments.wanted(call(OP, args if causal is False else arguments.prepare_args(args), backend), return_lse)
 
 
 def reference(
@@ -87,7 +88,7 @@ def reference(
     return_lse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch."""
-    with formulas.exact_products(q):
+    with no_autocast(q.device.type):
         out, lse = formulas.forward(q, k, v, mask, scale, causal, window)
     return out, lse if return_lse else lse.detach()
 
@@ -109,7 +110,7 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v. From the inputs alone, so that it has the right derivative itself."""
     lse_grad = grad_lse if return_lse else None
-    with formulas.exact_products(q):
+    with no_autocast(q.device.type):
         s = formulas.scores(q, k, mask, scale, causal, window)
         computed = formulas.gradients(grad_out, lse_grad, v, s, formulas.scale_of(q, scale), k.shape[1])
     return tuple(each.to(q.dtype) if need else None for each, need in zip(computed, needs))
@@ -136,7 +137,7 @@ OP = Op(
         ScoreMask("mask", "q", "k"),
         Finite("scale", optional=True),
         Alignment("causal", "q", "k", "upper_left", "lower_right"),
-        Window("window", "causal", "q", "k"),
+        Window("window"),
         Flag("return_lse"),
     ],
     reference=reference,
@@ -144,7 +145,7 @@ OP = Op(
     differentiable=("q", "k", "v"),
     outputs=("out", "lse"),
     empty=arguments.empty,
-    complete=arguments.canonical,
+    prepare_args=arguments.prepare_args,
     sharding=sharding.SHARDING,
     evidence="fusedops.ops.attention.evidence:ATTENTION",
 )

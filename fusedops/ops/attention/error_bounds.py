@@ -1,4 +1,4 @@
-"""The error model of attention: the changes of the results where products and probabilities are rounded.
+"""The error bounds of attention: the changes of the results where products and probabilities are rounded.
 
 A score is a sum of D products of exact inputs in float32: it moves by the rounding of the arithmetic, whatever the
 dtype of the inputs. Probabilities and their gradients may be rounded to the dtype of the inputs before the next
@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype
 from fusedops.ops.attention import formulas
 
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order
@@ -20,7 +21,7 @@ _SUMS = 2e-5  # of a gradient's term, in float32
 _SPREAD = 1  # times the root of the sum of the squares of the terms' roundings
 
 
-def error(
+def error_bound(
     absolute: float,
     q: Tensor,
     k: Tensor,
@@ -43,7 +44,7 @@ def error(
     return out.masked_fill(unknown, math.inf), lse.masked_fill(unknown[..., 0], math.inf)
 
 
-def gradient_error(
+def gradient_error_bound(
     absolute: float,
     grad_out: Tensor,
     grad_lse: Tensor,
@@ -89,13 +90,13 @@ def gradient_error(
 
 def _flushed(p: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what probabilities lose where the smallest numbers of the arithmetic become 0."""
-    return p.clamp(max=torch.finfo(torch.promote_types(dtype, torch.float32)).smallest_normal)
+    return p.clamp(max=torch.finfo(compute_dtype(dtype)).smallest_normal)
 
 
 def _rounded(change: Tensor, terms: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """Return the change of terms that are rounded to ``dtype``, and of which ``count`` are added one by one."""
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-    unit = torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
+    unit = torch.finfo(compute_dtype(dtype)).eps / 2
     return torch.where(terms > 0, change + terms * (0.5 * count * unit) + least, 0.0)
 
 
@@ -118,6 +119,6 @@ def _moves(
     # the largest score of a row is subtracted from the others
     move = min(absolute, _ARITHMETIC) * size
     move = move + (move.amax(-1, keepdim=True) if size.shape[-1] else 0.0)
-    overflow = (size >= torch.finfo(torch.promote_types(q.dtype, torch.float32)).max / 2).any(-1, keepdim=True)
+    overflow = (size >= torch.finfo(compute_dtype(q.dtype)).max / 2).any(-1, keepdim=True)
     # exp(move) - 1, where the first order is not enough
     return p, torch.expm1(move.clamp(max=80.0)), overflow | s.values.isnan().any(-1, keepdim=True), s

@@ -13,7 +13,7 @@ from fusedops import masks
 from fusedops._contract.evidence import Evidence
 from fusedops._contract.values import Case, Tolerance
 from fusedops.ops.attention import formulas
-from fusedops.ops.attention.error_bounds import error, gradient_error
+from fusedops.ops.attention.error_bounds import error_bound, gradient_error_bound
 
 
 def unfused(
@@ -109,12 +109,19 @@ ATTENTION = Evidence(
         torch.float32: Tolerance(2e-5, 2e-6),
         torch.float64: Tolerance(5e-14, 1e-14),
     },
-    error=error,
-    gradient_error=gradient_error,
+    error_bound=error_bound,
+    gradient_error_bound=gradient_error_bound,
     min_bytes=min_bytes,
     unfused=unfused,
     sample=sample,
     large=LARGE,
     sweep=sweep,
     peers=PEERS,
+    result_dtype="of `q`",
+    sharded=(
+        "`q`: batch and heads",
+        "`k`, `v`: batch and heads, replicated where there is one head; whole key heads on each rank; `mask` likewise, "
+        "replicated where its size is 1",
+        "as q, k, v; of a replicated k and v with sharded heads of q: `Partial`",
+    ),
 )

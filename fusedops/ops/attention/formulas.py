@@ -1,4 +1,4 @@
-"""Parts of attention: forward and backward in plain differentiable torch.
+"""The formulas of attention: forward and backward in plain differentiable torch.
 
 A number that is not finite reaches a row only through a key that the row sees: 0 * NaN is NaN, so the products with
 probabilities and their gradients are taken of finite numbers alone, and what the formula gives elsewhere is added.
@@ -7,13 +7,13 @@ probabilities and their gradients are taken of finite numbers alone, and what th
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fusedops import masks
+from fusedops.dtypes import upcast
 
 
 def scale_of(q: Any, scale: float | None) -> float:
@@ -22,7 +22,7 @@ def scale_of(q: Any, scale: float | None) -> float:
 
 
 class Scores(NamedTuple):
-    """The scores of a call in the arithmetic's dtype, (B, Nq, Sq, Sk), and what is masked.
+    """The scores of a call, (B, Nq, Sq, Sk), in the dtype of the arithmetic, and which of them are masked.
 
     Attributes:
         values: -inf where masked; 0 in rows that are fully masked.
@@ -39,11 +39,6 @@ class Scores(NamedTuple):
     k: Tensor
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """Return the tensor in the dtype of the arithmetic: float32, or float64 for float64."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
 def for_each_query_head(tensor: Tensor, q: Tensor) -> Tensor:
     """Return keys or values with one head for each query head."""
     b, heads, length, width = tensor.shape
@@ -56,14 +51,6 @@ def finite(tensor: Tensor) -> Tensor:
     return torch.where(tensor.isfinite(), tensor, 0.0)
 
 
-def exact_products(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Return a context in which torch.autocast rounds no operand of a product to 16 bits."""
-    kind = tensor.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return nullcontext()
-    return torch.autocast(kind, enabled=False)
-
-
 def scores(
     q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None, causal: str, window: tuple[int, int] | None
 ) -> Scores:
@@ -72,7 +59,7 @@ def scores(
     masked = masks.from_band(sq, sk, masks.band(sq, sk, causal, window), q.device)
     if mask is not None:
         masked = mask.bool() if masked is None else masked | mask.bool()
-    queries, keys, factor = wide(q), for_each_query_head(wide(k), q), scale_of(q, scale)
+    queries, keys, factor = upcast(q), for_each_query_head(upcast(k), q), scale_of(q, scale)
     known = finite(keys)
     if masked is None:
         dead = None
@@ -119,9 +106,9 @@ def forward(
     causal: str,
     window: tuple[int, int] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute out, in the dtype of q, and lse, in that of the arithmetic."""
+    """Compute out, in the dtype of q, and lse, in the dtype of the arithmetic."""
     s = scores(q, k, mask, scale, causal, window)
-    p, values = probabilities(s), for_each_query_head(wide(v), q)
+    p, values = probabilities(s), for_each_query_head(upcast(v), q)
     out = p @ finite(values) + not_finite_part(p, s.masked, values).detach()
     if not k.shape[2]:
         return out.to(q.dtype), q.new_full(q.shape[:3], -math.inf, dtype=out.dtype)
@@ -144,7 +131,7 @@ def gradients(
         scale: from :func:`scale_of`.
         heads: Nk.
     """
-    p, values, g = probabilities(s), for_each_query_head(wide(v), s.q), wide(grad_out)
+    p, values, g = probabilities(s), for_each_query_head(upcast(v), s.q), upcast(grad_out)
     if s.dead is not None:
         g = torch.where(s.dead, 0.0, g)
     dp = g @ finite(values).transpose(-2, -1)

@@ -11,23 +11,23 @@ from fusedops._contract.values import Sharding
 
 
 def _dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
-    """Return the dims of q that the dims of lse and of its gradient go with."""
+    """Return the dims of q that the dims of lse and of its gradient correspond to."""
     return dict.fromkeys(("lse", "grad_lse"), (-4, -3, -2))
 
 
 def _whole_of(given: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the heads where a rank's part would not be whole groups: each rank needs key heads of its own."""
+    """Return the dim of the heads if a rank's part would split a group: a group's query heads share a key head."""
     heads = given["k"].shape[1]
     if heads <= 1:
         return ()  # it is whole on each rank
     # a mask or a gradient that is sharded alone cuts the other tensors too
     dims = {name: _dims_of(given).get(name, range(-each.ndim, 0)) for name, each in given.items() if is_tensor(each)}
     mesh = given["k"].device_mesh
-    places = {name: given[name].placements for name in dims}
+    placements = {name: given[name].placements for name in dims}
     ranks = math.prod(
         mesh.size(at)
         for at in range(mesh.ndim)
-        if any(-3 in dims[name] and each[at].is_shard(dims[name].index(-3)) for name, each in places.items())
+        if any(-3 in dims[name] and each[at].is_shard(dims[name].index(-3)) for name, each in placements.items())
     )
     return (-3,) if heads % ranks else ()
 

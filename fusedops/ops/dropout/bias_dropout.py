@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Sharding
 from fusedops._dispatch.call import call
 from fusedops.constraints import Broadcasts, Flag, Floating, OneElement, Probability, SameDevice
-from fusedops.ops.dropout import formulas
-from fusedops.ops.gelu.bias_gelu import promoted
+from fusedops.dtypes import promoted, upcast
+from fusedops.ops.dropout import arguments, formulas
+from fusedops.ops.dropout.sharding import SHARDING
 from fusedops.philox import dropped
 
 
@@ -51,16 +53,14 @@ def bias_dropout(
     tensor([2., 2., 0., 0.])
     """
     if seed is not None:
-        seed = formulas.seed_tensor("bias_dropout", seed, x)
+        seed = arguments.seed_tensor("bias_dropout", seed, x)
     return call(OP, (x, bias, p, training, seed), backend)
 
 
 def reference(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
     """Compute the op in plain torch."""
     out = promoted(x, bias)
-    wide = torch.promote_types(out, torch.float32)
-    u = x.to(wide) if bias is None else x.to(wide) + bias.to(wide)
-    return dropped(u, p, seed if training and p > 0 else None).to(out)
+    return dropped(formulas.summed(x, bias, out), p, seed if training and p > 0 else None).to(out)
 
 
 def backward(
@@ -73,10 +73,15 @@ def backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients of x and bias by the keep-mask of the seed."""
-    du = dropped(grad.to(torch.promote_types(grad.dtype, torch.float32)), p, seed if training and p > 0 else None)
+    du = dropped(upcast(grad), p, seed if training and p > 0 else None)
     dx = du.to(x_dtype, copy=True) if needs[0] else None
     dbias = du.sum_to_size(bias.shape).to(bias.dtype, copy=True) if bias is not None and needs[1] else None
     return dx, dbias
+
+
+def output_dtype(x: Any, bias: Any, *rest: Any) -> torch.dtype:
+    """Return the dtype of ``x + bias``."""
+    return promoted(x, bias)
 
 
 def identity(
@@ -86,13 +91,6 @@ def identity(
     return (p == 0 or not training) and x_dtype is grad.dtype
 
 
-SHARDING = Sharding(
-    replicated=("seed",),
-    forward=formulas.forward_of_shard,
-    backward=formulas.backward_of_shard,
-    applies=formulas.drops,
-    reason="a kernel counts the index of a dropped element from the shard's own start",
-)
 OP = Op(
     bias_dropout,
     constraints=[
@@ -109,8 +107,8 @@ OP = Op(
     backward=backward,
     differentiable=("x", "bias"),
     identity=identity,
-    output_dtype=promoted,
+    output_dtype=output_dtype,
     sharding=SHARDING,
-    complete=formulas.with_seed,
+    prepare_args=arguments.prepare_args,
     evidence="fusedops.ops.dropout.evidence:BIAS_DROPOUT",
 )

@@ -10,7 +10,8 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
 from fusedops.constraints import Floating, SameDevice, SameShape
-from fusedops.ops.dropout import bias_dropout, formulas
+from fusedops.ops.dropout import arguments, bias_dropout, formulas
+from fusedops.ops.dropout.sharding import SHARDING
 from fusedops.philox import dropped
 
 
@@ -55,7 +56,7 @@ def bias_dropout_add(
     tensor([12., 12., 10., 10.])
     """
     if seed is not None:
-        seed = formulas.seed_tensor("bias_dropout_add", seed, x)
+        seed = arguments.seed_tensor("bias_dropout_add", seed, x)
     return call(OP, (x, bias, residual, p, training, seed), backend)
 
 
@@ -64,11 +65,8 @@ def reference(
 ) -> Tensor:
     """Compute the op in plain torch."""
     out = residual.dtype
-    wide = torch.promote_types(out, torch.float32)
-    u = x.to(out).to(wide)
-    if bias is not None:
-        u = u + bias.to(out).to(wide)
-    return (residual.to(wide) + dropped(u, p, seed if training and p > 0 else None)).to(out)
+    u = formulas.summed(x, bias, out)
+    return (residual.to(u.dtype) + dropped(u, p, seed if training and p > 0 else None)).to(out)
 
 
 def _output_dtype(x: Tensor, bias: Tensor | None, residual: Tensor, *rest: Any) -> torch.dtype:
@@ -89,7 +87,7 @@ OP = Op(
     passed_through="residual",
     identity=bias_dropout.identity,
     output_dtype=_output_dtype,
-    sharding=bias_dropout.SHARDING,
-    complete=formulas.with_seed,
+    sharding=SHARDING,
+    prepare_args=arguments.prepare_args,
     evidence="fusedops.ops.dropout.evidence:BIAS_DROPOUT_ADD",
 )

@@ -11,9 +11,25 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Evidence
 from fusedops._contract.values import Case, Tolerance
-from fusedops.ops.dropout import formulas
-from fusedops.ops.gelu.bias_gelu import promoted
-from fusedops.philox import dropped
+from fusedops.dtypes import promoted
+from fusedops.ops.dropout.error_bounds import (
+    bias_dropout_add_error_bound,
+    bias_dropout_error_bound,
+    gradient_error_bound,
+)
+
+_BIAS_SHARDED = "`bias` likewise; replicated where it lacks the dim or its size is 1"
+_GRADIENTS_SHARDED = "of x: as x; of a replicated bias with a sharded x: `Partial`, not yet summed"
+
+
+def _backward_bytes(x: Any, bias: Any, dtype: torch.dtype, p: float, training: bool) -> int:
+    """Return the bytes of reading grad (of ``dtype``), writing dx unless it is grad itself, and the bias's gradient."""
+    elements = math.prod(x.shape)
+    small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
+    if (p == 0 or not training) and x.dtype is dtype:
+        return 0 if bias is None else elements * dtype.itemsize + small
+    return elements * (dtype.itemsize + x.dtype.itemsize) + small
+
 
 # -------------------------------------------------------------------------------------------------------- bias_dropout
 
@@ -29,7 +45,7 @@ def bias_dropout_min_bytes(x: Any, bias: Any, p: float, training: bool, seed: An
     small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
     return {
         "forward": elements * (x.dtype.itemsize + dtype.itemsize) + small,
-        "backward": formulas.backward_bytes(x, bias, dtype, p, training),
+        "backward": _backward_bytes(x, bias, dtype, p, training),
     }
 
 
@@ -59,8 +75,8 @@ BIAS_DROPOUT = Evidence(
         torch.float32: Tolerance(1e-4, 1e-5),
         torch.float64: Tolerance(1e-11, 1e-12),
     },
-    error=formulas.error,
-    gradient_error=formulas.gradient_error,
+    error_bound=bias_dropout_error_bound,
+    gradient_error_bound=gradient_error_bound,
     min_bytes=bias_dropout_min_bytes,
     unfused=bias_dropout_unfused,
     sample=_bias_dropout_sample,
@@ -73,31 +89,16 @@ BIAS_DROPOUT = Evidence(
 | torch_npu | there is no such op | |
 | fusedops | the seed and the element's index alone | as torch promotes |
 """,
+    result_dtype="of `x + bias`, by torch's promotion",
+    sharded=(
+        "any dim",
+        "`bias` likewise; replicated where it lacks the dim or its size is 1",
+        "of x: as x; of a replicated bias with a sharded x: `Partial`, not yet summed",
+    ),
 )
 
 
 # ---------------------------------------------------------------------------------------------------- bias_dropout_add
-
-
-def bias_dropout_add_error(
-    absolute: float, x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool, seed: Tensor | None
-) -> Tensor:
-    """Return ``absolute`` times the magnitudes of the terms, and what x and bias lose in the residual's dtype."""
-    out = residual.dtype
-    wide = torch.promote_types(out, torch.float32)
-    drawn = seed if training and p > 0 else None
-    size = dropped(formulas.magnitude(x.to(wide), None if bias is None else bias.to(wide)), p, drawn)
-    lost = (
-        bias_dropout_add_lost(x, out)
-        if bias is None
-        else bias_dropout_add_lost(x, out) + bias_dropout_add_lost(bias, out)
-    )
-    return absolute * (size + formulas.magnitude(residual.to(wide))).double() + dropped(lost, p, drawn)
-
-
-def bias_dropout_add_lost(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what the conversion to a dtype changes; inf where it overflows."""
-    return (tensor.to(dtype).double() - tensor.double()).abs().nan_to_num(nan=0.0, posinf=math.inf)
 
 
 def bias_dropout_add_unfused(
@@ -115,7 +116,7 @@ def bias_dropout_add_min_bytes(
     small = 0 if bias is None else math.prod(bias.shape) * bias.dtype.itemsize
     return {
         "forward": elements * (x.dtype.itemsize + 2 * size) + small,
-        "backward": formulas.backward_bytes(x, bias, residual.dtype, p, training),
+        "backward": _backward_bytes(x, bias, residual.dtype, p, training),
     }
 
 
@@ -134,8 +135,8 @@ BIAS_DROPOUT_ADD = Evidence(
     ],
     tolerance=BIAS_DROPOUT.tolerance,
     gradient_tolerance=BIAS_DROPOUT.gradient_tolerance,
-    error=bias_dropout_add_error,
-    gradient_error=formulas.gradient_error,
+    error_bound=bias_dropout_add_error_bound,
+    gradient_error_bound=gradient_error_bound,
     min_bytes=bias_dropout_add_min_bytes,
     unfused=bias_dropout_add_unfused,
     sample=_bias_dropout_add_sample,
@@ -169,4 +170,10 @@ BIAS_DROPOUT_ADD = Evidence(
 | torch_npu | there is no such op | |
 | fusedops | the seed and the element's index alone | the residual's |
 """,
+    result_dtype="of `residual`",
+    sharded=(
+        "any dim",
+        "`residual` as x; `bias` likewise; replicated where it lacks the dim or its size is 1",
+        "of x: as x; of a replicated bias with a sharded x: `Partial`, not yet summed",
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +11,23 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Evidence
 from fusedops._contract.values import Case, Tolerance
-from fusedops.ops.gated.error_bounds import geglu_error, geglu_gradient_error, swiglu_error, swiglu_gradient_error
-from fusedops.ops.gated.formulas import min_bytes, split
+from fusedops.dtypes import promoted
+from fusedops.ops.gated.error_bounds import (
+    geglu_error_bound,
+    geglu_gradient_error_bound,
+    swiglu_error_bound,
+    swiglu_gradient_error_bound,
+)
+from fusedops.ops.gated.formulas import split
+
+
+def _min_bytes(gate: Any, up: Any, *rest: Any) -> Mapping[Any, int]:
+    """Read gate and up, write y; read grad, gate and up, write their gradients."""
+    elements = math.prod(gate.shape) // (1 if up is not None else 2)
+    inputs = math.prod(gate.shape) * (gate.dtype.itemsize + (0 if up is None else up.dtype.itemsize))
+    output = elements * promoted(gate, up).itemsize
+    return {"forward": inputs + output, "backward": 2 * inputs + output}
+
 
 # -------------------------------------------------------------------------------------------------------------- swiglu
 
@@ -58,9 +74,9 @@ SWIGLU = Evidence(
         torch.float32: Tolerance(2e-5, 3e-6),
         torch.float64: Tolerance(1e-11, 1e-12),
     },
-    error=swiglu_error,
-    gradient_error=swiglu_gradient_error,
-    min_bytes=min_bytes,
+    error_bound=swiglu_error_bound,
+    gradient_error_bound=swiglu_gradient_error_bound,
+    min_bytes=_min_bytes,
     unfused=swiglu_unfused,
     sample=_swiglu_sample,
     large=[
@@ -79,6 +95,8 @@ SWIGLU = Evidence(
 | torch_npu, `npu_clipped_swiglu` | packed | both | no backward |
 | fusedops | both | both | rounded once |
 """,
+    result_dtype="of `gate * up`, by torch's promotion",
+    sharded=("`gate` with `up`: any dim; packed: any dim except the last", "`up` as `gate`", "as `gate`"),
 )
 
 
@@ -118,9 +136,9 @@ GEGLU = Evidence(
         torch.float32: Tolerance(3e-5, 3e-6),
         torch.float64: Tolerance(1e-11, 1e-12),
     },
-    error=geglu_error,
-    gradient_error=geglu_gradient_error,
-    min_bytes=min_bytes,
+    error_bound=geglu_error_bound,
+    gradient_error_bound=geglu_gradient_error_bound,
+    min_bytes=_min_bytes,
     unfused=geglu_unfused,
     sample=_geglu_sample,
     large=[
@@ -137,4 +155,6 @@ GEGLU = Evidence(
 | torch_npu, `npu_geglu` | packed | halves, up first by default | both |
 | fusedops | both | both, gate first | both |
 """,
+    result_dtype="of `gate * up`, by torch's promotion",
+    sharded=("`gate` with `up`: any dim; packed: any dim except the last", "`up` as `gate`", "as `gate`"),
 )

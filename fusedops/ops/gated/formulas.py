@@ -1,32 +1,18 @@
-"""The parts of the gated activations: gate and up in two tensors or packed in one, gradients, bytes and shards."""
+"""The formulas of the gated activations: gate and up in two tensors or packed in one, and their gradients."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedops._contract.constraint import Constraint
-from fusedops._contract.values import Sharding
-from fusedops.constraints import Flag, Floating, Packed, SameDevice, SameShape
-
-#: The constraints on the tensors.
-TENSORS: tuple[Constraint, ...] = (
-    Floating("gate"),
-    Floating("up"),
-    SameDevice("up", "gate"),
-    SameShape("up", "gate"),
-    Packed("gate", "up"),
-    Flag("interleaved"),
-)
+from fusedops.dtypes import compute_dtype, promoted
 
 
-def promoted(gate: Any, up: Any, *rest: Any) -> torch.dtype:
+def output_dtype(gate: Any, up: Any, *rest: Any) -> torch.dtype:
     """Return the dtype of ``gate * up``."""
-    return gate.dtype if up is None else torch.promote_types(gate.dtype, up.dtype)
+    return promoted(gate, up)
 
 
 def split(packed: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
@@ -39,7 +25,7 @@ def split(packed: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
 
 def wide_pair(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, Tensor]:
     """Return gate and up in the dtype of the arithmetic: float32, or float64 where one of them has it."""
-    wide = torch.promote_types(promoted(gate, up), torch.float32)
+    wide = compute_dtype(promoted(gate, up))
     first, second = split(gate, interleaved) if up is None else (gate, up)
     return first.to(wide), second.to(wide)
 
@@ -60,19 +46,3 @@ def empty(gate: Tensor, up: Tensor | None, *rest: Any) -> Tensor:
     if up is not None:
         return torch.empty_like(gate, dtype=dtype, memory_format=torch.contiguous_format)
     return gate.new_empty((*gate.shape[:-1], gate.shape[-1] // 2), dtype=dtype)
-
-
-def min_bytes(gate: Any, up: Any, *rest: Any) -> Mapping[Any, int]:
-    """Read gate and up, write y; read grad, gate and up, write their gradients."""
-    elements = math.prod(gate.shape) // (1 if up is not None else 2)
-    inputs = math.prod(gate.shape) * (gate.dtype.itemsize + (0 if up is None else up.dtype.itemsize))
-    output = elements * promoted(gate, up).itemsize
-    return {"forward": inputs + output, "backward": 2 * inputs + output}
-
-
-def _whole(given: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the last dim where gate and up are packed in it: a part of it would hold others than the output's."""
-    return (-1,) if given["up"] is None else ()
-
-
-SHARDING = Sharding(whole_of=_whole)

@@ -13,7 +13,10 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
 from fusedops.constraints import OneOf
-from fusedops.ops.gated.formulas import SHARDING, TENSORS, empty, gradients, promoted, wide_pair
+from fusedops.dtypes import promoted
+from fusedops.ops.gated.arguments import TENSORS
+from fusedops.ops.gated.formulas import empty, gradients, output_dtype, wide_pair
+from fusedops.ops.gated.sharding import SHARDING
 
 # below, GELU and its derivative are 0 in float64 too; above, GELU is the gate and its derivative 1
 _SATURATION = 32.0
@@ -91,7 +94,7 @@ OP = Op(
     reference=reference,
     backward=backward,
     differentiable=("gate", "up"),
-    output_dtype=promoted,
+    output_dtype=output_dtype,
     empty=empty,
     sharding=SHARDING,
     evidence="fusedops.ops.gated.evidence:GEGLU",

@@ -11,7 +11,10 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
 from fusedops.constraints import Finite
-from fusedops.ops.gated.formulas import SHARDING, TENSORS, empty, gradients, promoted, wide_pair
+from fusedops.dtypes import promoted
+from fusedops.ops.gated.arguments import TENSORS
+from fusedops.ops.gated.formulas import empty, gradients, output_dtype, wide_pair
+from fusedops.ops.gated.sharding import SHARDING
 
 
 def swiglu(
@@ -102,7 +105,7 @@ OP = Op(
     reference=reference,
     backward=backward,
     differentiable=("gate", "up"),
-    output_dtype=promoted,
+    output_dtype=output_dtype,
     empty=empty,
     sharding=SHARDING,
     evidence="fusedops.ops.gated.evidence:SWIGLU",

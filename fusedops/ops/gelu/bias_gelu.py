@@ -13,6 +13,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
 from fusedops.constraints import Broadcasts, Floating, OneOf, SameDevice
+from fusedops.dtypes import compute_dtype, promoted
 
 Approximate = Literal["tanh", "none"]
 
@@ -46,14 +47,14 @@ def bias_gelu(
     return call(OP, (x, bias, approximate), backend)
 
 
-def promoted(x: Any, bias: Any, *rest: Any) -> torch.dtype:
+def output_dtype(x: Any, bias: Any, *rest: Any) -> torch.dtype:
     """Return the dtype of ``x + bias``."""
-    return x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+    return promoted(x, bias)
 
 
 def summed(x: Tensor, bias: Tensor | None) -> Tensor:
     """Return x + bias in float32, or float64 for float64."""
-    wide = torch.promote_types(promoted(x, bias), torch.float32)
+    wide = compute_dtype(promoted(x, bias))
     return x.to(wide) if bias is None else x.to(wide) + bias.to(wide)
 
 
@@ -97,6 +98,6 @@ OP = Op(
     reference=reference,
     backward=backward,
     differentiable=("x", "bias"),
-    output_dtype=promoted,
+    output_dtype=output_dtype,
     evidence="fusedops.ops.gelu.evidence:BIAS_GELU",
 )

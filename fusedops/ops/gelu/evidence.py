@@ -11,25 +11,8 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Evidence
 from fusedops._contract.values import Case, Tolerance
-from fusedops.ops.gelu.bias_gelu import promoted, summed
-
-
-def error(absolute: float, x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    """Return ``absolute * abs(x + bias)``: 1 + tanh and 1 + erf cancel below 0, and are constant beyond 10."""
-    u = summed(x, bias)
-    overflow = (2 * u).isinf() & x.isfinite() & (True if bias is None else bias.isfinite())
-    return (absolute * u.abs().clamp(max=10.0)).masked_fill(overflow, math.inf)
-
-
-def gradient_error(
-    absolute: float, grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
-) -> tuple[Tensor, Tensor | None]:
-    """Return ``absolute`` times a bound of the derivative, which falls off below 0; its sum for the bias."""
-    u = summed(x, bias)
-    slope = 0.02 + torch.exp(-0.25 * u.clamp(max=0.0).square())  # 0.02: where 1 + tanh cancels
-    # the derivative of tanh is 0 * inf where the square overflows, or 0 or 1
-    du = (absolute * grad.to(u.dtype).abs() * slope).masked_fill(u.square().isinf(), math.inf)
-    return du, None if bias is None else du.sum_to_size(bias.shape)
+from fusedops.dtypes import promoted
+from fusedops.ops.gelu.error_bounds import error_bound, gradient_error_bound
 
 
 def unfused(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
@@ -72,8 +55,8 @@ BIAS_GELU = Evidence(
         torch.float32: Tolerance(1e-4, 1e-5),
         torch.float64: Tolerance(1e-11, 1e-12),
     },
-    error=error,
-    gradient_error=gradient_error,
+    error_bound=error_bound,
+    gradient_error_bound=gradient_error_bound,
     min_bytes=min_bytes,
     unfused=unfused,
     sample=_sample,
@@ -90,4 +73,10 @@ BIAS_GELU = Evidence(
 | torch_npu, `npu_gelu` | tanh or exact | none: the sum is a pass of its own | |
 | fusedops | tanh or exact | any shape that broadcasts, or None | computed in float32, rounded once |
 """,
+    result_dtype="of `x + bias`, by torch's promotion",
+    sharded=(
+        "any dim",
+        "`bias` likewise; replicated where it lacks the dim or its size is 1",
+        "of x: as x; of a replicated bias with a sharded x: `Partial`, not yet summed",
+    ),
 )

@@ -6,16 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import (
-    _is_tracing as jit_tracing,  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue,reportUnknownVariableType]
-)
-from torch.compiler import is_dynamo_compiling
 
-from fusedops import _native
 from fusedops._contract.constraint import Constraint, shown
 from fusedops._contract.tensor_spec import TensorSpec
-from fusedops._dispatch.autograd import transformed
 from fusedops._storages import freed_error, is_freed
+from fusedops._torch import dispatch_modes, is_traced, is_transformed
 from fusedops.constraints import (
     Classes,
     Finite,
@@ -30,12 +25,11 @@ from fusedops.constraints import (
 )
 from fusedops.constraints.dtypes import FLOATING
 from fusedops.constraints.values import LARGEST, SYMBOLIC
+from fusedops.dtypes import compute_dtype
 from fusedops.errors import InvalidInputError
 
 #: The smallest softcap: a smaller number is 0 on devices that flush.
 _LEAST_CAP = torch.finfo(torch.float32).smallest_normal
-
-_within = _native.within()
 
 #: The constraints on the arguments that are no tensors.
 OPTIONS: tuple[Constraint, ...] = (
@@ -77,29 +71,35 @@ def denominator_tensor(name: str, denominator: Any, first: Any) -> Any:
             f"element; to fix: pass the number of targets that count"
         )
     if isinstance(first, TensorSpec):
-        return TensorSpec((1,), torch.promote_types(first.dtype, torch.float32), first.device)
+        return TensorSpec((1,), compute_dtype(first.dtype), first.device)
     if not isinstance(first, Tensor) or not first.is_floating_point():
         return denominator  # the op's check reports it; torch.fx records the number
     full: Any = torch.full  # whose stub knows no symbolic number
     number = float(number) if type(number) is int else number  # torch takes integers of 64 bits
-    return full((1,), number, dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
+    return full((1,), number, dtype=compute_dtype(first.dtype), device=first.device)
 
 
 def check_targets(name: str, target: Tensor, ignore_index: int, classes: int) -> None:
     """Raise InvalidInputError for a target outside [0, classes) that is not ignored.
 
-    Only plain tensors on a CPU are looked at: on another device that would wait for it. There the row is NaN.
+    A forward kernel that takes tensors on a CPU calls it, or raises the same. Only plain tensors on a CPU are read:
+    on another device that would wait for it, and the loss of the row is NaN.
+
+    Args:
+        name: of the op, for the message.
+        target: int64, any shape.
+        ignore_index: the target of rows that are left out.
+        classes: the number of classes.
+
+    >>> import torch
+    >>> from fusedops.ops.losses.arguments import check_targets
+    >>> check_targets("cross_entropy", torch.tensor([0, 2, -100]), -100, 3)
     """
-    if is_dynamo_compiling() or jit_tracing() or transformed():
+    if is_traced() or is_transformed():
         return
-    if type(target) is not Tensor:
+    if type(target) is not Tensor or not target.is_cpu or target.numel() == 0:
         return
-    # a view that stands for its negative has other numbers than its memory
-    if not target.is_neg() and _within(target, classes):
-        return
-    if not target.is_cpu or target.numel() == 0:
-        return
-    if torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
+    if dispatch_modes():
         return
     if is_freed(target):
         raise freed_error(name, "target")

@@ -13,9 +13,11 @@ from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.constraints import Dim, Floating, Rank
+from fusedops.dtypes import compute_dtype
 from fusedops.ops.losses import formulas
-from fusedops.ops.losses.arguments import OPTIONS, check_targets, denominator_tensor, tensor_constraints
-from fusedops.ops.losses.sharding import SHARDING
+from fusedops.ops.losses.arguments import OPTIONS, denominator_tensor, tensor_constraints
+from fusedops.ops.losses.formulas import LossOptions
+from fusedops.ops.losses.sharding import CROSS_ENTROPY as SHARDING
 
 
 def cross_entropy(
@@ -82,14 +84,14 @@ def reference(
     denominator: Tensor | None,
 ) -> Tensor:
     """Compute the op in plain torch."""
-    z = formulas.capped(logits, softcap)
-    loss = formulas.row_losses(z, target, ignore_index, label_smoothing, z_loss)
-    return formulas.reduced(loss, target, ignore_index, reduction, denominator)
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    losses = formulas.row_losses(formulas.capped(logits, softcap), target, options)
+    return formulas.reduced(losses, target, options)
 
 
 def lse(logits: Tensor, target: Tensor, ignore_index: int, softcap: float | None) -> Tensor:
     """Compute a saved value: logsumexp(z), 0 for an ignored row, (...)."""
-    return formulas.logsumexp(formulas.capped(logits, softcap), target, ignore_index)
+    return formulas.logsumexp(formulas.capped(logits, softcap)).masked_fill(target == ignore_index, 0.0)
 
 
 def log_prob(logits: Tensor, softcap: float | None) -> Tensor:
@@ -111,30 +113,28 @@ def backward(
     denominator: Tensor | None,
 ) -> Tensor:
     """Compute the gradient of the logits. softmax(z) is exp(log_prob), or exp(z - lse) where log_prob is None."""
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
     z = formulas.capped(logits, softcap)
-    scale = formulas.row_scales(grad, target, ignore_index, logits.shape[-1], reduction, denominator)
-    dz = formulas.logit_gradient(scale, z, lse, target, ignore_index, label_smoothing, z_loss)
-    return formulas.uncapped(dz, z, softcap).to(logits.dtype)
+    scale = formulas.row_scales(grad, target, logits.shape[-1], options)
+    return formulas.logit_gradient(scale, z, lse, target, options).to(logits.dtype)
 
 
-def completed(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments with the denominator as a tensor. The targets of a call on a CPU are checked."""
-    logits, target, ignore_index, denominator = args[0], args[1], args[2], args[-1]
-    if isinstance(target, Tensor):
-        check_targets("cross_entropy", target, ignore_index, logits.shape[-1])
-    divisor = denominator_tensor("cross_entropy", denominator, logits)
+def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments with the denominator as a tensor."""
+    denominator = args[-1]
+    divisor = denominator_tensor("cross_entropy", denominator, args[0])
     return args if divisor is denominator else (*args[:-1], divisor)
 
 
 def loss_dtype(logits: Tensor, *rest: Any) -> torch.dtype:
     """Return the dtype of the loss."""
-    return formulas.wide_dtype(logits.dtype)
+    return compute_dtype(logits.dtype)
 
 
 def empty(logits: Tensor, target: Tensor, *rest: Any) -> Tensor:
     """Return an empty output."""
     shape = logits.shape[:-1] if rest[-2] == "none" else ()
-    return logits.new_empty(shape, dtype=formulas.wide_dtype(logits.dtype))
+    return logits.new_empty(shape, dtype=compute_dtype(logits.dtype))
 
 
 OP = Op(
@@ -154,6 +154,6 @@ OP = Op(
     empty=empty,
     saved=(Saved("lse", lse), Saved("log_prob", log_prob, optional=True)),
     sharding=SHARDING,
-    complete=completed,
+    prepare_args=prepare_args,
     evidence="fusedops.ops.losses.evidence:CROSS_ENTROPY",
 )

@@ -1,21 +1,27 @@
-"""The error model of cross entropy: the changes of loss and gradient where each number moves by ``absolute`` of itself.
+"""The error bounds of the losses: the changes of loss and gradient where each number moves by ``absolute`` of itself.
 
 A number of the loss is a difference of logits, and a probability the exponential of one: both move by ``absolute``
-times the size of the logits.
+times the size of the logits. A logit of linear_cross_entropy is a sum of H products, whose rounding errors grow as the
+root of the sum of their squares. Kernels of 16-bit tensors may round the logits and their gradient to 16 bits, as
+torch.nn.Linear does. An error e of the logits of a row is one of at most 2 e of its loss, and changes its probabilities
+by a factor of at most exp(2 e).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from fusedops._contract.values import Tolerance
+from fusedops.dtypes import compute_dtype
 from fusedops.ops.losses import formulas
+from fusedops.ops.losses.formulas import LossOptions
 
 
-def forward_error(
+def cross_entropy_error_bound(
     absolute: float,
     logits: Tensor,
     target: Tensor,
@@ -31,24 +37,25 @@ def forward_error(
     z = formulas.capped(logits.double(), softcap)
     size = z.abs().nan_to_num(nan=0.0, posinf=0.0)
     rows = absolute * (1 + 2 * size.amax(-1))
-    lse = formulas.logsumexp(z, target, ignore_index)
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    lse = formulas.logsumexp(z).masked_fill(target == ignore_index, 0.0)
     unknown = ~lse.isfinite()
     known = lse.masked_fill(unknown, 0.0)
     loss = rows * (1 + 2.0 * z_loss * known.abs()) + absolute * z_loss * known.square()
     if label_smoothing != 0:  # a sum of differences
-        overflows = 2 * size.sum(-1) >= torch.finfo(formulas.wide_dtype(logits.dtype)).max
+        overflows = 2 * size.sum(-1) >= torch.finfo(compute_dtype(logits.dtype)).max
         loss = loss.masked_fill(overflows, math.inf)
     if reduction != "none":
         counted = loss.masked_fill(target == ignore_index, 0.0)
-        terms = formulas.row_losses(z, target, ignore_index, label_smoothing, z_loss).abs()
+        terms = formulas.row_losses(z, target, options).abs()
         total = counted.sum() + absolute * terms.nan_to_num(nan=0.0, posinf=0.0).sum()
         loss = total
         if reduction == "mean":
-            loss = total / formulas.divisor(target, ignore_index, denominator, total.dtype).abs()
+            loss = total / formulas.divisor(target, options, total.dtype).abs()
     return loss, rows.masked_fill(unknown, math.inf), (rows + absolute * known.abs())[..., None] + absolute * size
 
 
-def backward_error(
+def cross_entropy_gradient_error_bound(
     absolute: float,
     grad: Tensor,
     logits: Tensor,
@@ -66,16 +73,164 @@ def backward_error(
     z, size = formulas.capped(logits.double(), softcap), lse.double()[..., None]
     classes, wide = z.shape[-1], grad.double()
     given = None if denominator is None else denominator.double()
-    scale = formulas.row_scales(wide, target, ignore_index, classes, reduction, given).abs()[..., None]
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, given)
+    scale = formulas.row_scales(wide, target, classes, options).abs()[..., None]
     moves = absolute * (2 + 2 * z.abs() + size.abs())
     weight, of_lse = 1 + 4 * z_loss * size.abs(), 2 * absolute * (1 + z.abs().nan_to_num(posinf=0.0).amax(-1, True))
     hit = torch.arange(classes) == target[..., None]
     wanted = hit.double() * (1 - label_smoothing) + label_smoothing / classes
     probability = torch.exp(z - size)
-    arithmetic = torch.finfo(formulas.wide_dtype(logits.dtype))
+    arithmetic = torch.finfo(compute_dtype(logits.dtype))
     least = arithmetic.smallest_normal  # an exponential below it may be 0
     change = scale * ((probability * moves + least) * weight + absolute * wanted + 2 * z_loss * probability * of_lse)
     if softcap is not None:
         slope = 1 - (z / softcap).square()
         change = change * slope + absolute * scale * (probability * weight + wanted) * 4
     return change.masked_fill(scale * weight >= arithmetic.max, math.inf)  # their product may come first
+
+
+# ------------------------------------------------------------------------------------------------ linear_cross_entropy
+
+LINEAR_TOLERANCE = {
+    torch.float16: Tolerance(1e-6, 2e-3),
+    torch.bfloat16: Tolerance(1e-6, 1.6e-2),
+    torch.float32: Tolerance(1e-6, 5e-6),
+    torch.float64: Tolerance(1e-14, 1e-13),
+}
+_SPREAD = 4  # times the root of the sum of the squares of errors that have no common sign
+LINEAR_GRADIENT_TOLERANCE = {
+    # relative: forward rounds the gradient of x, and backward rounds the product
+    torch.float16: Tolerance(1e-6, 4e-3),
+    torch.bfloat16: Tolerance(1e-6, 3e-2),
+    torch.float32: Tolerance(1e-6, 1e-5),
+    torch.float64: Tolerance(1e-14, 1e-13),
+}
+
+
+def linear_cross_entropy_error_bound(
+    absolute: float,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+    chunk: int | None,
+    save: bool = False,
+) -> tuple[Tensor, ...]:
+    """Return the largest errors of the loss and of the saved gradients."""
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    losses, logits, narrow = _linear_errors(absolute, x, weight, target, bias, options)
+    kept = target != ignore_index
+    loss = formulas.reduced(losses * kept, target, options._replace(denominator=None))
+    if denominator is not None:
+        loss = (losses * kept).sum() / denominator.abs().double().reshape(())
+    of_logits = (logits * kept[..., None], narrow * kept[..., None])
+    return (loss, *_linear_gradients(*of_logits, x, weight, bias, reduction != "none"))
+
+
+def linear_cross_entropy_gradient_error_bound(
+    absolute: float,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    x_grad: Tensor | None,
+    weight_grad: Tensor | None,
+    bias_grad: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+    chunk: int | None,
+    reuse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor, ...]:
+    """Return the largest errors of the gradients of x, weight and bias."""
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    _, logits, narrow = _linear_errors(absolute, x, weight, target, bias, options)
+    scale = formulas.row_scales(grad.double(), target, weight.shape[0], options).abs()[..., None]
+    return _linear_gradients(logits * scale, narrow * scale, x, weight, bias, True)
+
+
+def _linear_errors(
+    absolute: float,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: LossOptions,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the errors of the loss of each row, (...), and two of the gradient of its logits, (..., V).
+
+    The first is of the arithmetic, the second of roundings to 16 bits, which have no common sign in several rows.
+    """
+    _, label_smoothing, z_loss, softcap, *_ = options
+    wide_bias = None if bias is None else bias.double()
+    z = formulas.linear_logits(x.double(), weight.double(), target, wide_bias, options)
+    classes, *_ = formulas.classes_of(target, options.ignore_index, z.shape[-1])
+    terms = (_size(x).square() @ _size(weight).square().t()).sqrt()
+    if bias is not None:
+        terms = terms + _size(bias)
+    eps = max((torch.finfo(t.dtype).eps for t in (x, weight) if t.dtype.itemsize == 2), default=0.0)
+    # the smallest number of float16: each smaller probability is it, or 0
+    least = torch.finfo(torch.float16).tiny * eps if torch.float16 in (x.dtype, weight.dtype) else 0.0
+    lse = formulas.logsumexp(z)[..., None]
+    p = torch.exp(z - lse)
+    factor = (1 + 2.0 * z_loss * lse).abs()
+    hit = torch.arange(z.shape[-1], device=z.device) == classes[..., None]
+    size = p * factor + hit.double() + label_smoothing / max(z.shape[-1], 1)
+    of_sum = absolute * (4 + max(target.numel(), z.shape[-1]) ** 0.5)  # over rows for weight, over classes for x
+
+    def of_row(narrow: float) -> tuple[Tensor, Tensor]:
+        """Return the error of the loss, and of the logits' gradient, where logits have that rounding."""
+        # 16-bit logits are rounded once more
+        of_logits = ((absolute + narrow) * terms + narrow * _size(z)).amax(-1, keepdim=True)
+        if softcap is not None:
+            of_logits = of_logits.clamp(max=2 * softcap)
+        of_probability = (torch.expm1(2 * of_logits) * p).clamp(max=1.0)
+        of_slope = 0.0 if softcap is None else (2 * of_logits / softcap).clamp(max=1.0)
+        dz = factor * of_probability + 2.0 * z_loss * of_logits * p + (of_sum + narrow + of_slope) * size + least
+        of_loss = (2 * of_logits + 2 * absolute * _size(lse)) * (1 + 2.0 * z_loss * _size(lse))
+        return of_loss[..., 0].nan_to_num(nan=0.0), dz.nan_to_num(nan=0.0)
+
+    of_loss, every = of_row(eps)
+    arithmetic = of_row(0.0)[1] if eps else every
+    largest = min(torch.finfo(t.dtype).max for t in (x, weight))
+    overflows = (_size(x) @ _size(weight).t()).amax(-1) >= largest / 2  # a row of 16-bit logits, or of their sums
+    of_loss = of_loss.masked_fill(overflows, math.inf)
+    overflows = overflows | (size.amax(-1) >= largest / 2)  # a row of their gradient
+    arithmetic = arithmetic.masked_fill(overflows[..., None], math.inf)
+    return of_loss, arithmetic, (every - arithmetic).nan_to_num(nan=0.0, neginf=0.0)
+
+
+def _linear_gradients(
+    logits: Tensor, narrow: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, summed: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the errors of the gradients of x, weight and bias, from the errors of the gradient of the logits."""
+    rows, rounding = (each.reshape(x.shape[:-1].numel(), weight.shape[0]) for each in (logits, narrow))
+    of_x = ((logits + narrow) @ _size(weight)).nan_to_num(nan=math.inf)  # inf * 0: of a row that overflows
+    nothing = rows.new_zeros(0)
+    if not summed:
+        return of_x, nothing, nothing
+    inputs = _size(x).reshape(rows.shape[0], x.shape[-1])
+    # equal rows of x have equal roundings
+    equal = 1
+    if inputs.numel() and rounding.any():
+        counts: Tensor = cast("Any", inputs).unique(dim=0, return_counts=True)[1]
+        equal = int(counts.max())
+    squares, spread = rounding.square().t(), _SPREAD * equal**0.5
+    of_weight = (rows.t() @ inputs + spread * (squares @ inputs.square()).sqrt()).nan_to_num(nan=math.inf)
+    return of_x, of_weight, nothing if bias is None else rows.sum(0) + spread * squares.sum(1).sqrt()
+
+
+def _size(tensor: Tensor) -> Tensor:
+    """Return the magnitudes in float64, and 0 for numbers that are not finite: they have no error."""
+    return tensor.double().abs().nan_to_num(nan=0.0, posinf=0.0)

@@ -1,4 +1,4 @@
-"""Calls of cross entropy: named cases, the chain that models run without fused ops, bytes, and what peers accept."""
+"""Evidence of the losses: cases, tolerances, error bounds, bytes, the unfused forms."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Evidence
 from fusedops._contract.values import Case, Tolerance
-from fusedops.ops.losses import formulas
-from fusedops.ops.losses.error_bounds import backward_error, forward_error
+from fusedops.dtypes import compute_dtype, upcast
+from fusedops.ops.losses import error_bounds, formulas
+from fusedops.ops.losses.formulas import LossOptions
+
+_DTYPE = "float32, or float64 for float64"
 
 
-def unfused(
+def cross_entropy_unfused(
     logits: Tensor,
     target: Tensor,
     ignore_index: int,
@@ -26,29 +29,30 @@ def unfused(
     denominator: Tensor | None,
 ) -> Tensor:
     """Compute the op as models do without fused ops."""
-    wide = logits.float() if logits.dtype.itemsize < 4 else logits
+    wide = upcast(logits)
     if softcap is not None:
         wide = torch.tanh(wide / softcap) * softcap
     rows, classes = wide.reshape(-1, wide.shape[-1]), target.reshape(-1)
     kind = "sum" if denominator is not None else reduction
     loss = torch.nn.functional.cross_entropy(rows, classes, None, None, ignore_index, None, kind, label_smoothing)
     if z_loss != 0:
+        options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, kind, None)
         extra = z_loss * torch.logsumexp(rows, -1).square() * (classes != ignore_index)
-        loss = loss + formulas.reduced(extra, classes, ignore_index, kind, None)
+        loss = loss + formulas.reduced(extra, classes, options)
     if denominator is not None:
         loss = loss / denominator.reshape(())
     return loss.view(target.shape) if reduction == "none" else loss
 
 
-def min_bytes(logits: Any, target: Any, *rest: Any) -> Mapping[Any, int]:
+def cross_entropy_min_bytes(logits: Any, target: Any, *rest: Any) -> Mapping[Any, int]:
     """Read logits and target, write the loss; read logits, lse, target, write the gradient."""
     size, rows = prod(logits.shape) * logits.dtype.itemsize, prod(target.shape)
-    wide = formulas.wide_dtype(logits.dtype).itemsize
+    wide = compute_dtype(logits.dtype).itemsize
     losses = rows if rest[-2] == "none" else 1
     return {"forward": size + 8 * rows + wide * losses, "backward": 2 * size + (8 + wide) * rows + wide * losses}
 
 
-def sample(batch: int, length: int) -> Mapping[str, Any]:
+def _sample(batch: int, length: int) -> Mapping[str, Any]:
     """Return a small call for tests."""
     return {
         "logits": (batch, length, 6),
@@ -60,26 +64,26 @@ def sample(batch: int, length: int) -> Mapping[str, Any]:
     }
 
 
-def tokens(rows: int, classes: int, **options: Any) -> dict[str, Any]:
+def _tokens(rows: int, classes: int, **options: Any) -> dict[str, Any]:
     """Return the call of rows of logits."""
     return {"logits": (rows, classes), "target": (rows,), **options}
 
 
-CASES = [
-    Case("vit", tokens(256, 1000, label_smoothing=0.1), "ViT and ResNet, ImageNet's 1000 classes"),
+_CASES = [
+    Case("vit", _tokens(256, 1000, label_smoothing=0.1), "ViT and ResNet, ImageNet's 1000 classes"),
     Case("tags", {"logits": (8, 64, 9), "target": (8, 64), "ignore_index": 0, "reduction": "none"}, "CoNLL's tags"),
     Case("tags_mean", {"logits": (8, 64, 9), "target": (8, 64), "ignore_index": 0}, "CoNLL's tags, one for padding"),
-    Case("gpt2", tokens(1024, 50257), "GPT-2, one sequence"),
-    Case("llama_3_8b", tokens(2048, 128256), "Llama 3 8B, one sequence"),
-    Case("olmo_2", tokens(1024, 100352, z_loss=1e-5, reduction="sum"), "OLMo 2, with its z-loss"),
-    Case("gemma_2", tokens(512, 256000, softcap=30.0), "Gemma 2, with its softcap"),
-    Case("accumulated", tokens(64, 2000, denominator=(1,)), "a part of a step, divided by the targets of the step"),
+    Case("gpt2", _tokens(1024, 50257), "GPT-2, one sequence"),
+    Case("llama_3_8b", _tokens(2048, 128256), "Llama 3 8B, one sequence"),
+    Case("olmo_2", _tokens(1024, 100352, z_loss=1e-5, reduction="sum"), "OLMo 2, with its z-loss"),
+    Case("gemma_2", _tokens(512, 256000, softcap=30.0), "Gemma 2, with its softcap"),
+    Case("accumulated", _tokens(64, 2000, denominator=(1,)), "a part of a step, divided by the targets of the step"),
     Case("ragged", {"logits": (3, 5, 1001), "target": (3, 5), "z_loss": 0.1, "softcap": 2.0}, "odd sizes"),
 ]
 
-LARGE = [Case("training", tokens(4096, 32768)), Case("smoothing", tokens(4096, 32768, label_smoothing=0.1))]
+_LARGE = [Case("training", _tokens(4096, 32768)), Case("smoothing", _tokens(4096, 32768, label_smoothing=0.1))]
 
-PEERS = """
+_PEERS = """
 | peer | loss's dtype | all rows ignored | target out of range | smoothing, z-loss, softcap | writes the logits |
 |---|---|---|---|---|---|
 | torch, `cross_entropy` | the logits' | NaN | IndexError on a CPU, an assertion on CUDA | smoothing | no |
@@ -94,7 +98,7 @@ the gradient over them |
 
 CROSS_ENTROPY = Evidence(
     formula="logsumexp(logits) - logits[target], smoothed, with z-loss, capped",
-    cases=CASES,
+    cases=_CASES,
     # of a loss, which is float32: logits of 16 bits are not rounded
     tolerance={dtype: Tolerance(1e-6, 2e-6) for dtype in (torch.float16, torch.bfloat16, torch.float32)}
     | {torch.float64: Tolerance(1e-14, 1e-12)},
@@ -104,12 +108,109 @@ CROSS_ENTROPY = Evidence(
         torch.float32: Tolerance(2e-6, 4e-6),
         torch.float64: Tolerance(1e-14, 1e-12),
     },
-    error=forward_error,
-    gradient_error=backward_error,
-    min_bytes=min_bytes,
-    unfused=unfused,
-    sample=sample,
-    large=LARGE,
-    sweep=tokens,
-    peers=PEERS,
+    error_bound=error_bounds.cross_entropy_error_bound,
+    gradient_error_bound=error_bounds.cross_entropy_gradient_error_bound,
+    min_bytes=cross_entropy_min_bytes,
+    unfused=cross_entropy_unfused,
+    sample=_sample,
+    large=_LARGE,
+    sweep=_tokens,
+    peers=_PEERS,
+    result_dtype=_DTYPE,
+    sharded=(
+        "any dim of `logits`, the classes too",
+        "`target` as the rows; `denominator` replicated, or plain",
+        "as `logits`",
+    ),
+)
+
+
+# ------------------------------------------------------------------------------------------------ linear_cross_entropy
+
+_LINEAR_SMALL: Mapping[str, Any] = {"x": (70, 96), "weight": (13, 96), "target": (70,), "chunk": 32}
+_LINEAR_CASES = [
+    Case("every_option", {**_LINEAR_SMALL, "bias": (13,), "label_smoothing": 0.1, "z_loss": 1e-2, "softcap": 20.0}),
+    Case("each_row", {**_LINEAR_SMALL, "reduction": "none"}, "the loss of each row"),
+    Case("shared_denominator", {**_LINEAR_SMALL, "denominator": (1,)}, "gradient accumulation over several calls"),
+    Case("many_classes", {"x": (33, 8), "weight": (4099, 8), "target": (33,), "reduction": "sum"}),
+    Case("llama_3_8b", {"x": (2, 1024, 4096), "weight": (128256, 4096), "target": (2, 1024)}, "Llama 3 8B"),
+    Case(
+        "gemma_2_2b",
+        {"x": (1, 1024, 2304), "weight": (256000, 2304), "target": (1, 1024), "softcap": 30.0},
+        "Gemma 2 2B, logits capped at 30",
+    ),
+    Case(
+        "gpt_j_6b",
+        {"x": (2, 512, 4096), "weight": (50400, 4096), "target": (2, 512), "bias": (50400,)},
+        "GPT-J 6B, with a bias",
+    ),
+]
+
+_LINEAR_PEERS = """
+| peer | the gradient of weight is summed in | all ignored | `reduction="none"` |
+|---|---|---|---|
+| torch, `linear` and `cross_entropy` | float32 | NaN | right; keeps all logits |
+| Liger, `LigerFusedLinearCrossEntropyLoss` | the dtype of weight, unless `accum_dtype` | 0 | wrong gradient of weight |
+| quack, `linear_cross_entropy` | float32 | NaN | none |
+| fusedops | float32 | 0 | right |
+"""
+
+
+def linear_cross_entropy_unfused(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+    chunk: int | None,
+) -> Tensor:
+    """Compute the op as models do without fused ops."""
+    logits = torch.nn.functional.linear(x, weight, bias).flatten(0, -2)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    how = "sum" if denominator is not None and reduction == "mean" else reduction
+    given: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": how}
+    loss = torch.nn.functional.cross_entropy(logits.float(), target.flatten(), **given)
+    if denominator is not None and reduction == "mean":
+        loss = loss / denominator.view(())
+    if z_loss:
+        squares = torch.logsumexp(logits.float(), -1).square().masked_fill(target.flatten() == ignore_index, 0.0)
+        options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+        loss = loss + z_loss * formulas.reduced(squares.view(target.shape), target, options)
+    return loss.view(target.shape) if reduction == "none" else loss
+
+
+def linear_cross_entropy_min_bytes(x: Any, weight: Any, target: Any, bias: Any, *options: Any) -> Mapping[Any, int]:
+    """Read x, weight, bias and target; read and write the gradients, which are saved."""
+    given = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    tensors = sum(prod(tensor.shape) * tensor.dtype.itemsize for tensor in given)
+    return {"forward": tensors + prod(target.shape) * target.dtype.itemsize, "backward": 2 * tensors}
+
+
+LINEAR_CROSS_ENTROPY = Evidence(
+    formula="cross_entropy(x @ weight.T + bias, target)",
+    cases=_LINEAR_CASES,
+    tolerance=error_bounds.LINEAR_TOLERANCE,
+    gradient_tolerance=error_bounds.LINEAR_GRADIENT_TOLERANCE,
+    error_bound=error_bounds.linear_cross_entropy_error_bound,
+    gradient_error_bound=error_bounds.linear_cross_entropy_gradient_error_bound,
+    min_bytes=linear_cross_entropy_min_bytes,
+    unfused=linear_cross_entropy_unfused,
+    sample=lambda batch, length: {"x": (batch, length, 6), "weight": (11, 6), "target": (batch, length), "bias": (11,)},
+    large=[Case("small_vocabulary", {"x": (4096, 512), "weight": (32000, 512), "target": (4096,)})],
+    sweep=lambda rows, width: {"x": (rows, width), "weight": (32000, width), "target": (rows,)},
+    peers=_LINEAR_PEERS,
+    result_dtype=_DTYPE,
+    sharded=(
+        "any dim of `x` except the last; or the classes, the first dim of `weight`",
+        "rows: `target` as `x`, `weight` and `bias` replicated; classes: `bias` as `weight`, `x` and `target` "
+        "replicated",
+        "of x: as x, `Partial` with sharded classes; of weight and bias: `Partial` with sharded rows, as they are with "
+        "classes",
+    ),
 )

@@ -1,121 +1,175 @@
-"""The shared parts of the cross entropy ops: the loss of each row, its gradient, and the sum over rows.
+"""The formulas of the cross entropy ops: the logits of a linear layer, the loss of each row, its gradient, and the sum.
 
-A row is the last dim of the logits, (..., V); ``target`` (...) has its class. The arithmetic is float32, float64 for
-float64. With ``z = softcap * tanh(logits / softcap)`` (the logits, without softcap) and ``lse = logsumexp(z)``, the
-loss of a row is
+A row is the last dim of the logits, (..., V); ``target`` (...) has its class. With
+``z = softcap * tanh(logits / softcap)`` (without softcap the logits) and ``lse = logsumexp(z)``, the loss of a row is
 
     lse - (1 - label_smoothing) * z[target] - label_smoothing * mean(z) + z_loss * lse**2
 
-It is 0 for a row whose target is ``ignore_index``, and NaN where the target is not in [0, V). The other
-arguments are in ``arguments.py``.
+It is 0 for a row whose target is ``ignore_index``, and NaN where the target is not in [0, V).
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import compute_dtype, no_autocast, promoted, upcast
 
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the arithmetic and of the loss: float32, or float64 for float64."""
-    return torch.promote_types(dtype, torch.float32)
+
+class LossOptions(NamedTuple):
+    """The options of a loss. The docstring of the op has their meaning.
+
+    Attributes:
+        ignore_index: the target of a row that does not count.
+        label_smoothing: in [0, 1].
+        z_loss: at least 0.
+        softcap: above 0, or None.
+        reduction: "mean", "sum" or "none".
+        denominator: one element, what "mean" divides by, or None for the number of rows that count.
+    """
+
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+    reduction: str
+    denominator: Tensor | None
+
+    @property
+    def of_sum(self) -> LossOptions:
+        """The same options of the sum of the losses."""
+        return self._replace(reduction="sum", denominator=None)
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
     """Return z of the logits, in the dtype of the arithmetic."""
-    z = logits.to(wide_dtype(logits.dtype))
+    z = upcast(logits)
     return z if softcap is None else torch.tanh(z / softcap) * softcap
 
 
-def places(target: Tensor, ignore_index: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def uncapped(dz: Tensor, z: Tensor, softcap: float | None) -> Tensor:
+    """Return the gradient of the logits from the gradient of z."""
+    return dz if softcap is None else dz * (1 - (z / softcap).square())
+
+
+def classes_of(target: Tensor, ignore_index: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the class of each row, 0 where it has none; True for ignored rows; True for targets out of range."""
     ignored = target == ignore_index
     wrong = ((target < 0) | (target >= classes)) & ~ignored
     return target.masked_fill(ignored | wrong, 0), ignored, wrong
 
 
-def logsumexp(z: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """Return lse of each row of z, 0 for an ignored row: (...)."""
+def logsumexp(z: Tensor) -> Tensor:
+    """Return lse of each row of z: (...); -inf without classes."""
+    if z.shape[-1] == 0:
+        return z.new_full(z.shape[:-1], -math.inf)
     # not torch.logsumexp, which cannot be traced for sizes that depend on data (torch 2.13)
     top = z.detach().amax(-1, keepdim=True)
     top = top.masked_fill(~top.isfinite(), 0.0)
-    sums = torch.exp(z - top).sum(-1).log() + top[..., 0]
-    return sums.masked_fill(target == ignore_index, 0.0)
+    return torch.exp(z - top).sum(-1).log() + top[..., 0]
 
 
-def row_losses(z: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float) -> Tensor:
+def row_losses(z: Tensor, target: Tensor, options: LossOptions) -> Tensor:
     """Return the loss of each row of z: (...), in the dtype of z."""
-    classes, ignored, wrong = places(target, ignore_index, z.shape[-1])
+    classes, ignored, wrong = classes_of(target, options.ignore_index, z.shape[-1])
     log_prob = torch.log_softmax(z.masked_fill(ignored[..., None], 0.0), -1)
-    loss = -(1 - label_smoothing) * log_prob.gather(-1, classes[..., None])[..., 0]
-    if label_smoothing != 0:  # of -inf, 0 times the mean is NaN
-        loss = loss - label_smoothing * log_prob.mean(-1)
-    if z_loss != 0:
-        loss = loss + z_loss * logsumexp(z, target, ignore_index).square()
+    loss = -(1 - options.label_smoothing) * log_prob.gather(-1, classes[..., None])[..., 0]
+    if options.label_smoothing != 0:  # of -inf, 0 times the mean is NaN
+        loss = loss - options.label_smoothing * log_prob.mean(-1)
+    if options.z_loss != 0:
+        lse = logsumexp(z).masked_fill(ignored, 0.0)
+        loss = loss + options.z_loss * lse * lse  # the square alone may overflow
     return loss.masked_fill(ignored, 0.0).masked_fill(wrong, math.nan)
 
 
-def divisor(target: Tensor, ignore_index: int, denominator: Tensor | None, dtype: torch.dtype) -> Tensor:
+def divisor(target: Tensor, options: LossOptions, dtype: torch.dtype) -> Tensor:
     """Return what "mean" divides by, of no dims: the denominator, or the number of rows that count, at least 1."""
-    if denominator is not None:
-        return denominator.to(dtype).reshape(())
-    return (target != ignore_index).sum().clamp(min=1).to(dtype)
+    if options.denominator is not None:
+        return options.denominator.to(dtype).reshape(())
+    return (target != options.ignore_index).sum().clamp(min=1).to(dtype)
 
 
-def reduced(loss: Tensor, target: Tensor, ignore_index: int, reduction: str, denominator: Tensor | None) -> Tensor:
+def reduced(loss: Tensor, target: Tensor, options: LossOptions) -> Tensor:
     """Return the losses of rows (...) as they are for "none", or their sum or mean, of no dims."""
-    if reduction == "none":
+    if options.reduction == "none":
         return loss
     total = loss.sum()
-    return total if reduction == "sum" else total / divisor(target, ignore_index, denominator, loss.dtype)
+    return total if options.reduction == "sum" else total / divisor(target, options, loss.dtype)
 
 
-def row_scales(
-    grad: Tensor, target: Tensor, ignore_index: int, classes: int, reduction: str, denominator: Tensor | None
-) -> Tensor:
+def row_scales(grad: Tensor, target: Tensor, classes: int, options: LossOptions) -> Tensor:
     """Return the gradient of the loss of each row: (...). 0 for an ignored row, NaN where the target is out of range.
 
     Args:
         grad: the gradient of the reduced loss: of no dims, or (...) for "none".
         target: (...).
-        ignore_index: see the op.
         classes: V.
-        reduction: see the op.
-        denominator: see the op.
+        options: see the op.
     """
-    _, ignored, wrong = places(target, ignore_index, classes)
-    if reduction == "mean":
-        grad = grad / divisor(target, ignore_index, denominator, grad.dtype)
+    _, ignored, wrong = classes_of(target, options.ignore_index, classes)
+    if options.reduction == "mean":
+        grad = grad / divisor(target, options, grad.dtype)
     return grad.expand(target.shape).masked_fill(ignored, 0.0).masked_fill(wrong, math.nan)
 
 
-def logit_gradient(
-    scale: Tensor, z: Tensor, lse: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
-) -> Tensor:
-    """Return the gradient of z: ``scale * ((1 + 2.0 * z_loss * lse) * softmax(z) - smoothed one-hot)``: (..., V).
+def logit_gradient(scale: Tensor, z: Tensor, lse: Tensor, target: Tensor, options: LossOptions) -> Tensor:
+    """Return the gradient of the logits, (..., V), by way of the gradient of z.
+
+    The latter is ``scale * ((1 + 2.0 * z_loss * lse) * softmax(z) - smoothed one-hot)``.
 
     Args:
         scale: (...), see :func:`row_scales`.
         z: (..., V), see :func:`capped`.
         lse: (...), logsumexp of z.
         target: (...).
-        ignore_index: see the op.
-        label_smoothing: see the op.
-        z_loss: see the op.
+        options: see the op.
     """
-    classes, ignored, _ = places(target, ignore_index, z.shape[-1])
+    classes, ignored, _ = classes_of(target, options.ignore_index, z.shape[-1])
     probability = torch.exp(z.masked_fill(ignored[..., None], 0.0) - lse[..., None])
-    if z_loss != 0:
-        probability = probability * (1 + 2.0 * z_loss * lse)[..., None]
-    # made of z, so that it is a DTensor where z is one. Not by cumsum, which then counts from the start of each part
-    # (torch 2.13)
+    if options.z_loss != 0:
+        probability = probability * (1 + 2.0 * options.z_loss * lse)[..., None]
+    # made from z, so that it is a DTensor if z is one. cumsum would count from the start of each shard (torch 2.13)
     hit = torch.zeros_like(z).scatter(-1, classes[..., None], 1.0)
-    wanted = hit * (1 - label_smoothing) + label_smoothing / z.shape[-1]
-    return (scale[..., None] * (probability - wanted)).masked_fill(ignored[..., None], 0.0)
+    wanted = hit * (1 - options.label_smoothing) + options.label_smoothing / z.shape[-1]
+    dz = (scale[..., None] * (probability - wanted)).masked_fill(ignored[..., None], 0.0)
+    return uncapped(dz, z, options.softcap)
 
 
-def uncapped(dz: Tensor, z: Tensor, softcap: float | None) -> Tensor:
-    """Return the gradient of the logits from that of z."""
-    return dz if softcap is None else dz * (1 - (z / softcap).square())
+# --------------------------------------------------------------------------------------------------- the linear layer
+
+
+def product(one: Tensor, other: Tensor) -> Tensor:
+    """Return ``one @ other`` in their dtype, also under autocast."""
+    with no_autocast(one.device.type):
+        return one @ other
+
+
+def linear_logits(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: LossOptions) -> Tensor:
+    """Return z of each row of ``x @ weight.T + bias``: (..., V). An ignored row of x counts as 0."""
+    wide = compute_dtype(promoted(x, weight))
+    rows = x.to(wide).masked_fill((target == options.ignore_index)[..., None], 0.0)
+    logits = product(rows, weight.to(wide).t())
+    return capped(logits if bias is None else logits + bias.to(wide), options.softcap)
+
+
+def linear_logit_gradient(
+    scale: Tensor, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: LossOptions
+) -> Tensor:
+    """Return the gradient of the sum of ``scale * loss`` with respect to ``x @ weight.T + bias``: (..., V)."""
+    z = linear_logits(x, weight, target, bias, options)
+    return logit_gradient(scale, z, logsumexp(z), target, options)
+
+
+def weight_sums(dz: Tensor, x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    """Return the gradient of weight from the gradient of the logits: (V, H)."""
+    rows = x.to(dz.dtype).masked_fill((target == ignore_index)[..., None], 0.0)
+    return product(dz.reshape(target.numel(), dz.shape[-1]).t(), rows.reshape(target.numel(), x.shape[-1]))
+
+
+def bias_sums(dz: Tensor, target: Tensor) -> Tensor:
+    """Return the gradient of bias from the gradient of the logits: (V,)."""
+    # not dz.shape[:-1].numel(), by which torch.compile compiles again for each number of rows
+    return dz.reshape(target.numel(), dz.shape[-1]).sum(0)

@@ -4,17 +4,17 @@ torch's chain, Liger's fused linear cross entropy, and quack's.
 
 from __future__ import annotations
 
-from typing import Any
-
+import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.constraints import Count, Dim, Floating, Rank, SameDevice, SameSize
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops.losses import arguments, formulas
-from fusedops.ops.losses import linear_formulas as linear
-from fusedops.ops.losses.linear_sharding import SHARDING
+from fusedops.ops.losses.formulas import LossOptions
+from fusedops.ops.losses.sharding import LINEAR_CROSS_ENTROPY as SHARDING
 
 
 def linear_cross_entropy(
@@ -35,12 +35,12 @@ def linear_cross_entropy(
     """Compute the cross entropy of the logits ``x @ weight.T + bias``, in chunks of rows.
 
     The logits of all rows never exist at once. The gradients are computed in forward, chunk by chunk, and backward
-    multiplies them by the incoming one; with ``reduction="none"``, backward computes those of weight and bias by the
-    chunks again.
+    multiplies them by the incoming one; with ``reduction="none"``, backward computes the gradients of weight and
+    bias from the logits again.
 
     Args:
         x: (..., H), float16, bfloat16, float32 or float64.
-        weight: (V, H), any of the same dtypes; that of ``x`` is fastest.
+        weight: (V, H), any of the same dtypes; the dtype of ``x`` is fastest.
         target: (...), int64, the class of each row in [0, V), or ``ignore_index``.
         bias: (V,), any of the same dtypes, or None.
         ignore_index: rows with this target have loss 0 and no gradient.
@@ -74,12 +74,6 @@ def linear_cross_entropy(
     return call(OP, args, backend)
 
 
-def checked(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments; InvalidInputError for a target out of range on a CPU."""
-    arguments.check_targets("linear_cross_entropy", args[2], args[4], args[1].shape[0])
-    return args
-
-
 def reference(
     x: Tensor,
     weight: Tensor,
@@ -94,9 +88,116 @@ def reference(
     chunk: int | None,
 ) -> Tensor:
     """Compute the op in plain torch."""
-    z = linear.capped_logits(x, weight, target, bias, ignore_index, softcap)
-    losses = formulas.row_losses(z, target, ignore_index, label_smoothing, z_loss)
-    return formulas.reduced(losses, target, ignore_index, reduction, denominator)
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    losses = formulas.row_losses(formulas.linear_logits(x, weight, target, bias, options), target, options)
+    return formulas.reduced(losses, target, options)
+
+
+def x_grad(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+) -> Tensor:
+    """Compute the saved value of x: the gradient of the sum of the losses, whatever the reduction.
+
+    Backward multiplies it by the incoming gradient, and "mean" divides there: the numbers of a mean over many rows may
+    be too small for float16.
+    """
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, "sum", None)
+    dz = _gradient_of_sum(x, weight, target, bias, options)
+    return formulas.product(dz, weight.to(dz.dtype)).to(x.dtype)
+
+
+def weight_grad(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+) -> Tensor:
+    """Compute the saved value of weight, in float32 or float64. Empty for "none", whose rows are scaled first."""
+    if reduction == "none":
+        return x.new_empty(0, dtype=compute_dtype(promoted(x, weight)))
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, "sum", None)
+    return formulas.weight_sums(_gradient_of_sum(x, weight, target, bias, options), x, target, ignore_index)
+
+
+def bias_grad(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+) -> Tensor:
+    """Compute the saved value of bias, as :func:`weight_grad`. Empty without a bias too."""
+    if reduction == "none" or bias is None:
+        return x.new_empty(0, dtype=compute_dtype(promoted(x, weight)))
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, "sum", None)
+    return formulas.bias_sums(_gradient_of_sum(x, weight, target, bias, options), target)
+
+
+def _gradient_of_sum(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: LossOptions) -> Tensor:
+    """Return the gradient of the sum of the losses with respect to the logits: (..., V)."""
+    one = torch.ones_like(target, dtype=compute_dtype(promoted(x, weight)))
+    scale = formulas.row_scales(one, target, weight.shape[0], options)
+    return formulas.linear_logit_gradient(scale, x, weight, target, bias, options)
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    x_grad: Tensor | None,
+    weight_grad: Tensor | None,
+    bias_grad: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    denominator: Tensor | None,
+    chunk: int | None,
+    reuse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Compute the gradients of x, weight and bias. A gradient that forward did not save is computed from the logits."""
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    wide, summed = compute_dtype(promoted(x, weight)), reduction != "none"
+    scale = formulas.row_scales(grad.to(wide), target, weight.shape[0], options)
+    dx = dweight = dbias = None
+    if needs[0] and x_grad is not None:
+        dx = (x_grad.to(wide) * scale[..., None]).to(x.dtype)
+    if summed and (weight_grad is not None or bias_grad is not None):
+        factor = grad.to(wide) if reduction == "sum" else grad.to(wide) / formulas.divisor(target, options, wide)
+        if needs[1] and weight_grad is not None:
+            dweight = (weight_grad * factor).to(weight.dtype)
+        if needs[2] and bias_grad is not None and bias is not None:
+            dbias = (bias_grad * factor).to(bias.dtype)
+    lacking = (needs[0] and dx is None, needs[1] and dweight is None, needs[2] and dbias is None and bias is not None)
+    if any(lacking):
+        dz = formulas.linear_logit_gradient(scale, x, weight, target, bias, options)
+        if lacking[0]:
+            dx = formulas.product(dz, weight.to(wide)).to(x.dtype)
+        if lacking[1]:
+            dweight = formulas.weight_sums(dz, x, target, ignore_index).to(weight.dtype)
+        if lacking[2] and bias is not None:
+            dbias = formulas.bias_sums(dz, target).to(bias.dtype)
+    return dx, dweight, dbias
 
 
 def empty(
@@ -113,7 +214,7 @@ def empty(
     chunk: int | None,
 ) -> Tensor:
     """Return an empty output."""
-    return x.new_empty(target.shape if reduction == "none" else (), dtype=linear.arithmetic(x, weight))
+    return x.new_empty(target.shape if reduction == "none" else (), dtype=compute_dtype(promoted(x, weight)))
 
 
 OP = Op(
@@ -135,16 +236,15 @@ OP = Op(
         Count("chunk"),
     ],
     reference=reference,
-    backward=linear.backward,
+    backward=backward,
     differentiable=("x", "weight", "bias"),
     outputs=("loss",),
     empty=empty,
-    complete=checked,
     saved=(
-        Saved("x_grad", linear.x_grad, gradient_of="x"),
-        Saved("weight_grad", linear.weight_grad, gradient_of="weight"),
-        Saved("bias_grad", linear.bias_grad, gradient_of="bias"),
+        Saved("x_grad", x_grad, gradient_of="x"),
+        Saved("weight_grad", weight_grad, gradient_of="weight"),
+        Saved("bias_grad", bias_grad, gradient_of="bias"),
     ),
     sharding=SHARDING,
-    evidence="fusedops.ops.losses.linear_evidence:LINEAR_CROSS_ENTROPY",
+    evidence="fusedops.ops.losses.evidence:LINEAR_CROSS_ENTROPY",
 )

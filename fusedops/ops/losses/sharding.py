@@ -1,8 +1,10 @@
-"""Cross entropy on DTensors whose rows or classes are sharded: what the ranks send each other. No logits are gathered.
+"""The losses on DTensors whose rows or classes are sharded: what the ranks send each other. Nothing is gathered.
 
-Of sharded rows, the sum of the losses and the number of targets that count. Of sharded classes, for each row the
-maximum, then the sum of the exponentials, the logit of the target and the sum of the logits: two all-reduces. Backward
-sends nothing but that number of targets.
+Sharded rows: the sum of the losses and the number of targets that count. The gradients of weight and bias are the sums
+over a rank's rows. Sharded classes, which are the first dims of weight and bias: for each row the maximum, then the sum
+of the exponentials, the logit of the target and the sum of the logits, two all-reduces; linear_cross_entropy sends them
+for each chunk of rows, and its gradient of x is the sum over a rank's classes. Backward sends nothing but the number of
+targets.
 """
 
 from __future__ import annotations
@@ -15,48 +17,57 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.values import Combined, Ranks, Sharding
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops.losses import formulas
 from fusedops.ops.losses.arguments import check_targets
+from fusedops.ops.losses.formulas import LossOptions
+
+_LEAST_ROWS = 256  # of a chunk: each reads the whole weight
 
 
-def reduces(given: Mapping[str, Any]) -> bool:
-    """Return True where the loss is a sum over the rows of all ranks."""
+def _reduces(given: Mapping[str, Any]) -> bool:
+    """Return True if the loss is a sum over the rows of all ranks."""
     return given["reduction"] != "none"
 
 
-def divisor(given: Mapping[str, Any], ranks: Ranks, dtype: torch.dtype) -> Tensor:
+def _divisor(given: Mapping[str, Any], ranks: Ranks, dtype: torch.dtype) -> Tensor:
     """Return what "mean" divides by, of the rows of all ranks."""
     if given["denominator"] is not None:
         return given["denominator"].to(dtype).reshape(())
     count = (given["target"] != given["ignore_index"]).sum()
-    return ranks.total(count, dims_of_rows(ranks), "sum").clamp(min=1).to(dtype)
+    return ranks.total(count, _dims_of_rows(ranks), "sum").clamp(min=1).to(dtype)
 
 
-def dims_of_rows(ranks: Ranks) -> tuple[int, ...]:
+def _options(given: Mapping[str, Any]) -> LossOptions:
+    """Return the options among the arguments."""
+    return LossOptions(*(given[name] for name in LossOptions._fields))
+
+
+def _dims_of_rows(ranks: Ranks) -> tuple[int, ...]:
     """Return the dims of the rows."""
     return tuple(range(len(ranks.shard.whole) - 1))
 
 
-def forward(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, ...]:
-    """Compute this rank's part of the loss and, where the call keeps it, of lse."""
+def _forward(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, ...]:
+    """Compute this rank's part of the loss and, if the call saves it, of lse."""
     if ranks.is_cut(-1):
         check_targets("cross_entropy", given["target"], given["ignore_index"], ranks.shard.whole[-1])
-        loss, *saved = losses_of_classes(given, ranks)
+        loss, *saved = _losses_of_classes(given, ranks)
         saved = saved if ranks.saves else []
     else:
         loss, *saved = ranks.run(reduction="none", denominator=None)
     if given["reduction"] != "none":
-        loss = ranks.total(loss.sum(), dims_of_rows(ranks), "sum")
+        loss = ranks.total(loss.sum(), _dims_of_rows(ranks), "sum")
         if given["reduction"] == "mean":
-            loss = loss / divisor(given, ranks, loss.dtype)
+            loss = loss / _divisor(given, ranks, loss.dtype)
     return loss, *saved
 
 
-def losses_of_classes(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row, and lse, where each rank has some of the classes."""
+def _losses_of_classes(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """Return the loss and lse of each row, for sharded classes."""
     target, ignore_index, smoothing = given["target"], given["ignore_index"], given["label_smoothing"]
     classes = ranks.shard.whole[-1]
-    _, ignored, wrong = formulas.places(target, ignore_index, classes)
+    _, ignored, wrong = formulas.classes_of(target, ignore_index, classes)
     z = formulas.capped(given["logits"], given["softcap"]).masked_fill(ignored.unsqueeze(-1), 0.0)
     top = z.amax(-1) if z.shape[-1] else z.new_full(z.shape[:-1], -math.inf)  # a rank may have no class
     top = ranks.total(top, (-1,), "max")
@@ -75,26 +86,25 @@ def losses_of_classes(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, T
 
 
 def _own_class(target: Tensor, ranks: Ranks, size: int) -> tuple[Tensor, Tensor]:
-    """Return True for each row whose target this rank has, and the place of it, 0 where it has not."""
+    """Return True for each row whose target is one of this rank's classes, and its index among them, else 0."""
     own = target - ranks.shard.start[-1]
     here = (own >= 0) & (own < size)
     return here, own.masked_fill(~here, 0)
 
 
-def backward(given: Mapping[str, Any], ranks: Ranks) -> Tensor:
+def _backward(given: Mapping[str, Any], ranks: Ranks) -> Tensor:
     """Compute this rank's part of the gradient of the logits."""
-    target, ignore_index, classes = given["target"], given["ignore_index"], ranks.shard.whole[-1]
-    grad = given["grad"]
+    target, grad, classes = given["target"], given["grad"], ranks.shard.whole[-1]
     if given["reduction"] == "mean":
-        grad = grad / divisor(given, ranks, grad.dtype)
-    scale = formulas.row_scales(grad, target, ignore_index, classes, "sum", None)
+        grad = grad / _divisor(given, ranks, grad.dtype)
+    scale = formulas.row_scales(grad, target, classes, _options(given).of_sum)
     if not ranks.is_cut(-1):
         return ranks.run(grad=scale.contiguous(), reduction="none", denominator=None)[0]
-    return gradient_of_classes(given, ranks, given["lse"], scale)
+    return _gradient_of_classes(given, ranks, given["lse"], scale)
 
 
-def gradient_of_classes(given: Mapping[str, Any], ranks: Ranks, lse: Tensor, scale: Tensor) -> Tensor:
-    """Return the gradient of this rank's logits of the sum of ``scale * loss``, where each has some of the classes."""
+def _gradient_of_classes(given: Mapping[str, Any], ranks: Ranks, lse: Tensor, scale: Tensor) -> Tensor:
+    """Return the gradient of the sum of ``scale * loss`` with respect to this rank's logits, for sharded classes."""
     logits, smoothing, classes = given["logits"], given["label_smoothing"], ranks.shard.whole[-1]
     target, ignore_index = given["target"], given["ignore_index"]
     z = formulas.capped(logits, given["softcap"])
@@ -108,15 +118,105 @@ def gradient_of_classes(given: Mapping[str, Any], ranks: Ranks, lse: Tensor, sca
     return formulas.uncapped(dz.masked_fill(ignored, 0.0), z, given["softcap"]).to(logits.dtype)
 
 
-def dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
-    """Return the dims of the logits that those of target go with."""
+def _dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    """Return the dims of the logits that the dims of target correspond to."""
     return {"target": tuple(range(-given["logits"].dim(), -1))}
 
 
-SHARDING = Sharding(
+CROSS_ENTROPY = Sharding(
     whole=(-1,),
-    dims_of=dims_of,
+    dims_of=_dims_of,
     replicated=("denominator",),
-    combined=Combined((-1,), reduces, forward, backward),
+    combined=Combined((-1,), _reduces, _forward, _backward),
     reason="its rows are cut, and a kernel needs whole ones",
+)
+
+
+# ------------------------------------------------------------------------------------------------ linear_cross_entropy
+
+
+def _linear_forward(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, ...]:
+    """Compute this rank's part of the loss and, if the call saves them, of the gradients."""
+    target, ignore_index, summed = given["target"], given["ignore_index"], _reduces(given)
+    if ranks.is_cut(-1):
+        check_targets("linear_cross_entropy", target, ignore_index, ranks.shard.whole[-1])
+        ones = torch.ones_like(target, dtype=compute_dtype(promoted(given["x"], given["weight"])))
+        scale = formulas.row_scales(ones, target, ranks.shard.whole[-1], _options(given).of_sum)
+        loss, dx, *sums = _linear_of_classes(given, ranks, scale if ranks.saves else None)
+        saved = [dx, *(each if summed else each.new_empty(0) for each in sums)] if ranks.saves else []
+    else:
+        loss, *saved = ranks.run(reduction="sum", denominator=None)
+    if summed:
+        loss = ranks.total(loss.sum(), _dims_of_rows(ranks), "sum")
+        if given["reduction"] == "mean":
+            loss = loss / _divisor(given, ranks, loss.dtype)
+    return loss, *saved
+
+
+def _linear_backward(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor | None, ...]:
+    """Compute this rank's part of the gradients of x, weight and bias."""
+    grad, names = given["grad"], ("x", "weight", "bias")
+    if given["reduction"] == "mean":
+        grad = grad / _divisor(given, ranks, grad.dtype)
+    if not ranks.is_cut(-1):
+        return ranks.run(grad=grad, reduction="sum", denominator=None)
+    if _reduces(given):
+        each = [given[f"{name}_grad"] * grad for name in names]
+    else:
+        scale = formulas.row_scales(grad, given["target"], ranks.shard.whole[-1], _options(given).of_sum)
+        _, *each = _linear_of_classes(given, ranks, scale)
+    wanted = zip(names, each, given["needs"])
+    return tuple(result.to(given[name].dtype) if needed else None for name, result, needed in wanted)
+
+
+def _linear_of_classes(
+    given: Mapping[str, Any], ranks: Ranks, scale: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the losses of the rows and this rank's parts of the gradients of x, weight and bias, for sharded classes.
+
+    The gradients are of the sum of ``scale * loss``: empty if scale is None, and of bias without a bias.
+    """
+    x, weight, bias, target = given["x"], given["weight"], given["bias"], given["target"].flatten()
+    rows, wide = x.reshape(target.numel(), x.shape[-1]), compute_dtype(promoted(x, weight))
+    ignore_index, nothing = given["ignore_index"], x.new_empty(0, dtype=wide)
+    options = _options(given)._replace(softcap=None)  # applied by what follows
+    # the same on every rank that has other classes of these rows
+    size = given["chunk"] or max(_LEAST_ROWS, rows.numel() // max(ranks.shard.whole[-1], 1))
+    losses: list[Tensor] = []
+    of_x: list[Tensor] = []
+    of_weight = torch.zeros_like(weight, dtype=wide)
+    of_bias = nothing if bias is None else bias.new_zeros(1, dtype=wide)
+    for start in range(0, max(target.numel(), 1), size):
+        some, own = rows[start : start + size], target[start : start + size]
+        logits = formulas.linear_logits(some, weight, own, bias, options)
+        part = {**given, "logits": logits, "target": own}
+        loss, lse = _losses_of_classes(part, ranks)
+        losses.append(loss)
+        if scale is not None:
+            dz = _gradient_of_classes(part, ranks, lse, scale.flatten()[start : start + size])
+            of_x.append(formulas.product(dz, weight.to(wide)).to(x.dtype))
+            of_weight = of_weight + formulas.weight_sums(dz, some, own, ignore_index)
+            of_bias = of_bias if bias is None else of_bias + dz.sum(0)
+    dx = nothing if scale is None else torch.cat(of_x).view(x.shape)
+    return torch.cat(losses).view(given["target"].shape), dx, of_weight, of_bias
+
+
+def _shape_of_logits(given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of the logits."""
+    return (*given["x"].shape[:-1], given["weight"].shape[0])
+
+
+def _dims_of_logits(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
+    """Return the dims of the logits that each tensor's dims correspond to; None for H, which each rank needs whole."""
+    rows = tuple(range(-given["x"].dim(), -1))
+    return {"x": (*rows, None), "weight": (-1, None), "bias": (-1,), "target": rows}
+
+
+LINEAR_CROSS_ENTROPY = Sharding(
+    whole=(-1,),
+    dims_of=_dims_of_logits,
+    shape_of=_shape_of_logits,
+    replicated=("denominator",),
+    combined=Combined((-1,), _reduces, _linear_forward, _linear_backward),
+    reason="its classes are cut, and a kernel needs all of them",
 )

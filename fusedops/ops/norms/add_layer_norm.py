@@ -8,7 +8,8 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
-from fusedops.ops.norms import formulas, layer_norm
+from fusedops.ops.norms import arguments, formulas, layer_norm
+from fusedops.ops.norms.sharding import SHARDING
 
 
 def add_layer_norm(
@@ -22,7 +23,7 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Compute ``s = x + residual`` and ``y = layer_norm(s, weight, bias, eps)``.
 
-    The norm is that of s as it is returned, rounded to its dtype.
+    The norm is computed from s after its rounding to the dtype in which it is returned.
 
     Args:
         x: (..., H), float16, bfloat16, float32 or float64.
@@ -33,9 +34,9 @@ def add_layer_norm(
         backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
 
     Returns:
-        y, in the dtype of ``x``, and s, in that of ``x + residual`` by torch's promotion: (..., H), contiguous. Each is
-        computed in float32 (float64 for float64) and rounded once. The gradients of ``weight`` and ``bias`` are summed
-        in float32, in the same order on every run.
+        y, in the dtype of ``x``, and s, in the dtype of ``x + residual`` by torch's promotion: (..., H), contiguous.
+        Each is computed in float32 (float64 for float64) and rounded once. The gradients of ``weight`` and ``bias`` are
+        summed in float32, in the same order on every run.
 
     Raises:
         InvalidInputError: an argument is not as above.
@@ -54,10 +55,7 @@ def reference(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch."""
-    s = formulas.rounded_sum(x, residual)
-    y = formulas.normalized(s, formulas.rstd_of(s, eps, centered=True), formulas.mean_of(s))
-    y = y if weight is None else y * weight.to(y.dtype)
-    return (y if bias is None else y + bias.to(y.dtype)).to(x.dtype), s
+    return formulas.norm(x, residual, weight, bias, eps, 0.0, centered=True)
 
 
 def mean(s: Tensor) -> Tensor:
@@ -82,13 +80,7 @@ def backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, residual, weight and bias."""
-    normal, g = formulas.normalized(s, rstd, mean), grad_y.to(rstd.dtype)
-    dweight = formulas.summed(g * normal, weight) if weight is not None and needs[2] else None
-    dbias = formulas.summed(g, bias) if bias is not None and needs[3] else None
-    if not (needs[0] or needs[1]):
-        return None, None, dweight, dbias
-    ds = formulas.row_gradient(g, normal, rstd, formulas.factor(weight, 0.0, rstd.dtype), centered=True)
-    return *formulas.sum_gradients(ds + grad_s.to(ds.dtype), grad_y.dtype, residual_dtype, needs), dweight, dbias
+    return formulas.residual_gradients(grad_y, grad_s, s, mean, rstd, weight, bias, 0.0, residual_dtype, needs)
 
 
 def empty(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -98,13 +90,13 @@ def empty(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | Non
 
 OP = Op(
     add_layer_norm,
-    constraints=[*layer_norm.OP.constraints, *formulas.RESIDUAL],
+    constraints=[*layer_norm.OP.constraints, *arguments.RESIDUAL],
     reference=reference,
     backward=backward,
     differentiable=("x", "residual", "weight", "bias"),
     outputs=("y", "s"),
     empty=empty,
     saved=(Saved("mean", mean), Saved("rstd", rstd)),
-    sharding=formulas.ROWS,
+    sharding=SHARDING,
     evidence="fusedops.ops.norms.evidence:ADD_LAYER_NORM",
 )

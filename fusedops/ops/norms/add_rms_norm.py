@@ -8,7 +8,8 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
-from fusedops.ops.norms import formulas, rms_norm
+from fusedops.ops.norms import arguments, formulas, rms_norm
+from fusedops.ops.norms.sharding import SHARDING
 
 
 def add_rms_norm(
@@ -22,7 +23,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Compute ``s = x + residual`` and ``y = rms_norm(s, weight, eps, offset=offset)``.
 
-    The norm is that of s as it is returned, rounded to its dtype.
+    The norm is computed from s after its rounding to the dtype in which it is returned.
 
     Args:
         x: (..., H), float16, bfloat16, float32 or float64.
@@ -33,9 +34,9 @@ def add_rms_norm(
         backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
 
     Returns:
-        y, in the dtype of ``x``, and s, in that of ``x + residual`` by torch's promotion: (..., H), contiguous. Each is
-        computed in float32 (float64 for float64) and rounded once. The gradient of ``weight`` is summed in float32, in
-        the same order on every run.
+        y, in the dtype of ``x``, and s, in the dtype of ``x + residual`` by torch's promotion: (..., H), contiguous.
+        Each is computed in float32 (float64 for float64) and rounded once. The gradient of ``weight`` is summed in
+        float32, in the same order on every run.
 
     Raises:
         InvalidInputError: an argument is not as above.
@@ -52,10 +53,7 @@ def add_rms_norm(
 
 def reference(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch."""
-    s = formulas.rounded_sum(x, residual)
-    y = formulas.normalized(s, formulas.rstd_of(s, eps, centered=False))
-    scale = formulas.factor(weight, offset, y.dtype)
-    return (y if scale is None else y * scale).to(x.dtype), s
+    return formulas.norm(x, residual, weight, None, eps, offset, centered=False)
 
 
 def rstd(s: Tensor, eps: float) -> Tensor:
@@ -74,12 +72,10 @@ def backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, residual and weight."""
-    normal, g = formulas.normalized(s, rstd), grad_y.to(rstd.dtype)
-    dweight = formulas.summed(g * normal, weight) if weight is not None and needs[2] else None
-    if not (needs[0] or needs[1]):
-        return None, None, dweight
-    ds = formulas.row_gradient(g, normal, rstd, formulas.factor(weight, offset, rstd.dtype), centered=False)
-    return *formulas.sum_gradients(ds + grad_s.to(ds.dtype), grad_y.dtype, residual_dtype, needs), dweight
+    dx, dresidual, dweight, _ = formulas.residual_gradients(
+        grad_y, grad_s, s, None, rstd, weight, None, offset, residual_dtype, (*needs, False)
+    )
+    return dx, dresidual, dweight
 
 
 def empty(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
@@ -89,13 +85,13 @@ def empty(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset
 
 OP = Op(
     add_rms_norm,
-    constraints=[*rms_norm.OP.constraints, *formulas.RESIDUAL],
+    constraints=[*rms_norm.OP.constraints, *arguments.RESIDUAL],
     reference=reference,
     backward=backward,
     differentiable=("x", "residual", "weight"),
     outputs=("y", "s"),
     empty=empty,
     saved=(Saved("rstd", rstd),),
-    sharding=formulas.ROWS,
+    sharding=SHARDING,
     evidence="fusedops.ops.norms.evidence:ADD_RMS_NORM",
 )

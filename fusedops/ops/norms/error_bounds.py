@@ -1,4 +1,4 @@
-"""The error models of the norm ops: the changes of the results where each number moves by ``absolute`` of itself.
+"""The error bounds of the norm ops: the changes of the results where each number moves by ``absolute`` of itself.
 
 In a row of nearly equal numbers the difference from the mean cancels, and ``rstd`` magnifies what is left.
 """
@@ -6,12 +6,14 @@ In a row of nearly equal numbers the difference from the mean cancels, and ``rst
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedops._contract.values import Tolerance
-from fusedops.ops.norms.formulas import wide
+from fusedops.dtypes import compute_dtype
+from fusedops.ops.norms.formulas import rounded_sum
 
 TOLERANCE = {
     # one rounding of y, and of the sum before it, which a small difference from the mean magnifies
@@ -31,7 +33,84 @@ GRADIENT_TOLERANCE = {
 _SPREAD = 2.5  # times the root of the sum of the squares of errors that have no common sign
 
 
-def forward_error(
+def rms_norm_error_bound(
+    absolute: float, x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
+) -> tuple[Tensor, ...]:
+    """Return the changes of y and rstd."""
+    return _outputs(absolute, x, weight, None, eps, offset, centered=False)
+
+
+def rms_norm_gradient_error_bound(
+    absolute: float,
+    grad: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    offset: float,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x and weight."""
+    return _gradients(absolute, grad, x, None, rstd, weight, None, offset)[:2]
+
+
+def layer_norm_error_bound(
+    absolute: float, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
+) -> tuple[Tensor, ...]:
+    """Return the changes of y, mean and rstd."""
+    return _outputs(absolute, x, weight, bias, eps, 0.0, centered=True)
+
+
+def layer_norm_gradient_error_bound(
+    absolute: float,
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x, weight and bias."""
+    return _gradients(absolute, grad, x, mean, rstd, weight, bias)
+
+
+def add_rms_norm_error_bound(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    """Return the changes of y and rstd; s has the usual one."""
+    s = rounded_sum(x, residual)
+    absolute = max(absolute, torch.finfo(s.dtype).eps)  # of the rounding of s
+    y, rstd = rms_norm_error_bound(absolute, s, *rest)
+    return y, None, rstd
+
+
+def add_rms_norm_gradient_error_bound(
+    absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any
+) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x, residual and weight."""
+    s, rstd, weight, offset, *_ = rest
+    ds, dweight, _ = _gradients(absolute, grad_y, s, None, rstd, weight, None, offset, rounded=True)
+    ds = ds + absolute * grad_s.double().abs()
+    return ds, ds, dweight
+
+
+def add_layer_norm_error_bound(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    """Return the changes of y, mean and rstd; s has the usual one."""
+    weight, bias, eps, _ = rest
+    s = rounded_sum(x, residual)
+    absolute = max(absolute, torch.finfo(s.dtype).eps)  # of the rounding of s
+    y, mean, rstd = _outputs(absolute, s, weight, bias, eps, 0.0, centered=True)
+    return y, None, mean, rstd
+
+
+def add_layer_norm_gradient_error_bound(
+    absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any
+) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x, residual, weight and bias."""
+    ds, dweight, dbias = _gradients(absolute, grad_y, *rest[:5], rounded=True)
+    ds = ds + absolute * grad_s.double().abs()
+    return ds, ds, dweight, dbias
+
+
+def _outputs(
     absolute: float, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool
 ) -> tuple[Tensor, ...]:
     """Return the changes of y, the mean (if ``centered``) and rstd; inf where a row has no determined result.
@@ -61,7 +140,7 @@ def forward_error(
     return (y, mean, change) if centered else (y, change)
 
 
-def backward_error(
+def _gradients(
     absolute: float,
     grad: Tensor,
     x: Tensor,
@@ -75,8 +154,8 @@ def backward_error(
     """Return the changes of the gradients of x, weight and bias; inf where rstd has no determined value, or where a
     product or a sum of the row may overflow.
 
-    The arithmetic and the sums over rows are in float32, also for 16-bit tensors: their one rounding is that of the
-    result. The roundings of the x of several rows have no common sign: their changes add up as a root of squares.
+    The arithmetic and the sums over rows are in float32, also for 16-bit tensors: only the result is rounded. The
+    roundings of the x of several rows have no common sign: their changes add up as a root of squares.
 
     Args:
         absolute: of the tolerance.
@@ -139,7 +218,7 @@ def _rstd(
     """Return rstd, and its change in proportion to it; above 0.5 where the mean square cancels or overflows."""
     overflows = square * rows.shape[-1] >= largest
     change = absolute * ((rows - centre).abs() * (rows.abs() + centre.abs())).mean(-1, keepdim=True)
-    # of the square of a mean's own change, where every difference is 0
+    # if all elements are equal, the error of the mean itself remains
     change = change + (absolute * centre).square() if centered else change
     return torch.rsqrt(square + eps), (absolute + change / (square + eps)).masked_fill(overflows, math.inf)
 
@@ -151,7 +230,7 @@ def _overflows(x: Tensor, rows: Tensor, centre: Tensor, scale: Tensor) -> Tensor
 
 def _largest(x: Tensor) -> float:
     """Return the largest number of the arithmetic."""
-    return torch.finfo(wide(x).dtype).max
+    return torch.finfo(compute_dtype(x.dtype)).max
 
 
 def _factor(weight: Tensor | None, offset: float) -> tuple[Tensor, Tensor]:

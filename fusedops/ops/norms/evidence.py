@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -10,30 +11,29 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Evidence
 from fusedops._contract.values import Case
-from fusedops.ops.norms import error_bounds, formulas
-from fusedops.ops.norms.error_bounds import backward_error, forward_error
+from fusedops.dtypes import promoted
+from fusedops.ops.norms import error_bounds
+
+_SHARDED = (
+    "any dim except the last",
+    "`weight`, `bias` replicated",
+    "of x: as x; of weight and bias with a sharded x: `Partial`",
+)
+_SUM_DTYPES = "y: of `x`; the sum: of `x + residual`, by torch's promotion"
+_SUM_SHARDED = (
+    "any dim except the last",
+    "`residual` as x; `weight`, `bias` replicated",
+    "of x and residual: as x; of weight and bias with a sharded x: `Partial`; both outputs as x",
+)
+
+
+def _row_bytes(x: Any, dtypes: tuple[torch.dtype, ...], vectors: tuple[Any, ...]) -> int:
+    """Return the bytes of tensors of the shape of x, of these dtypes, and of the weight and bias that are not None."""
+    small = sum(prod(vector.shape) * vector.dtype.itemsize for vector in vectors if vector is not None)
+    return prod(x.shape) * sum(dtype.itemsize for dtype in dtypes) + small
+
 
 # ------------------------------------------------------------------------------------------------------------ rms_norm
-
-
-def rms_norm_error(
-    absolute: float, x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
-) -> tuple[Tensor, ...]:
-    """Return the changes of y and rstd."""
-    return forward_error(absolute, x, weight, None, eps, offset, centered=False)
-
-
-def rms_norm_gradient_error(
-    absolute: float,
-    grad: Tensor,
-    x: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    offset: float,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    """Return the changes of the gradients of x and weight."""
-    return backward_error(absolute, grad, x, None, rstd, weight, None, offset)[:2]
 
 
 def rms_norm_unfused(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
@@ -46,8 +46,8 @@ def rms_norm_unfused(x: Tensor, weight: Tensor | None, eps: float, offset: float
 def rms_norm_min_bytes(x: Any, weight: Any, eps: float, offset: float) -> Mapping[Any, int]:
     """Read x, write y; read grad and x, write dx. The weight, and its gradient, are read and written once."""
     return {
-        "forward": formulas.row_bytes(x, (x.dtype,) * 2, (weight,)),
-        "backward": formulas.row_bytes(x, (x.dtype,) * 3, (weight,) * 2),
+        "forward": _row_bytes(x, (x.dtype,) * 2, (weight,)),
+        "backward": _row_bytes(x, (x.dtype,) * 3, (weight,) * 2),
     }
 
 
@@ -62,8 +62,8 @@ RMS_NORM = Evidence(
     ],
     tolerance=error_bounds.TOLERANCE,
     gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
-    error=rms_norm_error,
-    gradient_error=rms_norm_gradient_error,
+    error_bound=error_bounds.rms_norm_error_bound,
+    gradient_error_bound=error_bounds.rms_norm_gradient_error_bound,
     min_bytes=rms_norm_min_bytes,
     unfused=rms_norm_unfused,
     sample=lambda batch, length: {"x": (batch, length, 6), "weight": (6,), "eps": 1e-5},
@@ -79,31 +79,12 @@ RMS_NORM = Evidence(
 | torch_npu, `npu_rms_norm` | once | needed | none |
 | fusedops | once | optional | any |
 """,
+    result_dtype="of `x`",
+    sharded=_SHARDED,
 )
 
 
 # ---------------------------------------------------------------------------------------------------------- layer_norm
-
-
-def layer_norm_error(
-    absolute: float, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
-) -> tuple[Tensor, ...]:
-    """Return the changes of y, mean and rstd."""
-    return forward_error(absolute, x, weight, bias, eps, 0.0, centered=True)
-
-
-def layer_norm_gradient_error(
-    absolute: float,
-    grad: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    """Return the changes of the gradients of x, weight and bias."""
-    return backward_error(absolute, grad, x, mean, rstd, weight, bias)
 
 
 def layer_norm_unfused(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -114,8 +95,8 @@ def layer_norm_unfused(x: Tensor, weight: Tensor | None, bias: Tensor | None, ep
 def layer_norm_min_bytes(x: Any, weight: Any, bias: Any, eps: float) -> Mapping[Any, int]:
     """Read x, write y; read grad and x, write dx. Weight, bias and their gradients are read and written once."""
     return {
-        "forward": formulas.row_bytes(x, (x.dtype,) * 2, (weight, bias)),
-        "backward": formulas.row_bytes(x, (x.dtype,) * 3, (weight, weight, bias)),
+        "forward": _row_bytes(x, (x.dtype,) * 2, (weight, bias)),
+        "backward": _row_bytes(x, (x.dtype,) * 3, (weight, weight, bias)),
     }
 
 
@@ -130,8 +111,8 @@ LAYER_NORM = Evidence(
     ],
     tolerance=error_bounds.TOLERANCE,
     gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
-    error=layer_norm_error,
-    gradient_error=layer_norm_gradient_error,
+    error_bound=error_bounds.layer_norm_error_bound,
+    gradient_error_bound=error_bounds.layer_norm_gradient_error_bound,
     min_bytes=layer_norm_min_bytes,
     unfused=layer_norm_unfused,
     sample=lambda batch, length: {"x": (batch, length, 6), "weight": (6,), "bias": (6,)},
@@ -145,28 +126,12 @@ LAYER_NORM = Evidence(
 | torch_npu | torch's `layer_norm` runs natively | each optional |
 | fusedops | any | each optional |
 """,
+    result_dtype="of `x`",
+    sharded=_SHARDED,
 )
 
 
 # -------------------------------------------------------------------------------------------------------- add_rms_norm
-
-
-def add_rms_norm_error(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-    """Return the changes of y and rstd; s has the usual one."""
-    s = formulas.rounded_sum(x, residual)
-    absolute = max(absolute, torch.finfo(s.dtype).eps)  # of the rounding of s
-    y, rstd = rms_norm_error(absolute, s, *rest)
-    return y, None, rstd
-
-
-def add_rms_norm_gradient_error(
-    absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any
-) -> tuple[Tensor | None, ...]:
-    """Return the changes of the gradients of x, residual and weight."""
-    s, rstd, weight, offset, *_ = rest
-    ds, dweight, _ = backward_error(absolute, grad_y, s, None, rstd, weight, None, offset, rounded=True)
-    ds = ds + absolute * grad_s.double().abs()
-    return ds, ds, dweight
 
 
 def add_rms_norm_unfused(
@@ -179,10 +144,10 @@ def add_rms_norm_unfused(
 
 def add_rms_norm_min_bytes(x: Any, residual: Any, weight: Any, eps: float, offset: float) -> Mapping[Any, int]:
     """Read x and residual, write y and s; read s and both gradients, write both gradients."""
-    s = formulas.sum_dtype(x, residual)
+    s = promoted(x, residual)
     return {
-        "forward": formulas.row_bytes(x, (x.dtype, residual.dtype, x.dtype, s), (weight,)),
-        "backward": formulas.row_bytes(x, (s, s, x.dtype, x.dtype, residual.dtype), (weight,) * 2),
+        "forward": _row_bytes(x, (x.dtype, residual.dtype, x.dtype, s), (weight,)),
+        "backward": _row_bytes(x, (s, s, x.dtype, x.dtype, residual.dtype), (weight,) * 2),
     }
 
 
@@ -191,8 +156,8 @@ ADD_RMS_NORM = Evidence(
     cases=[Case(case.name, {**case.args, "residual": case.args["x"]}, case.source) for case in RMS_NORM.cases],
     tolerance=error_bounds.TOLERANCE,
     gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
-    error=add_rms_norm_error,
-    gradient_error=add_rms_norm_gradient_error,
+    error_bound=error_bounds.add_rms_norm_error_bound,
+    gradient_error_bound=error_bounds.add_rms_norm_gradient_error_bound,
     min_bytes=add_rms_norm_min_bytes,
     unfused=add_rms_norm_unfused,
     sample=lambda batch, length: {"x": (batch, length, 6), "residual": (batch, length, 6), "weight": (6,)},
@@ -207,28 +172,12 @@ ADD_RMS_NORM = Evidence(
 | torch_npu, `npu_add_rms_norm` | by shape the one or the other; no backward | x's |
 | fusedops | the rounded sum | as torch promotes |
 """,
+    result_dtype=_SUM_DTYPES,
+    sharded=_SUM_SHARDED,
 )
 
 
 # ------------------------------------------------------------------------------------------------------ add_layer_norm
-
-
-def add_layer_norm_error(absolute: float, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-    """Return the changes of y, mean and rstd; s has the usual one."""
-    weight, bias, eps, _ = rest
-    s = formulas.rounded_sum(x, residual)
-    absolute = max(absolute, torch.finfo(s.dtype).eps)  # of the rounding of s
-    y, mean, rstd = forward_error(absolute, s, weight, bias, eps, 0.0, centered=True)
-    return y, None, mean, rstd
-
-
-def add_layer_norm_gradient_error(
-    absolute: float, grad_y: Tensor, grad_s: Tensor, *rest: Any
-) -> tuple[Tensor | None, ...]:
-    """Return the changes of the gradients of x, residual, weight and bias."""
-    ds, dweight, dbias = backward_error(absolute, grad_y, *rest[:5], rounded=True)
-    ds = ds + absolute * grad_s.double().abs()
-    return ds, ds, dweight, dbias
 
 
 def add_layer_norm_unfused(
@@ -241,10 +190,10 @@ def add_layer_norm_unfused(
 
 def add_layer_norm_min_bytes(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Mapping[Any, int]:
     """Read x and residual, write y and s; read s and both gradients, write both gradients."""
-    s = formulas.sum_dtype(x, residual)
+    s = promoted(x, residual)
     return {
-        "forward": formulas.row_bytes(x, (x.dtype, residual.dtype, x.dtype, s), (weight, bias)),
-        "backward": formulas.row_bytes(x, (s, s, x.dtype, x.dtype, residual.dtype), (weight, weight, bias)),
+        "forward": _row_bytes(x, (x.dtype, residual.dtype, x.dtype, s), (weight, bias)),
+        "backward": _row_bytes(x, (s, s, x.dtype, x.dtype, residual.dtype), (weight, weight, bias)),
     }
 
 
@@ -256,8 +205,8 @@ ADD_LAYER_NORM = Evidence(
     cases=[Case(case.name, {**case.args, "residual": case.args["x"]}, case.source) for case in LAYER_NORM.cases],
     tolerance=error_bounds.TOLERANCE,
     gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
-    error=add_layer_norm_error,
-    gradient_error=add_layer_norm_gradient_error,
+    error_bound=error_bounds.add_layer_norm_error_bound,
+    gradient_error_bound=error_bounds.add_layer_norm_gradient_error_bound,
     min_bytes=add_layer_norm_min_bytes,
     unfused=add_layer_norm_unfused,
     sample=lambda batch, length: {
@@ -280,4 +229,6 @@ ADD_LAYER_NORM = Evidence(
 | torch_npu, `npu_add_layer_norm` | weight and bias needed | x's; float32 where x and residual differ |
 | fusedops | the rounded sum | as torch promotes |
 """,
+    result_dtype=_SUM_DTYPES,
+    sharded=_SUM_SHARDED,
 )

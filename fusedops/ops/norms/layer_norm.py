@@ -7,7 +7,8 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
-from fusedops.ops.norms import formulas
+from fusedops.ops.norms import arguments, formulas
+from fusedops.ops.norms.sharding import SHARDING
 
 
 def layer_norm(
@@ -47,9 +48,7 @@ def layer_norm(
 
 def reference(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Compute the op in plain torch."""
-    y = formulas.normalized(x, formulas.rstd_of(x, eps, centered=True), formulas.mean_of(x))
-    y = y if weight is None else y * weight.to(y.dtype)
-    return (y if bias is None else y + bias.to(y.dtype)).to(x.dtype)
+    return formulas.norm(x, None, weight, bias, eps, 0.0, centered=True)[0]
 
 
 def mean(x: Tensor) -> Tensor:
@@ -72,21 +71,17 @@ def backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, weight and bias."""
-    normal, g = formulas.normalized(x, rstd, mean), grad.to(rstd.dtype)
-    dx = None
-    if needs[0]:
-        dx = formulas.row_gradient(g, normal, rstd, formulas.factor(weight, 0.0, rstd.dtype), centered=True).to(x.dtype)
-    dweight = formulas.summed(g * normal, weight) if weight is not None and needs[1] else None
-    return dx, dweight, formulas.summed(g, bias) if bias is not None and needs[2] else None
+    dx, dweight, dbias = formulas.gradients(grad, x, mean, rstd, weight, bias, 0.0, needs)
+    return None if dx is None else dx.to(x.dtype), dweight, dbias
 
 
 OP = Op(
     layer_norm,
-    constraints=[*formulas.X, *formulas.WEIGHT, *formulas.BIAS],
+    constraints=[*arguments.X, *arguments.WEIGHT, *arguments.BIAS],
     reference=reference,
     backward=backward,
     differentiable=("x", "weight", "bias"),
     saved=(Saved("mean", mean), Saved("rstd", rstd)),
-    sharding=formulas.ROWS,
+    sharding=SHARDING,
     evidence="fusedops.ops.norms.evidence:LAYER_NORM",
 )

@@ -10,7 +10,8 @@ from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.constraints import Finite
-from fusedops.ops.norms import formulas
+from fusedops.ops.norms import arguments, formulas
+from fusedops.ops.norms.sharding import SHARDING
 
 
 def rms_norm(
@@ -44,9 +45,7 @@ def rms_norm(
 
 def reference(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
     """Compute the op in plain torch."""
-    y = formulas.normalized(x, formulas.rstd_of(x, eps, centered=False))
-    scale = formulas.factor(weight, offset, y.dtype)
-    return (y if scale is None else y * scale).to(x.dtype)
+    return formulas.norm(x, None, weight, None, eps, offset, centered=False)[0]
 
 
 def rstd(x: Tensor, eps: float) -> Tensor:
@@ -58,22 +57,17 @@ def backward(
     grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None, offset: float, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients of x and weight."""
-    normal, g = formulas.normalized(x, rstd), grad.to(rstd.dtype)
-    dx = None
-    if needs[0]:
-        dx = formulas.row_gradient(g, normal, rstd, formulas.factor(weight, offset, rstd.dtype), centered=False).to(
-            x.dtype
-        )
-    return dx, formulas.summed(g * normal, weight) if weight is not None and needs[1] else None
+    dx, dweight, _ = formulas.gradients(grad, x, None, rstd, weight, None, offset, (*needs, False))
+    return None if dx is None else dx.to(x.dtype), dweight
 
 
 OP = Op(
     rms_norm,
-    constraints=[*formulas.X, Finite("offset"), *formulas.WEIGHT],
+    constraints=[*arguments.X, Finite("offset"), *arguments.WEIGHT],
     reference=reference,
     backward=backward,
     differentiable=("x", "weight"),
     saved=(Saved("rstd", rstd),),
-    sharding=formulas.ROWS,
+    sharding=SHARDING,
     evidence="fusedops.ops.norms.evidence:RMS_NORM",
 )

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fusedops._contract.evidence import Evidence
 from fusedops._contract.values import Case
-from fusedops.ops.rotary import formulas
+from fusedops.ops.rotary import error_bounds, formulas
+
+
+def _unfused(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the op as models do without fused ops: cos and sin doubled, in the dtype of q, and each step rounded."""
+    heads = -3 if seq_dim == -2 else -2
+    doubled = (formulas.joined(angle, angle, interleaved) for angle in (cos, sin))
+    wide_cos, wide_sin = (angle.to(q.dtype).unsqueeze(heads) for angle in doubled)
+    chains = [None if x is None else _chain(x, wide_cos, wide_sin, interleaved) for x in (q, k)]
+    return chains[0], chains[1]  # pyright: ignore[reportReturnType]
+
+
+def _chain(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    turning, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    x1, x2 = formulas.pairs(turning, interleaved)
+    y = turning * cos + formulas.joined(-x2, x1, interleaved) * sin
+    return torch.cat((y, rest), -1) if rest.shape[-1] else y
+
+
+def _min_bytes(q: Any, k: Any, cos: Any, sin: Any, interleaved: bool, seq_dim: int) -> Mapping[Any, int]:
+    """Read q, k, cos and sin, write q and k; backward the same with the gradients."""
+    moved = sum(2 * math.prod(x.shape) * x.dtype.itemsize for x in (q, k) if x is not None)
+    moved += sum(math.prod(x.shape) * x.dtype.itemsize for x in (cos, sin))
+    return {"forward": moved, "backward": moved}
 
 
 def _sample(batch: int, length: int) -> Mapping[str, Any]:
@@ -43,12 +72,12 @@ ROTARY_EMBEDDING = Evidence(
             "flash-attention's layout, and no size is a power of two",
         ),
     ],
-    tolerance=formulas.TOLERANCE,
-    gradient_tolerance=formulas.TOLERANCE,
-    error=formulas.error,
-    gradient_error=formulas.backward_error,
-    min_bytes=formulas.min_bytes,
-    unfused=formulas.unfused,
+    tolerance=error_bounds.TOLERANCE,
+    gradient_tolerance=error_bounds.TOLERANCE,
+    error_bound=error_bounds.error_bound,
+    gradient_error_bound=error_bounds.gradient_error_bound,
+    min_bytes=_min_bytes,
+    unfused=_unfused,
     sample=_sample,
     large=[Case("half", {**_LLAMA, "q": (4, 32, 2048, 128), "k": (4, 8, 2048, 128)})],
     peers="""
@@ -59,4 +88,11 @@ ROTARY_EMBEDDING = Evidence(
 | torch_npu, `npu_rotary_mul` | both | no | doubled, rounded to the dtype of x | rounded once |
 | fusedops | both | yes | one entry for each pair, not rounded | rounded once |
 """,
+    result_dtype="of `q`; the second result: of `k`",
+    sharded=(
+        "`q`: any dim except the last",
+        "`k` likewise, its heads too; `cos`, `sin` with the positions, and with the batch where they have it; "
+        "replicated with the heads",
+        "as q and k",
+    ),
 )

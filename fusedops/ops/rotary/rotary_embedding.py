@@ -7,12 +7,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Sharding
 from fusedops._dispatch.call import call
 from fusedops.constraints import Flag, Floating, OneOf, Rank, SameDevice, SameShape
 from fusedops.ops.rotary import formulas
+from fusedops.ops.rotary.arguments import Angles, Heads, without_head_dim
 from fusedops.ops.rotary.formulas import rotated
-from fusedops.ops.rotary.shapes import Angles, Heads
+from fusedops.ops.rotary.sharding import SHARDING
 
 
 def rotary_embedding(
@@ -34,11 +34,11 @@ def rotary_embedding(
         q: (..., Nq, S, D), or (..., S, Nq, D) with ``seq_dim=-3``; float16, bfloat16, float32 or float64.
         k: the same with its own number of heads, any of the same dtypes, or None.
         cos: (S, R/2), or (..., S, R/2) with leading dims that broadcast to those of ``q``; R <= D; any of the same
-            dtypes. One entry for each pair: models that keep each twice pass a view, ``cos[..., : R // 2]`` for halves
-            and ``cos[..., ::2]`` for interleaved pairs.
+            dtypes. A head dim of size 1, as in (B, 1, S, R/2), is dropped. One entry for each pair: models that keep
+            each twice pass a view, ``cos[..., : R // 2]`` for halves and ``cos[..., ::2]`` for interleaved pairs.
         sin: the shape of ``cos``.
         interleaved: a pair is an even element and the next one (GPT-J, GLM). False: an element of the first half of R
-            and that of the second half (Llama, GPT-NeoX).
+            and its counterpart in the second half (Llama, GPT-NeoX).
         seq_dim: the dim of S, -2 or -3.
         backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
 
@@ -58,7 +58,7 @@ def rotary_embedding(
     (tensor([[[-2.,  1.]]]), None)
     """
     args = (q, k, cos, sin, interleaved, seq_dim)
-    return OP.present(call(OP, args, backend), args)
+    return OP.absent_outputs_to_none(call(OP, args, backend), args)
 
 
 def reference(
@@ -107,7 +107,8 @@ OP = Op(
     differentiable=("q", "k"),
     outputs=("rotated_q", "rotated_k"),
     empty=formulas.empty,
-    sharding=Sharding(whole=(-1,), dims_of=formulas.dims_of_angles),
+    prepare_args=without_head_dim,
+    sharding=SHARDING,
     output_of={"rotated_k": "k"},
     evidence="fusedops.ops.rotary.evidence:ROTARY_EMBEDDING",
 )

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Evidence
 from fusedops._contract.values import Case, Tolerance
-from fusedops.ops.softmax.formulas import causal_mask, error, gradient_error
+from fusedops.ops.softmax.error_bounds import error_bound, gradient_error_bound
+from fusedops.ops.softmax.formulas import causal_mask
 
 
 def unfused(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
@@ -73,8 +74,8 @@ SCALED_MASKED_SOFTMAX = Evidence(
         torch.float32: Tolerance(5e-6, 1e-5),
         torch.float64: Tolerance(1e-13, 1e-12),
     },
-    error=error,
-    gradient_error=gradient_error,
+    error_bound=error_bound,
+    gradient_error_bound=gradient_error_bound,
     min_bytes=min_bytes,
     unfused=unfused,
     sample=_sample,
@@ -97,4 +98,6 @@ SCALED_MASKED_SOFTMAX = Evidence(
 A fully masked row is 0 in the CUDA kernels of the first three, uniform (1 / Sk) in their own torch fallbacks and on
 Ascend, NaN from `masked_fill(-inf)` and `softmax`. In fusedops it is 0 everywhere, and so is its gradient.
 """,
+    result_dtype="of `x`",
+    sharded=("any dim except the last", "`mask` likewise; replicated where its size is 1", "as x"),
 )

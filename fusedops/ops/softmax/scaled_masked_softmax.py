@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Padding, Sharding
+from fusedops._contract.values import Padding
 from fusedops._dispatch.call import call
 from fusedops.constraints import Broadcasts, Finite, Flag, Floating, Mask, Rank, SameDevice
-from fusedops.ops.softmax.formulas import adjusted_to_shard, causal_mask, padded, padded_backward
+from fusedops.dtypes import upcast
+from fusedops.ops.softmax.formulas import causal_mask, padded, padded_backward
+from fusedops.ops.softmax.sharding import SHARDING
 
 
 def scaled_masked_softmax(
@@ -52,7 +54,7 @@ def scaled_masked_softmax(
 
 def reference(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """Compute the op in plain torch."""
-    wide = (x if x.dtype == torch.float64 else x.float()) * scale
+    wide = upcast(x) * scale
     masked = None if mask is None else mask.bool()
     if causal:
         masked = causal_mask(x) if masked is None else masked | causal_mask(x)
@@ -66,7 +68,7 @@ def reference(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Ten
 
 def backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
     """Compute the gradient of x from the output, which is 0 where masked."""
-    wide_grad, wide_y = (grad, y) if y.dtype == torch.float64 else (grad.float(), y.float())
+    wide_grad, wide_y = upcast(grad), upcast(y)
     return (scale * wide_y * (wide_grad - (wide_grad * wide_y).sum(-1, keepdim=True))).to(y.dtype)
 
 
@@ -84,7 +86,7 @@ OP = Op(
     reference=reference,
     backward=backward,
     differentiable=("x",),
-    sharding=Sharding(whole=(-1,), adjust=adjusted_to_shard),
+    sharding=SHARDING,
     padding=Padding((-2, -1), padded, padded_backward),
     evidence="fusedops.ops.softmax.evidence:SCALED_MASKED_SOFTMAX",
 )

@@ -62,12 +62,12 @@ def test_a_compiler_gives_a_wheel_of_the_platform(tmp_path: Path) -> None:
     path = wheel(tmp_path)
     assert "-py3-none-any" not in path.name
     assert "-py3-none-" in path.name
-    assert {name.rpartition("/")[0] for name in libraries(path)} == {"fusedops/_native", "fusedops_cpu"}
+    assert {name.rpartition("/")[0] for name in libraries(path)} == {"fusedops_cpu"}
     installed = tmp_path / "installed"
     zipfile.ZipFile(path).extractall(installed)
     code = (
         "import fusedops_cpu._library as l; assert l.__file__.startswith({!r}), l.__file__; l.library()\n"
-        "import fusedops._native as n; assert not isinstance(n.library(), str), n.library()"
+        "import fusedops_cpu._launch as n; assert not isinstance(n.loaded(), str), n.loaded()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code.format(str(installed))],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from error_calls import INVALID, NO_BACKEND
@@ -9,6 +11,7 @@ from error_texts import Table
 from state import keep_backends
 
 import fusedops
+from fusedops_cpu._calls import _value
 from fusedops_cpu._library import failure
 
 TABLE = Table(__file__)
@@ -23,8 +26,17 @@ def freed() -> None:
     fusedops.bias_gelu(x)
 
 
-def refused_by_the_library() -> None:
-    raise failure(2)
+def freed_field() -> None:
+    bias = torch.ones(4)
+    bias.untyped_storage().resize_(0)
+    _value(bias)
+
+
+def refused_by_the_library(status: int) -> Callable[[], None]:
+    def run() -> None:
+        raise failure(status)
+
+    return run
 
 
 pin("two dtypes", lambda: fusedops.bias_gelu(ROW, ROW[0].half()), NO_BACKEND, "float16", "dtype of x", "to(x.dtype)")
@@ -39,7 +51,9 @@ pin(
     "cos",
 )
 pin("no memory", freed, INVALID, "got x without memory", "expected a tensor", "load it again")
-pin("the library", refused_by_the_library, INVALID, "without memory", "expected tensors", "pass tensors")
+pin("a field of a call", freed_field, INVALID, "of shape (4,) without memory", "expected a tensor", "call before it")
+pin("the library", refused_by_the_library(2), INVALID, "without memory", "expected tensors", "pass tensors")
+pin("a target", refused_by_the_library(3), INVALID, "is no class", "expected one in", "as ignore_index")
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -16,8 +16,8 @@ import torch
 
 import fusedops
 import fusedops_cpu
-from fusedops.packed_call import PackedFunction
 from fusedops_cpu import _library
+from fusedops_cpu._structs import kinds_of_functions
 
 _KIT = """
 import json
@@ -114,14 +114,27 @@ def test_a_torch_without_its_thread_pool_exported_is_a_reason(monkeypatch: pytes
     assert "does not load" in cpu.why
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_structs_have_the_sizes_of_their_packing() -> None:
-    # sizes as self_test.cpp prints them; test_sources.py compares
-    functions = [value for value in vars(_library.library()).values() if isinstance(value, PackedFunction)]
-    sizes = [72, 56, 72, 80, 72, 128, 128, 96, 120, 128, 136, 272]
-    assert [8 * len(function.kinds) for function in functions] == sizes
-    # without and with 48 sizes and strides after the struct
-    assert [8 * len(function.kinds) for function in _library.library().softmax_forward[::48]] == [88, 88 + 8 * 48]
+def test_the_kinds_of_a_struct() -> None:
+    header = """
+    struct Inner {
+      double scale;  // a comment; with a semicolon
+      int64_t* counts() const { return (int64_t*)(this + 1); }
+    };
+    struct Outer {
+      const void *x, *y;
+      const int64_t* z;
+      void* out;
+      Inner settings, each[2];
+      int64_t
+          rows;
+    };
+    FUSEDOPS_EXPORT int fusedops_outer(const fusedops::Outer* call);
+    """.replace("\n    ", "\n")
+    assert kinds_of_functions(header) == {"outer": b"rrrwdddq"}
+    with pytest.raises(ValueError, match="a field of type float in Outer"):
+        kinds_of_functions(header.replace("int64_t\n", "float\n"))
+    with pytest.raises(ValueError, match="got 'Inner settings, 2' in Outer"):
+        kinds_of_functions(header.replace("each[2]", "2"))
 
 
 def test_no_other_library_is_needed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -13,13 +14,13 @@ from torch import Tensor
 
 import fusedops
 import fusedops_cpu
-from fusedops import _native
 from fusedops.ops import OPS
-from fusedops.packed_call import results_of
+from fusedops_cpu import _launch
+from fusedops_cpu._calls import prepared, results_of
 
 pytestmark = [
     pytest.mark.usefixtures("on_cpu"),
-    pytest.mark.skipif(isinstance(_native.library(), str), reason="needs the core's compiled library"),
+    pytest.mark.skipif(isinstance(_launch.loaded(), str), reason="needs launchers that remember calls"),
 ]
 
 # (op, options), with each form that a launcher treats by itself
@@ -42,28 +43,42 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 NEVER = {"cross_entropy, denominator"}
 
 
+class Launcher:
+    """A kernel's launcher that is counted, and the function that runs its calls."""
+
+    def __init__(self, kernel: fusedops.Kernel) -> None:
+        self.direction, self.function = kernel.direction, kernel.function
+        self.count = 0
+        self.run: Any = None
+
+    def counted(self, *args: Any) -> Any:
+        self.count += 1
+        return self.function(*args)
+
+
 class Recorder:
     """The kernels of the backend with launchers that are counted, and the arguments of their calls."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[fusedops.Kernel, tuple[Any, ...]]] = []
-        self.launched: dict[fusedops.Kernel, int] = {}
+        self.calls: list[tuple[Launcher, tuple[Any, ...]]] = []
 
     def counted(self, kernel: fusedops.Kernel) -> fusedops.Kernel:
-        launcher = kernel.function
+        launcher = Launcher(kernel)
 
+        @wraps(kernel.function)
         def function(*args: Any) -> Any:
-            self.launched[counting] = self.launched.get(counting, 0) + 1
-            return launcher(*args)
+            return launcher.counted(*args)
 
-        counting = replace(kernel, function=function)
+        def prepare(checked: Any) -> Any:
+            launcher.run = prepared(checked)
 
-        def recorded(*args: Any) -> Any:
-            self.calls.append((counting, args))
-            return counting.call(*args)
+            def recorded(*args: Any) -> Any:
+                self.calls.append((launcher, args))
+                return launcher.run(*args)
 
-        function.__wrapped__ = recorded.__wrapped__ = launcher  # pyright: ignore[reportFunctionMemberAccess]
-        return replace(kernel, function=recorded, packed=False)
+            return recorded
+
+        return replace(kernel, function=function, prepare=prepare)
 
 
 @pytest.fixture
@@ -81,7 +96,7 @@ def call(form: str, dtype: torch.dtype, seed: int) -> None:
     tensors = inputs(op, 6, dtype, seed=seed, batch=2)
     args = [given.get(name, arg) for name, arg in zip(OPS[op].parameters, arguments(op, tensors))]
     leaves = [arg.requires_grad_() for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
-    outputs = OPS[op].each(OPS[op].call_public(*args, backend="recorder"))
+    outputs = OPS[op].as_tuple(OPS[op].call_public(*args, backend="recorder"))
     sum(y.float().square().sum() for y in outputs if y is not None).backward()  # pyright: ignore[reportAttributeAccessIssue]
     assert any(leaf.grad is not None for leaf in leaves)
     with torch.no_grad():
@@ -111,17 +126,17 @@ def assert_equal(got: Any, want: Any) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_kernel_called_again(form: str, dtype: torch.dtype, recorder: Recorder) -> None:
     call(form, dtype, seed=0)
-    directions = {kernel.direction for kernel, _ in recorder.calls}
+    directions = {launcher.direction for launcher, _ in recorder.calls}
     assert directions == {"forward", "backward"}
-    for kernel, args in recorder.calls:
+    for launcher, args in recorder.calls:
         for changed in (other, lambda arg: arg, other):
             given = [changed(arg) for arg in args]
             before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in given]
-            launched = recorder.launched[kernel]
-            got = kernel.call(*given)
+            count = launcher.count
+            got = launcher.run(*given)
             if form not in NEVER:
-                assert recorder.launched[kernel] == launched, f"{form} {kernel.direction} ran its launcher"
-            assert_equal(got, results_of(kernel.function(*given)))
+                assert launcher.count == count, f"{form} {launcher.direction} ran its launcher"
+            assert_equal(got, results_of(launcher.function(*given)))
             assert_equal(given, before)
 
 
@@ -129,15 +144,15 @@ def test_a_kernel_called_again(form: str, dtype: torch.dtype, recorder: Recorder
 def test_one_tensor_for_several_parameters_and_then_several_tensors(form: str, recorder: Recorder) -> None:
     """As in swiglu(x, x): what is remembered of it does not serve swiglu(gate, up)."""
     call(form, torch.float32, seed=4)
-    for kernel, args in list(recorder.calls):
+    for launcher, args in list(recorder.calls):
         same: dict[Any, Tensor] = {}  # one tensor for all that are alike
         shared = [
             same.setdefault((arg.dtype, arg.shape, arg.stride()), arg) if isinstance(arg, Tensor) else arg
             for arg in args
         ]
-        fresh = replace(kernel)
+        fresh = prepared(launcher.function)
         for given in (shared, args, shared, [other(arg) for arg in args]):
-            assert_equal(fresh.call(*given), results_of(kernel.function(*given)))
+            assert_equal(fresh(*given), results_of(launcher.function(*given)))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -156,20 +171,20 @@ def test_a_kernel_called_again_with_other_layouts(form: str, recorder: Recorder)
         wide = arg.new_empty((*arg.shape[:-1], 2 * arg.shape[-1]))[..., ::2]
         return wide.copy_(arg.detach())
 
-    for kernel, args in seen:
-        want = results_of(kernel.function(*args))
+    for launcher, args in seen:
+        want = results_of(launcher.function(*args))
         for change in (strided, negative, lambda arg: arg, negative, strided, strided, lambda arg: arg):
-            got = kernel.call(*map(change, args))
+            got = launcher.run(*map(change, args))
             assert_equal(got, want)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_storage_that_was_freed_is_an_error_also_for_a_remembered_call(form: str, recorder: Recorder) -> None:
     call(form, torch.float32, seed=2)
-    for kernel, args in list(recorder.calls):
+    for launcher, args in list(recorder.calls):
         freed = [other(arg) for arg in args]
         freed[0].untyped_storage().resize_(0)
         for _ in range(2):
             with pytest.raises(fusedops.InvalidInputError, match="without memory"):
-                kernel.call(*freed)
-        assert_equal(kernel.call(*args), results_of(kernel.function(*args)))
+                launcher.run(*freed)
+        assert_equal(launcher.run(*args), results_of(launcher.function(*args)))

@@ -1,91 +1,47 @@
-"""The kernels' results against float64, for dtypes, shapes, strides and special values."""
+"""Results of the cpu kernels where the conformance kit does not go: long rows, many rows, many dimensions, scales."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from cpu_values import DTYPES, LAYOUTS, SHAPES, assert_close, rounded
+from cpu_values import DTYPES, assert_close, rounded
+from right import assert_right
 from torch import Tensor
 
 import fusedops
-from fusedops.testing import keep_mask
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
-
-def softmax64(x: Tensor, masked: Tensor, scale: float) -> Tensor:
-    scores = (x.double() * scale).masked_fill(masked, -math.inf)
-    dead = masked.all(-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(dead, 0.0), -1).masked_fill(masked, 0.0)
+# by op: its arguments for x, two other tensors of the shape of x, and a vector for its rows
+CALLS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Any, ...]]] = {
+    "scaled_masked_softmax": lambda x, one, two, row: (x, one > 0.5, 0.7),
+    "bias_gelu": lambda x, one, two, row: (x, row),
+    "bias_dropout_add": lambda x, one, two, row: (x, row, one, 0.1),
+    "rms_norm": lambda x, one, two, row: (x, row, 1e-3),
+    "add_rms_norm": lambda x, one, two, row: (x, one, row, 1e-3),
+    "layer_norm": lambda x, one, two, row: (x, row, row, 1e-3),
+    "add_layer_norm": lambda x, one, two, row: (x, one, row, row, 1e-3),
+    "swiglu": lambda x, one, two, row: (x, one),
+    "geglu": lambda x, one, two, row: (x, one),
+    "cross_entropy": lambda x, one, two, row: (x, torch.arange(len(x)) % x.shape[-1]),
+}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("causal", [False, True])
-def test_softmax(dtype: torch.dtype, layout: str, causal: bool) -> None:
-    for shape in SHAPES:
-        x = LAYOUTS[layout](rounded(shape, dtype)) if math.prod(shape) else rounded(shape, dtype)
-        for mask_shape in (None, shape, shape[-2:], (*shape[:-1], 1), (shape[-1],), (1, 1), ()):
-            if mask_shape is not None and len(mask_shape) > len(shape):
-                continue
-            mask = None if mask_shape is None else rounded(mask_shape, torch.float32, 1) > 0.3
-            masked = torch.zeros(shape, dtype=torch.bool) if mask is None else mask.expand(shape)
-            if causal:
-                masked = masked | torch.ones(shape[-2:], dtype=torch.bool).triu(1)
-            leaf = x.detach().requires_grad_()
-            y = fusedops.scaled_masked_softmax(leaf, mask, 0.7, causal=causal)
-            assert y.dtype is dtype
-            assert_close(y.detach(), softmax64(x, masked, 0.7))
-            assert not y.detach()[masked].any()
-            grad = rounded(shape, dtype, 2)
-            (dx,) = torch.autograd.grad(y, leaf, grad)
-            p, g = y.detach().double(), grad.double()
-            assert_close(dx.contiguous(), 0.7 * p * (g - (g * p).sum(-1, keepdim=True)))
-
-
-@pytest.mark.parametrize(
-    "mask",
-    [
-        torch.rand(2, 6, 8, generator=torch.Generator().manual_seed(0)).gt(0.5).mT.contiguous().mT,
-        torch.rand(2, 1, 16, generator=torch.Generator().manual_seed(0)).gt(0.5)[..., ::2].expand(2, 6, 8),
-        torch.rand(6, 1, generator=torch.Generator().manual_seed(0)).gt(0.5).expand(6, 8),
-        torch.randint(0, 3, (2, 6, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)),
-        torch.tensor([0, 2, 255, 1, 128, 0, 0, 4], dtype=torch.uint8).view(torch.bool),
-    ],
-    ids=["transposed", "cut and expanded", "one a row, expanded", "uint8", "bool of other bytes"],
-)
-def test_masks_of_any_layout(mask: Tensor) -> None:
-    x = rounded((2, 6, 8), torch.float32)
-    masked = mask.contiguous().view(torch.uint8).ne(0).expand(x.shape)
-    assert_close(fusedops.scaled_masked_softmax(x, mask), softmax64(x, masked, 1.0))
+@pytest.mark.parametrize("shape", [(3, 40_001), (3000, 70)], ids=str)
+@pytest.mark.parametrize("op", CALLS)
+def test_long_rows_and_many_rows(op: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Rows beyond the caches nearest to a core, and sums of more rows than a block has, for several blocks."""
+    x, one, two = (rounded(shape, dtype, seed) for seed in range(3))
+    assert_right(op, *CALLS[op](x, one, two, rounded(shape[1:], dtype, 3)))
 
 
 def test_many_dimensions() -> None:
     x = rounded((2, *[1] * 20, 3, 5), torch.float32)
-    mask = rounded((2, *[1] * 21, 5), torch.float32, 1) > 0
-    assert_close(fusedops.scaled_masked_softmax(x, mask), softmax64(x, mask.expand(x.shape), 1.0))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_masked_positions_do_not_leak(dtype: torch.dtype, value: float) -> None:
-    x = rounded((2, 9, 41), dtype)
-    mask = rounded((2, 9, 41), torch.float32, 1) > 0
-    mask[0, 3] = True
-    spoiled = x.masked_fill(mask, value)
-    clean = fusedops.scaled_masked_softmax(x, mask)
-    assert torch.equal(fusedops.scaled_masked_softmax(spoiled, mask), clean)
-    assert not clean[0, 3].any()
-
-
-def test_nan_and_inf_stay_in_their_row() -> None:
-    x = rounded((4, 37), torch.float32)
-    x[0, 5], x[1, 6], x[2] = math.nan, math.inf, -math.inf
-    y = fusedops.scaled_masked_softmax(x)
-    assert y[:3].isnan().all()
-    assert_close(y[3:], torch.softmax(x[3:].double(), -1))
+    assert_right("scaled_masked_softmax", x, rounded((2, *[1] * 21, 5), torch.float32, 1) > 0)
 
 
 @pytest.mark.parametrize("scale", [0.0, -2.0, 3e38, -3e38, 2**62])
@@ -95,68 +51,40 @@ def test_scales(scale: float) -> None:
     assert_close(fusedops.scaled_masked_softmax(x, None, scale), wanted)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("approximate", ["tanh", "none"])
-def test_bias_gelu(dtype: torch.dtype, layout: str, approximate: str) -> None:
-    for shape in [*SHAPES, (), (7,), (5000, 3), (3000, 70)]:
-        x = rounded(shape, dtype) * 2
-        if len(shape) > 1 and x.numel():
-            x = LAYOUTS[layout](x)
-        for bias_shape in (None, shape[-1:], (1,), ()):
-            if bias_shape == (1,) and not shape:
-                continue
-            bias = None if bias_shape is None else rounded(bias_shape, dtype, 1).requires_grad_()
-            leaf = x.detach().requires_grad_()
-            y = fusedops.bias_gelu(leaf, bias, approximate=approximate)
-            wide_x = x.detach().double().requires_grad_()
-            wide_bias = None if bias is None else bias.detach().double().requires_grad_()
-            u = wide_x if wide_bias is None else wide_x + wide_bias
-            wanted = torch.nn.functional.gelu(u, approximate=approximate)
-            assert_close(y.detach(), wanted.detach())
-            grad = rounded(shape, dtype, 2)
-            inputs = [t for t in (leaf, bias) if t is not None]
-            wide = [t for t in (wide_x, wide_bias) if t is not None]
-            for got, want in zip(
-                torch.autograd.grad(y, inputs, grad), torch.autograd.grad(wanted, wide, grad.double()), strict=True
-            ):
-                assert_close(got, want, scale=max(1.0, math.sqrt(u.numel() / max(got.numel(), 1))))
+def test_a_mean_far_from_zero() -> None:
+    """The variance is that of the differences from the mean: the squares of the numbers would cancel."""
+    assert_right("layer_norm", rounded((5, 777), torch.float32) + 256)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("p", [0.0, 1e-12, 0.1, 0.5, 0.97, 1.0])
-def test_bias_dropout_add(dtype: torch.dtype, layout: str, p: float) -> None:
-    for shape in [*SHAPES, (), (7,), (5000, 3)]:
-        x, residual = rounded(shape, dtype), rounded(shape, dtype, 1)
-        if len(shape) > 1 and x.numel():
-            x, residual = LAYOUTS[layout](x), LAYOUTS[layout](residual)
-        keep = keep_mask(torch.tensor([77]), p, shape)
-        scale = 0.0 if p == 1 else 1 / (1 - p)
-        for bias_shape in (None, shape[-1:]):
-            bias = None if bias_shape is None else rounded(bias_shape, dtype, 2).requires_grad_()
-            leaf = x.detach().requires_grad_()
-            u = x.double() if bias is None else x.double() + bias.detach().double()
-            dropped = torch.where(keep, u * scale, 0)
-            grad = rounded(shape, dtype, 3)
-            du = torch.where(keep, grad.double() * scale, 0)
-            for with_residual in (False, True):
-                if with_residual:
-                    y = fusedops.bias_dropout_add(leaf, bias, residual, p, seed=77)
-                else:
-                    y = fusedops.bias_dropout(leaf, bias, p, seed=77)
-                assert_close(y.detach(), dropped + residual.double() if with_residual else dropped)
-                inputs = [t for t in (leaf, bias) if t is not None]
-                gradients = torch.autograd.grad(y, inputs, grad)
-                assert_close(gradients[0].contiguous(), du)
-                if bias is not None:
-                    summed = du.sum_to_size(bias.shape)
-                    assert_close(gradients[1], summed, scale=max(1.0, math.sqrt(u.numel() / max(bias.numel(), 1))))
+def test_residuals_of_another_dtype_have_their_gradients() -> None:
+    """Eager computes such a forward; the backward kernels take it where s is float32."""
+    for dtypes in [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16), (torch.float16, torch.bfloat16)]:
+        x, residual = rounded((6, 40), dtypes[0]), rounded((6, 40), dtypes[1], 1)
+        grads, results = (rounded((6, 40), dtypes[0], 2), rounded((6, 40), torch.float32, 3)), []
+        for backend in ("cpu", "eager"):
+            leaves = [t.detach().requires_grad_() for t in (x, residual)]
+            y, s = fusedops.add_layer_norm(*leaves, backend="eager")
+            with fusedops.use(backend, fallback="raise"):
+                results.append(torch.autograd.grad((y, s), leaves, grads))
+        for ours, theirs in zip(*results, strict=True):
+            assert ours.dtype is theirs.dtype
+            assert_close(ours, theirs.double(), 4.0)
 
 
-def test_a_dropped_nan_is_dropped() -> None:
-    x = torch.full((4, 100), math.nan)
-    y = fusedops.bias_dropout(x, None, 0.5, seed=3)
-    keep = keep_mask(torch.tensor([3]), 0.5, x.shape)
-    assert torch.equal(y.isnan(), keep)
-    assert not y[~keep].any()
+@pytest.mark.parametrize("seq_dim", [-2, -3])
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
+def test_views_are_read_where_they_are(seq_dim: int, interleaved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a projection of q, k and v: transposed, cut, expanded. Its rows are contiguous."""
+    packed = rounded((2, 9, 8, 32), torch.bfloat16)
+    q, k = packed[..., :4, :], packed[..., 4:5, :].expand(2, 9, 2, 32)
+    if seq_dim == -2:
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+    cos, sin = rounded((9, 40), torch.float32)[:, 4:16], rounded((1, 9, 12), torch.bfloat16).expand(2, 9, 12)
+    cos = cos.expand(2, 9, 12)
+    wanted = fusedops.rotary_embedding(q.contiguous(), k.contiguous(), cos.contiguous(), sin.contiguous(),
+                                       interleaved=interleaved, seq_dim=seq_dim)  # fmt: skip
+    monkeypatch.setattr(Tensor, "contiguous", None)
+    got = fusedops.rotary_embedding(q, k, cos, sin, interleaved=interleaved, seq_dim=seq_dim)
+    assert all(map(torch.equal, got, wanted))
+    monkeypatch.undo()
+    assert_right("rotary_embedding", q, k, cos, sin, interleaved=interleaved, seq_dim=seq_dim)

@@ -101,62 +101,6 @@ def test_the_bias_gradient_is_summed_in_float32() -> None:
     assert torch.equal(dbias, torch.full((8,), 4096, dtype=BF16))
 
 
-def test_no_gradient_is_made_that_is_not_needed() -> None:
-    x, bias = torch.randn(6, 3000), torch.randn(3000)
-    assert gelu_backward(x, x, bias, "tanh", (False, False)) == (None, None)
-    assert dropout_backward(x, None, bias, 0.3, False, F32, (False, False)) == (None, None)
-
-
-@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 4)])
-def test_empty(shape: tuple[int, ...]) -> None:
-    seed = torch.tensor([8])
-    for dtype, form in itertools.product(DTYPES, ("tanh", "none")):
-        x = torch.randn(shape).to(dtype)
-        for bias in (None, torch.randn(shape[-1:]).to(dtype), torch.randn(1).to(dtype)):
-            assert gelu_forward(x, bias, form).shape == shape
-            for p in (0.5, 1.0):
-                assert dropout_forward(x, bias, None, p, True, seed).shape == shape
-                assert dropout_forward(x, bias, x, p, True, seed).shape == shape
-                for dx, dbias in (
-                    gelu_backward(x, x, bias, form, (True, True)),
-                    dropout_backward(x, seed, bias, p, True, dtype, (True, True)),
-                ):
-                    assert dx is not None
-                    assert dx.shape == shape
-                    if bias is not None:
-                        assert dbias is not None
-                        assert dbias.shape == bias.shape
-                        assert (dbias == 0).all()
-
-
-@pytest.mark.usefixtures("slabs")
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_autocast_and_grad_mode_change_nothing(dtype: torch.dtype) -> None:
-    x, bias, residual, seed = (
-        torch.randn(6, 50).to(dtype),
-        torch.randn(50),
-        torch.randn(6, 50).to(dtype),
-        torch.tensor([5]),
-    )
-
-    def everything() -> list[Tensor | None]:
-        made: list[Tensor | None] = []
-        for form in ("tanh", "none"):
-            made.append(gelu_forward(x, bias, form))
-            made.extend(gelu_backward(made[-1], x, bias, form, (True, True)))  # pyright: ignore[reportArgumentType]
-        made.append(dropout_forward(x, bias, None, 0.3, True, seed))
-        made.append(dropout_forward(x, bias, residual, 0.3, True, seed))
-        made.extend(dropout_backward(residual, seed, bias, 0.3, True, dtype, (True, True)))
-        return made
-
-    with torch.no_grad():
-        plain = everything()
-    for mode in (torch.enable_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
-        with mode:
-            for one, other in zip(everything(), plain):
-                torch.testing.assert_close(one, other, atol=0, rtol=0)
-
-
 def test_the_default_device_does_not_matter() -> None:
     x, bias, seed = torch.randn(6, 3000), torch.randn(3000), torch.tensor([5])
     with torch.device("meta"):

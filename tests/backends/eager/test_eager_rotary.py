@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,38 +11,10 @@ from torch import Tensor
 
 import fusedops
 from fusedops import testing
-from fusedops_eager import _rotary, _slabs
+from fusedops_eager import _rotary
 
 OP = testing.OPS["rotary_embedding"]
 every_pairing = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("rotated", [32, 12])
-@pytest.mark.parametrize("shape", [(2, 3, 37, 32), (5, 33), (3, 2, 1, 9, 40)], ids=str)
-@every_pairing
-def test_slabs_do_not_change_the_result(
-    interleaved: bool, shape: tuple[int, ...], rotated: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = torch.randn(shape if len(shape) > 2 else (1, *shape)).to(dtype)
-    cos, sin = torch.randn(x.shape[-2], rotated // 2), torch.randn(x.shape[-2], rotated // 2)
-    layouts: list[Callable[[Tensor], Tensor]] = [
-        lambda t: t,
-        lambda t: t.mT.contiguous().mT,
-        lambda t: torch.nn.functional.pad(t, (1, 2))[..., 1:-2],  # pairs that are no complex numbers in memory
-    ]
-    for layout in layouts:
-        for sign in (1, -1):
-            whole = _rotary.rotate(layout(x), cos, sin, interleaved, -2, sign)
-            monkeypatch.setattr(_slabs, "SLAB", 64)
-            cut = _rotary.rotate(layout(x), cos, sin, interleaved, -2, sign)
-            monkeypatch.undo()
-            # the vectors and the rest of a product of complex numbers may be rounded differently
-            assert torch.equal(whole, cut) or interleaved
-            torch.testing.assert_close(whole, cut, rtol=torch.finfo(dtype).eps, atol=1e-6)
-            want = OP.reference(x.double(), None, cos.double(), sign * sin.double(), interleaved, -2)[0]
-            unit = torch.finfo(dtype).eps
-            torch.testing.assert_close(whole.double(), want, rtol=unit, atol=1e-6)
 
 
 @every_pairing

@@ -54,7 +54,7 @@ def test_every_vendor_op_of_the_backend_is_seen() -> None:
 
 
 def test_every_call_fits_every_release() -> None:
-    """A new function's schemas get into the file by ``python tests/support/npu_contract.py``."""
+    """A new function's schemas get into the file by ``python tests/support/standins/npu_contract.py``."""
     assert len(npu_contract.SCHEMAS) == 13
     assert npu_contract.differences(npu_contract.SCHEMAS) == []
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from repository import ROOT
+from repository import ROOT, SUPPORT_FOLDERS
 
 pytest.importorskip("triton", reason="triton is not installed")
 if not (ROOT / "tests" / "gpu").exists():
@@ -26,7 +26,7 @@ def run(planted: str) -> subprocess.CompletedProcess[str]:
         "-k",
         "any_layout and bfloat16-257",
     ]
-    paths = [str(ROOT), str(ROOT / "backends"), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")]
+    paths = [*map(str, (ROOT, ROOT / "backends", *SUPPORT_FOLDERS)), os.environ.get("PYTHONPATH", "")]
     environ = {
         "GPU_TESTS_ON": "cpu",
         "TRITON_INTERPRET": "1",
@@ -38,6 +38,7 @@ def run(planted: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_sums_in_another_order_pass() -> None:
     done = run("reordered")
     assert done.returncode == 0, done.stdout

@@ -2,7 +2,7 @@
 
 Nothing is measured: see ``issue_slots.py``. After a change of kernels, write the table with
 
-    python tests/support/kernel_costs.py --write
+    python tests/support/compiled/kernel_costs.py --write
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 triton = pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
 
 TABLE: dict[str, Any] = json.loads((ROOT / "benchmarks/results/kernel_costs.json").read_text(encoding="utf-8"))
-WRITE = "write the table: python tests/support/kernel_costs.py --write"
+WRITE = "write the table: python tests/support/compiled/kernel_costs.py --write"
 
 
 @pytest.fixture(scope="module")

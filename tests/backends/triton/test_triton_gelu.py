@@ -5,7 +5,6 @@ For what the interpreter shows and what it does not, see test_triton_softmax.py.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 
@@ -15,35 +14,11 @@ import torch
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
 pytest.importorskip("triton", reason="triton is not installed")
-from triton_bias_cases import DTYPES, NEEDS, check_gelu
 
 from fusedops.ops.gelu import bias_gelu
 from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
 
 FORMS = ("tanh", "none")
-
-
-@pytest.mark.parametrize("approximate", FORMS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 7), (37, 100), (3, 1000), (2, 2056)])
-def test_gelu(rows: int, size: int, dtype: torch.dtype, approximate: str) -> None:
-    x, bias = (3 * torch.randn(rows, size)).to(dtype), torch.randn(size).to(dtype)
-    check_gelu(x, bias, approximate)
-    check_gelu(x, None, approximate)
-
-
-@pytest.mark.parametrize("needs", NEEDS)
-@pytest.mark.parametrize("bias_shape", [None, (8,), (6, 8), (6, 1)], ids=str)
-def test_gelu_computes_what_is_needed(bias_shape: tuple[int, ...] | None, needs: tuple[bool, bool]) -> None:
-    bias = None if bias_shape is None else torch.randn(bias_shape)
-    check_gelu(torch.randn(6, 8), bias, all_needs=(needs,))
-
-
-@pytest.mark.parametrize("dtypes", [(a, b) for a, b in itertools.product(DTYPES, repeat=2) if a != b], ids=str)
-def test_gelu_of_mixed_dtypes(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    x = torch.randn(5, 24).to(dtypes[0])
-    for shape in ((24,), (5, 24), (5, 1)):
-        check_gelu(x, torch.randn(shape).to(dtypes[1]))
 
 
 @pytest.mark.parametrize("approximate", FORMS)

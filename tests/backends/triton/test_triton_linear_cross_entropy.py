@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import triton
 from triton_traffic import Traffic, total
 
-from fusedops import testing
+from fusedops.ops.losses.formulas import LossOptions
 from fusedops.testing import OPS
 from fusedops_triton import _linear_cross_entropy as kernels
 
@@ -29,23 +29,6 @@ needs_loops = pytest.mark.skipif(
     reason="Triton's interpreter cannot loop with NumPy 2.4 before Triton 3.7 (triton-lang/triton#9171)",
 )
 pytestmark = [pytestmark, needs_loops]
-OPTIONS: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 1e-2, "softcap": 5.0}
-
-
-@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["plain", "options"])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_results(dtype: torch.dtype, reduction: str, options: dict[str, Any]) -> None:
-    numbers = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(shape, generator=numbers).to(dtype) for shape in ((7, 33), (57, 33)))
-    bias, target = torch.randn(57, generator=numbers).to(dtype), torch.tensor([0, 56, -100, 3, 3, -100, 9])
-    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
-    given = {"reduction": reduction, "chunk": 3, **options}
-    want = testing.expected(OP, OP.bind((x, weight, target, bias), given))
-    loss = OP.function(x, weight, target, bias, backend="triton", **given)
-    testing.assert_within(loss, want.y, want.limits["output loss"], "the loss")
-    for name, gradient in zip(("x", "weight", "bias"), torch.autograd.grad(loss, leaves, want.grad.to(loss.dtype))):
-        testing.assert_within(gradient, want.gradients[name], want.limits[f"gradient of {name}"], name)
 
 
 def rows(classes: int, dtype: torch.dtype, targets: list[int], **given: Any) -> tuple[torch.Tensor, ...]:
@@ -54,8 +37,8 @@ def rows(classes: int, dtype: torch.dtype, targets: list[int], **given: Any) -> 
     memory = torch.randn(len(targets), padded).to(dtype)
     logits, losses = memory[:, :classes], torch.empty(len(targets), dtype=torch.promote_types(dtype, torch.float32))
     before = logits.clone()
-    loss = kernels.Loss(-100, *[given.get(name, default) for name, default in _DEFAULTS.items()])
-    kernels.loss_rows(logits, padded, losses, torch.tensor(targets), None, None, loss, given.get("gradient", True))
+    options = LossOptions(-100, *[given.get(name, default) for name, default in _DEFAULTS.items()], "mean", None)
+    kernels.loss_rows(logits, padded, losses, torch.tensor(targets), None, None, options, given.get("gradient", True))
     return before, logits, losses
 
 

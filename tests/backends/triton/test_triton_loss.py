@@ -6,7 +6,6 @@ tests/ops/test_cross_entropy.py and the conformance kit compare their numbers.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 import torch
@@ -17,36 +16,39 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from triton_traffic import Traffic, total
 
+from fusedops.ops.losses.formulas import LossOptions
 from fusedops.testing import OPS
-from fusedops_triton._cross_entropy import Options, cross_entropy_backward, cross_entropy_forward
+from fusedops_triton._cross_entropy import cross_entropy_backward, cross_entropy_forward
 
-PLAIN = Options(-100, 0.0, 0.0, None, "mean")
+PLAIN = LossOptions(-100, 0.0, 0.0, None, "mean", None)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("options", [PLAIN, Options(-100, 0.1, 0.1, 5.0, "sum"), PLAIN._replace(reduction="none")])
+@pytest.mark.parametrize(
+    "options", [PLAIN, LossOptions(-100, 0.1, 0.1, 5.0, "sum", None), PLAIN._replace(reduction="none")]
+)
 @pytest.mark.parametrize("classes", [1000, 20001])
 def test_each_direction_moves_hardly_more_than_the_fewest_bytes(
-    classes: int, options: Options, dtype: torch.dtype, traffic: Traffic
+    classes: int, options: LossOptions, dtype: torch.dtype, traffic: Traffic
 ) -> None:
     logits, target = torch.randn(4, classes).to(dtype), torch.randint(classes, (4,))
-    fewest = OPS["cross_entropy"].evidence.min_bytes(logits, target, *options, None)
-    loss, lse = cross_entropy_forward(logits, target, options, None, True)
+    fewest = OPS["cross_entropy"].evidence.min_bytes(logits, target, *options)
+    loss, lse = cross_entropy_forward(logits, target, options, True)
     forward = total(traffic)
     assert forward <= 1.05 * fewest["forward"]
     assert lse is not None
-    cross_entropy_backward(torch.ones_like(loss), logits, lse, target, options, None)
+    cross_entropy_backward(torch.ones_like(loss), logits, lse, target, options)
     # each program of a row reads its target and lse again
     assert total(traffic) - forward <= 1.05 * fewest["backward"]
 
 
 def test_the_logits_of_ignored_rows_are_not_read(traffic: Traffic) -> None:
     logits, target = torch.randn(4, 20001), torch.tensor([3, -100, 7, -100])
-    _, lse = cross_entropy_forward(logits, target, PLAIN, None, True)
+    _, lse = cross_entropy_forward(logits, target, PLAIN, True)
     assert traffic.distinct(logits) == logits.nbytes // 2
     assert lse is not None
     traffic.loads.clear()
-    cross_entropy_backward(torch.ones(()), logits, lse, target, PLAIN, None)
+    cross_entropy_backward(torch.ones(()), logits, lse, target, PLAIN)
     assert traffic.distinct(logits) == logits.nbytes // 2
 
 
@@ -55,14 +57,13 @@ def test_views_are_read_where_they_are(cut: str, traffic: Traffic) -> None:
     whole = torch.randn(3, 5, 64)
     logits = {"rows": whole[:, :-1], "classes": whole[..., :50], "both": whole[:, 1:, :33]}[cut]
     target = torch.randint(33, logits.shape[:-1])
-    cross_entropy_forward(logits, target, PLAIN, None, True)
+    cross_entropy_forward(logits, target, PLAIN, True)
     assert traffic.distinct(logits) == logits.numel() * logits.element_size()
 
 
 @pytest.mark.parametrize("count", [1, 1023, 1025, 5000])
 def test_the_sum_of_many_rows(count: int) -> None:
     logits, target = torch.randn(count, 4), torch.randint(-1, 4, (count,))
-    options: dict[str, Any] = PLAIN._asdict() | {"ignore_index": -1}
-    loss, _ = cross_entropy_forward(logits, target, Options(**options), None, False)
+    loss, _ = cross_entropy_forward(logits, target, PLAIN._replace(ignore_index=-1), False)
     wanted = torch.nn.functional.cross_entropy(logits, target, ignore_index=-1) if (target >= 0).any() else loss * 0
     torch.testing.assert_close(loss, wanted)

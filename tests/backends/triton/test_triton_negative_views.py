@@ -25,7 +25,7 @@ def test_a_negative_view_has_its_own_values(op: str) -> None:
     tensors = {"x": negative(3, 8), "bias": negative(8), "residual": negative(3, 8)}
     call = contract.bind((), {name: value for name, value in tensors.items() if name in contract.parameters})
     if "p" in contract.parameters:
-        call = contract.completed(_with(contract.parameters, call, p=0.5, seed=3))
+        call = contract.prepared(_with(contract.parameters, call, p=0.5, seed=3))
     got = contract.call_public(*call, backend="triton")
     want = contract.reference(*[arg.resolve_neg() if isinstance(arg, Tensor) else arg for arg in call])
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)

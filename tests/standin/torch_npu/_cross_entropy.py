@@ -53,7 +53,8 @@ def _loss(
     if weight is not None or label_smoothing or lse_square_scale_for_zloss or return_zloss or ignore_index >= 0:
         torch_npu._refuse(name, "the fake supports the default arguments alone.")
     torch_npu._log(name, input, target, reduction=reduction)
-    log_prob = torch.log_softmax(_device.on_cpu(input).float(), -1)
+    # by float64: in float32 torch's own on a CPU is off by 1e-4 for long rows
+    log_prob = torch.log_softmax(_device.on_cpu(input).double(), -1).float()
     loss = _reduced(-log_prob.gather(1, _device.on_cpu(target)[:, None])[:, 0], reduction)
     results = (loss, log_prob, torch.empty(0, device="cpu"), torch.empty(0, device="cpu"))
     return tuple(_device.to_device(each.to(input.dtype).contiguous()) for each in results)  # type: ignore

@@ -9,7 +9,6 @@ from fusedops.constraints import Arguments, Boundary, Constraint, Reason, Reason
 class PowerOfTwo(Constraint):
     """A number is a power of two, as 0.125 is: the vendor's kernel adds it to the exponent."""
 
-    reads_metadata_only = True
     code = ReasonCode.SCALAR
 
     def expression(self, constants: dict[str, object]) -> str:

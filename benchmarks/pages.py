@@ -1,0 +1,343 @@
+"""The pages of docs/ that are made of the committed runs: the results, every run, and the Triton kernels by a model.
+
+Every measured number in their tables and in the picture comes from a file of benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import picture, report
+from benchmarks.cpu_cases import CASES, limit
+
+DOCS = Path(__file__).parents[1] / "docs"
+SIZES = report.RESULTS / "cpu" / "sizes"
+#: The run of the first table and of the picture, and the numbers of elements of its columns.
+SHOWN = SIZES / "tuned-2.jsonl"
+COLUMNS = (2**10, 2**20, 2**25)
+DTYPE = "float32"
+DIRECTIONS = ("forward", "backward")
+
+RESULTS_HEAD = """# Performance
+
+The speed-up of each op over the chain of torch calls that a model would use instead. It is measured on a CPU: **no GPU
+and no Ascend device has been measured yet.** [How it is measured](measuring.md). [Every run](measurements.md), with
+bfloat16, one thread and all sizes.
+"""
+
+RESULTS_TABLE = """Columns 2 to 4: the time of plain torch divided by the time of the call, for COLUMNS elements;
+below 1, torch is faster. Last column: the fewest bytes that the op must move divided by its time, in percent of the
+speed of `y.copy_(x)`, for LARGEST elements. MACHINE.
+"""
+
+SLOW_HEAD = """
+## Where torch is faster
+
+COUNT of the ALL ratios in [the runs](measurements.md) are below LIMIT. Per op, form and direction:
+"""
+
+RESULTS_TAIL = """
+Torch's dropout saves a mask, which its backward reads. The backward here computes the mask again from the seed, in 0.27
+ns an element on two threads. That is more than torch takes for tensors that stay in the caches. Of up to about 1 Ki
+elements, a call costs what the selection and the launch cost: 2.4 to 6 us, where one or two functions of torch take 2.5
+to 4 us.
+
+## Attention and the fused linear loss
+
+They are matrix products for the most part, and no rows of the table.
+
+- [attention](ops.md#attention) runs torch's own kernel where that kernel takes the call. For (2, 16, 2048, 64), causal
+  or with a padding mask, float32 and bfloat16, forward alone and both directions, it takes 1.00 to 1.02 of the time of
+  `scaled_dot_product_attention`, and 1.00 to 1.01 of its peak memory (medians of five turns). Where the values have
+  another width than the queries, torch keeps the scores of all keys: there attention takes 0.38 to 0.67 of the time,
+  and 1/20 or less of the memory. `python -m benchmarks.attention` repeats it.
+- [linear_cross_entropy](ops.md#linear_cross_entropy) saves memory. For x (4096, 512) and weight (32000, 512), float32,
+  default allocator, forward and backward take 33 MB beyond inputs and gradients, where matmul and cross entropy take
+  1.5 GB, and 2.57 s, 0.89 of their time (0.83 to 0.91 in five turns). `python -m benchmarks.linear_loss` repeats it.
+
+Both on an idle AMD EPYC with AVX-512, 2 threads.
+
+## A training step
+
+The GPT of `make demo`, with dropout, on the same machine: 30.3 ms a step, and 39.4 ms in plain torch with its own fused
+attention, a speed-up of 1.30 (medians of 60 steps in turns).
+
+## Measure on your machine
+
+```sh
+fusedops bench                    # every op, beside plain torch and a copy
+fusedops bench bias_gelu --dtype bf16 --device cuda
+```
+
+The Triton kernels have not run on a GPU. [A model of their instructions](triton-model.md) bounds their speed.
+"""
+
+MEASURING = """# How it is measured
+
+The pages [performance](performance.md) and [measurements](measurements.md) are written by `python -m benchmarks report`
+from the runs in `benchmarks/results/`, which have one JSON line per measurement.
+
+## What is compared
+
+- **Plain torch** is the chain of calls that a model would use: `softmax((x * scale).masked_fill(mask, -inf), -1)`,
+  `gelu(x + bias)`, `residual + dropout(x + bias)`, `silu(gate) * up`, `rms_norm(x + residual)`, the rotation by
+  `cat((-x2, x1), -1)`, `cross_entropy(logits, target)`.
+- **The call** is the public function, with the check of its arguments and the selection of the backend. A backward is
+  timed through autograd.
+- **A copy** is `y.copy_(x)` of the main tensor. It shows the speed of the machine: it reads and writes each byte once.
+
+The three take turns in one process, so that other programs disturb all of them alike. A time is the 20th percentile of
+the turns, each of 0.2 ms or one call.
+
+## Against the limit
+
+An op must read each of its inputs and write each of its results once: `min_bytes`, from the data of the op. Divided by
+the op's time, they are a speed, in percent of the speed of a copy.
+
+```python
+import torch
+import fusedops
+
+x, bias = fusedops.TensorSpec((2048, 16384), torch.bfloat16), fusedops.TensorSpec((16384,), torch.bfloat16)
+print(fusedops.ops.OPS["bias_gelu"].evidence.min_bytes(x, bias, "tanh"))
+```
+
+```text
+{'forward': 134250496, 'backward': 201392128}
+```
+
+More than 100 % is possible: torch's copy loads the cache lines that it overwrites. For tensors that fit in the caches
+the figure has no meaning, and is not shown.
+
+## Memory that is kept, and memory that is not
+
+"Tuned allocator" means that glibc keeps memory (`GLIBC_TUNABLES`, set by the benchmark, never by the library). With
+glibc's defaults, every new tensor of many megabytes costs page faults, in torch and here. A chain of torch calls makes
+several such tensors, so it loses more: most ratios of 32 Mi elements are larger there. Torch's time for the backward of
+a dropout of 4 Mi elements was 0.9 ms in one run and 1.4 ms in another with the tuned allocator, and 1.1 ms and 2.4 ms
+with glibc's own.
+
+## Other benchmarks
+
+`fusedops bench` and `python -m benchmarks` measure any backend and device, beside torch and installed peers:
+
+| column | meaning |
+|---|---|
+| ms | median time of one call |
+| copies | that time divided by the time of a copy |
+| % of copy | `min_bytes` divided by the time, in percent of the copy's speed |
+| x torch | speed-up over the chain of torch calls |
+| x Megatron, x compiled | the same for Megatron's torch path, and for the chain in `torch.compile` |
+| memory | peak memory of a call without its inputs, with its result, divided by the size of the result |
+
+- `--idle`: a call counts only if the cores did a short calculation at full speed immediately before and after it.
+- Compiled code is compiled for exactly these shapes; compile time is not included.
+
+```sh
+make bench                                       # the CPU runs, into benchmarks/results/out
+make gpu                                         # on a machine with a GPU: tests, compute-sanitizer, the runs
+make gpu WHEELS=build/gpu-wheels                 # the same with other libraries, which make gpu-wheels downloads
+make gpu-dry                                     # every step of make gpu on a CPU, with small sizes
+python -m benchmarks report                      # the pages and the picture, from the committed runs
+python -m benchmarks --help                      # other ops, dtypes, sweeps, threads
+python -m benchmarks.idle                        # how fast the cores are while idle, for --idle on a shared machine
+python -m benchmarks --allocator tuned --compare benchmarks/results/out/large-tuned-2.jsonl   # what got slower
+```
+"""
+
+RUNS_HEAD = """# Measurements
+
+Each number is the time of plain torch divided by the time of the call; columns are the number of elements of the main
+tensor. Below 0.95 in bold. [How it is measured](measuring.md), and [what follows](performance.md). One op on your
+machine, beside torch and a copy:
+
+```sh
+fusedops bench bias_gelu --dtype bf16 --elements 1048576
+```
+"""
+
+COSTS = """# The Triton kernels by a model
+
+**A model, not a measurement: no GPU has run these kernels.** They are compiled for sm_90, and their instructions are
+counted. To see which kernel takes a call:
+
+```sh
+fusedops explain rms_norm --x 8,2048,4096:bf16@cuda
+```
+
+| column | meaning |
+|---|---|
+| issue | time that the instructions take to issue, in percent of the time that the fewest bytes take at copy speed |
+| instructions | that a warp issues |
+| registers, spilled | of a thread; bytes of a thread that are in memory instead |
+| threads | that a multiprocessor holds at a time, in percent |
+
+A kernel whose issue is well below 100 % can wait for memory alone. `tests/support/compiled/issue_slots.py` has the
+model and how it compares with published measurements. A test compares each kernel with this table.
+
+**Long rows of softmax.** Rows of two-byte elements are read once up to 65536 columns, backward up to 32768: a
+multiprocessor has 256 KB of registers, and a row is half of them. With a mask or `causal`, or where a tensor is not
+contiguous, this ends at 32768 and 16384, as in float32. Longer rows are read twice. Where the rows in flight fit in the
+L2 cache (50 MB on an H100), the second read comes from there: 32768 columns of float32 backward, or 65536 of a masked
+bfloat16, are 256 and 128 KB for each of 4 programs of 132 multiprocessors, 138 and 69 MB. So it comes from memory in
+part: 60 to 100 % of the speed that one read would have backward, 67 to 100 % forward. Reading them once needs
+several multiprocessors for a row, whose sums Triton does not exchange.
+"""
+
+Rows = report.Rows
+
+
+def by_call(rows: Rows) -> dict[tuple[str, str, str, str], dict[int, dict[str, Any]]]:
+    """Return the records of the public call by op, form, direction and dtype, and by number of elements."""
+    calls: dict[tuple[str, str, str, str], dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        if row["provider"] == "fusedops":
+            key = (row["op"], row["form"], row["direction"], row["dtype"])
+            calls.setdefault(key, {})[row["elements"]] = row
+    return calls
+
+
+def shown_forms() -> dict[str, str]:
+    """Return the form of each measured op that the first table has."""
+    forms: dict[str, str] = {}
+    for op, _, form in CASES:
+        forms.setdefault(op, form)
+    return forms
+
+
+def percent(row: Mapping[str, Any]) -> float:
+    """Return the fewest bytes of a call divided by its time, in percent of the speed of a copy."""
+    dtype = getattr(torch, row["dtype"])
+    return 100 * limit(row["op"], row["form"], row["elements"], dtype)[row["direction"]] / row["copies"]
+
+
+def first_table(rows: Rows) -> Iterator[str]:
+    """Yield the table of the speed-up of each op at a few sizes, and of its speed against a copy."""
+    calls = by_call(rows)
+    yield f"| op | {' | '.join(map(report.size_name, COLUMNS))} | % of copy |"
+    yield "|---" * (len(COLUMNS) + 2) + "|"
+    for op, form in shown_forms().items():
+        for direction in DIRECTIONS:
+            call = calls[op, form, direction, DTYPE]
+            ratios = [report.marked(call[size]["speedup"]) for size in COLUMNS]
+            name = f"[{op}](ops.md#{op}), forward" if direction == DIRECTIONS[0] else "backward"
+            yield f"| {name} | {' | '.join(ratios)} | {percent(call[COLUMNS[-1]]):.0f} |"
+
+
+def slow_table(runs: Mapping[Path, Rows]) -> Iterator[str]:
+    """Yield the section of the calls that are slower than torch somewhere in the runs."""
+    below: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    count = 0
+    for rows in runs.values():
+        for (op, form, direction, _), call in by_call(rows).items():
+            for row in call.values():
+                count += 1
+                if row["speedup"] < report.SLOW:
+                    below.setdefault((op, form, direction), []).append(row)
+    slow = sum(map(len, below.values()))
+    yield SLOW_HEAD.replace("COUNT", str(slow)).replace("ALL", str(count)).replace("LIMIT", str(report.SLOW))
+    yield "| call | lowest | elements of the ratios |"
+    yield "|---|---|---|"
+    for (op, form, direction), rows in below.items():
+        sizes = sorted({row["elements"] for row in rows})
+        span = report.size_name(sizes[0])
+        if len(sizes) > 1:
+            span += f" to {report.size_name(sizes[-1])}"
+        dtypes = ", ".join(sorted({row["dtype"] for row in rows}))
+        yield f"| {op}, {form}, {direction} | {min(row['speedup'] for row in rows):.2f} | {span}; {dtypes} |"
+
+
+def machine(rows: Rows) -> str:
+    """Return where a run was measured."""
+    first = rows[0]
+    commits = " and ".join(f"`{commit[:12]}`" for commit in dict.fromkeys(row["commit"] for row in rows))
+    return (
+        f"{first['machine']}, {first['capability']}, torch {first['torch']}, Python {first['python']}, commit {commits}"
+    )
+
+
+def setting(rows: Rows) -> str:
+    """Return the threads and the allocator of a run."""
+    first = rows[0]
+    return f"{first['threads']} thread{'s' * (first['threads'] != 1)}, {first['allocator']} allocator"
+
+
+def link(path: Path) -> str:
+    """Return a link to a result file, for a page of docs/."""
+    return f"[{path.name}](../{path.relative_to(DOCS.parent).as_posix()})"
+
+
+def size_tables(rows: Rows) -> Iterator[str]:
+    """Yield one table per dtype, with one line per call: the speed-up over plain torch at each size."""
+    sizes = sorted({row["elements"] for row in rows})
+    calls = by_call(rows)
+    for dtype in dict.fromkeys(key[3] for key in calls):
+        yield from ("", f"{dtype}:", "")
+        yield f"| call | {' | '.join(map(report.size_name, sizes))} |"
+        yield "|---" * (len(sizes) + 1) + "|"
+        for (op, form, direction, each), call in calls.items():
+            if each == dtype:
+                cells = [report.marked(call[size]["speedup"]) if size in call else "" for size in sizes]
+                yield f"| {op}, {form}, {direction} | {' | '.join(cells)} |"
+
+
+def performance(runs: Mapping[Path, Rows]) -> str:
+    """Return the page with the results."""
+    rows = runs[SHOWN]
+    *smaller, largest = map(report.size_name, COLUMNS)
+    about = RESULTS_TABLE.replace("COLUMNS", f"{', '.join(smaller)} and {largest}").replace("LARGEST", largest)
+    about = about.replace("MACHINE", f"{DTYPE}, {setting(rows)}, {machine(rows)}; {link(SHOWN)}")
+    alternative = f"Bars: the speed-up of each op over plain torch, {DTYPE}, forward and backward"
+    lines = [RESULTS_HEAD, *first_table(rows), "", about, f"![{alternative}](_static/{picture.FILE.name})"]
+    return "\n".join([*lines, *slow_table(runs)]) + "\n" + RESULTS_TAIL
+
+
+def measurements(runs: Mapping[Path, Rows]) -> str:
+    """Return the page with every run."""
+    lines = [RUNS_HEAD]
+    for path, rows in runs.items():
+        lines += [f"## {setting(rows).capitalize()}", "", f"{machine(rows)}; {link(path)}"]
+        lines += [*size_tables(rows), ""]
+    lines += report.sections(report.RESULTS)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def triton_model() -> str:
+    """Return the page of the modelled kernels."""
+    stored = json.loads((report.RESULTS / "kernel_costs.json").read_text(encoding="utf-8"))
+    lines = [COSTS, f"Triton {stored['triton']}; {link(report.RESULTS / 'kernel_costs.json')}", ""]
+    lines += ["| kernel | issue, % | instructions | registers | spilled | threads, % |", "|---|---|---|---|---|---|"]
+    for name, row in stored["kernels"].items():
+        lines.append(f"| {name} | " + " | ".join(f"{value:.0f}" for value in row.values()) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def speedups(rows: Rows) -> dict[str, tuple[float, float]]:
+    """Return the speed-up of each op in the first table at the largest size: forward, backward."""
+    calls, largest = by_call(rows), COLUMNS[-1]
+    return {
+        op: (
+            calls[op, form, "forward", DTYPE][largest]["speedup"],
+            calls[op, form, "backward", DTYPE][largest]["speedup"],
+        )
+        for op, form in shown_forms().items()
+    }
+
+
+def files() -> dict[Path, str]:
+    """Return the text of each file of docs/ that is made of the committed runs."""
+    runs = {path: report.read(path) for path in sorted(SIZES.glob("*.jsonl"))}
+    rows = runs[SHOWN]
+    title = f"{DTYPE}, {report.size_name(COLUMNS[-1])} elements, {setting(rows)}, {rows[0]['machine']}"
+    return {
+        DOCS / "performance.md": performance(runs),
+        DOCS / "measuring.md": MEASURING,
+        DOCS / "measurements.md": measurements(runs),
+        DOCS / "triton-model.md": triton_model(),
+        picture.FILE: picture.drawn(speedups(rows), title),
+    }

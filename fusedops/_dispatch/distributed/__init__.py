@@ -1,0 +1,1 @@
+"""The ops on DTensors. Loaded once there can be a DTensor."""

@@ -1,0 +1,100 @@
+"""The registration of each op with torch, as ``torch.ops.fusedops.<op>`` and ``torch.ops.fusedops.<op>_backward``.
+
+Registered for CompositeExplicitAutograd, so that every device is served; the CPU and CUDA keys alone would exclude
+Ascend (PrivateUse1).
+
+``<op>`` returns the outputs. An op with required saved values has the parameter ``save`` and returns them after the
+outputs, an empty tensor for each without ``save``; autograd calls it with ``save``. ``<op>_backward`` returns the
+gradients, an empty tensor for each that is not wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from sys import modules
+from typing import Any
+
+import torch
+
+from fusedops._contract.op import Op
+from fusedops._contract.signature import float_indices
+from fusedops._dispatch.registered.autograd_keys import BackwardAutograd, ForwardAutograd, Implementations
+from fusedops._dispatch.registered.implementations import BackwardImpl, ForwardImpl
+from fusedops._dispatch.registered.schema import backward_schema, forward_schema
+from fusedops._dispatch.registered.symbolic_floats import SymbolicFloats
+from fusedops._plugins.registry import registry
+from fusedops._policy.policy import check_text
+from fusedops._torch import destroy
+from fusedops.errors import InvalidInputError
+
+_libraries: dict[str, torch.library.Library] = {}
+
+
+def call_registered(op: Op, args: Sequence[Any], backend: str | None) -> Any:
+    """Call ``torch.ops.fusedops.<op>``, and return what the public function returns."""
+    prepare(op.name)
+    if backend is not None:
+        check_text(backend, "backend=")
+    results = getattr(torch.ops.fusedops, op.name).default(*op.prepared(tuple(args)), backend=backend)
+    return op.outputs_of(results) if op.required_saved else results
+
+
+def prepare(name: str) -> None:
+    """Make sure that an op is registered, and that the rules for DTensor are once there can be one."""
+    if name not in _libraries:
+        registry.records()  # a plugin's op: plugins are loaded when first needed
+    if name not in _libraries:
+        raise InvalidInputError(
+            f"{name}: got a call of an op that is not registered, expected one of {', '.join(sorted(_libraries))}; to "
+            f"fix: call fusedops.register(OP), or return it from the plugin's fusedops_op"
+        )
+    if "torch.distributed.tensor" in modules:
+        import fusedops._dispatch.distributed.dtensor as dtensor
+
+        dtensor.register_rules(name)
+
+
+# called while tracing, never traced: the mark of torch.compiler.assume_constant_result, which would load dynamo
+prepare._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def register_op(op: Op) -> None:
+    """Define the registered ops of an op: forward and backward, each with an overload ``symbolic`` if it has floats."""
+    library = torch.library.Library("fusedops", "FRAGMENT")
+    _libraries[op.name] = library
+    ready = partial(prepare, op.name)
+    forward, backward = ForwardImpl(op), BackwardImpl(op)
+    _define(library, op.name, forward_schema(op), forward, ForwardAutograd(op, forward, ready))
+    if floats := op.float_indices:
+        symbolic = SymbolicFloats(forward, floats)
+        autograd = ForwardAutograd(op, forward, ready, symbolic)
+        _define(library, f"{op.name}.symbolic", forward_schema(op, floats), symbolic, autograd)
+    name = f"{op.name}_backward"
+    _define(library, name, backward_schema(op), backward, BackwardAutograd(op, backward, ready))
+    if floats := float_indices(op.backward_types):
+        symbolic = SymbolicFloats(backward, floats)
+        _define(
+            library,
+            f"{name}.symbolic",
+            backward_schema(op, floats),
+            symbolic,
+            BackwardAutograd(op, backward, ready, symbolic),
+        )
+
+
+def unregister_op(op: Op) -> None:
+    """Remove the registered ops of an op."""
+    library = _libraries.pop(op.name, None)
+    if library is not None:
+        destroy(library)
+
+
+def _define(
+    library: torch.library.Library, name: str, schema: str, impl: Implementations, autograd: Callable[..., Any]
+) -> None:
+    library.define(f"{name}{schema}")
+    library.impl(name, impl.run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fusedops::{name}", impl.fake, lib=library)
+    library.impl(name, autograd, "Autograd", with_keyset=True)
+    library.impl(name, impl.reference, "FuncTorchBatched")

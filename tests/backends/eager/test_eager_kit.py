@@ -1,0 +1,25 @@
+"""The conformance kit's checks of results with slabs of 64 elements, whose edges its small calls all cross."""
+
+from __future__ import annotations
+
+import pytest
+from conformance import checks_of_results, passes
+
+from fusedops import testing
+from fusedops_eager import _gelu, _norms, _slabs, _softmax, _swiglu
+
+CUT = [name for name in testing.OPS if name not in ("attention", "cross_entropy", "linear_cross_entropy")]
+
+
+@pytest.fixture(autouse=True)
+def tiny_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gelu, "_MIN_SLAB_ELEMENTS", 0)
+    monkeypatch.setattr(_norms, "_MIN_SLAB_ELEMENTS", 0)
+    monkeypatch.setattr(_swiglu, "MIN_SLAB_ELEMENTS", 0)
+    monkeypatch.setattr(_softmax, "_MAX_PLAIN_ELEMENTS", 0)
+    monkeypatch.setattr(_slabs, "SLAB", 64)
+
+
+@checks_of_results("eager", CUT, 2**11)
+def test_the_kit_passes(check: testing.Check) -> None:
+    passes(check)

@@ -1,0 +1,92 @@
+"""Triton's interpreter, with less time between operations: the same operations on the same numbers.
+
+The interpreter replaces the builtins of Triton's language before a launch, and again at each call of a jit function
+inside it, ``tl.sum`` included. Each time it lists and sorts all members of the language's modules: half of the time
+of a kernel with many calls. Here the list is made once, and a launch replaces the builtins once for each module that
+its functions are in. What replaces a builtin calls its function at once, without the check that a kernel calls it.
+Types are made once a launch: see quick_types.py.
+
+A float32 is rounded to bfloat16, to the nearest, as hardware does: the interpreter cuts it off.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import numpy as np
+import quick_types
+from triton.runtime import interpreter
+
+_plain = (interpreter._patch_builtin, interpreter._patch_lang, interpreter.GridExecutor.__call__)
+_plain_convert = interpreter._convert_float
+_patched: set[int] | None = None  # the globals of the functions that the launch in progress has called
+
+
+@cache
+def _builtin_names(package: Any) -> tuple[str, ...]:
+    """Return the members that the interpreter replaces. It must be called where none is replaced yet."""
+    return tuple(name for name, member in inspect.getmembers(package) if interpreter.tl.core.is_builtin(member))
+
+
+def _patch_builtin(package: Any, *rest: Any) -> None:
+    for name in _builtin_names(package):
+        member = getattr(package, name)
+        if interpreter.tl.core.is_builtin(member):
+            interpreter._patch_attr(package, name, _direct(member), *rest)
+
+
+def _direct(member: Any) -> Any:
+    """Return the function of a builtin."""
+    return getattr(member, "__wrapped__", member)
+
+
+def _patch_lang(fn: Any) -> Any:
+    if _patched is None:
+        return _plain[1](fn)
+    if id(fn.__globals__) in _patched:  # of a call inside a launch, which uses no result
+        return None
+    scope = _plain[1](fn)
+    _patched.add(id(fn.__globals__))
+    return scope
+
+
+def _launch(self: Any, *args: Any, **kwargs: Any) -> None:
+    global _patched
+    _patched = set()
+    try:
+        _plain[2](self, *args, **kwargs)
+    finally:
+        _patched = None
+        quick_types.forget()
+
+
+def _convert_float(values: Any, before: Any, after: Any, rounding_mode: Any) -> Any:
+    """Convert between floating dtypes. A bfloat16 is the upper half of a float32."""
+    if before == interpreter.tl.bfloat16 and after == interpreter.tl.float32:
+        return values.view(np.uint16).astype(np.uint32) << np.uint32(16)
+    if before != interpreter.tl.float32 or after != interpreter.tl.bfloat16:
+        return _plain_convert(values, before, after, rounding_mode)
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    nearest = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))  # half to even
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return (np.where(is_nan, bits | np.uint32(0x400000), nearest) >> np.uint32(16)).astype(np.uint16)
+
+
+def install() -> None:
+    """Shorten the interpreter's work in this process."""
+    core = interpreter.tl.core
+    for package in (interpreter.tl, core, core.tensor, interpreter.tl.math, core.tensor_descriptor_base):
+        _builtin_names(package)
+    interpreter._patch_builtin, interpreter._patch_lang = _patch_builtin, _patch_lang
+    interpreter.GridExecutor.__call__ = _launch
+    interpreter._convert_float = _convert_float
+    quick_types.install()
+
+
+def uninstall() -> None:
+    """Return to the interpreter as it is."""
+    interpreter._patch_builtin, interpreter._patch_lang, interpreter.GridExecutor.__call__ = _plain
+    interpreter._convert_float = _plain_convert
+    quick_types.uninstall()

@@ -1,0 +1,133 @@
+"""The types of Triton's interpreter, each made once a launch: an operation makes several, of which few differ.
+
+Each operation on tensors makes the type of its result, whose name and shape are objects of Triton's language, and each
+tensor computes its shape from its type again: half of the time of a kernel that works on many short rows. An operation
+also asks for the type that its two operands have in common, and gives a number the shape of the other operand: where
+both have one type there is nothing to convert, and the type of the number as a block is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.runtime import interpreter
+
+core = interpreter.tl.core
+_Semantic = type(interpreter.interpreter_semantic)
+_plain = (
+    core.block_type.__init__,
+    core.tensor.__init__,
+    interpreter._get_np_dtype,
+    core._unwrap_if_constexpr,
+    _Semantic.broadcast_impl_value,
+    _Semantic.binary_op_type_checking_impl,
+)
+# two operands of one of these types keep it in every operation; 16-bit numbers are divided in float32
+_KEPT = {id(kind) for kind in (core.int32, core.int64, core.uint32, core.uint64, core.float32, core.float64)}
+
+# of the launch in progress, by the type's id: the values hold the types, so that no other type gets one of these ids
+_types: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+_tensors: dict[int, tuple[Any, dict[str, Any]]] = {}
+_numpy_types: dict[int, tuple[Any, Any]] = {}
+_blocks: dict[tuple[int, int], tuple[Any, Any, Any, Any]] = {}  # of a number beside a block
+
+
+def forget() -> None:
+    """Remove what is kept: a launch makes pointer types of its own."""
+    _types.clear()
+    _tensors.clear()
+    _numpy_types.clear()
+    _blocks.clear()
+
+
+_LEAVES = {int, bool, float, type(None), core.tensor, core.dtype, core.block_type, core.pointer_type}
+
+
+def _unwrap(value: Any) -> Any:
+    kind = type(value)
+    if kind is core.constexpr:
+        return value.value
+    return value if kind in _LEAVES else _plain[3](value)
+
+
+def _new_type(cls: Any, element_ty: Any, shape: Any) -> Any:
+    """Return the type of these elements and this shape, the same object each time."""
+    if cls is not core.block_type:
+        return object.__new__(cls)
+    key = (id(element_ty), *map(_unwrap, shape.values if type(shape) is core.tuple else shape))
+    known = _types.get(key)
+    if known is None:
+        known = _types[key] = (element_ty, object.__new__(cls))
+    return known[1]
+
+
+def _init_type(self: Any, element_ty: Any, shape: Any) -> None:
+    if self.__dict__:
+        return
+    try:
+        _plain[0](self, element_ty, shape)
+    except BaseException:
+        _types.clear()  # of a shape that is an error, each time
+        raise
+
+
+def _init_tensor(self: Any, handle: Any, type: Any) -> None:
+    known = _tensors.get(id(type))
+    if known is None:
+        _plain[1](self, handle, type)
+        _tensors[id(type)] = (type, {name: value for name, value in self.__dict__.items() if name != "handle"})
+    else:
+        self.__dict__.update(known[1])
+        self.handle = handle
+
+
+def _numpy_type(type: Any) -> Any:
+    known = _numpy_types.get(id(type))
+    if known is None:
+        known = _numpy_types[id(type)] = (type, _plain[2](type))
+    return known[1]
+
+
+def _broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
+    left, right = lhs.type, rhs.type
+    if left is right:
+        return lhs, rhs
+    left_is_block, right_is_block = type(left) is core.block_type, type(right) is core.block_type
+    if left_is_block and not right_is_block:
+        return lhs, _as_block(self, rhs, left)
+    if right_is_block and not left_is_block:
+        return _as_block(self, lhs, right), rhs
+    return _plain[4](self, lhs, rhs)
+
+
+def _as_block(semantic: Any, number: Any, block: Any) -> Any:
+    """Return a block of the shape of ``block`` that holds the number everywhere."""
+    key = (id(block), id(number.type))
+    known = _blocks.get(key)
+    if known is None:
+        new = block.with_element_ty(number.type.scalar)
+        known = _blocks[key] = (new, new.to_ir(semantic.builder), block, number.type)
+    return semantic.tensor(semantic.builder.create_splat(known[1], number.handle), known[0])
+
+
+def _operands(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> Any:
+    if type(lhs) is core.tensor and type(rhs) is core.tensor and lhs.type is rhs.type and id(lhs.dtype) in _KEPT:
+        return lhs, rhs
+    return _plain[5](self, lhs, rhs, *options, **named)
+
+
+def install() -> None:
+    """Make each type once a launch, in this process."""
+    core.block_type.__new__, core.block_type.__init__ = _new_type, _init_type
+    core.tensor.__init__ = _init_tensor
+    interpreter._get_np_dtype, core._unwrap_if_constexpr = _numpy_type, _unwrap
+    _Semantic.broadcast_impl_value, _Semantic.binary_op_type_checking_impl = _broadcast, _operands
+
+
+def uninstall() -> None:
+    """Return to the types as they are."""
+    core.block_type.__new__ = lambda cls, *_: object.__new__(cls)  # object's own does not take arguments after another
+    core.block_type.__init__, core.tensor.__init__ = _plain[:2]
+    interpreter._get_np_dtype, core._unwrap_if_constexpr = _plain[2:4]
+    _Semantic.broadcast_impl_value, _Semantic.binary_op_type_checking_impl = _plain[4:]
+    forget()

@@ -1,0 +1,374 @@
+"""Compiles ahead of time what a launcher would launch, for GPUs that are not there, and prints facts of the results.
+
+Not a test: ``test_triton_compile.py`` runs it as a program, because ``TRITON_INTERPRET``, which the other tests need,
+turns every jit function into an interpreted one for the whole process. In here the launchers get meta tensors (a shape,
+no memory), and the launch is recorded instead of made; so what is compiled is exactly what a user's call compiles: the
+same block, warps, constexprs and divisibilities. It serves any launcher that launches with ``kernel[grid](...)``.
+
+    echo '[{"op": "forward", "shape": [2, 3, 64, 1024], "dtype": "bfloat16", "target": "sm_90"}]' | python triton_aot.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+_TYPES = {
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.uint8: "*u8",
+    torch.int64: "*i64",
+}
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
+
+
+class Launch:
+    """One recorded launch: the kernel, its arguments by name, the launch options and the grid."""
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.kernel = kernel
+        self.grid = grid
+        self.options = {key: kwargs.pop(key) for key in _OPTIONS if key in kwargs}
+        self.arguments = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+
+    def source(self, aligned: bool = True) -> ASTSource:
+        """Return the source for Triton. ``aligned``: pointers are multiples of 16 bytes, as torch allocates them."""
+        signature: dict[str, str] = {}
+        constants: dict[str, Any] = {}
+        attrs: dict[tuple[int, ...], list[list[Any]]] = {}
+        for index, parameter in enumerate(self.kernel.params):
+            name, value = parameter.name, self.arguments[parameter.name]
+            free = not parameter.do_not_specialize
+            if parameter.is_constexpr or value is None or (type(value) is int and value == 1 and free):
+                signature[name], constants[name] = "constexpr", value
+            elif isinstance(value, torch.Tensor):
+                signature[name] = _TYPES[value.dtype]
+                if aligned:
+                    attrs[index,] = [["tt.divisibility", 16]]
+            elif isinstance(value, float):
+                signature[name] = "fp32"
+            else:
+                signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+                if value % 16 == 0 and free:
+                    attrs[index,] = [["tt.divisibility", 16]]
+        return ASTSource(fn=self.kernel, signature=signature, constexprs=constants, attrs=attrs)
+
+
+class Recorder:
+    """``with Recorder() as launches``: launches are noted down, not made."""
+
+    def __enter__(self) -> list[Launch]:
+        launches: list[Launch] = []
+
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+            launches.append(Launch(kernel, grid, args, kwargs))
+
+        self._run = JITFunction.run
+        JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
+        return launches
+
+    def __exit__(self, *_: object) -> None:
+        JITFunction.run = self._run
+
+
+def compile_launch(launch: Launch, target: str, aligned: bool = True) -> dict[str, Any]:
+    """Compile, and read the facts off the assembly."""
+    options = {name: value for name, value in launch.options.items() if aligned or name != "maxnreg"}  # as _launch.py
+    compiled = triton.compile(launch.source(aligned), target=TARGETS[target], options=options)
+    facts: dict[str, Any] = {"kernel": launch.kernel.__name__, "warps": launch.options["num_warps"]}
+    if target.startswith("gfx"):
+        return facts | _of_amdgcn(compiled.asm["amdgcn"])
+    return facts | _of_cuda(compiled.asm["ptx"], compiled.asm["cubin"])
+
+
+def _of_cuda(ptx: str, cubin: bytes) -> dict[str, Any]:
+    code = re.sub(r"//.*", "", ptx)  # comments name files, and might hold anything
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    used = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
+    return {
+        "registers": used["REG"],
+        "spilled": used["STACK"] + used["LOCAL"],  # these kernels have no arrays: what is on the stack was spilled
+        "shared": used["SHARED"],
+        "loads": _widths(code, "ld"),
+        "stores": _widths(code, "st"),
+        "float64": bool(re.search(r"\.f64\b", code)),
+        "address_64": bool(re.search(r"\b(?:mul\.lo\.s64|mad\.lo\.s64|mul\.wide)", code)),
+    }
+
+
+def _widths(code: str, which: str) -> dict[str, int]:
+    """Count the accesses of global memory by width in bytes."""
+    found: dict[str, int] = {}
+    for vector, bits in re.findall(rf"\b{which}\.global(?:\.\w+|::\w+)*?(?:\.v(\d))?\.[bfsu](\d+)\b", code):
+        width = str(int(vector or 1) * int(bits) // 8)
+        found[width] = found.get(width, 0) + 1
+    return found
+
+
+def _of_amdgcn(code: str) -> dict[str, Any]:
+    def number(key: str) -> int:
+        found = re.search(rf"\.{key}:\s+(\d+)", code)
+        assert found is not None, key
+        return int(found[1])
+
+    def widths(which: str) -> dict[str, int]:
+        bytes_of = {"x4": 16, "x3": 12, "x2": 8, "dword": 4, "ushort": 2, "short": 2, "ubyte": 1, "byte": 1}
+        found: dict[str, int] = {}
+        for name in re.findall(
+            rf"\b(?:global|buffer)_{which}_(?:dword(?=x))?(x\d|dword|ushort|short|ubyte|byte)", code
+        ):
+            width = str(bytes_of[name])
+            found[width] = found.get(width, 0) + 1
+        return found
+
+    return {
+        "registers": number("vgpr_count"),
+        "spilled": 4 * number("vgpr_spill_count"),  # scalar registers spill into lanes of vector ones, not to memory
+        "shared": 0,
+        "loads": widths("load"),
+        "stores": widths("store"),
+        "float64": bool(re.search(r"\bv_\w+_f64\b", code)),
+        "address_64": True,
+    }
+
+
+def softmax_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of softmax for a case: op, shape, dtype, target, and maybe mask (a shape), causal, on_chip."""
+    from fusedops_triton import _launch, _settings, _softmax
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    if "on_chip" in case:
+        limits = _settings.FORWARD_ON_CHIP if case["op"] == "forward" else _settings.BACKWARD_ON_CHIP
+        limits.update(dict.fromkeys(limits, case["on_chip"]))
+    _launch.clear_layout_caches()  # launches depend on both
+    x = torch.empty(case["shape"], dtype=getattr(torch, case["dtype"]), device="meta")
+    causal = case.get("causal", False)
+    with Recorder() as launches:
+        if case["op"] == "forward":
+            mask = None if case.get("mask") is None else torch.empty(case["mask"], dtype=torch.bool, device="meta")
+            _softmax.softmax_forward(x, mask, 0.3, causal)
+        else:
+            _softmax.softmax_backward(x, x, 0.3, causal)
+    (launch,) = launches
+    assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+    return launch
+
+
+def bias_launch(case: dict[str, Any]) -> Launch:
+    """Return an op's first launch. op: a key of ``calls``; shape, dtype, target, and maybe bias (a shape)."""
+    from fusedops_triton import _bias, _bias_dropout, _bias_gelu, _launch, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    dtype, form = getattr(torch, case["dtype"]), case.get("approximate", "tanh")
+    x = torch.empty(case["shape"], dtype=dtype, device="meta")
+    bias_shape = case.get("bias", case["shape"][-1:])
+    bias = None if bias_shape is None else torch.empty(bias_shape, dtype=dtype, device="meta")
+    seed = torch.empty(1, dtype=torch.int64, device="meta")
+    both = (True, True)
+    calls = {
+        "gelu": lambda: _bias_gelu.gelu_forward(x, bias, form),
+        "gelu_backward": lambda: _bias_gelu.gelu_backward(x, x, bias, form, both),
+        "dropout": lambda: _bias_dropout.dropout_forward(x, bias, None, 0.1, True, seed),
+        "dropout_add": lambda: _bias_dropout.dropout_forward(x, bias, x, 0.1, True, seed),
+        "dropout_backward": lambda: _bias_dropout.dropout_backward(x, seed, bias, 0.1, True, dtype, both),
+        "sums": lambda: _bias.add_sums(bias, x),
+    }
+    with Recorder() as launches:
+        calls[case["op"]]()
+    for launch in launches:
+        assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+        assert all(size < 2**16 for size in launch.grid[1:])
+    return launches[0]
+
+
+def norm_launch(case: dict[str, Any]) -> Launch:
+    """Return a norm's first launch. op: a norm, or "<norm> backward"; shape, dtype, target, and maybe weight (a dtype),
+    on_chip, sums (False: the gradients of the rows alone), launch (another one, by position).
+    """
+    from fusedops_triton import _launch, _norm, _norm_backward, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    name, _, direction = case["op"].partition(" ")
+    if "on_chip" in case:
+        limits = _settings.NORM_BACKWARD_ON_CHIP if direction else _settings.NORM_FORWARD_ON_CHIP
+        limits.update(dict.fromkeys(limits, case["on_chip"]))
+    _launch.clear_layout_caches()  # launches depend on both
+    dtype = getattr(torch, case["dtype"])
+    x = torch.empty(case["shape"], dtype=dtype, device="meta")
+    weight = torch.empty(case["shape"][-1:], dtype=getattr(torch, case.get("weight", case["dtype"])), device="meta")
+    rstd = torch.empty(case["shape"][:-1], dtype=torch.promote_types(dtype, torch.float32), device="meta")
+    centered, adds = name.endswith("layer_norm"), name.startswith("add")
+    bias, mean, residual = weight if centered else None, rstd if centered else None, x if adds else None
+    with Recorder() as launches:
+        if direction:
+            vectors = (weight, bias) if case.get("sums", True) else (None, None)
+            dtypes = (dtype, dtype) if adds else (dtype,)
+            _norm_backward.norm_backward(x, residual, x, mean, rstd, weight, 0.0, dtypes, vectors)
+        else:
+            _norm.norm_forward(x, residual, weight, bias, 1e-6, 0.0, centered, True)
+    for launch in launches:
+        assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+        assert all(size < 2**16 for size in launch.grid[1:])
+    return launches[case.get("launch", 0)]
+
+
+def modern_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of an op without a bias: a key of ``calls``; shape of the output, dtype, target."""
+    from fusedops_triton import _gated, _launch, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    *lead, width = case["shape"]
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=getattr(torch, case["dtype"]), device="meta")
+
+    y, packed, both = empty(*lead, width), empty(*lead, 2 * width), (True, True)
+    function = _gated.Swish(case.get("limit"), 1.702, 1.0) if "swiglu" in case["op"] else _gated.Gelu("erf")
+    calls = {
+        "": lambda: _gated.gated_forward(y, y, function, False),
+        "_backward": lambda: _gated.gated_backward(y, y, y, function, False, both),
+        "_halves": lambda: _gated.gated_forward(packed, None, function, False),
+        "_halves_backward": lambda: _gated.gated_backward(y, packed, None, function, False, both),
+        "_pairs": lambda: _gated.gated_forward(packed, None, function, True),
+        "_pairs_backward": lambda: _gated.gated_backward(y, packed, None, function, True, both),
+    }
+    with Recorder() as launches:
+        calls[case["op"].removeprefix("swiglu").removeprefix("geglu")]()
+    (launch,) = launches
+    assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+    return launch
+
+
+def rotary_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of rotary_embedding. op: it, or with " backward"; q, maybe k and cos (shapes), dtype, angles
+    (the dtype of cos), target, and maybe interleaved and seq_dim.
+    """
+    from fusedops_triton import _launch, _rotary, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    q = torch.empty(case["q"], dtype=getattr(torch, case["dtype"]), device="meta")
+    k = torch.empty(case["k"], dtype=q.dtype, device="meta") if case.get("k") else None
+    cos = torch.empty(case["cos"], dtype=getattr(torch, case.get("angles", case["dtype"])), device="meta")
+    forward, layout = "backward" not in case["op"], case.get("seq_dim", -2)
+    with Recorder() as launches:
+        _rotary.rotate(q, k, cos, cos, case.get("interleaved", False), layout, forward)
+    (launch,) = launches
+    assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+    return launch
+
+
+def classes_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of linear_cross_entropy's kernel: shape of the logits, dtype, target, and maybe gradient,
+    bias, options (False: neither smoothing nor z-loss nor softcap).
+    """
+    from fusedops.ops.losses.formulas import LossOptions
+    from fusedops_triton import _launch, _linear_cross_entropy, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    (rows, classes), dtype = case["shape"], getattr(torch, case["dtype"])
+    wide, padded = torch.promote_types(dtype, torch.float32), -(-classes // 16) * 16
+    logits = torch.empty((rows, padded), dtype=dtype, device="meta")[:, :classes]
+    losses = torch.empty(rows, dtype=wide, device="meta")
+    target = torch.empty(rows, dtype=torch.int64, device="meta")
+    bias = torch.empty(padded, dtype=wide, device="meta") if case.get("bias") else None
+    numbers = (0.1, 1e-4, 30.0) if case.get("options", True) else (0.0, 0.0, None)
+    options = LossOptions(-100, *numbers, "mean", None)
+    with Recorder() as launches:
+        _linear_cross_entropy.loss_rows(
+            logits,
+            padded,
+            losses,
+            target,
+            losses if case.get("scale") else None,
+            bias,
+            options,
+            case.get("gradient", True),
+        )
+    (launch,) = launches
+    return launch
+
+
+def loss_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of cross entropy. op: "cross_entropy" or "cross_entropy backward"; shape, dtype, target, and
+    maybe options (True: smoothing and softcap), padded (the columns of the memory that the logits are cut out of).
+    """
+    from fusedops.ops.losses.formulas import LossOptions
+    from fusedops_triton import _cross_entropy, _launch, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    *lead, width = case["shape"]
+    dtype = getattr(torch, case["dtype"])
+    logits = torch.empty((*lead, case.get("padded", width)), dtype=dtype, device="meta")[..., :width]
+    target = torch.empty(lead, dtype=torch.int64, device="meta")
+    lse = torch.empty(lead, dtype=torch.promote_types(dtype, torch.float32), device="meta")
+    both = case.get("options", False)
+    options = LossOptions(-100, 0.1 if both else 0.0, 0.01, 30.0 if both else None, "mean", None)
+    with Recorder() as launches:
+        if case["op"].endswith("backward"):
+            _cross_entropy.cross_entropy_backward(lse.flatten()[0], logits, lse, target, options)
+        else:
+            _cross_entropy.cross_entropy_forward(logits, target, options, True)
+    for launch in launches:
+        assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+    (rows,) = (launch for launch in launches if launch.kernel.__name__ != "_sum_rows")
+    return rows
+
+
+#: The ops of ``modern_launch``.
+MODERN = ("swiglu", "geglu")
+
+
+def launch_of(case: dict[str, Any]) -> Launch:
+    """Return the launch of a case."""
+    if case["op"] in ("forward", "backward"):
+        return softmax_launch(case)
+    if case["op"] == "classes":
+        return classes_launch(case)
+    if case["op"].startswith("cross_entropy"):
+        return loss_launch(case)
+    if case["op"].startswith("rotary_embedding"):
+        return rotary_launch(case)
+    if "norm" in case["op"]:
+        return norm_launch(case)
+    return modern_launch(case) if case["op"].startswith(MODERN) else bias_launch(case)
+
+
+def main() -> None:
+    """Cases, a JSON list, from standard input; a line of JSON for each, as it is done, to standard output."""
+    for case in json.load(sys.stdin):
+        launch = launch_of(case)
+        facts = compile_launch(launch, case["target"], case.get("aligned", True))
+        print(json.dumps({"case": case, "facts": facts}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

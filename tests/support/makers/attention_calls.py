@@ -1,0 +1,73 @@
+"""Random calls of attention: grouped heads, odd lengths, masks of every shape, alignments, windows, unseen NaN."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+LENGTHS = (1, 2, 3, 7, 16, 17, 33, 64, 65, 100)
+NAMES = ("q", "k", "v", "mask", "scale", "causal", "window", "return_lse")
+
+
+def explicit(call: dict[str, Any]) -> Tensor:
+    """Return what a call masks, (B, Nq, Sq, Sk), each position by its definition."""
+    q, k = call["q"], call["k"]
+    b, n, sq, sk = (*q.shape[:3], k.shape[2])
+    masked = torch.zeros(b, n, sq, sk, dtype=torch.bool)
+    if call["mask"] is not None:
+        masked |= call["mask"].cpu() != 0
+    for i in range(sq):
+        diagonal = i if call["causal"] == "upper_left" else i + sk - sq
+        for j in range(sk):
+            outside = call["causal"] != "none" and j > diagonal
+            if call["window"] is not None:
+                outside |= j < diagonal - call["window"][0] or j > diagonal + call["window"][1]
+            if outside:
+                masked[:, :, i, j] = True
+    return masked
+
+
+def random_call(seed: int, dtypes: tuple[torch.dtype, ...] = DTYPES, masks: bool = True) -> dict[str, Any]:
+    """Return a valid call by parameter, on the CPU; tensors have NaN and inf where no row sees them, now and then.
+
+    Args:
+        seed: the same call for the same seed.
+        dtypes: of q, k and v.
+        masks: False for calls without a mask.
+    """
+    dice = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    dtype = dice.choice(dtypes)
+    b, nk, group = dice.choice((1, 1, 2, 3)), dice.choice((1, 2, 3)), dice.choice((1, 1, 2, 4))
+    sq, sk = dice.choice(LENGTHS), dice.choice(LENGTHS)
+    sq = sk if dice.random() < 0.4 else 0 if dice.random() < 0.02 else sq
+    sk = 0 if dice.random() < 0.02 and sq != sk else sk
+    d = dice.choice((8, 16, 32, 40, 64))
+    dv = d if dice.random() < 0.8 else dice.choice((8, 24))
+
+    def tensor(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    q, k, v = tensor(b, nk * group, sq, d), tensor(b, nk, sk, d), tensor(b, nk, sk, dv)
+    if dice.random() < 0.3:  # the layout of models: (B, S, N, D) transposed
+        q, k, v = (each.transpose(1, 2).contiguous().transpose(1, 2) for each in (q, k, v))
+    causal = dice.choice(("none", "upper_left", "lower_right"))
+    window = (dice.choice((0, 1, 5, 40)), dice.choice((0, 3, 50))) if dice.random() < 0.3 else None
+    mask = None
+    if dice.random() < 0.6 and masks:
+        shapes = ((b, nk * group, sq, sk), (b, 1, sq, sk), (b, 1, 1, sk), (1, nk * group, sq, 1), (sq, sk), (sk,))
+        mask = torch.rand(dice.choice(shapes), generator=generator) < dice.choice((0.1, 0.4, 0.9))
+        mask = mask if dice.random() < 0.7 else mask.to(torch.uint8) * 3
+    scale = dice.choice((None, None, 0.3, 1, -0.2))
+    values = (q, k, v, mask, scale, causal, window, dice.random() < 0.5)
+    call = dict(zip(NAMES, values))
+    if dice.random() < 0.4 and sq and sk:
+        unseen = explicit(call).all(2).view(b, nk, group, sk).all(2)  # keys that no row sees
+        for name in ("k", "v"):
+            fill = dice.choice((float("nan"), float("inf"), -float("inf")))
+            call[name] = call[name].masked_fill(unseen[..., None], fill)
+    return call

@@ -1,0 +1,40 @@
+"""One call and its gradients, compared with the op's reference in float64 by the op's error bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops import testing
+
+
+def assert_right(name: str, *args: Any, device: str = "cpu", **options: Any) -> tuple[Tensor, ...]:
+    """Assert that a call by the public function, and the gradient of each input, is within the op's bounds.
+
+    Args:
+        name: the op.
+        args: its arguments, on the CPU.
+        device: where the call is made.
+        options: more of its arguments.
+
+    Returns:
+        The outputs.
+    """
+    op = testing.OPS[name]
+    given = dict(zip(op.parameters, op.prepared(op.bind(args, options))))
+    want = testing.expected(op, tuple(given.values()))
+    given = {key: value.detach().to(device) if isinstance(value, Tensor) else value for key, value in given.items()}
+    leaves = {key: given[key].requires_grad_() for key in op.differentiable if given[key] is not None}
+    results = op.as_tuple(op.call_public(*given.values()))
+    present = [(name, y, grad) for name, y, grad in zip(op.outputs, results, want.grads) if y is not None]
+    grads = [grad.to(y.dtype).to(device) for _, y, grad in present]
+    gradients = torch.autograd.grad([y for _, y, _ in present], [*leaves.values()], grads)
+    for wide, (output, y, _) in zip(want.outputs, present):
+        assert y.is_contiguous()
+        testing.assert_within(y.detach(), wide, want.limits[f"output {output}"], output)
+    for (key, leaf), gradient in zip(leaves.items(), gradients):
+        assert gradient.dtype is leaf.dtype
+        testing.assert_within(gradient, want.gradients[key], want.limits[f"gradient of {key}"], f"gradient of {key}")
+    return tuple(y.detach() for _, y, _ in present)
