@@ -6,12 +6,16 @@ of a kernel with many calls. Here the list is made once, and a launch replaces t
 its functions are in. What replaces a builtin calls its function at once, without the check that a kernel calls it.
 Types are made once a launch: see quick_types.py.
 
+Launches of several threads take turns: the interpreter changes modules that all of them read.
+
 A float32 is rounded to bfloat16, to the nearest, as hardware does: the interpreter cuts it off.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
+import threading
 from functools import cache
 from typing import Any
 
@@ -21,6 +25,7 @@ from triton.runtime import interpreter
 
 _plain = (interpreter._patch_builtin, interpreter._patch_lang, interpreter.GridExecutor.__call__)
 _plain_convert = interpreter._convert_float
+_turn = threading.Lock()
 _patched: set[int] | None = None  # the globals of the functions that the launch in progress has called
 
 
@@ -54,12 +59,13 @@ def _patch_lang(fn: Any) -> Any:
 
 def _launch(self: Any, *args: Any, **kwargs: Any) -> None:
     global _patched
-    _patched = set()
-    try:
-        _plain[2](self, *args, **kwargs)
-    finally:
-        _patched = None
-        quick_types.forget()
+    with _turn:
+        _patched = set()
+        try:
+            _plain[2](self, *args, **kwargs)
+        finally:
+            _patched = None
+            quick_types.forget()
 
 
 def _convert_float(values: Any, before: Any, after: Any, rounding_mode: Any) -> Any:
@@ -72,6 +78,15 @@ def _convert_float(values: Any, before: Any, after: Any, rounding_mode: Any) -> 
     nearest = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))  # half to even
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     return (np.where(is_nan, bits | np.uint32(0x400000), nearest) >> np.uint32(16)).astype(np.uint16)
+
+
+def _begin_child() -> None:
+    """Free the turn that a thread of the parent process may have had at a fork."""
+    global _turn
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_child)
 
 
 def install() -> None:
