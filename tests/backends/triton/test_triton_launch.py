@@ -110,20 +110,37 @@ print(json.dumps([same, ready, got[0][4]]))
     assert function == ["_forward", 0]
 
 
-def test_a_launcher_costs_no_more_than_a_bare_launch_and_3_us(program: Callable[[str], Any]) -> None:
-    # with the allocation of what it returns; it took 4 to 10 us less than a bare launch, on the machine it was made on
-    # on a busy machine one of several measurements is undisturbed
+def test_a_launcher_calls_no_more_functions_than_a_bare_launch_and_5(program: Callable[[str], Any]) -> None:
+    """Including the allocation of what it returns; a launcher that goes through Triton calls 25 to 47 more.
+
+    benchmarks/launch.py measures times, which depend on what else the machine does.
+    """
     code = """
-from benchmarks import launch
-for _ in range(6):
-    times = launch.measure("cpu", rounds=5)
-    if all(whole <= bare + 3 for bare, whole in times.values()):
-        break
-print(json.dumps(times))
+import sys
+from benchmarks.launch import bare, calls
+
+def functions_called(function):
+    count = 0
+    def count_call(frame, event, arg):
+        nonlocal count
+        count += event in ("call", "c_call")
+    sys.setprofile(count_call)
+    function()
+    sys.setprofile(None)
+    return count
+
+counts = {}
+for name, launcher in calls("cpu").items():
+    plain = bare(launcher)
+    for function in (plain, launcher):  # compiled, and remembered
+        function()
+        function()
+    counts[name] = [functions_called(plain), functions_called(launcher)]
+print(json.dumps(counts))
 """
-    times = program(START + code)
-    assert len(times) == 8
-    assert {name: (bare, whole) for name, (bare, whole) in times.items() if whole > bare + 3} == {}
+    counts = program(START + code)
+    assert len(counts) == 8
+    assert {name: (plain, whole) for name, (plain, whole) in counts.items() if whole > plain + 5} == {}
 
 
 def test_large_memory_is_another_key_on_amd(program: Callable[[str], Any]) -> None:
