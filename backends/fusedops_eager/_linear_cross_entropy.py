@@ -1,8 +1,8 @@
 """linear_cross_entropy in plain torch: the rows in chunks, each of whose logits become their own gradient in place.
 
 On a CPU the arithmetic is in float32 (float64 for float64), weights of 16 bits are widened in blocks of rows, and rows
-whose target is ignored are left out of the matmuls. Elsewhere the matmuls run in the dtype of x and weight, and nothing
-waits for the device.
+whose target is ignored are left out of the matmuls. Elsewhere the matmuls run in the promoted dtype of x and weight,
+and nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ def _row_losses(
 ) -> Results:
     """Compute :func:`row_losses`."""
     classes, size = weight.shape
-    wide = compute_dtype(promoted(x, weight))
+    common = promoted(x, weight)
+    wide = compute_dtype(common)
     bias = None if bias is None else bias.to(wide)
     on_cpu = x.device.type == "cpu"
     kept = (target != options.ignore_index).nonzero().view(-1) if on_cpu else None
@@ -182,7 +183,7 @@ def _row_losses(
     dx = (x.new_empty if every_row else x.new_zeros)(x.shape) if wanted.x else None
     dweight = x.new_zeros(weight.shape, dtype=wide) if wanted.weight else None
     dbias = x.new_zeros(classes, dtype=wide) if wanted.bias else None
-    product = _Product(weight, wide, on_cpu)
+    product = _Product(weight, wide if on_cpu else common)
     rows = rows_of_chunk(n_rows, size, classes, chunk)
     memory = x.new_empty((rows, classes), dtype=wide)
     starts = range(0, n_rows, rows)
@@ -215,13 +216,11 @@ class _Product:
 
     Args:
         weight: any floating dtype.
-        wide: the dtype of the logits.
-        on_cpu: True computes in ``wide``; False in the dtype of the weight and rounds to ``wide``.
+        dtype: of the matmuls.
     """
 
-    def __init__(self, weight: Tensor, wide: torch.dtype, on_cpu: bool) -> None:
-        self.dtype = wide if on_cpu else weight.dtype
-        self._weight, self._on_cpu = weight, on_cpu
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
+        self.dtype, self._weight = dtype, weight
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks of rows of the weight in the dtype of the matmuls."""

@@ -98,6 +98,7 @@ def swiglu_backward(
     least = torch.finfo(wide).min
     exponent = max(-alpha / math.log(2), least)
     one = torch.ones((), dtype=wide, device="cpu")
+    largest = [None if limit is None else _largest(limit, wide, each.dtype) for each in (g, u)]
     size = slab_elements(g.numel(), 5 * wide.itemsize, grad.dtype.itemsize)
     buffers = Buffers(size, wide)
     for g_part, u_part, grad_part, dg, du in pieces(size, g, u, grad, dgate, dup):
@@ -108,13 +109,22 @@ def swiglu_backward(
         wide_grad = widened(grad_part, buffers(3, shape))
         if du is not None:
             result = torch.mul(wide_grad, a, out=buffers(4, shape))
-            if limit is not None:
-                result.masked_fill_(u_part.abs().le(limit).logical_not_(), 0.0)
+            if largest[1] is not None:
+                result.masked_fill_(u_part.abs().le(largest[1]).logical_not_(), 0.0)
             du.copy_(result)
         if dg is not None:
             slope = torch.addcmul(s, torch.sub(one, s, out=gs), a, value=alpha, out=gs).mul_(wide_grad)
             slope.mul_(shifted(u_part, offset, limit, buffers(4, shape)))
-            if limit is not None:
-                slope.masked_fill_(g_part.le(limit).logical_not_(), 0.0)
+            if largest[0] is not None:
+                slope.masked_fill_(g_part.le(largest[0]).logical_not_(), 0.0)
             dg.copy_(slope)
     return results
+
+
+def _largest(limit: float, wide: torch.dtype, dtype: torch.dtype) -> float:
+    """Return the largest number of ``dtype`` that is at most ``limit`` in ``wide``: torch compares in ``dtype``."""
+    exact = torch.tensor(limit, dtype=wide, device="cpu")
+    rounded = exact.to(dtype)
+    if rounded.to(wide) > exact:
+        rounded = torch.nextafter(rounded, torch.zeros_like(rounded))
+    return float(rounded)

@@ -22,10 +22,13 @@ def compute_type(dtype: torch.dtype) -> tl.dtype:
 
 @triton.jit
 def scalar(value, WIDE: tl.constexpr):
-    """Return a scalar argument: a float32 unchanged; for float64, the double whose bits ``scalar_for`` passed."""
+    """Return a scalar argument in WIDE. For float64 it is the double whose bits ``scalar_for`` passed.
+
+    Triton passes a number below the smallest normal float32 as a float64, which would widen what it is used with.
+    """
     if WIDE == tl.float64:  # noqa: SIM300 - ruff takes any upper case name for a constant
-        value = value.to(tl.int64).to(tl.float64, bitcast=True)
-    return value
+        return value.to(tl.int64).to(tl.float64, bitcast=True)
+    return tl.cast(value, WIDE)
 
 
 @triton.jit

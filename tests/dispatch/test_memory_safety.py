@@ -113,6 +113,10 @@ FREED: dict[str, tuple[Callable[..., Any], Tensor]] = {
     "geglu up": (lambda t: fusedops.geglu(X, t), R),
     "rotary k": (lambda t: fusedops.rotary_embedding(Q, t, X[:, :4], X[:, :4]), Q),
     "rotary cos": (lambda t: fusedops.rotary_embedding(Q, Q, t, X[:, :4]), X[:, :4].contiguous()),
+    "rotary sin with a head dim": (
+        lambda t: fusedops.rotary_embedding(Q, Q, X[:, :4].view(1, 1, 4, 4), t),
+        X[:, :4].contiguous().view(1, 1, 4, 4),
+    ),
     "cross_entropy target": (lambda t: fusedops.cross_entropy(X, t), TARGET),
     "cross_entropy denominator": (lambda t: fusedops.cross_entropy(X, TARGET, denominator=t), torch.tensor([2.0])),
     "linear_cross_entropy bias": (lambda t: fusedops.linear_cross_entropy(X, R, TARGET, t), torch.randn(4)),

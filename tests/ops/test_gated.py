@@ -108,6 +108,17 @@ def test_the_gradient_passes_at_the_bound_of_the_clamp(elements: int, backend: s
     assert (dup[:6] != 0).tolist() == [True, True, True, True, True, False]
 
 
+@pytest.mark.parametrize("backend", ["cpu", "eager", "triton"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_limit_is_compared_in_float32(dtype: torch.dtype, backend: str) -> None:
+    limit = 1e-5  # below the 16-bit number next to it
+    gate, up = (torch.tensor([limit, 0.0]).to(dtype).requires_grad_() for _ in range(2))
+    assert gate[0].float() > limit
+    y = fusedops.swiglu(gate, up, limit=limit, offset=1.0, backend=backend)
+    for gradient in torch.autograd.grad(y, [gate, up], torch.ones(2, dtype=dtype)):
+        assert gradient[0] == 0
+
+
 @pytest.mark.parametrize(
     ("args", "options", "text"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -111,3 +112,12 @@ def test_the_z_loss_of_a_large_lse(backend: str, linear: bool) -> None:
     else:
         got = fusedops.cross_entropy(logits, target, z_loss=1e-4, reduction="none", backend=backend)
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager", "triton"])
+@pytest.mark.parametrize("op", [fusedops.swiglu, fusedops.geglu])
+def test_verify_knows_that_up_times_the_slope_overflows_where_the_gradient_is_small(op: Any, backend: str) -> None:
+    gate = torch.ones(2, requires_grad=True)
+    up = torch.full((2,), torch.finfo(torch.float32).max)
+    with fusedops.use(backend), fusedops.verify("reference"):
+        op(gate, up).backward(torch.tensor([0.5, 1e-3]))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from standin import installed
 from torch import Tensor
 from torch.nn import functional
 
@@ -220,3 +221,24 @@ def test_verify_takes_the_op_in_training() -> None:
                 tensor.requires_grad_(any(tensor is leaf for leaf in leaves))
             linear_cross_entropy(x, weight, target, bias).backward()
     assert report.mismatches == 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_smoothing_below_the_normal_numbers_of_float32(dtype: torch.dtype, backend: str) -> None:
+    gradients: list[Tensor] = []
+    for smoothing in (0.0, 1e-40):
+        x, weight, target, _ = call(dtype)
+        weight.requires_grad_()
+        loss = linear_cross_entropy(x, weight, target, label_smoothing=smoothing, backend=backend)
+        gradients += torch.autograd.grad(loss, weight)
+    assert torch.equal(*gradients)
+
+
+def test_the_arithmetic_of_a_float64_x_and_a_float32_weight_is_in_float64_off_the_cpu_too() -> None:
+    (x, weight, target, bias), results = call(F64), []
+    with installed():
+        for device in ("cpu", "npu"):
+            tensors = [each.to(device) for each in (x, weight.float(), target, bias)]
+            results.append(linear_cross_entropy(*tensors, backend="eager").cpu())
+    torch.testing.assert_close(*results, rtol=1e-14, atol=0)

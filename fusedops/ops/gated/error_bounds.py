@@ -48,7 +48,8 @@ def swiglu_gradient_error_bound(
     s, share, rest = _sigmoid(absolute, alpha, g)
     d, r = _finite(grad.double()).abs(), (alpha * g).abs()
     slope = s * share + absolute * s * rest * r * (1 + r)  # of s + alpha * gate * s * (1 - s)
-    dgate = _error(d * u * (1 + r), slope / (1 + r), gate, up)
+    # up * slope may be the first product
+    dgate = _error(d * u * (1 + r), slope / (1 + r), gate, up, u * (1 + r))
     dup = _error(d * g.abs(), s * share, gate, up)
     return gradients(dgate, dup, gate.double(), None if up is None else up.double(), interleaved, needs)
 
@@ -72,7 +73,8 @@ def geglu_gradient_error_bound(
     g, u = _saturated(gate, up, interleaved)
     d = _finite(grad.double()).abs()
     slope = 0.06 + torch.exp(-0.25 * g.clamp(max=0.0).square())  # 0.06: where 1 - tanh**2 cancels
-    dgate, dup = _error(d * u, absolute * slope, gate, up), _error(d * g.abs(), _share(absolute, g), gate, up)
+    dgate = _error(d * u, absolute * slope, gate, up, u * 1.13)  # up times the slope, at most 1.13, may come first
+    dup = _error(d * g.abs(), _share(absolute, g), gate, up)
     kept = torch.finfo(promoted(gate, up))
     # a kernel may read GELU as forward rounded it (torch_npu's): below the normal numbers a rounding is no share of it
     dup = dup + d * (kept.smallest_normal * kept.eps / 2)
@@ -114,7 +116,9 @@ def _sigmoid(absolute: float, alpha: float, g: Tensor) -> tuple[Tensor, Tensor, 
     return torch.sigmoid(exponent), share, rest
 
 
-def _error(size: Tensor, share: Tensor, gate: Tensor, up: Tensor | None) -> Tensor:
+def _error(size: Tensor, share: Tensor, gate: Tensor, up: Tensor | None, part: Tensor | None = None) -> Tensor:
+    """Return a share of the size of a product; inf where it may overflow, or ``part``, a product of some factors."""
     arithmetic = torch.finfo(compute_dtype(promoted(gate, up)))
     least = torch.finfo(torch.float64).smallest_normal  # a product of float64 may be 0 in another order
-    return (size * (share + arithmetic.smallest_normal) + least).masked_fill(size >= arithmetic.max, math.inf)
+    largest = size if part is None else torch.maximum(size, part)
+    return (size * (share + arithmetic.smallest_normal) + least).masked_fill(largest >= arithmetic.max, math.inf)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._storages import check_storages
 from fusedops.constraints import Arguments, Beside, ReasonCode, broadcasts, constant
 
 Shape = tuple[int, ...]
@@ -48,7 +49,11 @@ def without_head_dim(args: tuple[Any, ...]) -> tuple[Any, ...]:
         shape = (*cos.shape[:heads], *cos.shape[heads + 1 :])
         return (q, k, cos.replace(shape=shape), sin.replace(shape=shape), interleaved, seq_dim)
     if isinstance(cos, Tensor) and isinstance(sin, Tensor):
-        return (q, k, cos.squeeze(heads), sin.squeeze(heads), interleaved, seq_dim)
+        try:
+            return (q, k, cos.squeeze(heads), sin.squeeze(heads), interleaved, seq_dim)
+        except RuntimeError:  # torch makes no view of a tensor whose storage was freed
+            check_storages("rotary_embedding", ("cos", "sin"), (cos, sin))
+            raise
     return args
 
 
