@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -9,9 +10,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import fusedops
-from fusedops import TensorSpec
+from fusedops import Op, TensorSpec
 from fusedops.constraints import Finite, Flag, OneOf, Probability, Scalar
 from fusedops.testing import OPS
 from fusedops.testing._calls import followed, shrunk, specs
@@ -23,6 +27,7 @@ from tests.fuzz.situations import SITUATIONS
 
 _SIZES = (0, 1, 1, 2, 3, 5, 7, 8, 13, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 255, 256, 257, 500, 511, 513)
 _LONG = (1000, 1023, 1024, 1025, 2047, 2049, 3001, 4095, 4096, 4097, 8191, 8193)
+_MOST = 2**24  # elements of a tensor in between: the comparison has several of them in float64
 _FINITE = (1.0, 0.125, -0.7, 1, 2, 0, 0.0, -0.0, 1e-5, 50.0)
 _WILD = (3e38, 1e39, -1e300, 2**62, 1e-320, -1e-40)
 _RATES = (0, 0.0, 0.1, 0.5, 0.9, 1, 1.0, 1 - 1e-16, 1e-320)
@@ -57,11 +62,36 @@ def _fits(call: Mapping[str, Any], target: Target) -> bool:
     if not here or any(value.numel() > target.elements for value in tensors):
         return False
     op = OPS[target.op]
-    return all(  # logits that the op computes
-        call[item.name].numel() * math.prod(call[item.of].shape[item.dim :][:1]) <= target.elements
+    logits = (  # that the op computes
+        call[item.name].numel() * math.prod(call[item.of].shape[item.dim :][:1])
         for item in classes(op)
         if item.of is not None and isinstance(call[item.name], TensorSpec) and isinstance(call[item.of], TensorSpec)
     )
+    if any(elements > target.elements for elements in logits):
+        return False
+    return sum(value.numel() for value in tensors) <= 2**14 or _largest_of_reference(op, call) <= _MOST
+
+
+class _Results(TorchDispatchMode):
+    """Records the elements of the largest tensor that torch makes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.largest = max(self.largest, *(each.numel() for each in tree_leaves(result) if isinstance(each, Tensor)), 0)
+        return result
+
+
+def _largest_of_reference(op: Op, call: Mapping[str, Any]) -> int:
+    """Return the elements of the largest tensor that the op's reference makes, as the scores of attention."""
+    args = [
+        torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, TensorSpec) else value
+        for value in call.values()
+    ]
+    with _Results() as results, contextlib.suppress(Exception):  # of a call that the op refuses
+        op.reference(*op.prepared(args))
+    return results.largest
 
 
 class _Generator:
