@@ -95,10 +95,13 @@ def _thread(op: Op, args: Mapping[str, Any], make: Make, outputs: Outputs, chose
     results: list[Any] = []
     threads = torch.get_num_threads()  # a new thread has torch's default, by which a matmul's bits differ
 
+    inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
     def run() -> None:
         torch.set_num_threads(threads)
         try:
-            results.append(make(args))
+            with torch.inference_mode(inference), torch.set_grad_enabled(gradients):  # of each thread its own
+                results.append(make(args))
         except BaseException as error:
             results.append(error)
 

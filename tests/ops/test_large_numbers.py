@@ -121,3 +121,19 @@ def test_verify_knows_that_up_times_the_slope_overflows_where_the_gradient_is_sm
     up = torch.full((2,), torch.finfo(torch.float32).max)
     with fusedops.use(backend), fusedops.verify("reference"):
         op(gate, up).backward(torch.tensor([0.5, 1e-3]))
+
+
+def test_verify_knows_that_products_overflow_before_they_are_scaled() -> None:
+    q, k = torch.full((1, 1, 2, 128), 4.0), torch.zeros(1, 1, 2, 128)
+    k[0, 0, 1, 5] = torch.finfo(torch.float32).max
+    v = torch.zeros_like(k).requires_grad_()
+    with fusedops.use("eager"), fusedops.verify("reference"):
+        attention(q, k, v).sum().backward()
+
+
+def test_verify_knows_that_the_gradient_of_16_bit_logits_overflows() -> None:
+    x = torch.zeros(1, 1, dtype=torch.float16, requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0], [2.0]]).half()
+    with fusedops.use("triton"), fusedops.verify("reference"):
+        loss = fusedops.linear_cross_entropy(x, weight, torch.tensor([0]), z_loss=2.0**62)
+        assert torch.autograd.grad(loss, x)[0].isnan().all()  # inf - inf of products

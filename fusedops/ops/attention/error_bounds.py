@@ -113,12 +113,14 @@ def _moves(
     factor = formulas.scale_of(q, scale)
     s = formulas.scores(q.double(), k.double(), mask, factor, causal, window)
     p = formulas.probabilities(s)
-    size = s.q.abs() @ s.k.abs().transpose(-2, -1) * abs(factor)
+    products = s.q.abs() @ s.k.abs().transpose(-2, -1)
     if s.masked is not None:
-        size = size.masked_fill(s.masked, 0.0)
+        products = products.masked_fill(s.masked, 0.0)
+    size = products * abs(factor)
     # the largest score of a row is subtracted from the others
     move = min(absolute, _ARITHMETIC) * size
     move = move + (move.amax(-1, keepdim=True) if size.shape[-1] else 0.0)
-    overflow = (size >= torch.finfo(compute_dtype(q.dtype)).max / 2).any(-1, keepdim=True)
+    largest = products * max(abs(factor), 1.0)  # they may be summed before they are scaled
+    overflow = (largest >= torch.finfo(compute_dtype(q.dtype)).max / 2).any(-1, keepdim=True)
     # exp(move) - 1, where the first order is not enough
     return p, torch.expm1(move.clamp(max=80.0)), overflow | s.values.isnan().any(-1, keepdim=True), s

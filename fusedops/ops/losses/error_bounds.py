@@ -216,7 +216,9 @@ def _linear_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the errors of the gradients of x, weight and bias, from the errors of the gradient of the logits."""
     rows, rounding = (each.reshape(x.shape[:-1].numel(), weight.shape[0]) for each in (logits, narrow))
-    of_x = ((logits + narrow) @ _size(weight)).nan_to_num(nan=math.inf)  # inf * 0: of a row that overflows
+    of_x = ((logits + narrow) @ _size(weight)).nan_to_num(
+        nan=math.inf, posinf=math.inf
+    )  # inf * 0: of a row that overflows
     nothing = rows.new_zeros(0)
     if not summed:
         return of_x, nothing, nothing
@@ -227,7 +229,9 @@ def _linear_gradients(
         counts: Tensor = cast("Any", inputs).unique(dim=0, return_counts=True)[1]
         equal = int(counts.max())
     squares, spread = rounding.square().t(), _SPREAD * equal**0.5
-    of_weight = (rows.t() @ inputs + spread * (squares @ inputs.square()).sqrt()).nan_to_num(nan=math.inf)
+    of_weight = (rows.t() @ inputs + spread * (squares @ inputs.square()).sqrt()).nan_to_num(
+        nan=math.inf, posinf=math.inf
+    )
     return of_x, of_weight, nothing if bias is None else rows.sum(0) + spread * squares.sum(1).sqrt()
 
 
