@@ -18,7 +18,7 @@ from fusedops.ops.attention import formulas
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order
 _ARITHMETIC = 2e-6
 _SUMS = 2e-5  # of a gradient's term, in float32
-_SPREAD = 1  # times the root of the sum of the squares of the terms' roundings
+_SPREAD = 1  # times the root of the sum of the squares of the terms' roundings, where no terms are equal
 
 
 def error_bound(
@@ -73,12 +73,15 @@ def gradient_error_bound(
     terms, change = p * (size + total), (p * relative + flushed) * (size + total)
     heads, factor, rows = k.shape[1], abs(formulas.scale_of(q, scale)), q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
     rounding, exact = (narrow * terms).square(), (narrow * p).square()
-    dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs() + _SPREAD * (rounding @ s.k.square()).sqrt()
+    # equal terms have equal roundings
+    of_keys = _SPREAD * (_most_equal(k, v) if narrow else 1) ** 0.5
+    of_rows = _SPREAD * (_most_equal(q, grad_out) if narrow else 1) ** 0.5
+    dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs() + of_keys * (rounding @ s.k.square()).sqrt()
     ds = _rounded(change, terms, rows, q.dtype).transpose(-2, -1)
     dk = formulas.summed(ds @ s.q.abs(), heads)
-    dk = dk + _SPREAD * formulas.summed(rounding.transpose(-2, -1) @ s.q.square(), heads).sqrt()
+    dk = dk + of_rows * formulas.summed(rounding.transpose(-2, -1) @ s.q.square(), heads).sqrt()
     dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
-    dv = dv + _SPREAD * formulas.summed(exact.transpose(-2, -1) @ g.square(), heads).sqrt()
+    dv = dv + of_rows * formulas.summed(exact.transpose(-2, -1) @ g.square(), heads).sqrt()
     dq, dk = dq * factor, dk * factor
     seen = s.values if s.masked is None else s.values.masked_fill(s.masked, 0.0)
     given = all(bool(each.isfinite().all()) for each in (g, grad_lse, v, seen))
@@ -86,6 +89,16 @@ def gradient_error_bound(
     if anywhere:  # what such a number reaches depends on the order of the products
         return tuple(torch.full_like(each, math.inf) for each in (dq, dk, dv))  # pyright: ignore[reportReturnType]
     return dq, dk, dv
+
+
+def _most_equal(one: Tensor, other: Tensor) -> int:
+    """Return the largest number of equal rows of two tensors side by side, at least 1."""
+    rows = torch.cat((one, other), -1).double()
+    if not rows.numel():
+        return 1
+    # a sum by which equal rows are found, and, but by chance, no others
+    sums = (rows * torch.linspace(1.0, 2.0, rows.shape[-1], dtype=torch.float64, device=rows.device).sqrt()).sum(-1)
+    return int(sums.unique(return_counts=True)[1].max())
 
 
 def _flushed(p: Tensor, dtype: torch.dtype) -> Tensor:
