@@ -8,6 +8,7 @@ product, as fused kernels do.
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -98,7 +99,8 @@ def _most_equal(one: Tensor, other: Tensor) -> int:
         return 1
     # a sum by which equal rows are found, and, but by chance, no others
     sums = (rows * torch.linspace(1.0, 2.0, rows.shape[-1], dtype=torch.float64, device=rows.device).sqrt()).sum(-1)
-    return int(sums.unique(return_counts=True)[1].max())
+    counts: Tensor = cast("Any", sums).unique(return_counts=True)[1]
+    return int(counts.max())
 
 
 def _flushed(p: Tensor, dtype: torch.dtype) -> Tensor:
