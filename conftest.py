@@ -52,6 +52,7 @@ for _name in [name for name in os.environ if name.startswith("FUSEDOPS_")]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--features", type=pathlib.Path, help="write what docs/make_features.py makes its table of")
+    parser.addoption("--write-texts", action="store_true", help="write the texts of the tables that have changed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -17,61 +17,26 @@ from state import discovery_errors
 import fusedops
 from fusedops.constraints import Rank
 
-TABLE = Table(__file__)
+TABLE = Table(__file__, "fakes")
 pin = TABLE.pin
 
-pin("backend's name", registering(name="Mine"), PLUGIN, "backend 'Mine'", "a lower-case identifier", "rename it")
-pin("device types", registering(devices="cuda"), PLUGIN, "device_types 'cuda'", "expected a tuple", "write ('cuda',)")
-pin(
-    "priority",
-    lambda: fusedops.register(fusedops.Backend("mine", ("cpu",), "high", ())),  # type: ignore[arg-type]
-    PLUGIN,
-    "got priority 'high'",
-    "expected an integer",
-    "use 100",
-)
-pin("another API", registering(fusedops_api=9), PLUGIN, "got fusedops_api 9", "expected 2", "install a release")
-pin("no kernel", registering(5), PLUGIN, "got 5", "expected a kernel", "decorate it")
-pin("kernel's op", registering(made(op="gelu")), PLUGIN, "a kernel for 'gelu'", "expected one of the ops", "name one")
-pin("two kernels", registering(GOOD, made()), PLUGIN, "got two forward kernels", "expected one", "remove the other")
-pin(
-    "a kernel's device types",
-    registering(replace(GOOD, device_types=("cuda",))),
-    PLUGIN, "device_types ('cuda',)", "expected some of the backend's ('cpu',)", "list them there too",
-)  # fmt: skip
-pin(
-    "backward alone",
-    registering(made(direction="backward", form="grad, x, bias, approximate, needs")),
-    PLUGIN, "got a backward kernel", "expected both", "add the forward one",
-)  # fmt: skip
-pin("parameters", registering(made(form="x, b")), PLUGIN, "got parameters (x, b)", "(x, bias", "use these")
-pin(
-    "a kind",
-    registering(made(form="x, bias, *, approximate")),
-    PLUGIN, "parameters (x, bias, *, approximate)", "all passed by position", "use these parameters",
-)  # fmt: skip
-pin("no constraint", registering(made(5)), PLUGIN, "got 5 as", "expected one of fusedops.constraints", "write one")
-pin(
-    "constraint's name",
-    registering(made(Rank("y", 2))),
-    PLUGIN, "'y: 2-D' on 'y'", "expected one of its parameters", "name one of these",
-)  # fmt: skip
-pin("a taken name", registering(name="eager"), PLUGIN, "already registered", "a free one", "unregister('eager')")
-pin(
-    "a taken op",
-    lambda: fusedops.register(copy.copy(fusedops.ops.OPS["bias_gelu"])),
-    PLUGIN, "got a second op of this name", "expected a free name", "rename one",
-)  # fmt: skip
-pin(
-    "unregister",
-    with_mine(lambda: fusedops.unregister("yours")),
-    PLUGIN, "got 'yours'", "expected a registered", "name one of",
-)  # fmt: skip
-pin(
-    "no hook",
-    lambda: fusedops.register(object(), "mine"),
-    PLUGIN, "got NoneType", "expected a fusedops.Backend", "add a function",
-)  # fmt: skip
+pin("backend's name", registering(name="Mine"), PLUGIN)
+pin("device types", registering(devices="cuda"), PLUGIN)
+pin("priority", lambda: fusedops.register(fusedops.Backend("mine", ("cpu",), "high", ())), PLUGIN)
+pin("another API", registering(fusedops_api=9), PLUGIN)
+pin("no kernel", registering(5), PLUGIN)
+pin("kernel's op", registering(made(op="gelu")), PLUGIN)
+pin("two kernels", registering(GOOD, made()), PLUGIN)
+pin("a kernel's device types", registering(replace(GOOD, device_types=("cuda",))), PLUGIN)
+pin("backward alone", registering(made(direction="backward", form="grad, x, bias, approximate, needs")), PLUGIN)
+pin("parameters", registering(made(form="x, b")), PLUGIN)
+pin("a kind", registering(made(form="x, bias, *, approximate")), PLUGIN)
+pin("no constraint", registering(made(5)), PLUGIN)
+pin("constraint's name", registering(made(Rank("y", 2))), PLUGIN)
+pin("a taken name", registering(name="eager"), PLUGIN)
+pin("a taken op", lambda: fusedops.register(copy.copy(fusedops.ops.OPS["bias_gelu"])), PLUGIN)
+pin("unregister", with_mine(lambda: fusedops.unregister("yours")), PLUGIN)
+pin("no hook", lambda: fusedops.register(object(), "mine"), PLUGIN)
 
 
 class Misspelt:
@@ -82,14 +47,7 @@ class Misspelt:
         return "Misspelt()"
 
 
-pin(
-    "a hook's name",
-    lambda: fusedops.register(Misspelt(), "mine"),
-    PLUGIN,
-    "'fusedops_backends'",
-    "expected hooks of",
-    "correct",
-)
+pin("a hook's name", lambda: fusedops.register(Misspelt(), "mine"), PLUGIN)
 
 
 class Distribution(NamedTuple):
@@ -163,57 +121,14 @@ def fusedops_op() -> Any:
     return "op"
 
 
-pin(
-    "another's name",
-    discovering("mine", providing("yours"), "them"),
-    PLUGIN, "named 'yours'", "expected the same name", "rename either",
-)  # fmt: skip
-pin(
-    "a rival",
-    discovering("mine", providing("mine"), "a", "b"),
-    PLUGIN,
-    "a and b, which both",
-    "one of them",
-    "uninstall",
-)
-pin(
-    "a built-in name",
-    discovering("eager", providing("eager"), "fusedops", "a"),
-    PLUGIN, "backend 'eager' of a is", "expected another", "rename it",
-)  # fmt: skip
-pin(
-    "an observer",
-    discovering("mine", fusedops_observe, "a"),
-    PLUGIN, "an observing hook alone", "expected a backend or an op", "fusedops.register()",
-)  # fmt: skip
-pin("no op", discovering("mine", fusedops_op, "a"), PLUGIN, "got str", "expected a fusedops.Op", "return that")
-pin(
-    "a request while importing",
-    discovering("mine", asking(), "a"),
-    PLUGIN, "a request for backends", "expected none before", "from its probe",
-)  # fmt: skip
-pin(
-    "an exit",
-    discovering("mine", leaving(), "a"),
-    PLUGIN, "got SystemExit: 3", "expected an import that succeeds", "correct the import",
-)  # fmt: skip
-pin(
-    "a taken observer",
-    watching(lambda: fusedops.register(Watcher(), "watcher")),
-    PLUGIN, "already registered", "a free one", "unregister('watcher')",
-)  # fmt: skip
-pin(
-    "a failing observer",
-    watching(gelu(X)),
-    fusedops.FusedOpsWarning, "disk full", "expected no exception", "unregister('watcher')",
-)  # fmt: skip
+pin("another's name", discovering("mine", providing("yours"), "them"), PLUGIN)
+pin("a rival", discovering("mine", providing("mine"), "a", "b"), PLUGIN)
+pin("a built-in name", discovering("eager", providing("eager"), "fusedops", "a"), PLUGIN)
+pin("an observer", discovering("mine", fusedops_observe, "a"), PLUGIN)
+pin("no op", discovering("mine", fusedops_op, "a"), PLUGIN)
+pin("a request while importing", discovering("mine", asking(), "a"), PLUGIN)
+pin("an exit", discovering("mine", leaving(), "a"), PLUGIN)
+pin("a taken observer", watching(lambda: fusedops.register(Watcher(), "watcher")), PLUGIN)
+pin("a failing observer", watching(gelu(X)), fusedops.FusedOpsWarning)
 
-
-@pytest.mark.usefixtures("fakes")
-@pytest.mark.parametrize("name", TABLE.pins)
-def test_a_text(name: str) -> None:
-    TABLE.check(name)
-
-
-def test_no_text_is_left_over() -> None:
-    TABLE.check_complete()
+test_a_text, test_no_text_is_left_over = TABLE.tests()

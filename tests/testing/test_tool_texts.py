@@ -19,7 +19,7 @@ import fusedops
 
 TRITON = importlib.util.find_spec("triton") is not None  # without it the texts of autotuning are not shown
 CORE = pathlib.Path(fusedops.__file__).parent
-TABLE = Table(__file__)
+TABLE = Table(__file__, "fakes")
 pin = TABLE.pin
 
 
@@ -69,74 +69,21 @@ def reproduce(*args: Any) -> Callable[[], Any]:
 
 
 CHECK = "bias_gelu/forward/kernel"
-pin(
-    "a mismatch",
-    verifying(),
-    fusedops.MismatchError,
-    "element (0, 0) is 1",
-    "expected it within",
-    "correct the kernel at",
-)
-pin(
-    "mismatches",
-    verifying(raise_on_mismatch=False),
-    fusedops.FusedOpsWarning, "got 1 result", "expected it within", "prefer another backend",
-)  # fmt: skip
-pin("verify's every", verify("eager", every=0), INVALID, "every = 0", "expected a positive", "pass 10")
-pin("verify's backend", verify("eagr"), POLICY, "'eagr'", "expected one of", "write 'eager'")
-pin(
-    "verify's kernel",
-    with_unavailable(verify("mine")),
-    POLICY,
-    "libmine.so is",
-    "expected one that can",
-    "install libmine",
-)
-pin("bind's op", bind("bias_gel"), POLICY, "'bias_gel'", "expected one of", "write 'bias_gelu'")
-pin(
-    "bind's x",
-    bind("bias_gelu", fusedops.TensorSpec((2, 4))),
-    INVALID,
-    "a TensorSpec",
-    "expected a tensor",
-    "use explain",
-)
-pin("the kit's backend", checks("eagr"), POLICY, "'eagr'", "expected one of", "write 'eager'")
-pin("nothing", without_backends(checks("eager")), POLICY, "there is none", "expected an installed", "pip install")
-pin("the kit's op", checks("eager", op="bias_gel"), POLICY, "'bias_gel'", "expected one of", "write 'bias_gelu'")
-pin(
-    "the kit's machine",
-    with_unavailable(checks("mine")),
-    PLUGIN,
-    "libmine.so is",
-    "expected one that can",
-    "install libmine",
-)
-pin(
-    "the kit's device",
-    with_mine(checks("mine", "meta")),
-    PLUGIN,
-    "device 'meta'",
-    "expected one that mine serves",
-    "leave it out",
-)
-pin("no device", with_mine(checks("mine", "gpu")), PLUGIN, "device 'gpu'", "expected one that", "name another")
-pin(
-    "the kit's check",
-    with_mine(reproduce("mine", "values", "")),
-    POLICY,
-    "'values'",
-    "expected one of",
-    "use one of these",
-)
-pin(
-    "the kit's case",
-    with_mine(reproduce("mine", CHECK, "x")),
-    POLICY,
-    "'x'",
-    "expected one of takes a",
-    "use one of these",
-)
+pin("a mismatch", verifying(), fusedops.MismatchError)
+pin("mismatches", verifying(raise_on_mismatch=False), fusedops.FusedOpsWarning)
+pin("verify's every", verify("eager", every=0), INVALID)
+pin("verify's backend", verify("eagr"), POLICY)
+pin("verify's kernel", with_unavailable(verify("mine")), POLICY)
+pin("bind's op", bind("bias_gel"), POLICY)
+pin("bind's x", bind("bias_gelu", fusedops.TensorSpec((2, 4))), INVALID)
+pin("the kit's backend", checks("eagr"), POLICY)
+pin("nothing", without_backends(checks("eager")), POLICY)
+pin("the kit's op", checks("eager", op="bias_gel"), POLICY)
+pin("the kit's machine", with_unavailable(checks("mine")), PLUGIN)
+pin("the kit's device", with_mine(checks("mine", "meta")), PLUGIN)
+pin("no device", with_mine(checks("mine", "gpu")), PLUGIN)
+pin("the kit's check", with_mine(reproduce("mine", "values", "")), POLICY)
+pin("the kit's case", with_mine(reproduce("mine", CHECK, "x")), POLICY)
 
 
 def counting() -> None:
@@ -146,9 +93,7 @@ def counting() -> None:
         runpy.run_path(str(CORE / "_dispatch" / "selection" / "stats.py"))
 
 
-pin(
-    "FUSEDOPS_STATS", counting, fusedops.FusedOpsWarning, "'yes', which has no effect", "expected 1 or 0", "set it to 1"
-)
+pin("FUSEDOPS_STATS", counting, fusedops.FusedOpsWarning)
 
 
 def tuning() -> None:
@@ -190,16 +135,10 @@ def captured() -> None:
 
 
 if TRITON:
-    pin("a capture", captured, fusedops.FusedOpsError, "a first launch of", "that is loaded", "fusedops.warm_up(op")
-    pin("FUSEDOPS_AUTOTUNE", tuning, fusedops.FusedOpsWarning, "'yes' has no effect", "set it to 1", "unset it")
-    pin("a setting", tuned, fusedops.FusedOpsWarning, "[5] for softmax", "expected one of", "delete the file")
+    pin("a capture", captured, fusedops.FusedOpsError)
+    pin("FUSEDOPS_AUTOTUNE", tuning, fusedops.FusedOpsWarning, form="has no effect; set it to")
+    pin("a setting", tuned, fusedops.FusedOpsWarning)
 
-
-@pytest.mark.usefixtures("fakes")
-@pytest.mark.parametrize("name", TABLE.pins)
-def test_a_text(name: str) -> None:
-    TABLE.check(name)
-
-
-def test_no_text_is_left_over() -> None:
-    TABLE.check_complete(absent=() if TRITON else ("FUSEDOPS_AUTOTUNE", "a setting", "a capture"))
+test_a_text, test_no_text_is_left_over = TABLE.tests(
+    absent=() if TRITON else ("FUSEDOPS_AUTOTUNE", "a setting", "a capture")
+)

@@ -1,6 +1,7 @@
-"""A table of error texts: what is called, what it raises, and the three parts that the text must contain.
+"""A table of error texts: what is called and what it raises.
 
-The whole texts are in a file beside the test, with its name and the suffix ``.txt``: a line ``[name]``, then the text.
+The texts are in a file beside the test, with its name and the suffix ``.txt``: a line ``[name]``, then the text.
+``pytest --write-texts`` writes those that have changed.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import pytest
 
 import fusedops
 
+# what was given, what is needed, and what to do
+FORM = "got .*(?:expected|needs) .*to fix|^no backend takes this call.* given .*to fix"
+
 
 class Pin(NamedTuple):
-    """A call, what it raises, and the three parts of the text."""
+    """A call, what it raises, and a pattern of the form of the text."""
 
     call: Callable[[], Any]
     error: type[BaseException]
-    given: str
-    needed: str
-    do: str
+    form: str
 
 
 def read_texts(path: pathlib.Path) -> dict[str, str]:
@@ -44,32 +46,47 @@ def without_torch_texts(error: BaseException) -> str:
 
 
 class Table:
-    """The pinned texts of one test file."""
+    """The pinned texts of one test file.
 
-    def __init__(self, test_file: str) -> None:
+    Args:
+        test_file: its path; the texts are in a file beside it with the suffix ``.txt``.
+        *fixtures: what its tests use.
+    """
+
+    def __init__(self, test_file: str, *fixtures: str) -> None:
         self.path = pathlib.Path(test_file).with_suffix(".txt")
+        self.fixtures = fixtures
         self.pins: dict[str, Pin] = {}
 
-    def pin(self, name: str, call: Callable[[], Any], error: type[BaseException], *parts: str) -> None:
-        """Add a row."""
+    def pin(self, name: str, call: Callable[[], Any], error: type[BaseException], form: str = FORM) -> None:
+        """Add a row: a call, what it raises, and a pattern of the form of the text."""
         assert name not in self.pins, name
-        self.pins[name] = Pin(call, error, *parts)
+        self.pins[name] = Pin(call, error, form)
 
-    def check(self, name: str) -> None:
-        """Assert that the call raises the pinned text."""
+    def check(self, name: str, write: bool = False) -> None:
+        """Assert that the call raises the pinned text, or write what it raises."""
         row = self.pins[name]
         with pytest.raises(row.error) as raised:
             row.call()
         assert type(raised.value) is row.error
-        text = without_torch_texts(raised.value)
-        pinned = with_placeholders(text)
-        assert pinned == read_texts(self.path).get(name), (
-            f"if it is intended, write in {self.path.name}\n[{name}]\n{pinned}"
-        )
-        for part in (row.given, row.needed, row.do):
-            assert part, "a text has three parts"
-            assert part in text, f"{part!r} is not in the text"
+        text = with_placeholders(without_torch_texts(raised.value))
+        assert re.search(row.form, text, re.S), f"got the text {text!r}, expected one like {row.form!r}"
+        texts = read_texts(self.path)
+        if write and texts.get(name) != text:
+            texts[name] = text
+            rows = [f"[{each}]\n{texts[each]}\n" for each in [*self.pins, *(texts.keys() - self.pins)] if each in texts]
+            self.path.write_text("\n".join(rows), encoding="utf-8")
+        assert text == read_texts(self.path).get(name), f"if it is intended: pytest --write-texts {self.path.stem}.py"
 
-    def check_complete(self, absent: tuple[str, ...] = ()) -> None:
-        """Assert that the file has a text for each row, and no other."""
-        assert set(self.pins) == set(read_texts(self.path)) - set(absent)
+    def tests(self, absent: tuple[str, ...] = ()) -> tuple[Callable[..., None], Callable[[], None]]:
+        """Return the tests of the rows, and of the file, which has a text for each row and ``absent`` ones."""
+
+        @pytest.mark.usefixtures("clean_fusedops", *self.fixtures)
+        @pytest.mark.parametrize("name", self.pins)
+        def test_a_text(name: str, pytestconfig: pytest.Config) -> None:
+            self.check(name, pytestconfig.getoption("--write-texts"))
+
+        def test_no_text_is_left_over() -> None:
+            assert set(self.pins) == set(read_texts(self.path)) - set(absent)
+
+        return test_a_text, test_no_text_is_left_over
