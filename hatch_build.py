@@ -112,18 +112,20 @@ def compile_library(root: Path, target: Target, command: list[str], is_zig: bool
     """
     sources = sorted((root / CPU / "src").glob("*.cpp"))
     headers = sorted((root / CPU / "src").glob("*.h"))
+    relative = [path.relative_to(root).as_posix() for path in sources]  # the same key in every clone
     architecture = []
     if library.level in X86_LEVELS:
         architecture = [f"-mcpu={library.level.replace('-', '_')}" if is_zig else f"-march={library.level}"]
     # without it the name in the library is the path of the build
     name = [f"-Wl,-install_name,@rpath/{library.name}"] if target.suffix == "dylib" else []
-    arguments = [*command, *FLAGS, *target.link, *name, *architecture, *map(str, sources)]
+    arguments = [*command, *FLAGS, *target.link, *name, *architecture, *relative]
     key = hashlib.sha256("\0".join([*arguments, *(p.read_text() for p in (*sources, *headers))]).encode())
     out = root / "build" / "cpu" / key.hexdigest()[:16] / library.name
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         unfinished = out.with_suffix(".unfinished")
-        subprocess.run([*arguments, "-o", str(unfinished)], check=True, capture_output=True, text=True)
+        command = [*arguments, "-o", str(unfinished)]
+        subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
         unfinished.replace(out)
     return out
 

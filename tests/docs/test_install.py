@@ -52,7 +52,7 @@ def distributions(names: Iterator[str] | tuple[str, ...]) -> dict[str, metadata.
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Return a copy of the files that git has or would add."""
+    """Return a copy of the files that git has or would add, and of the compiled libraries, by their contents."""
     folder = tmp_path_factory.mktemp("clone") / "fusedops"
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -66,6 +66,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    if (ROOT / "build" / "cpu").is_dir():  # a minute of two cores, where this tree's installation has compiled the same
+        shutil.copytree(ROOT / "build" / "cpu", folder / "build" / "cpu")
     return folder
 
 

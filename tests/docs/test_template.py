@@ -17,6 +17,8 @@ import pytest
 from repository import EXAMPLE_PLUGIN, ROOT
 
 Run = Callable[..., str]
+# from what is installed, and without an index
+PIP = ("pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target")
 EXIT_CODES = {"fusedops explain scaled_masked_softmax": 1}  # as on the page; the others end with 0
 
 
@@ -47,21 +49,27 @@ def test_an_op_takes_at_most_80_lines() -> None:
     assert len(OP.files["fusedops-op-example/fusedops_norm/my_rms_norm.py"].splitlines()) <= 80
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Return a folder with fusedops installed."""
+    site = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", *PIP, str(site), str(ROOT)], check=True, timeout=300)
+    return site
+
+
 @pytest.fixture
-def run(tmp_path: pathlib.Path) -> Run:
-    """Run a command of a page in a folder with its files, with fusedops installed in a folder of its own."""
+def run(tmp_path: pathlib.Path, installed: pathlib.Path) -> Run:
+    """Run a command of a page in a folder with its files, with fusedops installed, and plugins in their own folder."""
     site, work = tmp_path / "site", tmp_path / "work"
     work.mkdir()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("FUSEDOPS_", "PYTEST_"))}
     environ.pop("TRITON_INTERPRET", None)  # a user has not set it
-    environ["PYTHONPATH"] = str(site)
+    environ["PYTHONPATH"] = os.pathsep.join([str(site), str(installed)])
     environ["OMP_NUM_THREADS"] = "1"  # these sizes are small: on a busy machine threads wait for each other
-    # from what is installed, and without an index
-    pip = ["pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target", str(site)]
 
     def run(*command: str, expected: int = 0) -> str:
         if command[0] == "pip":
-            command = (*pip, *command[2:])
+            command = (*PIP, str(site), *command[2:])
         done = subprocess.run(
             [sys.executable, "-m", *command] if command[0] != "-c" else [sys.executable, *command],
             cwd=work,
@@ -73,7 +81,6 @@ def run(tmp_path: pathlib.Path) -> Run:
         assert done.returncode == expected, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    run("pip", "install", str(ROOT))
     return run
 
 
