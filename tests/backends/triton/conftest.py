@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
@@ -20,11 +21,18 @@ def same_numbers() -> None:
     torch.manual_seed(20240607)
 
 
+@pytest.fixture(scope="session")
+def compilations(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Return the folder of Triton's cache, one for all processes of a run: several files compile the same kernel."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compilations"
+
+
 @pytest.fixture(scope="module")
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def compiled(request: pytest.FixtureRequest, compilations: pathlib.Path) -> dict[str, dict[str, Any]]:
     """Facts of the compiled kernel of each of the module's ``CASES``, by its name."""
     cases = request.module.CASES
-    return dict(zip(cases, compiled_facts([[*cases.values()]], tmp_path_factory.mktemp("triton")), strict=True))
+    return dict(zip(cases, compiled_facts([[*cases.values()]], compilations), strict=True))
 
 
 @pytest.fixture

@@ -34,11 +34,14 @@ def _cases() -> dict[str, Case]:
         for name, shape in {**SHAPES, **MORE}.items():
             case = {"op": op, "dtype": "bfloat16", "angles": "float32", "target": "sm_90", **shape}
             cases[f"{op}, {name}"] = case
-    for name, shape in SHAPES.items():
+    for turn, (name, shape) in enumerate(SHAPES.items()):
         for dtype in ("bfloat16", "float32"):
-            for target in ("sm_80", "sm_90", "sm_100", "gfx942"):
-                case = {"op": "rotary_embedding", "dtype": dtype, "target": target, **shape}
-                cases[f"{name}, {dtype}, {target}"] = case
+            cases[f"{name}, {dtype}, sm_90"] = {"op": "rotary_embedding", "dtype": dtype, "target": "sm_90", **shape}
+        for at, target in enumerate(("sm_80", "sm_100", "gfx942"), turn):  # 16 and 32 bits in turn
+            dtype = ("bfloat16", "float32")[at % 2]
+            cases[f"{name}, {dtype}, {target}"] = {
+                "op": "rotary_embedding", "dtype": dtype, "target": target, **shape
+            }  # fmt: skip
         cases[f"{name}, float64"] = {"op": "rotary_embedding", "dtype": "float64", "target": "sm_90", **shape}
     return cases
 

@@ -8,6 +8,7 @@ Nothing is measured: see ``issue_slots.py``. After a change of kernels, write th
 from __future__ import annotations
 
 import json
+import pathlib
 from typing import Any
 
 import pytest
@@ -23,12 +24,12 @@ WRITE = "write the table: python tests/support/compiled/kernel_costs.py --write"
 
 
 @pytest.fixture(scope="module")
-def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
+def costs(compilations: pathlib.Path) -> dict[str, dict[str, float]]:
     """The cost of each case, by its name. Two processes compile."""
     names = [*CASES]
     shares = [names[0::2], names[1::2]]
     cases = [[CASES[name] for name in share] for share in shares]
-    facts = compiled_facts(cases, tmp_path_factory.mktemp("triton"), program="kernel_costs")
+    facts = compiled_facts(cases, compilations, program="kernel_costs")
     return dict(zip([name for share in shares for name in share], facts, strict=True))
 
 
