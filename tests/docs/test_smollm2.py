@@ -39,21 +39,24 @@ def run(example: str, *options: object) -> str:
     return done.stdout
 
 
-def test_five_answers_of_32_tokens_are_those_of_the_plain_model() -> None:
-    out = run("smollm2.py", *PROMPTS, "--tokens", 32, "--rounds", 0)
-    assert out.count("[32 tokens, the same as those of transformers alone]") == len(PROMPTS)
-    assert "30 rotary_embedding, 30 swiglu, 61 rms_norm, 30 attention" in out
+@pytest.fixture(scope="module")
+def report() -> str:
+    return run("smollm2.py", *PROMPTS, "--tokens", 32, "--rounds", 1)
+
+
+def test_five_answers_of_32_tokens_are_those_of_the_plain_model(report: str) -> None:
+    assert report.count("[32 tokens, the same as those of transformers alone]") == len(PROMPTS)
+    assert "30 rotary_embedding, 30 swiglu, 61 rms_norm, 30 attention" in report
     for op, calls in zip(OPS, (61, 30, 30, 30)):
-        counts = re.search(rf"^\W*{op}\W.*?(\d+)", out, re.MULTILINE)
-        assert counts is not None, f"no row of {op}:\n{out}"
+        counts = re.search(rf"^\W*{op}\W.*?(\d+)", report, re.MULTILINE)
+        assert counts is not None, f"no row of {op}:\n{report}"
         assert int(counts[1]) == 32 * calls
 
 
-def test_times_of_both_are_printed() -> None:
-    out = run("smollm2.py", "--tokens", 4, "--rounds", 2)
+def test_times_of_both_are_printed(report: str) -> None:
     for name in ("transformers", "with fusedops"):
-        rate = re.search(rf"^  {name} +(\S+)  \(", out, re.MULTILINE)
-        assert rate is not None, out
+        rate = re.search(rf"^  {name} +(\S+)  \(", report, re.MULTILINE)
+        assert rate is not None, report
         assert float(rate[1]) > 0
 
 

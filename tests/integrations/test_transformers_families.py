@@ -77,8 +77,11 @@ def test_a_family_computes_the_same(family: Family) -> None:
 
 
 def test_the_page_has_these_families_and_no_other() -> None:
-    listed = make_transformers.listed((DOCS / "transformers.md").read_text("utf-8"))
+    text = (DOCS / "transformers.md").read_text("utf-8")
+    listed = make_transformers.listed(text)
     assert sorted(listed) == sorted(family.name for family in FAMILIES.values())
+    lists = make_transformers.lists({name: listed[name] for name in FAMILIES})
+    assert make_transformers.page(lists) == text, "stale: run `make docs`"
 
 
 def test_the_lists_are_read_as_they_are_written() -> None:
