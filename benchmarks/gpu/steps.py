@@ -133,8 +133,10 @@ def _launch(target: Target) -> Step:
 def _options(target: Target, name: str) -> tuple[str, ...]:
     shared = ("--modes", "forward", "backward", "--without", "fusedops.eager", "megatron's torch path")
     if target.dry:
+        sweep, _, ops = " ".join(MEASUREMENTS[name][0]).partition(" --ops ")
+        few = ("--ops", *ops.split()[:2])  # tests/docs/test_benchmarks.py measures every op
         size = ("--device", "cpu", "--elements", "4096", "--seconds", "0.001", "--dtypes", "float32")
-        return (*MEASUREMENTS[name][0], "--modes", "forward", "backward", "--without", "torch.compile", *size)
+        return (*sweep.split(), *few, "--modes", "forward", "backward", "--without", "torch.compile", *size)
     size = ("--device", "cuda", "--elements", str(2**28), "--seconds", "0.03", "--dtypes", "bfloat16", "float32")
     return (*MEASUREMENTS[name][0], *shared, *size)
 

@@ -171,6 +171,13 @@ def test_the_page_of_the_ops_has_a_section_for_every_op() -> None:
     assert sorted(headings) == fusedops.ops.__all__
 
 
+def test_the_pages_of_limits_and_peers_are_current(python: Any) -> None:
+    """In a process without Triton's interpreter, with which the triton backend serves the CPU too."""
+    code = "import json, make_limits as made; print(json.dumps({'limits.md': made.limits(), 'peers.md': made.peers()}))"
+    for name, text in python(code, ROOT / "docs").items():
+        assert (ROOT / "docs" / name).read_text("utf-8") == text, f"{name} is stale: run `make docs`"
+
+
 def test_a_stale_table_of_ops_is_found() -> None:
     made = make_tables()
     text = (ROOT / "docs" / "ops.md").read_text("utf-8")

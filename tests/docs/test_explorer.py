@@ -67,8 +67,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @needs_browser
 @pytest.mark.parametrize(
     ("count", "seed", "way"),
-    [(80, "few", "answers"), pytest.param(2000, "many", "answersWithoutLayout", marks=pytest.mark.slow)],
-    ids=["80", "2000"],
+    [(80, "few", "answers"), pytest.param(600, "many", "answersWithoutLayout", marks=pytest.mark.slow)],
+    ids=["80", "600"],
 )
 def test_the_page_answers_as_explain_does(page: browser.Page, count: int, seed: str, way: str) -> None:
     calls = [json.loads(line) for line in run("tests/support/makers/explorer_calls.py", str(count), seed).splitlines()]
