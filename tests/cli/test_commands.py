@@ -153,8 +153,7 @@ def in_a_process(*words: str, **variables: str) -> subprocess.CompletedProcess[b
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["info", "doctor"])
-@pytest.mark.parametrize("value", ["é", "\udcff"])
+@pytest.mark.parametrize(("command", "value"), [("info", "é"), ("doctor", "\udcff")])
 def test_text_that_the_output_cannot_encode(command: str, value: str) -> None:
     done = in_a_process(
         sys.executable, "-m", "fusedops", command, FUSEDOPS_BACKEND=value, PYTHONIOENCODING="ascii:strict"
@@ -196,8 +195,8 @@ def test_time_to_answer_beyond_torch(argv: list[str], seconds: float, python: An
             main({argv})
         print(json.dumps(time.process_time() - before))
     """
-    # one process, as imports of torch differ by half a second on a busy machine; the least of three runs
-    assert min(python(program, fresh=True) for _ in range(3)) < seconds
+    # one process, as imports of torch differ by half a second on a busy machine; one of three runs
+    assert any(python(program, fresh=True) < seconds for _ in range(3))
 
 
 def test_help_does_not_load_rich(python: Any) -> None:

@@ -10,7 +10,7 @@ from right_calls import false_alarms
 
 import fusedops
 
-CALLS = 300
+CALLS = 100
 
 
 @pytest.mark.slow

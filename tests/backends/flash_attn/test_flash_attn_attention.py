@@ -49,10 +49,9 @@ def check(seed: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seeds", [range(200), pytest.param(range(200, 2000), marks=pytest.mark.slow)], ids=len)
-def test_random_calls(seeds: range, log: list[Call]) -> None:
-    taken = sum(check(seed) for seed in seeds)
-    assert taken >= len(seeds) // 4
+def test_random_calls(log: list[Call]) -> None:
+    taken = sum(check(seed) for seed in range(200))
+    assert taken >= 50
     assert {call.function for call in log} == {"_flash_attn_forward", "_flash_attn_backward"}
 
 

@@ -21,6 +21,7 @@ from fusedops import TensorSpec, testing
 
 OP = testing.OPS["scaled_masked_softmax"]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CALLS = 2_000
 RUN = 2**14  # elements: larger calls are chosen for, and not run
 
 SIZES: tuple[Callable[[random.Random], int], ...] = (  # what is run, what is at the edges of the limits, long ones, any
@@ -67,21 +68,18 @@ def torch_npu() -> Iterator[ModuleType]:
         yield module
 
 
-@pytest.mark.parametrize(("calls", "first"), [(2_000, 0), pytest.param(8_000, 2**49, marks=pytest.mark.slow)])
-def test_the_vendor_serves_what_its_documents_allow_and_nothing_else(
-    torch_npu: ModuleType, calls: int, first: int
-) -> None:
+def test_the_vendor_serves_what_its_documents_allow_and_nothing_else(torch_npu: ModuleType) -> None:
     counts: Counter[str] = Counter()
 
-    @settings(max_examples=calls)
-    @given(st.integers(first, first + 2**48))
+    @settings(max_examples=CALLS)
+    @given(st.integers(0, 2**48))
     def check_calls(seed: int) -> None:
         check_call(seed, torch_npu, counts)
 
     check_calls()
-    assert counts["selected"] >= calls
-    assert counts["served"] >= calls // 10
-    assert counts["refused"] >= calls // 10
+    assert counts["selected"] >= CALLS
+    assert counts["served"] >= CALLS // 10
+    assert counts["refused"] >= CALLS // 10
 
 
 def check_call(seed: int, torch_npu: ModuleType, counts: Counter[str]) -> None:

@@ -146,10 +146,9 @@ def check(seed: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seeds", [range(200), pytest.param(range(200, 2000), marks=pytest.mark.slow)], ids=len)
-def test_random_calls(seeds: range, log: list[Call]) -> None:
-    taken = sum(check(seed) for seed in seeds)
-    assert taken >= len(seeds) // 10, taken
+def test_random_calls(log: list[Call]) -> None:
+    taken = sum(check(seed) for seed in range(200))
+    assert taken >= 20, taken
     assert {call.function for call in log} == {*FLASH, *EFFICIENT}
 
 
