@@ -69,11 +69,18 @@ def _read(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = source[0].replace(marker[0], f"``````{{raw}} html\n{fragment(marker[1] or '')}\n``````")
 
 
+def _break_lines(block: re.Match[str]) -> str:
+    """Return an output with each line in an element, so that site.css can indent what is wrapped."""
+    return "".join(f'<span class="line">{line}</span>' for line in block[0].splitlines(keepends=True))
+
+
 def _break_names(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
     """Let a long name in code break between its parts instead of anywhere, and mark the cells that hold a number."""
     code = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
     part = re.compile(r"(?<=\w[_./=(])(?=\w)|(?<=[\])]\.)(?=\w)|(?<=[a-z])(?=[A-Z])")
     if "body" in context:
+        output = r'(?<=<div class="highlight-text notranslate"><div class="highlight"><pre><span></span>)[^<]+'
+        context["body"] = re.sub(output, _break_lines, context["body"])
         context["body"] = code.sub(lambda name: part.sub("<wbr/>", name[0]), context["body"])
         names = re.compile(r"(<td><p>(?:<a [^>]*>(?:<span[^>]*>)?)?)(\w+)")
         context["body"] = names.sub(lambda cell: cell[1] + cell[2].replace("_", "_<wbr/>"), context["body"])
