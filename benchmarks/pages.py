@@ -43,13 +43,13 @@ COUNT of the ALL ratios in [the runs](measurements.md) are below LIMIT. Per op, 
 
 RESULTS_TAIL = """
 Torch's dropout saves a mask, which its backward reads. The backward here computes the mask again from the seed, in 0.27
-ns an element on two threads. That is more than torch takes for tensors that stay in the caches. Of up to about 1 Ki
-elements, a call costs what the selection and the launch cost: 2.4 to 6 us, where one or two functions of torch take 2.5
-to 4 us.
+ns an element on two threads. That is more than torch takes for tensors that stay in the caches. Up to about 1 Ki
+elements, the time of a call is that of the selection and the launch: 2.4 to 6 us, where one or two functions of torch
+take 2.5 to 4 us.
 
 ## Attention and the fused linear loss
 
-They are matrix products for the most part, and no rows of the table.
+They are mostly matrix products, and have no rows in the table.
 
 - [attention](ops.md#attention) runs torch's own kernel where that kernel takes the call. For (2, 16, 2048, 64), causal
   or with a padding mask, float32 and bfloat16, forward alone and both directions, it takes 1.00 to 1.02 of the time of
