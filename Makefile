@@ -8,6 +8,8 @@ TORCH ?= torch==2.13.0
 TRITON ?= triton
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
+# of `make test-slow` without ARGS: the others take half of the time in which each process collects the tests
+SLOW_FILES = $(shell grep -rl --include='test_*.py' 'mark\.slow' tests)
 # of `make fuzz`
 MINUTES ?= 60
 CONCURRENCY_MINUTES ?= 10
@@ -66,7 +68,7 @@ test: $(VENV)/ready  ## run the tests, except the slow ones (10 minutes on 2 cor
 
 test-slow: $(VENV)/smollm2  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples
 	# by file: some have fixtures that take minutes
-	$(PYTEST) --dist loadfile -m "slow and not long" --features build/features-slow.json $(ARGS)
+	$(PYTEST) --dist loadfile -m "slow and not long" --features build/features-slow.json $(or $(ARGS),$(SLOW_FILES))
 
 test-long: $(VENV)/ready  ## run the tests that take minutes: every float32 number, sanitizers, cross-compilation; CI does not
 	$(PYTEST) --dist loadfile -m long $(ARGS)

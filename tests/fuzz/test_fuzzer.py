@@ -14,7 +14,7 @@ from repository import ROOT
 from tests.fuzz.machine import targets
 
 
-def fuzz(*options: str, planted: str = "right", seconds: float = 600) -> subprocess.CompletedProcess[str]:
+def fuzz(*options: str, planted: str = "right", seconds: float = 1800) -> subprocess.CompletedProcess[str]:
     """Run the command."""
     return python("-m", "tests.fuzz", *options, planted=planted, seconds=seconds)
 
@@ -113,6 +113,6 @@ def test_calls_of_all_ops_and_backends() -> None:
 
 @pytest.mark.slow
 def test_threads_forks_and_the_end_of_the_interpreter() -> None:
-    done = fuzz("--concurrency", "--seed", "1", "--calls", "1", seconds=1200)
+    done = fuzz("--concurrency", "--seed", "1", "--calls", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("1 clean, 0 wrong, 0 crash, 0 hang") == 3
