@@ -71,6 +71,9 @@ class Constraint:
     def expression(self, constants: dict[str, object]) -> str:
         """Return Python source that is true where the constraint is met, for an argument that is not None.
 
+        It reads shapes, strides, dtypes, layouts and devices of tensors, and values of other arguments, and nothing
+        else: a call in which all these are as in a recent one is not checked again.
+
         Values that have no literal go into ``constants`` under a new name, see :func:`constant`.
         """
         raise NotImplementedError

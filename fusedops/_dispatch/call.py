@@ -45,8 +45,10 @@ def call(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
         return call_registered(op, args, backend)
     recent = recent_call(op, args, backend)
     if recent is not None:  # checked before, and not traced or transformed now
-        plan, kernel, wants_gradient = recent
-        return run(op, plan, kernel, args if op.prepare_args is None else op.prepare_args(args), wants_gradient)
+        plan, kernel, wants_gradient, backward = recent
+        if op.prepare_args is not None:
+            args = op.prepare_args(args)
+        return run(op, plan, kernel, args, wants_gradient, backward)
     if is_jit_tracing():
         return call_registered(op, args, backend)
     try:

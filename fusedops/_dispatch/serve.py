@@ -39,19 +39,24 @@ def serve(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     plan = plan_for(op, args[0], backend)
     kernel = select(plan, args)
     wants_gradient = wants_gradient_of(op, args)
+    backward = None
+    if op.prepare_args is None and wants_gradient and is_grad_enabled():  # else run selects it, for prepared arguments
+        backward = _backward_kernel(op, plan, kernel, args)
     if kernel is plan.first:
         shapes = [args[index].shape for index in op.gradient_indices if args[index] is not None]
         if shapes in plan.shapes:
-            plan.recent = with_call(plan.recent, op.parameters, kernel, args, wants_gradient)
+            plan.recent = with_call(plan.recent, op.parameters, kernel, backward, args, wants_gradient)
         else:
             plan.shapes = (shapes, *plan.shapes[: MOST - 1])
     if op.prepare_args is not None:
         args = op.prepare_args(args)  # after the selection: a call that is not served draws no random number
-    return run(op, plan, kernel, args, wants_gradient)
+    return run(op, plan, kernel, args, wants_gradient, backward)
 
 
-def recent_call(op: Op, args: tuple[Any, ...], backend: str | None) -> tuple[Plan, PreparedKernel, bool] | None:
-    """Return the plan and the kernel of a recent call like this one, and True if a tensor of it requires a gradient.
+def recent_call(
+    op: Op, args: tuple[Any, ...], backend: str | None
+) -> tuple[Plan, PreparedKernel, bool, PreparedKernel | None] | None:
+    """Return the plan of a recent call like this one, and its kernel, ``wants_gradient`` and ``backward`` (see Recent).
 
     Returns:
         None if no recent call is like this one.
@@ -61,9 +66,9 @@ def recent_call(op: Op, args: tuple[Any, ...], backend: str | None) -> tuple[Pla
             return None
         plan = _look_up(op, args[0], backend)[2]
         if plan is not None:
-            for is_like, kernel, wants_gradient in plan.recent:
+            for is_like, kernel, wants_gradient, backward in plan.recent:
                 if is_like(*args):
-                    return plan, kernel, wants_gradient
+                    return plan, kernel, wants_gradient, backward
     except (AttributeError, TypeError, ValueError, RuntimeError):  # of an argument or a policy that is refused later
         pass
     return None
@@ -74,10 +79,18 @@ def wants_gradient_of(op: Op, args: tuple[Any, ...]) -> bool:
     return any(args[index] is not None and args[index].requires_grad for index in op.gradient_indices)
 
 
-def run(op: Op, plan: Plan, kernel: PreparedKernel, args: tuple[Any, ...], wants_gradient: bool) -> Any:
-    """Call a selected kernel, with autograd where a gradient is wanted."""
+def run(
+    op: Op,
+    plan: Plan,
+    kernel: PreparedKernel,
+    args: tuple[Any, ...],
+    wants_gradient: bool,
+    backward: PreparedKernel | None = None,
+) -> Any:
+    """Call a selected kernel, with autograd if a gradient is wanted: by ``backward``, else by one selected here."""
     if wants_gradient and is_grad_enabled():
-        backward = _backward_kernel(op, plan, kernel, args)
+        if backward is None:
+            backward = _backward_kernel(op, plan, kernel, args)
         return autograd.apply(op, kernel.counted(), backward, True, args)
     if not op.saved:
         return kernel.counted()(*args)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
 from fusedops import InvalidInputError
+from fusedops._dispatch import serve
 from fusedops._dispatch.selection import recent
 from fusedops.ops import OPS
 
@@ -166,6 +167,24 @@ def test_gradients_follow_the_call(checks: Callable[[str], Checks]) -> None:
     seen = checks("rms_norm")
     (gradient,) = torch.autograd.grad(rms_norm(leaf).sum(), leaf)
     assert seen.count == 0
+    assert gradient.shape == leaf.shape
+
+
+def test_the_kernel_of_the_gradient_is_selected_once(
+    checks: Callable[[str], Checks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaf = torch.randn(4, 8, requires_grad=True)
+    want = [torch.autograd.grad(rms_norm(leaf).sum(), leaf) for _ in range(2)]
+    monkeypatch.setattr(serve, "_backward_kernel", lambda *args: pytest.fail("selected again"))
+    assert torch.equal(torch.autograd.grad(rms_norm(leaf).sum(), leaf)[0], want[0][0])
+
+
+def test_the_kernel_of_the_gradient_is_selected_after_calls_without_it(checks: Callable[[str], Checks]) -> None:
+    leaf = torch.randn(4, 8, requires_grad=True)
+    for _ in range(3):
+        with torch.no_grad():
+            rms_norm(leaf)
+    (gradient,) = torch.autograd.grad(rms_norm(leaf).sum(), leaf)
     assert gradient.shape == leaf.shape
 
 

@@ -41,17 +41,20 @@ class Recent(NamedTuple):
         is_like: True for arguments like those of the call.
         kernel: the plan's first, which took it.
         wants_gradient: a tensor of the call requires a gradient.
+        backward: the kernel of the gradient; None where each call selects it.
     """
 
     is_like: Callable[..., bool]
     kernel: PreparedKernel
     wants_gradient: bool
+    backward: PreparedKernel | None
 
 
 def with_call(
     recent: tuple[Recent, ...],
     parameters: tuple[str, ...],
     kernel: PreparedKernel,
+    backward: PreparedKernel | None,
     args: tuple[Any, ...],
     wants_gradient: bool,
 ) -> tuple[Recent, ...]:
@@ -70,7 +73,7 @@ def with_call(
         kinds.append(kind if twin == name else twin)
     kept = [arg for arg, kind in zip(args, kinds) if kind == VALUE]
     is_like = _comparison(parameters, tuple(kinds))(guard, *kept)
-    return (Recent(is_like, kernel, wants_gradient), *recent)[:MOST]
+    return (Recent(is_like, kernel, wants_gradient, backward), *recent)[:MOST]
 
 
 def _is_comparable(arg: object) -> bool:
