@@ -46,13 +46,13 @@ def with_check(function: Callable[..., Any], what: str, types: Mapping[str, str]
         what: the call, for messages.
         types: the annotation of each parameter.
     """
-    places = tuple(at for at, text in enumerate(types.values()) if text.startswith("Tensor"))
-    return partial(_checked, function, places, partial(check_storages, what, tuple(types)))
+    indices = tuple(at for at, text in enumerate(types.values()) if text.startswith("Tensor"))
+    return partial(_checked, function, indices, partial(check_storages, what, tuple(types)))
 
 
-def _checked(function: Callable[..., Any], places: Sequence[int], check: Callable[..., None], *args: Any) -> Any:
-    for place in places:
-        tensor = args[place]
+def _checked(function: Callable[..., Any], indices: Sequence[int], check: Callable[..., None], *args: Any) -> Any:
+    for index in indices:
+        tensor = args[index]
         try:
             if tensor is not None and not tensor.data_ptr():  # not is_freed: its call costs 0.1 us
                 check(args)

@@ -52,13 +52,13 @@ def warm_up(op: str | Callable[..., Any], /, *args: Any, backend: str | None = N
     contract = find_op(op, "warm_up")
     decision = explain(contract.name, *args, backend=backend, **kwargs)
     given = contract.bind(args, kwargs)
-    place = str(given[0].device)
-    if decision.assumed or place.startswith("meta"):
+    where = str(given[0].device)
+    if decision.assumed or where.startswith("meta"):
         raise InvalidInputError(
-            f"warm_up: got {contract.parameters[0]} on {place}, expected a device of this machine; to fix: run this "
+            f"warm_up: got {contract.parameters[0]} on {where}, expected a device of this machine; to fix: run this "
             f"where the call runs"
         )
-    device = torch.device(place)
+    device = torch.device(where)
     module: Any = torch.get_device_module(device)
     if hasattr(module, "is_current_stream_capturing") and module.is_current_stream_capturing():
         raise FusedOpsError(

@@ -92,8 +92,8 @@ def cached_for(tensor: Tensor, key: Hashable, compute: Callable[[], T]) -> T:
     # `mask.data = other` puts another storage below the same tensor without a new version. The entry holds the storage,
     # so that no other one gets its address
     version, storage = tensor._version, tensor.untyped_storage()
-    place = (key, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
-    entry = cached.get(place)
+    entry_key = (key, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
+    entry = cached.get(entry_key)
     if entry is not None and entry.is_of(version, storage):
         return entry.value
     with torch.inference_mode(False):  # the value outlives the mode
@@ -101,5 +101,5 @@ def cached_for(tensor: Tensor, key: Hashable, compute: Callable[[], T]) -> T:
     outdated = [old for old, each in list(cached.items()) if not each.is_of(version, storage)]
     for old in outdated + list(cached)[: 1 - _CAPACITY]:
         cached.pop(old, None)
-    cached[place] = _Entry(version, storage, storage.data_ptr(), value)
+    cached[entry_key] = _Entry(version, storage, storage.data_ptr(), value)
     return value

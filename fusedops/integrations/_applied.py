@@ -94,7 +94,7 @@ class Applied:
         if not self.rows:
             return f"{self._title()}; {self._nothing}" if self._nothing else self._title()
         lines = [self._header, *self._cells()]
-        widths = [max(len(line[place]) for line in lines) for place in range(3)]
+        widths = [max(len(line[column]) for line in lines) for column in range(3)]
         under = " " * sum(width + 2 for width in widths)
         texts: list[str] = []
         for *cells, left in lines:

@@ -82,9 +82,9 @@ def _check_under_mask(subject: Subject, base: Call, mask: str, under: Sequence[f
     if beside is not None:
         x = torch.full_like(x, beside)
     for at, value in enumerate(under):
-        place = torch.zeros_like(masked).view(-1)
-        place[at :: len(under)] = True
-        x = x.masked_fill(masked & place.view(masked.shape), value)
+        chosen = torch.zeros_like(masked).view(-1)
+        chosen[at :: len(under)] = True
+        x = x.masked_fill(masked & chosen.view(masked.shape), value)
     real[name] = x.to(subject.device)
     subject.assert_right("forward", tuple(real.values()))
 

@@ -44,8 +44,8 @@ def contents_of(op: Op, name: str, spec: TensorSpec, direction: Direction) -> di
 
 def _any_bytes(mask: Tensor) -> Tensor:
     """Return the same mask with other bytes for True, which bool tensors that other libraries wrote have."""
-    places = torch.arange(mask.numel(), dtype=torch.uint8).view(mask.shape)
-    spread = (places % 127 * 2 + 2).to(mask.device)  # even: the lowest bit alone decides nothing
+    elements = torch.arange(mask.numel(), dtype=torch.uint8).view(mask.shape)
+    spread = (elements % 127 * 2 + 2).to(mask.device)  # even: the lowest bit alone decides nothing
     masked = mask.view(torch.uint8) * spread
     return masked.view(mask.dtype)
 

@@ -139,14 +139,14 @@ def common_layout(op: Op, name: str, given: Mapping[str, Any], first: str, order
             placement = tensor.placements[at]
             if type(placement) is Shard:
                 own = with_dims.get(key) or tuple(range(-tensor.ndim, 0))
-                place = int(cast("int", placement.dim) % tensor.ndim)
-                with_dim = own[place]
+                dim_index = int(cast("int", placement.dim) % tensor.ndim)
+                with_dim = own[dim_index]
                 dim = None if with_dim is None else with_dim + len(shape)
                 if (dim is None or dim in uncut) and key not in grads:
                     _refuse(
                         name,
                         f"{key} with {placement!r} on mesh dim {at}",
-                        f"dim {place - tensor.ndim if with_dim is None else with_dim} whole on every rank"
+                        f"dim {dim_index - tensor.ndim if with_dim is None else with_dim} whole on every rank"
                         + (f": {reason}" if reason else ""),
                         f"shard another dim, as in {key}.redistribute(placements={_text(_uncut(tensor, at))})",
                     )

@@ -130,8 +130,8 @@ def _own(target: Target | Kept) -> Any:
 
 def _outcome(target: Target, chosen: set[str]) -> Row:
     """Replace a function, if it is Megatron's own and chosen, and return the row of the table."""
-    place, own = (target.module, target.name), _own(target)
-    replacement, _ = _replaced.get(place, (None, None))
+    key, own = (target.module, target.name), _own(target)
+    replacement, _ = _replaced.get(key, (None, None))
     if replacement is not None and own is replacement:
         return Row(target.name, target.op, _count(replacement))
     if own is None:
@@ -141,7 +141,7 @@ def _outcome(target: Target, chosen: set[str]) -> Row:
     if target.op not in chosen:
         return Row(target.name, "", _count(own), f"ops has no {target.op}")
     replacement = target.make(own)
-    _replaced[place] = replacement, own
+    _replaced[key] = replacement, own
     return Row(target.name, target.op, _rebind(own, replacement))
 
 

@@ -52,10 +52,10 @@ def _layouts(module: Any) -> set[Layout | None]:
     }
     own, x = twin(module, {}, {}, buffers), numbers(4, 1, 7, 8)
     positions = torch.arange(7, device="cpu")[None]
-    places = torch.stack([positions, positions + 3, 2 * positions])  # time, height and width, of models of images
+    by_axis = torch.stack([positions, positions + 3, 2 * positions])  # time, height and width, of models of images
     found: set[Layout | None] = set()
     for kind in kinds:
-        results = (called(forward, own, x, each, **kind) for each in (positions, places))
+        results = (called(forward, own, x, each, **kind) for each in (positions, by_axis))
         found.add(_layout(next((result for result in results if not isinstance(result, Raised)), None)))
     return found
 
