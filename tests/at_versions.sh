@@ -57,5 +57,5 @@ run tests/backends/triton/test_triton_compile_versions.py "$@"
 # the conformance kit: ops that most backends have, and attention, which is all that some have; without the two checks that
 # take minutes by Triton's interpreter
 run -k "(swiglu or scaled_masked_softmax or (attention and (sdpa or flash_attn))) and not (triton and (calls or memory))" \
-    tests/testing/test_conformance_*.py tests/backends/cpu/test_kit.py "$@"
+    tests/testing/test_conformance.py "$@"
 exit $code

@@ -13,8 +13,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.signature import with_floats
 from fusedops._contract.values import Tolerance
 from fusedops._verify.compare import difference, limits, within
-from fusedops._verify.result_form import empty_outputs
-from fusedops.testing._empty_saved import empty_saved
+from fusedops.testing._empty import empty_outputs, empty_saved
 
 
 @dataclass(frozen=True)

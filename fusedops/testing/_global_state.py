@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +16,11 @@ from fusedops.testing._failures import RuleError
 
 
 class _Part(NamedTuple):
-    """One part of the state: reads it, and sets it back."""
+    """One part of the state: reads it, sets it back, and compares two values of it."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
+    equal: Callable[[Any, Any], bool] = operator.eq
 
 
 def _denormals_kept() -> bool:
@@ -36,15 +38,8 @@ def _set_environment(variables: dict[str, str]) -> None:
 
 
 def _generator(read: Callable[[], Tensor], write: Callable[[Tensor], object]) -> _Part:
-    """Return the state of a generator of torch as a part: compared as bytes."""
-
-    def read_bytes() -> bytes:
-        return bytes(cast("list[int]", read().cpu().tolist()))  # NumPy may not be installed
-
-    def write_bytes(value: bytes) -> None:
-        write(torch.frombuffer(bytearray(value), dtype=torch.uint8))
-
-    return _Part(read_bytes, write_bytes)
+    """Return the state of a generator of torch, a tensor of bytes, as a part."""
+    return _Part(read, write, torch.equal)
 
 
 _PARTS: dict[str, _Part] = {
@@ -84,7 +79,7 @@ def check_global_state(before: dict[str, Any], device: torch.device) -> None:
     """Raise RuleError where the state is another one than ``before``, after setting it back."""
     changed: list[str] = []
     for name, part in _parts(device).items():
-        if part.read() != before[name]:
+        if not part.equal(part.read(), before[name]):
             part.write(before[name])
             changed.append(name)
     if changed:

@@ -15,10 +15,9 @@ from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._plugins.record import PreparedKernel
 from fusedops._plugins.registry import registry
 from fusedops._report.direction import Direction
-from fusedops._verify.result_form import empty_outputs
 from fusedops.errors import InvalidInputError
 from fusedops.testing._calls import Call, dtype_name, followed, specs
-from fusedops.testing._empty_saved import empty_saved
+from fusedops.testing._empty import empty_outputs, empty_saved
 
 _ROWS = (9, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _COLUMNS = (33, 8, *_ROWS[1:])

@@ -15,8 +15,7 @@ from fusedops._contract.tensor_spec import on_meta
 from fusedops._dispatch.serve import backward_plan, plan_for, select
 from fusedops._policy.use import use
 from fusedops._report.direction import Direction
-from fusedops._verify.result_form import empty_outputs
-from fusedops.testing._empty_saved import empty_saved
+from fusedops.testing._empty import empty_outputs, empty_saved
 from fusedops.testing._expected import (
     Expected,
     assert_within,

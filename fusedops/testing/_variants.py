@@ -86,6 +86,9 @@ class _Axis(NamedTuple):
     hiding: frozenset[str] = frozenset()
 
 
+_Begun = dict[tuple[int, ...], "Variant | None"]
+
+
 def variants(subject: KernelCalls, direction: Direction) -> list[Variant]:
     """Return the calls that the kernel takes, such that every two values of two axes meet where they can; cached."""
     key = (subject.kernels[direction], subject.op, subject.device, subject.elements)
@@ -99,12 +102,16 @@ def _made(subject: KernelCalls, direction: Direction) -> list[Variant]:
         axes = list(_axes(subject, base, direction))
         taken: dict[tuple[Any, ...], bool] = {}
 
-        def made(row: tuple[int, ...], axes: list[_Axis] = axes, base: Call = base) -> Variant | None:
-            variant: Variant | None = Variant(base)
-            for axis, option in zip(axes, row):
+        begun: _Begun = {(): Variant(base)}  # by the options of the first axes
+
+        def made(row: tuple[int, ...], axes: list[_Axis] = axes, begun: _Begun = begun) -> Variant | None:
+            if row not in begun:
+                variant, option = made(row[:-1]), row[-1]
                 if option and variant is not None:
+                    axis = axes[len(row) - 1]
                     variant = axis.change(variant, axis.options[option - 1])
-            return variant
+                begun[row] = variant
+            return begun[row]
 
         def valid(row: tuple[int, ...], taken: dict[tuple[Any, ...], bool] = taken) -> bool:
             variant = made(row)

@@ -1,4 +1,4 @@
-"""The conformance kit on the backends of this project, one test file each."""
+"""The conformance kit on the backends of this project."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from flash_attn_standin import flash_attn
 from loopback import loopback
 from sdpa_standin import sdpa_on_cuda
 
+import fusedops
 from fusedops import testing
 
 # triton by its interpreter, which takes a second for 10^5 elements; npu on the stand-in device, flash_attn on the
 # stand-in for its package, and the kernels of sdpa for CUDA on the one for torch's functions
 BACKENDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "eager": nullcontext,
+    "cpu": nullcontext,
     "sdpa": nullcontext,
     "triton": nullcontext,
     "npu": ascend,
@@ -28,6 +30,7 @@ BACKENDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 ELEMENTS = {
     "eager": 2**13,
+    "cpu": 2**13,
     "sdpa": 2**15,
     "triton": 2**11,
     "npu": 2**17,
@@ -37,31 +40,30 @@ ELEMENTS = {
 }
 
 
-# Checks that the ops' references need not pass on a CPU: they are about what a kernel keeps from call to call, and how
-# torch sees the registered op, or compare a reference with itself in float64 for every argument that a kernel may read
-# wrong. The eager backend, which is plain torch too, shows that they raise no false alarm.
-NOT_OF_REFERENCES = ("calls", "checkpoint", "compile", "determinism", "fake", "history", "memory", "opcheck", "state")
+# What the ops' own references are checked for: results. The other checks are about what a kernel keeps from call to
+# call, about torch and the process: eager, which is plain torch too, shows that they raise no false alarm. And "calls"
+# would compare a reference with itself in float64 for every argument that a kernel may read wrong.
+OF_REFERENCES = ("dropout", "dtypes", "empty", "float64", "infinite", "kernel", "masked_rows", "needs", "saved")
+OF_REFERENCES += ("sizes", "special", "strides")
 
 
-def every_check(backend: str) -> pytest.MarkDecorator:
-    """Run a test with each check of a backend, as ``check``."""
-    left_out = NOT_OF_REFERENCES if backend == "loopback" else ()
+def every_check() -> pytest.MarkDecorator:
+    """Run a test with each check of each backend that is installed, as ``check``."""
+    return pytest.mark.parametrize("check", [each for backend in BACKENDS for each in _params(backend)])
+
+
+def _params(backend: str) -> Iterable[Any]:
     with BACKENDS[backend]():
-        checks = testing.checks(backend, elements=ELEMENTS[backend])
-        checks = [check for check in checks if check.name not in left_out]
-        return pytest.mark.parametrize("check", [pytest.param(check, id=f"{backend}-{check.id}") for check in checks])
+        (info,) = [info for info in fusedops.backends() if info.name == backend]
+        for check in testing.checks(backend, elements=ELEMENTS[backend]) if info.state != "unavailable" else ():
+            if backend != "loopback" or check.name in OF_REFERENCES:
+                yield pytest.param(check, id=f"{backend}-{check.id}")
 
 
-# What differs where a kernel takes another way: its results. The other checks are about calls, torch and the process.
-OF_RESULTS = ("calls", "dropout", "dtypes", "empty", "float64", "infinite", "inputs", "masked_rows", "needs", "saved")
-OF_RESULTS += ("sizes", "special", "strides")
-
-
-def checks_of_results(backend: str, ops: Iterable[str], elements: int) -> pytest.MarkDecorator:
-    """Run a test with each check of the results of a backend's kernels, as ``check``."""
+def pairwise_calls(backend: str, ops: Iterable[str], elements: int) -> pytest.MarkDecorator:
+    """Run a test with the check "calls" of a backend's kernels, as ``check``: for what differs in its results alone."""
     checks = [check for op in ops for check in testing.checks(backend, op=op, elements=elements)]
-    checks = [check for check in checks if check.name in OF_RESULTS]
-    return pytest.mark.parametrize("check", [pytest.param(check, id=check.id) for check in checks])
+    return pytest.mark.parametrize("check", [pytest.param(each, id=each.id) for each in checks if each.name == "calls"])
 
 
 def passes(check: testing.Check) -> None:
@@ -76,7 +78,13 @@ def passes(check: testing.Check) -> None:
     assert not result.failures, str(result)
     # of a kernel that takes one of several tensors alone no dtypes can be mixed, and no gradient wanted alone
     # and where all tensors have one dtype, as those of attention, none can be mixed either; flash-attn takes no mask
-    none = {("npu", "dtypes"), ("npu", "needs"), ("attention", "dtypes"), ("flash_attn_on_cpu", "masked_rows")}
+    none = {
+        ("npu", "dtypes"),
+        ("cpu", "dtypes"),
+        ("npu", "needs"),
+        ("attention", "dtypes"),
+        ("flash_attn_on_cpu", "masked_rows"),
+    }
     if check.name == "shared" and not result.cases:
         return  # no two tensors of a call that the kernel takes have one shape
     assert result.cases or {(check.backend, check.name), (check.op, check.name)} & none

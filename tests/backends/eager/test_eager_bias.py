@@ -28,12 +28,12 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("dtypes", [(F32, F32), (BF16, BF16), (BF16, F32)])
-@pytest.mark.parametrize(("shape", "bias_shape"), SIZES)
-def test_true_sizes(
-    shape: tuple[int, ...], bias_shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype]
-) -> None:
+@pytest.mark.parametrize(
+    ("shapes", "dtypes"), list(zip(SIZES, itertools.cycle([(F32, F32), (BF16, BF16), (BF16, F32)]))), ids=str
+)
+def test_true_sizes(shapes: tuple[tuple[int, ...], tuple[int, ...]], dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     """Slabs as they are in use, with sizes that divide nothing: rows within a slab, and slabs within a row."""
+    shape, bias_shape = shapes
     x, bias, seed = torch.randn(shape).to(dtypes[0]), torch.randn(bias_shape).to(dtypes[1]), torch.tensor([-3])
     dtype = torch.promote_types(*dtypes)
     residual, grad = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)

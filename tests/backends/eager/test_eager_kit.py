@@ -1,9 +1,9 @@
-"""The conformance kit's checks of results with slabs of 64 elements, whose edges its small calls all cross."""
+"""The conformance kit's pairwise calls with slabs of 64 elements, whose edges these small calls all cross."""
 
 from __future__ import annotations
 
 import pytest
-from conformance import checks_of_results, passes
+from conformance import pairwise_calls, passes
 
 from fusedops import testing
 from fusedops_eager import _gelu, _norms, _slabs, _softmax, _swiglu
@@ -20,6 +20,6 @@ def tiny_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_slabs, "SLAB", 64)
 
 
-@checks_of_results("eager", CUT, 2**11)
+@pairwise_calls("eager", CUT, 2**11)
 def test_the_kit_passes(check: testing.Check) -> None:
     passes(check)
