@@ -49,7 +49,7 @@ ELSEWHERE = {
     "fusedops check norm": ("docs/test_template.py", "add-an-op.md"),
     "fusedops check example": ("docs/test_template.py", "add-a-backend.md"),
     "fusedops bench my_rms_norm": ("docs/test_template.py", "add-an-op.md"),
-    "python -m fusedops check npu": ("testing/test_conformance_npu.py", "npu"),
+    "python -m fusedops check npu": ("support/conformance.py", '"npu"'),
 }
 
 #: Commands that no test runs, with the reason.

@@ -73,8 +73,13 @@ def largest(op: str, name: str) -> int:
     return 2**62 if OPS[op].invalid(call_with(op, name, 2**62)) is None else 1
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("op", "name"), PARAMETERS)
+# every parameter by the public function, and every op by every way, with its parameters in turn
+EACH = [(op, [name for other, name in PARAMETERS if other == op]) for op in dict(PARAMETERS)]
+BY_WAY = [(op, names[at % len(names)], way) for op, names in EACH for at, way in enumerate(WAYS)]
+BY_WAY += [(op, name, "public") for op, name in PARAMETERS if (op, name, "public") not in BY_WAY]
+
+
+@pytest.mark.parametrize(("op", "name", "way"), BY_WAY)
 def test_a_kernel_gets_a_float(op: str, name: str, way: str, seen: Seen) -> None:
     args = call_with(op, name, largest(op, name))
     torch._dynamo.reset()

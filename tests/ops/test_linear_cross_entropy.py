@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import pairwise
 from standin import installed
 from torch import Tensor
 from torch.nn import functional
@@ -35,11 +36,11 @@ def of_torch(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, **o
     return loss.view(target.shape) if options.get("reduction") == "none" else loss
 
 
-@pytest.mark.parametrize("chunk", [None, 4, 1])
-@pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("dtype", [F32, BF16, F64])
+@pytest.mark.parametrize(
+    ("dtype", "reduction", "smoothing", "with_bias", "chunk"),
+    pairwise([F32, BF16, F64], ["mean", "sum", "none"], [0.0, 0.1], [True, False], [None, 4, 1]),
+    ids=str,
+)
 def test_it_is_torchs_chain(
     dtype: torch.dtype, reduction: str, smoothing: float, with_bias: bool, chunk: int | None
 ) -> None:

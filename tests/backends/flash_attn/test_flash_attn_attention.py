@@ -50,8 +50,8 @@ def check(seed: int) -> bool:
 
 
 def test_random_calls(log: list[Call]) -> None:
-    taken = sum(check(seed) for seed in range(200))
-    assert taken >= 50
+    taken = sum(check(seed) for seed in range(30))
+    assert taken >= 7
     assert {call.function for call in log} == {"_flash_attn_forward", "_flash_attn_backward"}
 
 

@@ -254,7 +254,7 @@ def test_the_modes_are_the_bands() -> None:
     """Every alignment and window of small lengths, against the mask written out."""
     windows = [None, *((left, right) for left in (0, 1, 3) for right in (0, 2))]
     with fusedops.use("npu", fallback="raise"):
-        for sq, sk in ((a, b) for a in range(1, 6) for b in range(1, 6)):
+        for sq, sk in ((a, b) for a in (1, 2, 5) for b in (1, 2, 5)):
             call = {name: x.to("npu") for name, x in heads(1, 1, 1, sq, sk, 4).items()}
             for causal in ("none", "upper_left", "lower_right"):
                 for window in windows:

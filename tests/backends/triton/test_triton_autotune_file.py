@@ -379,8 +379,9 @@ def test_settings_keep_the_bounds_of_each_chip(chip: str, element_size: int, mon
         rows = 1 if isinstance(setting, Tile) else setting.rows
         each = rows * setting.block / (setting.warps * limits.lanes)
         assert each * element_size >= 16 or setting.block * rows <= 128 * limits.lanes
-        assert setting not in neighbours(setting)
-        for other in neighbours(setting):
+        others = neighbours(setting)
+        assert setting not in others
+        for other in others:
             assert 1 <= other.warps * limits.lanes <= limits.threads
             assert other.block & (other.block - 1) == 0
             assert not isinstance(other, Tile) or other.block <= _settings.LARGEST_TILE
