@@ -167,6 +167,12 @@ def forks_with_torch() -> Iterator[Callable[[], ForkServer]]:
 
 
 @pytest.fixture(scope="session")
+def program(forks_with_torch: Callable[[], ForkServer]) -> Callable[..., Any]:
+    """Run ``python *argv`` as :meth:`ForkServer.program` does, in a fork of a process that has imported torch."""
+    return lambda *argv, **options: forks_with_torch().program(*argv, **options)
+
+
+@pytest.fixture(scope="session")
 def python(forks_with_torch: Callable[[], ForkServer]) -> Callable[..., Any]:
     """Run a program in a new Python process and return what it prints, read as JSON.
 

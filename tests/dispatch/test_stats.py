@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -168,25 +166,22 @@ def test_threads_lose_no_call(fakes: Any) -> None:
     assert counts() == {(OP, "forward", "short", ()): 1600, (OP, "forward", "eager", ("short",)): 1600}
 
 
-def run_python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    head = "import torch, fusedops; torch.set_num_threads(1)\n"
-    known = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, "-c", head + code], env={**known, **environ}, capture_output=True, text=True, timeout=120
-    )
+def test_the_table_at_the_end(program: Any) -> None:
+    call = "fusedops.bias_gelu(torch.ones(3))\n"
+    code = f"import torch, fusedops; torch.set_num_threads(1)\n{call * 2}print('done')"
 
+    def run(value: str) -> Any:
+        return program("-c", code, FUSEDOPS_STATS=value, FUSEDOPS_BACKEND="eager")
 
-def test_the_table_at_the_end() -> None:
-    code = "fusedops.bias_gelu(torch.ones(3))\nfusedops.bias_gelu(torch.ones(3))\nprint('done')"
-    done = run_python(code, FUSEDOPS_STATS="1", FUSEDOPS_BACKEND="eager")
+    done = run("1")
     assert done.stdout == "done\n"
     assert done.stderr.splitlines() == [
         "fusedops, calls by backend (FUSEDOPS_STATS):",
         "bias_gelu: 2 calls",
         "    100 % ran eager (2)",
     ]
-    assert run_python(code, FUSEDOPS_STATS="0").stderr == ""
-    expected = run_python(code, FUSEDOPS_STATS="yes")
+    assert run("0").stderr == ""
+    expected = run("yes")
     assert expected.stdout == "done\n"
     assert "FusedOpsWarning: environment: got FUSEDOPS_STATS='yes', which has no effect, expected 1" in expected.stderr
     assert "100 %" not in expected.stderr

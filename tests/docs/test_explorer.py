@@ -6,13 +6,10 @@ There is no server: the browser opens a file. Without a Chromium on the path the
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import shlex
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import browser
@@ -28,19 +25,21 @@ needs_browser = pytest.mark.skipif(
 READ = (pathlib.Path(__file__).parent / "read_explorer.js").read_text("utf-8")
 
 
-def run(*command: str | pathlib.Path) -> str:
+@pytest.fixture(scope="session")
+def run(program: Any) -> Callable[..., str]:
     """Run a script of the project as a user does, and return its output."""
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    env["PYTHONPATH"] = os.pathsep.join(
-        str(pathlib.Path(m.__file__ or "").parents[1]) for m in (fusedops, fusedops_eager)
-    )
-    done = subprocess.run([sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    path = [pathlib.Path(module.__file__ or "").parents[1] for module in (fusedops, fusedops_eager)]
+
+    def run(*command: object) -> str:
+        done = program(*command, path=path, folder=ROOT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
+def page(tmp_path_factory: pytest.TempPathFactory, run: Callable[..., str]) -> Iterator[browser.Page]:
     """Return a browser with the page alone, without the site around it."""
     file = tmp_path_factory.mktemp("explorer") / "explore.html"
     run("docs/make_explorer.py", file)
@@ -51,7 +50,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def site(tmp_path_factory: pytest.TempPathFactory, run: Callable[..., str]) -> pathlib.Path:
     """Return the page in the site's theme: a site of two pages."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copy(DOCS / "explore.md", folder)
@@ -70,7 +69,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     [(80, "few", "answers"), pytest.param(600, "many", "answersWithoutLayout", marks=pytest.mark.slow)],
     ids=["80", "600"],
 )
-def test_the_page_answers_as_explain_does(page: browser.Page, count: int, seed: str, way: str) -> None:
+def test_the_page_answers_as_explain_does(
+    page: browser.Page, run: Callable[..., str], count: int, seed: str, way: str
+) -> None:
     calls = [json.loads(line) for line in run("tests/support/makers/explorer_calls.py", str(count), seed).splitlines()]
     assert len(calls) == count
     answers = page.run(f"{way}({json.dumps([call['fragment'] for call in calls])})")
@@ -133,7 +134,7 @@ def test_the_example_is_the_one_that_is_shown(page: browser.Page) -> None:
         "#op=bias_gelu&device=cuda&x=8,512:float16&bias=None&approximate=none&capability=8.0&adapt=pad",
     ],
 )
-def test_the_call_as_python_gives_the_same_answer(page: browser.Page, fragment: str) -> None:
+def test_the_call_as_python_gives_the_same_answer(page: browser.Page, run: Callable[..., str], fragment: str) -> None:
     answer = answer_of(page, fragment)
     source = page.run("document.querySelector('#call-explorer pre').textContent")
     code = source.replace("print(decision)", "print(json.dumps([decision.given, decision.backend, decision.backward]))")
@@ -153,7 +154,9 @@ def test_the_call_as_python_gives_the_same_answer(page: browser.Page, fragment: 
         "#op=bias_dropout_add&device=cuda&x=8,64:float16&bias=None&residual=8,64&p=0.5&seed=7",
     ],
 )
-def test_the_call_as_a_command_gives_the_same_answer(page: browser.Page, fragment: str) -> None:
+def test_the_call_as_a_command_gives_the_same_answer(
+    page: browser.Page, run: Callable[..., str], fragment: str
+) -> None:
     answer = answer_of(page, fragment)
     command = page.run("document.querySelector('#call-explorer pre.command').textContent")
     program, *words = shlex.split(command)
@@ -184,6 +187,7 @@ def test_backends_of_other_devices_are_on_one_line(page: browser.Page) -> None:
 
 
 @needs_browser
+@pytest.mark.slow  # as each test of the site, which Sphinx takes 15 seconds for
 def test_the_page_opens_on_the_call_of_its_text(site: pathlib.Path) -> None:
     with browser.opened() as opened:
         opened.open(site)

@@ -63,28 +63,28 @@ def one(op: str, tensors: list[Tensor], sample: int) -> list[Tensor]:
 # ------------------------------------------------------------------------------------------------------------- autograd
 
 
-@pytest.mark.parametrize(
-    ("op", "way", "backend"),
-    [
-        (op, way, backend)
-        for op in OPTIONS
-        for way, backend in ((public, "eager"), (registered, "eager"), (public, "triton"))
-        if has_kernels(backend, op)
-    ],
-)
+WAYS = [
+    (op, way, backend)
+    for op in OPTIONS
+    for way, backend in ((public, "eager"), (registered, "loopback"), (public, "triton"))
+    if has_kernels(backend, op)
+]
+# a second derivative is made of what the kernel saved, if anything
+OF_SAVED = [each for each in WAYS if each[2] != "triton" or OPS[each[0]].required_saved]
+
+
+@pytest.mark.parametrize(("op", "way", "backend"), OF_SAVED)
 @pytest.mark.feature("gradgradcheck")
 def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
-    # along one direction, but for the public function: the interpreter is slow, and both ways have one backward
-    fast = backend == "triton" or way is registered
+    """Along one direction: the kit compares each element of a gradient."""
     function, xs = of_differentiable(op, way(op), inputs(op, length=3, batch=2))
     xs = tuple(x.clone().requires_grad_() for x in xs)
     with fusedops.use(backend, fallback="raise"):
-        assert gradcheck(function, xs, fast_mode=fast)
-        assert gradgradcheck(function, xs, fast_mode=fast)
+        assert gradcheck(function, xs, fast_mode=True)
+        assert gradgradcheck(function, xs, fast_mode=True)
 
 
-@on_backends("eager", "triton", "loopback")
-@every_way
+@pytest.mark.parametrize(("op", "way", "backend"), WAYS)
 def test_batched_gradients_are_those_of_a_loop(op: str, way: Way, backend: str) -> None:
     tensors = growing(op, inputs(op))
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
@@ -153,9 +153,19 @@ def test_only_the_gradients_that_are_wanted_are_computed(op: str, way: Way) -> N
             assert [*ran[1][1][-1]] == [name == wanted for name in differentiable]
 
 
-@pytest.mark.parametrize("op", ["bias_dropout", "bias_dropout_add"])
-@pytest.mark.parametrize("form", ["fusedops", "torch.ops", "compiled"])
-@pytest.mark.parametrize("nothing_dropped", [{"p": 0.0}, {"p": 0.5, "training": False}], ids=["p=0", "evaluation"])
+P_0, EVALUATION = {"p": 0.0}, {"p": 0.5, "training": False}
+
+
+@pytest.mark.parametrize(
+    ("op", "form", "nothing_dropped"),
+    [
+        ("bias_dropout", "fusedops", P_0),
+        ("bias_dropout", "torch.ops", EVALUATION),
+        ("bias_dropout_add", "fusedops", EVALUATION),
+        ("bias_dropout_add", "torch.ops", P_0),
+        ("bias_dropout_add", "compiled", P_0),
+    ],
+)
 def test_where_nothing_is_dropped_the_gradient_of_x_is_the_one_given(
     op: str, form: str, nothing_dropped: dict[str, Any]
 ) -> None:

@@ -233,7 +233,7 @@ def test_narrow_weights_give_narrow_results(narrow: torch.dtype) -> None:
     torch.testing.assert_close(results.float(), expected.float(), rtol=0.1, atol=0.05)
 
 
-@pytest.mark.parametrize("name", ["Llama", "Gemma", "OLMo 2", "T5 v1.1", "BERT", "GLM"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma", "T5 v1.1"])
 def test_autocast_keeps_the_dtypes(name: str) -> None:
     """The dtype that each module returns under autocast is that of its own forward."""
     family = FAMILIES[name]
