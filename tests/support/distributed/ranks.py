@@ -36,7 +36,8 @@ EXAMPLES = str(ROOT / "examples")
 BACKENDS = ("eager", "triton")  # triton under its interpreter
 BATCH, LENGTH = 5, 3  # small, and sizes that neither 2 nor 4 processes share out evenly
 CHECKS: dict[str, Callable[..., None]] = {}
-SLOW = ("compiled", "a_linear_loss_compiled", "gpt_spread_over_ranks")  # a third of the time: of four processes alone
+# a third of the time: of four processes alone
+SLOW = ("compiled", "a_linear_loss_compiled", "a_drawn_seed_is_one_for_all_compiled", "gpt_spread_over_ranks")
 #: Checks that have another mesh on four processes than on two, or more ranks, some without elements.
 OF_FOUR = (
     *SLOW, "shards_equal_the_whole", "a_shard_drops_what_the_whole_drops", "rotary_embedding_of_shards",
