@@ -79,7 +79,7 @@ def call(op: str, dtypes: list[torch.dtype], device: str = "cpu") -> tuple[list[
     wanted = iter(dtypes)
     tensors = [
         tensor.to(next(wanted)).to(device) if tensor.is_floating_point() else tensor.to(device)
-        for tensor in tensors_for_ascend(op)
+        for tensor in (tensors_for_ascend(op) if device == "npu" else inputs(op))
     ]
     for place in with_gradient(op):
         tensors[place].requires_grad_()

@@ -44,7 +44,8 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
         square = init_device_mesh("cpu", (2, 2))
         ways += [(square, [Shard(a), Shard(b)]) for a in dims for b in dims]
         ways.append((square, [Replicate(), Shard(dims[-1]) if dims else Replicate()]))
-    for backend, dtype in zip(BACKENDS, (torch.float32, torch.bfloat16)):
+    chosen = list(zip(BACKENDS, (torch.float32, torch.bfloat16)))
+    for backend, dtype in chosen if mesh.size() == 4 else chosen[:1]:  # placements depend on neither
         args = call_of(op, dtype)
         mine = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
         whole = leaves(op, mine)
