@@ -111,8 +111,9 @@ def _with_rounding(
     if dtype.is_floating_point:
         # below the smallest normal number of the arithmetic a device may return 0
         arithmetic = torch.finfo(compute_dtype(dtype))
+        may_underflow = rounded or dtype == torch.float64  # the expected 0 has the precision of the result
         least = max(arithmetic.smallest_normal, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
-        size = torch.where((size > 0) | rounded, relative * size + least, 0.0)
+        size = torch.where((size > 0) | may_underflow, relative * size + least, 0.0)
     return size + error.nan_to_num(nan=0.0, posinf=math.inf)
 
 

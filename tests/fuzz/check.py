@@ -80,8 +80,8 @@ def check(
     given = dict(args)
     kernel_policy = {"backend": backend} if channel == "argument" else {}
     with (
-        _policy(backend, channel, fallback, adapt),
-        _mode(mode),
+        policy_block(backend, channel, fallback, adapt),
+        mode_block(mode),
         warnings.catch_warnings(record=True) as given_warnings,
     ):
         warnings.simplefilter("always")
@@ -105,7 +105,7 @@ def check(
                 raise Wrong("got another state of torch's generator after the call than the contract gives")
             assert_layout(op, outputs, complete)
             assert_no_alias(outputs, given, "output")
-            gradients, incoming = _gradients(op, outputs, given, grads) if mode == "grad" else ({}, ())
+            gradients, incoming = gradients_of(op.outputs, outputs, given, grads) if mode == "grad" else ({}, ())
             _served(_counts() - counts, name, outcome, bool(gradients))
             assert_unchanged(given, before)
             results.append((outputs, gradients))
@@ -129,7 +129,7 @@ def check(
 
 
 @contextlib.contextmanager
-def _policy(backend: str, channel: str, fallback: Any, adapt: Any) -> Iterator[None]:
+def policy_block(backend: str, channel: str, fallback: Any, adapt: Any) -> Iterator[None]:
     if channel == "set_policy":
         fusedops.set_policy(backend, fallback=fallback, adapt=adapt)
         try:
@@ -141,7 +141,7 @@ def _policy(backend: str, channel: str, fallback: Any, adapt: Any) -> Iterator[N
             yield
 
 
-def _mode(mode: str) -> contextlib.AbstractContextManager[Any]:
+def mode_block(mode: str) -> contextlib.AbstractContextManager[Any]:
     return {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}[mode]()
 
 
@@ -168,8 +168,8 @@ def _raises(op: Any, args: Mapping[str, Any], policy: Mapping[str, Any], error: 
     raise Wrong(f"got a result, expected {error.__name__}, as explain has it")
 
 
-def _gradients(
-    op: Any, outputs: Sequence[Tensor], args: Mapping[str, Any], grads: tuple[str, int]
+def gradients_of(
+    names: Sequence[str], outputs: Sequence[Tensor], args: Mapping[str, Any], grads: tuple[str, int]
 ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
     """Return the gradient of each leaf, by the first parameter that it is given for, and the outputs' gradients."""
     leaves: dict[int, str] = {}
@@ -179,13 +179,13 @@ def _gradients(
     incoming = tuple(_incoming(y, *grads) for y in outputs)
     if not leaves:
         return {}, incoming
-    before = contents(dict(zip(op.outputs, incoming)))
+    before = contents(dict(zip(names, incoming)))
     with_graph = [(y, g) for y, g in zip(outputs, incoming) if y.requires_grad]
     found = torch.autograd.grad(
         [y for y, _ in with_graph], [args[name] for name in leaves.values()], [g for _, g in with_graph]
     )
     gradients = dict(zip(leaves.values(), found))
-    assert_unchanged(dict(zip(op.outputs, incoming)), before)
+    assert_unchanged(dict(zip(names, incoming)), before)
     for name, gradient in gradients.items():
         assert_same_form(gradient, args[name].detach(), f"gradient of {name}")
     assert_no_alias(found, args, "gradient")

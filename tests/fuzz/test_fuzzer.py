@@ -112,6 +112,14 @@ def test_calls_of_all_ops_and_backends() -> None:
 
 
 @pytest.mark.slow
+def test_verify_has_no_false_alarm_and_reports_planted_errors() -> None:
+    done = python("-m", "tests.fuzz.verified", "--calls", "200", "--errors", "60", seconds=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^60 planted errors, \d+ in sums over 256 to 16384 rows: 0 unseen$", done.stdout, re.M)
+    assert re.search(r"^200 right calls, .*: 0 false alarms$", done.stdout, re.M)
+
+
+@pytest.mark.slow
 def test_threads_forks_and_the_end_of_the_interpreter() -> None:
     done = fuzz("--concurrency", "--seed", "1", "--calls", "1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import fusedops
-from fusedops import InvalidInputError
+from fusedops import InvalidInputError, testing
 from fusedops.ops.losses.formulas import LossOptions
 
 BACKENDS = [
@@ -259,3 +260,17 @@ def test_a_large_call_on_eager_keeps_no_tensor_of_its_size(monkeypatch: pytest.M
         torch.testing.assert_close(found[0].double(), wanted[0], rtol=2e-6, atol=0.0)
         unit = 0.0 if dtype is torch.float32 else torch.finfo(dtype).eps / 2
         torch.testing.assert_close(found[1].double(), wanted[1], rtol=1e-5 + 1.01 * unit, atol=1e-9)
+
+
+@each_backend
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_nan_in_an_ignored_row_reaches_nothing(softcap: float | None, backend: str) -> None:
+    logits, target = rows()
+    logits[3, 5], target[3] = math.nan, -100
+    leaf, other = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    with fusedops.verify("reference"):
+        fusedops.cross_entropy(leaf, target, softcap=softcap, backend=backend).backward()
+    testing.OPS["cross_entropy"].reference(other, target, -100, 0.0, 0.0, softcap, "mean", None).backward()
+    for gradient in (leaf.grad, other.grad):
+        assert torch.equal(gradient[3], torch.zeros(33))
+        assert gradient.isfinite().all()

@@ -122,6 +122,33 @@ def test_verify_finds_a_wrong_sum_over_rows(
             torch.autograd.backward(outputs, grads[: len(outputs)])
 
 
+def test_verify_compares_a_saved_value_that_the_other_backend_does_not_keep() -> None:
+    op = OPS["cross_entropy"]
+    _, backward = reference_kernels(op)
+
+    def forward(*args: Any) -> Any:
+        loss, lse, log_prob = op.reference_with_saved(*args)
+        return loss, lse, 0 * log_prob
+
+    parameters = (*op.parameters, "save")
+    wrong = fusedops.kernel(op.name)(with_parameters(contiguous(forward, *parameters), *parameters))
+    logits = torch.randn(3, 8, requires_grad=True)
+    backend = fusedops.Backend("wrong", ("cpu",), -50, [wrong, backward])
+    mismatch = pytest.raises(fusedops.MismatchError, match="saved log_prob")
+    with registered(backend), fusedops.verify("eager"), mismatch:
+        fusedops.cross_entropy(logits, torch.tensor([0, 3, 7]), backend="wrong")
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_one_element_of_16_bits_a_tenth_too_small_is_beyond_its_limit(name: str, dtype: torch.dtype) -> None:
+    op = OPS[name]
+    want = testing.expected(op, args_of(op, dtype))
+    limit = want.limits["output y"]
+    large = want.y.abs() > 1  # an element of a normal size
+    assert bool((2 * limit < 0.1 * want.y.abs())[large].all())  # twice: against another backend
+
+
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_a_row_whose_rstd_is_not_determined_leaves_the_weight_gradient_open(name: str) -> None:
     op = testing.OPS[name]
@@ -131,3 +158,10 @@ def test_a_row_whose_rstd_is_not_determined_leaves_the_weight_gradient_open(name
     given = op.backward_arguments([torch.ones(3, 8)], results, args, (True,) * len(op.differentiable))
     bounds = op.evidence.gradient_error_bound(1e-5, *given)
     assert torch.equal(bounds[1], torch.full((8,), torch.inf, dtype=torch.float64))
+
+
+def test_a_0_of_float64_may_be_a_smaller_number_than_it_has() -> None:
+    tolerance, zero = fusedops.Tolerance(0.0, 1e-12), torch.zeros(1, dtype=torch.float64)
+    testing.assert_within(torch.tensor([-5e-324], dtype=torch.float64), zero, tolerance, "x")
+    with pytest.raises(AssertionError):  # the expected number of float32 is of float64, which has a wider range
+        testing.assert_within(torch.tensor([-1e-45]), zero, tolerance, "x")

@@ -72,11 +72,18 @@ def gradient_error_bound(
     narrow = absolute if q.dtype.itemsize == 2 else 0.0  # the roundings of terms to 16 bits: of no common sign
     relative, flushed = min(absolute, _SUMS) + 2 * move, _flushed(p, q.dtype)
     terms, change = p * (size + total), (p * relative + flushed) * (size + total)
-    heads, factor, rows = k.shape[1], abs(formulas.scale_of(q, scale)), q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
-    rounding, exact = (narrow * terms).square(), (narrow * p).square()
+    heads, factor = k.shape[1], abs(formulas.scale_of(q, scale))
+    signed = grad_out.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) @ formulas.for_each_query_head(
+        formulas.finite(v.double()), q
+    ).transpose(-2, -1)
+    row_sums = (p * signed).sum(-1, keepdim=True).abs() + (grad_lse.double().abs()[..., None] if return_lse else 0.0)
+    rounding, exact = (narrow * p * (signed.abs() + row_sums)).square(), (narrow * p).square()
     # equal terms have equal roundings
+    equal_rows = _most_equal(q, grad_out)
     of_keys = _SPREAD * (_most_equal(k, v) if narrow else 1) ** 0.5
-    of_rows = _SPREAD * (_most_equal(q, grad_out) if narrow else 1) ** 0.5
+    of_rows = _SPREAD * equal_rows**0.5
+    rows = q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
+    rows = min(rows, 2 * (rows * equal_rows) ** 0.5)  # in effect: roundings of unequal terms have no common sign
     dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs() + of_keys * (rounding @ s.k.square()).sqrt()
     ds = _rounded(change, terms, rows, q.dtype).transpose(-2, -1)
     dk = formulas.summed(ds @ s.q.abs(), heads)
@@ -108,7 +115,7 @@ def _flushed(p: Tensor, dtype: torch.dtype) -> Tensor:
     return p.clamp(max=torch.finfo(compute_dtype(dtype)).smallest_normal)
 
 
-def _rounded(change: Tensor, terms: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+def _rounded(change: Tensor, terms: Tensor, count: float, dtype: torch.dtype) -> Tensor:
     """Return the change of terms that are rounded to ``dtype``, and of which ``count`` are added one by one."""
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     unit = torch.finfo(compute_dtype(dtype)).eps / 2

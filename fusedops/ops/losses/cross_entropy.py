@@ -85,7 +85,8 @@ def reference(
 ) -> Tensor:
     """Compute the op in plain torch."""
     options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    losses = formulas.row_losses(formulas.capped(logits, softcap), target, options)
+    known = logits.masked_fill((target == ignore_index)[..., None], 0.0)  # NaN in an ignored row reaches nothing
+    losses = formulas.row_losses(formulas.capped(known, softcap), target, options)
     return formulas.reduced(losses, target, options)
 
 

@@ -134,8 +134,8 @@ def logit_gradient(scale: Tensor, z: Tensor, lse: Tensor, target: Tensor, option
     # made from z, so that it is a DTensor if z is one. cumsum would count from the start of each shard (torch 2.13)
     hit = torch.zeros_like(z).scatter(-1, classes[..., None], 1.0)
     wanted = hit * (1 - options.label_smoothing) + options.label_smoothing / z.shape[-1]
-    dz = (scale[..., None] * (probability - wanted)).masked_fill(ignored[..., None], 0.0)
-    return uncapped(dz, z, options.softcap)
+    dz = uncapped(scale[..., None] * (probability - wanted), z, options.softcap)
+    return dz.masked_fill(ignored[..., None], 0.0)  # last: the slope of the softcap is NaN at NaN
 
 
 # --------------------------------------------------------------------------------------------------- the linear layer

@@ -37,7 +37,7 @@ def rms_norm_error_bound(
     absolute: float, x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
 ) -> tuple[Tensor, ...]:
     """Return the changes of y and rstd."""
-    return _outputs(absolute, x, weight, None, eps, offset, centered=False)
+    return _outputs(_of_arithmetic(absolute, x), x, weight, None, eps, offset, centered=False)
 
 
 def rms_norm_gradient_error_bound(
@@ -57,7 +57,7 @@ def layer_norm_error_bound(
     absolute: float, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, ...]:
     """Return the changes of y, mean and rstd."""
-    return _outputs(absolute, x, weight, bias, eps, 0.0, centered=True)
+    return _outputs(_of_arithmetic(absolute, x), x, weight, bias, eps, 0.0, centered=True)
 
 
 def layer_norm_gradient_error_bound(
@@ -78,7 +78,8 @@ def add_rms_norm_error_bound(absolute: float, x: Tensor, residual: Tensor, *rest
     """Return the changes of y and rstd; s has the usual one."""
     s = rounded_sum(x, residual)
     absolute = max(absolute, torch.finfo(s.dtype).eps)  # of the rounding of s
-    y, rstd = rms_norm_error_bound(absolute, s, *rest)
+    weight, eps, offset, _ = rest
+    y, rstd = _outputs(absolute, s, weight, None, eps, offset, centered=False)
     return y, None, rstd
 
 
@@ -116,7 +117,7 @@ def _outputs(
     """Return the changes of y, the mean (if ``centered``) and rstd; inf where a row has no determined result.
 
     Args:
-        absolute: of the tolerance.
+        absolute: of the arithmetic, which is float32 for 16-bit tensors, and of what else moves each number of ``x``.
         x: (..., H), the rows that are normalized.
         weight: (H,) or None.
         bias: (H,) or None.
@@ -203,6 +204,11 @@ def _gradients(
         squares = squares.masked_fill(unknown, 0.0).sum_to_size(weight.shape)  # not inf * 0: of_weight is inf there
         dweight = of_weight.sum_to_size(weight.shape) + _SPREAD * squares.sqrt()
     return dx, dweight, None if bias is None else (absolute * g.abs()).sum_to_size(bias.shape)
+
+
+def _of_arithmetic(absolute: float, x: Tensor) -> float:
+    """Return the error of each number: 16-bit tensors are computed in float32, and the result is rounded once."""
+    return TOLERANCE[torch.float32].absolute if x.dtype.itemsize == 2 else absolute
 
 
 def _moments(x: Tensor, centered: bool) -> tuple[Tensor, Tensor, Tensor]:
