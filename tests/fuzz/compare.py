@@ -83,7 +83,7 @@ def compare(answer: Answer, gradients: Mapping[str, Tensor], decision: Any) -> t
         try:
             undetermined += _within(got, wide, narrow, limit, what, exact)
         except AssertionError:
-            if exact or not _deviates(backend, op.name):
+            if exact or not deviates(backend, op.name):
                 raise
             excused.append(what)
     return undetermined, tuple(excused)
@@ -129,7 +129,7 @@ def _within(got: Tensor, wide: Tensor, narrow: Tensor, limit: Tensor, what: str,
     return int(unsure.sum())
 
 
-def _deviates(backend: str, op: str) -> bool:
+def deviates(backend: str, op: str) -> bool:
     """Return True where the backend declares a deviation for an op."""
     record = registry.find(backend)
     kernels = [each.kernel for each in record.kernels] if record else []

@@ -142,6 +142,15 @@ def test_nan_in_an_ignored_row_reaches_nothing() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_the_gradient_of_an_ignored_row_is_open_beside_a_weight_of_nan(backend: str) -> None:
+    x, weight, target, _ = call()
+    weight[3, 5] = float("nan")
+    with fusedops.verify("reference"):  # 0 where the product leaves the row out, else NaN
+        loss = linear_cross_entropy(x.requires_grad_(), weight, target, backend=backend)
+        torch.autograd.grad(loss, x)
+
+
 def _results(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor) -> list[Tensor]:
     leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
     loss = linear_cross_entropy(leaves[0], leaves[1], target, leaves[2])

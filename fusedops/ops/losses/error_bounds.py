@@ -124,12 +124,12 @@ def linear_cross_entropy_error_bound(
 ) -> tuple[Tensor, ...]:
     """Return the largest errors of the loss and of the saved gradients."""
     options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    losses, logits, narrow = _linear_errors(absolute, x, weight, target, bias, options)
+    losses, logits, narrow, size = _linear_errors(absolute, x, weight, target, bias, options)
     kept = target != ignore_index
     loss = formulas.reduced(losses * kept, target, options._replace(denominator=None))
     if denominator is not None:
         loss = (losses * kept).sum() / denominator.abs().double().reshape(())
-    of_logits = (logits * kept[..., None], narrow * kept[..., None])
+    of_logits = (logits * kept[..., None], narrow * kept[..., None], size * kept[..., None])
     return (loss, *_linear_gradients(*of_logits, x, weight, bias, reduction != "none"))
 
 
@@ -155,9 +155,9 @@ def linear_cross_entropy_gradient_error_bound(
 ) -> tuple[Tensor, ...]:
     """Return the largest errors of the gradients of x, weight and bias."""
     options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    _, logits, narrow = _linear_errors(absolute, x, weight, target, bias, options)
+    _, logits, narrow, size = _linear_errors(absolute, x, weight, target, bias, options)
     scale = formulas.row_scales(grad.double(), target, weight.shape[0], options).abs()[..., None]
-    return _linear_gradients(logits * scale, narrow * scale, x, weight, bias, True)
+    return _linear_gradients(logits * scale, narrow * scale, size * scale, x, weight, bias, True)
 
 
 def _linear_errors(
@@ -167,8 +167,8 @@ def _linear_errors(
     target: Tensor,
     bias: Tensor | None,
     options: LossOptions,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the errors of the loss of each row, (...), and two of the gradient of its logits, (..., V).
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the errors of the loss of each row, (...), two of the gradient of its logits, (..., V), and its size.
 
     The first is of the arithmetic, the second of roundings to 16 bits, which have no common sign in several rows.
     """
@@ -208,17 +208,19 @@ def _linear_errors(
     of_loss = of_loss.masked_fill(overflows, math.inf)
     overflows = overflows | (size.amax(-1) >= largest / 2)  # a row of their gradient
     arithmetic = arithmetic.masked_fill(overflows[..., None], math.inf)
-    return of_loss, arithmetic, (every - arithmetic).nan_to_num(nan=0.0, neginf=0.0)
+    return of_loss, arithmetic, (every - arithmetic).nan_to_num(nan=0.0, neginf=0.0), _size(size)
 
 
 def _linear_gradients(
-    logits: Tensor, narrow: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, summed: bool
+    logits: Tensor, narrow: Tensor, size: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, summed: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the errors of the gradients of x, weight and bias, from the errors of the gradient of the logits."""
+    """Return the errors of the gradients of x, weight and bias, from those and the size of the logits' gradient."""
     rows, rounding = (each.reshape(x.shape[:-1].numel(), weight.shape[0]) for each in (logits, narrow))
     of_x = ((logits + narrow) @ _size(weight)).nan_to_num(
         nan=math.inf, posinf=math.inf
     )  # inf * 0: of a row that overflows
+    if not bool(weight.isfinite().all()):  # 0 * NaN, where ignored rows are not left out of the product
+        of_x = torch.full_like(of_x, math.inf)
     nothing = rows.new_zeros(0)
     if not summed:
         return of_x, nothing, nothing
@@ -232,6 +234,9 @@ def _linear_gradients(
     of_weight = (rows.t() @ inputs + spread * (squares @ inputs.square()).sqrt()).nan_to_num(
         nan=math.inf, posinf=math.inf
     )
+    # the products of a chunk of rows may be of 16 bits, as torch.nn.Linear has them
+    largest = min(torch.finfo(t.dtype).max for t in (x, weight))
+    of_weight = of_weight.masked_fill(size.reshape(rows.shape).t() @ inputs >= largest / 2, math.inf)
     return of_x, of_weight, nothing if bias is None else rows.sum(0) + spread * squares.sum(1).sqrt()
 
 
