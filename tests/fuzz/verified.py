@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch import Tensor
 import fusedops
 from fusedops import FusedOpsError, MismatchError, Op, testing
 from fusedops.testing import OPS, Case
+from tests.fuzz.call import Call, Made
 from tests.fuzz.check import gradients_of, mode_block, policy_block
 from tests.fuzz.compare import deviates
 from tests.fuzz.generate import generate
@@ -49,7 +51,7 @@ def false_alarms(
     while served.total() < count:
         at += 1
         aim = aims[at % len(aims)]
-        call = generate(aim, f"{seed}:{aim.op}:{aim.backend}:{at}")
+        call = _without_special_values(generate(aim, f"{seed}:{aim.op}:{aim.backend}:{at}"))
         against = "reference" if at % 3 else "eager"
         space: dict[str, Any] = {"torch": torch, "math": math, "check": partial(_served, against)}
         try:
@@ -63,6 +65,12 @@ def false_alarms(
         else:
             served.update(space["outcome"])
     return alarms, served
+
+
+def _without_special_values(call: Call) -> Call:
+    """Return the call without NaN, infinities and largest numbers, with which results may depend on rounding."""
+    args = {name: replace(arg, extremes=()) if isinstance(arg, Made) else arg for name, arg in call.args.items()}
+    return replace(call, args=args)
 
 
 def _served(

@@ -160,6 +160,12 @@ def test_a_row_whose_rstd_is_not_determined_leaves_the_weight_gradient_open(name
     assert torch.equal(bounds[1], torch.full((8,), torch.inf, dtype=torch.float64))
 
 
+def test_a_mean_square_that_float32_loses_leaves_the_row_open() -> None:
+    op, x = OPS["layer_norm"], torch.ones(3, 8)  # of the same numbers: 0 times the rstd of an eps that is 0 in float32
+    assert testing.expected(op, (x, None, None, 1e-320)).limits["output y"].isinf().all()
+    assert testing.expected(op, (x, None, None, 1e-5)).limits["output y"].isfinite().all()
+
+
 def test_a_0_of_float64_may_be_a_smaller_number_than_it_has() -> None:
     tolerance, zero = fusedops.Tolerance(0.0, 1e-12), torch.zeros(1, dtype=torch.float64)
     testing.assert_within(torch.tensor([-5e-324], dtype=torch.float64), zero, tolerance, "x")

@@ -126,7 +126,7 @@ def _outputs(
         centered: True for layer_norm.
     """
     rows, centre, square = _moments(x, centered)
-    rstd, rstd_moves = _rstd(rows, centre, square, eps, absolute, centered, _largest(x))
+    rstd, rstd_moves = _rstd(rows, centre, square, eps, absolute, centered, x.dtype)
     normal = (rows - centre) * rstd
     moves = absolute * (rows.abs() + centre.abs()) * rstd + normal.abs() * (rstd_moves + absolute)
     factor, terms = _factor(weight, offset)
@@ -219,14 +219,15 @@ def _moments(x: Tensor, centered: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rstd(
-    rows: Tensor, centre: Tensor, square: Tensor, eps: float, absolute: float, centered: bool, largest: float
+    rows: Tensor, centre: Tensor, square: Tensor, eps: float, absolute: float, centered: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return rstd, and its change in proportion to it; above 0.5 where the mean square cancels or overflows."""
-    overflows = square * rows.shape[-1] >= largest
+    """Return rstd, and its change in proportion to it; above 0.5 where the mean square is not determined."""
+    arithmetic = torch.finfo(compute_dtype(dtype))
+    beyond = (square * rows.shape[-1] >= arithmetic.max) | (square + eps < arithmetic.smallest_normal)
     change = absolute * ((rows - centre).abs() * (rows.abs() + centre.abs())).mean(-1, keepdim=True)
     # if all elements are equal, the error of the mean itself remains
     change = change + (absolute * centre).square() if centered else change
-    return torch.rsqrt(square + eps), (absolute + change / (square + eps)).masked_fill(overflows, math.inf)
+    return torch.rsqrt(square + eps), (absolute + change / (square + eps)).masked_fill(beyond, math.inf)
 
 
 def _overflows(x: Tensor, rows: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
