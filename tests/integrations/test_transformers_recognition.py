@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -312,6 +313,68 @@ def test_angles_of_another_layout_are_left(layout: str | None) -> None:
     model = nn.ModuleList([*([] if layout is None else [TinyRotary(layout)]), TinyAttention()])
     reason = "the model has no rotary module that gives cos as apply_rotary_pos_emb takes it"
     assert apply(model).rows == (Row("TinyAttention", "", 1, reason),)
+
+
+def neighbours(x: Tensor) -> Tensor:
+    return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+
+
+def rotary_of_one(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
+    return x * cos.unsqueeze(unsqueeze_dim) + rotate_half(x) * sin.unsqueeze(unsqueeze_dim)
+
+
+def rotary_sin_first(tensor: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+    cos, sin = (each[:, :, None, :].repeat_interleave(2, 3) for each in (cos, sin))
+    return tensor * cos + neighbours(tensor) * sin
+
+
+def rotary_of_the_last(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
+    cos, sin = (each.repeat_interleave(2, -1).unsqueeze(unsqueeze_dim) for each in (cos, sin))
+    first, last = x[..., : -cos.shape[-1]], x[..., -cos.shape[-1] :]
+    return torch.cat((first, last * cos + neighbours(last) * sin), -1)
+
+
+def rotary_apart(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1
+) -> Any:
+    pairs = [torch.cat((each[..., ::2], each[..., 1::2]), -1) for each in (q, k)]
+    return apply_rotary_pos_emb(*pairs, cos, sin, unsqueeze_dim)
+
+
+def rotary_complex(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> Any:
+    numbers = [torch.view_as_complex(each.float().unflatten(-1, (-1, 2))) * freqs_cis[:, :, None] for each in (xq, xk)]
+    return tuple(torch.view_as_real(each).flatten(3).to(xq.dtype) for each in numbers)
+
+
+def twice(angle: Tensor) -> Tensor:
+    return torch.cat((angle, angle), -1)
+
+
+# the forwards of attention modules; x has 3 heads of 5 tokens
+FORMS: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Any]] = {
+    "one tensor": lambda m, x, c, s: rotary_of_one(x, twice(c), twice(s)),
+    "heads third": lambda m, x, c, s: rotary_of_one(x.transpose(1, 2), cos=twice(c), sin=twice(s), unsqueeze_dim=2),
+    "sin first": lambda m, x, c, s: rotary_sin_first(x.transpose(1, 2), s, c),
+    "the last elements": lambda m, x, c, s: rotary_of_the_last(x, c[..., :3], s[..., :3]),
+    "six parameters": lambda m, x, c, s: rotary_apart(x, x[:, :1], twice(c), twice(s)),
+    "complex": lambda m, x, c, s: rotary_complex(x.transpose(1, 2), x.transpose(1, 2)[:, :, :1], torch.complex(c, s)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_of_rotation_is_recognised(form: str) -> None:
+    attention = type("FormAttention", (nn.Module,), {"forward": FORMS[form]})()
+    model = nn.ModuleList([TinyRotary(), attention])
+    x, (cos, sin) = torch.randn(2, 3, 5, 8, requires_grad=True), torch.randn(2, 2, 5, 4)
+    expected = attention(x, cos, sin)
+    assert apply(model).rows == (Row("FormAttention", "rotary_embedding", 1),)
+    fusedops.reset_stats()
+    result = attention(x, cos, sin)
+    assert fusedops.stats().counts
+    torch.testing.assert_close(result, expected)
+    pairs = [each if isinstance(each, tuple) else (each,) for each in (result, expected)]
+    sums = [torch.stack([one.square().sum() for one in each]).sum() for each in pairs]
+    torch.testing.assert_close(*(torch.autograd.grad(each, x)[0] for each in sums))
 
 
 def test_positions_of_three_sections() -> None:

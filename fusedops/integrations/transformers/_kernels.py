@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import astuple, dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
-from fusedops.integrations.transformers._rotary import RotaryFunction, recognised_function
+from fusedops.integrations.transformers._rotary_functions import RotaryFunction, Rotation, recognised_function
 
 
 class _RMSNorm(Module):
@@ -62,11 +62,11 @@ class _RotaryPosEmb(Module):
 
     def forward(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
         cls = cast("Any", type(self))
-        form = _rotary_form(cls)
-        function = None if form is None else RotaryFunction(*form)
-        if function is None or not function.fits(q, cos, unsqueeze_dim):  # another rotation of the same name
-            return cls.forward(self, q, k, cos, sin, unsqueeze_dim)
-        return function(q, k, cos, sin, unsqueeze_dim)
+        form, own = _rotary_form(cls), partial(cls.forward, self)
+        if form is None:  # another rotation of the same name
+            return own(q, k, cos, sin, unsqueeze_dim)
+        rotation, *rest = form
+        return RotaryFunction(Rotation(*rotation), *rest)(own, q, k, cos, sin, unsqueeze_dim)
 
 
 _FORMS: dict[type[Any], Any] = {}
@@ -77,7 +77,7 @@ def _rotary_form(cls: type[Any]) -> Any:
     """Return the fields of the RotaryFunction that a function of transformers is, or None. Computed once for each."""
     if cls not in _FORMS:
         found = recognised_function("rotary_pos_emb", object.__new__(cls))
-        _FORMS[cls] = None if isinstance(found, str) else (found.interleaved, found.layout, found.promotes)
+        _FORMS[cls] = None if isinstance(found, str) else astuple(found)
     return _FORMS[cls]
 
 

@@ -12,8 +12,8 @@ from torch.nn import Module
 from fusedops.integrations.transformers._replacement import own_class
 from fusedops.integrations.transformers._twin import Raised, called, numbers, pair_of, parameters_of, twin
 
-# where the entries of cos are: twice as halves, twice as pairs, or once
-Layout = Literal["halves", "pairs", "once"]
+# where the entries of cos are: twice as halves, twice as pairs, once, or once as the real parts of complex numbers
+Layout = Literal["halves", "pairs", "once", "complex"]
 
 
 def once(cos: Tensor, layout: Layout) -> Tensor:
