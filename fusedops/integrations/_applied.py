@@ -22,7 +22,8 @@ class Row:
         op: the op that they call; empty where they are left.
         count: how many they are; of a function: the modules of Python that hold it.
         left: why they are left as they were; empty where they call an op.
-        family: of those that are left, what they were tried as, such as "norm" or an op's name.
+        family: of those that are left, the op that was tried.
+        when: the mode in which they call the op, "training" or "evaluation"; empty where they call it in both.
 
     >>> from fusedops.integrations.transformers import Row
     >>> Row("LlamaRMSNorm", "rms_norm", 5)
@@ -34,6 +35,14 @@ class Row:
     count: int
     left: str = ""
     family: str = field(default="", repr=False, compare=False)
+    when: str = field(default="", repr=False)
+
+
+def _op_cell(row: Row) -> str:
+    """Return the op of a row; in parentheses where it was tried and left."""
+    if not row.op:
+        return f"({row.family})" if row.family else "-"
+    return f"{row.op}, {row.when}" if row.when else row.op
 
 
 class Applied:
@@ -87,8 +96,7 @@ class Applied:
         return f"fusedops in {self.model}: {counts or 'nothing is replaced'}"
 
     def _cells(self) -> list[tuple[str, ...]]:
-        family = (row.op or (f"({row.family})" if row.family else "-") for row in self.rows)
-        return [(row.module, op, str(row.count), row.left) for row, op in zip(self.rows, family)]
+        return [(row.module, _op_cell(row), str(row.count), row.left) for row in self.rows]
 
     def __repr__(self) -> str:
         if not self.rows:

@@ -14,6 +14,7 @@ from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
 from fusedops.integrations.transformers._experts import recognised_experts
 from fusedops.integrations.transformers._gated import recognised_gated
+from fusedops.integrations.transformers._head import has_fused_loss, heads_of, recognised_head
 from fusedops.integrations.transformers._implementation import apply_attention, attention_notes, restore_attention
 from fusedops.integrations.transformers._losses import loss_of, recognised_loss, replace_loss, restore_loss
 from fusedops.integrations.transformers._norms import recognised_norm
@@ -21,8 +22,8 @@ from fusedops.integrations.transformers._replacement import Replacement, own_cla
 from fusedops.integrations.transformers._rotary import recognised_rotary
 from fusedops.integrations.transformers._rotary_layouts import layouts_of
 
-# (class of the module, op or "", reason or "", of those that are left what they were tried as)
-_Outcome = tuple[str, str, str, str]
+# (class of the module, op or "", reason or "", of those that are left the op that was tried, mode of the op or "")
+_Outcome = tuple[str, str, str, str, str]
 _Recogniser = Callable[[Module], Replacement | str | None]
 _NOTHING = "no module is a norm, a gated MLP, a rotary embedding or a loss that is recognised"
 _OPS = (
@@ -35,9 +36,10 @@ _OPS = (
     "attention",
     "scaled_masked_softmax",
 )
+_FUSED_LOSS = "linear_cross_entropy"  # by fused_loss=True, or by its name
 
 
-def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
+def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool = False) -> Applied:
     """Replace what a model computes by ops: norms, gated MLPs, rotary embeddings, attention, the loss.
 
     A module is recognised by its results: its own forward runs on small random numbers, on the CPU, and an op replaces
@@ -47,6 +49,9 @@ def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
     Args:
         model: a model of transformers, or any torch module. It may be wrapped, compiled or sharded, before or after.
         ops: the names of the ops to use; None: all of them.
+        fused_loss: a training step computes the loss by ``linear_cross_entropy`` and never makes the logits of all
+            tokens. ``outputs.logits`` is then made on its first use, with a FusedOpsWarning: a step that uses it saves
+            nothing. Under torch.compile the logits are made, with a FusedOpsWarning.
 
     Returns:
         the outcome for each class of modules, and :meth:`Applied.remove`.
@@ -72,10 +77,12 @@ def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
             f"apply: got model = {shown}, expected a torch.nn.Module; to fix: load it first, as in "
             f"AutoModelForCausalLM.from_pretrained(...)"
         )
-    chosen = _chosen(ops)
+    chosen = _chosen(ops, fused_loss)
+    heads = heads_of(model) if _FUSED_LOSS in chosen else {}
     outcomes: Counter[_Outcome] = Counter()
     layouts = layouts_of(model.modules())
     recognisers: dict[str, _Recogniser] = {
+        _FUSED_LOSS: lambda module: recognised_head(module, heads[module]) if module in heads else None,
         "norm": recognised_norm,
         "gated MLP": recognised_gated,
         "gated experts": recognised_experts,
@@ -87,7 +94,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
             if outcome is not None:
                 outcomes[outcome] += 1
     outcomes += apply_attention(model, chosen)
-    rows = [Row(name, op, count, left, family) for (name, op, left, family), count in outcomes.items()]
+    rows = [Row(name, op, count, left, family, when) for (name, op, left, family, when), count in outcomes.items()]
     notes = attention_notes(model)
     applied = Applied(_name(model), rows, lambda: _remove(model), nothing=_NOTHING, notes=notes)
     if not applied.ops:
@@ -95,13 +102,14 @@ def apply(model: Module, *, ops: Iterable[str] | None = None) -> Applied:
     return applied
 
 
-def _chosen(ops: Iterable[str] | None) -> set[str]:
+def _chosen(ops: Iterable[str] | None, fused_loss: bool) -> set[str]:
     if isinstance(ops, str):
         raise InvalidInputError(f"apply: got ops = {ops!r}, expected a list of names; to fix: write ops=[{ops!r}]")
     chosen = set(_OPS if ops is None else ops)
-    for name in sorted(map(str, chosen - set(_OPS))):
-        raise InvalidInputError(f"apply: {unknown_name('op in ops', name, _OPS)}")
-    return chosen
+    names = (*_OPS, _FUSED_LOSS)
+    for name in sorted(map(str, chosen.difference(names))):
+        raise InvalidInputError(f"apply: {unknown_name('op in ops', name, names)}")
+    return chosen | {_FUSED_LOSS} if fused_loss else chosen
 
 
 def _name(model: Module) -> str:
@@ -121,16 +129,16 @@ def _forward_applied(
     """
     name, already = own_class(module).__name__, replacement_of(module)
     if already is not None:
-        return name, already.op, "", ""
+        return name, already.op, "", "", already.when
     for family, recognise in recognisers.items():
         replacement = recognise(module)
         if isinstance(replacement, str):
-            return name, "", replacement, family
+            return name, "", replacement, family, ""
         if replacement is not None and replacement.op not in chosen:
-            return name, "", f"ops has no {replacement.op}", replacement.op
+            return name, "", f"ops has no {replacement.op}", replacement.op, ""
         if replacement is not None:
             replace(module, shared.setdefault(replacement, replacement))
-            return name, replacement.op, "", ""
+            return name, replacement.op, "", "", replacement.when
     return None
 
 
@@ -138,14 +146,19 @@ def _loss_applied(module: Module, chosen: set[str]) -> _Outcome | None:
     """Replace the loss function of a model; return what happened."""
     name, already = type(module).__name__, loss_of(module)
     if already is not None:
-        return name, already.op, "", ""
+        return name, already.op, "", "", _when(module)
     loss = recognised_loss(module)
     if loss is None or isinstance(loss, str):
-        return None if loss is None else (name, "", loss, "cross_entropy")
+        return None if loss is None else (name, "", loss, "cross_entropy", "")
     if loss.op not in chosen:
-        return name, "", f"ops has no {loss.op}", loss.op
+        return name, "", f"ops has no {loss.op}", loss.op, ""
     replace_loss(module, loss)
-    return name, loss.op, "", ""
+    return name, loss.op, "", "", _when(module)
+
+
+def _when(model: Module) -> str:
+    """Return the mode in which the loss of a model calls cross_entropy."""
+    return "evaluation" if any(has_fused_loss(head) for head in heads_of(model)) else ""
 
 
 def _remove(model: Module) -> None:

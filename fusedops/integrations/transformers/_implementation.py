@@ -55,16 +55,16 @@ def _take_output_attentions(kind: Any) -> None:
     kind.validate_output_attentions = validate_output_attentions
 
 
-def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, str, str]]:
+def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, str, str, str]]:
     """Set the attention implementation of each model in a module. Return (class, op, reason if left, op) and counts."""
-    outcomes: Counter[tuple[str, str, str, str]] = Counter()
+    outcomes: Counter[tuple[str, str, str, str, str]] = Counter()
     for root in _roots(model):
         modules = [module for module in root.modules() if _calls_the_interface(module)]
         name = own_class(root).__name__
         if not root._can_set_attn_implementation():
             if any("attention" in type(module).__name__.lower() for module in root.modules()):
                 outcomes[
-                    name, "", "its attention does not go through transformers' AttentionInterface", "attention"
+                    name, "", "its attention does not go through transformers' AttentionInterface", "attention", ""
                 ] += 1
             continue
         implementation = _implementation(root, modules)
@@ -72,13 +72,13 @@ def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, 
         for module in modules:
             kind = own_class(module).__name__
             if current in _OPS:
-                outcomes[kind, _OPS[current], "", ""] += 1
+                outcomes[kind, _OPS[current], "", "", ""] += 1
             elif implementation not in _OPS:
-                outcomes[kind, "", implementation, "attention"] += 1
+                outcomes[kind, "", implementation, "attention", ""] += 1
             elif _OPS[implementation] not in chosen:
-                outcomes[kind, "", f"ops has no {_OPS[implementation]}", _OPS[implementation]] += 1
+                outcomes[kind, "", f"ops has no {_OPS[implementation]}", _OPS[implementation], ""] += 1
             else:
-                outcomes[kind, _OPS[implementation], "", ""] += 1
+                outcomes[kind, _OPS[implementation], "", "", ""] += 1
         if modules and current not in _OPS and implementation in _OPS and _OPS[implementation] in chosen:
             root.__dict__[_BEFORE] = [(config, config._attn_implementation) for config in _configs(root)]
             root.set_attn_implementation(implementation)

@@ -19,9 +19,13 @@ _ORIGINAL = "_fusedops_original"
 
 
 class Replacement:
-    """The settings of a replaced module: what its forward computes instead. ``op`` is the op's name."""
+    """The settings of a replaced module: what its forward computes instead.
+
+    ``op`` is the op's name, ``when`` the mode in which it is called: "training", "evaluation", or "" for both.
+    """
 
     op: str
+    when: str = ""
 
     @property
     def mixin(self) -> type[Replaced]:
