@@ -301,13 +301,15 @@ def test_dropout_of_attention_is_noted() -> None:
     assert apply(transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=48)), ops=ops).notes == ()
 
 
-def test_a_norm_without_an_eps_is_left_with_the_fix() -> None:
-    norms = nn.Sequential(nn.RMSNorm(8), nn.RMSNorm(8, eps=1e-6))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_norm_without_an_eps_has_that_of_the_dtype(dtype: torch.dtype) -> None:
+    norms = nn.Sequential(nn.RMSNorm(8), nn.RMSNorm(8, eps=1e-6)).to(dtype)
+    x = (torch.randn(3, 8) * 3e-4).to(dtype)
+    expected = norms(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch's, of the dtypes that are compared
-        rows = apply(norms).rows
-    assert [(row.op, row.count) for row in rows] == [("", 1), ("rms_norm", 1)]
-    assert rows[0].left.endswith("to fix: set its eps")
+        assert apply(norms).ops == {"rms_norm": 2}
+    torch.testing.assert_close(norms(x), expected)
 
 
 def test_a_table_has_the_family_of_what_is_left_and_fits_100_columns() -> None:

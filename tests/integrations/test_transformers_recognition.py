@@ -45,6 +45,7 @@ NORMS = {
     "rms_norm, 1 + weight": (lambda n, x: rms(n, x) * (1 + n.weight), {}),
     "rms_norm, no weight": (rms, {"weight": False}),
     "layer_norm": (lambda n, x: centered(n, x) * n.weight + n.bias, {"bias": True}),
+    "layer_norm, 1 + weight": (lambda n, x: centered(n, x) * (1 + n.weight) + n.bias, {"bias": True}),
     "layer_norm, no bias": (lambda n, x: centered(n, x) * n.weight, {}),
     "layer_norm, no weight": (centered, {"weight": False}),
 }
@@ -129,8 +130,12 @@ def test_the_dtype_of_the_result_is_kept(kind: str, given: torch.dtype, own: tor
 class TinyMLP(nn.Module):
     """An MLP by a formula that a test gives; the names of its layers mean nothing."""
 
-    def __init__(self, formula: Any, packed: bool = False, dropout: bool = False, width: int = 16) -> None:
+    def __init__(
+        self, formula: Any, packed: bool = False, dropout: bool = False, width: int = 16, **numbers: float
+    ) -> None:
         super().__init__()
+        for name, number in numbers.items():
+            setattr(self, name, number)
         self.a = nn.Linear(8, 2 * width if packed else width)
         if not packed:
             self.b = nn.Linear(8, width)
@@ -161,6 +166,12 @@ MLPS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "halves": ("swiglu", lambda m, x: m.c(F.silu(halves(m, x)[0]) * halves(m, x)[1]), {"packed": True}),
     "up first": ("geglu", lambda m, x: m.c(halves(m, x)[0] * F.gelu(halves(m, x)[1])), {"packed": True}),
     "interleaved": ("swiglu", lambda m, x: m.c(F.silu(pairs(m, x)[0]) * pairs(m, x)[1]), {"packed": True}),
+    "clamped": ("swiglu", lambda m, x: m.c(F.silu(m.a(x).clamp(max=1)) * m.b(x).clamp(-1, 1)), {"limit": 1.0}),
+    "MiniMax's": (
+        "swiglu",
+        lambda m, x: m.c((m.b(x).clamp(-2, 2) + 1) * (g := m.a(x).clamp(max=2)) * torch.sigmoid(1.7 * g)),
+        {"limit": 2.0, "alpha": 1.7},
+    ),
     "dropout": ("swiglu", lambda m, x: m.c(m.drop(F.silu(m.a(x)) * m.b(x))), {"dropout": True}),
     "dropout last": ("swiglu", lambda m, x: m.drop(m.c(F.silu(m.a(x)) * m.b(x))), {"dropout": True}),
 }
@@ -168,6 +179,8 @@ OTHER_MLPS: dict[str, tuple[Any, dict[str, Any]]] = {
     "relu": (lambda m, x: m.c(F.relu(m.a(x)) * m.b(x)), {}),
     "quick gelu": (lambda m, x: m.c(m.a(x) * torch.sigmoid(1.702 * m.a(x)) * m.b(x)), {}),
     "clamped": (lambda m, x: m.c(F.silu(m.a(x)).clamp(max=500) * m.b(x)), {}),
+    "clamped by another limit": (lambda m, x: m.c(F.silu(m.a(x).clamp(max=1)) * m.b(x).clamp(-1, 1)), {"limit": 1.1}),
+    "a gate that is not clamped": (lambda m, x: m.c(F.silu(m.a(x)) * m.b(x).clamp(-1, 1)), {"limit": 1.0}),
     "scaled": (lambda m, x: 1.5 * m.c(F.silu(m.a(x)) * m.b(x)), {}),
     "a residual": (lambda m, x: m.c(F.silu(m.a(x)) * m.b(x)) + x.mean(), {}),
     "the sum": (lambda m, x: m.c(F.silu(m.a(x)) + m.b(x)), {}),

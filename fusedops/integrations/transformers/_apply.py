@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from reprlib import repr as shortened
+from typing import Any
 
 from torch.nn import Module
 
@@ -79,7 +80,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         )
     chosen = _chosen(ops, fused_loss)
     heads = heads_of(model) if _FUSED_LOSS in chosen else {}
-    outcomes: Counter[_Outcome] = Counter()
+    outcomes, losses = Counter[Any](), Counter[Any]()  # of _Outcome, or None for modules without one
     layouts = layouts_of(model.modules())
     recognisers: dict[str, _Recogniser] = {
         _FUSED_LOSS: lambda module: recognised_head(module, heads[module]) if module in heads else None,
@@ -90,9 +91,11 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
     }
     shared: dict[Replacement, Replacement] = {}
     for module in model.modules():
-        for outcome in (_forward_applied(module, chosen, recognisers, shared), _loss_applied(module, chosen)):
-            if outcome is not None:
-                outcomes[outcome] += 1
+        outcomes[_forward_applied(module, chosen, recognisers, shared)] += 1
+    for module in model.modules():  # after the heads
+        losses[_loss_applied(module, chosen)] += 1
+    outcomes = losses + outcomes
+    del outcomes[None]
     outcomes += apply_attention(model, chosen)
     rows = [Row(name, op, count, left, family, when) for (name, op, left, family, when), count in outcomes.items()]
     notes = attention_notes(model)

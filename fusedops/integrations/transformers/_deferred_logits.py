@@ -53,7 +53,7 @@ class Source:
         head: the linear layer.
         own: its own forward.
         x: (..., H), its input.
-        steps: what was done to the logits: (name, number) for "mul", "div", "tanh" and (name, dtype) for "to".
+        steps: what was done to the logits: (name, value) for "mul", "div", "add", "tanh" and "to".
         versions: of its tensors at the time of the forward, with the tensors.
         autocast: the dtype of autocast, or None.
     """
@@ -87,33 +87,44 @@ class Source:
         """Return the source after one more step."""
         return replace(self, steps=(*self.steps, (name, value)))
 
-    def scale_and_softcap(self) -> tuple[float, float | None] | None:
-        """Return s and c of ``c * tanh(s * logits / c)``, c None for ``s * logits``, or None for another function."""
-        factors, tanhs = [1.0, 1.0], 0
+    def readings(self) -> tuple[float, Tensor | None, float | None] | None:
+        """Return s, b and c of ``c * tanh((s * x @ weight.T + b) / c)``, c None without tanh, or None for another."""
+        bias = self.head.bias if self.autocast is None or self.head.bias is None else self.head.bias.to(self.autocast)
+        scale, capped, tanhs = 1.0, 1.0, 0
         for name, value in self.steps:
-            if name == "tanh":
+            if name == "to":
+                continue
+            if name == "tanh" or (name == "add" and tanhs):
                 tanhs += 1
-            elif name in ("mul", "div"):
-                factors[min(tanhs, 1)] *= value if name == "mul" else 1 / value
+            elif name == "add":
+                bias = value if bias is None else bias + value
+            else:
+                factor = value if name == "mul" else 1 / value
+                if tanhs:
+                    capped *= factor
+                else:
+                    scale, bias = scale * factor, None if bias is None else bias * factor
         if tanhs == 0:
-            return factors[0], None
-        return (factors[0] * factors[1], factors[1]) if tanhs == 1 and factors[1] > 0 else None
+            return scale, bias, None
+        if tanhs > 1 or capped <= 0:
+            return None
+        return scale * capped, None if bias is None else bias * capped, capped
 
     def loss(self, target: Tensor, **options: Any) -> Tensor | None:
         """Return the cross entropy of the logits, (N, V), or None where the op computes another function."""
-        scaling = self.scale_and_softcap()
-        if scaling is None:
+        readings = self.readings()
+        if readings is None:
             return None
-        scale, softcap = scaling
-        x, weight, bias = self.x, self.head.weight, self.head.bias
+        scale, bias, softcap = readings
+        x, weight = self.x, self.head.weight
         if self.autocast is not None:  # as autocast casts what a linear layer is given
-            x, weight, bias = (each if each is None else each.to(self.autocast) for each in (x, weight, bias))
+            x, weight = x.to(self.autocast), weight.to(self.autocast)
         if scale != 1:
-            x, bias = x * scale, None if bias is None else bias * scale
+            x = x * scale
         return ops.linear_cross_entropy(x, weight, target.to(x.device), bias, softcap=softcap, **options)
 
-    def logits(self) -> Tensor:
-        """Compute the logits."""
+    def check(self) -> None:
+        """Raise InvalidInputError where the weight is another one than in the forward."""
         now = [self.x, self.head.weight, *([] if self.head.bias is None else [self.head.bias])]
         before = [each for each, _ in self.versions]
         changed = any(one is not other for one, other in zip(now[1:], before[1:]))
@@ -122,6 +133,9 @@ class Source:
                 "fused_loss: got a use of a training step's logits after a change of the head's weight, expected one "
                 f"before it, since they are made from the weight on their first use; to fix: {_FIX}"
             )
+
+    def logits(self) -> Tensor:
+        """Compute the logits."""
         with torch.autocast(self.x.device.type, self.autocast, enabled=self.autocast is not None):
             y = self.own(self.head, self.x)
         for name, value in self.steps:
@@ -129,6 +143,8 @@ class Source:
                 y = y.to(value)
             elif name == "tanh":
                 y = torch.tanh(y)
+            elif name == "add":
+                y = y + value
             else:
                 y = y * value if name == "mul" else y / value
         return y
@@ -153,6 +169,7 @@ class DeferredLogits(Tensor):
     def made(self, user: str) -> Tensor:
         """Return the logits, with a warning the first time. ``user`` is the name of what uses them."""
         if self._made is None:
+            self.source.check()
             warnings.warn(
                 f"fused_loss: got a use of the logits of a training step (by {user}), expected one of the loss alone; "
                 f"they are made now, {tuple(self.shape)} of {self.dtype}; to fix: {_FIX}",
@@ -201,6 +218,15 @@ def _scaled(name: str) -> Callable[..., Source | None]:
         return logits.source.and_then(name, float(other)) if usable else None
 
     return handler
+
+
+def _added(logits: DeferredLogits, other: Any, *, alpha: float = 1) -> Source | None:
+    """Take a bias: one number for each class."""
+    if not isinstance(other, Tensor) or alpha != 1 or other.shape[-1:] != logits.shape[-1:]:
+        return None
+    if other.numel() != logits.shape[-1] or other.dim() > logits.dim() or other.dtype != logits.dtype:
+        return None
+    return logits.source.and_then("add", other.reshape(-1))
 
 
 def _tanh(logits: DeferredLogits) -> Source:
@@ -288,6 +314,9 @@ def _cross_entropy(
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.cross_entropy: _cross_entropy,
+    torch.add: _added,
+    Tensor.add: _added,
+    Tensor.__add__: _added,
     torch.tanh: _tanh,
     Tensor.tanh: _tanh,
     Tensor.float: _float,

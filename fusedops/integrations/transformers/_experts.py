@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
+from fusedops.integrations.transformers._gated import clamps_of
 from fusedops.integrations.transformers._replacement import Replaced, Replacement, own_class
 from fusedops.integrations.transformers._twin import called, near, numbers, twin
 
@@ -80,12 +80,8 @@ def recognised_experts(module: Module) -> Experts | str | None:
 
 
 def _hypotheses(module: Module) -> Iterator[Experts]:
-    def stated(part: str) -> list[float]:
-        values = {value for name, value in vars(module).items() if part in name and isinstance(value, (int, float))}
-        return sorted(values - {True, False})
-
     for interleaved in (False, True):
-        for limit, alpha, offset in product([None, *stated("limit")], [1.0, *stated("alpha")], [0.0, 1.0]):
+        for limit, alpha, offset in ((None, 1.0, 0.0), *clamps_of(module)):
             yield Experts("swiglu", interleaved, limit, alpha, offset)
         yield Experts("geglu", interleaved)
         yield Experts("geglu", interleaved, approximate="none")

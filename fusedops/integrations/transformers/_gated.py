@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any, Literal
 
 import torch
@@ -48,6 +48,9 @@ class Gated(Replacement):
     packed: Packed | None = None
     dropout: str | None = None
     dropout_last: bool = False
+    limit: float | None = None
+    alpha: float = 1.0
+    offset: float = 0.0
     casts: bool = False  # to the dtype of the last layer, as T5, which keeps it in float32
 
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +73,8 @@ class Gated(Replacement):
             up, gate = gate.chunk(2, dim=-1)
         interleaved = self.packed == "interleaved"
         if self.op == "swiglu":
-            return ops.swiglu(gate, up, interleaved=interleaved)
+            clamp = {"limit": self.limit, "alpha": self.alpha, "offset": self.offset}
+            return ops.swiglu(gate, up, interleaved=interleaved, **clamp)
         return ops.geglu(gate, up, approximate=self.approximate, interleaved=interleaved)
 
 
@@ -87,7 +91,7 @@ def recognised_gated(module: Module) -> Gated | str | None:
     arguments = parameters_of(own_class(module).forward)
     if arguments is None or len(arguments) != 1 or arguments[0].kind is not arguments[0].POSITIONAL_OR_KEYWORD:
         return None
-    for gated in _hypotheses(parts):
+    for gated in _hypotheses(parts, module):
         if _has_values_of(gated, module, parts):
             return replace(gated, casts=_casts(gated, module, parts))
     named = any(part in own_class(module).__name__.lower() for part in _NAMES)
@@ -130,16 +134,39 @@ class _Parts:
         return cls(linears, tuple(dropouts), {name: each for name, each in copies.items() if each is not None})
 
 
-def _hypotheses(parts: _Parts) -> Iterator[Gated]:
-    """Yield each reading of the layers that fits their sizes."""
-    for roles in _roles(parts.linears):
-        for op, approximate in (("swiglu", "tanh"), ("geglu", "tanh"), ("geglu", "none")):
-            gated = Gated(op, approximate, *roles)  # pyright: ignore[reportArgumentType]
-            if not parts.dropouts:
-                yield gated
-            for dropout in parts.dropouts:
-                yield replace(gated, dropout=dropout)
-                yield replace(gated, dropout=dropout, dropout_last=True)
+def _hypotheses(parts: _Parts, module: Module) -> Iterator[Gated]:
+    """Yield each reading of the layers that fits their sizes, with the limits that the module states."""
+    clamped = clamps_of(module)
+    for roles, (op, approximate, *clamp) in product(
+        _roles(parts.linears),
+        [("swiglu", "tanh"), ("geglu", "tanh"), ("geglu", "none"), *(("swiglu", "tanh", *each) for each in clamped)],
+    ):
+        gated = Gated(op, approximate, *roles)  # pyright: ignore[reportArgumentType]
+        if clamp:
+            limit, alpha, offset = clamp
+            gated = replace(gated, limit=limit, alpha=alpha, offset=offset)
+        if not parts.dropouts:
+            yield gated
+        for dropout in parts.dropouts:
+            yield replace(gated, dropout=dropout)
+            yield replace(gated, dropout=dropout, dropout_last=True)
+
+
+def clamps_of(module: Module) -> list[tuple[float | None, float, float]]:
+    """Return the readings (limit, alpha, offset) of a clamped gate, from the numbers that a module states.
+
+    >>> clamps_of(torch.nn.Identity())
+    []
+    """
+
+    def stated(part: str) -> list[float]:
+        numbers = {value for name, value in vars(module).items() if part in name and type(value) in (int, float)}
+        return sorted(map(float, numbers))
+
+    limits, alphas = stated("limit"), stated("alpha")
+    if not limits and not alphas:
+        return []
+    return list(product([*limits, None], dict.fromkeys([*alphas, 1.0]), [0.0, 1.0]))
 
 
 def _roles(linears: dict[str, tuple[int, int]]) -> Iterator[tuple[str, str | None, str, Packed | None]]:
@@ -185,7 +212,11 @@ def _expected(gated: Gated, children: dict[str, Module], x: Tensor) -> Tensor:
     if gated.packed == "up first":
         up, gate = gate.chunk(2, dim=-1)
     interleaved = gated.packed == "interleaved"
-    settings = (None, 1.0, 0.0, interleaved) if gated.op == "swiglu" else (gated.approximate, interleaved)
+    settings = (
+        (gated.limit, gated.alpha, gated.offset, interleaved)
+        if gated.op == "swiglu"
+        else (gated.approximate, interleaved)
+    )
     h = ops.OPS[gated.op].reference(gate, up, *settings)
     dropout = children[gated.dropout] if gated.dropout else None
     h = dropout(h) if dropout is not None and not gated.dropout_last else h

@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops._torch import autocasts
-from fusedops.dtypes import promoted
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops.integrations.transformers._replacement import Replacement, own_class
 from fusedops.integrations.transformers._twin import (
     called,
@@ -37,7 +37,7 @@ class Norm(Replacement):
     """The settings of a replaced norm."""
 
     op: str
-    eps: float
+    eps: float | None  # None: of the dtype of the computation, as torch's RMSNorm has it
     offset: float
     has_weight: bool
     has_bias: bool
@@ -57,10 +57,12 @@ class Norm(Replacement):
         # comparisons first: a Tensor.to that changes nothing takes 1 us
         if weight is not None and x.dtype != weight.dtype and self.result != "input":
             x = x.to(promoted(x, weight))
+        eps = torch.finfo(compute_dtype(x.dtype)).eps if self.eps is None else self.eps
         if self.op == "rms_norm":
-            y = ops.rms_norm(x, weight, self.eps, offset=self.offset)
+            y = ops.rms_norm(x, weight, eps, offset=self.offset)
         else:
-            y = ops.layer_norm(x, weight, module.bias if self.has_bias else None, self.eps)
+            scale = weight if weight is None or self.offset == 0 else weight + self.offset
+            y = ops.layer_norm(x, scale, module.bias if self.has_bias else None, eps)
         if weight is not None and y.dtype != weight.dtype and self.result == "weight":
             y = y.to(weight.dtype)
         return y
@@ -87,8 +89,6 @@ def recognised_norm(module: Module) -> Norm | str | None:
     if arguments is None or len(arguments) != 1 or arguments[0].kind is not arguments[0].POSITIONAL_OR_KEYWORD:
         names = ", ".join(argument.name for argument in arguments or ())
         return f"its forward takes {names}, expected one tensor"
-    if any(getattr(module, name, 0.0) is None for name in _EPS_NAMES):
-        return "its eps is None, another number for each dtype, and rms_norm takes one; to fix: set its eps"
     size = _size(module, parameters)
     if size < 2:
         return "the size of its weight is not known"
@@ -115,17 +115,22 @@ def _size(module: Module, parameters: Mapping[str, Tensor]) -> int:
 
 
 def _hypotheses(module: Module, parameters: Mapping[str, Tensor]) -> Iterator[Norm]:
-    stated = {value for name in _EPS_NAMES if isinstance(value := getattr(module, name, None), float)}
+    stated: set[float | None] = {
+        value for name in _EPS_NAMES if isinstance(value := getattr(module, name, None), float)
+    }
+    if not stated and any(getattr(module, name, 0.0) is None for name in _EPS_NAMES):
+        stated = {None}
     has_weight, has_bias = "weight" in parameters, "bias" in parameters
     # torch's own function is on autocast's list for accelerators; norms written out are not
     code = getattr(own_class(module).forward, "__code__", None)
     wide = code is not None and "layer_norm" in code.co_names
-    for eps in sorted(stated) or _EPS_CONSTANTS:
+    for eps in sorted(stated, key=lambda eps: eps or 0.0) or _EPS_CONSTANTS:
         if not has_bias:
             for offset in (0.0, 1.0) if has_weight else (0.0,):
                 yield Norm("rms_norm", eps, offset, has_weight, False, "input", False)
         if has_weight or not has_bias:
-            yield Norm("layer_norm", eps, 0.0, has_weight, has_bias, "input", wide)
+            for offset in (0.0, 1.0) if has_weight else (0.0,):
+                yield Norm("layer_norm", eps, offset, has_weight, has_bias, "input", wide)
 
 
 def _tensors(norm: Norm, size: int, dtype: torch.dtype) -> dict[str, Tensor | None]:
@@ -134,8 +139,11 @@ def _tensors(norm: Norm, size: int, dtype: torch.dtype) -> dict[str, Tensor | No
 
 
 def _expected(norm: Norm, x: Tensor, tensors: dict[str, Tensor | None]) -> Tensor:
-    rest = (norm.eps, norm.offset) if norm.op == "rms_norm" else (tensors["bias"], norm.eps)
-    return ops.OPS[norm.op].reference(x, tensors["weight"], *rest)
+    weight, eps = tensors["weight"], torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
+    if norm.op == "rms_norm":
+        return ops.OPS["rms_norm"].reference(x, weight, eps, norm.offset)
+    weight = None if weight is None else weight + norm.offset
+    return ops.OPS["layer_norm"].reference(x, weight, tensors["bias"], eps)
 
 
 def _has_values_of(norm: Norm, module: Module, size: int) -> bool:
@@ -143,7 +151,7 @@ def _has_values_of(norm: Norm, module: Module, size: int) -> bool:
     tensors, agrees = _tensors(norm, size, torch.float32), False
     own = twin(module, tensors)
     for seed, shape in enumerate([(4, size), (2, 3, size), (2, 2, 3, size)], 10):
-        for factor in (1.0, norm.eps**0.5, 100.0):
+        for factor in (1.0, (norm.eps or torch.finfo(torch.float32).eps) ** 0.5, 100.0):
             x = (numbers(seed, *shape) + 0.5) * factor
             result = called(own_class(module).forward, own, x.clone())
             if isinstance(result, Tensor):
@@ -158,7 +166,9 @@ def _result_rule(norm: Norm, module: Module, size: int) -> Result | None:
     rules: list[Result] = ["input", "promoted", "weight"]
     narrow, wide = torch.bfloat16, torch.float32
     for given, own in ((narrow, narrow), (narrow, wide), (wide, narrow)):
-        tensors, x = _tensors(norm, size, own), numbers(20, 2, 3, size, dtype=given)
+        # small numbers, where eps depends on the dtype
+        tensors, factor = _tensors(norm, size, own), 1.0 if norm.eps is not None else 0.03
+        x = numbers(20, 2, 3, size, dtype=given) * factor
         result = called(own_class(module).forward, twin(module, tensors), x.clone())
         if not isinstance(result, Tensor):
             continue  # torch's own norms refuse some pairs
