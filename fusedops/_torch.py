@@ -175,3 +175,24 @@ def tensor_guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
         return None
     sizes, strides = [list(each.shape) for each in tensors], [list(each.stride()) for each in tensors]
     return _tensor_guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
+# ---------------------------------------------------------------------------------------- tensors without their numbers
+
+
+def without_torch_function() -> Any:
+    """Return a context in which a tensor subclass is a plain tensor for torch's Python functions."""
+    return _c.DisableTorchFunctionSubclass()
+
+
+def wrapper_subclass(cls: type[Tensor], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
+    """Return a tensor of a subclass that has a shape and no memory."""
+    make: Any = Tensor._make_wrapper_subclass
+    return make(cls, tuple(shape), dtype=dtype, device=device)
+
+
+def tree_map_only(kind: type[Any], function: Callable[[Any], Any], values: Any) -> Any:
+    """Return nested values with a function applied to the values of a type."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_map_only(kind, function, values)

@@ -9,6 +9,8 @@ from torch import nn
 
 from fusedops import FusedOpsWarning
 from fusedops.integrations.transformers import apply, attention_forward
+from fusedops.integrations.transformers._head import Head
+from fusedops.integrations.transformers._replacement import replace
 
 TABLE = Table(__file__)
 pin = TABLE.pin
@@ -19,6 +21,21 @@ def attention(is_causal: bool = True, **options: Any) -> Any:
     return attention_forward(nn.Identity(), q, q, q, None, is_causal=is_causal, **options)
 
 
+def used_logits(changed: bool = False) -> Any:
+    head = nn.Linear(2, 3)
+    replace(head, Head())
+    logits = head(torch.ones(1, 2))
+    if changed:
+        nn.init.zeros_(head.weight)
+    return logits.argmax(-1)
+
+
+def head_of_func() -> Any:
+    head = nn.Linear(2, 3)
+    replace(head, Head())
+    return torch.func.grad(lambda x: head(x).sum())(torch.ones(1, 2))
+
+
 pin("an op", lambda: apply(nn.Identity(), ops=["gelu"]), INVALID)
 pin("a misspelt op", lambda: apply(nn.Identity(), ops=["rmsnorm"]), INVALID)
 pin("one op", lambda: apply(nn.Identity(), ops="rms_norm"), INVALID)
@@ -27,6 +44,9 @@ pin("a paged cache", lambda: attention(cache=object()), INVALID)
 pin("sparse", lambda: attention(indices=torch.zeros(1)), INVALID)
 pin("a window", lambda: attention(False, sliding_window=2), INVALID)
 pin("dropout", lambda: attention(dropout=0.1), FusedOpsWarning)
+pin("a use of logits", used_logits, FusedOpsWarning)
+pin("logits of changed weights", lambda: used_logits(changed=True), INVALID)
+pin("a head of func", head_of_func, FusedOpsWarning)
 pin("softcap", lambda: attention(softcap=30.0), FusedOpsWarning)
 pin("nothing", lambda: apply(nn.Identity()), FusedOpsWarning, form="nothing is replaced; no module is")
 

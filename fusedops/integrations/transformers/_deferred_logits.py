@@ -14,11 +14,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fusedops import ops
 from fusedops._report.user_frame import user_stack_level
-from fusedops._torch import autocasts
+from fusedops._torch import autocasts, tree_map_only, without_torch_function, wrapper_subclass
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 
 _FIX = "use the loss alone, or evaluate with model.eval(), or leave fused_loss out of apply"
@@ -47,7 +46,7 @@ _METADATA: set[Any] = (
 
 @dataclass(frozen=True)
 class Source:
-    """What logits are computed from.
+    """The input of a head and what follows it, from which logits are computed.
 
     Attributes:
         head: the linear layer.
@@ -157,11 +156,10 @@ class DeferredLogits(Tensor):
     _made: Tensor | None
 
     @staticmethod
-    def __new__(cls, source: Source) -> DeferredLogits:
+    def __new__(cls: type[DeferredLogits], source: Source) -> DeferredLogits:
         """Return logits that are not made."""
         shape = (*source.rows, source.head.weight.shape[0])
-        make: Any = Tensor._make_wrapper_subclass
-        logits = cast("DeferredLogits", make(cls, shape, dtype=source.dtype, device=source.x.device))
+        logits = cast("DeferredLogits", wrapper_subclass(cls, shape, source.dtype, source.x.device))
         logits.source = source
         logits._made = None
         return logits
@@ -187,7 +185,7 @@ class DeferredLogits(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_torch_function():
                 return func(*args, **kwargs)
         handler = _HANDLERS.get(func)
         first = args[0] if args else kwargs.get("input")
@@ -206,7 +204,7 @@ class DeferredLogits(Tensor):
 
 def _made(values: Any, user: str) -> Any:
     """Return arguments in which logits are made."""
-    return pytree.tree_map_only(DeferredLogits, lambda logits: logits.made(user), values)
+    return tree_map_only(DeferredLogits, lambda logits: logits.made(user), values)
 
 
 # ------------------------------------------- what is recorded: a handler returns None for a call that it does not take
@@ -259,7 +257,7 @@ def _index(logits: DeferredLogits, index: Any) -> Source | None:
     x, rank = logits.source.x, logits.dim()
     if isinstance(index, Tensor):
         return replace(logits.source, x=x[index]) if index.dtype == torch.bool and index.dim() < rank else None
-    parts: list[Any] = list(index) if isinstance(index, tuple) else [index]
+    parts: list[Any] = list(cast("tuple[Any, ...]", index)) if isinstance(index, tuple) else [index]
     if not all(isinstance(part, (slice, int)) or part is Ellipsis for part in parts):
         return None
     if Ellipsis in parts:
@@ -271,7 +269,9 @@ def _index(logits: DeferredLogits, index: Any) -> Source | None:
 
 
 def _viewed(logits: DeferredLogits, *shape: Any) -> Source | None:
-    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    sizes: tuple[Any, ...] = (
+        tuple(cast("Any", shape[0])) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    )
     if len(sizes) < 1 or not all(isinstance(size, int) for size in sizes):
         return None
     vocabulary, rows = logits.shape[-1], logits.numel() // logits.shape[-1]

@@ -73,7 +73,7 @@ class Gated(Replacement):
             up, gate = gate.chunk(2, dim=-1)
         interleaved = self.packed == "interleaved"
         if self.op == "swiglu":
-            clamp = {"limit": self.limit, "alpha": self.alpha, "offset": self.offset}
+            clamp: dict[str, Any] = {"limit": self.limit, "alpha": self.alpha, "offset": self.offset}
             return ops.swiglu(gate, up, interleaved=interleaved, **clamp)
         return ops.geglu(gate, up, approximate=self.approximate, interleaved=interleaved)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ def _reason(module: Any, x: Any) -> str | None:
         return "a head that torch.compile traces"
     if is_transformed():
         return "a head under a transform of torch.func"
-    kinds = {type(each) for each in (x, module.weight, module.bias) if each is not None}
+    kinds: set[type[Any]] = {type(each) for each in (x, module.weight, module.bias) if each is not None}
     if kinds <= {Tensor, Parameter}:
         return None
     return f"a head with tensors of {', '.join(sorted(kind.__name__ for kind in kinds))}"
@@ -74,7 +74,7 @@ def heads_of(model: Module) -> dict[Module, str | None]:
 
 
 def _reason_of_loss(module: Any) -> str | None:
-    forward = inspect.unwrap(type(module).forward)
+    forward = inspect.unwrap(cast("Any", type(module)).forward)
     if {"CrossEntropyLoss", "cross_entropy"} & {*forward.__code__.co_names}:
         return None
     loss = loss_of(module) or recognised_loss(module)

@@ -70,6 +70,7 @@ def recognised_rotary(module: Module, layouts: Mapping[str, set[Layout | None]])
         module: any.
         layouts: of the model, from layouts_of.
 
+    >>> import torch
     >>> recognised_rotary(torch.nn.Linear(2, 2), {})
     """
     cls = own_class(module)
