@@ -243,8 +243,8 @@ def _to(logits: DeferredLogits, *args: Any, **kwargs: Any) -> Source | None:
     values = [*args, *(value for name, value in kwargs.items() if name in ("dtype", "device", "other"))]
     values = [value for value in values if not isinstance(value, bool) and value is not None]
     dtypes = [each.dtype if isinstance(each, Tensor) else each for each in values]
-    places = [each.device if isinstance(each, Tensor) else each for each in values]
-    if any(not isinstance(each, torch.dtype) and torch.device(each) != logits.device for each in places):
+    devices = [each.device if isinstance(each, Tensor) else each for each in values]
+    if any(not isinstance(each, torch.dtype) and torch.device(each) != logits.device for each in devices):
         return None
     cast_to = [each for each in dtypes if isinstance(each, torch.dtype)]
     if any(not each.is_floating_point for each in cast_to):
@@ -261,8 +261,8 @@ def _index(logits: DeferredLogits, index: Any) -> Source | None:
     if not all(isinstance(part, (slice, int)) or part is Ellipsis for part in parts):
         return None
     if Ellipsis in parts:
-        place = parts.index(Ellipsis)
-        parts[place : place + 1] = [slice(None)] * (rank - len(parts) + 1)
+        position = parts.index(Ellipsis)
+        parts[position : position + 1] = [slice(None)] * (rank - len(parts) + 1)
     if len(parts) == rank and parts.pop() != slice(None):
         return None
     return replace(logits.source, x=x[tuple(parts)])
@@ -329,8 +329,8 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     Tensor.flatten: _flattened,
     torch.flatten: _flattened,
 } | {
-    getattr(place, name): _scaled("mul" if "mul" in name else "div")
-    for place, names in (
+    getattr(owner, name): _scaled("mul" if "mul" in name else "div")
+    for owner, names in (
         (torch, ("mul", "div")),
         (Tensor, ("mul", "div", "__mul__", "__rmul__", "__truediv__", "__div__")),
     )
