@@ -78,7 +78,7 @@ def route(index: Tensor, experts: int) -> Route:
     """Sort the routed rows by expert."""
     order = order_of(index, experts)
     if index.is_meta:  # no data: all rows at the first expert
-        ends = [index.numel()] * experts
+        ends: list[int] = [index.numel()] * experts
     else:
         ends = torch.bincount(experts_of(index, experts), minlength=experts + 1).cumsum(0).tolist()[:experts]
     return Route(order, order // max(index.shape[1], 1), ends)

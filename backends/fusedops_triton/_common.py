@@ -28,7 +28,7 @@ def scalar(value, WIDE: tl.constexpr):
     """
     if WIDE == tl.float64:  # noqa: SIM300 - ruff takes any upper case name for a constant
         return value.to(tl.int64).to(tl.float64, bitcast=True)
-    return tl.cast(value, WIDE)
+    return tl.cast(value, WIDE)  # pyright: ignore[reportArgumentType]
 
 
 @triton.jit

@@ -82,8 +82,10 @@ class WholeExperts(Replacement):
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the experts of the tokens, of the routers' indices and of the weights."""
         x, index, weights = (*args, *kwargs.values())
-        tensors = [getattr(module, name, None) for name in (self.up[0], self.down[0], self.up[1], self.down[1])]
-        act = self.activation
+        tensors: list[Any] = [
+            getattr(module, name, None) for name in (self.up[0], self.down[0], self.up[1], self.down[1])
+        ]
+        act: Any = self.activation
         y = ops.experts(
             x.reshape(-1, x.shape[-1]), index, weights, *tensors, activation=act.name, limit=act.limit,
             alpha=act.alpha, offset=act.offset, interleaved=act.interleaved, transposed=self.transposed,
@@ -176,12 +178,13 @@ class _SmallExperts:
                 parameters[bias] = Parameter(numbers(seed + 5, self._experts, outputs, dtype=dtype), False)
         children = {name: without_hooks(child) for name, child in self._module.named_children()}
         own = twin(self._module, parameters, {name: each for name, each in children.items() if each is not None})
-        for name, value in vars(own).items():
+        attributes: dict[str, Any] = vars(own)
+        for name, value in attributes.items():
             if type(value) is int and value in self._sizes:
-                vars(own)[name] = self._sizes[value]
+                attributes[name] = self._sizes[value]
         config = shallow(self._module.config)
         config._experts_implementation = "eager"
-        vars(own)["config"] = config
+        attributes["config"] = config
         return own
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -35,7 +35,8 @@ def unfused(
     act = Activation(activation, limit, alpha, offset, interleaved)
     total = torch.zeros_like(x)
     chosen = experts_of(index, up.shape[0]).view(index.shape)
-    for e in chosen.unique().tolist():
+    every: list[int] = cast("Any", chosen.unique()).tolist()
+    for e in every:
         if e == up.shape[0]:
             continue
         token, choice = torch.where(chosen == e)

@@ -146,7 +146,7 @@ def backward(
     rows, g_rows = (each.to(dtype).repeat_interleave(index.shape[1], 0) for each in (x, grad))
     factor = weights.to(dtype).reshape(-1, 1)
     dx, dfactor = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape)
-    of_up, of_down, of_up_bias, of_down_bias = [], [], [], []
+    parts: list[list[Tensor]] = [[], [], [], []]
     for e in range(up.shape[0]):
         absent = (chosen != e)[:, None]
         inputs, g = rows.masked_fill(absent, 0.0), g_rows.masked_fill(absent, 0.0)
@@ -158,18 +158,18 @@ def backward(
         dh = act.gradient(da, h).masked_fill(absent, 0.0)
         drows, dup = linear_gradients(dh, inputs, up[e], transposed)
         dx = dx + drows.masked_fill(absent, 0.0)
-        of_up.append(dup)
-        of_down.append(ddown)
-        of_up_bias.append(dh.sum(0))
-        of_down_bias.append((g * factor).sum(0))
+        parts[0].append(dup)
+        parts[1].append(ddown)
+        parts[2].append(dh.sum(0))
+        parts[3].append((g * factor).sum(0))
     dx = dx.reshape(*index.shape, x.shape[1]).sum(1)
     return (
         dx.to(x.dtype) if needs[0] else None,
         dfactor.reshape(weights.shape).to(weights.dtype) if needs[1] else None,
-        _stacked(of_up, up) if needs[2] else None,
-        _stacked(of_down, down) if needs[3] else None,
-        _stacked(of_up_bias, up_bias) if needs[4] and up_bias is not None else None,
-        _stacked(of_down_bias, down_bias) if needs[5] and down_bias is not None else None,
+        _stacked(parts[0], up) if needs[2] else None,
+        _stacked(parts[1], down) if needs[3] else None,
+        _stacked(parts[2], up_bias) if needs[4] and up_bias is not None else None,
+        _stacked(parts[3], down_bias) if needs[5] and down_bias is not None else None,
     )
 
 
