@@ -7,7 +7,7 @@ weight, and the number of rows of each expert is read from the device once in ea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -80,7 +80,8 @@ def route(index: Tensor, experts: int) -> Route:
     if index.is_meta:  # no data: all rows at the first expert
         ends: list[int] = [index.numel()] * experts
     else:
-        ends = torch.bincount(experts_of(index, experts), minlength=experts + 1).cumsum(0).tolist()[:experts]
+        counts = torch.bincount(experts_of(index, experts), minlength=experts + 1)
+        ends = cast("Any", counts.cumsum(0)).tolist()[:experts]
     return Route(order, order // max(index.shape[1], 1), ends)
 
 

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Iterator
 from copy import copy as shallow
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -178,7 +178,7 @@ class _SmallExperts:
                 parameters[bias] = Parameter(numbers(seed + 5, self._experts, outputs, dtype=dtype), False)
         children = {name: without_hooks(child) for name, child in self._module.named_children()}
         own = twin(self._module, parameters, {name: each for name, each in children.items() if each is not None})
-        attributes: dict[str, Any] = vars(own)
+        attributes = cast("dict[str, Any]", own.__dict__)
         for name, value in attributes.items():
             if type(value) is int and value in self._sizes:
                 attributes[name] = self._sizes[value]
