@@ -113,7 +113,7 @@ def backward(
     index: Tensor,
     weights: Tensor,
     experts: Experts,
-    hidden: Tensor | None,
+    hidden: Tensor,
     functions: Functions,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
@@ -133,7 +133,7 @@ def backward(
             token = rows.token[at]
             inputs = _narrow(x[token], x, up)
             g = grad[token].to(wide)
-            h = _linear(inputs, up[e], experts.up_bias, e, wide, experts) if hidden is None else hidden[at].to(wide)
+            h = hidden[at].to(wide)
             a = functions.forward(h)
             da = _narrow(g, x, down) @ _oriented(down[e], _dtype(x, down), not experts.transposed)
             da = da.to(wide)

@@ -42,7 +42,7 @@ def experts_backward(
     down: Tensor,
     up_bias: Tensor | None,
     down_bias: Tensor | None,
-    hidden: Tensor | None,
+    hidden: Tensor,
     activation: str,
     limit: float | None,
     alpha: float,
@@ -51,7 +51,7 @@ def experts_backward(
     transposed: bool,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Compute the gradients from the inputs, and from the up-projections where forward saved them."""
+    """Compute the gradients from the inputs and the up-projections of forward."""
     functions = functions_of(Activation(activation, limit, alpha, offset, interleaved))
     weights_of = Experts(up, down, up_bias, down_bias, transposed)
     return _experts.backward(grad, x, index, weights, weights_of, hidden, functions, needs)

@@ -132,7 +132,7 @@ def experts_gradient_error_bound(
     down: Tensor,
     up_bias: Tensor | None,
     down_bias: Tensor | None,
-    hidden: Tensor | None,
+    hidden: Tensor,
     activation: str,
     limit: float | None,
     alpha: float,

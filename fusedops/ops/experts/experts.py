@@ -130,7 +130,7 @@ def backward(
     down: Tensor,
     up_bias: Tensor | None,
     down_bias: Tensor | None,
-    hidden: Tensor | None,
+    hidden: Tensor,
     activation: str,
     limit: float | None,
     alpha: float,
@@ -184,7 +184,7 @@ OP = Op(
     reference=reference,
     backward=backward,
     differentiable=("x", "weights", "up", "down", "up_bias", "down_bias"),
-    saved=(Saved("hidden", hidden, optional=True),),
+    saved=(Saved("hidden", hidden),),
     sharding=SHARDING,
     evidence="fusedops.ops.experts.evidence:EXPERTS",
 )
