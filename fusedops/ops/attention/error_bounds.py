@@ -76,8 +76,8 @@ def gradient_error_bound(
     signed = grad_out.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) @ formulas.for_each_query_head(
         formulas.finite(v.double()), q
     ).transpose(-2, -1)
-    row_sums = (p * signed).sum(-1, keepdim=True).abs() + (grad_lse.double().abs()[..., None] if return_lse else 0.0)
-    rounding, exact = (narrow * p * (signed.abs() + row_sums)).square(), (narrow * p).square()
+    # out is rounded before the sums of rows are computed from it: by its size, not by theirs
+    rounding, exact = (narrow * p * (signed.abs() + total)).square(), (narrow * p).square()
     # equal terms have equal roundings
     equal_rows = _most_equal(q, grad_out)
     of_keys = _SPREAD * (_most_equal(k, v) if narrow else 1) ** 0.5
