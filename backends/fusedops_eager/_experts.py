@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fusedops.dtypes import no_autocast
-from fusedops.ops.experts.activations import Activation
-from fusedops.ops.experts.formulas import arithmetic, experts_of, order_of
+from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, order_of
 
 
 class Functions(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.ops.experts.activations import Activation
+from fusedops.ops.experts.formulas import Activation
 from fusedops_eager import _experts
 from fusedops_eager._experts import Experts, functions_of
 

@@ -21,7 +21,7 @@ from fusedops import ops
 from fusedops.integrations.transformers._gated import clamps_of
 from fusedops.integrations.transformers._replacement import Replaced, Replacement, own_class
 from fusedops.integrations.transformers._twin import called, near, numbers, twin, without_hooks
-from fusedops.ops.experts.activations import PLAIN, Activation
+from fusedops.ops.experts.formulas import PLAIN, Activation
 
 _TOLERANCE = 1e-6  # of float64
 

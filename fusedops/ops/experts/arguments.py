@@ -23,7 +23,7 @@ from fusedops.constraints import (
     constant,
 )
 from fusedops.constraints.tensors import resized
-from fusedops.ops.experts.activations import GATED, PLAIN
+from fusedops.ops.experts.formulas import GATED, PLAIN
 
 Shape = tuple[int, ...]
 

@@ -11,8 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from fusedops.ops.experts.activations import Activation
-from fusedops.ops.experts.formulas import experts_of
+from fusedops.ops.experts.formulas import Activation, experts_of
 from fusedops.ops.gated.formulas import split
 
 _SPREAD = 2.0  # the largest of many sums of errors, over the root of the sum of their squares

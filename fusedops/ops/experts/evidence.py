@@ -11,9 +11,8 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Evidence
 from fusedops._contract.values import Case, Tolerance
-from fusedops.ops.experts.activations import Activation
 from fusedops.ops.experts.error_bounds import experts_error_bound, experts_gradient_error_bound
-from fusedops.ops.experts.formulas import experts_of
+from fusedops.ops.experts.formulas import Activation, experts_of
 
 
 def unfused(

@@ -12,9 +12,8 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
-from fusedops.ops.experts.activations import Activation
 from fusedops.ops.experts.arguments import CONSTRAINTS
-from fusedops.ops.experts.formulas import arithmetic, experts_of, linear, linear_gradients, order_of
+from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, linear, linear_gradients, order_of
 from fusedops.ops.experts.sharding import SHARDING
 
 
