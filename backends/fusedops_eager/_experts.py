@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fusedops.dtypes import no_autocast
+from fusedops.dtypes import compute_dtype, no_autocast
 from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, order_of
 
 
@@ -174,7 +174,7 @@ def _write_gradient(of: Tensor | None, e: int, grad: Tensor, inputs: Tensor, x: 
 def _dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     """Return the dtype of a product with a weight."""
     common = torch.promote_types(x.dtype, weight.dtype)
-    return torch.promote_types(common, torch.float32) if x.device.type == "cpu" else common
+    return compute_dtype(common) if x.device.type == "cpu" else common
 
 
 def _narrow(rows: Tensor, x: Tensor, weight: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Evidence
 from fusedops._contract.values import Case, Tolerance
+from fusedops.dtypes import compute_dtype
 from fusedops.quantization import FORMATS, dequantize
 
 
@@ -60,7 +61,7 @@ def _size(tensor: Tensor) -> Tensor:
 
 
 def _bound(absolute: float, size: Tensor, dtype: torch.dtype) -> Tensor:
-    largest = torch.finfo(torch.promote_types(dtype, torch.float32)).max
+    largest = torch.finfo(compute_dtype(dtype)).max
     return (absolute * size).masked_fill(size >= largest / 2, math.inf)
 
 
