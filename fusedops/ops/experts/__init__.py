@@ -1,1 +1,0 @@
-"""Mixtures of experts: the experts of each token, as one op."""
