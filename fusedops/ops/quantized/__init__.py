@@ -1,1 +1,0 @@
-"""Linear layers of packed weights."""
