@@ -17,30 +17,28 @@ from fusedops.errors import InvalidInputError
 
 
 def sizes_of(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Return the shape and the dtype of each tensor, one after the other. It takes 0.1 us for each."""
-    sizes: list[Any] = []
-    for tensor in tensors:
-        if tensor is not None:
-            sizes += tensor.shape, tensor.dtype
-    return sizes
+    """Return the shape and the dtype of each tensor, in a tuple. It takes 0.2 us for each."""
+    return [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors]
 
 
 def have_changed(tensors: Sequence[Tensor | None], sizes: Sequence[Any], grad: Tensor) -> bool:
     """Return True where a tensor differs from forward's, or is not where the gradient is, which autograd checks."""
-    device, at = grad.device, 0
-    for tensor in tensors:
+    on_cpu = grad.is_cpu
+    for tensor, of_forward in zip(tensors, sizes):
         if tensor is not None:
-            if tensor.shape != sizes[at] or tensor.dtype is not sizes[at + 1] or tensor.device != device:
+            shape, dtype = of_forward  # every backward pays this loop: devices are compared where there may be several
+            if tensor.shape != shape or tensor.dtype is not dtype or tensor.is_cpu is not on_cpu:
                 return True
-            at += 2
+            if not on_cpu and tensor.device != grad.device:
+                return True
     return False
 
 
 def changed_error(op: Op, tensors: Sequence[Tensor | None], sizes: Sequence[Any], grad: Tensor) -> InvalidInputError:
     """Return the exception for the first saved tensor that differs from forward's."""
-    named = [each for each in zip(op.backward_call.kept_tensors, tensors) if each[1] is not None]
-    for (name, tensor), shape, dtype in zip(named, sizes[::2], sizes[1::2]):
-        if tensor is not None and (tensor.shape, tensor.dtype, tensor.device) != (shape, dtype, grad.device):
+    for name, tensor, of_forward in zip(op.backward_call.kept_tensors, tensors, sizes):
+        if tensor is not None and (tensor.shape, tensor.dtype, tensor.device) != (*of_forward, grad.device):
+            shape, dtype = of_forward
             return InvalidInputError(
                 f"{op.name} backward: got {name} of shape {tuple(tensor.shape)}, {plain(tensor.dtype)}, on "
                 f"{tensor.device}, expected {tuple(shape)}, {plain(dtype)}, on {grad.device} as in forward; to fix: "
