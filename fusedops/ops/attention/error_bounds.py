@@ -90,7 +90,12 @@ def gradient_error_bound(
     dk = dk + of_rows * formulas.summed(rounding.transpose(-2, -1) @ s.q.square(), heads).sqrt()
     dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
     dv = dv + of_rows * formulas.summed(exact.transpose(-2, -1) @ g.square(), heads).sqrt()
-    dq, dk = dq * factor, dk * factor
+    # a row whose terms, or sums of them, may overflow: the terms may be scaled before they are summed, or after
+    limit = torch.finfo(compute_dtype(q.dtype)).max / 2 / max(factor, 1.0)
+    keys, queries = s.k.abs().clamp(min=1.0), s.q.abs().clamp(min=1.0)
+    open_rows = ((terms @ keys) >= limit).any(-1, keepdim=True)
+    open_keys = formulas.summed(terms.transpose(-2, -1) @ queries, heads).amax(-1, keepdim=True) >= limit
+    dq, dk = (dq * factor).masked_fill(open_rows, math.inf), (dk * factor).masked_fill(open_keys, math.inf)
     seen = s.values if s.masked is None else s.values.masked_fill(s.masked, 0.0)
     given = all(bool(each.isfinite().all()) for each in (g, grad_lse, v, seen))
     anywhere = bool(unknown.any()) or not given

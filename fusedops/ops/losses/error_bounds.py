@@ -124,12 +124,12 @@ def linear_cross_entropy_error_bound(
 ) -> tuple[Tensor, ...]:
     """Return the largest errors of the loss and of the saved gradients."""
     options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    losses, logits, narrow, size = _linear_errors(absolute, x, weight, target, bias, options)
+    losses, logits, narrow, gradient = _linear_errors(absolute, x, weight, target, bias, options)
     kept = target != ignore_index
     loss = formulas.reduced(losses * kept, target, options._replace(denominator=None))
     if denominator is not None:
         loss = (losses * kept).sum() / denominator.abs().double().reshape(())
-    of_logits = (logits * kept[..., None], narrow * kept[..., None], size * kept[..., None])
+    of_logits = (logits * kept[..., None], narrow * kept[..., None], gradient * kept[..., None])
     return (loss, *_linear_gradients(*of_logits, x, weight, bias, reduction != "none"))
 
 
@@ -155,9 +155,9 @@ def linear_cross_entropy_gradient_error_bound(
 ) -> tuple[Tensor, ...]:
     """Return the largest errors of the gradients of x, weight and bias."""
     options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    _, logits, narrow, size = _linear_errors(absolute, x, weight, target, bias, options)
-    scale = formulas.row_scales(grad.double(), target, weight.shape[0], options).abs()[..., None]
-    return _linear_gradients(logits * scale, narrow * scale, size * scale, x, weight, bias, True)
+    _, logits, narrow, gradient = _linear_errors(absolute, x, weight, target, bias, options)
+    scale = formulas.row_scales(grad.double(), target, weight.shape[0], options)[..., None]
+    return _linear_gradients(logits * scale.abs(), narrow * scale.abs(), gradient * scale, x, weight, bias, True)
 
 
 def _linear_errors(
@@ -168,7 +168,7 @@ def _linear_errors(
     bias: Tensor | None,
     options: LossOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the errors of the loss of each row, (...), two of the gradient of its logits, (..., V), and its size.
+    """Return the errors of the loss of each row, (...), two of the gradient of its logits, (..., V), and that gradient.
 
     The first is of the arithmetic, the second of roundings to 16 bits, which have no common sign in several rows.
     """
@@ -179,7 +179,7 @@ def _linear_errors(
     terms = (_size(x).square() @ _size(weight).square().t()).sqrt()
     if bias is not None:
         terms = terms + _size(bias)
-    eps = max((torch.finfo(t.dtype).eps for t in (x, weight) if t.dtype.itemsize == 2), default=0.0)
+    eps = _eps_of_16_bits(x, weight)
     # the smallest number of float16: each smaller probability is it, or 0
     least = torch.finfo(torch.float16).tiny * eps if torch.float16 in (x.dtype, weight.dtype) else 0.0
     lse = formulas.logsumexp(z)[..., None]
@@ -187,6 +187,11 @@ def _linear_errors(
     factor = (1 + 2.0 * z_loss * lse).abs()
     hit = torch.arange(z.shape[-1], device=z.device) == classes[..., None]
     size = p * factor + hit.double() + label_smoothing / max(z.shape[-1], 1)
+    gradient = (
+        p * (1 + 2.0 * z_loss * lse) - hit.double() * (1 - label_smoothing) - label_smoothing / max(z.shape[-1], 1)
+    )
+    if softcap is not None:
+        gradient = gradient * (1 - (z / softcap).square())
     of_sum = absolute * (4 + max(target.numel(), z.shape[-1]) ** 0.5)  # over rows for weight, over classes for x
 
     def of_row(narrow: float) -> tuple[Tensor, Tensor]:
@@ -208,13 +213,14 @@ def _linear_errors(
     of_loss = of_loss.masked_fill(overflows, math.inf)
     overflows = overflows | (size.amax(-1) >= largest / 2)  # a row of their gradient
     arithmetic = arithmetic.masked_fill(overflows[..., None], math.inf)
-    return of_loss, arithmetic, (every - arithmetic).nan_to_num(nan=0.0, neginf=0.0), _size(size)
+    narrow = (every - arithmetic).nan_to_num(nan=0.0, neginf=0.0)
+    return of_loss, arithmetic, narrow, gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _linear_gradients(
-    logits: Tensor, narrow: Tensor, size: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, summed: bool
+    logits: Tensor, narrow: Tensor, gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, summed: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the errors of the gradients of x, weight and bias, from those and the size of the logits' gradient."""
+    """Return the errors of the gradients of x, weight and bias, from those and the gradient of the logits."""
     rows, rounding = (each.reshape(x.shape[:-1].numel(), weight.shape[0]) for each in (logits, narrow))
     of_x = ((logits + narrow) @ _size(weight)).nan_to_num(
         nan=math.inf, posinf=math.inf
@@ -234,10 +240,18 @@ def _linear_gradients(
     of_weight = (rows.t() @ inputs + spread * (squares @ inputs.square()).sqrt()).nan_to_num(
         nan=math.inf, posinf=math.inf
     )
-    # the products of a chunk of rows may be of 16 bits, as torch.nn.Linear has them
+    # the product of each chunk of rows may be rounded to 16 bits, as torch.nn.Linear has it, before they are added
+    terms, values = gradient.reshape(rows.shape).t(), x.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    of_chunks = (terms @ values.reshape(inputs.shape)).abs() + _SPREAD * (terms.square() @ inputs.square()).sqrt()
+    of_weight = of_weight + (_eps_of_16_bits(x, weight) / 2 * of_chunks).nan_to_num(nan=math.inf)
     largest = min(torch.finfo(t.dtype).max for t in (x, weight))
-    of_weight = of_weight.masked_fill(size.reshape(rows.shape).t() @ inputs >= largest / 2, math.inf)
+    of_weight = of_weight.masked_fill(terms.abs() @ inputs >= largest / 2, math.inf)
     return of_x, of_weight, nothing if bias is None else rows.sum(0) + spread * squares.sum(1).sqrt()
+
+
+def _eps_of_16_bits(*tensors: Tensor) -> float:
+    """Return the largest eps of the tensors of 16 bits; 0 if there is none."""
+    return max((torch.finfo(each.dtype).eps for each in tensors if each.dtype.itemsize == 2), default=0.0)
 
 
 def _size(tensor: Tensor) -> Tensor:
