@@ -180,8 +180,7 @@ def _linear_errors(
     if bias is not None:
         terms = terms + _size(bias)
     eps = _eps_of_16_bits(x, weight)
-    # the smallest number of float16: each smaller probability is it, or 0
-    least = torch.finfo(torch.float16).tiny * eps if torch.float16 in (x.dtype, weight.dtype) else 0.0
+    least = _least_of_float16(x, weight)  # each smaller probability is it, or 0
     lse = formulas.logsumexp(z)[..., None]
     p = torch.exp(z - lse)
     factor = (1 + 2.0 * z_loss * lse).abs()
@@ -244,6 +243,7 @@ def _linear_gradients(
     terms, values = gradient.reshape(rows.shape).t(), x.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     of_chunks = (terms @ values.reshape(inputs.shape)).abs() + _SPREAD * (terms.square() @ inputs.square()).sqrt()
     of_weight = of_weight + (_eps_of_16_bits(x, weight) / 2 * of_chunks).nan_to_num(nan=math.inf)
+    of_weight = of_weight + _least_of_float16(x, weight)
     largest = min(torch.finfo(t.dtype).max for t in (x, weight))
     of_weight = of_weight.masked_fill(terms.abs() @ inputs >= largest / 2, math.inf)
     return of_x, of_weight, nothing if bias is None else rows.sum(0) + spread * squares.sum(1).sqrt()
@@ -252,6 +252,12 @@ def _linear_gradients(
 def _eps_of_16_bits(*tensors: Tensor) -> float:
     """Return the largest eps of the tensors of 16 bits; 0 if there is none."""
     return max((torch.finfo(each.dtype).eps for each in tensors if each.dtype.itemsize == 2), default=0.0)
+
+
+def _least_of_float16(*tensors: Tensor) -> float:
+    """Return the smallest number of float16, the step of its smallest numbers; 0 where no tensor is of float16."""
+    info = torch.finfo(torch.float16)
+    return info.tiny * info.eps if any(each.dtype is torch.float16 for each in tensors) else 0.0
 
 
 def _size(tensor: Tensor) -> Tensor:

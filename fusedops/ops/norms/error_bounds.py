@@ -128,14 +128,15 @@ def _outputs(
     rows, centre, square = _moments(x, centered)
     rstd, rstd_moves = _rstd(rows, centre, square, eps, absolute, centered, x.dtype)
     normal = (rows - centre) * rstd
-    moves = absolute * (rows.abs() + centre.abs()) * rstd + normal.abs() * (rstd_moves + absolute)
+    size = rows.abs().mean(-1, keepdim=True)  # of which the mean moves by ``absolute``, however small it is
+    moves = absolute * (rows.abs() + (size if centered else 0.0)) * rstd + normal.abs() * (rstd_moves + absolute)
     factor, terms = _factor(weight, offset)
     y = moves * factor.abs() + absolute * (1 + normal.abs() * terms)
     if bias is not None:
         y = y + absolute * bias.double().abs()
     unknown = ~(rstd_moves <= 0.5)
     y = y.masked_fill(_overflows(x, rows, centre, rstd * factor.abs()), math.inf)
-    mean = (absolute * rows.abs().mean(-1)).masked_fill(~square[..., 0].isfinite(), math.inf)
+    mean = (absolute * size[..., 0]).masked_fill(~square[..., 0].isfinite(), math.inf)
     change = (rstd * rstd_moves)[..., 0].masked_fill(unknown[..., 0], math.inf)
     y = y.masked_fill(unknown, math.inf)
     return (y, mean, change) if centered else (y, change)
