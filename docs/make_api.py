@@ -46,7 +46,12 @@ GROUPS = (
         ":doc:`from torch to fusedops <../from-torch>` the op for what a model has now.",
         ("ops",),
     ),
-    Group("modules", "Modules, masks, random numbers", "Beside the functions.", ("nn", "masks", "philox", "dtypes")),
+    Group(
+        "modules",
+        "Modules, masks, random numbers",
+        "Beside the functions.",
+        ("nn", "masks", "quantization", "philox", "dtypes"),
+    ),
     Group(
         "select",
         "Select",

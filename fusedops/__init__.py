@@ -12,6 +12,7 @@ from fusedops import dtypes as dtypes
 from fusedops import errors as errors
 from fusedops import masks as masks
 from fusedops import ops as ops
+from fusedops import quantization as quantization
 from fusedops._contract.backend import API_VERSION as API_VERSION
 from fusedops._contract.backend import Backend as Backend
 from fusedops._contract.backend import Unavailable as Unavailable

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import torch
@@ -44,6 +44,8 @@ class Library:
         def function(name: str, after: int = 0) -> LibraryFunction:
             return library_function(getattr(loaded, f"fusedops_{name}"), kinds[name] + b"q" * after, failure)
 
+        self._function = function
+
         # by the number of sizes and strides after the struct
         self.softmax_forward = [function("softmax_forward", after) for after in range(3 * MAX_DIMS + 1)]
         self.softmax_backward = function("softmax_backward")
@@ -58,6 +60,17 @@ class Library:
         self.cross_entropy_forward = function("cross_entropy_forward")
         self.cross_entropy_backward = function("cross_entropy_backward")
         self.rotary = function("rotary")
+
+    # read when first called: a clone whose library was compiled before them keeps the other ops
+    @cached_property
+    def quantized_forward(self) -> LibraryFunction:
+        """The product with a packed weight."""
+        return self._function("quantized_forward")
+
+    @cached_property
+    def quantized_backward(self) -> LibraryFunction:
+        """The gradient of its other factor."""
+        return self._function("quantized_backward")
 
 
 def torch_library() -> ctypes.CDLL:

@@ -52,6 +52,7 @@ export const tensorKinds = {
       ? `for an additive mask pass ${c.name} < 0: True means masked out`
       : `pass ${c.name} != 0: True means masked out`,
   ),
+  Bytes: strided((c) => `view the bytes of ${c.name}, as in ${c.name}.view(torch.uint8)`),
   Classes: strided((c, dtype) =>
     isFloat(dtype) ? `pass the index of each class, as in ${c.name}.argmax(-1)` : `convert it, as in ${c.name}.long()`,
   ),
@@ -193,6 +194,22 @@ export const besideKinds = {
     } else if (prod(spec.shape) === prod(needed)) fix = `pass ${c.name}.view${repr(needed)}`;
     return [[`${c.name} of shape ${shapeOf(spec)}`, `${rule(c)}, ${repr(needed)}`, fix]];
   }),
+
+  PackedRows(c, args, spec) {
+    const [other, sizes] = [args[c.other], c.formats.find(([name]) => name === args[c.format])];
+    if (!sizes || !rank(spec) || !rank(other)) return [];
+    const [format, weights, bytes] = sizes;
+    const columns = at(other, -1);
+    if (columns % weights) {
+      const needed = `a multiple of ${weights}, the block of ${format}`;
+      return [[`dim -1 of ${c.other} = ${columns}`, needed, "use another format or an unpacked weight"]];
+    }
+    const row = (columns / weights) * bytes;
+    if (at(spec, -1) === row) return [];
+    const needed = `rows of ${row} bytes, ${columns} weights of ${format}`;
+    const fix = `pass fusedops.quantization.quantize(weight, ${repr(format)})`;
+    return [[`${c.name} of shape ${shapeOf(spec)}`, needed, fix]];
+  },
 
   Packed(c, args, spec) {
     if (args[c.other] !== null || (rank(spec) > 0 && at(spec, -1) % 2n === 0n)) return [];

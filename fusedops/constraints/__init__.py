@@ -40,11 +40,13 @@ from fusedops.constraints.dims import NotLarger as NotLarger
 from fusedops.constraints.dims import Packed as Packed
 from fusedops.constraints.dims import SameDims as SameDims
 from fusedops.constraints.dims import SameSize as SameSize
+from fusedops.constraints.dtypes import Bytes as Bytes
 from fusedops.constraints.dtypes import Classes as Classes
 from fusedops.constraints.dtypes import DType as DType
 from fusedops.constraints.dtypes import Floating as Floating
 from fusedops.constraints.dtypes import Mask as Mask
 from fusedops.constraints.dtypes import OneElement as OneElement
+from fusedops.constraints.quantized import PackedRows as PackedRows
 from fusedops.constraints.relations import Beside as Beside
 from fusedops.constraints.relations import Broadcasts as Broadcasts
 from fusedops.constraints.relations import SameDevice as SameDevice
@@ -69,6 +71,7 @@ __all__ = [
     "Beside",
     "Boundary",
     "Broadcasts",
+    "Bytes",
     "Capability",
     "Classes",
     "Constraint",
@@ -87,6 +90,7 @@ __all__ = [
     "OneElement",
     "OneOf",
     "Packed",
+    "PackedRows",
     "Present",
     "Probability",
     "Rank",

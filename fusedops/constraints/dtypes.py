@@ -100,6 +100,21 @@ class Floating(_Strided):
         return f"convert it, as in {self.name}.float()"
 
 
+class Bytes(_Strided):
+    """A strided tensor of uint8, such as a packed weight.
+
+    >>> from fusedops.constraints import Bytes
+    >>> Bytes("packed").describe()
+    'packed: uint8'
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, torch.uint8)
+
+    def fix_of(self, tensor: Any) -> str:
+        return f"view the bytes of {self.name}, as in {self.name}.view(torch.uint8)"
+
+
 class Mask(_Strided):
     """A strided tensor of bool or uint8, where True or non-zero means masked out.
 

@@ -13,6 +13,8 @@ from fusedops.nn._losses import CrossEntropyLoss as CrossEntropyLoss
 from fusedops.nn._losses import LinearCrossEntropyLoss as LinearCrossEntropyLoss
 from fusedops.nn._norms import LayerNorm as LayerNorm
 from fusedops.nn._norms import RMSNorm as RMSNorm
+from fusedops.nn._quantized import QuantizedEmbedding as QuantizedEmbedding
+from fusedops.nn._quantized import QuantizedLinear as QuantizedLinear
 from fusedops.nn._stateless import BiasDropoutAdd as BiasDropoutAdd
 from fusedops.nn._stateless import BiasGELU as BiasGELU
 from fusedops.nn._stateless import ScaledMaskedSoftmax as ScaledMaskedSoftmax
@@ -25,6 +27,8 @@ __all__ = [
     "CrossEntropyLoss",
     "LayerNorm",
     "LinearCrossEntropyLoss",
+    "QuantizedEmbedding",
+    "QuantizedLinear",
     "RMSNorm",
     "ScaledMaskedSoftmax",
     "SwiGLU",

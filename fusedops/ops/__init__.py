@@ -27,6 +27,8 @@ from fusedops.ops.norms.layer_norm import OP as _LAYER_NORM
 from fusedops.ops.norms.layer_norm import layer_norm as layer_norm
 from fusedops.ops.norms.rms_norm import OP as _RMS_NORM
 from fusedops.ops.norms.rms_norm import rms_norm as rms_norm
+from fusedops.ops.quantized.quantized_linear import OP as _QUANTIZED_LINEAR
+from fusedops.ops.quantized.quantized_linear import quantized_linear as quantized_linear
 from fusedops.ops.rotary.rotary_embedding import OP as _ROTARY_EMBEDDING
 from fusedops.ops.rotary.rotary_embedding import rotary_embedding as rotary_embedding
 from fusedops.ops.softmax.scaled_masked_softmax import OP as _SCALED_MASKED_SOFTMAX
@@ -44,6 +46,7 @@ _OWN = (
     _GEGLU,
     _LAYER_NORM,
     _LINEAR_CROSS_ENTROPY,
+    _QUANTIZED_LINEAR,
     _RMS_NORM,
     _ROTARY_EMBEDDING,
     _SCALED_MASKED_SOFTMAX,

@@ -23,5 +23,6 @@ from fusedops.testing._expected import assert_within as assert_within
 from fusedops.testing._expected import expected as expected
 from fusedops.testing._failures import Failure as Failure
 from fusedops.testing._isolation import isolated as isolated
+from fusedops.testing._packed import random_packed as random_packed
 from fusedops.testing._timing import Times as Times
 from fusedops.testing._timing import interleaved as interleaved

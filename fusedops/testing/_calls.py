@@ -12,7 +12,9 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._contract.values import Case
-from fusedops.testing._roles import classes, dtype_of, masks, one_elements
+from fusedops.quantization import FORMATS
+from fusedops.testing._packed import random_packed
+from fusedops.testing._roles import classes, dtype_of, masks, one_elements, packed_rows
 
 Call = dict[str, Any]  # a forward call by parameter, in the op's order; each tensor as a TensorSpec
 
@@ -99,6 +101,10 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
             if constraint.ignored is not None:
                 values.view(-1)[2::5] = call.get(constraint.ignored, defaults[constraint.ignored])
             real[constraint.name] = values.to(target.device)
+    for constraint in packed_rows(op):
+        spec, format = call[constraint.name], call.get(constraint.format, defaults.get(constraint.format))
+        if isinstance(spec, TensorSpec) and format in FORMATS:
+            real[constraint.name] = random_packed(spec.shape, format, generator).to(spec.device)
     return real
 
 

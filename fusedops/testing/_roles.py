@@ -8,7 +8,18 @@ import torch
 
 from fusedops._contract.constraint import Constraint
 from fusedops._contract.op import Op
-from fusedops.constraints import Broadcasts, Classes, DType, Finite, Flag, Mask, OneElement, Probability, When
+from fusedops.constraints import (
+    Broadcasts,
+    Classes,
+    DType,
+    Finite,
+    Flag,
+    Mask,
+    OneElement,
+    PackedRows,
+    Probability,
+    When,
+)
 
 
 def masks(op: Op) -> tuple[str, ...]:
@@ -36,6 +47,11 @@ def seeds(op: Op) -> tuple[str, ...]:
 def classes(op: Op) -> tuple[Classes, ...]:
     """Return the constraints on arguments that hold indices of classes."""
     return tuple(c for c in _constraints(op) if isinstance(c, Classes))
+
+
+def packed_rows(op: Op) -> tuple[PackedRows, ...]:
+    """Return the constraints on packed weights."""
+    return tuple(c for c in _constraints(op) if isinstance(c, PackedRows))
 
 
 def probabilities(op: Op) -> tuple[str, ...]:

@@ -216,10 +216,11 @@ def _absent_axis(subject: KernelCalls, name: str) -> _Axis:
 
 
 def _example_axis(subject: KernelCalls, constraint: Constraint, base: Call, examples: Mapping[str, Any]) -> _Axis:
-    """Return the axis of a constraint's examples, for the call that they are put into. What has its shape follows."""
+    """Return the axis of a constraint's examples, for the call that they are put into. What takes its sizes follows."""
     op = subject.op
     name = constraint.name
     alike = [each.name for each in op.constraints if isinstance(each, SameShape) and each.other == name]
+    followers = [each for each in op.constraints if each.name != name and name in each.names]
 
     def change(variant: Variant, label: str) -> Variant | None:
         current = constraint.examples(variant.call)
@@ -229,6 +230,8 @@ def _example_axis(subject: KernelCalls, constraint: Constraint, base: Call, exam
         for other in alike:
             if isinstance(call[other], TensorSpec) and call[other].shape != current[label].shape:
                 call[other] = call[other].replace(shape=current[label].shape)
+        for each in followers:
+            call[each.name] = each.follow(call) or call[each.name]
         return _changed(variant, label, call)
 
     labels = tuple(label for label, value in examples.items() if value != base[name])

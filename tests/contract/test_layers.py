@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (  # the lowest first; a name is a module 
     ("_report", "_torch", "_version"),
     ("_storages", "dtypes", "errors"),
     ("_contract",),
-    ("constraints", "masks", "tensor_cache", "viewless", "philox"),
+    ("constraints", "masks", "philox", "quantization", "tensor_cache", "viewless"),
     ("_plugins",),
     ("_policy",),
     ("_dispatch",),

@@ -76,6 +76,7 @@ class Real(float):
 VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
     "Alignment": (constraints.Alignment, ("x", "y", "z", "upper_left")),
     "Broadcasts": (constraints.Broadcasts, ("x", "y")),
+    "Bytes": (constraints.Bytes, ("x",)),
     "Capability": (constraints.Capability, ("x", (9, 0))),
     "Classes": (constraints.Classes, ("x",)),
     "Count": (constraints.Count, ("x",)),
@@ -93,6 +94,7 @@ VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
     "OneElement": (constraints.OneElement, ("x", torch.int64)),
     "OneOf": (constraints.OneOf, ("x", "a", "b")),
     "Packed": (constraints.Packed, ("x", "y")),
+    "PackedRows": (constraints.PackedRows, ("x", "y", "z")),
     "Present": (constraints.Present, ("x", True)),
     "Probability": (constraints.Probability, ("x",)),
     "Rank": (constraints.Rank, ("x", 2, 3)),

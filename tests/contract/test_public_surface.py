@@ -24,7 +24,7 @@ EXPECTED = {
     "Shard", "Sharding", "Stats", "TensorSpec", "Tolerance", "Unavailable", "Verification",
     "assert_viewless_tensor", "backends", "bind", "call", "checkpoint_contexts", "compat", "constraints", "dtypes",
     "errors", "explain", "get_policy", "hookimpl", "integrations", "kernel", "kernels_of", "make_viewless_tensor",
-    "masks", "nn", "ops", "philox", "register", "reset_stats", "safely_set_viewless_tensor_data",
+    "masks", "nn", "ops", "philox", "quantization", "register", "reset_stats", "safely_set_viewless_tensor_data",
     "set_policy", "stats", "tensor_cache", "testing", "unregister", "use", "verify", "viewless", "warm_up",
 }  # fmt: skip
 

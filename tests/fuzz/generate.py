@@ -17,10 +17,11 @@ from torch.utils._pytree import tree_leaves
 import fusedops
 from fusedops import Op, TensorSpec
 from fusedops.constraints import Finite, Flag, OneOf, Probability, Scalar
+from fusedops.quantization import FORMATS
 from fusedops.testing import OPS
 from fusedops.testing._calls import followed, shrunk, specs
 from fusedops.testing._kernel_calls import KernelCalls
-from fusedops.testing._roles import classes, masks, one_elements
+from fusedops.testing._roles import classes, masks, one_elements, packed_rows
 from tests.fuzz.call import EXTREMES, LAYOUTS, OF_INTEGERS, Call, Made
 from tests.fuzz.machine import Target
 from tests.fuzz.situations import SITUATIONS
@@ -144,6 +145,9 @@ class _Generator:
                 call[name] = value.replace(shape=self._narrowed(call[self.first].shape))
         self._dtypes(call)
         self._scalars(call)
+        for constraint in packed_rows(op):
+            if call[constraint.name] is not None and dice.random() < 0.9:
+                call[constraint.name] = constraint.follow(call) or call[constraint.name]
         return call
 
     def _base(self) -> Mapping[str, Any]:
@@ -274,6 +278,9 @@ class _Generator:
                 ignored = None if item.ignored is None else call[item.ignored]
                 if share and isinstance(ignored, int) and -(2**63) <= ignored < 2**63:
                     values += f".masked_fill(torch.rand({{shape}}, {{generator}}) < {share}, {ignored})"
+        for item in packed_rows(op):
+            if item.name == name and call[item.format] in FORMATS and shape:
+                values = f"fusedops.testing.random_packed({{shape}}, {call[item.format]!r}, {{generator}})"
         return Made(shape, dtype, self.target.device, values, seed, (), self._of_integers(layout))
 
     def _of_integers(self, layout: str) -> str:

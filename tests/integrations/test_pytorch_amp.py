@@ -25,12 +25,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusedops
+from fusedops.constraints import PackedRows
 from fusedops.testing import OPS
 
 PAGE = ROOT / "docs" / "pytorch.md"
 
 
-WITH_MATMULS = ("attention", "linear_cross_entropy")  # in the reference
+WITH_MATMULS = ("attention", "linear_cross_entropy", "quantized_linear")  # in the reference
 
 
 # For each op, dtypes of its floating inputs, in the order of its parameters. The last one stands for the rest.
@@ -71,7 +72,8 @@ def rows(op: str) -> list[list[torch.dtype]]:
 
 def tensors_for_ascend(op: str) -> list[Tensor]:
     """Return inputs of sizes that Ascend's kernels take."""
-    return inputs(op, 32) if has_fixed_rank(op) else [tensor[..., :32] for tensor in inputs(op, 32)]
+    whole = has_fixed_rank(op) or any(type(item) is PackedRows for item in OPS[op].constraints)
+    return inputs(op, 32) if whole else [tensor[..., :32] for tensor in inputs(op, 32)]
 
 
 def call(op: str, dtypes: list[torch.dtype], device: str = "cpu") -> tuple[list[Tensor], Tensor, list[Tensor]]:

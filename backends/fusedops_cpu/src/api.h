@@ -132,6 +132,22 @@ struct Rotary {
   RotaryTensor tensors[2];
 };
 
+// format: the place of its name in fusedops.quantization.FORMATS.
+struct QuantizedForward {
+  const void* x;          // (rows, columns)
+  const uint8_t* packed;  // (outputs, bytes of a row)
+  const void* bias;       // (outputs), or null
+  void* y;                // (rows, outputs)
+  int64_t dtype, bias_dtype, format, rows, columns, outputs;
+};
+
+struct QuantizedBackward {
+  const void* grad;       // (rows, outputs)
+  const uint8_t* packed;  // (outputs, bytes of a row)
+  void* dx;               // (rows, columns)
+  int64_t dtype, format, rows, columns, outputs;
+};
+
 // Calls f with a value of the element type.
 template <class F>
 auto with_dtype(int64_t dtype, F f) {
@@ -161,3 +177,5 @@ FUSEDOPS_EXPORT int fusedops_gated_backward(const fusedops::GatedBackward* call)
 FUSEDOPS_EXPORT int fusedops_cross_entropy_forward(const fusedops::CrossEntropyForward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const fusedops::CrossEntropyBackward* call);
 FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);
+FUSEDOPS_EXPORT int fusedops_quantized_forward(const fusedops::QuantizedForward* call);
+FUSEDOPS_EXPORT int fusedops_quantized_backward(const fusedops::QuantizedBackward* call);

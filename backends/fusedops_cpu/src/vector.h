@@ -103,7 +103,11 @@ INLINE vfloat min(vfloat a, vfloat b) { return a < b ? a : b; }
 #endif
 INLINE vuint widen_16(vuint16 h) { return __builtin_convertvector(h, vuint); }
 INLINE vuint16 narrow_16(vuint v) { return __builtin_convertvector(v, vuint16); }
+#if defined(__SSE4_1__)
+INLINE vint widen_8(vbyte b) { return (vint)_mm_cvtepu8_epi32(_mm_cvtsi32_si128(bits_as<int32_t>(b))); }
+#else
 INLINE vint widen_8(vbyte b) { return __builtin_convertvector(b, vint); }
+#endif
 #endif
 
 // ---- Conversions: round to nearest even; NaN stays NaN ----

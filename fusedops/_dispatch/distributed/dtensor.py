@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from fusedops._contract import values
 from fusedops._contract.op import Op
+from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._dispatch.distributed.placement import (
     Combining,
     Layout,
@@ -175,6 +176,9 @@ def _backward(
             shape, placements = tuple(gradient.shape), tuple(Replicate() for _ in layout.dims)  # an empty stand-in
         else:
             shape = tuple(like.shape)
+            if not taken and op.first_in_backward is not None and op.differentiable[index] == op.parameters[0]:
+                specs = {key: TensorSpec.of(arg) if isinstance(arg, Tensor) else arg for key, arg in given.items()}
+                shape, taken = tuple(op.first_in_backward(specs).shape), True
             absent = Partial() if taken else None
             placements = layout.of(shape, absent, with_dims.get(op.differentiable[index]) if taken else None)
         whole.append(whole_tensor(gradient, layout, shape, placements))

@@ -27,9 +27,9 @@ class BackwardCheck:
     """The check of the arguments of an op's backward, by the forward call that they belong to.
 
     The forward call is rebuilt from the arguments. A tensor that backward does not take has the shape of the first
-    output if it is the op's first parameter or ``passed_through``, the shape of another parameter by a ``SameShape``
-    constraint, that of the gradient of an output that is there only with it (``output_of``), and is None if it is
-    optional and has no gradient. What cannot be rebuilt is not compared.
+    output if it is the op's first parameter, or the one that ``first_in_backward`` returns, or ``passed_through``, the
+    shape of another parameter by a ``SameShape`` constraint, that of the gradient of an output that is there only with
+    it (``output_of``), and is None if it is optional and has no gradient. What cannot be rebuilt is not compared.
 
     Args:
         op: the op.
@@ -118,6 +118,8 @@ def _forward(op: Op, given: Mapping[str, Any]) -> dict[str, Any]:
             known[name] = given[name]
         elif name in grad_of:  # shape (0,) marks an absent output
             known[name] = None if grad_of[name].shape == (0,) else grad_of[name]
+        elif name == op.parameters[0] and op.first_in_backward is not None:
+            known[name] = op.first_in_backward(given)
         elif name in (op.parameters[0], op.passed_through):
             known[name] = first.replace(dtype=dtype)
         elif name in op.tensors and isinstance(known.get(same.get(name, "")), TensorSpec):
@@ -135,7 +137,8 @@ def _outputs(op: Op, known: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     x: TensorSpec = known[op.parameters[0]]
     outputs = op.as_tuple(op.empty(*(on_meta(known[name]) for name in op.parameters)))
-    if tuple(outputs[0].shape) != x.shape and op.parameters[0] not in op.backward_parameters:
+    known_shape = op.parameters[0] in op.backward_parameters or op.first_in_backward is not None
+    if tuple(outputs[0].shape) != x.shape and not known_shape:
         return {}  # the first parameter has another shape than the first output
     specs = (None if y is None else TensorSpec(tuple(y.shape), y.dtype, x.device) for y in outputs)
     return dict(zip(op.outputs, specs))

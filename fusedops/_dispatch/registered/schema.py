@@ -59,9 +59,12 @@ def _parameters(
     types: Mapping[str, str], defaults: Sequence[Any], symbolic: Sequence[int], options: Sequence[str]
 ) -> str:
     declared: list[str] = []
+    # torch's positional parameters have no default before one without, which a keyword-only one of the op may lack
+    first = max((at for at, each in enumerate(defaults, 1) if each is inspect.Parameter.empty), default=0)
     for index, (name, text) in enumerate(types.items()):
         text = text.replace("float", "Tensor") if index in symbolic else text
-        declared.append(_parameter(name, text, defaults[index] if defaults else inspect.Parameter.empty))
+        given = defaults[index] if defaults and index >= first else inspect.Parameter.empty
+        declared.append(_parameter(name, text, given))
     return ", ".join([*declared, "*", *options, "str? backend=None"])
 
 

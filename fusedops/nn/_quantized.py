@@ -1,0 +1,160 @@
+"""Layers with packed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from fusedops.errors import InvalidInputError
+from fusedops.ops import quantized_linear
+from fusedops.quantization import FORMATS, bytes_of_row, dequantize, quantize
+
+
+class _Packed(torch.nn.Module):
+    """The part that both layers share: a packed weight, and the dtype of the layer without it.
+
+    Attributes:
+        weight: uint8, (rows, bytes of a row), without a gradient.
+        format: of the weight.
+        weight_dtype: the dtype of the unpacked weight; ``module.to(dtype)`` changes it.
+    """
+
+    weight: Parameter
+    format: str
+    weight_dtype: torch.dtype
+
+    def _empty(self, rows: int, columns: int, format: str, device: Any, dtype: torch.dtype | None) -> None:
+        size = bytes_of_row(columns, format) if format in FORMATS else None
+        if size is None:
+            raise InvalidInputError(
+                f"{type(self).__name__}: got format = {format!r} for rows of {columns} weights, expected one of "
+                f"{', '.join(FORMATS)} whose block divides them; to fix: use another format or an unpacked layer"
+            )
+        self.weight = Parameter(torch.zeros(rows, size, dtype=torch.uint8, device=device), requires_grad=False)
+        self.format, self.weight_dtype = format, dtype or torch.get_default_dtype()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self.weight_dtype = fn(torch.empty(0, dtype=self.weight_dtype)).dtype
+        return self
+
+    def dequantize(self) -> Tensor:
+        """Return the weight, unpacked, in ``weight_dtype``."""
+        return dequantize(self.weight.data, self.format, self.weight_dtype)
+
+
+class QuantizedLinear(_Packed, torch.nn.Linear):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A linear layer with a packed weight, for trained weights: :func:`fusedops.quantized_linear` as a module.
+
+    The weight has no gradient; the input and the bias have one, so that adapters can be trained on it.
+
+    Args:
+        in_features: a multiple of the block of the format.
+        out_features: rows of the weight.
+        bias: True for a bias.
+        format: one of ``fusedops.quantization.FORMATS``.
+        device: of the parameters.
+        dtype: of the bias, and of the unpacked weight.
+
+    Raises:
+        InvalidInputError: the format is unknown, or its block does not divide ``in_features``.
+
+    >>> import torch, fusedops
+    >>> layer = fusedops.nn.QuantizedLinear.of(torch.nn.Linear(64, 3), "Q4_0")
+    >>> layer, layer(torch.ones(2, 64)).shape
+    (QuantizedLinear(in_features=64, out_features=3, bias=True, format=Q4_0), torch.Size([2, 3]))
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        format: str,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = in_features, out_features
+        self._empty(out_features, in_features, format, device, dtype)
+        zeros = Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", zeros)
+
+    @classmethod
+    def of(cls, linear: torch.nn.Linear, format: str) -> QuantizedLinear:
+        """Return the layer with the weight of another one, packed; the bias is shared."""
+        made = cls(
+            linear.in_features, linear.out_features, False, format=format, device="meta", dtype=linear.weight.dtype
+        )
+        made.weight = Parameter(quantize(linear.weight, format), requires_grad=False)
+        made.bias = linear.bias
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Compute ``input @ dequantize(weight).T + bias``."""
+        return quantized_linear(input, self.weight, self.bias, format=self.format)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, format={self.format}"
+
+
+class QuantizedEmbedding(_Packed, torch.nn.Embedding):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """An embedding with a packed weight. The rows that are looked up are unpacked; there is no gradient.
+
+    Args:
+        num_embeddings: rows of the weight.
+        embedding_dim: a multiple of the block of the format.
+        format: one of ``fusedops.quantization.FORMATS``.
+        device: of the weight.
+        dtype: of the result.
+
+    Raises:
+        InvalidInputError: the format is unknown, or its block does not divide ``embedding_dim``.
+
+    >>> import torch, fusedops
+    >>> layer = fusedops.nn.QuantizedEmbedding.of(torch.nn.Embedding(10, 32), "Q8_0")
+    >>> layer, layer(torch.tensor([[1, 9]])).shape
+    (QuantizedEmbedding(10, 32, format=Q8_0), torch.Size([1, 2, 32]))
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        format: str,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        torch.nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx, self.max_norm = None, None
+        self.norm_type = 2.0
+        self.scale_grad_by_freq, self.sparse = False, False
+        self._empty(num_embeddings, embedding_dim, format, device, dtype)
+
+    @classmethod
+    def of(cls, embedding: torch.nn.Embedding, format: str) -> QuantizedEmbedding:
+        """Return the layer with the weight of another one, packed."""
+        if embedding.max_norm is not None:
+            raise InvalidInputError(
+                f"QuantizedEmbedding: got an embedding with max_norm = {embedding.max_norm}, which changes its weight, "
+                f"expected None; to fix: leave the embedding unpacked"
+            )
+        size = embedding.num_embeddings, embedding.embedding_dim
+        made = cls(*size, format=format, device="meta", dtype=embedding.weight.dtype)
+        made.weight = Parameter(quantize(embedding.weight, format), requires_grad=False)
+        made.padding_idx = embedding.padding_idx
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the rows of the weight, (*input.shape, embedding_dim), in ``weight_dtype``."""
+        return dequantize(self.weight[input], self.format, self.weight_dtype)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, format={self.format}"

@@ -1,0 +1,162 @@
+"""Packed weights: the block formats of GGUF files, which have 4 to 8 bits for each weight.
+
+A packed weight is a uint8 tensor (..., bytes of a row), whose rows are blocks one after another, exactly as a GGUF file
+stores them. :func:`dequantize` returns the value of each weight as the package ``gguf`` does, bit for bit, and so does
+:func:`quantize` for the formats that ``gguf`` can write.
+
+>>> import torch, fusedops
+>>> packed = fusedops.quantization.quantize(torch.linspace(-1, 1, 64).view(2, 32), "Q8_0")
+>>> packed.shape, packed.dtype
+(torch.Size([2, 34]), torch.uint8)
+>>> fusedops.quantization.dequantize(packed, "Q8_0")[0, :3]
+tensor([-0.9999, -0.9684, -0.9370])
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusedops.errors import InvalidInputError
+from fusedops.quantization import _pack, _unpack
+
+__all__ = ["FORMATS", "Format", "bytes_of_row", "dequantize", "quantize"]
+
+
+class Format(NamedTuple):
+    """The sizes of a block.
+
+    Attributes:
+        weights: of a block.
+        bytes: of a block.
+        scales: the offsets, in bytes, of the float16 numbers of a block.
+
+    >>> import fusedops
+    >>> fusedops.quantization.FORMATS["Q4_K"].weights
+    256
+    """
+
+    weights: int
+    bytes: int
+    scales: tuple[int, ...]
+
+
+FORMATS = {
+    "Q8_0": Format(32, 34, (0,)),
+    "Q4_0": Format(32, 18, (0,)),
+    "Q4_1": Format(32, 20, (0, 2)),
+    "Q5_0": Format(32, 22, (0,)),
+    "Q5_1": Format(32, 24, (0, 2)),
+    "Q4_K": Format(256, 144, (0, 2)),
+    "Q5_K": Format(256, 176, (0, 2)),
+    "Q6_K": Format(256, 210, (208,)),
+}
+_CHUNK = 2**20  # weights that are converted at once: the memory beside argument and result is a few times this
+
+
+def bytes_of_row(weights: int, format: str) -> int | None:
+    """Return the bytes of a row of so many weights, None where they are no whole number of blocks.
+
+    >>> import fusedops
+    >>> fusedops.quantization.bytes_of_row(576, "Q8_0"), fusedops.quantization.bytes_of_row(576, "Q4_K")
+    (612, None)
+    """
+    sizes = FORMATS[format]
+    return None if weights % sizes.weights else weights // sizes.weights * sizes.bytes
+
+
+def quantize(weight: Tensor, format: str) -> Tensor:
+    """Pack a weight.
+
+    Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1 are packed as ``gguf.quantize`` packs them, bit for bit. Q4_K, Q5_K and Q6_K, which
+    it does not write, are rounded to the nearest of evenly spaced values: for each 32 weights (Q6_K: 16) between their
+    smallest value, or 0, and their largest, whose spacing and smallest value are rounded to 6 bits (Q6_K: 8) of the
+    largest of the block. llama.cpp searches for spacings with a smaller error.
+
+    Args:
+        weight: (..., K), float16, bfloat16, float32 or float64, finite.
+        format: one of ``FORMATS``.
+
+    Returns:
+        uint8, (..., bytes of a row), on the device of ``weight``.
+
+    Raises:
+        InvalidInputError: an argument is not as above, or K is not a multiple of the block.
+
+    Source: gguf, ``gguf.quants.quantize``.
+
+    >>> import torch, fusedops
+    >>> fusedops.quantization.quantize(torch.ones(3, 256), "Q4_K").shape
+    torch.Size([3, 144])
+    """
+    sizes = _format("quantize", format)
+    if not weight.is_floating_point() or weight.dim() == 0:
+        raise InvalidInputError(
+            f"quantize: got a weight of {weight.dtype} and shape {tuple(weight.shape)}, expected floating numbers "
+            f"(..., K); to fix: pass the weight of a linear layer, such as layer.weight"
+        )
+    if weight.shape[-1] % sizes.weights:
+        raise InvalidInputError(
+            f"quantize: got a weight of shape {tuple(weight.shape)}, expected a last dim that is a multiple of "
+            f"{sizes.weights}, the block of {format}; to fix: {_other_format(weight.shape[-1])}"
+        )
+    if not bool(weight.isfinite().all()):
+        raise InvalidInputError(
+            "quantize: got a weight with inf or NaN, expected finite numbers; to fix: replace them, as with "
+            "weight.nan_to_num()"
+        )
+    blocks = weight.detach().reshape(weight.numel() // sizes.weights, sizes.weights)
+    packed = blocks.new_empty((blocks.shape[0], sizes.bytes), dtype=torch.uint8)
+    step = _CHUNK // sizes.weights
+    for start in range(0, blocks.shape[0], step):
+        packed[start : start + step] = _pack.PACK[format](blocks[start : start + step].float())
+    return packed.view(*weight.shape[:-1], weight.shape[-1] // sizes.weights * sizes.bytes)
+
+
+def dequantize(packed: Tensor, format: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the weights of packed rows.
+
+    Args:
+        packed: uint8, (..., bytes of a row).
+        format: one of ``FORMATS``.
+        dtype: of the result; the values are float32, and are rounded to it.
+
+    Returns:
+        (..., K), the values of ``gguf.dequantize``, bit for bit.
+
+    Raises:
+        InvalidInputError: an argument is not as above, or the bytes of a row are no whole number of blocks.
+
+    Source: gguf, ``gguf.quants.dequantize``.
+
+    >>> import torch, fusedops
+    >>> fusedops.quantization.dequantize(torch.zeros(2, 36, dtype=torch.uint8), "Q4_0").shape
+    torch.Size([2, 64])
+    """
+    sizes = _format("dequantize", format)
+    if packed.dtype is not torch.uint8 or packed.dim() == 0 or packed.shape[-1] % sizes.bytes:
+        raise InvalidInputError(
+            f"dequantize: got a tensor of {packed.dtype} and shape {tuple(packed.shape)}, expected uint8 with a last "
+            f"dim that is a multiple of {sizes.bytes}, the bytes of a block of {format}; to fix: pass what quantize "
+            f"returned, or the data of a GGUF tensor, with its format"
+        )
+    # a negative view would stay one as float16
+    blocks = packed.resolve_neg().reshape(packed.numel() // sizes.bytes, sizes.bytes)
+    columns = packed.shape[-1] // sizes.bytes * sizes.weights
+    return _unpack.UNPACK[format](blocks).to(dtype).view(*packed.shape[:-1], columns)
+
+
+def _format(name: str, format: str) -> Format:
+    if format not in FORMATS:
+        raise InvalidInputError(
+            f"{name}: got format = {format!r}, expected one of {', '.join(FORMATS)}; to fix: pass one of these"
+        )
+    return FORMATS[format]
+
+
+def _other_format(weights: int) -> str:
+    """Return the fix for a row whose weights are no whole number of blocks."""
+    others = [name for name, sizes in FORMATS.items() if weights % sizes.weights == 0]
+    return f"use {', '.join(others)}, or leave the weight as it is" if others else "leave the weight as it is"

@@ -1,0 +1,89 @@
+"""The formats of packed weights: the values and bytes of the package gguf, and the errors of the others."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from fusedops import InvalidInputError
+from fusedops.quantization import FORMATS, dequantize, quantize
+
+every_format = pytest.mark.parametrize("format", FORMATS)
+
+
+def random_bytes(format: str, blocks: int = 4096) -> Tensor:
+    """Return blocks of random bytes, whose float16 numbers are of every kind: subnormal, infinite, NaN."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(256, (blocks, FORMATS[format].bytes), generator=generator, dtype=torch.uint8)
+
+
+def weights(columns: int = 512) -> Tensor:
+    """Return rows of several sizes, of one sign, of zeros, of equal numbers of both signs."""
+    rows = torch.randn(64, columns, generator=torch.Generator().manual_seed(1))
+    rows *= torch.logspace(-7, 4, 64)[:, None]
+    rows[1], rows[2] = rows[1].abs(), -rows[2].abs()
+    rows[3], rows[4, 5:] = 0, 0
+    rows[5] = torch.where(torch.arange(columns) % 3 == 1, -2.0, 2.0)
+    return rows
+
+
+@every_format
+def test_values_are_those_of_gguf(format: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    packed = random_bytes(format)
+    with numpy.errstate(all="ignore"):
+        want = torch.from_numpy(gguf.dequantize(packed.numpy(), gguf.GGMLQuantizationType[format]))
+    got = dequantize(packed, format)
+    assert got.shape == (4096, FORMATS[format].weights)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(got.signbit()[want == 0], want.signbit()[want == 0])
+
+
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_are_those_of_gguf(format: str, dtype: torch.dtype) -> None:
+    gguf = pytest.importorskip("gguf")
+    rows = weights().to(dtype)
+    with numpy.errstate(all="ignore"):
+        want = gguf.quantize(rows.float().numpy(), gguf.GGMLQuantizationType[format])
+    assert torch.equal(quantize(rows, format), torch.from_numpy(want))
+
+
+@every_format
+def test_the_error_is_below_half_a_spacing_of_each_run(format: str) -> None:
+    """Of a run the largest number over the levels is the spacing; roundings of the scales add to half of it."""
+    run, levels, scales = {
+        "Q8_0": (32, 127, 0.0), "Q4_0": (32, 4, 0.0), "Q4_1": (32, 7.5, 0.0), "Q5_0": (32, 8, 0.0),
+        "Q5_1": (32, 15.5, 0.0), "Q4_K": (256, 7.5, 0.03), "Q5_K": (256, 15.5, 0.03), "Q6_K": (256, 16, 0.01),
+    }[format]  # fmt: skip
+    rows = torch.randn(32, 512, generator=torch.Generator().manual_seed(2))
+    difference = (dequantize(quantize(rows, format), format) - rows).abs()
+    largest = rows.view(-1, run).abs().amax(1, keepdim=True)
+    assert (difference.view(-1, run) <= largest * (0.55 / levels + scales) + 1e-6).all()
+    # the bound is of use: an error of twice the spacing is beyond it
+    assert (difference.view(-1, run).amax(1) > largest[:, 0] * 0.1 / levels).all()
+
+
+@every_format
+def test_rows_without_weights_and_of_zeros(format: str) -> None:
+    columns = FORMATS[format].weights
+    assert dequantize(quantize(torch.zeros(3, columns), format), format).eq(0).all()
+    assert dequantize(quantize(torch.zeros(2, 0), format), format).shape == (2, 0)
+    assert dequantize(quantize(torch.zeros(0, 2, columns), format), format).shape == (0, 2, columns)
+
+
+def test_errors() -> None:
+    with pytest.raises(InvalidInputError, match=r"multiple of 256, the block of Q4_K; to fix: use Q8_0, Q4_0"):
+        quantize(torch.ones(2, 576), "Q4_K")
+    with pytest.raises(InvalidInputError, match="to fix: leave the weight as it is"):
+        quantize(torch.ones(2, 9), "Q8_0")
+    with pytest.raises(InvalidInputError, match="inf or NaN"):
+        quantize(torch.full((1, 32), torch.inf), "Q8_0")
+    with pytest.raises(InvalidInputError, match="expected one of Q8_0"):
+        quantize(torch.ones(1, 32), "Q3_K")
+    with pytest.raises(InvalidInputError, match="expected uint8 with a last dim that is a multiple of 18"):
+        dequantize(torch.zeros(2, 17, dtype=torch.uint8), "Q4_0")
+    with pytest.raises(InvalidInputError, match="floating numbers"):
+        quantize(torch.ones(2, 32, dtype=torch.int64), "Q8_0")

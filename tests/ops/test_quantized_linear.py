@@ -1,0 +1,125 @@
+"""quantized_linear on eager and cpu: values, rows that do not change each other, memory, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import fusedops
+from fusedops import InvalidInputError
+from fusedops.ops import quantized_linear
+from fusedops.quantization import FORMATS, dequantize, quantize
+from fusedops.testing import random_packed
+
+every_format = pytest.mark.parametrize("format", FORMATS)
+
+
+@pytest.fixture(params=["eager", "cpu"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    name: str = request.param
+    (info,) = [info for info in fusedops.backends() if info.name == name]
+    if info.state not in ("ready", "not probed"):
+        pytest.skip(info.why)
+    with fusedops.use(name, fallback="raise"):
+        yield name
+
+
+def packed_rows(format: str, rows: int, columns: int) -> torch.Tensor:
+    sizes = FORMATS[format]
+    shape = (rows, columns // sizes.weights * sizes.bytes)
+    return random_packed(shape, format, torch.Generator().manual_seed(rows))
+
+
+@every_format
+def test_each_weight_has_its_value(format: str, backend: str) -> None:
+    """A row of x with one 1 gives a column of the weight, exactly: also where its scale is subnormal, inf or NaN."""
+    columns = FORMATS[format].weights
+    packed = packed_rows(format, 36, columns)
+    for at, place in enumerate(FORMATS[format].scales):
+        for row, bits in enumerate((0x0001, 0x8001, 0x03FF, 0x0000, 0x8000, 0x7BFF, 0x7C00, 0xFE00)):
+            packed[4 * row + at, place] = bits & 255
+            packed[4 * row + at, place + 1] = bits >> 8
+    weight = dequantize(packed, format)
+    finite = weight.isfinite().all(1)
+    assert finite.sum() >= 24
+    for rows in (torch.eye(columns), torch.eye(columns)[5:6]):
+        got = quantized_linear(rows, packed, format=format).t()
+        want = weight if rows.shape[0] == columns else weight[:, 5:6]
+        assert torch.equal(got[finite], want[finite])
+        assert not got[~finite].isfinite().all()
+
+
+@every_format
+def test_nan_in_a_row_of_x_reaches_no_other_row(format: str, backend: str) -> None:
+    x, packed = torch.randn(5, 512), packed_rows(format, 9, 512)
+    clean = quantized_linear(x, packed, format=format)
+    x[2, 300] = torch.nan
+    got = quantized_linear(x, packed, format=format)
+    assert got[2].isnan().all()
+    assert torch.equal(got[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@every_format
+def test_the_bits_of_a_row_depend_on_it_alone(format: str, dtype: torch.dtype) -> None:
+    """On the cpu backend: other rows, their number and the threads change nothing, forward and backward."""
+    columns, outputs = 2304, 70
+    packed, bias = packed_rows(format, outputs, columns), torch.randn(outputs)
+    x, grad = torch.randn(200, columns).to(dtype), torch.randn(200, outputs).to(dtype)
+
+    def both(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        part = x[rows].clone().requires_grad_()
+        y = quantized_linear(part, packed, bias, format=format, backend="cpu")
+        return y.detach(), torch.autograd.grad(y, part, grad[rows])[0]
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        want = both(slice(None))
+        torch.set_num_threads(3)
+        for rows in (slice(None), slice(0, 1), slice(7, 9), slice(50, 53), slice(96, 100), slice(3, 103)):
+            for got, whole in zip(both(rows), want):
+                assert torch.equal(got, whole[rows]), rows
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_gradient_is_that_of_the_unpacked_weight(backend: str) -> None:
+    packed = packed_rows("Q4_K", 300, 512)
+    torch.manual_seed(0)
+    x, bias = torch.randn(2, 3, 512).requires_grad_(), torch.randn(300).requires_grad_()
+    grad = torch.randn(2, 3, 300)
+    got = torch.autograd.grad(quantized_linear(x, packed, bias, format="Q4_K"), (x, bias), grad)
+    y = torch.nn.functional.linear(x.double(), dequantize(packed, "Q4_K", torch.float64), bias.double())
+    for mine, theirs in zip(got, torch.autograd.grad(y, (x, bias), grad.double())):
+        torch.testing.assert_close(mine, theirs.float(), rtol=1e-5, atol=3e-4)  # of sums of about 100
+
+
+def test_the_whole_weight_is_never_unpacked(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 0
+
+    def watched(packed: torch.Tensor, *args: object) -> torch.Tensor:
+        nonlocal most
+        result = dequantize(packed, *args)  # pyright: ignore[reportArgumentType]
+        most = max(most, result.numel())
+        return result
+
+    monkeypatch.setattr("fusedops_eager.quantized_linear.dequantize", watched)
+    packed = packed_rows("Q8_0", 4096, 1024)
+    y = quantized_linear(torch.randn(1, 1024).requires_grad_(), packed, format="Q8_0")
+    y.sum().backward()
+    assert most == (2**20 if backend == "eager" else 0)
+
+
+def test_errors() -> None:
+    packed = quantize(torch.ones(3, 64), "Q8_0")
+    with pytest.raises(InvalidInputError, match=r"dim -1 of x = 65, expected a multiple of 32, the block of Q8_0"):
+        quantized_linear(torch.ones(65), packed, format="Q8_0")
+    with pytest.raises(InvalidInputError, match=r"packed of shape \(3, 68\), expected rows of 36 bytes, 64 weights"):
+        quantized_linear(torch.ones(64), packed, format="Q4_0")
+    with pytest.raises(InvalidInputError, match="format = 'Q3_K', expected 'Q8_0'"):
+        quantized_linear(torch.ones(64), packed, format="Q3_K")
+    with pytest.raises(InvalidInputError, match="packed of float32, expected uint8"):
+        quantized_linear(torch.ones(64), packed.float(), format="Q8_0")
