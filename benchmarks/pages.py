@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import picture, report
+from benchmarks import packed_linear, picture, report
 from benchmarks.cpu_cases import CASES, limit
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -20,6 +20,8 @@ SIZES = report.RESULTS / "cpu" / "sizes"
 #: The run of the first table and of the picture, and the numbers of elements of its columns.
 SHOWN = SIZES / "tuned-2.jsonl"
 COLUMNS = (2**10, 2**20, 2**25)
+#: The run of the table of packed weights.
+PACKED = report.RESULTS / "cpu" / "packed.jsonl"
 DTYPE = "float32"
 DIRECTIONS = ("forward", "backward")
 
@@ -33,6 +35,12 @@ bfloat16, one thread and all sizes.
 RESULTS_TABLE = """Columns 2 to 4: the time of plain torch divided by the time of the call, for COLUMNS elements;
 below 1, torch is faster. Last column: the fewest bytes that the op must move divided by its time, in percent of the
 speed of `y.copy_(x)`, for LARGEST elements. MACHINE.
+"""
+
+PACKED_TABLE = """Torch's time for `linear` with the unpacked float32 weight, SHAPE, divided by the time of
+[quantized_linear](ops.md#quantized_linear); below 1, torch is faster. Torch reads 32 bits a weight.
+Each ratio is the median of TURNS paired turns. The load average of the machine was LOADS, this program's part of it at
+most OWN. MACHINE. `python -m benchmarks.packed_linear` repeats it.
 """
 
 SLOW_HEAD = """
@@ -62,6 +70,9 @@ They are mostly matrix products, and have no rows in the table.
 
 Both on an idle AMD EPYC with AVX-512, 2 threads.
 
+## Packed weights
+
+PACKED
 ## A training step
 
 The GPT of `make demo`, with dropout, on the same machine: 30.3 ms a step, and 39.4 ms in plain torch with its own fused
@@ -261,6 +272,21 @@ def machine(rows: Rows) -> str:
     )
 
 
+def packed_weights(rows: Rows) -> str:
+    """Return the section of quantized_linear."""
+    first, loads = rows[0], sorted(row["load"] for row in rows)
+    about = PACKED_TABLE
+    for word, value in {
+        "SHAPE": "{} x {}".format(*first["weight"]),
+        "TURNS": first["turns"],
+        "LOADS": f"{loads[0]} to {loads[-1]}",
+        "OWN": first["threads"],
+        "MACHINE": machine([{**row, "machine": row["device"]} for row in rows]) + f"; {link(PACKED)}",
+    }.items():
+        about = about.replace(word, str(value))
+    return "\n".join([*packed_linear.table(rows), "", about])
+
+
 def setting(rows: Rows) -> str:
     """Return the threads and the allocator of a run."""
     first = rows[0]
@@ -294,7 +320,8 @@ def performance(runs: Mapping[Path, Rows]) -> str:
     about = about.replace("MACHINE", f"{DTYPE}, {setting(rows)}, {machine(rows)}; {link(SHOWN)}")
     alternative = f"Bars: the speed-up of each op over plain torch, {DTYPE}, forward and backward"
     lines = [RESULTS_HEAD, *first_table(rows), "", about, f"![{alternative}](_static/{picture.FILE.name})"]
-    return "\n".join([*lines, *slow_table(runs)]) + "\n" + RESULTS_TAIL
+    tail = RESULTS_TAIL.replace("PACKED\n", packed_weights(report.read(PACKED)) + "\n")
+    return "\n".join([*lines, *slow_table(runs)]) + "\n" + tail
 
 
 def measurements(runs: Mapping[Path, Rows]) -> str:

@@ -161,7 +161,7 @@ def test_the_pages_are_made_of_the_committed_runs_alone() -> None:
         assert len(commits) == 1, f"{path} is of several commits"
         assert re.fullmatch(r"[0-9a-f]{40}", commits.pop()), f"{path} is not of one committed state"
     # the prose around the tables has no measured figure of its own
-    for text in (pages.RESULTS_HEAD, pages.RESULTS_TABLE, pages.SLOW_HEAD, pages.RUNS_HEAD):
+    for text in (pages.RESULTS_HEAD, pages.RESULTS_TABLE, pages.PACKED_TABLE, pages.SLOW_HEAD, pages.RUNS_HEAD):
         prose = re.sub(r"`[^`]*`", "", text)
         assert not re.findall(r"\d+(?:\.\d+)?\s*(?:x|%|ms|us|GB|copies)", prose)
 
@@ -180,7 +180,8 @@ def test_the_first_table_and_the_picture_have_every_measured_op() -> None:
     table = page.partition("\n| op |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| \[(\w+)\]", table, re.M)) == measured
     assert set(re.findall(r'class="code"[^>]*>(\w+)<', picture)) == measured
-    assert measured | {"attention", "linear_cross_entropy"} == set(fusedops.ops.__all__)
+    packed = {row["op"] for row in report.read(pages.PACKED)}
+    assert measured | packed | {"attention", "linear_cross_entropy"} == set(fusedops.ops.__all__)
     row = next(
         row
         for row in rows

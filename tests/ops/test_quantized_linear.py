@@ -1,4 +1,4 @@
-"""quantized_linear on eager and cpu: values, rows that do not change each other, memory, errors."""
+"""quantized_linear on eager and cpu: values, rows that do not change each other, memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import fusedops
-from fusedops import InvalidInputError
 from fusedops.ops import quantized_linear
-from fusedops.quantization import FORMATS, dequantize, quantize
+from fusedops.quantization import FORMATS, dequantize
 from fusedops.testing import random_packed
 
 every_format = pytest.mark.parametrize("format", FORMATS)
@@ -111,15 +110,3 @@ def test_the_whole_weight_is_never_unpacked(backend: str, monkeypatch: pytest.Mo
     y = quantized_linear(torch.randn(1, 1024).requires_grad_(), packed, format="Q8_0")
     y.sum().backward()
     assert most == (2**20 if backend == "eager" else 0)
-
-
-def test_errors() -> None:
-    packed = quantize(torch.ones(3, 64), "Q8_0")
-    with pytest.raises(InvalidInputError, match=r"dim -1 of x = 65, expected a multiple of 32, the block of Q8_0"):
-        quantized_linear(torch.ones(65), packed, format="Q8_0")
-    with pytest.raises(InvalidInputError, match=r"packed of shape \(3, 68\), expected rows of 36 bytes, 64 weights"):
-        quantized_linear(torch.ones(64), packed, format="Q4_0")
-    with pytest.raises(InvalidInputError, match="format = 'Q3_K', expected 'Q8_0'"):
-        quantized_linear(torch.ones(64), packed, format="Q3_K")
-    with pytest.raises(InvalidInputError, match="packed of float32, expected uint8"):
-        quantized_linear(torch.ones(64), packed.float(), format="Q8_0")

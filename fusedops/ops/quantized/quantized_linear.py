@@ -5,6 +5,7 @@ transformers' dequantized linear layers, and llama.cpp's products where the acti
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -77,8 +78,8 @@ def backward(
         with no_autocast(grad.device.type):
             dx = (g @ dequantize(packed, format, wide)).to(x_dtype)
     if needs[1] and bias is not None:
-        # not the sum over (): of no dim it is the sum over all
-        dbias = g.reshape(g.shape[:-1].numel(), g.shape[-1]).sum(0).to(bias.dtype)
+        # not the sum over (): of no dim it is the sum over all; nor Size.numel, which fixes a symbolic size
+        dbias = g.reshape(prod(g.shape[:-1]), g.shape[-1]).sum(0).to(bias.dtype)
     return dx, dbias
 
 

@@ -38,9 +38,10 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "rotary, one tensor": ("rotary_embedding", {"k": None}),
     "cross_entropy, none": ("cross_entropy", {"reduction": "none", "denominator": None}),
     "cross_entropy, denominator": ("cross_entropy", {"reduction": "mean", "denominator": 3.0}),
+    "quantized_linear, no bias": ("quantized_linear", {"bias": None}),
 }
-# a value in memory is a field of the struct
-NEVER = {"cross_entropy, denominator"}
+# a value in memory is a field of the struct; torch sums the gradient of the bias
+NEVER = {"cross_entropy, denominator", "quantized_linear"}
 
 
 class Launcher:

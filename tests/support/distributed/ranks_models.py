@@ -70,12 +70,15 @@ def gpt_of_uneven_heads_is_refused(mesh: DeviceMesh) -> None:
 
 
 class Layer(nn.Module):
-    """A linear layer and one op after it, whose bias, where it has one, is a parameter here."""
+    """A linear layer and one op after it, whose bias or packed weight, where it has one, is a parameter here."""
 
     def __init__(self, op: Op) -> None:
         super().__init__()
         self.op = op
-        self.linear = nn.Linear(8, 8, bias=False)
+        columns = 32 if "packed" in op.parameters else 8
+        self.linear = nn.Linear(8, columns, bias=False)
+        packed = testing.random_packed((8, 34), "Q8_0", torch.Generator().manual_seed(4))
+        self.packed = nn.Parameter(packed, requires_grad=False) if "packed" in op.parameters else None
         self.bias = nn.Parameter(torch.randn(8)) if "bias" in op.parameters else None
         self.weight = nn.Parameter(torch.randn(8, 8)) if "weight" in op.required_tensors else None
 
@@ -86,6 +89,7 @@ class Layer(nn.Module):
         angle = x.new_full((x.shape[-2], 3), 0.5)
         inside = {"k": None, "cos": angle.cos(), "sin": angle.sin()}
         inside |= {"mask": None, "bias": self.bias, "residual": x, "causal": True, "p": 0.3, "seed": 5, "up": x}
+        inside |= {"packed": self.packed, "format": "Q8_0"}
         given = {name: value for name, value in inside.items() if name in self.op.parameters}
         if "target" in self.op.parameters:  # a loss, of each row, beside which the next layer needs columns
             target = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
@@ -113,6 +117,9 @@ def fsdp2(mesh: DeviceMesh, op: Op) -> None:
     assert torch.equal(y, whole[distributed.get_rank()])
     for (name, one), other in zip(sharded.named_parameters(), plain.parameters()):
         assert one.placements == (Shard(0),)
+        if not other.requires_grad:  # a packed weight
+            assert one.grad is None
+            continue
         got = one.grad.full_tensor() * mesh.size()
         torch.testing.assert_close(got, other.grad, msg=lambda text, name=name: f"{name}: {text}")
 

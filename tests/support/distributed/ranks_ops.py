@@ -77,7 +77,8 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
                 assert "seed" not in op.parameters or dropped[y == 0].all(), what
                 testing.assert_within(z.full_tensor(), y.detach().double(), op.evidence.tolerance[dtype], what)
             for name, leaf in cut.items():
-                summed = name in op.backward_parameters  # else it is as the gradient of its output
+                # else it is as the gradient of its output
+                summed = name in op.backward_parameters or op.first_in_backward is not None
                 of_leaf = [
                     Partial() if summed and isinstance(p, Shard) and isinstance(own, Replicate) else own
                     for p, own in zip(placements, leaf.placements)

@@ -1,0 +1,33 @@
+"""Every text of the formats and the layers of packed weights, word for word."""
+
+import torch
+from error_calls import INVALID
+from error_texts import Table
+
+import fusedops.nn
+from fusedops.ops import quantized_linear
+from fusedops.quantization import dequantize, quantize
+
+TABLE = Table(__file__, "fakes")
+pin = TABLE.pin
+ROW = torch.ones(64)
+PACKED = quantize(torch.ones(3, 64), "Q8_0")
+
+pin("a format", lambda: quantize(ROW, "Q3_K"), INVALID)
+pin("an integer weight", lambda: quantize(ROW.long(), "Q8_0"), INVALID)
+pin("a number of weights", lambda: quantize(ROW, "Q4_K"), INVALID)
+pin("a number of weights that no format takes", lambda: quantize(ROW[:9], "Q8_0"), INVALID)
+pin("an infinite weight", lambda: quantize(ROW / 0, "Q8_0"), INVALID)
+pin("packed bytes", lambda: dequantize(PACKED[:, 1:], "Q8_0"), INVALID)
+pin("a layer's format", lambda: fusedops.nn.QuantizedLinear(64, 3, format="Q4_K"), INVALID)
+pin(
+    "a renormed embedding",
+    lambda: fusedops.nn.QuantizedEmbedding.of(torch.nn.Embedding(3, 64, max_norm=1.0), "Q8_0"),
+    INVALID,
+)
+pin("the call's format", lambda: quantized_linear(ROW, PACKED, format="Q3_K"), INVALID)
+pin("the bytes of a row", lambda: quantized_linear(ROW, PACKED, format="Q4_0"), INVALID)
+pin("the last dim of x", lambda: quantized_linear(ROW[:63], PACKED, format="Q8_0"), INVALID)
+pin("the dtype of packed", lambda: quantized_linear(ROW, PACKED.float(), format="Q8_0"), INVALID)
+
+test_a_text, test_no_text_is_left_over = TABLE.tests()
