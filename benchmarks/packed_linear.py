@@ -22,6 +22,7 @@ from torch.nn.functional import linear
 
 import fusedops
 from benchmarks.machine import environment
+from benchmarks.report import marked
 from fusedops.quantization import FORMATS, dequantize, quantize
 
 ROWS = (1, 8, 512)
@@ -84,7 +85,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for format in dict.fromkeys(row["format"] for row in records):
         ratios = [*(cells[format, count, "forward"] for count in rows), cells[format, rows[-1], "backward"]]
         bits = 8 * FORMATS[format].bytes / FORMATS[format].weights
-        yield f"| {format} | {bits:.2f} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |"
+        yield f"| {format} | {bits:.2f} | {' | '.join(map(marked, ratios))} |"
 
 
 def main() -> None:

@@ -38,9 +38,10 @@ speed of `y.copy_(x)`, for LARGEST elements. MACHINE.
 """
 
 PACKED_TABLE = """Torch's time for `linear` with the unpacked float32 weight, SHAPE, divided by the time of
-[quantized_linear](ops.md#quantized_linear); below 1, torch is faster. Torch reads 32 bits a weight.
-Each ratio is the median of TURNS paired turns. The load average of the machine was LOADS, this program's part of it at
-most OWN. MACHINE. `python -m benchmarks.packed_linear` repeats it.
+[quantized_linear](ops.md#quantized_linear); below 1, torch is faster. Torch reads 32 bits a weight. A
+token of generation is one row, a prompt is many. Each ratio is the median of TURNS paired turns, in which the load
+average of the machine was LOADS, OWN of it from this program. MACHINE.
+`python -m benchmarks.packed_linear` repeats it.
 """
 
 SLOW_HEAD = """
