@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedops import Case, Op, TensorSpec, testing
 from fusedops.testing._calls import specs
-from fusedops.testing._roles import classes, masks, one_elements
+from fusedops.testing._roles import classes, masks, one_elements, packed_rows
 
 SWEEPS = ("large", "cases", "length", "length-masked", "size")
 _SEED = 2**40 + 7
@@ -88,6 +88,9 @@ def _made(op: Op, call: Mapping[str, Any], name: str) -> Any:
         return torch.full(spec.shape, _SEED, dtype=spec.dtype, device=spec.device)
     if name in masks(op) or spec.dtype == torch.bool:
         return torch.empty(spec.shape, dtype=torch.bool, device=spec.device).bernoulli_(1 / 3).to(spec.dtype)
+    for each in packed_rows(op):
+        if each.name == name:
+            return testing.random_packed(spec.shape, call[each.format]).to(spec.device)
     of = {each.name: call[each.of or op.parameters[0]].shape[each.dim] for each in classes(op)}
     most = of.get(name, call[op.parameters[0]].shape[-1])
     return torch.randint(max(most, 1), spec.shape, dtype=spec.dtype, device=spec.device)

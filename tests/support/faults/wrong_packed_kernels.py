@@ -1,0 +1,71 @@
+"""Wrong kernels of quantized_linear, for the list in ``wrong_kernels``."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from wrong_kernels import Run, wrong
+
+from fusedops.quantization import FORMATS
+
+OP = "quantized_linear"
+
+
+def with_scales(a: SimpleNamespace, byte: int, bits: int) -> Tensor:
+    """Return the packed weight with only some bits of a byte of each block's float16 numbers."""
+    packed, block = a.packed.clone(), FORMATS[a.format]
+    for at in block.scales:
+        packed[:, at + byte :: block.bytes] &= bits
+    return packed
+
+
+@wrong("the sign of the scales is ignored", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(packed=with_scales(a, 1, 0x7F))
+
+
+@wrong("the scales are rounded to bfloat16", OP, "forward", "float64")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(packed=with_scales(a, 0, 0xF8))
+
+
+@wrong("the bias is dropped for one row", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(bias=None) if a.x.shape[:-1].numel() == 1 else run()
+
+
+@wrong("the second block of a row is read as the first", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    packed, size = a.packed.clone(), FORMATS[a.format].bytes
+    if packed.shape[1] > size:
+        packed[:, size : 2 * size] = packed[:, :size]
+    return run(packed=packed)
+
+
+@wrong("rows of the weight with storage between them are read as dense", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    if a.packed.is_contiguous() or not a.packed.numel():
+        return run()
+    return run(packed=a.packed.as_strided(a.packed.shape, (a.packed.shape[1], 1)))
+
+
+@wrong("the activation is rounded to 8 bits", OP, "forward", "float64")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    scale = a.x.abs().amax(-1, keepdim=True) / 127 if a.x.numel() else a.x
+    return run(x=torch.where(scale > 0, (a.x / scale).round() * scale, a.x))
+
+
+@wrong("the gradient of x is that of the scales without a sign", OP, "backward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(packed=with_scales(a, 1, 0x7F))
+
+
+@wrong("the gradient of the bias is of the first row", OP, "backward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    dx, dbias = run()
+    if dbias is None or a.grad.dim() < 2 or not a.grad.numel():
+        return dx, dbias
+    return dx, a.grad.flatten(0, -2)[0].to(dbias.dtype).clone()
