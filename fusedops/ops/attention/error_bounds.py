@@ -94,7 +94,7 @@ def gradient_error_bound(
     limit = torch.finfo(compute_dtype(q.dtype)).max / 2 / max(factor, 1.0)
     keys, queries = s.k.abs().clamp(min=1.0), s.q.abs().clamp(min=1.0)
     open_rows = ((terms @ keys) >= limit).any(-1, keepdim=True)
-    open_keys = formulas.summed(terms.transpose(-2, -1) @ queries, heads).amax(-1, keepdim=True) >= limit
+    open_keys = (formulas.summed(terms.transpose(-2, -1) @ queries, heads) >= limit).any(-1, keepdim=True)
     dq, dk = (dq * factor).masked_fill(open_rows, math.inf), (dk * factor).masked_fill(open_keys, math.inf)
     seen = s.values if s.masked is None else s.values.masked_fill(s.masked, 0.0)
     given = all(bool(each.isfinite().all()) for each in (g, grad_lse, v, seen))
