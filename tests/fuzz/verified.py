@@ -111,7 +111,7 @@ def _served(
 
 BLOCKS = 64  # of rows, whose gradients are added up
 ROWS = (256, 1024, 4096, 16384)
-COLUMNS = 48
+COLUMNS = 64
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 CALLS: Mapping[str, Callable[[int], dict[str, Any]]] = {  # ops whose sample grows with rows in two dims
     "attention": lambda rows: {"q": (1, 2, rows, 16), "k": (1, 1, 64, 16), "v": (1, 1, 64, 16), "return_lse": True},
