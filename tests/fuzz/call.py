@@ -160,7 +160,7 @@ class Call:
         return {name: value for name, value in self.args.items() if isinstance(value, Made)}
 
     def body(self) -> str:
-        """Return the program of the call, for a namespace with torch, math and check."""
+        """Return the program of the call, for a namespace with torch, math, fusedops and check."""
         lines: list[str] = []
         aliases = {name: made for name, made in self.tensors().items() if made.alias}
         for name, made in {**{n: m for n, m in self.tensors().items() if not m.alias}, **aliases}.items():
@@ -179,7 +179,7 @@ class Call:
         return (
             "import math\n\nfrom tests.fuzz.machine import prepare\n\n"
             f"prepare({given})  # every backend that this machine can try\n"
-            "import torch\n\nfrom tests.fuzz.check import check\n\n" + self.body()
+            "import torch\n\nimport fusedops\nfrom tests.fuzz.check import check\n\n" + self.body()
         )
 
 

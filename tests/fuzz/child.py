@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+import fusedops
 from tests.fuzz.call import Call
 from tests.fuzz.check import Outcome, check
 from tests.fuzz.generate import generate
@@ -89,7 +90,7 @@ def _one(target: Target, place: int, at: int, options: Namespace, last: Any) -> 
 
 def execute(call: Call) -> Outcome:
     """Run the program of a call, as a failure prints it, and return its outcome."""
-    space: dict[str, Any] = {"torch": torch, "math": math, "check": check}
+    space: dict[str, Any] = {"torch": torch, "math": math, "fusedops": fusedops, "check": check}
     exec(compile(call.body(), f"<call of {call.op}>", "exec"), space)
     return space["outcome"]
 

@@ -53,7 +53,7 @@ def false_alarms(
         aim = aims[at % len(aims)]
         call = _without_special_values(generate(aim, f"{seed}:{aim.op}:{aim.backend}:{at}"))
         against = "reference" if at % 3 else "eager"
-        space: dict[str, Any] = {"torch": torch, "math": math, "check": partial(_served, against)}
+        space: dict[str, Any] = {"torch": torch, "math": math, "fusedops": fusedops, "check": partial(_served, against)}
         try:
             exec(call.body(), space)
         except MismatchError as error:
