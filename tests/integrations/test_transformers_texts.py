@@ -1,14 +1,17 @@
 """Every text of the integration of transformers, word for word."""
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from error_calls import INVALID
 from error_texts import Table
+from gguf_files import llama, write
 from torch import nn
 
 from fusedops import FusedOpsWarning
-from fusedops.integrations.transformers import apply, attention_forward
+from fusedops.integrations.transformers import apply, attention_forward, from_gguf, quantize
 from fusedops.integrations.transformers._head import Head
 from fusedops.integrations.transformers._replacement import replace
 
@@ -36,6 +39,14 @@ def head_of_func() -> Any:
     return torch.func.grad(lambda x: head(x).sum())(torch.ones(1, 2))
 
 
+def a_file(format: str = "Q8_0", **options: Any) -> Any:
+    def load() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            from_gguf(write(Path(folder, "model.gguf"), llama(), format, **options))
+
+    return load
+
+
 pin("an op", lambda: apply(nn.Identity(), ops=["gelu"]), INVALID)
 pin("a misspelt op", lambda: apply(nn.Identity(), ops=["rmsnorm"]), INVALID)
 pin("one op", lambda: apply(nn.Identity(), ops="rms_norm"), INVALID)
@@ -49,5 +60,13 @@ pin("logits of changed weights", lambda: used_logits(changed=True), INVALID)
 pin("a head of func", head_of_func, FusedOpsWarning)
 pin("softcap", lambda: attention(softcap=30.0), FusedOpsWarning)
 pin("nothing", lambda: apply(nn.Identity()), FusedOpsWarning, form="nothing is replaced; no module is")
+pin("a format", lambda: quantize(nn.Identity(), format="Q4"), INVALID)
+pin("one name to skip", lambda: quantize(nn.Identity(), skip="lm_head"), INVALID)
+pin("nothing to pack", lambda: quantize(nn.Identity()), FusedOpsWarning, form="nothing is replaced; no module is")
+pin("no file", lambda: from_gguf("absent.gguf"), INVALID)
+pin("a file of another architecture", a_file(architecture="nothing"), INVALID, form="got .* expected .*to fix")
+pin("a file of another format", a_file("F64"), INVALID)
+pin("a file without a parameter", a_file(without="model.layers.1.mlp.up_proj.weight"), INVALID)
+pin("a file with another vocabulary", a_file(more=1), INVALID)
 
 test_a_text, test_no_text_is_left_over = TABLE.tests()

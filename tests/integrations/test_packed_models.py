@@ -1,0 +1,135 @@
+"""Models with packed weights: quantize, and from_gguf on files that are written here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from gguf_files import llama, write
+from model_families import FAMILIES
+from torch import nn
+
+import fusedops.nn
+from fusedops import FusedOpsWarning
+from fusedops.integrations.transformers import apply, from_gguf, quantize
+from fusedops.quantization import dequantize
+
+IDS = torch.arange(3, 25).view(2, 11)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def unpacked_by_hand(model: Any, format: str) -> Any:
+    """Round the weights of a plain model to the values of a format."""
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            module.weight.data = dequantize(fusedops.quantization.quantize(module.weight, format), format)
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("first", [apply, quantize])
+def test_quantize_before_and_after_apply(tied: bool, first: Any) -> None:
+    want = logits(unpacked_by_hand(llama(tied), "Q4_0"))
+    model = llama(tied)
+    applied = (lambda: quantize(model, format="Q4_0")), (lambda: apply(model))
+    for call in applied if first is quantize else reversed(applied):
+        call()
+    torch.testing.assert_close(logits(model), want, rtol=1e-4, atol=1e-5)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
+    again = quantize(model, format="Q4_0")
+    assert again.ops == {"dequantize": 1, "quantized_linear": 15}
+    again.remove()
+    assert not any(isinstance(each, fusedops.nn.QuantizedLinear) for each in model.modules())
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
+    torch.testing.assert_close(logits(model), want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_left_has_a_reason() -> None:
+    class Twice(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(input)
+
+    infinite, tied = nn.Linear(32, 2), nn.Linear(32, 5)
+    infinite.weight.data[0, 0] = torch.inf
+    other = Twice(32, 5)
+    tied.weight = other.weight
+    renormed = nn.Embedding(3, 32, max_norm=1.0)
+    layers = [nn.Linear(33, 2), nn.Linear(32, 2, device="meta"), infinite, other, tied, renormed, nn.Linear(32, 4)]
+    before = [layer.weight for layer in layers]
+    with pytest.warns(FusedOpsWarning, match="nothing is replaced"):
+        applied = quantize(nn.Sequential(*layers), skip=["6"])
+    assert {row.left.partition(",")[0] for row in applied.rows} == {
+        "a row has 33 weights",
+        "its weight is not loaded",
+        "its weight has inf or NaN",
+        "skip has its name",
+        "its class has a forward of its own",
+        "a module that is left has the same weight",
+        "max_norm changes its weight",
+    }
+    assert all(layer.weight is weight for layer, weight in zip(layers, before))
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Gemma 3", "Cohere", "GPT-NeoX"])
+def test_families(family: str) -> None:
+    plain, model = FAMILIES[family].build().eval(), FAMILIES[family].build().eval()
+    applied = quantize(model, format="Q8_0")
+    assert applied.ops["quantized_linear"] >= 2
+    apply(model)
+    want = logits(unpacked_where_packed(plain, model))
+    torch.testing.assert_close(logits(model), want, rtol=1e-4, atol=1e-4)
+
+
+def unpacked_where_packed(plain: Any, model: Any) -> Any:
+    packed = dict(model.named_modules())
+    for name, module in plain.named_modules():
+        if isinstance(packed[name], (fusedops.nn.QuantizedLinear, fusedops.nn.QuantizedEmbedding)):
+            module.weight.data = packed[name].dequantize()
+    return plain
+
+
+def test_a_state_dict_generation_and_a_trained_adapter() -> None:
+    model, other = llama(), llama()
+    quantize(model), quantize(other)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.flip(0)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(logits(other), logits(model))
+    assert model.dtype is torch.float32
+    assert model.generate(IDS[:1], max_new_tokens=3, do_sample=False).shape[1] > IDS.shape[1]
+    prompt = nn.Parameter(torch.randn(1, 11, 64) * 0.1)  # below every packed layer
+    loss = model(inputs_embeds=prompt, labels=IDS[:1]).loss
+    (got,) = torch.autograd.grad(loss, prompt)
+    plain = unpacked_where_packed(llama(), model)
+    (want,) = torch.autograd.grad(plain(inputs_embeds=prompt, labels=IDS[:1]).loss, prompt)
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("tied", "format"), [(True, "Q8_0"), (False, "Q4_1"), (False, "Q5_0"), (True, "F16")])
+def test_a_file_gives_the_logits_of_transformers(tmp_path: Path, tied: bool, format: str) -> None:
+    path = write(tmp_path / "model.gguf", llama(tied), format)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    model = from_gguf(path)
+    torch.testing.assert_close(logits(model), logits(plain.eval()), rtol=1e-4, atol=1e-5)
+    packed = [each for each in model.modules() if isinstance(each, fusedops.nn.QuantizedLinear)]
+    assert len(packed) == (0 if format == "F16" else 15)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
+    assert apply(model).ops["rms_norm"] == 5
+    assert model.generation_config.eos_token_id == plain.generation_config.eos_token_id
+
+
+def test_the_memory_is_that_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", llama(), "Q4_0")
+    assert from_gguf(path).get_memory_footprint() < path.stat().st_size
+
+
+def test_another_dtype_is_that_of_the_other_parameters(tmp_path: Path) -> None:
+    model = from_gguf(write(tmp_path / "model.gguf", llama(), "Q8_0"), dtype=torch.bfloat16)
+    assert model.model.norm.weight.dtype is model(input_ids=IDS).logits.dtype is torch.bfloat16
