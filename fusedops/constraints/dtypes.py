@@ -134,7 +134,7 @@ class Mask(_Strided):
 
 
 class Classes(_Strided):
-    """A strided tensor of int64, each the index of a class, such as the target of a loss.
+    """A strided tensor of integers, each the index of a class, such as the target of a loss.
 
     The indices are data, which no constraint looks at. What they index is for the calls of the conformance kit.
 
@@ -143,14 +143,25 @@ class Classes(_Strided):
         of: the tensor that has the classes. None: the op's first one.
         dim: the dim of that tensor whose size is the number of classes.
         ignored: the parameter with the index of rows that are left out, or None.
+        integers: True where int32 is accepted beside int64.
+        sentinels: True where an index of no class is accepted, and stands for none.
 
     >>> from fusedops.constraints import Classes
     >>> Classes("target").describe()
     'target: int64'
     """
 
-    def __init__(self, name: str, of: str | None = None, dim: int = -1, ignored: str | None = None) -> None:
-        super().__init__(name, torch.int64)
+    def __init__(
+        self,
+        name: str,
+        of: str | None = None,
+        dim: int = -1,
+        ignored: str | None = None,
+        integers: bool = False,
+        sentinels: bool = False,
+    ) -> None:
+        super().__init__(name, torch.int64, *([torch.int32] if integers else []))
+        self.sentinels = sentinels
         self.of = of
         self.dim = dim
         self.ignored = ignored

@@ -9,6 +9,8 @@ from fusedops.ops.dropout.bias_dropout import OP as _BIAS_DROPOUT
 from fusedops.ops.dropout.bias_dropout import bias_dropout as bias_dropout
 from fusedops.ops.dropout.bias_dropout_add import OP as _BIAS_DROPOUT_ADD
 from fusedops.ops.dropout.bias_dropout_add import bias_dropout_add as bias_dropout_add
+from fusedops.ops.experts.experts import OP as _EXPERTS
+from fusedops.ops.experts.experts import experts as experts
 from fusedops.ops.gated.geglu import OP as _GEGLU
 from fusedops.ops.gated.geglu import geglu as geglu
 from fusedops.ops.gated.swiglu import OP as _SWIGLU
@@ -43,6 +45,7 @@ _OWN = (
     _BIAS_DROPOUT_ADD,
     _BIAS_GELU,
     _CROSS_ENTROPY,
+    _EXPERTS,
     _GEGLU,
     _LAYER_NORM,
     _LINEAR_CROSS_ENTROPY,

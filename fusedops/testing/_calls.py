@@ -100,6 +100,9 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
             values = target.cpu() % max(count, 1)
             if constraint.ignored is not None:
                 values.view(-1)[2::5] = call.get(constraint.ignored, defaults[constraint.ignored])
+            if constraint.sentinels:
+                values.view(-1)[2::5] = count
+                values.view(-1)[3::11] = -1
             real[constraint.name] = values.to(target.device)
     for constraint in packed_rows(op):
         spec, format = call[constraint.name], call.get(constraint.format, defaults.get(constraint.format))

@@ -32,6 +32,7 @@ _OPS = (
     "layer_norm",
     "swiglu",
     "geglu",
+    "experts",
     "rotary_embedding",
     "cross_entropy",
     "attention",
@@ -86,7 +87,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         _FUSED_LOSS: lambda module: recognised_head(module, heads[module]) if module in heads else None,
         "norm": recognised_norm,
         "gated MLP": recognised_gated,
-        "gated experts": recognised_experts,
+        "experts": lambda module: recognised_experts(module, whole="experts" in chosen),
         "rotary_embedding": lambda module: recognised_rotary(module, layouts),
     }
     shared: dict[Replacement, Replacement] = {}

@@ -1,0 +1,1 @@
+"""Mixtures of experts: the experts of each token, as one op."""

@@ -1,0 +1,193 @@
+"""The constraints on the tensors of experts, whose layout depends on ``activation`` and ``transposed``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fusedops._contract.constraint import Constraint
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops.constraints import (
+    Arguments,
+    Beside,
+    Classes,
+    Finite,
+    Flag,
+    Floating,
+    OneOf,
+    Rank,
+    ReasonCode,
+    SameDevice,
+    SameShape,
+    SameSize,
+    constant,
+)
+from fusedops.constraints.tensors import resized
+from fusedops.ops.experts.formulas import GATED, PLAIN
+
+Shape = tuple[int, ...]
+
+
+def up_fits(up: Shape, x: Shape, activation: str, transposed: bool) -> bool:
+    """Return True for up of (E, rows, H), with an even number of rows where they are gate and up."""
+    rows, width = (up[2], up[1]) if transposed else (up[1], up[2])
+    return width == x[1] and (rows % 2 == 0 or activation not in GATED)
+
+
+def down_fits(down: Shape, up: Shape, activation: str, transposed: bool) -> bool:
+    """Return True for down of (E, H, I), where up has I rows, or 2I."""
+    return down == _down_shape(up, activation, transposed)
+
+
+def _down_shape(up: Shape, activation: str, transposed: bool) -> Shape:
+    """Return the shape of down beside up."""
+    rows, width = (up[2], up[1]) if transposed else (up[1], up[2])
+    inner = rows // 2 if activation in GATED else rows
+    return (up[0], inner, width) if transposed else (up[0], width, inner)
+
+
+class _Weight(Beside):
+    """A constraint on the shape of a weight of rank 3 beside another tensor."""
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+    rank = 3  # of the other tensor
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.other, "activation", "transposed")
+
+    def fits(self, shape: Shape, other: Shape, activation: str, transposed: bool) -> bool:
+        """Return True where the shape is accepted."""
+        raise NotImplementedError
+
+    def expression(self, constants: dict[str, object]) -> str:
+        fits = constant(constants, self.fits)
+        return f"{fits}({self.name}.shape, {self.other}.shape, activation, transposed)"
+
+    def accepts(self, tensor: Any, other: Any, activation: str, transposed: bool) -> bool:
+        if tensor.dim() != 3 or other.dim() != self.rank:
+            return True  # another constraint refuses it
+        return self.fits(tuple(tensor.shape), tuple(other.shape), activation, transposed)
+
+    def fix_of(self, tensor: Any, other: Any, activation: str, transposed: bool) -> str:
+        return f"pass transposed={not transposed} for weights with their last two dims swapped"
+
+    def values(self, tensor: TensorSpec, *others: Any) -> Iterator[tuple[str, TensorSpec]]:
+        e, a, b = tensor.shape
+        return self.shaped(tensor, sorted({(e, a, b), (e, b, a), (e, a + 1, b), (e, a, b + 1)}))
+
+
+class UpFits(_Weight):
+    """up is (E, 2I, H) for gated activations and (E, I, H) for others; with ``transposed`` the last two are swapped."""
+
+    rank = 2
+
+    def fits(self, shape: Shape, other: Shape, activation: str, transposed: bool) -> bool:
+        return up_fits(tuple(shape), tuple(other), activation, transposed)
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        up, x = args[self.name], args[self.other]
+        if up.dim() != 3 or x.dim() != 2:
+            return None
+        return resized(up, 1 if args["transposed"] else 2, x.shape[1])
+
+    def rule(self) -> str:
+        return "(E, 2I, H) for gated activations, (E, I, H) for others; transposed: (E, H, 2I) and (E, H, I)"
+
+    def needed(self, tensor: Any, other: Any, activation: str, transposed: bool) -> str:
+        rows = "2I" if activation in GATED else "I"
+        width = other.shape[1]
+        return f"(E, {width}, {rows})" if transposed else f"(E, {rows}, {width})"
+
+
+class DownFits(_Weight):
+    """down is (E, H, I), where up has 2I or I rows; with ``transposed`` the last two dims are swapped."""
+
+    def fits(self, shape: Shape, other: Shape, activation: str, transposed: bool) -> bool:
+        return down_fits(tuple(shape), tuple(other), activation, transposed)
+
+    def rule(self) -> str:
+        return "(E, H, I) beside up; transposed: (E, I, H)"
+
+    def needed(self, tensor: Any, other: Any, activation: str, transposed: bool) -> str:
+        return str(_down_shape(tuple(other.shape), activation, transposed))
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        down, up, activation, transposed = (args[name] for name in self.names)
+        return down.replace(shape=_down_shape(up.shape, activation, transposed)) if up.dim() == 3 else None
+
+
+class BiasFits(Beside):
+    """A bias has a row for each expert and an element for each output of its weight."""
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.other, "transposed")
+
+    def expression(self, constants: dict[str, object]) -> str:
+        weight = f"{self.other}.shape"
+        return f"{self.name}.shape == ({weight}[0], {weight}[2] if transposed else {weight}[1])"
+
+    def accepts(self, tensor: Any, other: Any, transposed: bool) -> bool:
+        return other.dim() != 3 or tuple(tensor.shape) == self._shape(other, transposed)
+
+    def _shape(self, weight: Any, transposed: bool) -> Shape:
+        return (weight.shape[0], weight.shape[2] if transposed else weight.shape[1])
+
+    def rule(self) -> str:
+        return f"(E, outputs of {self.other})"
+
+    def needed(self, tensor: Any, other: Any, transposed: bool) -> str:
+        return str(self._shape(other, transposed))
+
+    def fix_of(self, tensor: Any, other: Any, transposed: bool) -> str:
+        return f"pass one element for each expert and each output of {self.other}"
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        bias, weight = args[self.name], args[self.other]
+        if bias is None or weight.dim() != 3:
+            return None
+        return bias.replace(shape=self._shape(weight, args["transposed"]))
+
+    def values(self, tensor: TensorSpec, *others: Any) -> Iterator[tuple[str, TensorSpec]]:
+        e, n = tensor.shape
+        return self.shaped(tensor, sorted({(e, n), (e, n + 1), (e + 1, n), (n,)}))
+
+
+CONSTRAINTS: tuple[Constraint, ...] = (
+    Floating("x"),
+    Rank("x", 2),
+    Classes("index", "up", 0, integers=True, sentinels=True),
+    SameDevice("index", "x"),
+    Rank("index", 2),
+    SameSize("index", 0, "x", 0),
+    Floating("weights"),
+    SameDevice("weights", "x"),
+    SameShape("weights", "index"),
+    OneOf("activation", *GATED, *PLAIN),
+    Flag("interleaved"),
+    Flag("transposed"),
+    Floating("up"),
+    SameDevice("up", "x"),
+    Rank("up", 3),
+    UpFits("up", "x"),
+    Floating("down"),
+    SameDevice("down", "x"),
+    Rank("down", 3),
+    DownFits("down", "up"),
+    Floating("up_bias"),
+    SameDevice("up_bias", "x"),
+    Rank("up_bias", 2),
+    BiasFits("up_bias", "up"),
+    Floating("down_bias"),
+    SameDevice("down_bias", "x"),
+    Rank("down_bias", 2),
+    BiasFits("down_bias", "down"),
+    Finite("limit", at_least=0.0, optional=True),
+    Finite("alpha"),
+    Finite("offset"),
+)

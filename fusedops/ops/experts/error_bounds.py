@@ -1,0 +1,205 @@
+"""The error bounds of experts: the errors of sums of products, and of an activation whose argument is off.
+
+A sum of products is off by ``absolute`` times the root of the sum of their squares, as its roundings have no common
+sign. The same holds for a sum of terms that are off themselves, such as numbers that were rounded to 16 bits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fusedops.ops.experts.formulas import Activation, experts_of
+from fusedops.ops.gated.formulas import split
+
+_SPREAD = 2.0  # the largest of many sums of errors, over the root of the sum of their squares
+_SLOPE = 1.2  # at most, of silu and GELU
+
+
+class _Expert:
+    """What one expert computes for some rows, in float64, and the errors of a kernel.
+
+    Attributes:
+        h: the up-projection, (N, 2I or I).
+        of_h: the error of h.
+        a: the activation, (N, I).
+        of_a: the error of a; inf where an element of h may overflow.
+    """
+
+    def __init__(
+        self, absolute: float, x: Tensor, rows: Tensor, up: Tensor, up_bias: Tensor | None, act: Activation
+    ) -> None:
+        bias = None if up_bias is None else up_bias.double()
+        self.act = act
+        self.h = torch.nn.functional.linear(rows, up.double(), bias)
+        size = _root_of_squares(_size(rows), _size(up).t())
+        if bias is not None:
+            size = size + _size(bias)
+        self.of_h = absolute * size + rounding_of(x) * _size(self.h)  # a kernel may keep h in 16 bits
+        self.of_h = self.of_h.masked_fill(_size(self.h) >= torch.finfo(x.dtype).max / 2, math.inf)
+        self.a = act(self.h)
+        self.of_a = self._of_activation() + (absolute + rounding_of(x)) * _size(self.a)
+
+    def _of_activation(self) -> Tensor:
+        """Return the error of a that follows from the error of h."""
+        act = self.act
+        if not act.gated:
+            return self.of_h * (2.0 * _size(self.h) + self.of_h if act.name == "relu2" else _SLOPE)
+        (gate, up), (of_gate, of_up) = self.halves()
+        return of_gate * (_SLOPE * self.scale) * (_size(up) + abs(act.offset)) + of_up * _size(gate)
+
+    def halves(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Return gate and up of h, and the errors of both."""
+        return split(self.h, self.act.interleaved), split(self.of_h, self.act.interleaved)
+
+    @property
+    def scale(self) -> float:
+        """The largest factor by which alpha makes the sigmoid steeper."""
+        return max(abs(self.act.alpha), 1.0) if self.act.name == "swiglu" else 1.0
+
+    def hidden_gradient(self, absolute: float, da: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the size of the gradient of h and the error of it, from the size of the gradient of a."""
+        act = self.act
+        if not act.gated:
+            slope = 2.0 * _size(self.h) if act.name == "relu2" else torch.full_like(self.h, _SLOPE)
+            error = da * (2.0 * self.of_h + 4 * absolute * slope)
+            return da * slope, error + da * self._near(0.0, self.h, self.of_h) * (act.name == "relu")
+        (gate, up), (of_gate, of_up) = self.halves()
+        other = _size(up) + abs(act.offset)
+        sizes = da * _SLOPE * self.scale * other, da * _size(gate)
+        errors = [
+            da * self.scale * (self.scale * of_gate * other + _SLOPE * of_up + 4 * absolute * other),
+            da * (_SLOPE * self.scale * of_gate + 4 * absolute * _size(gate)),
+        ]
+        if act.name == "swiglu" and act.limit is not None:  # beyond which a gradient is 0
+            errors[0] = errors[0] + sizes[0] * self._near(act.limit, gate, of_gate)
+            errors[1] = errors[1] + sizes[1] * self._near(act.limit, up.abs(), of_up)
+        return self._joined(*sizes), self._joined(*errors)
+
+    @staticmethod
+    def _near(bound: float, value: Tensor, error: Tensor) -> Tensor:
+        """Return 1 where a value may be on either side of a bound, else 0."""
+        return ((value - bound).abs() <= error).double()
+
+    def _joined(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return two halves in the layout of h."""
+        return torch.stack((gate, up), -1).flatten(-2) if self.act.interleaved else torch.cat((gate, up), -1)
+
+
+def experts_error_bound(
+    absolute: float,
+    x: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    activation: str,
+    limit: float | None,
+    alpha: float,
+    offset: float,
+    interleaved: bool,
+    transposed: bool,
+    save: bool = False,
+) -> Tensor:
+    """Return the largest error of the output: (T, H)."""
+    act = Activation(activation, limit, alpha, offset, interleaved)
+    total = x.double().new_zeros(x.shape)
+    for e in range(up.shape[0]):
+        chosen = index == e
+        first, second = _of_expert(e, up, down, transposed)
+        of = _Expert(absolute, x, x.double(), first, _row(up_bias, e), act)
+        factor = _size(weights).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
+        error = _SPREAD * _root_of_squares(of.of_a, _size(second).t())
+        error = error + absolute * _root_of_squares(_size(of.a), _size(second).t())
+        if down_bias is not None:
+            error = error + absolute * _size(down_bias[e])
+        total = total + (factor * error).masked_fill(~chosen.any(-1, keepdim=True), 0.0)
+    return total
+
+
+def experts_gradient_error_bound(
+    absolute: float,
+    grad: Tensor,
+    x: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    hidden: Tensor,
+    activation: str,
+    limit: float | None,
+    alpha: float,
+    offset: float,
+    interleaved: bool,
+    transposed: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Return the largest errors of the gradients of x, weights, up, down and the biases."""
+    act = Activation(activation, limit, alpha, offset, interleaved)
+    chosen = experts_of(index, up.shape[0])
+    rows = x.double().repeat_interleave(index.shape[1], 0)
+    g_rows = _size(grad).repeat_interleave(index.shape[1], 0)
+    factor = _size(weights).reshape(-1, 1)
+    dx, dweights = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape)
+    parts: list[list[Tensor]] = [[], [], [], []]
+    for e in range(up.shape[0]):
+        present = (chosen == e)[:, None]
+        first, second = _of_expert(e, up, down, transposed)
+        inputs, g = rows.masked_fill(~present, 0.0), g_rows.masked_fill(~present, 0.0)
+        of = _Expert(absolute, x, inputs, first, _row(up_bias, e), act)
+        weighted, sizes = g * factor, (_size(first), _size(second))
+        out = _root_of_squares(_size(of.a), sizes[1].t())
+        if down_bias is not None:
+            out = out + _size(down_bias[e])
+        of_out = _SPREAD * _root_of_squares(of.of_a, sizes[1].t()) + absolute * out
+        dweights = dweights + (g * of_out).square().sum(-1, keepdim=True).sqrt()
+        dh, of_dh = of.hidden_gradient(absolute, _root_of_squares(weighted, sizes[1]))
+        of_dh = of_dh + rounding_of(x) * dh
+        dx = dx + (_SPREAD * _root_of_squares(of_dh, sizes[0]) + absolute * _root_of_squares(dh, sizes[0]))
+        columns = _size(inputs)
+        of_up = _SPREAD * _root_of_squares(of_dh.t(), columns) + absolute * _root_of_squares(dh.t(), columns)
+        of_down = _SPREAD * _root_of_squares(weighted.t(), of.of_a)
+        of_down = of_down + absolute * _root_of_squares(weighted.t(), _size(of.a))
+        parts[0].append(of_up.t() if transposed else of_up)
+        parts[1].append(of_down.t() if transposed else of_down)
+        parts[2].append(_SPREAD * _root(of_dh) + absolute * _root(dh))
+        parts[3].append(absolute * _root(weighted))
+    of_x = dx.reshape(*index.shape, x.shape[1]).sum(1)
+    stacked = [torch.stack(each) if each else x.new_zeros(0) for each in parts]
+    return (of_x, dweights.reshape(weights.shape), *stacked)
+
+
+def rounding_of(x: Tensor) -> float:
+    """Return the share by which a number kept in the dtype of x is off: 0 beyond 16 bits."""
+    return torch.finfo(x.dtype).eps if x.dtype.itemsize == 2 else 0.0
+
+
+def _of_expert(e: int, up: Tensor, down: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+    """Return the weights of one expert, (2I or I, H) and (H, I), in float64."""
+    first, second = up[e].double(), down[e].double()
+    return (first.t(), second.t()) if transposed else (first, second)
+
+
+def _row(bias: Tensor | None, e: int) -> Tensor | None:
+    return None if bias is None else bias[e]
+
+
+def _root_of_squares(one: Tensor, other: Tensor) -> Tensor:
+    """Return, for each element of ``one @ other``, the root of the sum of the squares of its terms."""
+    return (one.square() @ other.square()).sqrt().nan_to_num(nan=math.inf)  # inf * 0
+
+
+def _root(rows: Tensor) -> Tensor:
+    """Return the same for the sum over rows."""
+    return rows.square().sum(0).sqrt()
+
+
+def _size(tensor: Tensor) -> Tensor:
+    """Return the magnitudes in float64, and 0 for numbers that are not finite: they have no error."""
+    return tensor.double().abs().nan_to_num(nan=0.0, posinf=0.0)

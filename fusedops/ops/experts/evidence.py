@@ -1,0 +1,129 @@
+"""Evidence of experts: cases, tolerances, error bounds, bytes, the unfused form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.evidence import Evidence
+from fusedops._contract.values import Case, Tolerance
+from fusedops.ops.experts.error_bounds import experts_error_bound, experts_gradient_error_bound
+from fusedops.ops.experts.formulas import Activation, experts_of
+
+
+def unfused(
+    x: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    activation: str,
+    limit: float | None,
+    alpha: float,
+    offset: float,
+    interleaved: bool,
+    transposed: bool,
+) -> Tensor:
+    """Compute the op as transformers' loop over experts does."""
+    act = Activation(activation, limit, alpha, offset, interleaved)
+    total = torch.zeros_like(x)
+    chosen = experts_of(index, up.shape[0]).view(index.shape)
+    every: list[int] = cast("Any", chosen.unique()).tolist()
+    for e in every:
+        if e == up.shape[0]:
+            continue
+        token, choice = torch.where(chosen == e)
+        first, second = (each[e].t() if transposed else each[e] for each in (up, down))
+        h = torch.nn.functional.linear(x[token], first, None if up_bias is None else up_bias[e])
+        out = torch.nn.functional.linear(act(h), second, None if down_bias is None else down_bias[e])
+        total.index_add_(0, token, (out * weights[token, choice, None]).to(x.dtype))
+    return total
+
+
+def min_bytes(x: Any, index: Any, weights: Any, up: Any, down: Any, *rest: Any) -> Mapping[Any, int]:
+    """Read the tokens and the weights of the chosen experts, at most all; write the tokens. Backward: the same twice,
+    and the gradients of the weights.
+    """
+    tokens = prod(x.shape) * x.dtype.itemsize
+    share = min(1.0, prod(index.shape) / max(up.shape[0], 1))
+    of_weights = int(share * sum(prod(each.shape) * each.dtype.itemsize for each in (up, down)))
+    return {"forward": 2 * tokens + of_weights, "backward": 3 * tokens + 2 * of_weights}
+
+
+def _sizes(t: int, e: int, k: int, h: int, i: int, **options: Any) -> dict[str, Any]:
+    """Return the call of T tokens and E experts, of which each token has K."""
+    gated = options.get("activation", "swiglu") in ("swiglu", "geglu", "geglu_tanh")
+    up, down = (e, 2 * i if gated else i, h), (e, h, i)
+    if options.get("transposed"):
+        up, down = (e, h, up[1]), (e, i, h)
+    return {"x": (t, h), "index": (t, k), "weights": (t, k), "up": up, "down": down, **options}
+
+
+def _with_biases(**call: Any) -> dict[str, Any]:
+    up, down, transposed = call["up"], call["down"], call.get("transposed", False)
+    at = 2 if transposed else 1
+    return {**call, "up_bias": (up[0], up[at]), "down_bias": (down[0], down[at])}
+
+
+_GPT_OSS = {"limit": 7.0, "alpha": 1.702, "offset": 1.0, "interleaved": True, "transposed": True}
+
+
+def _sample(batch: int, length: int) -> Mapping[str, Any]:
+    return _with_biases(**_sizes(batch, 3, 2, 6, 4))
+
+
+_PEERS = """
+| peer | devices | rows of no expert | an expert without tokens | sum over k |
+|---|---|---|---|---|
+| transformers, `grouped_mm` | any | undefined, masked where expert parallelism is on | gradient undefined | the \
+dtype of x, then float32 |
+| transformers, `eager` | any | skipped | gradient 0 | `index_add_` in the dtype of x |
+| torch, `F.grouped_mm` | CPU, CUDA | undefined | gradient undefined | |
+| Liger, `fused_moe` | CUDA, Ascend | undefined | gradient 0 | float32 |
+| fusedops | any | 0, gradient 0 | gradient 0 | float32, in the order of k |
+"""
+
+EXPERTS = Evidence(
+    formula="sum over k of weights[k] * down[e] @ act(up[e] @ x)",
+    cases=[
+        Case("biases", _with_biases(**_sizes(6, 3, 2, 8, 6)), "every argument, small"),
+        Case("mixtral", _sizes(24, 4, 2, 64, 48), "Mixtral 8x7B, smaller"),
+        Case("qwen3_moe", _sizes(20, 8, 4, 48, 16), "Qwen3-MoE, smaller: many narrow experts"),
+        Case("gpt_oss", _with_biases(**_sizes(12, 4, 4, 48, 40, **_GPT_OSS)), "gpt-oss, smaller"),
+        Case("decode", _sizes(1, 8, 2, 64, 48), "one token"),
+        Case("geglu", _sizes(9, 3, 2, 40, 24, activation="geglu_tanh"), "Gemma 4"),
+        Case("relu2", _sizes(9, 3, 2, 40, 24, activation="relu2"), "Nemotron-H, without a gate"),
+        Case("ragged", _with_biases(**_sizes(7, 3, 3, 33, 13, activation="gelu")), "no size is a power of two"),
+    ],
+    tolerance={
+        torch.float16: Tolerance(2e-6, 1e-3),
+        torch.bfloat16: Tolerance(2e-6, 8e-3),
+        torch.float32: Tolerance(2e-6, 2e-6),
+        torch.float64: Tolerance(1e-14, 1e-12),
+    },
+    gradient_tolerance={
+        torch.float16: Tolerance(2e-6, 1e-3),
+        torch.bfloat16: Tolerance(2e-6, 8e-3),
+        torch.float32: Tolerance(2e-6, 4e-6),
+        torch.float64: Tolerance(1e-14, 1e-12),
+    },
+    error_bound=experts_error_bound,
+    gradient_error_bound=experts_gradient_error_bound,
+    min_bytes=min_bytes,
+    unfused=unfused,
+    sample=_sample,
+    large=[
+        Case("mixtral, 64 tokens", _sizes(64, 8, 2, 1024, 2048)),
+        Case("qwen3-moe, 2048 tokens", _sizes(2048, 64, 8, 512, 256)),
+    ],
+    sweep=lambda rows, width: _sizes(rows, 8, 2, width, width),
+    peers=_PEERS,
+    result_dtype="of `x`",
+    sharded=("the tokens of `x`", "`index` and `weights` as the tokens; the weights of experts whole", "as `x`"),
+)
