@@ -56,7 +56,7 @@ ns an element on two threads. That is more than torch takes for tensors that sta
 elements, the time of a call is that of the selection and the launch: 2.4 to 6 us, where one or two functions of torch
 take 2.5 to 4 us.
 
-## Attention and the fused linear loss
+## Attention, the fused linear loss, experts
 
 They are mostly matrix products, and have no rows in the table.
 
@@ -70,6 +70,19 @@ They are mostly matrix products, and have no rows in the table.
   1.5 GB, and 2.57 s, 0.89 of their time (0.83 to 0.91 in five turns). `python -m benchmarks.linear_loss` repeats it.
 
 Both on an idle AMD EPYC with AVX-512, 2 threads.
+
+[experts](ops.md#experts) has one kernel, in plain torch. For 64 experts of 512 x 256, 8 for a token, float32, 1 thread,
+beside the experts functions of transformers 5.22 (process time, medians of seven turns; the machine was **busy**, and
+single turns are up to 40 % off):
+
+| tokens | loop, forward | both | grouped_mm, forward | both | peak of both, to grouped_mm |
+|---|---|---|---|---|---|
+| 1 | 0.83 | 8.2 | **0.54** | 1.00 | 1.00 |
+| 64 | 0.94 | 28 | **0.62** | **0.63** | 0.99 |
+| 2048 | 0.89 | 6.1 | 1.22 | 1.05 | 0.87 |
+
+Columns 2 to 5: the time of transformers' function divided by the time of the op; "both" is forward and backward.
+Where `batched_mm` was run, it took longer than grouped_mm. `python -m benchmarks.experts` repeats it.
 
 ## Packed weights
 

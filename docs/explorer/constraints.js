@@ -1,10 +1,18 @@
 // Constraints as data: the reasons for which a call violates one. Every type of constraint has one function.
 
 import { besideKinds, tensorKinds } from "./kinds_tensors.js";
-import { attentionKinds, rotaryKinds, viewKinds } from "./kinds_shapes.js";
+import { attentionKinds, expertsKinds, rotaryKinds, viewKinds } from "./kinds_shapes.js";
 import { valueKinds } from "./kinds_values.js";
 
-const kinds = { ...tensorKinds, ...besideKinds, ...valueKinds, ...attentionKinds, ...rotaryKinds, ...viewKinds };
+const kinds = {
+  ...tensorKinds,
+  ...besideKinds,
+  ...valueKinds,
+  ...attentionKinds,
+  ...rotaryKinds,
+  ...expertsKinds,
+  ...viewKinds,
+};
 
 // Returns {code, given, needed, fix, detail} for each violation; empty where the arguments meet the constraint.
 export function reasonsOf(constraint, args) {

@@ -1,4 +1,4 @@
-// Constraints of single ops and kernels on several shapes: attention, rotary embedding, views.
+// Constraints of single ops and kernels on several shapes: attention, rotary embedding, experts, views.
 
 import { equal, prod, repr, shown, typeOf } from "./python.js";
 import { broadcasts, rank } from "./kinds_tensors.js";
@@ -113,6 +113,58 @@ export const rotaryKinds = {
     const fix = oneLayout ? "transpose it, and pass seq_dim=-3" : "split the batch";
     return [[given, "B * N at most 8 * S with seq_dim -2, or N = S = 1", fix]];
   },
+};
+
+const GATED = ["swiglu", "geglu", "geglu_tanh"];
+
+// Rows and columns of a weight of experts.
+const sidesOf = (weight, transposed) => (transposed ? [weight[2], weight[1]] : [weight[1], weight[2]]);
+
+function shapeOfDown(up, { activation, transposed }) {
+  const [rows, width] = sidesOf(up, transposed);
+  const inner = GATED.includes(activation) ? rows / 2n : rows;
+  return transposed ? [up[0], inner, width] : [up[0], width, inner];
+}
+
+const ofExperts = (otherRank, needed, fix) => (c, args, spec) => {
+  const other = args[c.other];
+  if (spec === null || other === null || rank(other) !== otherRank) return [];
+  const expected = needed(c, args, spec, other.shape);
+  return expected === null ? [] : [[`${c.name} of shape ${repr(spec.shape)}`, expected, fix(c, args)]];
+};
+const swapped = (c, args) => `pass transposed=${args.transposed ? "False" : "True"} for weights with their last two dims swapped`;
+
+export const expertsKinds = {
+  UpFits: ofExperts(
+    2,
+    (c, { activation, transposed }, spec, x) => {
+      if (rank(spec) !== 3) return null;
+      const [rows, width] = sidesOf(spec.shape, transposed);
+      const gated = GATED.includes(activation);
+      if (width === x[1] && (rows % 2n === 0n || !gated)) return null;
+      const [packed, columns] = [gated ? "2I" : "I", x[1]];
+      return transposed ? `(E, ${columns}, ${packed})` : `(E, ${packed}, ${columns})`;
+    },
+    swapped,
+  ),
+
+  DownFits: ofExperts(
+    3,
+    (c, args, spec, up) => {
+      const needed = shapeOfDown(up, args);
+      return rank(spec) !== 3 || equal(spec.shape, needed) ? null : repr(needed);
+    },
+    swapped,
+  ),
+
+  BiasFits: ofExperts(
+    3,
+    (c, { transposed }, spec, weight) => {
+      const needed = [weight[0], sidesOf(weight, transposed)[0]];
+      return equal(spec.shape, needed) ? null : repr(needed);
+    },
+    (c) => `pass one element for each expert and each output of ${c.other}`,
+  ),
 };
 
 export const viewKinds = {

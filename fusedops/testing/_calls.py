@@ -74,7 +74,10 @@ def arguments(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu", seed:
 
 
 def specs(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu") -> Call:
-    """Return the case's arguments by name, with a TensorSpec of ``dtype``, where accepted, for each tensor."""
+    """Return the case's arguments by name, with a TensorSpec of ``dtype``, where accepted, for each tensor.
+
+    In a case that was cut, sizes that a constraint takes from another tensor follow it.
+    """
     call: Call = {}
     for name, value in case.args.items():
         if isinstance(value, tuple):
@@ -82,6 +85,10 @@ def specs(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu") -> Call:
             call[name] = TensorSpec(shape, dtype_of(op, name, dtype), device)
         else:
             call[name] = value
+    defaults = dict(zip(op.parameters, op.defaults))
+    for constraint in op.constraints:
+        if isinstance(call.get(constraint.name), TensorSpec):
+            call[constraint.name] = constraint.follow({**defaults, **call}) or call[constraint.name]
     return call
 
 

@@ -73,6 +73,7 @@ NOT_RUN = {
     "make npu-contract": "downloads 0.5 GB",
     "python -m benchmarks.idle": "waits for an idle machine",
     "python -m benchmarks.linear_loss": "needs 2 GB and a minute",
+    "python -m benchmarks.experts": "needs minutes",
     "python -m benchmarks.train_step": "needs 3 GB and minutes",
     "python -m benchmarks.cpu_sizes": "needs an hour on an idle machine",
     "python -m benchmarks.compiled": "compiles, and needs an idle machine",

@@ -78,15 +78,19 @@ class Module(torch.nn.Module):
         super().__init__()
         self.function, self.names, self.options = OPS[op].function, [*shapes(op)], options(op)
 
-    def forward(self, first: Any, second: Any = None, third: Any = None, fourth: Any = None) -> Any:
-        tensors = dict(zip(self.names, (first, second, third, fourth)))
-        return self.function(**tensors, **self.options)
+    def forward(self, t0: Any, t1: Any = None, t2: Any = None, t3: Any = None, t4: Any = None, t5: Any = None,
+                t6: Any = None) -> Any:  # fmt: skip
+        return self.function(**dict(zip(self.names, (t0, t1, t2, t3, t4, t5, t6))), **self.options)
+
+
+def symbolically_traced(op: str) -> torch.fx.GraphModule:
+    absent: dict[str, Any] = {f"t{place}": None for place in range(len(shapes(op)), 7)}
+    return torch.fx.symbolic_trace(Module(op), concrete_args=absent)
 
 
 @every_op
 def test_symbolically_traced(op: str) -> None:
-    absent = {f"{name}": None for name in ("second", "third", "fourth")[len(inputs(op)) - 1 :]}
-    graph = torch.fx.symbolic_trace(Module(op), concrete_args=absent)
+    graph = symbolically_traced(op)
     assert OPS[op].function in [node.target for node in graph.graph.nodes]
     for tensors in (inputs(op), inputs(op, 9, seed=2)):
         want = outputs(public(op)(*tensors))
@@ -95,10 +99,8 @@ def test_symbolically_traced(op: str) -> None:
 
 
 def test_a_symbolically_traced_call_is_compiled() -> None:
-    op, absent = "rms_norm", {"third": None, "fourth": None}
-    graph = torch.fx.symbolic_trace(Module(op), concrete_args=absent)
-    compiled = torch.compile(graph, backend="aot_eager", fullgraph=True)
-    close(compiled(*inputs(op)), public(op)(*inputs(op)))
+    compiled = torch.compile(symbolically_traced("rms_norm"), backend="aot_eager", fullgraph=True)
+    close(compiled(*inputs("rms_norm")), public("rms_norm")(*inputs("rms_norm")))
     torch._dynamo.reset()
 
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from fusedops.ops.experts.formulas import Activation, experts_of
+from fusedops.ops.experts.formulas import Activation, experts_of, order_of
 from fusedops.ops.gated.formulas import split
 
 _SPREAD = 2.0  # the largest of many sums of errors, over the root of the sum of their squares
@@ -19,10 +19,11 @@ _SLOPE = 1.2  # at most, of silu and GELU
 
 
 class _Expert:
-    """What one expert computes for some rows, in float64, and the errors of a kernel.
+    """Computes one expert for some rows in float64, and the errors of a kernel.
 
     Attributes:
         h: the up-projection, (N, 2I or I).
+        of_product: the error of h before it is rounded.
         of_h: the error of h.
         a: the activation, (N, I).
         of_a: the error of a; inf where an element of h may overflow.
@@ -37,7 +38,8 @@ class _Expert:
         size = _root_of_squares(_size(rows), _size(up).t())
         if bias is not None:
             size = size + _size(bias)
-        self.of_h = absolute * size + rounding_of(x) * _size(self.h)  # a kernel may keep h in 16 bits
+        self.of_product = absolute * size
+        self.of_h = self.of_product + rounding_of(x) * _size(self.h)  # a kernel may keep h in 16 bits
         self.of_h = self.of_h.masked_fill(_size(self.h) >= torch.finfo(x.dtype).max / 2, math.inf)
         self.a = act(self.h)
         self.of_a = self._of_activation() + (absolute + rounding_of(x)) * _size(self.a)
@@ -104,10 +106,13 @@ def experts_error_bound(
     interleaved: bool,
     transposed: bool,
     save: bool = False,
-) -> Tensor:
-    """Return the largest error of the output: (T, H)."""
+) -> tuple[Tensor, Tensor]:
+    """Return the largest errors of the output, (T, H), and of the saved up-projections, (T * K, 2I or I)."""
     act = Activation(activation, limit, alpha, offset, interleaved)
     total = x.double().new_zeros(x.shape)
+    order = order_of(index, up.shape[0])
+    sorted_experts = experts_of(index, up.shape[0])[order]
+    of_hidden = total.new_zeros(index.numel(), up.shape[2 if transposed else 1])
     for e in range(up.shape[0]):
         chosen = index == e
         first, second = _of_expert(e, up, down, transposed)
@@ -118,7 +123,9 @@ def experts_error_bound(
         if down_bias is not None:
             error = error + absolute * _size(down_bias[e])
         total = total + (factor * error).masked_fill(~chosen.any(-1, keepdim=True), 0.0)
-    return total
+        at = sorted_experts == e
+        of_hidden[at] = of.of_product[order[at] // index.shape[1]]
+    return total, of_hidden
 
 
 def experts_gradient_error_bound(
@@ -176,8 +183,8 @@ def experts_gradient_error_bound(
 
 
 def rounding_of(x: Tensor) -> float:
-    """Return the share by which a number kept in the dtype of x is off: 0 beyond 16 bits."""
-    return torch.finfo(x.dtype).eps if x.dtype.itemsize == 2 else 0.0
+    """Return the share by which a number rounded to the dtype of x is off at most: 0 beyond 16 bits."""
+    return torch.finfo(x.dtype).eps / 2 if x.dtype.itemsize == 2 else 0.0
 
 
 def _of_expert(e: int, up: Tensor, down: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:

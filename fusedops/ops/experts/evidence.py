@@ -75,7 +75,7 @@ _GPT_OSS = {"limit": 7.0, "alpha": 1.702, "offset": 1.0, "interleaved": True, "t
 
 
 def _sample(batch: int, length: int) -> Mapping[str, Any]:
-    return _with_biases(**_sizes(batch, 3, 2, 6, 4))
+    return _with_biases(**_sizes(batch * length, 4, 2, 6, 4))
 
 
 _PEERS = """

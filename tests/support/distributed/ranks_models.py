@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
-from calls import outputs
+from calls import batched, outputs
 from gpt import FUSED, GPT
 from parallel import parallelize
-from ranks import check, counted
+from ranks import call_of, check, counted, public
 from state import Op
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -19,6 +22,7 @@ from torch.nn import functional as F
 
 import fusedops
 from fusedops import testing
+from fusedops.constraints import Bytes
 
 
 def losses_of(model: nn.Module, steps: int, seed: int) -> tuple[list[float], dict[str, int]]:
@@ -70,46 +74,42 @@ def gpt_of_uneven_heads_is_refused(mesh: DeviceMesh) -> None:
 
 
 class Layer(nn.Module):
-    """A linear layer and one op after it, whose bias or packed weight, where it has one, is a parameter here."""
+    """A linear layer and one op after it, whose weights are parameters here; its other tensors never change."""
 
-    def __init__(self, op: Op) -> None:
+    def __init__(self, op: Op, args: Sequence[Any]) -> None:
         super().__init__()
         self.op = op
-        columns = 32 if "packed" in op.parameters else 8
-        self.linear = nn.Linear(8, columns, bias=False)
-        packed = testing.random_packed((8, 34), "Q8_0", torch.Generator().manual_seed(4))
-        self.packed = nn.Parameter(packed, requires_grad=False) if "packed" in op.parameters else None
-        self.bias = nn.Parameter(torch.randn(8)) if "bias" in op.parameters else None
-        self.weight = nn.Parameter(torch.randn(8, 8)) if "weight" in op.required_tensors else None
+        self.linear = nn.Linear(args[0].shape[-1], args[0].shape[-1], bias=False)
+        given = dict(zip(op.parameters, args))
+        rows = dict(zip(given, batched([arg if isinstance(arg, Tensor) else torch.empty(()) for arg in args])))
+        names = [*op.differentiable, *(item.name for item in op.constraints if isinstance(item, Bytes))]
+        weights = {name: given[name].clone() for name in names if given[name] is not None and not rows[name]}
+        self.weights = nn.ParameterDict(
+            {name: nn.Parameter(value, value.is_floating_point()) for name, value in weights.items()}
+        )
+        self.given = given
 
     def forward(self, x: Tensor) -> Tensor:
-        if "window" in self.op.parameters:  # attention, of one head
-            heads = self.linear(x)[:, None]
-            return outputs(self.op.function(heads, heads, x[:, None], causal=True))[0][:, 0]
-        angle = x.new_full((x.shape[-2], 3), 0.5)
-        inside = {"k": None, "cos": angle.cos(), "sin": angle.sin()}
-        inside |= {"mask": None, "bias": self.bias, "residual": x, "causal": True, "p": 0.3, "seed": 5, "up": x}
-        inside |= {"packed": self.packed, "format": "Q8_0"}
-        given = {name: value for name, value in inside.items() if name in self.op.parameters}
-        if "target" in self.op.parameters:  # a loss, of each row, beside which the next layer needs columns
-            target = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
-            given = {"weight": self.weight, "bias": self.bias} if self.weight is not None else {}
-            return x + self.op.function(self.linear(x), target=target, reduction="none", **given).unsqueeze(-1)
-        return outputs(self.op.function(self.linear(x), **given))[0]
+        call = {**self.given, **self.weights, self.op.parameters[0]: self.linear(x)}
+        y = outputs(public(self.op)(*call.values()))[0]
+        if y.shape == x.shape:
+            return y
+        return x + y.reshape(*x.shape[:-1], -1).mean(-1, keepdim=True)  # of the columns that the next layer needs
 
 
 @check
 def fsdp2(mesh: DeviceMesh, op: Op) -> None:
     """Each rank its own rows: the gradients are the mean of all ranks', as of plain modules."""
     fusedops.set_policy("eager", fallback="raise")
+    args = call_of(op)
     torch.manual_seed(2)
-    plain = nn.Sequential(Layer(op), Layer(op))
+    plain = nn.Sequential(Layer(op, args), Layer(op, args))
     torch.manual_seed(2)
-    sharded = nn.Sequential(Layer(op), Layer(op))
+    sharded = nn.Sequential(Layer(op, args), Layer(op, args))
     for layer in sharded:
         fully_shard(layer, mesh=mesh)
     fully_shard(sharded, mesh=mesh)
-    rows = torch.randn(mesh.size(), 2, 4, 8)
+    rows = torch.randn(mesh.size(), *args[0].shape)
     whole = [plain(part) for part in rows]
     sum(y.square().sum() for y in whole).backward()
     y = sharded(rows[distributed.get_rank()])
