@@ -142,8 +142,8 @@ def dequantize(packed: Tensor, format: str, dtype: torch.dtype = torch.float32) 
             f"dim that is a multiple of {sizes.bytes}, the bytes of a block of {format}; to fix: pass what quantize "
             f"returned, or the data of a GGUF tensor, with its format"
         )
-    # a negative view would stay one as float16
-    blocks = packed.resolve_neg().reshape(packed.numel() // sizes.bytes, sizes.bytes)
+    # a negative view would stay one as float16, and bytes of other strides cannot be viewed as numbers
+    blocks = packed.resolve_neg().reshape(packed.numel() // sizes.bytes, sizes.bytes).contiguous()
     columns = packed.shape[-1] // sizes.bytes * sizes.weights
     return _unpack.UNPACK[format](blocks).to(dtype).view(*packed.shape[:-1], columns)
 

@@ -71,3 +71,13 @@ def test_rows_without_weights_and_of_zeros(format: str) -> None:
     assert dequantize(quantize(torch.zeros(3, columns), format), format).eq(0).all()
     assert dequantize(quantize(torch.zeros(2, 0), format), format).shape == (2, 0)
     assert dequantize(quantize(torch.zeros(0, 2, columns), format), format).shape == (0, 2, columns)
+
+
+@every_format
+def test_strides_of_the_bytes_change_no_weight(format: str) -> None:
+    packed = quantize(torch.randn(6, 512, generator=torch.Generator().manual_seed(1)), format)
+    want = dequantize(packed, format)
+    column = torch.zeros(packed.shape[1], 6, dtype=torch.uint8).t().copy_(packed)  # as column-major files have it
+    wide = torch.cat([packed, packed], 1)[:, : packed.shape[1]]
+    assert torch.equal(dequantize(column, format), want)
+    assert torch.equal(dequantize(wide, format), want)
