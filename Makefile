@@ -57,7 +57,7 @@ $(VENV)/smollm2: $(VENV)/ready
 demo: $(if $(wildcard $(VENV)/ready),$(VENV)/ready,$(VENV)/demo)  ## train a small GPT on Shakespeare, and show the selected backends (90 seconds)
 	$(BIN)/python examples/train_gpt.py
 
-chat: $(VENV)/smollm2  ## ask SmolLM2 (135M) a question, in plain transformers and with fusedops (75 seconds on 2 cores)
+chat: $(VENV)/smollm2  ## ask SmolLM2 (135M) a question, in plain transformers and with the packed weights of fusedops
 	$(BIN)/python examples/smollm2.py $(ARGS)
 
 finetune: $(VENV)/smollm2  ## fine-tune SmolLM2 on Shakespeare, plain and with fusedops
