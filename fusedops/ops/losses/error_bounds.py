@@ -86,7 +86,8 @@ def cross_entropy_gradient_error_bound(
     if softcap is not None:
         slope = 1 - (z / softcap).square()
         change = change * slope + absolute * scale * (probability * weight + wanted) * 4
-    return change.masked_fill(scale * weight >= arithmetic.max, math.inf)  # their product may come first
+    # their product may come first, and without it the second factor, which a gradient of 0 makes NaN
+    return change.masked_fill(scale.clamp(min=1.0) * weight >= arithmetic.max, math.inf)
 
 
 # ------------------------------------------------------------------------------------------------ linear_cross_entropy
