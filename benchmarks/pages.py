@@ -72,16 +72,17 @@ They are mostly matrix products, and have no rows in the table.
 Both on an idle AMD EPYC with AVX-512, 2 threads.
 
 [experts](ops.md#experts) has one kernel, in plain torch. For 64 experts of 512 x 256, 8 for a token, float32, 1 thread,
-beside the experts functions of transformers 5.22 (process time, medians of seven turns; the machine was **busy**, and
-single turns are up to 40 % off):
+beside the experts functions of transformers 5.22 (process time, medians of seven and nine turns; the machine was
+**busy**, and single turns are up to 40 % off):
 
-| tokens | loop, forward | both | grouped_mm, forward | both | peak of both, to grouped_mm |
+| tokens | loop, forward | both | grouped_mm, forward | both | memory of both |
 |---|---|---|---|---|---|
-| 1 | 0.83 | 8.2 | **0.54** | 1.00 | 1.00 |
-| 64 | 0.94 | 28 | **0.62** | **0.63** | 0.99 |
-| 2048 | 0.89 | 6.1 | 1.22 | 1.05 | 0.87 |
+| 1 | 1.16 | 9.0 | 1.02 | 1.02 | 1.00 |
+| 64 | 1.30 | 33 | **0.90** | **0.86** | 1.05 |
+| 2048 | 0.97 | 6.4 | 1.33 | 1.02 | 1.00 |
 
-Columns 2 to 5: the time of transformers' function divided by the time of the op; "both" is forward and backward.
+Columns 2 to 5: the time of transformers' function divided by the time of the op; "both" is forward and backward. The
+last one: the peak of the op divided by the peak of grouped_mm.
 Where `batched_mm` was run, it took longer than grouped_mm. `python -m benchmarks.experts` repeats it.
 
 ## Packed weights

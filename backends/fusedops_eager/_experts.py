@@ -1,7 +1,8 @@
 """experts in plain torch: the routed rows sorted by expert, then each expert's products on its own rows alone.
 
-On a CPU the products are in float32 (float64 for float64). Elsewhere they run in the promoted dtype of x and the
-weight, and the number of rows of each expert is read from the device once in each call.
+The passes between the products run on a panel: the rows of several experts, as many as PANEL, so that few tokens cost
+few calls and many take little memory. On a CPU the products are in float32 (float64 for float64). Elsewhere they run in
+the promoted dtype of x and the weight, and the number of rows of each expert is read from the device once in each call.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, no_autocast
 from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, order_of
+
+PANEL = 2048  # rows of a panel, at most, unless one expert has more
 
 
 class Functions(NamedTuple):
@@ -59,13 +62,19 @@ class Route(NamedTuple):
     token: Tensor
     ends: list[int]
 
-    def segments(self) -> Iterator[tuple[int, slice]]:
-        """Yield the experts that have rows, each with its rows."""
-        start = 0
+    def panels(self) -> Iterator[tuple[slice, list[tuple[int, slice]]]]:
+        """Yield the rows of each panel, with its experts that have rows and the rows of each within the panel."""
+        first = start = 0
+        members: list[tuple[int, slice]] = []
         for e, end in enumerate(self.ends):
+            if members and end - first > PANEL:
+                yield slice(first, start), members
+                first, members = start, []
             if end > start:
-                yield e, slice(start, end)
+                members.append((e, slice(start - first, end - first)))
             start = end
+        if members:
+            yield slice(first, start), members
 
     @property
     def total(self) -> int:
@@ -94,14 +103,17 @@ def forward(
         slots = x.new_zeros((index.numel(), x.shape[1]), dtype=wide)
         kept = x.new_zeros((index.numel(), experts.rows_of_up)) if save else None
         factor = weights.reshape(-1, 1).to(wide)[rows.order]
-        for e, at in rows.segments():
-            h = _linear(_narrow(x[rows.token[at]], x, experts.up), experts.up[e], experts.up_bias, e, wide, experts)
-            if kept is not None:
+        for at, members in rows.panels():
+            inputs = _narrow(x[rows.token[at]], x, experts.up)
+            h = x.new_empty((inputs.shape[0], experts.rows_of_up), dtype=wide)
+            for e, part in members:
+                _linear(inputs[part], experts.up[e], experts.up_bias, e, h[part], experts)
+            if kept is not None:  # in the dtype of x
                 kept[at] = h
-            out = _linear(
-                _narrow(functions.forward(h), x, experts.down),
-                experts.down[e], experts.down_bias, e, wide, experts,
-            )  # fmt: skip
+            a = _narrow(functions.forward(h), x, experts.down)
+            out = x.new_empty((a.shape[0], x.shape[1]), dtype=wide)
+            for e, part in members:
+                _linear(a[part], experts.down[e], experts.down_bias, e, out[part], experts)
             slots[rows.order[at]] = out.mul_(factor[at])
         return _sum_of_choices(slots, index, x), kept
 
@@ -128,47 +140,64 @@ def backward(
         of = [None if t is None or not need else torch.zeros_like(t, memory_format=torch.contiguous_format)
               for t, need in zip(like, needs[2:])]  # fmt: skip
         of_hidden = needs[0] or of[0] is not None or of[2] is not None
-        for e, at in rows.segments():
+        for at, members in rows.panels():
             token = rows.token[at]
             inputs = _narrow(x[token], x, up)
             g = grad[token].to(wide)
             h = hidden[at].to(wide)
             a = functions.forward(h)
-            da = _narrow(g, x, down) @ _oriented(down[e], _dtype(x, down), not experts.transposed)
-            da = da.to(wide)
+            da, narrow = torch.empty_like(a), _narrow(g, x, down)
+            for e, part in members:
+                _product(narrow[part], _oriented(down[e], narrow.dtype, not experts.transposed), da[part])
             if dweights is not None:
                 total = (da * a).sum(-1)
                 if experts.down_bias is not None:
-                    total += g @ experts.down_bias[e].to(wide)
+                    for e, part in members:
+                        total[part] += g[part] @ experts.down_bias[e].to(wide)
                 dweights[rows.order[at]] = total
             weighted = g.mul_(factor[at])
-            _write_gradient(of[1], e, weighted, a, x, experts)
-            if of[3] is not None:
-                of[3][e] = weighted.sum(0)
+            _write_gradients(of[1], of[3], members, weighted, a, x, experts)
             if not of_hidden:
                 continue
             dh = functions.backward(da.mul_(factor[at]), h)
-            _write_gradient(of[0], e, dh, inputs, x, experts)
-            if of[2] is not None:
-                of[2][e] = dh.sum(0)
+            _write_gradients(of[0], of[2], members, dh, inputs, x, experts)
             if slots is not None:
-                product = _narrow(dh, x, up) @ _oriented(up[e], _dtype(x, up), not experts.transposed)
-                slots[rows.order[at]] = product.to(wide)
+                product, narrow = x.new_empty((dh.shape[0], x.shape[1]), dtype=wide), _narrow(dh, x, up)
+                for e, part in members:
+                    _product(narrow[part], _oriented(up[e], narrow.dtype, not experts.transposed), product[part])
+                slots[rows.order[at]] = product
         dx = None if slots is None else _sum_of_choices(slots, index, x)
         return dx, None if dweights is None else dweights.view(weights.shape).to(weights.dtype), *of
 
 
-def _write_gradient(of: Tensor | None, e: int, grad: Tensor, inputs: Tensor, x: Tensor, experts: Experts) -> None:
-    """Write the gradient of an expert's weight, of which grad is the gradient of the outputs."""
-    if of is None:
+def _write_gradients(
+    weight: Tensor | None,
+    bias: Tensor | None,
+    members: list[tuple[int, slice]],
+    grad: Tensor,
+    inputs: Tensor,
+    x: Tensor,
+    experts: Experts,
+) -> None:
+    """Write the gradients of the weight and the bias of each expert, of which grad is the gradient of the outputs."""
+    if bias is not None:
+        for e, part in members:
+            bias[e] = grad[part].sum(0)
+    if weight is None:
         return
-    first, second = _narrow(grad, x, of), _narrow(inputs, x, of)
+    first, second = _narrow(grad, x, weight), _narrow(inputs, x, weight)
     if experts.transposed:
         first, second = second, first
-    if of.dtype is first.dtype:
-        torch.mm(first.t(), second, out=of[e])
+    for e, part in members:
+        _product(first[part].t(), second[part], weight[e])
+
+
+def _product(first: Tensor, second: Tensor, out: Tensor) -> None:
+    """Write ``first @ second``."""
+    if out.dtype is first.dtype:
+        torch.mm(first, second, out=out)
     else:
-        of[e] = first.t() @ second
+        out.copy_(first @ second)
 
 
 def _dtype(x: Tensor, weight: Tensor) -> torch.dtype:
@@ -188,10 +217,11 @@ def _oriented(weight: Tensor, dtype: torch.dtype, as_it_is: bool) -> Tensor:
     return wide if as_it_is else wide.t()
 
 
-def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, e: int, wide: torch.dtype, experts: Experts) -> Tensor:
-    """Return ``rows @ weight.T + bias[e]`` in the dtype of the arithmetic."""
-    product = (rows @ _oriented(weight, rows.dtype, experts.transposed)).to(wide)
-    return product if bias is None else product.add_(bias[e].to(wide))
+def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, e: int, out: Tensor, experts: Experts) -> None:
+    """Write ``rows @ weight.T + bias[e]``."""
+    _product(rows, _oriented(weight, rows.dtype, experts.transposed), out)
+    if bias is not None:
+        out += bias[e].to(out.dtype)
 
 
 def _sum_of_choices(slots: Tensor, index: Tensor, x: Tensor) -> Tensor:
