@@ -153,7 +153,7 @@ class QuantizedEmbedding(_Packed, torch.nn.Embedding):  # pyright: ignore[report
         return made
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the rows of the weight, (*input.shape, embedding_dim), in ``weight_dtype``."""
+        """Return the rows of the weight, (..., embedding_dim) for input (...), in ``weight_dtype``."""
         return dequantize(self.weight[input], self.format, self.weight_dtype)
 
     def extra_repr(self) -> str:

@@ -43,6 +43,7 @@ class Format(NamedTuple):
     scales: tuple[int, ...]
 
 
+#: The formats by name, each with the sizes of its block.
 FORMATS = {
     "Q8_0": Format(32, 34, (0,)),
     "Q4_0": Format(32, 18, (0,)),

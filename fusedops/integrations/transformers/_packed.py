@@ -33,7 +33,7 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
     Args:
         model: a model of transformers, or any torch module, with its weights loaded.
         format: one of ``fusedops.quantization.FORMATS``.
-        skip: patterns of the names of modules that are left, such as "lm_head" or "*.q_proj".
+        skip: patterns of the names of modules that are left, such as ``lm_head`` or ``*.q_proj``.
 
     Returns:
         the outcome for each class of modules. :meth:`Applied.remove` unpacks the weights again: the values are those of
