@@ -93,7 +93,7 @@ def _arguments(aim: Target, dice: random.Random) -> tuple[Any, ...] | None:
     if any(made.alias for made in call.tensors().values()):
         return None
     lines = [line for name, made in call.tensors().items() for line in made.lines(name)]
-    space: dict[str, Any] = {"torch": torch, "math": math}
+    space: dict[str, Any] = {"torch": torch, "math": math, "fusedops": fusedops}
     exec("\n".join(lines), space)
     values = {name: space[name] if isinstance(value, Made) else value for name, value in call.args.items()}
     try:
