@@ -1,8 +1,8 @@
 """experts in plain torch: the routed rows sorted by expert, then each expert's products on its own rows alone.
 
 The passes between the products run on a panel: the rows of several experts, as many as PANEL, so that few tokens cost
-few calls and many take little memory. On a CPU the products are in float32 (float64 for float64). Elsewhere they run in
-the promoted dtype of x and the weight, and the number of rows of each expert is read from the device once in each call.
+few calls and many take little memory. On a CPU the products are in float32 (float64 for float64). Elsewhere those of
+16-bit tensors are in 16 bits, and the number of rows of each expert is read from the device once in each call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype, no_autocast
+from fusedops.dtypes import no_autocast
 from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, order_of
 
 PANEL = 2048  # rows of a panel, at most, unless one expert has more
@@ -103,14 +103,15 @@ def forward(
         slots = x.new_zeros((index.numel(), x.shape[1]), dtype=wide)
         kept = x.new_zeros((index.numel(), experts.rows_of_up)) if save else None
         factor = weights.reshape(-1, 1).to(wide)[rows.order]
+        of_up, of_down = _dtype(x, experts.up, wide), _dtype(x, experts.down, wide)
         for at, members in rows.panels():
-            inputs = _narrow(x[rows.token[at]], x, experts.up)
+            inputs = x[rows.token[at]].to(of_up)
             h = x.new_empty((inputs.shape[0], experts.rows_of_up), dtype=wide)
             for e, part in members:
                 _linear(inputs[part], experts.up[e], experts.up_bias, e, h[part], experts)
             if kept is not None:  # in the dtype of x
                 kept[at] = h
-            a = _narrow(functions.forward(h), x, experts.down)
+            a = functions.forward(h).to(of_down)
             out = x.new_empty((a.shape[0], x.shape[1]), dtype=wide)
             for e, part in members:
                 _linear(a[part], experts.down[e], experts.down_bias, e, out[part], experts)
@@ -139,14 +140,15 @@ def backward(
         like = (up, down, experts.up_bias, experts.down_bias)
         of = [None if t is None or not need else torch.zeros_like(t, memory_format=torch.contiguous_format)
               for t, need in zip(like, needs[2:])]  # fmt: skip
+        of_up, of_down = _dtype(x, up, wide), _dtype(x, down, wide)
         of_hidden = needs[0] or of[0] is not None or of[2] is not None
         for at, members in rows.panels():
             token = rows.token[at]
-            inputs = _narrow(x[token], x, up)
+            inputs = x[token].to(of_up)
             g = grad[token].to(wide)
             h = hidden[at].to(wide)
             a = functions.forward(h)
-            da, narrow = torch.empty_like(a), _narrow(g, x, down)
+            da, narrow = torch.empty_like(a), g.to(of_down)
             for e, part in members:
                 _product(narrow[part], _oriented(down[e], narrow.dtype, not experts.transposed), da[part])
             if dweights is not None:
@@ -156,13 +158,13 @@ def backward(
                         total[part] += g[part] @ experts.down_bias[e].to(wide)
                 dweights[rows.order[at]] = total
             weighted = g.mul_(factor[at])
-            _write_gradients(of[1], of[3], members, weighted, a, x, experts)
+            _write_gradients(of[1], of[3], members, weighted, a, of_down, experts.transposed)
             if not of_hidden:
                 continue
             dh = functions.backward(da.mul_(factor[at]), h)
-            _write_gradients(of[0], of[2], members, dh, inputs, x, experts)
+            _write_gradients(of[0], of[2], members, dh, inputs, of_up, experts.transposed)
             if slots is not None:
-                product, narrow = x.new_empty((dh.shape[0], x.shape[1]), dtype=wide), _narrow(dh, x, up)
+                product, narrow = x.new_empty((dh.shape[0], x.shape[1]), dtype=wide), dh.to(of_up)
                 for e, part in members:
                     _product(narrow[part], _oriented(up[e], narrow.dtype, not experts.transposed), product[part])
                 slots[rows.order[at]] = product
@@ -176,17 +178,20 @@ def _write_gradients(
     members: list[tuple[int, slice]],
     grad: Tensor,
     inputs: Tensor,
-    x: Tensor,
-    experts: Experts,
+    dtype: torch.dtype,
+    transposed: bool,
 ) -> None:
-    """Write the gradients of the weight and the bias of each expert, of which grad is the gradient of the outputs."""
+    """Write the gradients of the weight and the bias of each expert, of which grad is the gradient of the outputs.
+
+    The products are in ``dtype``.
+    """
     if bias is not None:
         for e, part in members:
             bias[e] = grad[part].sum(0)
     if weight is None:
         return
-    first, second = _narrow(grad, x, weight), _narrow(inputs, x, weight)
-    if experts.transposed:
+    first, second = grad.to(dtype), inputs.to(dtype)
+    if transposed:
         first, second = second, first
     for e, part in members:
         _product(first[part].t(), second[part], weight[e])
@@ -200,15 +205,9 @@ def _product(first: Tensor, second: Tensor, out: Tensor) -> None:
         out.copy_(first @ second)
 
 
-def _dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+def _dtype(x: Tensor, weight: Tensor, wide: torch.dtype) -> torch.dtype:
     """Return the dtype of a product with a weight."""
-    common = torch.promote_types(x.dtype, weight.dtype)
-    return compute_dtype(common) if x.device.type == "cpu" else common
-
-
-def _narrow(rows: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return rows in the dtype of a product with a weight."""
-    return rows.to(_dtype(x, weight))
+    return wide if x.device.type == "cpu" or wide is torch.float64 else torch.promote_types(x.dtype, weight.dtype)
 
 
 def _oriented(weight: Tensor, dtype: torch.dtype, as_it_is: bool) -> Tensor:

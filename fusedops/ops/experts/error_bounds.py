@@ -7,15 +7,41 @@ sign. The same holds for a sum of terms that are off themselves, such as numbers
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fusedops.ops.experts.formulas import Activation, experts_of, order_of
+from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, order_of
 from fusedops.ops.gated.formulas import split
 
 _SPREAD = 2.0  # the largest of many sums of errors, over the root of the sum of their squares
 _SLOPE = 1.2  # at most, of silu and GELU
+
+
+class Narrow(NamedTuple):
+    """The dtype of x, to which kernels may round what is computed in a wider one.
+
+    Attributes:
+        share: by which a rounded number is off at most; 0 where the arithmetic is in the dtype of x.
+        least: the distance of its smallest numbers; 0 as ``share``.
+        largest: the size from which a number may overflow in it.
+    """
+
+    share: float
+    least: float
+    largest: float
+
+    def rounding(self, numbers: Tensor) -> Tensor:
+        """Return by how much numbers are off at most once they are rounded."""
+        return self.share * _size(numbers) + self.least
+
+
+def narrow_of(x: Tensor, up: Tensor, down: Tensor) -> Narrow:
+    """Return what a rounding to the dtype of x means."""
+    info = torch.finfo(x.dtype)
+    rounds = arithmetic(x, up, down) is not x.dtype
+    return Narrow(rounds * info.eps / 2, rounds * info.tiny * info.eps, info.max / 2)
 
 
 class _Expert:
@@ -26,11 +52,11 @@ class _Expert:
         of_product: the error of h before it is rounded.
         of_h: the error of h.
         a: the activation, (N, I).
-        of_a: the error of a; inf where an element of h may overflow.
+        of_a: the error of a; inf where it, or an element of h, may overflow.
     """
 
     def __init__(
-        self, absolute: float, x: Tensor, rows: Tensor, up: Tensor, up_bias: Tensor | None, act: Activation
+        self, absolute: float, narrow: Narrow, rows: Tensor, up: Tensor, up_bias: Tensor | None, act: Activation
     ) -> None:
         bias = None if up_bias is None else up_bias.double()
         self.act = act
@@ -39,10 +65,11 @@ class _Expert:
         if bias is not None:
             size = size + _size(bias)
         self.of_product = absolute * size
-        self.of_h = self.of_product + rounding_of(x) * _size(self.h)  # a kernel may keep h in 16 bits
-        self.of_h = self.of_h.masked_fill(_size(self.h) >= torch.finfo(x.dtype).max / 2, math.inf)
+        self.of_h = self.of_product + narrow.rounding(self.h)  # a kernel may keep h in the dtype of x
+        self.of_h = self.of_h.masked_fill(_size(self.h) >= narrow.largest, math.inf)
         self.a = act(self.h)
-        self.of_a = self._of_activation() + (absolute + rounding_of(x)) * _size(self.a)
+        self.of_a = self._of_activation() + absolute * _size(self.a) + narrow.rounding(self.a)
+        self.of_a = self.of_a.masked_fill(_size(self.a) >= narrow.largest, math.inf)
 
     def _of_activation(self) -> Tensor:
         """Return the error of a that follows from the error of h."""
@@ -109,20 +136,23 @@ def experts_error_bound(
 ) -> tuple[Tensor, Tensor]:
     """Return the largest errors of the output, (T, H), and of the saved up-projections, (T * K, 2I or I)."""
     act = Activation(activation, limit, alpha, offset, interleaved)
-    total = x.double().new_zeros(x.shape)
+    total, narrow = x.double().new_zeros(x.shape), narrow_of(x, up, down)
     order = order_of(index, up.shape[0])
     sorted_experts = experts_of(index, up.shape[0])[order]
     of_hidden = total.new_zeros(index.numel(), up.shape[2 if transposed else 1])
     for e in range(up.shape[0]):
         chosen = index == e
         first, second = _of_expert(e, up, down, transposed)
-        of = _Expert(absolute, x, x.double(), first, _row(up_bias, e), act)
+        of = _Expert(absolute, narrow, x.double(), first, _row(up_bias, e), act)
         factor = _size(weights).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
-        error = _SPREAD * _root_of_squares(of.of_a, _size(second).t())
-        error = error + absolute * _root_of_squares(_size(of.a), _size(second).t())
+        error = _of_product(absolute, narrow, _size(of.a), of.of_a, _size(second).t())
+        out = torch.nn.functional.linear(of.a, second, None if down_bias is None else down_bias[e].double())
         if down_bias is not None:
             error = error + absolute * _size(down_bias[e])
-        total = total + (factor * error).masked_fill(~chosen.any(-1, keepdim=True), 0.0)
+        # the order of a sum decides where a term may overflow, or is not finite, or is 0 times one that is not
+        unknown = ~((out.abs() * factor.clamp(min=1.0)) < narrow.largest)
+        error = (factor * error).nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(unknown, math.inf)
+        total = total + error.masked_fill(~chosen.any(-1, keepdim=True), 0.0)
         at = sorted_experts == e
         of_hidden[at] = of.of_product[order[at] // index.shape[1]]
     return total, of_hidden
@@ -153,26 +183,28 @@ def experts_gradient_error_bound(
     rows = x.double().repeat_interleave(index.shape[1], 0)
     g_rows = _size(grad).repeat_interleave(index.shape[1], 0)
     factor = _size(weights).reshape(-1, 1)
-    dx, dweights = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape)
+    dx, dweights, narrow = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape), narrow_of(x, up, down)
     parts: list[list[Tensor]] = [[], [], [], []]
     for e in range(up.shape[0]):
         present = (chosen == e)[:, None]
         first, second = _of_expert(e, up, down, transposed)
         inputs, g = rows.masked_fill(~present, 0.0), g_rows.masked_fill(~present, 0.0)
-        of = _Expert(absolute, x, inputs, first, _row(up_bias, e), act)
+        of = _Expert(absolute, narrow, inputs, first, _row(up_bias, e), act)
         weighted, sizes = g * factor, (_size(first), _size(second))
-        out = _root_of_squares(_size(of.a), sizes[1].t())
+        of_out = _of_product(absolute, narrow, _size(of.a), of.of_a, sizes[1].t())
         if down_bias is not None:
-            out = out + _size(down_bias[e])
-        of_out = _SPREAD * _root_of_squares(of.of_a, sizes[1].t()) + absolute * out
-        dweights = dweights + (g * of_out).square().sum(-1, keepdim=True).sqrt()
+            of_out = of_out + absolute * _size(down_bias[e])
+        # what may overflow in the dtype of x, as products and the factors of the next ones do
+        overflows = (g @ sizes[1] >= narrow.largest).any(-1, keepdim=True)
+        of_weights = (g * of_out).square().sum(-1, keepdim=True).sqrt()
+        dweights = dweights + of_weights.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(overflows, math.inf)
         dh, of_dh = of.hidden_gradient(absolute, _root_of_squares(weighted, sizes[1]))
-        of_dh = of_dh + rounding_of(x) * dh
-        dx = dx + (_SPREAD * _root_of_squares(of_dh, sizes[0]) + absolute * _root_of_squares(dh, sizes[0]))
-        columns = _size(inputs)
-        of_up = _SPREAD * _root_of_squares(of_dh.t(), columns) + absolute * _root_of_squares(dh.t(), columns)
-        of_down = _SPREAD * _root_of_squares(weighted.t(), of.of_a)
-        of_down = of_down + absolute * _root_of_squares(weighted.t(), _size(of.a))
+        of_dh = (of_dh + narrow.rounding(dh)).masked_fill(overflows | (dh >= narrow.largest), math.inf)
+        dx = dx + _of_product(absolute, narrow, dh, of_dh, sizes[0])
+        of_up = _of_product(absolute, narrow, dh.t(), of_dh.t(), _size(inputs))
+        of_down = _of_product(absolute, narrow, weighted.t(), absolute * weighted.t(), _size(of.a))
+        of_down = of_down + _SPREAD * _root_of_squares(weighted.t(), of.of_a)
+        of_down = of_down.masked_fill((weighted >= narrow.largest).any(0)[:, None], math.inf)
         parts[0].append(of_up.t() if transposed else of_up)
         parts[1].append(of_down.t() if transposed else of_down)
         parts[2].append(_SPREAD * _root(of_dh) + absolute * _root(dh))
@@ -180,11 +212,6 @@ def experts_gradient_error_bound(
     of_x = dx.reshape(*index.shape, x.shape[1]).sum(1)
     stacked = [torch.stack(each) if each else x.new_zeros(0) for each in parts]
     return (of_x, dweights.reshape(weights.shape), *stacked)
-
-
-def rounding_of(x: Tensor) -> float:
-    """Return the share by which a number rounded to the dtype of x is off at most: 0 beyond 16 bits."""
-    return torch.finfo(x.dtype).eps / 2 if x.dtype.itemsize == 2 else 0.0
 
 
 def _of_expert(e: int, up: Tensor, down: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
@@ -197,9 +224,23 @@ def _row(bias: Tensor | None, e: int) -> Tensor | None:
     return None if bias is None else bias[e]
 
 
+def _of_product(absolute: float, narrow: Narrow, size: Tensor, error: Tensor, other: Tensor) -> Tensor:
+    """Return the error of a product of numbers that are off with numbers that are exact; inf where it may overflow.
+
+    Args:
+        absolute: of the tolerance.
+        narrow: of the dtype of x.
+        size: (N, M), the magnitudes.
+        error: (N, M), of each.
+        other: (M, L), the magnitudes.
+    """
+    result = _SPREAD * _root_of_squares(error, other) + absolute * _root_of_squares(size, other)
+    return result.masked_fill(~(size @ other < narrow.largest), math.inf)
+
+
 def _root_of_squares(one: Tensor, other: Tensor) -> Tensor:
     """Return, for each element of ``one @ other``, the root of the sum of the squares of its terms."""
-    return (one.square() @ other.square()).sqrt().nan_to_num(nan=math.inf)  # inf * 0
+    return (one.square() @ other.square()).sqrt().nan_to_num(nan=math.inf, posinf=math.inf)  # inf * 0
 
 
 def _root(rows: Tensor) -> Tensor:
