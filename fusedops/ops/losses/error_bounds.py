@@ -174,13 +174,15 @@ def _linear_errors(
     The first is of the arithmetic, the second of roundings to 16 bits, which have no common sign in several rows.
     """
     _, label_smoothing, z_loss, softcap, *_ = options
+    if compute_dtype(torch.promote_types(x.dtype, weight.dtype)) is torch.float32:  # also beside a bias of float64
+        absolute = max(absolute, LINEAR_TOLERANCE[torch.float32].absolute)
     wide_bias = None if bias is None else bias.double()
     z = formulas.linear_logits(x.double(), weight.double(), target, wide_bias, options)
     classes, *_ = formulas.classes_of(target, options.ignore_index, z.shape[-1])
     terms = (_size(x).square() @ _size(weight).square().t()).sqrt()
     if bias is not None:
         terms = terms + _size(bias)
-    eps = _eps_of_16_bits(x, weight)
+    rounding = _rounding_to_16_bits(x, weight)
     least = _least_of_float16(x, weight)  # each smaller probability is it, or 0
     lse = formulas.logsumexp(z)[..., None]
     p = torch.exp(z - lse)
@@ -206,12 +208,13 @@ def _linear_errors(
         of_loss = (2 * of_logits + 2 * absolute * _size(lse)) * (1 + 2.0 * z_loss * _size(lse))
         return of_loss[..., 0].nan_to_num(nan=0.0), dz.nan_to_num(nan=0.0)
 
-    of_loss, every = of_row(eps)
-    arithmetic = of_row(0.0)[1] if eps else every
+    of_loss, every = of_row(rounding)
+    arithmetic = of_row(0.0)[1] if rounding else every
     largest = min(torch.finfo(t.dtype).max for t in (x, weight))
     overflows = (_size(x) @ _size(weight).t()).amax(-1) >= largest / 2  # a row of 16-bit logits, or of their sums
     of_loss = of_loss.masked_fill(overflows, math.inf)
-    overflows = overflows | (size.amax(-1) >= largest / 2)  # a row of their gradient
+    # a row of their gradient, or the factor of a z-loss alone
+    overflows = overflows | (torch.maximum(size, factor).amax(-1) >= largest / 2)
     arithmetic = arithmetic.masked_fill(overflows[..., None], math.inf)
     narrow = (every - arithmetic).nan_to_num(nan=0.0, neginf=0.0)
     return of_loss, arithmetic, narrow, gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
@@ -243,16 +246,16 @@ def _linear_gradients(
     # the product of each chunk of rows may be rounded to 16 bits, as torch.nn.Linear has it, before they are added
     terms, values = gradient.reshape(rows.shape).t(), x.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     of_chunks = (terms @ values.reshape(inputs.shape)).abs() + _SPREAD * (terms.square() @ inputs.square()).sqrt()
-    of_weight = of_weight + (_eps_of_16_bits(x, weight) / 2 * of_chunks).nan_to_num(nan=math.inf)
+    of_weight = of_weight + (_rounding_to_16_bits(x, weight) * of_chunks).nan_to_num(nan=math.inf)
     of_weight = of_weight + _least_of_float16(x, weight)
     largest = min(torch.finfo(t.dtype).max for t in (x, weight))
     of_weight = of_weight.masked_fill(terms.abs() @ inputs >= largest / 2, math.inf)
     return of_x, of_weight, nothing if bias is None else rows.sum(0) + spread * squares.sum(1).sqrt()
 
 
-def _eps_of_16_bits(*tensors: Tensor) -> float:
-    """Return the largest eps of the tensors of 16 bits; 0 if there is none."""
-    return max((torch.finfo(each.dtype).eps for each in tensors if each.dtype.itemsize == 2), default=0.0)
+def _rounding_to_16_bits(*tensors: Tensor) -> float:
+    """Return the share by which a number rounded to a 16-bit dtype of the tensors is off at most; 0 without one."""
+    return max((torch.finfo(each.dtype).eps / 2 for each in tensors if each.dtype.itemsize == 2), default=0.0)
 
 
 def _least_of_float16(*tensors: Tensor) -> float:
