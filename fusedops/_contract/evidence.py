@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusedops._contract.values import Case, Tolerance
 from fusedops._report.direction import Direction
@@ -69,3 +70,12 @@ def load(evidence: Evidence | str) -> Evidence:
         return evidence
     module, _, name = evidence.partition(":")
     return getattr(import_module(module), name)
+
+
+def finite_size(tensor: Tensor) -> Tensor:
+    """Return the magnitudes in float64 for an error bound, and 0 for numbers that are not finite: they have no error.
+
+    >>> finite_size(torch.tensor([-2.0, torch.inf]))
+    tensor([2., 0.], dtype=torch.float64)
+    """
+    return tensor.double().abs().nan_to_num(nan=0.0, posinf=0.0)

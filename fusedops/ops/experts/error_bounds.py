@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fusedops._contract.evidence import finite_size
 from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, order_of
 from fusedops.ops.gated.formulas import split
 
@@ -34,7 +35,7 @@ class Narrow(NamedTuple):
 
     def rounding(self, numbers: Tensor) -> Tensor:
         """Return by how much numbers are off at most once they are rounded."""
-        return self.share * _size(numbers) + self.least
+        return self.share * finite_size(numbers) + self.least
 
 
 def narrow_of(x: Tensor, up: Tensor, down: Tensor) -> Narrow:
@@ -61,23 +62,23 @@ class _Expert:
         bias = None if up_bias is None else up_bias.double()
         self.act = act
         self.h = torch.nn.functional.linear(rows, up.double(), bias)
-        size = _root_of_squares(_size(rows), _size(up).t())
+        size = _root_of_squares(finite_size(rows), finite_size(up).t())
         if bias is not None:
-            size = size + _size(bias)
+            size = size + finite_size(bias)
         self.of_product = absolute * size
         self.of_h = self.of_product + narrow.rounding(self.h)  # a kernel may keep h in the dtype of x
-        self.of_h = self.of_h.masked_fill(_size(self.h) >= narrow.largest, math.inf)
+        self.of_h = self.of_h.masked_fill(finite_size(self.h) >= narrow.largest, math.inf)
         self.a = act(self.h)
-        self.of_a = self._of_activation() + absolute * _size(self.a) + narrow.rounding(self.a)
-        self.of_a = self.of_a.masked_fill(_size(self.a) >= narrow.largest, math.inf)
+        self.of_a = self._of_activation() + absolute * finite_size(self.a) + narrow.rounding(self.a)
+        self.of_a = self.of_a.masked_fill(finite_size(self.a) >= narrow.largest, math.inf)
 
     def _of_activation(self) -> Tensor:
         """Return the error of a that follows from the error of h."""
         act = self.act
         if not act.gated:
-            return self.of_h * (2.0 * _size(self.h) + self.of_h if act.name == "relu2" else _SLOPE)
+            return self.of_h * (2.0 * finite_size(self.h) + self.of_h if act.name == "relu2" else _SLOPE)
         (gate, up), (of_gate, of_up) = self.halves()
-        return of_gate * (_SLOPE * self.scale) * (_size(up) + abs(act.offset)) + of_up * _size(gate)
+        return of_gate * (_SLOPE * self.scale) * (finite_size(up) + abs(act.offset)) + of_up * finite_size(gate)
 
     def halves(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Return gate and up of h, and the errors of both."""
@@ -92,15 +93,15 @@ class _Expert:
         """Return the size of the gradient of h and the error of it, from the size of the gradient of a."""
         act = self.act
         if not act.gated:
-            slope = 2.0 * _size(self.h) if act.name == "relu2" else torch.full_like(self.h, _SLOPE)
+            slope = 2.0 * finite_size(self.h) if act.name == "relu2" else torch.full_like(self.h, _SLOPE)
             error = da * (2.0 * self.of_h + 4 * absolute * slope)
             return da * slope, error + da * self._near(0.0, self.h, self.of_h) * (act.name == "relu")
         (gate, up), (of_gate, of_up) = self.halves()
-        other = _size(up) + abs(act.offset)
-        sizes = da * _SLOPE * self.scale * other, da * _size(gate)
+        other = finite_size(up) + abs(act.offset)
+        sizes = da * _SLOPE * self.scale * other, da * finite_size(gate)
         errors = [
             da * self.scale * (self.scale * of_gate * other + _SLOPE * of_up + 4 * absolute * other),
-            da * (_SLOPE * self.scale * of_gate + 4 * absolute * _size(gate)),
+            da * (_SLOPE * self.scale * of_gate + 4 * absolute * finite_size(gate)),
         ]
         if act.name == "swiglu" and act.limit is not None:  # beyond which a gradient is 0
             errors[0] = errors[0] + sizes[0] * self._near(act.limit, gate, of_gate)
@@ -144,11 +145,11 @@ def experts_error_bound(
         chosen = index == e
         first, second = _of_expert(e, up, down, transposed)
         of = _Expert(absolute, narrow, x.double(), first, _row(up_bias, e), act)
-        factor = _size(weights).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
-        error = _of_product(absolute, narrow, _size(of.a), of.of_a, _size(second).t())
+        factor = finite_size(weights).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
+        error = _of_product(absolute, narrow, finite_size(of.a), of.of_a, finite_size(second).t())
         out = torch.nn.functional.linear(of.a, second, None if down_bias is None else down_bias[e].double())
         if down_bias is not None:
-            error = error + absolute * _size(down_bias[e])
+            error = error + absolute * finite_size(down_bias[e])
         # the order of a sum decides where a term may overflow, or is not finite, or is 0 times one that is not
         unknown = ~((out.abs() * factor.clamp(min=1.0)) < narrow.largest)
         error = (factor * error).nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(unknown, math.inf)
@@ -181,8 +182,8 @@ def experts_gradient_error_bound(
     act = Activation(activation, limit, alpha, offset, interleaved)
     chosen = experts_of(index, up.shape[0])
     rows = x.double().repeat_interleave(index.shape[1], 0)
-    g_rows = _size(grad).repeat_interleave(index.shape[1], 0)
-    factor = _size(weights).reshape(-1, 1)
+    g_rows = finite_size(grad).repeat_interleave(index.shape[1], 0)
+    factor = finite_size(weights).reshape(-1, 1)
     dx, dweights, narrow = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape), narrow_of(x, up, down)
     parts: list[list[Tensor]] = [[], [], [], []]
     for e in range(up.shape[0]):
@@ -190,10 +191,10 @@ def experts_gradient_error_bound(
         first, second = _of_expert(e, up, down, transposed)
         inputs, g = rows.masked_fill(~present, 0.0), g_rows.masked_fill(~present, 0.0)
         of = _Expert(absolute, narrow, inputs, first, _row(up_bias, e), act)
-        weighted, sizes = g * factor, (_size(first), _size(second))
-        of_out = _of_product(absolute, narrow, _size(of.a), of.of_a, sizes[1].t())
+        weighted, sizes = g * factor, (finite_size(first), finite_size(second))
+        of_out = _of_product(absolute, narrow, finite_size(of.a), of.of_a, sizes[1].t())
         if down_bias is not None:
-            of_out = of_out + absolute * _size(down_bias[e])
+            of_out = of_out + absolute * finite_size(down_bias[e])
         # what may overflow in the dtype of x, as products and the factors of the next ones do
         overflows = (g @ sizes[1] >= narrow.largest).any(-1, keepdim=True)
         of_weights = (g * of_out).square().sum(-1, keepdim=True).sqrt()
@@ -201,8 +202,8 @@ def experts_gradient_error_bound(
         dh, of_dh = of.hidden_gradient(absolute, _root_of_squares(weighted, sizes[1]))
         of_dh = (of_dh + narrow.rounding(dh)).masked_fill(overflows | (dh >= narrow.largest), math.inf)
         dx = dx + _of_product(absolute, narrow, dh, of_dh, sizes[0])
-        of_up = _of_product(absolute, narrow, dh.t(), of_dh.t(), _size(inputs))
-        of_down = _of_product(absolute, narrow, weighted.t(), absolute * weighted.t(), _size(of.a))
+        of_up = _of_product(absolute, narrow, dh.t(), of_dh.t(), finite_size(inputs))
+        of_down = _of_product(absolute, narrow, weighted.t(), absolute * weighted.t(), finite_size(of.a))
         of_down = of_down + _SPREAD * _root_of_squares(weighted.t(), of.of_a)
         of_down = of_down.masked_fill((weighted >= narrow.largest).any(0)[:, None], math.inf)
         parts[0].append(of_up.t() if transposed else of_up)
@@ -246,8 +247,3 @@ def _root_of_squares(one: Tensor, other: Tensor) -> Tensor:
 def _root(rows: Tensor) -> Tensor:
     """Return the same for the sum over rows."""
     return rows.square().sum(0).sqrt()
-
-
-def _size(tensor: Tensor) -> Tensor:
-    """Return the magnitudes in float64, and 0 for numbers that are not finite: they have no error."""
-    return tensor.double().abs().nan_to_num(nan=0.0, posinf=0.0)

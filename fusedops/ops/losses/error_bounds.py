@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fusedops._contract.evidence import finite_size
 from fusedops._contract.values import Tolerance
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.losses import formulas
@@ -179,9 +180,9 @@ def _linear_errors(
     wide_bias = None if bias is None else bias.double()
     z = formulas.linear_logits(x.double(), weight.double(), target, wide_bias, options)
     classes, *_ = formulas.classes_of(target, options.ignore_index, z.shape[-1])
-    terms = (_size(x).square() @ _size(weight).square().t()).sqrt()
+    terms = (finite_size(x).square() @ finite_size(weight).square().t()).sqrt()
     if bias is not None:
-        terms = terms + _size(bias)
+        terms = terms + finite_size(bias)
     rounding = _rounding_to_16_bits(x, weight)
     least = _least_of_float16(x, weight)  # each smaller probability is it, or 0
     lse = formulas.logsumexp(z)[..., None]
@@ -199,19 +200,21 @@ def _linear_errors(
     def of_row(narrow: float) -> tuple[Tensor, Tensor]:
         """Return the error of the loss, and of the logits' gradient, where logits have that rounding."""
         # 16-bit logits are rounded once more
-        of_logits = ((absolute + narrow) * terms + narrow * _size(z)).amax(-1, keepdim=True)
+        of_logits = ((absolute + narrow) * terms + narrow * finite_size(z)).amax(-1, keepdim=True)
         if softcap is not None:
             of_logits = of_logits.clamp(max=2 * softcap)
         of_probability = (torch.expm1(2 * of_logits) * p).clamp(max=1.0)
         of_slope = 0.0 if softcap is None else (2 * of_logits / softcap).clamp(max=1.0)
         dz = factor * of_probability + 2.0 * z_loss * of_logits * p + (of_sum + narrow + of_slope) * size + least
-        of_loss = (2 * of_logits + 2 * absolute * _size(lse)) * (1 + 2.0 * z_loss * _size(lse))
+        of_loss = (2 * of_logits + 2 * absolute * finite_size(lse)) * (1 + 2.0 * z_loss * finite_size(lse))
         return of_loss[..., 0].nan_to_num(nan=0.0), dz.nan_to_num(nan=0.0)
 
     of_loss, every = of_row(rounding)
     arithmetic = of_row(0.0)[1] if rounding else every
     largest = min(torch.finfo(t.dtype).max for t in (x, weight))
-    overflows = (_size(x) @ _size(weight).t()).amax(-1) >= largest / 2  # a row of 16-bit logits, or of their sums
+    overflows = (finite_size(x) @ finite_size(weight).t()).amax(
+        -1
+    ) >= largest / 2  # a row of 16-bit logits, or of their sums
     of_loss = of_loss.masked_fill(overflows, math.inf)
     # a row of their gradient, or the factor of a z-loss alone
     overflows = overflows | (torch.maximum(size, factor).amax(-1) >= largest / 2)
@@ -225,7 +228,7 @@ def _linear_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the errors of the gradients of x, weight and bias, from those and the gradient of the logits."""
     rows, rounding = (each.reshape(x.shape[:-1].numel(), weight.shape[0]) for each in (logits, narrow))
-    of_x = ((logits + narrow) @ _size(weight)).nan_to_num(
+    of_x = ((logits + narrow) @ finite_size(weight)).nan_to_num(
         nan=math.inf, posinf=math.inf
     )  # inf * 0: of a row that overflows
     if not bool(weight.isfinite().all()):  # 0 * NaN, where ignored rows are not left out of the product
@@ -233,7 +236,7 @@ def _linear_gradients(
     nothing = rows.new_zeros(0)
     if not summed:
         return of_x, nothing, nothing
-    inputs = _size(x).reshape(rows.shape[0], x.shape[-1])
+    inputs = finite_size(x).reshape(rows.shape[0], x.shape[-1])
     # equal rows of x have equal roundings
     equal = 1
     if inputs.numel() and rounding.any():
@@ -262,8 +265,3 @@ def _least_of_float16(*tensors: Tensor) -> float:
     """Return the smallest number of float16, the step of its smallest numbers; 0 where no tensor is of float16."""
     info = torch.finfo(torch.float16)
     return info.tiny * info.eps if any(each.dtype is torch.float16 for each in tensors) else 0.0
-
-
-def _size(tensor: Tensor) -> Tensor:
-    """Return the magnitudes in float64, and 0 for numbers that are not finite: they have no error."""
-    return tensor.double().abs().nan_to_num(nan=0.0, posinf=0.0)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Evidence
+from fusedops._contract.evidence import Evidence, finite_size
 from fusedops._contract.values import Case, Tolerance
 from fusedops.dtypes import compute_dtype
 from fusedops.quantization import FORMATS, dequantize
@@ -33,8 +33,8 @@ def min_bytes(x: Any, packed: Any, bias: Any, format: str) -> Mapping[Any, int]:
 
 def error_bound(absolute: float, x: Tensor, packed: Tensor, bias: Tensor | None, format: str, *save: Any) -> Tensor:
     """Return ``absolute`` times the sum of the magnitudes of the terms; inf where a sum may overflow."""
-    size = _size(x) @ _size(dequantize(packed, format)).t()
-    size = size if bias is None else size + _size(bias)
+    size = finite_size(x) @ finite_size(dequantize(packed, format)).t()
+    size = size if bias is None else size + finite_size(bias)
     return _bound(absolute, size, x.dtype)
 
 
@@ -48,16 +48,11 @@ def gradient_error_bound(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the same of the gradients of x and bias."""
-    size = _size(grad)
-    of_x = _bound(absolute, size @ _size(dequantize(packed, format)), x_dtype)
+    size = finite_size(grad)
+    of_x = _bound(absolute, size @ finite_size(dequantize(packed, format)), x_dtype)
     if bias is None:
         return of_x, None
     return of_x, _bound(absolute, size.reshape(size.shape[:-1].numel(), size.shape[-1]).sum(0), bias.dtype)
-
-
-def _size(tensor: Tensor) -> Tensor:
-    """Return the magnitudes in float64, and 0 for numbers that are not finite: they have no error."""
-    return tensor.double().abs().nan_to_num(nan=0.0, posinf=0.0)
 
 
 def _bound(absolute: float, size: Tensor, dtype: torch.dtype) -> Tensor:
