@@ -16,7 +16,6 @@ from fusedops import quantization as quantization
 from fusedops._contract.backend import API_VERSION as API_VERSION
 from fusedops._contract.backend import Backend as Backend
 from fusedops._contract.backend import Unavailable as Unavailable
-from fusedops._contract.evidence import Evidence as Evidence
 from fusedops._contract.kernel import Adaptation as Adaptation
 from fusedops._contract.kernel import Deviation as Deviation
 from fusedops._contract.kernel import Kernel as Kernel
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from fusedops import testing as testing
     from fusedops import viewless as viewless
     from fusedops._bind import bind as bind
+    from fusedops._contract.evidence import Evidence as Evidence
     from fusedops._dispatch.selection.stats import reset_stats as reset_stats
     from fusedops._dispatch.selection.stats import stats as stats
     from fusedops._plugins.hookspecs import hookimpl as hookimpl
@@ -82,6 +82,7 @@ _LAZY = {
     "BackendInfo": "_plugins.registration",
     "Decision": "_report.decision",
     "Event": "_report.event",
+    "Evidence": "_contract.evidence",
     "MakeViewlessTensor": "viewless",
     "Mismatch": "_report.mismatch",
     "Stats": "_report.event",

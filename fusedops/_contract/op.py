@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,13 +13,15 @@ from torch import Tensor
 from fusedops._contract import signature as signatures
 from fusedops._contract.backward import BackwardCall
 from fusedops._contract.constraint import Constraint, compile_check
-from fusedops._contract.evidence import Evidence, load
 from fusedops._contract.plain_argument import AnyTensor, conditions
 from fusedops._contract.tensor_spec import TensorSpec, capability_of
 from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Padding, Saved, Sharding
 from fusedops._report.direction import Direction
 from fusedops._report.reason import Reason
 from fusedops.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from fusedops._contract.evidence import Evidence
 
 
 class Op:
@@ -119,6 +121,8 @@ class Op:
     @cached_property
     def evidence(self) -> Evidence:
         """The data by which the kernels are checked, measured and described. Loaded when it is first read."""
+        from fusedops._contract.evidence import load
+
         return load(self._evidence)
 
     @cached_property

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from fusedops.errors import InvalidInputError
-from fusedops.quantization import _pack, _unpack
 
 __all__ = ["FORMATS", "Format", "bytes_of_row", "dequantize", "quantize"]
 
@@ -109,6 +108,8 @@ def quantize(weight: Tensor, format: str) -> Tensor:
             "weight.nan_to_num()"
         )
     blocks = weight.detach().reshape(weight.numel() // sizes.weights, sizes.weights)
+    from fusedops.quantization import _pack  # by the first use, not by the import: the ops read FORMATS alone
+
     packed = blocks.new_empty((blocks.shape[0], sizes.bytes), dtype=torch.uint8)
     step = _CHUNK // sizes.weights
     for start in range(0, blocks.shape[0], step):
@@ -146,6 +147,8 @@ def dequantize(packed: Tensor, format: str, dtype: torch.dtype = torch.float32) 
     # a negative view would stay one as float16, and bytes of other strides cannot be viewed as numbers
     blocks = packed.resolve_neg().reshape(packed.numel() // sizes.bytes, sizes.bytes).contiguous()
     columns = packed.shape[-1] // sizes.bytes * sizes.weights
+    from fusedops.quantization import _unpack
+
     return _unpack.UNPACK[format](blocks).to(dtype).view(*packed.shape[:-1], columns)
 
 
