@@ -35,9 +35,10 @@ def swiglu_forward(
     Returns:
         (..., H), contiguous, the promoted dtype.
     """
-    if alpha <= 0:  # -inf is no longer where the sigmoid is 0
+    wide = compute_dtype(promoted(gate, up))
+    if not _saturates(alpha, wide):
         return OPS["swiglu"].reference(gate, up, limit, alpha, offset, interleaved).contiguous()
-    wide, (g, u) = compute_dtype(promoted(gate, up)), views(gate, up, interleaved)
+    g, u = views(gate, up, interleaved)
     dtype = promoted(gate, up)
     least = torch.finfo(wide).min
     exponent = max(-alpha / math.log(2), least)
@@ -88,10 +89,11 @@ def swiglu_backward(
     Returns:
         Contiguous, of the shapes and dtypes of gate and up; None for a gradient that is not wanted.
     """
-    if not gate.is_cpu or alpha <= 0:
+    wide = compute_dtype(promoted(gate, up))
+    if not gate.is_cpu or not _saturates(alpha, wide):
         both = OPS["swiglu"].backward(grad, gate, up, limit, alpha, offset, interleaved, needs)
         return tuple(each if each is None else each.contiguous() for each in both)  # pyright: ignore
-    wide, (g, u) = compute_dtype(promoted(gate, up)), views(gate, up, interleaved)
+    g, u = views(gate, up, interleaved)
     results, (dgate, dup) = empty_gradients(gate, up, interleaved, needs)
     if dgate is None and dup is None:
         return results
@@ -119,6 +121,11 @@ def swiglu_backward(
                 slope.masked_fill_(g_part.le(largest[0]).logical_not_(), 0.0)
             dg.copy_(slope)
     return results
+
+
+def _saturates(alpha: float, wide: torch.dtype) -> bool:
+    """Return True where the sigmoid of alpha times the least finite number is 0, as that of -inf is."""
+    return alpha * torch.finfo(wide).max > 1000
 
 
 def _largest(limit: float, wide: torch.dtype, dtype: torch.dtype) -> float:

@@ -56,6 +56,8 @@ class Constraint:
     none_is_met = True
     reads_shapes = False  # True where the compiled check reads the shapes of all its tensors, which a nested one lacks
 
+    rebuilds: str | None = None  # the tensor whose shape :meth:`rebuilt` tells
+
     def __init__(self, name: str) -> None:
         if type(name) is not str or not name.isidentifier():
             raise ValueError(
@@ -105,6 +107,14 @@ class Constraint:
         from the last on stay equal.
         """
         return None
+
+    def rebuilt(self, args: Arguments, like: TensorSpec) -> TensorSpec:
+        """Return the tensor :attr:`rebuilds` from the other arguments: the opposite of :meth:`follow`.
+
+        A backward kernel whose first parameter is not kept is checked by it. ``like`` has the dtype, and the leading
+        dims.
+        """
+        return like
 
     def test(self, constants: dict[str, object]) -> str:
         """Return :meth:`expression`, also true where the argument is None and None meets the constraint."""

@@ -55,8 +55,6 @@ class Op:
             kernels return a tensor of shape (0,), and the public function None, by :meth:`present`.
         prepare_args: returns the arguments with what the public function draws (a seed) or converts, to inspect a call
             that does not run.
-        first_in_backward: ``(arguments of backward by name, as specs) -> spec``, the first parameter, of an op whose
-            backward does not take it and whose output has another shape. None: it has the first output's shape.
         evidence: how kernels are checked, measured and described: an Evidence, or "module:NAME" of one, which is
             imported when it is first read.
 
@@ -87,7 +85,6 @@ class Op:
         sharding: Sharding = ROWS_ARE_INDEPENDENT,
         output_of: Mapping[str, str] | None = None,
         prepare_args: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
-        first_in_backward: Callable[[Mapping[str, Any]], TensorSpec] | None = None,
     ) -> None:
         self.name, self.function = function.__name__, function
         self.reference, self.backward = reference, backward
@@ -97,7 +94,7 @@ class Op:
         self.saved, self.output_of = saved, dict(output_of or {})
         self.required_saved = tuple(value for value in saved if not value.optional)
         self.padding, self.sharding = padding, sharding
-        self.prepare_args, self.first_in_backward = prepare_args, first_in_backward
+        self.prepare_args = prepare_args
         self.empty, self._output_dtype = empty or self._empty, output_dtype
         if padding is not None and (saved or not self.single):
             raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
@@ -134,6 +131,14 @@ class Op:
     def check(self) -> Callable[..., Constraint | None]:
         """The compiled check of :attr:`conditions`. Compiled when first read, then an attribute of the instance."""
         return compile_check(self.parameters, self.conditions, f"constraints of {self.name}", self.required_tensors)
+
+    @cached_property
+    def first_in_backward(self) -> Callable[[Mapping[str, Any], TensorSpec], TensorSpec] | None:
+        """``rebuilt`` of the constraint that tells the first parameter's shape where backward does not take it.
+
+        None: it has the first output's shape.
+        """
+        return next((each.rebuilt for each in self.constraints if each.rebuilds == self.parameters[0]), None)
 
     @cached_property
     def check_any_kind(self) -> Callable[..., Constraint | None]:

@@ -33,6 +33,7 @@ class PackedRows(TensorConstraint):
     def __init__(self, name: str, other: str, format: str) -> None:
         super().__init__(name)
         self.other, self.format = Constraint(other).name, Constraint(format).name
+        self.rebuilds = self.other
         self.formats = tuple((key, sizes.weights, sizes.bytes) for key, sizes in FORMATS.items())
 
     @property
@@ -71,6 +72,12 @@ class PackedRows(TensorConstraint):
         packed, other, format = values
         sizes = FORMATS[format]
         return packed.replace(shape=(*packed.shape[:-1], other.shape[-1] // sizes.weights * sizes.bytes))
+
+    def rebuilt(self, args: Arguments, like: TensorSpec) -> TensorSpec:
+        packed, format = args[self.name], args[self.format]
+        known = format in FORMATS and packed.dim() > 0
+        columns = packed.shape[-1] // FORMATS[format].bytes * FORMATS[format].weights if known else 0
+        return like.replace(shape=(*like.shape[:-1], columns))
 
     def values(self, packed: TensorSpec, other: TensorSpec, format: str) -> Iterator[tuple[str, TensorSpec]]:
         right = self.follow({self.name: packed, self.other: other, self.format: format})

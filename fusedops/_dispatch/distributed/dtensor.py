@@ -178,7 +178,7 @@ def _backward(
             shape = tuple(like.shape)
             if not taken and op.first_in_backward is not None and op.differentiable[index] == op.parameters[0]:
                 specs = {key: TensorSpec.of(arg) if isinstance(arg, Tensor) else arg for key, arg in given.items()}
-                shape, taken = tuple(op.first_in_backward(specs).shape), True
+                shape, taken = tuple(op.first_in_backward(specs, specs[grads[0]]).shape), True
             absent = Partial() if taken else None
             placements = layout.of(shape, absent, with_dims.get(op.differentiable[index]) if taken else None)
         whole.append(whole_tensor(gradient, layout, shape, placements))

@@ -27,7 +27,7 @@ class BackwardCheck:
     """The check of the arguments of an op's backward, by the forward call that they belong to.
 
     The forward call is rebuilt from the arguments. A tensor that backward does not take has the shape of the first
-    output if it is the op's first parameter, or the one that ``first_in_backward`` returns, or ``passed_through``, the
+    output if it is the op's first parameter, or the one that ``first_in_backward`` tells, or ``passed_through``, the
     shape of another parameter by a ``SameShape`` constraint, that of the gradient of an output that is there only with
     it (``output_of``), and is None if it is optional and has no gradient. What cannot be rebuilt is not compared.
 
@@ -119,7 +119,7 @@ def _forward(op: Op, given: Mapping[str, Any]) -> dict[str, Any]:
         elif name in grad_of:  # shape (0,) marks an absent output
             known[name] = None if grad_of[name].shape == (0,) else grad_of[name]
         elif name == op.parameters[0] and op.first_in_backward is not None:
-            known[name] = op.first_in_backward(given)
+            known[name] = op.first_in_backward(given, first.replace(dtype=dtype))
         elif name in (op.parameters[0], op.passed_through):
             known[name] = first.replace(dtype=dtype)
         elif name in op.tensors and isinstance(known.get(same.get(name, "")), TensorSpec):

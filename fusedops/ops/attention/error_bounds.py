@@ -82,13 +82,15 @@ def gradient_error_bound(
     equal_rows = _most_equal(q, grad_out)
     of_keys = _SPREAD * (_most_equal(k, v) if narrow else 1) ** 0.5
     of_rows = _SPREAD * equal_rows**0.5
-    rows = q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
+    rows = rows_of_key = q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
     rows = min(rows, 2 * (rows * equal_rows) ** 0.5)  # in effect: roundings of unequal terms have no common sign
     dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs() + of_keys * (rounding @ s.k.square()).sqrt()
     ds = _rounded(change, terms, rows, q.dtype).transpose(-2, -1)
     dk = formulas.summed(ds @ s.q.abs(), heads)
     dk = dk + of_rows * formulas.summed(rounding.transpose(-2, -1) @ s.q.square(), heads).sqrt()
     dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
+    # torch's kernel for a CPU scales, and adds up blocks of 32 rows and more, in 16 bits
+    blocks = _least(q.dtype) * (1 + rows_of_key / 32) / 2 if narrow else 0.0
     dv = dv + of_rows * formulas.summed(exact.transpose(-2, -1) @ g.square(), heads).sqrt()
     # a row whose terms, or sums of them, may overflow: the terms may be scaled before they are summed, or after
     limit = torch.finfo(compute_dtype(q.dtype)).max / 2 / max(factor, 1.0)
@@ -96,6 +98,7 @@ def gradient_error_bound(
     open_rows = ((terms @ keys) >= limit).any(-1, keepdim=True)
     open_keys = (formulas.summed(terms.transpose(-2, -1) @ queries, heads) >= limit).any(-1, keepdim=True)
     dq, dk = (dq * factor).masked_fill(open_rows, math.inf), (dk * factor).masked_fill(open_keys, math.inf)
+    dk, dv = dk + blocks, dv + blocks
     seen = s.values if s.masked is None else s.values.masked_fill(s.masked, 0.0)
     given = all(bool(each.isfinite().all()) for each in (g, grad_lse, v, seen))
     anywhere = bool(unknown.any()) or not given
@@ -120,9 +123,14 @@ def _flushed(p: Tensor, dtype: torch.dtype) -> Tensor:
     return p.clamp(max=torch.finfo(compute_dtype(dtype)).smallest_normal)
 
 
+def _least(dtype: torch.dtype) -> float:
+    """Return the distance of the smallest numbers of a dtype."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+
+
 def _rounded(change: Tensor, terms: Tensor, count: float, dtype: torch.dtype) -> Tensor:
     """Return the change of terms that are rounded to ``dtype``, and of which ``count`` are added one by one."""
-    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    least = _least(dtype)
     unit = torch.finfo(compute_dtype(dtype)).eps / 2
     return torch.where(terms > 0, change + terms * (0.5 * count * unit) + least, 0.0)
 

@@ -246,4 +246,4 @@ def _root_of_squares(one: Tensor, other: Tensor) -> Tensor:
 
 def _root(rows: Tensor) -> Tensor:
     """Return the same for the sum over rows."""
-    return rows.square().sum(0).sqrt()
+    return rows.square().sum(0).sqrt().nan_to_num(nan=math.inf, posinf=math.inf)  # inf * 0

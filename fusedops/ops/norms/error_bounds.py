@@ -188,6 +188,8 @@ def _gradients(
     of_normal = moves + moves_of_rounding
     inner = absolute * (size + size.mean(-1, keepdim=True)) + of_normal * product.abs()
     inner = inner + normal.abs() * (size * (of_normal + absolute * normal.abs())).mean(-1, keepdim=True)
+    arithmetic = torch.finfo(compute_dtype(x.dtype))
+    inner = inner + 2 * arithmetic.tiny * arithmetic.eps  # the smallest numbers of grad * weight, and of its mean
     exact = m - normal * product
     if mean is not None:
         exact = exact - m.mean(-1, keepdim=True)

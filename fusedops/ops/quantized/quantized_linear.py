@@ -4,15 +4,12 @@ transformers' dequantized linear layers, and llama.cpp's products where the acti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._dispatch.call import call
 from fusedops.constraints import Bytes, Floating, OneOf, PackedRows, Rank, SameDevice, SameSize
 from fusedops.dtypes import compute_dtype, no_autocast
@@ -88,14 +85,6 @@ def empty(x: Tensor, packed: Tensor, bias: Tensor | None, format: str) -> Tensor
     return x.new_empty((*x.shape[:-1], packed.shape[0]))
 
 
-def _x_in_backward(given: Mapping[str, Any]) -> TensorSpec:
-    """Return the spec of x, whose last dim is that of the packed weight."""
-    grad, packed, format = given["grad"], given["packed"], given["format"]
-    known = format in FORMATS and packed.dim() > 0
-    columns = packed.shape[-1] // FORMATS[format].bytes * FORMATS[format].weights if known else 0
-    return grad.replace(shape=(*grad.shape[:-1], columns), dtype=given["x_dtype"])
-
-
 OP = Op(
     quantized_linear,
     constraints=[
@@ -115,7 +104,6 @@ OP = Op(
     backward=backward,
     differentiable=("x", "bias"),
     empty=empty,
-    first_in_backward=_x_in_backward,
     sharding=SHARDING,
     evidence="fusedops.ops.quantized.evidence:QUANTIZED_LINEAR",
 )
