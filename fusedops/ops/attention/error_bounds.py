@@ -124,8 +124,9 @@ def _flushed(p: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _least(dtype: torch.dtype) -> float:
-    """Return the distance of the smallest numbers of a dtype."""
-    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    """Return by how much the smallest numbers of a dtype are off: those of bfloat16 are 0 in a processor's products."""
+    info = torch.finfo(dtype)
+    return info.smallest_normal * (1.0 if dtype is torch.bfloat16 else info.eps)
 
 
 def _rounded(change: Tensor, terms: Tensor, count: float, dtype: torch.dtype) -> Tensor:
