@@ -23,14 +23,11 @@ from fusedops._contract.kernel import kernel as kernel
 from fusedops._contract.kernel import kernels_of as kernels_of
 from fusedops._contract.op import Op as Op
 from fusedops._contract.tensor_spec import TensorSpec as TensorSpec
-from fusedops._contract.values import Case as Case
 from fusedops._contract.values import Padding as Padding
 from fusedops._contract.values import Saved as Saved
 from fusedops._contract.values import Shard as Shard
 from fusedops._contract.values import Sharding as Sharding
-from fusedops._contract.values import Tolerance as Tolerance
 from fusedops._dispatch.call import call as call
-from fusedops._explain import explain as explain
 from fusedops._policy.context import get_policy as get_policy
 from fusedops._policy.policy import Policy as Policy
 from fusedops._policy.use import checkpoint_contexts as checkpoint_contexts
@@ -57,9 +54,12 @@ if TYPE_CHECKING:
     from fusedops import testing as testing
     from fusedops import viewless as viewless
     from fusedops._bind import bind as bind
+    from fusedops._contract.evidence import Case as Case
     from fusedops._contract.evidence import Evidence as Evidence
+    from fusedops._contract.evidence import Tolerance as Tolerance
     from fusedops._dispatch.selection.stats import reset_stats as reset_stats
     from fusedops._dispatch.selection.stats import stats as stats
+    from fusedops._explain import explain as explain
     from fusedops._plugins.hookspecs import hookimpl as hookimpl
     from fusedops._plugins.registration import BackendInfo as BackendInfo
     from fusedops._plugins.registration import backends as backends
@@ -80,18 +80,21 @@ if TYPE_CHECKING:
 # Loaded when first used: a program that runs ops does not need them, and they take a third of the import's time.
 _LAZY = {
     "BackendInfo": "_plugins.registration",
+    "Case": "_contract.evidence",
     "Decision": "_report.decision",
     "Event": "_report.event",
     "Evidence": "_contract.evidence",
     "MakeViewlessTensor": "viewless",
     "Mismatch": "_report.mismatch",
     "Stats": "_report.event",
+    "Tolerance": "_contract.evidence",
     "Verification": "_report.mismatch",
     "assert_viewless_tensor": "viewless",
     "backends": "_plugins.registration",
     "bind": "_bind",
     "compat": "compat",
     "constraints": "constraints",
+    "explain": "_explain",
     "hookimpl": "_plugins.hookspecs",
     "integrations": "integrations",
     "make_viewless_tensor": "viewless",

@@ -14,6 +14,8 @@ ops-transformer, ``attention/flash_attention_score`` and ``flash_attention_score
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,24 +64,24 @@ def _statistics_cost(grad_out: Any, grad_lse: Any, q: Any, *_: Any) -> int:
 def _adaptations(direction: str) -> tuple[Adaptation, ...]:
     """Return the adaptations for the arguments of a direction."""
 
-    def forward_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return args if direction == "forward" else (*args[2:6], *args[8:])
+    def of_direction(cost: Callable[..., int | None]) -> Callable[..., int | None]:
+        return cost if direction == "forward" else lambda *args: cost(*args[2:6], *args[8:])
 
     return (
         Adaptation(
             "mask",
             "the mask is expanded to bool (B, Nq, Sq, Sk), (B, 1, Sq, Sk) or (1, 1, Sq, Sk), once per mask",
-            lambda *args: _mask_cost(*forward_arguments(args)),
+            of_direction(_mask_cost),
         ),
         Adaptation(
             "triangle",
             "the vendor's mask for an alignment or a window, bool (2048, 2048), is made once per device",
-            lambda *args: _triangle_cost(*forward_arguments(args)),
+            of_direction(_triangle_cost),
         ),
         Adaptation(
             "head-size",
             "v is padded to the head size of k, and the result is cropped; backward, so are the tensors of out",
-            lambda *args: _padded_cost(1 if direction == "forward" else 2, *forward_arguments(args)),
+            of_direction(partial(_padded_cost, 1 if direction == "forward" else 2)),
         ),
     )
 

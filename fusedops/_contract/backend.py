@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fusedops._contract.kernel import Kernel
 
@@ -12,8 +13,7 @@ from fusedops._contract.kernel import Kernel
 API_VERSION = 2
 
 
-@dataclass(frozen=True)
-class Unavailable:
+class Unavailable(NamedTuple):
     """The result of a probe on a machine where the backend cannot run: why, and how to fix it.
 
     Args:

@@ -4,14 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fusedops._contract.values import Case, Tolerance
 from fusedops._report.direction import Direction
+
+
+class Tolerance(NamedTuple):
+    """The largest accepted difference from the float64 reference: ``relative * |want|``, plus ``absolute`` in the units
+    of the op's error bound.
+
+    ``relative`` covers the rounding of the result. ``absolute`` is for numbers of about 1: the error bound of the op
+    (``error_bound`` and ``gradient_error_bound`` of :class:`Evidence`) makes it an error of each element.
+
+    >>> import fusedops
+    >>> fusedops.Tolerance(1e-6, 1e-5).absolute
+    1e-06
+    """
+
+    absolute: float
+    relative: float
+
+
+class Case(NamedTuple):
+    """A named call from a real model, from which tests and benchmarks are made.
+
+    Args:
+        name: short, unique within the op.
+        args: the arguments by name. A tuple is the shape of a tensor; anything else is passed as it is.
+        source: the model or document that the sizes come from.
+
+    >>> import fusedops
+    >>> fusedops.Case("gpt2", {"x": (8, 1024, 768), "eps": 1e-5}, "GPT-2 small").name
+    'gpt2'
+    """
+
+    name: str
+    args: Mapping[str, Any]
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +94,6 @@ class Evidence:
     def measured(self) -> Sequence[Case]:
         """Return the calls that benchmarks measure: ``large``, or the cases."""
         return self.cases if self.large is None else self.large
-
-
-def load(evidence: Evidence | str) -> Evidence:
-    """Return the evidence that an op was given, as itself or as the text "module:name" of where it stands."""
-    if isinstance(evidence, Evidence):
-        return evidence
-    module, _, name = evidence.partition(":")
-    return getattr(import_module(module), name)
 
 
 def finite_size(tensor: Tensor) -> Tensor:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusedops._contract.constraint import Constraint
 from fusedops._report.direction import Direction
 
 
-@dataclass(frozen=True)
-class Deviation:
+class Deviation(NamedTuple):
     """A difference from the op's contract that the backend can neither correct nor refuse: a name and one sentence.
 
     >>> import fusedops
@@ -25,8 +24,7 @@ class Deviation:
     sentence: str
 
 
-@dataclass(frozen=True)
-class Adaptation:
+class Adaptation(NamedTuple):
     """A change to the arguments of some calls that lets a kernel take them, and its cost.
 
     Args:

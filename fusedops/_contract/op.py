@@ -15,7 +15,7 @@ from fusedops._contract.backward import BackwardCall
 from fusedops._contract.constraint import Constraint, compile_check
 from fusedops._contract.plain_argument import AnyTensor, conditions
 from fusedops._contract.tensor_spec import TensorSpec, capability_of
-from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Padding, Saved, Sharding
+from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Padding, Saved, Sharding, loaded
 from fusedops._report.direction import Direction
 from fusedops._report.reason import Reason
 from fusedops.errors import InvalidInputError
@@ -50,7 +50,7 @@ class Op:
         identity: takes the arguments of backward except ``needs``; True where the first differentiable parameter's
             gradient is the output's itself, as without dropout: no kernel is called for it then.
         padding: how a call is padded to sizes that a kernel takes; None where it cannot be.
-        sharding: the rule for DTensors.
+        sharding: the rule for DTensors, or "module:NAME" of it, which is imported when it is first read.
         output_of: outputs that are there only where a parameter is given, each with that parameter. Where it is None,
             kernels return a tensor of shape (0,), and the public function None, by :meth:`present`.
         prepare_args: returns the arguments with what the public function draws (a seed) or converts, to inspect a call
@@ -82,7 +82,7 @@ class Op:
         passed_through: str | None = None,
         identity: Callable[..., bool] | None = None,
         padding: Padding | None = None,
-        sharding: Sharding = ROWS_ARE_INDEPENDENT,
+        sharding: Sharding | str = ROWS_ARE_INDEPENDENT,
         output_of: Mapping[str, str] | None = None,
         prepare_args: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
     ) -> None:
@@ -93,14 +93,14 @@ class Op:
         self.outputs, self.single = outputs, len(outputs) == 1
         self.saved, self.output_of = saved, dict(output_of or {})
         self.required_saved = tuple(value for value in saved if not value.optional)
-        self.padding, self.sharding = padding, sharding
+        self.padding, self._sharding = padding, sharding
         self.prepare_args = prepare_args
         self.empty, self._output_dtype = empty or self._empty, output_dtype
         if padding is not None and (saved or not self.single):
             raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
-        self.signature, self.types = signatures.op_signature(function, self.reference)
+        self.signature, self.types, defaults = signatures.op_signature(function, self.reference)
+        self.defaults = defaults
         self.parameters, self.float_indices = tuple(self.types), signatures.float_indices(self.types)
-        self.defaults = signatures.defaults_of(self.signature, self.reference)
         self.tensors = tuple(name for name, text in self.types.items() if text.startswith("Tensor"))
         self.required_tensors = tuple(name for name in self.tensors if self.types[name] == "Tensor")
         self.backward_types = signatures.annotation_texts(backward)
@@ -118,9 +118,12 @@ class Op:
     @cached_property
     def evidence(self) -> Evidence:
         """The data by which the kernels are checked, measured and described. Loaded when it is first read."""
-        from fusedops._contract.evidence import load
+        return loaded(self._evidence)
 
-        return load(self._evidence)
+    @cached_property
+    def sharding(self) -> Sharding:
+        """The rule for DTensors. Loaded when it is first read."""
+        return loaded(self._sharding)
 
     @cached_property
     def conditions(self) -> tuple[Constraint, ...]:

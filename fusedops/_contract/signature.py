@@ -11,30 +11,27 @@ from fusedops.errors import InvalidInputError
 
 def op_signature(
     function: Callable[..., Any], reference: Callable[..., Any]
-) -> tuple[inspect.Signature, dict[str, str]]:
-    """Return the signature of a public function without ``backend``, and the types of its parameters as text.
+) -> tuple[inspect.Signature, dict[str, str], tuple[Any, ...]]:
+    """Return the signature of a public function without ``backend``, and its parameters' types as text and defaults.
 
-    The types are the reference's: the public function may accept more, such as a seed as a number.
+    The types are the reference's: the public function may accept more, such as a seed as a number. A default is the
+    reference's own where it has one, else the public function's.
 
     Raises:
         ValueError: the reference has other parameters.
     """
-    public = inspect.signature(function)
-    parameters = {name: p for name, p in public.parameters.items() if name != "backend"}
-    types = annotation_texts(reference)
-    if list(types) != list(parameters):
+    signature = inspect.signature(function)
+    public = {name: p for name, p in signature.parameters.items() if name != "backend"}
+    own = inspect.signature(reference).parameters
+    if list(own) != list(public):
         raise ValueError(
-            f"op {function.__name__}: got a reference of ({', '.join(types)}), expected ({', '.join(parameters)}); "
+            f"op {function.__name__}: got a reference of ({', '.join(own)}), expected ({', '.join(public)}); "
             f"to fix: give it the parameters of the function, without backend"
         )
-    return public.replace(parameters=list(parameters.values())), types
-
-
-def defaults_of(signature: inspect.Signature, reference: Callable[..., Any]) -> tuple[Any, ...]:
-    """Return the default of each parameter: the reference's own where it has one, else the public function's."""
-    own = inspect.signature(reference).parameters
-    public = signature.parameters
-    return tuple(public[n].default if own[n].default is inspect.Parameter.empty else own[n].default for n in public)
+    none = inspect.Parameter.empty
+    defaults = tuple(public[name].default if p.default is none else p.default for name, p in own.items())
+    types = {name: _annotation_text(p) for name, p in own.items()}
+    return signature.replace(parameters=list(public.values())), types, defaults
 
 
 def bound_arguments(

@@ -1,47 +1,14 @@
-"""Values of an op's contract: tolerances, named cases, saved values, padding, sharding."""
+"""Values of an op's contract: saved values, padding, sharding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 # NamedTuples, not dataclasses: importing fusedops builds these classes, and a dataclass takes 0.4 ms to build
-
-
-class Tolerance(NamedTuple):
-    """The largest accepted difference from the float64 reference: ``relative * |want|``, plus ``absolute`` in the units
-    of the op's error bound.
-
-    ``relative`` covers the rounding of the result. ``absolute`` is for numbers of about 1: the error bound of the op
-    (``error_bound`` and ``gradient_error_bound`` of :class:`Evidence`) makes it an error of each element.
-
-    >>> import fusedops
-    >>> fusedops.Tolerance(1e-6, 1e-5).absolute
-    1e-06
-    """
-
-    absolute: float
-    relative: float
-
-
-class Case(NamedTuple):
-    """A named call from a real model, from which tests and benchmarks are made.
-
-    Args:
-        name: short, unique within the op.
-        args: the arguments by name. A tuple is the shape of a tensor; anything else is passed as it is.
-        source: the model or document that the sizes come from.
-
-    >>> import fusedops
-    >>> fusedops.Case("gpt2", {"x": (8, 1024, 768), "eps": 1e-5}, "GPT-2 small").name
-    'gpt2'
-    """
-
-    name: str
-    args: Mapping[str, Any]
-    source: str = ""
 
 
 class Saved(NamedTuple):
@@ -192,3 +159,11 @@ class Sharding(NamedTuple):
 
 
 ROWS_ARE_INDEPENDENT = Sharding()
+
+
+def loaded(value: Any) -> Any:
+    """Return the value of an op's parameter: what a text "module:name" names, imported now; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    module, _, name = value.partition(":")
+    return getattr(import_module(module), name)

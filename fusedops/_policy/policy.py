@@ -8,7 +8,7 @@ wins: ``backend=`` argument > ``use()`` > ``set_policy()`` > environment.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 from fusedops._plugins.registry import registry
 from fusedops._report.foreign_text import error_text, printable
@@ -23,8 +23,7 @@ LEVELS: tuple[str, ...] = get_args(Fallback)
 ADAPTS: tuple[str, ...] = get_args(Adapt)
 
 
-@dataclass(frozen=True)
-class PolicySource:
+class PolicySource(NamedTuple):
     """The settings that came through one channel.
 
     Attributes:

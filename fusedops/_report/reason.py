@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class ReasonCode(str, Enum):
@@ -41,8 +41,15 @@ NOT_ABOUT_ARGUMENTS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Reason:
+class _Texts(NamedTuple):
+    code: ReasonCode
+    given: str
+    needed: str
+    fix: str
+    detail: str
+
+
+class Reason(_Texts):
     """One reason of a refusal. Every text is required.
 
     Attributes:
@@ -57,23 +64,21 @@ class Reason:
     got x with 1 dimension, expected 2 dimensions; to fix: view x with 2 dimensions
     """
 
-    code: ReasonCode
-    given: str
-    needed: str
-    fix: str
-    detail: str = ""
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.code, ReasonCode):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"got Reason code {self.code!r}, expected a ReasonCode; to fix: use one of its members")
-        if not (self.given and self.needed and self.fix):
-            raise ValueError(f"got {self!r}, expected given, needed and fix; to fix: write all three texts")
-        if not self.detail:
-            object.__setattr__(self, "detail", f"got {self.given}, expected {self.needed}")
+    def __new__(cls, code: ReasonCode, given: str, needed: str, fix: str, detail: str = "") -> Reason:
+        if not isinstance(code, ReasonCode):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"got Reason code {code!r}, expected a ReasonCode; to fix: use one of its members")
+        if not (given and needed and fix):
+            raise ValueError(
+                f"got a Reason with given={given!r}, needed={needed!r}, fix={fix!r}, expected given, needed and fix; "
+                "to fix: write all three texts"
+            )
+        return super().__new__(cls, code, given, needed, fix, detail or f"got {given}, expected {needed}")
 
     def to_dict(self) -> dict[str, str]:
         """Return the reason as JSON-ready data."""
-        return {**vars(self), "code": self.code.value}
+        return {**self._asdict(), "code": self.code.value}
 
     def __str__(self) -> str:
         return f"{self.detail}; to fix: {self.fix}"

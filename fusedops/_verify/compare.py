@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from fusedops._contract.evidence import Tolerance
 from fusedops._contract.op import Op
-from fusedops._contract.values import Tolerance
 from fusedops._report.direction import Direction
 from fusedops.dtypes import compute_dtype
 from fusedops.errors import PluginError

@@ -7,7 +7,7 @@ check NAME`` and ``pytest --fusedops-backend NAME`` run them all, and :func:`rep
 :func:`assert_same_choices` compare two runs, or the ranks of one run. ``import fusedops`` does not import this module.
 """
 
-from fusedops._contract.values import Case as Case
+from fusedops._contract.evidence import Case as Case
 from fusedops.ops import OPS as OPS
 from fusedops.philox import keep_mask as keep_mask
 from fusedops.testing._calls import arguments as arguments

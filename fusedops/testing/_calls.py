@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fusedops._contract.evidence import Case
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
-from fusedops._contract.values import Case
 from fusedops.quantization import FORMATS
 from fusedops.testing._packed import random_packed
 from fusedops.testing._roles import classes, dtype_of, masks, one_elements, packed_rows

@@ -10,9 +10,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from fusedops._contract.evidence import Case
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
-from fusedops._contract.values import Case
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import Call, arguments, dtype_name, followed, shrunk, specs, tensors
 from fusedops.testing._expected import expected_forward

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedops._contract.evidence import Tolerance
 from fusedops._contract.op import Op
 from fusedops._contract.signature import with_floats
-from fusedops._contract.values import Tolerance
 from fusedops._verify.compare import difference, limits, within
 from fusedops.testing._empty import empty_outputs, empty_saved
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fusedops._contract.evidence import Tolerance as Tolerance
 from fusedops._contract.op import Op as Op
-from fusedops._contract.values import Tolerance as Tolerance
 from fusedops._dispatch.selection import fallback
 from fusedops._plugins.registry import registry
 from fusedops._policy import context

@@ -52,7 +52,7 @@ def padded_kernel(op: Op, kernel: PreparedKernel) -> PreparedKernel | None:
     sentence = "padded to sizes that the kernel takes, with the added part masked out, and the result cropped"
     adaptations = (
         Adaptation("pad", sentence, cost),
-        *(replace(item, cost=of_padded_call(item.cost)) for item in kernel.kernel.adaptations),
+        *(item._replace(cost=of_padded_call(item.cost)) for item in kernel.kernel.adaptations),
     )
     padded = copy(kernel)
     padded.kernel = replace(kernel.kernel, adaptations=adaptations)
@@ -71,7 +71,7 @@ def with_padding_fix(op: Op, kernel: Kernel, args: Sequence[Any], reasons: Seque
     bound = dict(zip(op.parameters_of(kernel.direction), grown))
     if any(constraint.reasons(bound) for constraint in kernel.constraints):
         return tuple(reasons)
-    return (*reasons[:-1], replace(reasons[-1], fix=f'{reasons[-1].fix}, or allow adapt="pad"'))
+    return (*reasons[:-1], reasons[-1]._replace(fix=f'{reasons[-1].fix}, or allow adapt="pad"'))
 
 
 def _grower(op: Op, kernel: Kernel) -> Grow | None:

@@ -23,7 +23,7 @@ from fusedops.constraints import (
     Window,
 )
 from fusedops.dtypes import no_autocast
-from fusedops.ops.attention import arguments, formulas, sharding
+from fusedops.ops.attention import arguments, formulas
 
 
 def attention(
@@ -146,6 +146,6 @@ OP = Op(
     outputs=("out", "lse"),
     empty=arguments.empty,
     prepare_args=arguments.prepare_args,
-    sharding=sharding.SHARDING,
+    sharding="fusedops.ops.attention.sharding:SHARDING",
     evidence="fusedops.ops.attention.evidence:ATTENTION",
 )

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fusedops import masks
-from fusedops._contract.evidence import Evidence
-from fusedops._contract.values import Case, Tolerance
+from fusedops._contract.evidence import Case, Evidence, Tolerance
 from fusedops.ops.attention import formulas
 from fusedops.ops.attention.error_bounds import error_bound, gradient_error_bound
 

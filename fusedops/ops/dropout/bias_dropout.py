@@ -12,7 +12,6 @@ from fusedops._dispatch.call import call
 from fusedops.constraints import Broadcasts, Flag, Floating, OneElement, Probability, SameDevice
 from fusedops.dtypes import promoted, upcast
 from fusedops.ops.dropout import arguments, formulas
-from fusedops.ops.dropout.sharding import SHARDING
 from fusedops.philox import dropped
 
 
@@ -108,7 +107,7 @@ OP = Op(
     differentiable=("x", "bias"),
     identity=identity,
     output_dtype=output_dtype,
-    sharding=SHARDING,
+    sharding="fusedops.ops.dropout.sharding:SHARDING",
     prepare_args=arguments.prepare_args,
     evidence="fusedops.ops.dropout.evidence:BIAS_DROPOUT",
 )

@@ -11,7 +11,6 @@ from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
 from fusedops.constraints import Floating, SameDevice, SameShape
 from fusedops.ops.dropout import arguments, bias_dropout, formulas
-from fusedops.ops.dropout.sharding import SHARDING
 from fusedops.philox import dropped
 
 
@@ -87,7 +86,7 @@ OP = Op(
     passed_through="residual",
     identity=bias_dropout.identity,
     output_dtype=_output_dtype,
-    sharding=SHARDING,
+    sharding="fusedops.ops.dropout.sharding:SHARDING",
     prepare_args=arguments.prepare_args,
     evidence="fusedops.ops.dropout.evidence:BIAS_DROPOUT_ADD",
 )

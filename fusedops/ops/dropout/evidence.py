@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Evidence
-from fusedops._contract.values import Case, Tolerance
+from fusedops._contract.evidence import Case, Evidence, Tolerance
 from fusedops.dtypes import promoted
 from fusedops.ops.dropout.error_bounds import (
     bias_dropout_add_error_bound,

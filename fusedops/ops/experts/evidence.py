@@ -9,8 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Evidence
-from fusedops._contract.values import Case, Tolerance
+from fusedops._contract.evidence import Case, Evidence, Tolerance
 from fusedops.ops.experts.error_bounds import experts_error_bound, experts_gradient_error_bound
 from fusedops.ops.experts.formulas import Activation, experts_of
 

@@ -14,7 +14,6 @@ from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.ops.experts.arguments import CONSTRAINTS
 from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, linear, linear_gradients, order_of
-from fusedops.ops.experts.sharding import SHARDING
 
 
 def experts(
@@ -184,6 +183,6 @@ OP = Op(
     backward=backward,
     differentiable=("x", "weights", "up", "down", "up_bias", "down_bias"),
     saved=(Saved("hidden", hidden),),
-    sharding=SHARDING,
+    sharding="fusedops.ops.experts.sharding:SHARDING",
     evidence="fusedops.ops.experts.evidence:EXPERTS",
 )

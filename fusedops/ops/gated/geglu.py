@@ -16,7 +16,6 @@ from fusedops.constraints import OneOf
 from fusedops.dtypes import promoted
 from fusedops.ops.gated.arguments import TENSORS
 from fusedops.ops.gated.formulas import empty, gradients, output_dtype, wide_pair
-from fusedops.ops.gated.sharding import SHARDING
 
 # below, GELU and its derivative are 0 in float64 too; above, GELU is the gate and its derivative 1
 _SATURATION = 32.0
@@ -96,6 +95,6 @@ OP = Op(
     differentiable=("gate", "up"),
     output_dtype=output_dtype,
     empty=empty,
-    sharding=SHARDING,
+    sharding="fusedops.ops.gated.sharding:SHARDING",
     evidence="fusedops.ops.gated.evidence:GEGLU",
 )

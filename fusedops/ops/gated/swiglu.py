@@ -14,7 +14,6 @@ from fusedops.constraints import Finite
 from fusedops.dtypes import promoted
 from fusedops.ops.gated.arguments import TENSORS
 from fusedops.ops.gated.formulas import empty, gradients, output_dtype, wide_pair
-from fusedops.ops.gated.sharding import SHARDING
 
 
 def swiglu(
@@ -107,6 +106,6 @@ OP = Op(
     differentiable=("gate", "up"),
     output_dtype=output_dtype,
     empty=empty,
-    sharding=SHARDING,
+    sharding="fusedops.ops.gated.sharding:SHARDING",
     evidence="fusedops.ops.gated.evidence:SWIGLU",
 )

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Evidence
-from fusedops._contract.values import Case, Tolerance
+from fusedops._contract.evidence import Case, Evidence, Tolerance
 from fusedops.dtypes import promoted
 from fusedops.ops.gelu.error_bounds import error_bound, gradient_error_bound
 

@@ -17,7 +17,6 @@ from fusedops.dtypes import compute_dtype
 from fusedops.ops.losses import formulas
 from fusedops.ops.losses.arguments import OPTIONS, denominator_tensor, tensor_constraints
 from fusedops.ops.losses.formulas import LossOptions
-from fusedops.ops.losses.sharding import CROSS_ENTROPY as SHARDING
 
 
 def cross_entropy(
@@ -154,7 +153,7 @@ OP = Op(
     output_dtype=loss_dtype,
     empty=empty,
     saved=(Saved("lse", lse), Saved("log_prob", log_prob, optional=True)),
-    sharding=SHARDING,
+    sharding="fusedops.ops.losses.sharding:CROSS_ENTROPY",
     prepare_args=prepare_args,
     evidence="fusedops.ops.losses.evidence:CROSS_ENTROPY",
 )

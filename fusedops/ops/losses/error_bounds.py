@@ -15,8 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import finite_size
-from fusedops._contract.values import Tolerance
+from fusedops._contract.evidence import Tolerance, finite_size
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.losses import formulas
 from fusedops.ops.losses.formulas import LossOptions

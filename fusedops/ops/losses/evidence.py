@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Evidence
-from fusedops._contract.values import Case, Tolerance
+from fusedops._contract.evidence import Case, Evidence, Tolerance
 from fusedops.dtypes import compute_dtype, upcast
 from fusedops.ops.losses import error_bounds, formulas
 from fusedops.ops.losses.formulas import LossOptions

@@ -14,7 +14,6 @@ from fusedops.constraints import Count, Dim, Floating, Rank, SameDevice, SameSiz
 from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops.losses import arguments, formulas
 from fusedops.ops.losses.formulas import LossOptions
-from fusedops.ops.losses.sharding import LINEAR_CROSS_ENTROPY as SHARDING
 
 
 def linear_cross_entropy(
@@ -245,6 +244,6 @@ OP = Op(
         Saved("weight_grad", weight_grad, gradient_of="weight"),
         Saved("bias_grad", bias_grad, gradient_of="bias"),
     ),
-    sharding=SHARDING,
+    sharding="fusedops.ops.losses.sharding:LINEAR_CROSS_ENTROPY",
     evidence="fusedops.ops.losses.evidence:LINEAR_CROSS_ENTROPY",
 )

@@ -9,7 +9,6 @@ from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.ops.norms import arguments, formulas, layer_norm
-from fusedops.ops.norms.sharding import SHARDING
 
 
 def add_layer_norm(
@@ -97,6 +96,6 @@ OP = Op(
     outputs=("y", "s"),
     empty=empty,
     saved=(Saved("mean", mean), Saved("rstd", rstd)),
-    sharding=SHARDING,
+    sharding="fusedops.ops.norms.sharding:SHARDING",
     evidence="fusedops.ops.norms.evidence:ADD_LAYER_NORM",
 )

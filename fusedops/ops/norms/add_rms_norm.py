@@ -9,7 +9,6 @@ from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.ops.norms import arguments, formulas, rms_norm
-from fusedops.ops.norms.sharding import SHARDING
 
 
 def add_rms_norm(
@@ -92,6 +91,6 @@ OP = Op(
     outputs=("y", "s"),
     empty=empty,
     saved=(Saved("rstd", rstd),),
-    sharding=SHARDING,
+    sharding="fusedops.ops.norms.sharding:SHARDING",
     evidence="fusedops.ops.norms.evidence:ADD_RMS_NORM",
 )

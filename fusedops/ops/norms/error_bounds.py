@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.values import Tolerance
+from fusedops._contract.evidence import Tolerance
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.norms.formulas import rounded_sum
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Evidence
-from fusedops._contract.values import Case
+from fusedops._contract.evidence import Case, Evidence
 from fusedops.dtypes import promoted
 from fusedops.ops.norms import error_bounds
 

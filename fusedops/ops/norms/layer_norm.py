@@ -8,7 +8,6 @@ from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.ops.norms import arguments, formulas
-from fusedops.ops.norms.sharding import SHARDING
 
 
 def layer_norm(
@@ -82,6 +81,6 @@ OP = Op(
     backward=backward,
     differentiable=("x", "weight", "bias"),
     saved=(Saved("mean", mean), Saved("rstd", rstd)),
-    sharding=SHARDING,
+    sharding="fusedops.ops.norms.sharding:SHARDING",
     evidence="fusedops.ops.norms.evidence:LAYER_NORM",
 )

@@ -11,7 +11,6 @@ from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.constraints import Finite
 from fusedops.ops.norms import arguments, formulas
-from fusedops.ops.norms.sharding import SHARDING
 
 
 def rms_norm(
@@ -68,6 +67,6 @@ OP = Op(
     backward=backward,
     differentiable=("x", "weight"),
     saved=(Saved("rstd", rstd),),
-    sharding=SHARDING,
+    sharding="fusedops.ops.norms.sharding:SHARDING",
     evidence="fusedops.ops.norms.evidence:RMS_NORM",
 )

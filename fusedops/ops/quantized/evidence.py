@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Evidence, finite_size
-from fusedops._contract.values import Case, Tolerance
+from fusedops._contract.evidence import Case, Evidence, Tolerance, finite_size
 from fusedops.dtypes import compute_dtype
 from fusedops.quantization import FORMATS, dequantize
 

@@ -13,7 +13,6 @@ from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
 from fusedops.constraints import Bytes, Floating, OneOf, PackedRows, Rank, SameDevice, SameSize
 from fusedops.dtypes import compute_dtype, no_autocast
-from fusedops.ops.quantized.sharding import SHARDING
 from fusedops.quantization import FORMATS, dequantize
 
 
@@ -104,6 +103,6 @@ OP = Op(
     backward=backward,
     differentiable=("x", "bias"),
     empty=empty,
-    sharding=SHARDING,
+    sharding="fusedops.ops.quantized.sharding:SHARDING",
     evidence="fusedops.ops.quantized.evidence:QUANTIZED_LINEAR",
 )

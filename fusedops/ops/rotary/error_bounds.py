@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fusedops._contract.values import Tolerance
+from fusedops._contract.evidence import Tolerance
 from fusedops.ops.rotary.formulas import joined, pairs, rotation_dtype
 
 #: Of the outputs and the gradients.

@@ -12,7 +12,6 @@ from fusedops.constraints import Flag, Floating, OneOf, Rank, SameDevice, SameSh
 from fusedops.ops.rotary import formulas
 from fusedops.ops.rotary.arguments import Angles, Heads, without_head_dim
 from fusedops.ops.rotary.formulas import rotated
-from fusedops.ops.rotary.sharding import SHARDING
 
 
 def rotary_embedding(
@@ -108,7 +107,7 @@ OP = Op(
     outputs=("rotated_q", "rotated_k"),
     empty=formulas.empty,
     prepare_args=without_head_dim,
-    sharding=SHARDING,
+    sharding="fusedops.ops.rotary.sharding:SHARDING",
     output_of={"rotated_k": "k"},
     evidence="fusedops.ops.rotary.evidence:ROTARY_EMBEDDING",
 )

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Evidence
-from fusedops._contract.values import Case, Tolerance
+from fusedops._contract.evidence import Case, Evidence, Tolerance
 from fusedops.ops.softmax.error_bounds import error_bound, gradient_error_bound
 from fusedops.ops.softmax.formulas import causal_mask
 

@@ -15,7 +15,6 @@ from fusedops._dispatch.call import call
 from fusedops.constraints import Broadcasts, Finite, Flag, Floating, Mask, Rank, SameDevice
 from fusedops.dtypes import upcast
 from fusedops.ops.softmax.formulas import causal_mask, padded, padded_backward
-from fusedops.ops.softmax.sharding import SHARDING
 
 
 def scaled_masked_softmax(
@@ -86,7 +85,7 @@ OP = Op(
     reference=reference,
     backward=backward,
     differentiable=("x",),
-    sharding=SHARDING,
+    sharding="fusedops.ops.softmax.sharding:SHARDING",
     padding=Padding((-2, -1), padded, padded_backward),
     evidence="fusedops.ops.softmax.evidence:SCALED_MASKED_SOFTMAX",
 )
