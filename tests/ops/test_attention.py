@@ -12,7 +12,7 @@ from eager_memory import peak
 from torch import Tensor
 
 import fusedops
-from fusedops import InvalidInputError, attention, testing
+from fusedops import attention, testing
 
 OP = testing.OPS["attention"]
 Q, K, V = (torch.randn(2, n, s, 8, generator=torch.Generator().manual_seed(n + s)) for n, s in ((4, 5), (2, 7), (2, 7)))
@@ -23,16 +23,6 @@ def plain(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> tuple[Tensor, Tens
     keys, values = (each.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
     scores = (q.double() @ keys.mT / math.sqrt(q.shape[-1])).masked_fill(masked, -math.inf)
     return torch.softmax(scores, -1) @ values, torch.logsumexp(scores, -1)
-
-
-def test_a_bare_true_with_other_lengths_names_both_alignments() -> None:
-    with pytest.raises(InvalidInputError) as error:
-        attention(Q, K, V, causal=True)
-    assert str(error.value) == (
-        "attention: got causal = True with 5 queries and 7 keys, expected 'upper_left' (query i sees the keys up to i) "
-        "or 'lower_right' (the last query sees every key); to fix: pass causal='upper_left' for torch's is_causal, "
-        "'lower_right' for flash-attn's causal and for decoding with cached keys"
-    )
 
 
 @pytest.mark.parametrize("call", [attention, fusedops.explain])

@@ -201,53 +201,16 @@ def test_a_denominator(denominator: Any, backend: str) -> None:
     torch.testing.assert_close(torch.cat([gradient for _, gradient in halves]), whole_gradient, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (3, 0, 5), (2, 0, 0)])
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0, 5)])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_no_rows(reduction: str, shape: tuple[int, ...]) -> None:
     logits, target = torch.empty(shape, requires_grad=True), torch.empty(shape[:-1], dtype=torch.int64)
-    if shape[-1] == 0:
-        with pytest.raises(InvalidInputError, match=r"got dim -1 of logits = 0, expected a size of at least 1"):
-            fusedops.cross_entropy(logits, target, reduction=reduction)
-        return
     loss = fusedops.cross_entropy(logits, target, reduction=reduction)
     assert loss.shape == (shape[:-1] if reduction == "none" else ())
     assert loss.sum() == 0
     loss.sum().backward()
     assert logits.grad is not None
     assert logits.grad.shape == shape
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"reduction": "sum", "denominator": 2.0}, r"got a denominator, expected no denominator .*to fix: pass red"),
-        (
-            {"denominator": "2"},
-            r"got denominator = '2', expected a number, finite in float32, or a tensor of one element",
-        ),
-        ({"denominator": float("inf")}, r"got denominator = inf, expected a number, finite in float32"),
-        ({"denominator": torch.ones(2)}, r"got denominator of 2 elements, expected one element"),
-        (
-            {"softcap": 0.0},
-            r"got softcap = 0.0, expected a Python number of at least 1.17549e-38, finite in float32, or None",
-        ),
-        ({"z_loss": -1.0}, r"got z_loss = -1.0"),
-        ({"label_smoothing": 1.5}, r"got label_smoothing = 1.5"),
-        ({"ignore_index": 1.0}, r"got ignore_index = 1.0, expected a 64-bit integer"),
-        ({"reduction": "avg"}, r"got reduction = 'avg', expected 'mean', 'sum' or 'none'"),
-    ],
-)
-def test_invalid_options(options: dict[str, Any], text: str) -> None:
-    logits, target = rows()
-    with pytest.raises(InvalidInputError, match=text):
-        fusedops.cross_entropy(logits, target, **options)
-
-
-def test_torchs_layout_of_classes_has_a_fix() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"to fix: move the second dim of logits to the end, as in logits.movedim"
-    ):
-        fusedops.cross_entropy(torch.randn(2, 9, 4), torch.zeros(2, 4, dtype=torch.int64))
 
 
 def test_a_large_call_on_eager_keeps_no_tensor_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:

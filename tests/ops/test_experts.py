@@ -99,14 +99,3 @@ def test_a_number_that_is_not_finite_stays_with_its_token() -> None:
     y[[0, 3]].sum().backward()
     assert given["up"].grad[:2].isfinite().all()
     assert given["x"].grad[[0, 2, 3]].isfinite().all()
-
-
-def test_weights_of_other_sizes_are_refused() -> None:
-    given = {key: each.detach() for key, each in tensors(3, 2, 2).items()}
-    index = torch.zeros(2, 2, dtype=torch.long)
-    with pytest.raises(fusedops.InvalidInputError, match=r"got down of shape .* expected \(3, 6, 4\)"):
-        fusedops.experts(index=index, **{**given, "down": given["down"].mT})
-    with pytest.raises(fusedops.InvalidInputError, match="transposed=True"):
-        fusedops.experts(index=index, **{**given, "up": given["up"].mT})
-    with pytest.raises(fusedops.InvalidInputError, match="got up_bias of shape"):
-        fusedops.experts(index=index, **{**given, "up_bias": given["up_bias"][:2]})

@@ -37,12 +37,6 @@ ALL_LOCKS = """
 # ------------------------------------------------------------------------------------------------------------- policies
 
 
-def reset_policy() -> None:
-    """Return to the default policy, and report each fallback again."""
-    context.reset()
-    forget_warnings()
-
-
 def forget_warnings() -> None:
     """Let each warning be given again."""
     fallback.forget_reports()

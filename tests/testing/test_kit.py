@@ -153,21 +153,6 @@ def test_a_deviation_excuses_no_other_check() -> None:
     assert "bias_gelu/backward/dtypes" in failed
 
 
-def test_a_backend_that_cannot_be_checked_has_a_reason() -> None:
-    with pytest.raises(fusedops.PolicyError, match=r"check: got backend 'egaer', expected .*; to fix: write 'eager'"):
-        testing.checks("egaer")
-    with pytest.raises(fusedops.PolicyError, match=r"check: got op of eager 'bias_gel', .*; to fix: write 'bias_gelu'"):
-        testing.checks("eager", op="bias_gel")
-    with pytest.raises(
-        fusedops.PluginError, match=r"got backend 'npu', which cannot run here \(unavailable: torch_npu"
-    ):
-        testing.checks("npu")
-    with pytest.raises(fusedops.PluginError, match="got device 'meta', expected one that triton serves: cuda, cpu"):
-        testing.checks("triton", "meta")
-    with pytest.raises(fusedops.PluginError, match="got device 'nowhere', which torch cannot use here"):
-        testing.checks("eager", "nowhere")
-
-
 def test_the_kit_as_pytest_tests(tmp_path: pathlib.Path) -> None:
     (tmp_path / "conftest.py").write_text(
         textwrap.dedent(

@@ -72,6 +72,7 @@ CHECK = "bias_gelu/forward/kernel"
 pin("a mismatch", verifying(), fusedops.MismatchError)
 pin("mismatches", verifying(raise_on_mismatch=False), fusedops.FusedOpsWarning)
 pin("verify's every", verify("eager", every=0), INVALID)
+pin("verify's every, a fraction", verify("eager", every=0.1), INVALID)
 pin("verify's backend", verify("eagr"), POLICY)
 pin("verify's kernel", with_unavailable(verify("mine")), POLICY)
 pin("bind's op", bind("bias_gel"), POLICY)

@@ -223,20 +223,3 @@ def flash_attn(three: bool = False) -> Iterator[list[Call]]:
     versions = {"two": None, "three": "3.0.0"} if three else {}
     with installed(**versions) as log, registered(backend):
         yield log
-
-
-def newest() -> dict[str, dict[str, list[str]]]:
-    """Return the parameters of the stand-in, by release and function, each with its default."""
-    named = {"2": TWO, "3": THREE}
-    return {
-        release: {
-            name: [_text(parameter) for parameter in inspect.signature(function).parameters.values()]
-            for name, function in zip(("_flash_attn_forward", "_flash_attn_backward"), functions)
-        }
-        for release, functions in named.items()
-    }
-
-
-def _text(parameter: inspect.Parameter) -> str:
-    default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
-    return parameter.name + default
