@@ -50,6 +50,11 @@ def memory_of(tensor: Tensor) -> Tensor:
     return memory.set_(tensor.detach().untyped_storage()).cpu().clone()
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return how often in-place operations of torch have written a tensor's memory; 0 where torch does not count."""
+    return 0 if tensor.is_inference() else tensor._version  # pyright: ignore[reportPrivateUsage]
+
+
 def plain_masks(args: Sequence[Any]) -> tuple[Any, ...]:
     """Return the arguments with masks of the bytes 0 and 1, for which torch's functions, and references, are right."""
     return tuple(

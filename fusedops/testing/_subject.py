@@ -28,8 +28,17 @@ from fusedops.testing._failures import RuleError
 from fusedops.testing._global_state import check_global_state, global_state
 from fusedops.testing._kernel_calls import KernelCalls
 from fusedops.testing._layouts import Form
-from fusedops.testing._observed import check_layout, check_own_memory, check_runs, kernel_runs, memory_of, plain_masks
+from fusedops.testing._observed import (
+    check_layout,
+    check_own_memory,
+    check_runs,
+    kernel_runs,
+    memory_of,
+    plain_masks,
+    version_of,
+)
 
+_UNCHANGED = "no input is written, nor a gradient of an output"
 _SAVED = "forward returns the outputs, then each saved value; one that is required is a tensor"
 
 
@@ -80,6 +89,7 @@ class Subject(KernelCalls):
         """
         tensors = {name: value for name, value in unchanged.items() if isinstance(value, Tensor)}
         before = {name: memory_of(value) for name, value in tensors.items()}
+        versions = {name: version_of(value) for name, value in tensors.items()}
         runs_before, state = kernel_runs(), global_state(self.device_of_tensors)
         try:
             with use(self.backend, fallback="raise", adapt="none"):
@@ -91,7 +101,14 @@ class Subject(KernelCalls):
         if written:
             raise RuleError(
                 f"got {' and '.join(written)} written by the call, expected every input unchanged",
-                "no input is written, nor a gradient of an output",
+                _UNCHANGED,
+            )
+        rewritten = [name for name, value in tensors.items() if version_of(value) != versions[name]]
+        if rewritten:
+            raise RuleError(
+                f"got {' and '.join(rewritten)} written in place, with the bits that were there, expected no operation "
+                f"that writes an input",
+                _UNCHANGED,
             )
 
     def forward(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
