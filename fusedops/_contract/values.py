@@ -26,12 +26,23 @@ class Saved(NamedTuple):
     >>> import fusedops
     >>> fusedops.Saved("rstd", lambda x, eps: (x.float().square().mean(-1) + eps).rsqrt()).optional
     False
+    >>> fusedops.ops.OPS["rms_norm"].saved[0]
+    Saved('rstd', rstd: 'Compute the saved value: rsqrt(mean(x**2, -1) + eps), (...).')
     """
 
     name: str
     reference: Callable[..., Tensor]
     optional: bool = False
     gradient_of: str | None = None
+
+    def __repr__(self) -> str:
+        """Return the name and the first paragraph of the reference's docstring, where the shape is; no address."""
+        doc = " ".join((self.reference.__doc__ or "").partition("\n\n")[0].split())
+        name = getattr(self.reference, "__name__", repr(self.reference))
+        parts = [repr(self.name), f"{name}: {doc!r}" if doc else name]
+        parts += ["optional=True"] if self.optional else []
+        parts += [f"gradient_of={self.gradient_of!r}"] if self.gradient_of else []
+        return f"Saved({', '.join(parts)})"
 
 
 class Padding(NamedTuple):
