@@ -51,8 +51,9 @@ run() {  # run tests; all parts run, also after a failure
     "$folder/bin/python" -m pytest --quiet -p no:cacheprovider --numprocesses auto --maxprocesses 8 --dist worksteal "$@" || code=1
 }
 run -m "not slow" tests/policy tests/cli tests/plugins/test_{registration,plugin_ops}.py tests/integrations/test_nn.py \
-    tests/dispatch/test_{bind,call_paths,explain,gradients,no_backend,selected_kernel}.py \
+    tests/dispatch/test_{bind,call_paths,explain,no_backend,selected_kernel}.py \
     tests/dispatch/test_recent_calls.py tests/backends/cpu/test_{calls,remembered_calls}.py "$@"
+run -m "not slow" -k "scaled_masked_softmax or add_rms_norm" tests/integrations/test_pytorch_{autograd,checkpoint,trace}.py "$@"
 run tests/backends/triton/test_triton_compile_versions.py "$@"
 # the conformance kit: ops that most backends have, and attention, which is all that some have; without the two checks that
 # take minutes by Triton's interpreter

@@ -15,6 +15,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusedops
 from fusedops import FallbackWarning, InvalidInputError, PolicyError, TensorSpec, Unavailable
 
+TOO_LONG = (
+    (
+        "size",
+        "got dim -1 of x = 9, expected a size of at most 8",
+        "dim -1 of x = 9",
+        "a size of at most 8",
+        "split x so that dim -1 is at most 8",
+    ),
+    ("dtype", "got x of float64, expected float32", "x of float64", "float32", "convert x to float32"),
+)
+
+
+def candidate(backend: str, status: str, *reasons: tuple[str, ...], named: bool = False) -> dict[str, Any]:
+    """Return a candidate as data, whose reasons are written in order."""
+    fields = ("code", "detail", "given", "needed", "fix")
+    written = [dict(zip(fields, reason)) for reason in reasons]
+    nothing: dict[str, Any] = {"deviations": [], "adaptations": []}
+    return {"backend": backend, "status": status, "named": named, "reasons": written, **nothing}
+
 
 def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
     fakes("short", *SHORT)
@@ -36,61 +55,10 @@ def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
             {"channel": "set_policy()", "text": "triton", "in_effect": False},
         ],
         "candidates": [
-            {
-                "backend": "short",
-                "status": "refused",
-                "named": True,
-                "reasons": [
-                    {
-                        "code": "size",
-                        "detail": "got dim -1 of x = 9, expected a size of at most 8",
-                        "given": "dim -1 of x = 9",
-                        "needed": "a size of at most 8",
-                        "fix": "split x so that dim -1 is at most 8",
-                    },
-                    {
-                        "code": "dtype",
-                        "detail": "got x of float64, expected float32",
-                        "given": "x of float64",
-                        "needed": "float32",
-                        "fix": "convert x to float32",
-                    },
-                ],
-                "deviations": [],
-                "adaptations": [],
-            },
-            {
-                "backend": "npu",
-                "status": "refused",
-                "named": False,
-                "reasons": [
-                    {
-                        "code": "device",
-                        "detail": "serves npu, not cpu",
-                        "given": "cpu",
-                        "needed": "npu",
-                        "fix": "move the tensors to npu",
-                    }
-                ],
-                "deviations": [],
-                "adaptations": [],
-            },
-            {
-                "backend": "eager",
-                "status": "selected",
-                "named": False,
-                "reasons": [],
-                "deviations": [],
-                "adaptations": [],
-            },
-            {
-                "backend": "triton",
-                "status": "eligible",
-                "named": False,
-                "reasons": [],
-                "deviations": [],
-                "adaptations": [],
-            },
+            candidate("short", "refused", *TOO_LONG, named=True),
+            candidate("npu", "refused", ("device", "serves npu, not cpu", "cpu", "npu", "move the tensors to npu")),
+            candidate("eager", "selected"),
+            candidate("triton", "eligible"),
         ],
     }
     assert str(decision) == (

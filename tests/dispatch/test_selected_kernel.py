@@ -8,16 +8,11 @@ import pytest
 import torch
 from softmax_calls import (
     MASK,
-    OP,
-    SCALE,
-    G,
     X,
     backend_that_counts,
-    close,
     counting_compilations,
     softmax,
     torch_op,
-    want,
 )
 
 import fusedops
@@ -43,23 +38,6 @@ def test_a_kernels_own_error_reaches_the_user_and_nothing_else_is_tried(way: Any
         fakes.ran.clear()
 
 
-def test_a_policy_changed_between_calls_of_a_compiled_function_is_seen(fakes: Any) -> None:
-    fakes("a", priority=-5)
-    fakes("b", priority=-6)
-    with counting_compilations() as graphs:
-        compiled = torch.compile(lambda x: softmax(x) + 1, fullgraph=True, backend=backend_that_counts(graphs))
-        compiled(X)
-        for name in ("a", "b", "a"):
-            with fusedops.use(name):
-                compiled(X)
-        fusedops.set_policy("b")
-        compiled(X)
-        fusedops.set_policy(None)
-        compiled(X)
-        assert len(graphs) == 1
-    assert fakes.ran == ["a", "b", "a", "b"]
-
-
 def test_the_argument_of_a_compiled_call_is_obeyed(fakes: Any) -> None:
     fakes("a", priority=-5)
     with counting_compilations() as graphs:
@@ -69,42 +47,12 @@ def test_the_argument_of_a_compiled_call_is_obeyed(fakes: Any) -> None:
     assert fakes.ran == ["a", "a backward"]
 
 
-def test_backward_is_served_by_the_selection_of_forward_though_the_block_has_ended(fakes: Any) -> None:
-    fakes("a", priority=-5)
-    with fusedops.use("a"):
-        y = softmax(X.clone().requires_grad_())
-    with fusedops.use("eager"):
-        y.sum().backward()
-    assert fakes.ran == ["a", "a backward"]
-
-
 def test_through_torch_ops_the_argument_lasts_until_backward(fakes: Any) -> None:
     # a policy of use() is looked up when backward runs: the registered op has no place to keep it
     fakes("a", priority=-5)
     y = torch_op(X.clone().requires_grad_(), backend="a")
     y.sum().backward()
     assert fakes.ran == ["a", "a backward"]
-
-
-def test_backward_may_be_served_by_another_backend(fakes: Any) -> None:
-    fakes("a", backward=None)
-    fakes("b", Dim("x", (-1,), at_most=1), priority=40)
-    x = X.clone().requires_grad_()
-    softmax(x, MASK, SCALE).backward(G)
-    assert fakes.ran == ["a", "b backward"]
-    assert x.grad is not None
-    close(x.grad, want(MASK, SCALE, False)[1])
-
-
-def test_the_second_derivative_takes_the_reference(fakes: Any) -> None:
-    fakes("a")
-    x = X.clone().requires_grad_()
-    (dx,) = torch.autograd.grad(softmax(x, MASK, SCALE), x, G, create_graph=True)
-    assert fakes.ran == ["a"], "a kernel's gradient has no graph"
-    (second,) = torch.autograd.grad(dx.square().sum(), x)
-    again = X.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(OP.reference(again, MASK, SCALE, False), again, G, create_graph=True)
-    close(second, torch.autograd.grad(wanted.square().sum(), again)[0])
 
 
 def test_no_kernel_sees_a_call_that_is_invalid(fakes: Any) -> None:
