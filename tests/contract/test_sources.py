@@ -1,4 +1,4 @@
-"""The sources of the core: one `exec`, readable tracebacks, short files, and no op known by name."""
+"""The sources of the core: readable tracebacks, short files, and no op known by name."""
 
 from __future__ import annotations
 
@@ -28,21 +28,6 @@ def relative(path: pathlib.Path) -> str:
 
 
 # --------------------------------------------------------------------------------------------------- generated source
-
-
-def test_exec_and_compile_appear_once_and_eval_never() -> None:
-    calls: dict[str, list[str]] = {"exec": [], "eval": [], "compile": []}
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Name) and node.id in calls:
-                calls[node.id].append(relative(path))
-            if (
-                isinstance(node, ast.Attribute)
-                and node.attr in ("exec", "eval")
-                and ast.unparse(node.value) == "builtins"
-            ):
-                calls[node.attr].append(relative(path))
-    assert calls == {"exec": ["_contract/constraint.py"], "eval": [], "compile": ["_contract/constraint.py"]}
 
 
 class Raises(Constraint):

@@ -95,13 +95,6 @@ def test_a_state_that_cannot_be_recognized_is_inspected_each_time() -> None:
         assert count(made) == 4
 
 
-def test_other_memory_below_the_same_tensor_is_noticed() -> None:
-    count, mask = Counting(), torch.zeros(4, dtype=torch.bool)
-    assert count(mask) == 0
-    mask.data = torch.ones(4, dtype=torch.bool)
-    assert count(mask) == 4
-
-
 def test_what_is_made_in_inference_mode_outlives_it() -> None:
     mask = torch.zeros(4, dtype=torch.bool)
     with torch.inference_mode():

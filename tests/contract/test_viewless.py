@@ -70,11 +70,6 @@ def test_the_viewed_tensor_is_freed(x: Tensor) -> None:
     assert y.shape == (24,)
 
 
-def test_what_is_no_view_comes_back_as_it_is(x: Tensor) -> None:
-    for keep_graph in (True, False):
-        assert make_viewless_tensor(x, not x.requires_grad, keep_graph) is x
-
-
 def test_gradient_goes_through(x: Tensor, make: Callable[[Tensor], Tensor]) -> None:
     y = make((x * 2).view(-1))
     assert y.requires_grad
@@ -93,19 +88,6 @@ def test_a_write_to_the_view_is_not_an_error_in_backward(x: Tensor, make: Callab
     with torch.no_grad():
         view.zero_()
     assert torch.equal(torch.autograd.grad(loss, x)[0], torch.zeros_like(x))
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_without_the_graph_it_is_a_leaf(x: Tensor, wanted: bool) -> None:
-    view = (x * 2).view(-1)
-    y = make_viewless_tensor(view, requires_grad=wanted, keep_graph=False)
-    assert (y.is_leaf, y.requires_grad, y._base, y.data_ptr()) == (True, wanted, None, view.data_ptr())
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_in_the_graph_requires_grad_follows_the_input(wanted: bool) -> None:
-    y = make_viewless_tensor(torch.zeros(4).view(2, 2), requires_grad=wanted, keep_graph=True)
-    assert (y._base, y.requires_grad) == (None, False)
 
 
 def test_other_dtypes_and_devices() -> None:
@@ -267,18 +249,6 @@ def test_as_megatron(dtype: torch.dtype, requires_grad: bool, keep_graph: bool) 
         for view in (hidden, hidden.view(-1), hidden.t(), hidden[1:, 2], hidden.detach().view(-1)):
             ours = outcome(fusedops, view, requires_grad, keep_graph)
             assert ours == outcome(peer, view, requires_grad, keep_graph)
-
-
-def test_as_megatron_in_the_checks() -> None:
-    peer = megatron_peer.modules().utils
-    view = torch.zeros(4).view(2, 2)
-    for library in (fusedops, peer):
-        assert library.assert_viewless_tensor("text") == "text"
-        for given in (view, [view]):
-            with pytest.raises(AssertionError):
-                library.assert_viewless_tensor(given)
-        with pytest.raises(AssertionError):
-            library.safely_set_viewless_tensor_data(view, torch.ones(3))
 
 
 def test_unlike_megatron_it_can_be_traced_and_transformed(x: Tensor) -> None:

@@ -144,15 +144,6 @@ def test_a_policy_is_carried_whole() -> None:
     assert fusedops.get_policy().order("bias_dropout") == ("npu",)
 
 
-def test_a_carried_policy_with_another_fallback_level() -> None:
-    with fusedops.use(fusedops.get_policy(), fallback="raise") as policy:
-        assert policy.fallback == "raise"
-    with fusedops.use("eager", fallback="silent"):
-        taken = fusedops.get_policy()
-    with fusedops.use(taken, fallback="raise") as policy:
-        assert (policy.fallback, policy.order("bias_gelu")) == ("raise", ("eager",))
-
-
 def test_a_carried_policy_sees_backends_that_come_later() -> None:
     with fusedops.use("eager"):
         taken = fusedops.get_policy()

@@ -28,19 +28,18 @@ ODD: dict[str, tuple[Backend, str]] = {
     "an empty name": (mine(name=""), "backend '': got name ''"),
     "a device with an index": (mine(device_types=("cuda:0",)), "got device_types ('cuda:0',)"),
     "a device that is empty": (mine(device_types=("",)), "got device_types ('',)"),
+    "a device that is an int": (mine(device_types=(0,)), "got device_types (0,)"),
+    "no device": (mine(device_types=()), "got device_types ()"),
     "a list of devices": (mine(device_types=["cpu"]), "got device_types ['cpu']"),
     "a priority that is a float": (mine(priority=1.5), "got priority 1.5"),
     "no kernels": (mine(kernels=None), "got kernels of type NoneType"),
     "a generator of kernels": (mine(kernels=(each for each in (GOOD,))), "got kernels of type generator"),
     "a kernel instead of kernels": (mine(kernels=GOOD), "got kernels of type Kernel"),
+    "a function in place of a kernel": (mine(function), "among its kernels, expected a kernel"),
     "a kernel without a signature": (mine(kernel("bias_gelu")(dict.update)), "a function without a signature"),
-    "a kernel of another direction": (mine(kernel("bias_gelu", direction="sideways")(function)), "'sideways'"),  # type: ignore[arg-type]
     "deviations that are a text": (mine(kernel("bias_gelu", deviations="abc")(function)), "'a'"),  # type: ignore[arg-type]
     "adaptations that are a text": (mine(kernel("bias_gelu", adapts="abc")(function)), "'a'"),  # type: ignore[arg-type]
-    "variables that are a text": (mine(variables="FUSEDOPS_X"), "variables"),
     "variables that are numbers": (mine(variables=((1, 2),)), "got variables ((1, 2),)"),
-    "needs that are a number": (mine(needs=5), "got needs 5, expected a text"),
-    "packages that are a text": (mine(packages="torch"), "got packages 'torch', expected a tuple of names"),
     "tools that are numbers": (mine(tools=(1,)), "got tools (1,), expected a tuple of names"),
     "variables that are names": (mine(variables=("FUSEDOPS_X",)), "variables"),
 }
@@ -52,13 +51,6 @@ def test_an_odd_value_is_a_plugin_error_when_it_is_registered(backend: Backend, 
         fusedops.register(backend)
     assert part in str(error.value)
     assert "mine" not in backend_names()
-
-
-def test_a_probe_that_returns_numbers_is_reported() -> None:
-    fusedops.register(mine(GOOD, probe=lambda: fusedops.Unavailable(5, 6)))  # type: ignore[arg-type]
-    (info,) = [info for info in fusedops.backends() if info.name == "mine"]
-    assert info.state == "failed"
-    assert "the probe returned Unavailable(why=5, fix=6), expected None or Unavailable(why, fix)" in info.why
 
 
 def test_kernels_of_a_list_are_kept() -> None:

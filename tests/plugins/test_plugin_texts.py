@@ -13,6 +13,7 @@ import pytest
 from error_calls import GOOD, PLUGIN, X, backend, gelu, made, registering, with_mine
 from error_texts import Table
 from state import discovery_errors
+from two_outputs import OP
 
 import fusedops
 from fusedops.constraints import Rank
@@ -37,6 +38,25 @@ pin("a taken name", registering(name="eager"), PLUGIN)
 pin("a taken op", lambda: fusedops.register(copy.copy(fusedops.ops.OPS["bias_gelu"])), PLUGIN)
 pin("unregister", with_mine(lambda: fusedops.unregister("yours")), PLUGIN)
 pin("no hook", lambda: fusedops.register(object(), "mine"), PLUGIN)
+pin("variables", registering(variables="A"), PLUGIN)
+pin("needs", registering(needs=5), PLUGIN)
+pin("packages", registering(packages="a"), PLUGIN)
+pin("kernels of another type", lambda: fusedops.register(fusedops.Backend("mine", ("cpu",), 5, 5)), PLUGIN)
+pin("a direction", registering(fusedops.Kernel("bias_gelu", "sideways", made().function)), PLUGIN)
+pin("a deviation", registering(fusedops.Kernel("bias_gelu", "forward", made().function, deviations=("odd",))), PLUGIN)
+pin("no signature", registering(fusedops.kernel("bias_gelu")(min)), PLUGIN)
+
+
+def of_saved() -> None:
+    fusedops.register(OP)
+    try:
+        names = ", ".join(OP.parameters_of("backward"))
+        registering(made(Rank("rstd", 2), op=OP.name, direction="backward", form=names))()
+    finally:
+        fusedops.unregister(OP.name)
+
+
+pin("a saved value", of_saved, PLUGIN)
 
 
 class Misspelt:

@@ -69,28 +69,6 @@ def test_a_backend_that_a_policy_names_and_that_is_unregistered_refuses_every_ca
     assert fusedops.scaled_masked_softmax(X)[0, 0] == 5
 
 
-def test_a_name_is_taken_once() -> None:
-    with pytest.raises(
-        PluginError,
-        match=r"^backend 'eager': got a name that is already registered, expected a free one; to fix: choose another ",
-    ):
-        fusedops.register(Backend("eager", ("cpu",), 5, (fives,)))
-    assert info("eager").distribution == "fusedops"
-
-
-def test_what_does_not_fit_is_not_registered() -> None:
-    with pytest.raises(PluginError, match=r"got a kernel for 'softmax' at .*, expected one of the ops"):
-        fusedops.register(Backend("mine", ("cpu",), 5, (kernel("softmax")(lambda x: x),)))
-    with pytest.raises(PluginError, match="got NoneType from fusedops_backend"):
-        fusedops.register(object(), "nothing")
-    assert "mine" not in backend_names()
-
-
-def test_unregistering_what_is_not_there() -> None:
-    with pytest.raises(PluginError, match=r"got 'mine', expected a registered backend, .*eager"):
-        fusedops.unregister("mine")
-
-
 def test_kernels_keep_what_was_declared() -> None:
     constraints = (
         DType("x", torch.float32),

@@ -61,13 +61,6 @@ def test_a_probe_that_calls_an_op_of_its_backend_is_refused_by_name() -> None:
     assert "got a call in its probe that needs backend 'mine', whose probe has not returned" in info("mine").why
 
 
-@pytest.mark.parametrize("result", [fusedops.Unavailable(5, 6), fusedops.Unavailable("", "x"), 1])  # type: ignore[arg-type]
-def test_a_probe_returns_texts(result: Any) -> None:
-    fusedops.register(fusedops.Backend("mine", ("cpu",), 1000, (gelu,), probe=lambda: result))
-    assert info("mine").state == "failed"
-    assert "expected None or Unavailable(why, fix)" in info("mine").why
-
-
 @pytest.mark.parametrize("name", ["my-op", "1a", "class", "é", "rms_norm_backward", ""])
 def test_an_op_whose_name_torch_cannot_register_is_refused_and_leaves_nothing(name: str) -> None:
     names: dict[str, Any] = {}

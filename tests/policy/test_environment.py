@@ -54,21 +54,28 @@ def test_an_unknown_variable_is_warned_of_with_the_nearest(monkeypatch: pytest.M
     ]
 
 
-def test_a_broken_environment_is_an_error_at_each_call_until_it_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FUSEDOPS_FALLBACK", "xyzzy")
+@pytest.mark.parametrize(
+    ("variable", "text", "right"),
+    [
+        ("FUSEDOPS_BACKEND", "in \"xyzzy\": got backend 'xyzzy'", "eager"),
+        ("FUSEDOPS_FALLBACK", "got fallback level 'xyzzy'", "silent"),
+        ("FUSEDOPS_ADAPT", "got adapt setting 'xyzzy'", "pad"),
+    ],
+)
+def test_a_broken_environment_is_an_error_at_each_call_until_it_is_fixed(
+    variable: str, text: str, right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "xyzzy")
     for _ in range(2):
-        with pytest.raises(PolicyError, match=r"^FUSEDOPS_FALLBACK: got fallback level 'xyzzy', expected "):
+        with pytest.raises(PolicyError, match=f"^{variable}: {text}, expected "):
             fusedops.scaled_masked_softmax(X)
-    monkeypatch.setenv("FUSEDOPS_FALLBACK", "silent")
+    monkeypatch.setenv(variable, right)
     fusedops.scaled_masked_softmax(X)
 
 
 # The same from outside, where a user sets it. One process per variable would cost two seconds each: fork after import.
 ENVIRONMENTS = {
-    "misspelt": {"FUSEDOPS_BACKEND": "tritn"},
-    "misnamed": {"FUSEDOPS_BAKCEND": "x"},
     "mixed": {"FUSEDOPS_BACKEND": "npu,triton; scaled_masked_softmax=eager"},
-    "xyzzy": {"FUSEDOPS_FALLBACK": "xyzzy"},
     "silent": {"FUSEDOPS_BACKEND": "npu", "FUSEDOPS_FALLBACK": "silent"},
     "raise": {"FUSEDOPS_BACKEND": "npu", "FUSEDOPS_FALLBACK": "raise"},
     "none": {"FUSEDOPS_PLUGINS": "none"},
@@ -127,22 +134,6 @@ def outside(python: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
     return python(SCRIPT, site, ENVIRONMENTS=json.dumps(ENVIRONMENTS))
 
 
-def test_outside_a_misspelt_backend_is_an_error_with_the_nearest(outside: dict[str, Any]) -> None:
-    error = outside["misspelt"]["error"]
-    start = "PolicyError: FUSEDOPS_BACKEND: in \"tritn\": got backend 'tritn', expected one of "
-    end = "; to fix: write 'triton'"
-    assert error.startswith(start)
-    assert error.endswith(end)
-    assert {"eager", "npu", "triton"} < set(error.removeprefix(start).removesuffix(end).split(", "))
-
-
-def test_outside_a_misnamed_variable_is_a_warning_with_the_nearest(outside: dict[str, Any]) -> None:
-    assert outside["misnamed"]["error"] == ""
-    (text,) = outside["misnamed"]["warnings"]
-    assert text.startswith("environment: got variable 'FUSEDOPS_BAKCEND', expected one of ")
-    assert text.endswith("; to fix: write 'FUSEDOPS_BACKEND' (it has no effect as it is)")
-
-
 def test_outside_a_mixed_order_is_followed_and_explained(outside: dict[str, Any]) -> None:
     printed = outside["mixed"]
     assert (printed["error"], printed["warnings"]) == ("", [])
@@ -154,10 +145,6 @@ def test_outside_a_mixed_order_is_followed_and_explained(outside: dict[str, Any]
 
 
 def test_outside_the_fallback_level_is_obeyed(outside: dict[str, Any]) -> None:
-    assert outside["xyzzy"]["error"] == (
-        "PolicyError: FUSEDOPS_FALLBACK: got fallback level 'xyzzy', expected one of raise, silent, warn; to fix: use "
-        "one of these names"
-    )
     assert (outside["silent"]["error"], outside["silent"]["warnings"]) == ("", [])
     assert outside["raise"]["error"].startswith(
         'NoBackendError: no backend takes this call of scaled_masked_softmax (fallback="raise", policy "npu" from '

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-import threading
 from typing import Any
 
 import pytest
@@ -42,21 +41,6 @@ def test_a_policy_under_verify_can_be_pickled() -> None:
     with fusedops.verify("reference"), fusedops.use("eager"):
         fusedops.bias_gelu(X)
         assert pickle.loads(pickle.dumps(fusedops.get_policy())).order(OP) == ("eager",)
-
-
-def test_a_policy_carries_to_another_thread() -> None:
-    seen: list[Any] = []
-    with fusedops.use("triton", fallback="raise", adapt="pad"):
-        policy = fusedops.get_policy()
-
-    def work() -> None:
-        with fusedops.use("eager"), fusedops.use(policy) as inside:
-            seen.extend([who(), inside == policy, inside.fallback, inside.adapt])
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == ["triton", True, "raise", "pad"]
 
 
 def test_a_policy_replaces_the_whole_of_what_is_around_it() -> None:
