@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -81,7 +80,8 @@ def _adaptations(direction: str) -> tuple[Adaptation, ...]:
         Adaptation(
             "head-size",
             "v is padded to the head size of k, and the result is cropped; backward, so are the tensors of out",
-            of_direction(partial(_padded_cost, 1 if direction == "forward" else 2)),
+            # no partial: the explorer writes the source of each cost for a browser
+            of_direction(lambda *args: _padded_cost(1 if direction == "forward" else 2, *args)),
         ),
     )
 
