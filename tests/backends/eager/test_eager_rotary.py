@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from eager_memory import peak
-from torch import Tensor
 
-import fusedops
 from fusedops import testing
 from fusedops_eager import _rotary
 
@@ -35,14 +31,3 @@ def test_the_path_without_complex_numbers_agrees(interleaved: bool) -> None:
         out = torch.empty_like(x)
         _rotary._on_device(out, x, cos[:, None].transpose(0, 1), sin[:, None].transpose(0, 1), interleaved, sign)
         torch.testing.assert_close(out, _rotary.rotate(x, cos, sin, interleaved, -2, sign), rtol=1e-6, atol=1e-6)
-
-
-@every_pairing
-def test_bits_do_not_depend_on_the_threads(interleaved: bool) -> None:
-    args: tuple[Any, ...] = (torch.randn(2, 8, 300, 128), None, torch.randn(300, 32), torch.randn(300, 32))
-    found: list[Tensor] = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        found.append(fusedops.rotary_embedding(*args, interleaved=interleaved, backend="eager")[0])
-    torch.set_num_threads(1)
-    assert torch.equal(*found)

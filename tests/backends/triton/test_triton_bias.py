@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import pytest
 import torch
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
 pytest.importorskip("triton", reason="triton is not installed")
-from triton_bias_cases import DTYPES, NEEDS, check_dropout, check_gelu, seed_of
+from right import assert_right
+from triton_cases import seed_of
 
+import fusedops
 from fusedops_triton import _bias
 from fusedops_triton._bias import locate, unit
 from fusedops_triton._bias_dropout import dropout_backward
@@ -38,6 +37,8 @@ def test_every_shape_of_bias_is_found() -> None:
     assert kinds == {"all", "tail", "other"}
 
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 # ------------------------------------------------------------------------------------------------------ sums of columns
 
 
@@ -47,8 +48,17 @@ def test_sums_in_parts(dtype: torch.dtype) -> None:
     x, bias = torch.randn(51, 20).to(dtype), torch.randn(20).to(dtype)
     share = share_columns(51, 20, dtype.itemsize)
     assert (share.parts, share.steps) == (4, 4)
-    check_gelu(x, bias, all_needs=NEEDS[::2])
-    check_dropout(x, bias, all_needs=NEEDS[::2])
+    with fusedops.use("triton", fallback="raise"):
+        assert_right("bias_gelu", x, bias)
+        assert_right("bias_dropout", x, bias, 0.5, seed=7)
+    grad, both = torch.randn(51, 20).to(dtype), (True, True)
+    for backward, args in (
+        (gelu_backward, (x, bias, "tanh")),
+        (dropout_backward, (seed_of(7), bias, 0.5, True, dtype)),
+    ):
+        alone = backward(grad, *args, (False, True))
+        assert alone[0] is None
+        assert torch.equal(alone[1], backward(grad, *args, both)[1])
 
 
 @pytest.mark.parametrize("parts", [2, 37, 256, 600])

@@ -7,19 +7,14 @@ tensor was touched at all; what is asked twice in quick succession comes from a 
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
 pytest.importorskip("triton", reason="triton is not installed")
-
-import triton
+from triton_cases import needs_loops
 from triton_traffic import Traffic, total
 
 from fusedops.testing import OPS
@@ -29,13 +24,6 @@ from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
 from fusedops_triton._norm import norm_forward
 from fusedops_triton._norm_backward import norm_backward
 from fusedops_triton._softmax import softmax_backward, softmax_forward
-
-_VERSIONS = [tuple(int(part) for part in version.split(".")[:2]) for version in (triton.__version__, np.__version__)]
-needs_loops = pytest.mark.skipif(
-    _VERSIONS[0] < (3, 7) and _VERSIONS[1] >= (2, 4),
-    reason="Triton's interpreter cannot loop with NumPy 2.4 before Triton 3.7 (triton-lang/triton#9171)",
-)
-
 
 SHAPES = [(2, 3, 4, 64), (2, 3, 5, 100), (2, 2, 3, 2048)]
 

@@ -6,13 +6,10 @@ For what the interpreter shows and what it does not, see test_triton_softmax.py.
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 import torch
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
 pytest.importorskip("triton", reason="triton is not installed")
 
 from fusedops.ops.gelu import bias_gelu

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
 pytest.importorskip("triton", reason="triton is not installed")
-
-import triton
+from triton_cases import needs_loops
 from triton_traffic import Traffic, total
 
 from fusedops.ops.losses.formulas import LossOptions
@@ -23,11 +18,6 @@ from fusedops_triton import _linear_cross_entropy as kernels
 # NaN and infinity are wanted in some tests: the GPU does not warn of them, NumPy does
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 OP = OPS["linear_cross_entropy"]
-_VERSIONS = [tuple(int(part) for part in version.split(".")[:2]) for version in (triton.__version__, np.__version__)]
-needs_loops = pytest.mark.skipif(
-    _VERSIONS[0] < (3, 7) and _VERSIONS[1] >= (2, 4),
-    reason="Triton's interpreter cannot loop with NumPy 2.4 before Triton 3.7 (triton-lang/triton#9171)",
-)
 pytestmark = [pytestmark, needs_loops]
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from norm_tolerance import gradient_tolerance, tolerance
+from pairwise import pairwise
+from right import assert_right
 from torch import Tensor
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
 pytest.importorskip("triton", reason="triton is not installed")
 
-import triton
 
-from fusedops import testing
+from triton_cases import needs_loops
+
+import fusedops
 from fusedops.testing import OPS
 from fusedops_triton import _launch, _settings
 
@@ -26,11 +24,6 @@ from fusedops_triton import _launch, _settings
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 NORMS = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm")
-_VERSIONS = [tuple(int(part) for part in version.split(".")[:2]) for version in (triton.__version__, np.__version__)]
-needs_loops = pytest.mark.skipif(
-    _VERSIONS[0] < (3, 7) and _VERSIONS[1] >= (2, 4),
-    reason="Triton's interpreter cannot loop with NumPy 2.4 before Triton 3.7 (triton-lang/triton#9171)",
-)
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
@@ -59,42 +52,25 @@ def call_of(name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...] =
     return {key: value for key, value in call.items() if key in OPS[name].parameters}
 
 
-def check(name: str, call: dict[str, Any]) -> list[Tensor]:
-    """Compare outputs and gradients with float64; return the gradients."""
-    op = OPS[name]
-    want = testing.expected(op, op.bind((), call))
-    leaves = {key: call[key].detach().requires_grad_() for key in op.differentiable if call.get(key) is not None}
-    ys = op.as_tuple(op.function(**{**call, **leaves}, backend="triton"))
-    grads = [grad.to(y.dtype) for grad, y in zip(want.grads, ys)]
-    got = torch.autograd.grad(ys, [*leaves.values()], grads)
-    dtypes = [value.dtype for value in call.values() if isinstance(value, Tensor)]
-    coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-    for y, wide in zip(ys, want.outputs):
-        testing.assert_within(y, wide, tolerance(op, coarsest), name)
-    for key, gradient in zip(leaves, got):
-        testing.assert_within(gradient, want.gradients[key], gradient_tolerance(op, coarsest), key)
-    return [*ys, *got]
+def check(name: str, call: dict[str, Any]) -> tuple[Tensor, ...]:
+    with fusedops.use("triton", fallback="raise"):
+        return assert_right(name, **call)
 
 
-@pytest.mark.parametrize("shape", [(5, 40), (3, 100), (2, 3, 33), (70,), (4, 1)], ids=str)
-@pytest.mark.parametrize("name", NORMS)
-def test_rows(name: str, shape: tuple[int, ...], rows: str) -> None:
-    check(name, call_of(name, shape))
-
-
-@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize(
-    "dtypes", [(BF16,) * 3, (F16,) * 3, (F64,) * 3, (BF16, F32, BF16), (F32, BF16, F64), (F64, F16, F32)], ids=str
+    ("name", "shape", "dtypes", "missing"),
+    pairwise(
+        NORMS,
+        [(5, 40), (3, 100), (2, 3, 33), (70,), (4, 1)],
+        [(F32,) * 3, (BF16,) * 3, (F16,) * 3, (F64,) * 3, (BF16, F32, BF16), (F32, BF16, F64), (F64, F16, F32)],
+        [(), ("weight",), ("bias",), ("weight", "bias")],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("name", NORMS)
-def test_dtypes(name: str, dtypes: tuple[torch.dtype, ...]) -> None:
-    check(name, call_of(name, (5, 40), dtypes))
-
-
-@pytest.mark.parametrize("missing", [("weight",), ("bias",), ("weight", "bias")], ids=str)
-@pytest.mark.parametrize("name", NORMS)
-def test_without_weight_or_bias(name: str, missing: tuple[str, ...], rows: str) -> None:
-    check(name, {key: value for key, value in call_of(name, (5, 40)).items() if key not in missing})
+def test_any_call(
+    name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], missing: tuple[str, ...], rows: str
+) -> None:
+    check(name, {key: value for key, value in call_of(name, shape, dtypes).items() if key not in missing})
 
 
 @needs_loops
@@ -104,8 +80,7 @@ def test_several_tiles_in_several_parts_give_one_sum(name: str, monkeypatch: pyt
     call = call_of(name, (70, 2048))
     setting = _settings.norm_sums(70, 2048, 4, sums=True)
     assert (setting.rows, setting.steps) == (1, 16)
-    first, second = check(name, call), check(name, call)
-    assert all(map(torch.equal, first, second))
+    check(name, call)
 
 
 @pytest.mark.usefixtures("rows")

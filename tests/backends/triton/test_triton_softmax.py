@@ -8,103 +8,39 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
+from right import assert_right
 from torch import Tensor
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
 pytest.importorskip("triton", reason="triton is not installed")
+from triton_cases import needs_loops
 
-import triton
-
+import fusedops
+from fusedops.testing import OPS
 from fusedops_triton import _launch, _settings
 from fusedops_triton._settings import plan
 from fusedops_triton._softmax import softmax_backward, softmax_forward
 
+OP = OPS["scaled_masked_softmax"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# relative to the value, and to 1 (float16 has denormals below 6e-5); bfloat16: a whole last place, see above
-RTOL = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-6, torch.float64: 4e-15}
-ATOL = {torch.float16: 6e-8, torch.bfloat16: 0.0, torch.float32: 0.0, torch.float64: 0.0}
 SCALE = 0.3  # not a float32 number: rounding it to float32 shows in float64 (1e-8 of every score)
 
 
 # NaN and infinity are wanted in some tests: the GPU does not warn of them, NumPy does
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-_VERSIONS = [tuple(int(part) for part in version.split(".")[:2]) for version in (triton.__version__, np.__version__)]
-#: kernels with a loop
-needs_loops = pytest.mark.skipif(
-    _VERSIONS[0] < (3, 7) and _VERSIONS[1] >= (2, 4),
-    reason="Triton's interpreter cannot loop with NumPy 2.4 before Triton 3.7 (triton-lang/triton#9171)",
-)
+
+def check(x: Tensor, mask: Tensor | None = None, scale: float = SCALE, causal: bool = False) -> Tensor:
+    """Compare forward and backward of one call with float64. Returns y."""
+    with fusedops.use("triton", fallback="raise"):
+        return assert_right(OP.name, x, mask, scale, causal=causal)[0]
 
 
-@pytest.fixture(autouse=True)
-def _same_numbers() -> None:
-    torch.manual_seed(20240607)
-
-
-def masked_positions(shape: tuple[int, ...], mask: Tensor | None, causal: bool) -> Tensor:
-    masked = torch.zeros(shape, dtype=torch.bool) if mask is None else (mask != 0).expand(shape)
-    return masked | torch.ones(shape[-2:], dtype=torch.bool).triu(1) if causal else masked
-
-
-def expected_forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    masked = masked_positions(tuple(x.shape), mask, causal)
-    scores = (x.double() * scale).masked_fill(masked, -math.inf)
-    dead = masked.all(-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(dead, 0.0), -1).masked_fill(masked, 0.0)
-
-
-def expected_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """The gradient, and how large the terms are that it is a difference of."""
-    wide_grad, wide_y = grad.double(), y.double()
-    if causal:
-        above = masked_positions(tuple(y.shape), None, True)
-        wide_grad, wide_y = wide_grad.masked_fill(above, 0.0), wide_y.masked_fill(above, 0.0)
-    product = wide_grad * wide_y
-    size = abs(scale) * wide_y * (wide_grad.abs() + product.abs().sum(-1, keepdim=True))
-    return scale * wide_y * (wide_grad - product.sum(-1, keepdim=True)), size
-
-
-def check(
-    x: Tensor, mask: Tensor | None = None, scale: float = SCALE, causal: bool = False, grad: Tensor | None = None
-) -> Tensor:
-    """Forward and backward of one call: values, exact zeros, layout, untouched inputs. Returns y."""
-    before = [None if t is None else t.clone() for t in (x, mask)]
-    y = softmax_forward(x, mask, scale, causal)
-    want = expected_forward(x, mask, scale, causal)
-    assert y.dtype == x.dtype
-    assert y.shape == x.shape
-    assert y.is_contiguous()
-    torch.testing.assert_close(y.double(), want, rtol=RTOL[x.dtype], atol=ATOL[x.dtype], equal_nan=True)
-    masked = masked_positions(tuple(x.shape), mask, causal)
-    assert (y[masked] == 0).all(), "a masked position is not exactly 0"
-
-    grad = torch.randn(x.shape).to(x.dtype) if grad is None else grad
-    before += [grad.clone(), y.clone()]
-    dx = softmax_backward(grad, y, scale, causal)
-    want, size = expected_backward(grad, y, scale, causal)
-    assert dx.dtype == x.dtype
-    assert dx.shape == x.shape
-    assert dx.is_contiguous()
-    near = (dx.double() - want).abs() <= RTOL[x.dtype] * size + ATOL[x.dtype]
-    assert (near | want.isnan() & dx.isnan()).all(), f"gradient off by {(dx.double() - want).abs().max():.2e}"
-    assert (dx[masked & ~want.isnan()] == 0).all(), "the gradient of a masked position is not exactly 0"
-
-    for now, then in zip((x, mask, grad, y), before, strict=True):
-        assert now is None or torch.equal(torch.nan_to_num(now), torch.nan_to_num(then)), "an input was written"
-    return y
-
-
-def some_mask(shape: tuple[int, ...], dtype: torch.dtype = torch.bool) -> Tensor:
-    mask = torch.rand(shape) < 0.3
-    return mask if dtype == torch.bool else mask * torch.randint(1, 256, shape, dtype=torch.uint8)
+def some_mask(*shape: int) -> Tensor:
+    return torch.rand(shape) < 0.3
 
 
 # --------------------------------------------------------------------------------------------------------- plain calls
@@ -126,7 +62,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_rows_longer_than_fit_on_chip(dtype: torch.dtype) -> None:
     x = torch.randn(4, 70).to(dtype)
     check(x)
-    mask = some_mask((4, 70))
+    mask = some_mask(4, 70)
     mask[0] = True  # a dead row
     mask[1, :32] = True  # a row whose first block is masked
     check(x, mask)
@@ -140,7 +76,7 @@ def test_a_row_longer_than_any_limit(dtype: torch.dtype) -> None:
     size_k = 40_000
     assert not plan(size_k, dtype.itemsize, inputs=1).on_chip
     x = torch.randn(2, size_k).to(dtype)
-    check(x, some_mask((1, size_k)))
+    check(x, some_mask(1, size_k))
     check(x, causal=True)
 
 
@@ -148,8 +84,8 @@ def test_a_mask_shared_by_heads_over_long_rows() -> None:
     # one row to a program, heads innermost: the order of rows is another
     x = torch.randn(2, 3, 2, 2000)
     for shape in ((2, 1, 2, 2000), (1, 1, 2, 2000)):
-        check(x, some_mask(shape))
-        check(x, some_mask(shape), causal=True)
+        check(x, some_mask(*shape))
+        check(x, some_mask(*shape), causal=True)
 
 
 # ----------------------------------------------------------------------------------------------------- memory layouts
@@ -158,7 +94,7 @@ def test_a_mask_shared_by_heads_over_long_rows() -> None:
 def test_a_y_from_elsewhere_need_not_be_contiguous() -> None:
     y = torch.softmax(torch.randn(2, 3, 20, 5), 2).transpose(-1, -2)
     grad = torch.randn(2, 3, 5, 20)
-    want, _ = expected_backward(grad, y, SCALE, False)
+    want = OP.backward(grad.double(), y.double(), SCALE, False)
     torch.testing.assert_close(softmax_backward(grad, y, SCALE, False).double(), want, rtol=1e-5, atol=1e-7)
 
 
@@ -180,8 +116,7 @@ def test_fully_masked_rows_are_zero(size_k: int, dtype: torch.dtype) -> None:
     mask[1] = True
     y = check(x, mask)
     assert (y[1] == 0).all()
-    grad = torch.randn(2, 2, size_k).to(dtype)
-    assert (softmax_backward(grad, y, SCALE, False)[1] == 0).all()
+    assert (softmax_backward(torch.randn(2, 2, size_k).to(dtype), y, SCALE, False)[1] == 0).all()
 
 
 @pytest.mark.parametrize("size_k", HARD_LENGTHS)
@@ -191,7 +126,7 @@ def test_nothing_leaks_from_under_the_mask(size_k: int, poison: float) -> None:
     mask = torch.rand(1, 2, size_k) < 0.3
     clean = softmax_forward(x, mask, SCALE, False)
     assert torch.equal(softmax_forward(x.masked_fill(mask, poison), mask, SCALE, False), clean)
-    above = masked_positions((1, 2, size_k), None, True)
+    above = torch.ones(1, 2, size_k, dtype=torch.bool).triu(1)
     clean = softmax_forward(x, None, SCALE, True)
     assert torch.equal(softmax_forward(x.masked_fill(above, poison), None, SCALE, True), clean)
     grad = torch.randn(1, 2, size_k)
@@ -211,7 +146,7 @@ def test_unmasked_nan_and_infinity_as_in_torch(size_k: int, number: float) -> No
     mask[:, 3] = True
     for some in (None, mask):
         y = softmax_forward(x, some, SCALE, False)
-        want = expected_forward(x, some, SCALE, False)
+        want = OP.reference(x.double(), some, SCALE, False)
         torch.testing.assert_close(y.double(), want, rtol=1e-6, atol=0.0, equal_nan=True)
     assert (y[:, 3] == 0).all()
 
@@ -238,16 +173,16 @@ def test_the_largest_scores(dtype: torch.dtype) -> None:
 def test_scale_is_a_double_for_float64(scale: float) -> None:
     x = torch.randn(3, 9, dtype=torch.float64) * (1.0 if abs(scale) < 2 else 1e-38)
     y = softmax_forward(x, None, scale, False)
-    torch.testing.assert_close(y, expected_forward(x, None, scale, False), rtol=1e-15, atol=0.0)
+    torch.testing.assert_close(y, OP.reference(x, None, scale, False), rtol=1e-15, atol=0.0)
     grad = torch.randn(3, 9, dtype=torch.float64)
-    want, _ = expected_backward(grad, y, scale, False)
+    want = OP.backward(grad, y, scale, False)
     torch.testing.assert_close(softmax_backward(grad, y, scale, False), want, rtol=1e-13, atol=0.0)
 
 
 def test_scale_is_not_rounded_to_half_precision() -> None:
     scale = 1 / math.sqrt(72)  # 0.15 % off in bfloat16: scores near 40 would be off by 6 %
     x = torch.linspace(-340, 340, 33).to(torch.float16).expand(2, 33)
-    want = expected_forward(x, None, scale, False)
+    want = OP.reference(x.double(), None, scale, False)
     torch.testing.assert_close(softmax_forward(x, None, scale, False).double(), want, rtol=1e-3, atol=6e-8)
 
 

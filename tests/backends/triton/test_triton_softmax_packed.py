@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 import torch
 from torch import Tensor
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
 pytest.importorskip("triton", reason="triton is not installed")
 
 from triton_traffic import Traffic, total
 
+from fusedops.testing import OPS
 from fusedops_triton import _softmax
 from fusedops_triton._settings import PACKED_BACKWARD, PACKED_FORWARD, packed_parts
 from fusedops_triton._softmax import softmax_backward, softmax_forward
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of NaN and infinity
+OP = OPS["scaled_masked_softmax"]
 DTYPES = (torch.float16, torch.bfloat16)
 WIDTHS = (32776, 40000, 49152, 65528, 65536)  # 5 to 8 parts, of which the last is whole, or not
 RTOL = {torch.float16: 1e-3, torch.bfloat16: 8e-3}  # the interpreter does not round to bfloat16, it truncates
 ATOL = {torch.float16: 6e-8, torch.bfloat16: 0.0}
 
 
-def expected_forward(x: Tensor, scale: float) -> Tensor:
-    return torch.softmax(x.double() * scale, -1)
-
-
-def expected_backward(grad: Tensor, y: Tensor, scale: float) -> Tensor:
-    g, p = grad.double(), y.double()
-    return scale * p * (g - (g * p).sum(-1, keepdim=True))
+def forward_of(x: Tensor, scale: float) -> Tensor:
+    return OP.reference(x.double(), None, scale, False)
 
 
 def assert_close(got: Tensor, expected: Tensor) -> None:
@@ -58,8 +52,8 @@ def kernels_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_forward(dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     names = kernels_of(monkeypatch)
     x = (torch.randn(1, 2, 1, width) * 4).to(dtype)
-    assert_close(softmax_forward(x, None, 0.3, False), expected_forward(x, 0.3))
-    assert_close(softmax_forward(x, None, -0.3, False), expected_forward(x, -0.3))
+    assert_close(softmax_forward(x, None, 0.3, False), forward_of(x, 0.3))
+    assert_close(softmax_forward(x, None, -0.3, False), forward_of(x, -0.3))
     assert names == ["forward_packed", "forward_packed"]
 
 
@@ -69,7 +63,7 @@ def test_backward(dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatc
     names = kernels_of(monkeypatch)
     grad = torch.randn(3, width).to(dtype)
     y = torch.softmax(torch.randn(3, width) * 4, -1).to(dtype)
-    got, expected = softmax_backward(grad, y, 0.3, False), expected_backward(grad, y, 0.3)
+    got, expected = softmax_backward(grad, y, 0.3, False), OP.backward(grad.double(), y.double(), 0.3, False)
     # the difference of the gradient and the sum may cancel
     error = (got.double() - expected).abs()
     limit = RTOL[dtype] * (expected.abs() + 1e-6 * y.double().abs()) + ATOL[torch.float16]
@@ -86,9 +80,9 @@ def test_rows_with_infinities_and_nan_and_a_scale_of_zero(dtype: torch.dtype) ->
     x[3, :] = -math.inf
     x[4, :32000] = -math.inf
     got = softmax_forward(x, None, 0.5, False)
-    assert_close(got, expected_forward(x, 0.5))
+    assert_close(got, forward_of(x, 0.5))
     assert got[1, 39999] == 0
-    assert_close(softmax_forward(x[4:], None, 0.0, False), expected_forward(x[4:], 0.0))
+    assert_close(softmax_forward(x[4:], None, 0.0, False), forward_of(x[4:], 0.0))
 
 
 def test_a_gradient_with_nan_stays_in_its_row() -> None:
