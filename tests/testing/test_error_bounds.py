@@ -15,6 +15,7 @@ from torch import Tensor
 import fusedops
 from fusedops import testing
 from fusedops.testing import OPS, Case
+from tests.fuzz.verified import Planted
 
 ROWS = 4096
 MOST = 0.2  # of the size of the result: root of the mean of the squares, for both
@@ -158,6 +159,33 @@ def test_a_row_whose_rstd_is_not_determined_leaves_the_weight_gradient_open(name
     given = op.backward_arguments([torch.ones(3, 8)], results, args, (True,) * len(op.differentiable))
     bounds = op.evidence.gradient_error_bound(1e-5, *given)
     assert torch.equal(bounds[1], torch.full((8,), torch.inf, dtype=torch.float64))
+
+
+def test_an_ignored_row_whose_logits_overflow_leaves_the_bounds_of_the_other_rows() -> None:
+    op, x = OPS["linear_cross_entropy"], torch.arange(16, dtype=torch.float16).view(2, 8) / 16
+    weight, target = torch.ones(4, 8, dtype=torch.float16), torch.tensor([1, -100])
+    call = {"x": x, "weight": weight, "target": target, "bias": torch.zeros(4)}
+    plain = testing.expected(op, op.bind((), call)).limits
+    x = x.index_fill(0, torch.tensor(1), torch.finfo(torch.float16).max)
+    wide = testing.expected(op, op.bind((), {**call, "x": x})).limits
+    assert bool((plain["gradient of bias"] > 1e-5).all())
+    assert torch.equal(wide["gradient of bias"], plain["gradient of bias"])
+
+
+def test_a_saved_gradient_that_may_overflow_leaves_the_gradient_open() -> None:
+    op, x = OPS["linear_cross_entropy"], torch.full((2, 8), 40.0, dtype=torch.float16)
+    call = {"x": x, "weight": x.new_ones(4, 8), "target": torch.tensor([1, 2]), "z_loss": 8.0}
+    whole = testing.expected(op, op.bind((), call), grad=torch.tensor(1.0))
+    assert bool((whole.gradients["weight"].abs() > torch.finfo(torch.float16).max / 2).any())
+    small = testing.expected(op, op.bind((), call), grad=torch.tensor(1e-3))
+    assert small.limits["gradient of weight"].isinf().any()
+
+
+def test_verify_sees_an_element_of_x_grad_a_tenth_too_small() -> None:
+    op = OPS["linear_cross_entropy"]
+    planted = Planted(op, "forward", 1, 4, torch.bfloat16, "one element a tenth too small", 704807969)
+    assert "saved x_grad" in planted.text
+    assert planted.seen()
 
 
 def test_a_mean_square_that_float32_loses_leaves_the_row_open() -> None:
