@@ -126,10 +126,9 @@ def linear_cross_entropy_error_bound(
     """Return the largest errors of the loss and of the saved gradients."""
     options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
     losses, logits, narrow, gradient = _linear_errors(absolute, x, weight, target, bias, options)
-    kept = target != ignore_index
-    loss = formulas.reduced(losses * kept, target, options._replace(denominator=None))
+    loss = formulas.reduced(losses, target, options._replace(denominator=None))
     if denominator is not None:
-        loss = (losses * kept).sum() / denominator.abs().double().reshape(())
+        loss = losses.sum() / denominator.abs().double().reshape(())
     return (loss, *_linear_gradients(logits, narrow, gradient, x, weight, bias, reduction != "none"))
 
 
@@ -171,7 +170,7 @@ def _linear_errors(
     target: Tensor,
     bias: Tensor | None,
     options: LossOptions,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return the errors of the loss of each row, (...), two of the gradient of its logits, (..., V), and that gradient.
 
     The first is of the arithmetic, the second of roundings to 16 bits, which have no common sign in several rows.
@@ -223,9 +222,9 @@ def _linear_errors(
     arithmetic = arithmetic.masked_fill(overflows[..., None], math.inf)
     narrow = (every - arithmetic).nan_to_num(nan=0.0, neginf=0.0)
     gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    ignored = (target == options.ignore_index)[..., None]  # their gradient is 0, also where their logits overflow
-    arithmetic, narrow = arithmetic.masked_fill(ignored, 0.0), narrow.masked_fill(ignored, 0.0)
-    return of_loss, arithmetic, narrow, gradient.masked_fill(ignored, 0.0)
+    ignored = target == options.ignore_index  # theirs are 0, also where their logits overflow
+    of_logits = (each.masked_fill(ignored[..., None], 0.0) for each in (arithmetic, narrow, gradient))
+    return (of_loss.masked_fill(ignored, 0.0), *of_logits)
 
 
 def _linear_gradients(
