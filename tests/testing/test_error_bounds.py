@@ -182,6 +182,16 @@ def test_a_saved_gradient_that_may_overflow_leaves_the_gradient_open() -> None:
     assert small.limits["gradient of weight"].isinf().any()
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+def test_a_smoothing_that_float32_rounds_to_1_leaves_a_row_with_infinity_open(name: str) -> None:
+    logits, target = torch.tensor([[0.0, -torch.inf], [0.0, 1.0]]), torch.tensor([0, 1])
+    call: dict[str, Any] = {"logits": logits} if name == "cross_entropy" else {"x": logits, "weight": torch.eye(2)}
+    call |= {"target": target, "reduction": "none"}
+    for smoothing, is_open in ((1 - 2**-53, True), (1 - 2**-20, False)):
+        limit = testing.expected(OPS[name], OPS[name].bind((), {**call, "label_smoothing": smoothing})).limits
+        assert limit["output loss"].isinf().tolist() == [is_open, False]
+
+
 def test_verify_sees_an_element_of_x_grad_a_tenth_too_small() -> None:
     op = OPS["linear_cross_entropy"]
     planted = Planted(op, "forward", 1, 4, torch.bfloat16, "one element a tenth too small", 704807969)

@@ -45,6 +45,8 @@ def cross_entropy_error_bound(
     if label_smoothing != 0:  # a sum of differences
         overflows = 2 * size.sum(-1) >= torch.finfo(compute_dtype(logits.dtype)).max
         loss = loss.masked_fill(overflows, math.inf)
+    if _is_1_when_rounded(label_smoothing, logits.dtype):  # 0 * inf is NaN
+        loss = loss.masked_fill(~z.isfinite().all(-1), math.inf)
     if reduction != "none":
         counted = loss.masked_fill(target == ignore_index, 0.0)
         terms = formulas.row_losses(z, target, options).abs()
@@ -217,6 +219,8 @@ def _linear_errors(
         -1
     ) >= largest / 2  # a row of 16-bit logits, or of their sums
     of_loss = of_loss.masked_fill(overflows, math.inf)
+    if _is_1_when_rounded(label_smoothing, torch.promote_types(x.dtype, weight.dtype)):  # 0 * inf is NaN
+        of_loss = of_loss.masked_fill(~z.isfinite().all(-1), math.inf)
     # a row of their gradient, or the factor of a z-loss alone
     overflows = overflows | (torch.maximum(size, factor).amax(-1) >= largest / 2)
     arithmetic = arithmetic.masked_fill(overflows[..., None], math.inf)
@@ -260,6 +264,11 @@ def _linear_gradients(
     of_weight = of_weight.masked_fill(terms.abs() @ inputs >= largest / 2, math.inf)
     of_bias = (rows.sum(0) + spread * squares.sum(1).sqrt()).nan_to_num(nan=math.inf, posinf=math.inf)
     return of_x, of_weight, nothing if bias is None else of_bias
+
+
+def _is_1_when_rounded(label_smoothing: float, dtype: torch.dtype) -> bool:
+    """Return True where the arithmetic of a dtype has no number between ``label_smoothing`` and 1, and float64 has."""
+    return label_smoothing != 1 and float(torch.tensor(label_smoothing, dtype=compute_dtype(dtype))) == 1
 
 
 def _rounding_to_16_bits(*tensors: Tensor) -> float:
