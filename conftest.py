@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import importlib.util
 import json
 import os
 import pathlib
@@ -34,6 +33,7 @@ from fakes import Fakes
 from fork_server import ForkServer
 from hypothesis import settings
 from loopback import loopback
+from repository import DOCS, load
 from standin import npu_device
 from state import isolated, no_optional_backends, only_own_backends, rediscover
 
@@ -59,12 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all is imported and collected
     path = config.getoption("--features")
     if path is not None:
-        spec = importlib.util.spec_from_file_location("make_features", config.rootpath / "docs" / "make_features.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        config.pluginmanager.register(module.Outcomes(path))
+        config.pluginmanager.register(load(DOCS / "make_features.py").Outcomes(path))
 
 
 def pytest_collection_finish() -> None:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from repository import DOCS, ROOT
+from repository import DOCS, ROOT, load
 
 import fusedops
 
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_attention", DOCS / "make_attention.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")  # which the module removes
-        spec.loader.exec_module(module)
-    return module
+    return load(DOCS / "make_attention.py")
 
 
 def test_the_table_is_of_the_constraints(page: ModuleType) -> None:

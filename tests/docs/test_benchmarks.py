@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import sys
 import time
 from itertools import count
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,16 +25,6 @@ COLUMNS = {
     "copy_gb_per_s", "pct_of_copy", "copies", "speedup_over_torch", "peak_bytes", "max_error", "device", "driver",
     "torch", "triton", "python", "fusedops", "commit", "threads", "allocator", "idle_ns",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def performance() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def bench(*options: str) -> subprocess.CompletedProcess[str]:
@@ -55,9 +43,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.mark.slow
-def test_a_run(run: tuple[Path, str], performance: ModuleType) -> None:
+def test_a_run(run: tuple[Path, str]) -> None:
     out, expected = run
-    rows = performance.read(out)
+    rows = report.read(out)
     assert all(set(row) == COLUMNS for row in rows)
     assert {(row["op"], row["mode"]) for row in rows} == {
         (op, mode) for op in fusedops.ops.__all__ for mode in ("inference", "forward", "backward")
@@ -75,7 +63,7 @@ def test_a_run(run: tuple[Path, str], performance: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_a_report_of_a_folder(run: tuple[Path, str], performance: ModuleType, tmp_path: Path) -> None:
+def test_a_report_of_a_folder(run: tuple[Path, str], tmp_path: Path) -> None:
     copy = tmp_path / "gpu" / "large.jsonl"
     copy.parent.mkdir()
     copy.write_text(run[0].read_text())
@@ -86,7 +74,7 @@ def test_a_report_of_a_folder(run: tuple[Path, str], performance: ModuleType, tm
     for picture in ("png", "svg"):
         assert copy.with_name(f"large-speedup.{picture}").stat().st_size > 1000
     page = (tmp_path / "gpu" / "report.md").read_text()
-    device = performance.read(copy)[0]["device"]
+    device = report.read(copy)[0]["device"]
     assert page.startswith(f"## {device}: large calls, float32\n")
     assert "\nfloat32:\n\n| call | mode | backend |" in page
     assert "| bias_gelu, tanh | forward | eager |" in page
@@ -120,10 +108,10 @@ def test_a_machine_that_is_never_idle_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_table_has_each_figure_of_its_rows(run: tuple[Path, str], performance: ModuleType) -> None:
-    rows = [row for row in performance.read(run[0]) if row["op"] == "bias_gelu" and row["case"] == "tanh"]
+def test_a_table_has_each_figure_of_its_rows(run: tuple[Path, str]) -> None:
+    rows = [row for row in report.read(run[0]) if row["op"] == "bias_gelu" and row["case"] == "tanh"]
     rows = [row for row in rows if row["provider"] != "fusedops.cpu"]  # where the library is built
-    lines = performance.table(rows)
+    lines = report.table(rows)
     mine = {row["mode"]: row for row in rows if row["provider"] == "fusedops.eager"}
     chain = {row["mode"]: row for row in rows if row["provider"] == "torch"}
     assert lines[0] == "float32:"
@@ -136,13 +124,13 @@ def test_a_table_has_each_figure_of_its_rows(run: tuple[Path, str], performance:
 
 
 @pytest.mark.slow
-def test_compare_finds_slower_ops(run: tuple[Path, str], performance: ModuleType, tmp_path: Path) -> None:
+def test_compare_finds_slower_ops(run: tuple[Path, str], tmp_path: Path) -> None:
     stored = tmp_path / "stored.jsonl"
     for factor, code, expected in (
         (1000.0, 0, "0 of"),
         (0.0001, 1, "slower: bias_gelu forward erf float32 fusedops.eager"),
     ):
-        rows: list[dict[str, Any]] = performance.read(run[0])
+        rows: list[dict[str, Any]] = report.read(run[0])
         stored.write_text("".join(json.dumps({**row, "copies": row["copies"] * factor}) + "\n" for row in rows))
         options = ["--threads", "1", "--ops", "bias_gelu", "--modes", "forward", "--out", str(tmp_path / "new.jsonl")]
         done = bench(*options, "--compare", str(stored))

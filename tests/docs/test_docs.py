@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import importlib.util
 import inspect
 import json
 import pathlib
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 from pages import FENCE, PAGES, Block, blocks, commands
-from repository import ROOT
+from repository import DOCS, ROOT, load
 
 import fusedops
 from fusedops import errors
@@ -146,7 +145,7 @@ def test_links_and_anchors_are_read() -> None:
 
 
 def test_every_page_is_linked_from_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    index = (DOCS / "index.md").read_text("utf-8")
     there = {target.partition("#")[0] for target in links(index)}
     assert {page.name for page in PAGES[1:]} - there == {"index.md"}
 
@@ -155,7 +154,7 @@ def test_every_page_is_linked_from_the_index() -> None:
 
 
 def test_every_table_of_ops_has_every_op() -> None:
-    made = make_tables()
+    made = load(DOCS / "make_tables.py")
     assert len(made.TABLES) > 2
     for name in made.TABLES:
         text = (ROOT / name).read_text("utf-8")
@@ -166,7 +165,7 @@ def test_every_table_of_ops_has_every_op() -> None:
 
 
 def test_the_page_of_the_ops_has_a_section_for_every_op() -> None:
-    page = (ROOT / "docs" / "ops.md").read_text("utf-8")
+    page = (DOCS / "ops.md").read_text("utf-8")
     headings = re.findall(r"^## (\w+)$", FENCE.sub("", page), re.M)
     assert sorted(headings) == fusedops.ops.__all__
 
@@ -174,13 +173,13 @@ def test_the_page_of_the_ops_has_a_section_for_every_op() -> None:
 def test_the_pages_of_limits_and_peers_are_current(python: Any) -> None:
     """In a process without Triton's interpreter, with which the triton backend serves the CPU too."""
     code = "import json, make_limits as made; print(json.dumps({'limits.md': made.limits(), 'peers.md': made.peers()}))"
-    for name, text in python(code, ROOT / "docs").items():
-        assert (ROOT / "docs" / name).read_text("utf-8") == text, f"{name} is stale: run `make docs`"
+    for name, text in python(code, DOCS).items():
+        assert (DOCS / name).read_text("utf-8") == text, f"{name} is stale: run `make docs`"
 
 
 def test_a_stale_table_of_ops_is_found() -> None:
-    made = make_tables()
-    text = (ROOT / "docs" / "ops.md").read_text("utf-8")
+    made = load(DOCS / "make_tables.py")
+    text = (DOCS / "ops.md").read_text("utf-8")
     without = re.sub(r"^\| \[swiglu\].*\n", "", text, flags=re.M)
     assert without != text == made.with_table("docs/ops.md", without)
 
@@ -205,29 +204,8 @@ def defined(value: Any, module: Any) -> bool:
     return getattr(value, "__module__", None) == module.__name__
 
 
-def make_tables() -> Any:
-    """Return docs/make_tables.py as a module."""
-    return load("make_tables")
-
-
-def make_api() -> Any:
-    """Return docs/make_api.py as a module."""
-    return load("make_api")
-
-
-def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")  # which the module removes
-        spec.loader.exec_module(module)
-    return module
-
-
 def test_every_public_name_has_a_reference_entry() -> None:
-    made = make_api()
+    made = load(DOCS / "make_api.py")
     assert made.stale() == [], "run `make docs`"
     entries = "".join(path.read_text("utf-8") for path in sorted(made.FOLDER.glob("*.rst")))
     documented = set(re.findall(r"^\.\. auto(?:function|class|data):: ([\w.]+)$", entries, re.M))
@@ -242,7 +220,7 @@ def test_every_public_name_has_a_reference_entry() -> None:
 
 
 def test_a_public_name_without_an_entry_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make_api()
+    made = load(DOCS / "make_api.py")
     monkeypatch.setattr(fusedops, "__all__", [*fusedops.__all__, "forgotten"])
     monkeypatch.setattr(fusedops, "forgotten", lambda: None, raising=False)
     with pytest.raises(ValueError, match="got forgotten in no group, expected each public name in GROUPS"):
@@ -250,7 +228,7 @@ def test_a_public_name_without_an_entry_fails_the_build(monkeypatch: pytest.Monk
 
 
 def test_an_op_without_an_entry_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make_api()
+    made = load(DOCS / "make_api.py")
     monkeypatch.setattr(fusedops.ops, "__all__", [name for name in fusedops.ops.__all__ if name != "rms_norm"])
     with pytest.raises(ValueError, match="got rms_norm in no group"):
         made.stale()

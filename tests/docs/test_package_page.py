@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email
-import importlib.util
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from repository import ROOT
+from repository import ROOT, load
 
 pytest.importorskip("hatchling")
 
@@ -22,12 +21,7 @@ LINK = re.compile(r"\[[^\]]+\]\(([^()\s]+)\)")
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hatch_metadata", ROOT / "hatch_metadata.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(ROOT / "hatch_metadata.py")
 
 
 def test_with_an_address_every_link_is_absolute(hook: ModuleType) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from types import ModuleType
 
 import pytest
-from repository import ROOT
+from repository import DOCS, load
 
 import fusedops
 
 pytest_plugins = ["pytester"]
-DOCS = ROOT / "docs"
 
 TESTS = """
 import pytest
@@ -41,12 +39,7 @@ def test_of_no_feature():
 
 @pytest.fixture(scope="module")
 def make() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_features", DOCS / "make_features.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(DOCS / "make_features.py")
 
 
 def outcomes(make: ModuleType, pytester: pytest.Pytester, text: str) -> object:

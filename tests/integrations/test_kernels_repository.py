@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from repository import ROOT
+from repository import ROOT, load
 
 pytest.importorskip("kernels", reason="the package kernels is not installed")
 pytest.importorskip("hatchling")
@@ -185,19 +184,10 @@ def test_an_installed_fusedops_is_used_unless_it_is_older(
 def test_a_variant_has_a_name_that_kernels_reads(tag: str, name: str) -> None:
     from kernels.variants import parse_variant
 
-    assert tool().variant_of(tag) == name
+    assert load(TOOL).variant_of(tag) == name
     assert parse_variant(name).variant_str == name
 
 
 def test_a_platform_without_a_name_is_an_error() -> None:
     with pytest.raises(ValueError, match="got a wheel for freebsd_14_amd64, expected one of"):
-        tool().variant_of("freebsd_14_amd64")
-
-
-def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("kernels_repository", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+        load(TOOL).variant_of("freebsd_14_amd64")

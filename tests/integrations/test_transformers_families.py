@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
 import torch
 from model_families import FAMILIES, Family
-from repository import DOCS
+from repository import DOCS, load
 from torch import Tensor
 
 from fusedops.integrations.transformers import apply
 
-SPEC = importlib.util.spec_from_file_location("make_transformers", DOCS / "make_transformers.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-make_transformers = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(make_transformers)
+make_transformers = load(DOCS / "make_transformers.py")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -1,8 +1,12 @@
-"""Folders of the repository."""
+"""Folders of the repository, and its files of Python that are on no path."""
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
+from typing import Any
+
+import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -11,3 +15,15 @@ SUPPORT = ROOT / "tests" / "support"
 # the folders that hold the helper modules of the tests, for the path of a process that pytest does not start
 SUPPORT_FOLDERS = [SUPPORT, *filter(pathlib.Path.is_dir, SUPPORT.iterdir())]
 EXAMPLE_PLUGIN = ROOT / "tests" / "example_plugin" / "fusedops-backend-example"
+
+
+def load(path: pathlib.Path) -> Any:
+    """Return a file of Python as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")  # which some of them remove
+        spec.loader.exec_module(module)
+    return module
