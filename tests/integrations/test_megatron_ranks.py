@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import megatron_peer
 import pytest
 import torch
-from ranks_megatron import CHECKS, run_on
+from ranks import run_on
+from ranks_megatron import CHECKS, RANKS, run
 
 pytestmark = [
     pytest.mark.slow,
@@ -16,7 +18,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    return run_on(tmp_path_factory.mktemp("ranks"))
+    megatron_peer.modules()  # or the tests are skipped
+    return run_on(RANKS, tmp_path_factory.mktemp("ranks"), run)
 
 
 @pytest.mark.parametrize("name", CHECKS)

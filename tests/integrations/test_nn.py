@@ -11,49 +11,50 @@ import pytest
 import torch
 
 import fusedops
-import fusedops.nn
+from fusedops import nn
 from fusedops.errors import InvalidInputError, PolicyError
 
 
-def test_softmax() -> None:
-    x, mask = torch.randn(2, 3, 5, 5), torch.rand(2, 1, 1, 5) < 0.4
-    module = fusedops.nn.ScaledMaskedSoftmax(0.25, causal=True)
-    assert torch.equal(module(x, mask), fusedops.scaled_masked_softmax(x, mask, 0.25, causal=True))
-    assert torch.equal(fusedops.nn.ScaledMaskedSoftmax()(x), fusedops.scaled_masked_softmax(x))
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("approximate", ["tanh", "none"])
-def test_gelu(approximate: Any) -> None:
-    x, bias = torch.randn(4, 8), torch.randn(8)
-    module = fusedops.nn.BiasGELU(approximate)
-    assert torch.equal(module(x, bias), fusedops.bias_gelu(x, bias, approximate=approximate))
-    assert torch.equal(module(x), fusedops.bias_gelu(x, approximate=approximate))
+X, GATE, Q, K = numbers(2, 3, 5, 5), numbers(4, 8), numbers(2, 4, 3, 8), numbers(2, 2, 5, 8)
+MASK, LENGTHS = numbers(2, 1, 1, 5) < -0.3, fusedops.masks.from_lengths(torch.tensor([5, 2]), 5)
+TARGET = torch.tensor([1, 7, -1, 0])
+LOSS = {"ignore_index": -1, "reduction": "mean", "label_smoothing": 0.1, "z_loss": 0.2, "softcap": 3.0}
+CAUSAL = {"scale": 0.3, "causal": "lower_right", "window": (2, 0), "return_lse": True}
+GATED = {"limit": 1.0, "alpha": 1.702, "offset": 1.0, "interleaved": True}
+#: A module and its settings, which are the op's, and the arguments of each call.
+CALLS: list[tuple[Any, Any, dict[str, Any], list[tuple[Any, ...]]]] = [
+    (nn.ScaledMaskedSoftmax, fusedops.scaled_masked_softmax, {"scale": 0.25, "causal": True}, [(X, MASK)]),
+    (nn.ScaledMaskedSoftmax, fusedops.scaled_masked_softmax, {}, [(X,)]),
+    (nn.BiasGELU, fusedops.bias_gelu, {"approximate": "tanh"}, [(GATE, GATE[0]), (GATE,)]),
+    (nn.BiasGELU, fusedops.bias_gelu, {"approximate": "none"}, [(GATE, GATE[0]), (GATE,)]),
+    (nn.SwiGLU, fusedops.swiglu, GATED, [(GATE, GATE.flip(0)), (GATE,)]),
+    (nn.SwiGLU, fusedops.swiglu, {}, [(GATE,)]),
+    (nn.GEGLU, fusedops.geglu, {"approximate": "tanh", "interleaved": True}, [(GATE, GATE.flip(0)), (GATE,)]),
+    (nn.GEGLU, fusedops.geglu, {"approximate": "none", "interleaved": True}, [(GATE, GATE.flip(0)), (GATE,)]),
+    (nn.CrossEntropyLoss, fusedops.cross_entropy, LOSS, [(GATE, TARGET), (GATE, TARGET, 5)]),
+    (nn.CrossEntropyLoss, fusedops.cross_entropy, {}, [(GATE, TARGET % 8)]),
+    (nn.Attention, fusedops.attention, CAUSAL, [(Q, K, K, LENGTHS)]),
+    (nn.Attention, fusedops.attention, {}, [(Q, K, K)]),
+]
 
 
-def test_swiglu() -> None:
-    gate, up = torch.randn(4, 8), torch.randn(4, 8)
-    settings = {"limit": 1.0, "alpha": 1.702, "offset": 1.0, "interleaved": True}
-    module = fusedops.nn.SwiGLU(**settings)
-    assert torch.equal(module(gate, up), fusedops.swiglu(gate, up, **settings))
-    assert torch.equal(module(gate), fusedops.swiglu(gate, **settings))
-    assert torch.equal(fusedops.nn.SwiGLU()(gate), fusedops.swiglu(gate))
-
-
-@pytest.mark.parametrize("approximate", ["tanh", "none"])
-def test_geglu(approximate: Any) -> None:
-    gate, up = torch.randn(4, 8), torch.randn(4, 8)
-    module = fusedops.nn.GEGLU(approximate, interleaved=True)
-    assert torch.equal(module(gate, up), fusedops.geglu(gate, up, approximate=approximate))
-    assert torch.equal(module(gate), fusedops.geglu(gate, approximate=approximate, interleaved=True))
-
-
-def test_cross_entropy() -> None:
-    logits, target = torch.randn(4, 8), torch.tensor([1, 7, -1, 0])
-    settings = {"ignore_index": -1, "reduction": "mean", "label_smoothing": 0.1, "z_loss": 0.2, "softcap": 3.0}
-    module = fusedops.nn.CrossEntropyLoss(**settings)
-    assert torch.equal(module(logits, target), fusedops.cross_entropy(logits, target, **settings))
-    assert torch.equal(module(logits, target, 5), fusedops.cross_entropy(logits, target, denominator=5, **settings))
-    assert torch.equal(fusedops.nn.CrossEntropyLoss()(logits, target % 8), fusedops.cross_entropy(logits, target % 8))
+@pytest.mark.parametrize(("module", "op", "settings", "calls"), CALLS)
+def test_a_module_is_the_op_with_its_settings(
+    module: Any, op: Any, settings: dict[str, Any], calls: list[tuple[Any, ...]]
+) -> None:
+    made = module(**settings)
+    assert not list(made.parameters())
+    assert all(f"{name}={value!r}" in repr(made) for name, value in settings.items())
+    for args in calls:
+        named = dict(zip(("logits", "target", "denominator"), args)) if op is fusedops.cross_entropy else None
+        want = op(*args, **settings) if named is None else op(**named, **settings)
+        got = made(*args)
+        pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+        assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_dropout_follows_the_mode_of_the_module() -> None:
@@ -132,15 +133,3 @@ def test_the_backend_of_a_module_is_a_policy() -> None:
 def test_a_wrong_setting_is_an_error_of_the_op(call: Callable[[torch.Tensor], Any], text: str) -> None:
     with pytest.raises(InvalidInputError, match=text):
         call(torch.randn(4, 8))
-
-
-def test_attention() -> None:
-    q, k = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8)
-    mask = fusedops.masks.from_lengths(torch.tensor([5, 2]), 5)
-    settings = {"scale": 0.3, "causal": "lower_right", "window": (2, 0), "return_lse": True}
-    module = fusedops.nn.Attention(**settings)
-    for one, other in zip(module(q, k, k, mask), fusedops.attention(q, k, k, mask, **settings)):
-        assert torch.equal(one, other)
-    assert torch.equal(fusedops.nn.Attention()(q, k, k), fusedops.attention(q, k, k))
-    assert "return_lse=True" in repr(module)
-    assert not list(module.parameters())

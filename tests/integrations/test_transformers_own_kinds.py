@@ -1,12 +1,12 @@
 """What transformers' own tests of a model ask of it, by kinds, of a Llama as it is and of one with ``apply``.
 
 Both pass the same kinds, but those in :data:`DIFFERENT`. The source distribution of transformers has its common tests
-without the folders of its models, so the kinds are written here.
+without the folders of its models, so the kinds are written here, but for those that test_transformers_apply,
+test_transformers_recognition and test_transformers_other_libraries have: copies, files, checkpoints, narrow weights.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from model_families import FAMILIES, VOCABULARY
 from torch import Tensor
 
@@ -73,64 +72,11 @@ def trained(model: Any, **options: Any) -> dict[str, Tensor]:
 
 
 @kind
-def _save_and_load(make: Make, folder: Path) -> None:
-    model = make()
-    model.save_pretrained(folder)
-    loaded = type(model).from_pretrained(folder, attn_implementation="eager").eval()
-    close(loaded(ids()).logits, model(ids()).logits)
-
-
-@kind
-def _load_into(make: Make, folder: Path) -> None:
-    model, other = make(), make()
-    torch.nn.init.zeros_(other.lm_head.weight)
-    torch.save(model.state_dict(), folder / "state.pt")
-    assert not any(other.load_state_dict(torch.load(folder / "state.pt")))
-    assert torch.equal(other(ids()).logits, model(ids()).logits)
-
-
-@kind
-def _mismatched_shapes(make: Make, folder: Path) -> None:
-    make().save_pretrained(folder)
-    config = transformers.LlamaConfig.from_pretrained(folder, vocab_size=10)
-    with pytest.raises(RuntimeError):
-        transformers.LlamaForCausalLM.from_pretrained(folder, config=config)
-    loaded = transformers.LlamaForCausalLM.from_pretrained(folder, config=config, ignore_mismatched_sizes=True)
-    assert loaded(ids() % 10).logits.shape[-1] == 10
-
-
-@kind
-def _determinism(make: Make, folder: Path) -> None:
-    model = make()
-    assert torch.equal(model(**inputs()).logits, model(**inputs()).logits)
-
-
-@kind
 def _batching(make: Make, folder: Path) -> None:
     model = make()
     whole = model(ids()).logits
     for row, each in zip(ids(), whole):
         close(model(row[None]).logits[0], each)
-
-
-@kind
-def _training(make: Make, folder: Path) -> None:
-    trained(make())
-
-
-@kind
-def _gradient_checkpointing(make: Make, folder: Path) -> None:
-    want = trained(make())
-    for reentrant in (False, True):
-        model = make()
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        if reentrant:
-            model.enable_input_require_grads()
-        assert model.is_gradient_checkpointing
-        for name, gradient in trained(model, use_cache=False).items():
-            close(gradient, want[name])
-        model.gradient_checkpointing_disable()
-        assert not model.is_gradient_checkpointing
 
 
 @kind
@@ -148,13 +94,6 @@ def _attentions_in_the_call(make: Make, folder: Path) -> None:
     assert [tuple(each.shape) for each in attentions] == [(2, 4, 7, 7)] * 2
     for each in attentions:
         close(each.sum(-1), torch.ones(2, 4, 7))
-
-
-@kind
-def _attentions_in_the_config(make: Make, folder: Path) -> None:
-    model = make()
-    model.config.output_attentions = True
-    assert len(model(ids()).attentions) == 2
 
 
 @kind
@@ -263,37 +202,8 @@ def _rope_scaling(make: Make, folder: Path) -> None:
 
 
 @kind
-def _sixteen_bits(make: Make, folder: Path) -> None:
-    for dtype in (torch.bfloat16, torch.float16):
-        out = make().to(dtype)(**inputs()).logits
-        assert out.dtype is dtype
-        assert bool(out.isfinite().all())
-
-
-@kind
 def _meta_device(make: Make, folder: Path) -> None:
     assert make().to("meta")(ids().to("meta")).logits.shape == (2, 7, VOCABULARY)
-
-
-@kind
-def _copies(make: Make, folder: Path) -> None:
-    model = make()
-    other = copy.deepcopy(model)
-    before = model(ids()).logits
-    torch.nn.init.zeros_(model.lm_head.weight)
-    close(other(ids()).logits, before)
-
-
-@kind
-def _hooks_on_layers(make: Make, folder: Path) -> None:
-    model, seen = make(), list[Tensor]()
-    handles = [layer.register_forward_hook(lambda m, a, out: seen.append(out)) for layer in model.model.layers]
-    states = model(ids(), output_hidden_states=True).hidden_states
-    assert torch.equal(seen[0], states[1])
-    for handle in handles:
-        handle.remove()
-    model(ids())
-    assert len(seen) == 2
 
 
 @kind

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_ranks import CHECKS, run_on
+from model_ranks import CHECKS, run
+from ranks import run_on
 
 pytestmark = [
     pytest.mark.slow,
@@ -16,7 +17,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    return run_on(2, tmp_path_factory.mktemp("ranks"))
+    return run_on(2, tmp_path_factory.mktemp("ranks"), run)
 
 
 @pytest.mark.parametrize("name", CHECKS)

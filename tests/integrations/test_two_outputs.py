@@ -1,8 +1,7 @@
 """An op with two outputs, a required and an optional saved value: backends that save it, and one that does not.
 
 The features of torch are tested with every op: add_layer_norm has two outputs, cross_entropy an optional saved value.
-The op is in ``tests/support/standins/two_outputs.py``. test_distributed.py reports the check of DTensors, in
-``ranks_two_outputs.py``.
+The op is in ``tests/support/standins/two_outputs.py``.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from calls import (
-    call_registered,
     close,
     gradients,
     growing,
@@ -95,19 +92,6 @@ def test_values_are_saved_only_where_a_gradient_is_wanted(way: Any, ran: Ran) ->
             way(NAME)(*growing(NAME, inputs(NAME)))
         way(NAME)(*growing(NAME, inputs(NAME)))
     assert [args[-1] for _, args in ran] == [False, False, True]
-
-
-@every_way
-@every_backend
-def test_without_the_optional_argument(way: Any, backend: str) -> None:
-    tensors = growing(NAME, inputs(NAME)[:2])
-    function = fusedops.ops.OPS[NAME].function if way is public else partial(call_registered, NAME)
-    with fusedops.use(backend, fallback="raise"):
-        got = function(*tensors)
-        found = gradients(got, tensors)
-    want = OP.reference(*tensors, None, 1e-5)
-    close(got, want)
-    close(found, gradients(want, tensors))
 
 
 def test_saved_tensors_hooks_see_what_is_kept() -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import socket
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from model_families import FAMILIES
-from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -77,20 +74,7 @@ CHECKS: dict[str, tuple[Callable[[Any, DeviceMesh], None], bool]] = {
 }
 
 
-def run_on(world: int, folder: pathlib.Path) -> dict[str, list[str]]:
-    """Run each check on ``world`` processes. Return, by check, the error on each rank, or an empty text."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (world, port, str(folder)), nprocs=world)
-    data = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
-    return {name: [one[name] for one in data] for name in data[0]}
-
-
-def _rank(rank: int, world: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
-    distributed.init_process_group("gloo")
+def run(rank: int, world: int, folder: pathlib.Path) -> None:
     mesh = init_device_mesh("cpu", (world,))
     results: dict[str, str] = {}
     for name, (spread, first) in CHECKS.items():
@@ -99,5 +83,4 @@ def _rank(rank: int, world: int, port: int, folder: str) -> None:
             results[name] = ""
         except Exception:
             results[name] = traceback.format_exc()
-    (pathlib.Path(folder) / f"{rank}.json").write_text(json.dumps(results))
-    distributed.destroy_process_group()
+    (folder / f"{rank}.json").write_text(json.dumps(results))

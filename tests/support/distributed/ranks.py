@@ -42,7 +42,7 @@ SLOW = ("compiled", "a_linear_loss_compiled", "a_drawn_seed_is_one_for_all_compi
 OF_FOUR = (
     *SLOW, "shards_equal_the_whole", "a_shard_drops_what_the_whole_drops", "rotary_embedding_of_shards",
     "attention_of_sharded_heads_and_batches", "a_loss_of_cut_rows_or_classes_is_that_of_the_whole",
-    "a_linear_loss_of_cut_rows_or_classes_is_that_of_the_whole", "two_outputs_of_shards",
+    "a_linear_loss_of_cut_rows_or_classes_is_that_of_the_whole",
     "fsdp2_around_tensor_parallel", "partial_sums_are_summed", "a_vocabulary_over_ranks_trains_as_torchs",
     "the_same_choices", "other_choices_are_reported",
 )  # fmt: skip
@@ -64,12 +64,17 @@ def checks_of(world: int) -> dict[str, Callable[..., None]]:
     return {name: CHECKS[name] for name, of in checks.items() if (of not in SLOW if world == 2 else of in OF_FOUR)}
 
 
-def run_on(world: int, folder: pathlib.Path) -> dict[str, list[str]]:
-    """Run every check on ``world`` processes. Return, by check, the error on each rank, or an empty text."""
+def run_on(
+    world: int, folder: pathlib.Path, rank: Callable[[int, int, pathlib.Path], None] | None = None
+) -> dict[str, list[str]]:
+    """Run ``rank``, or every check, on ``world`` processes. Return the error of each rank, or an empty text, by check.
+
+    A rank gets its number, the world's size and the folder, and writes RANK.json: the error or an empty text, by check.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (world, port, str(folder)), nprocs=world)
+    torch.multiprocessing.spawn(_begin, (world, port, folder, rank or _rank), nprocs=world)
     data = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
     return {name: [one[name] for one in data] for name in data[0]}
 
@@ -83,18 +88,24 @@ def load() -> None:
     import ranks_loss  # noqa: F401
     import ranks_models  # noqa: F401
     import ranks_ops  # noqa: F401
-    import ranks_two_outputs  # noqa: F401
 
 
-def _rank(rank: int, world: int, port: int, folder: str) -> None:
+def _begin(
+    rank: int, world: int, port: int, folder: pathlib.Path, run: Callable[[int, int, pathlib.Path], None]
+) -> None:
     torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    run(rank, world, folder)
+    distributed.destroy_process_group()
+
+
+def _rank(rank: int, world: int, folder: pathlib.Path) -> None:
     with suppress(ImportError):  # without Triton
         import quick_interpreter
 
         quick_interpreter.install()
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     load()
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
     results: dict[str, str] = {}
     for name, function in checks_of(world).items():
@@ -107,9 +118,8 @@ def _rank(rank: int, world: int, port: int, folder: str) -> None:
             results[name] = ""
         except BaseException:
             results[name] = f"rank {rank}: {traceback.format_exc()}"
-        pathlib.Path(folder, f"{rank}.json").write_text(json.dumps(results))
+        (folder / f"{rank}.json").write_text(json.dumps(results))
         distributed.barrier()
-    distributed.destroy_process_group()
 
 
 # ------------------------------------------------------------------------------------------------------------- calls

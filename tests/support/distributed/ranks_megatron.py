@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pathlib
-import socket
 import traceback
 from collections.abc import Callable, Iterator
 
@@ -128,21 +126,7 @@ def _megatron() -> Iterator[None]:
     parallel_state.destroy_model_parallel()
 
 
-def run_on(folder: pathlib.Path) -> dict[str, list[str]]:
-    """Run each check on two processes. Return, by check, the error on each rank, or an empty text."""
-    megatron_peer.modules()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (port, str(folder)), nprocs=RANKS)
-    data = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    return {name: [one[name] for one in data] for name in data[0]}
-
-
-def _rank(rank: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(RANKS))
-    distributed.init_process_group("gloo")
+def run(rank: int, world: int, folder: pathlib.Path) -> None:
     megatron_peer.modules()
     results: dict[str, str] = {}
     with _megatron():
@@ -152,5 +136,4 @@ def _rank(rank: int, port: int, folder: str) -> None:
                 results[name] = ""
             except Exception:
                 results[name] = traceback.format_exc()
-    (pathlib.Path(folder) / f"{rank}.json").write_text(json.dumps(results))
-    distributed.destroy_process_group()
+    (folder / f"{rank}.json").write_text(json.dumps(results))
