@@ -6,38 +6,27 @@ from types import ModuleType
 
 import pytest
 import torch
+from right import assert_right
 from softmax_calls import OP
 from standin import npu_device
 
 import fusedops
-from fusedops import TensorSpec, tensor_cache, testing
+from fusedops import TensorSpec, tensor_cache
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("given", [None, (2, 1, 50, 100), (2, 1, 1, 100), (50, 100), (50, 1)], ids=str)
-def test_a_length_of_100_is_padded_with_the_numbers_of_eager(
+def test_a_length_of_100_is_padded(
     torch_npu: ModuleType, given: tuple[int, ...] | None, dtype: torch.dtype, causal: bool
 ) -> None:
     x = torch.randn(2, 3, 50, 100).to(dtype)
     mask = None if given is None else torch.rand(given) < 0.4
     if mask is not None and mask.shape[-2] > 1:
         mask[..., 3, :] = True  # a fully masked row
-    args = (x.to("npu").requires_grad_(), None if mask is None else mask.to("npu"), 0.125)
-    want_y = testing.expected(OP, (x, mask, 0.125, causal))
     with fusedops.use("npu", fallback="raise", adapt="pad"):
-        y = fusedops.scaled_masked_softmax(*args, causal=causal)
-        y.backward(want_y.grad.to(dtype).to("npu"))
-    testing.assert_within(y, want_y.y, OP.evidence.tolerance[dtype], "y")
-    assert args[0].grad is not None
-    testing.assert_within(args[0].grad, want_y.gradients["x"], OP.evidence.gradient_tolerance[dtype], "dx")
+        assert_right(OP.name, x, mask, 0.125, causal=causal, device="npu")
     assert [call.shapes[0] for call in torch_npu.calls] == [(2, 3, 64, 128)] * 2
-    eager = x.clone().requires_grad_()
-    theirs = fusedops.scaled_masked_softmax(eager, mask, 0.125, causal=causal)
-    theirs.backward(want_y.grad.to(dtype))
-    testing.assert_within(y, theirs.detach(), OP.evidence.tolerance[dtype], "y of eager")
-    assert eager.grad is not None
-    testing.assert_within(args[0].grad, eager.grad, OP.evidence.gradient_tolerance[dtype], "dx of eager")
 
 
 def test_explain_states_the_bytes_of_padding(torch_npu: ModuleType) -> None:

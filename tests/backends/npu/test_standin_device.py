@@ -203,68 +203,6 @@ def test_copies_of_a_module(device):
     assert torch.load(file, map_location="cpu")["bias"].device.type == "cpu"
 
 
-class GPT(nn.Module):
-    """Two layers, of the usual parts."""
-
-    def __init__(self, vocabulary=17, width=16, heads=2, length=8):
-        super().__init__()
-        self.heads = heads
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    "norm1": nn.LayerNorm(width),
-                    "qkv": nn.Linear(width, 3 * width),
-                    "out": nn.Linear(width, width),
-                    "norm2": nn.LayerNorm(width),
-                    "mlp": nn.Sequential(
-                        nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
-                    ),
-                }
-            )
-            for _ in range(2)
-        )
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, ids):
-        batch, length = ids.shape
-        x = self.tokens(ids) + self.places(torch.arange(length, device=ids.device))
-        masked = torch.ones(length, length, dtype=torch.bool, device=ids.device).triu(1)
-        for block in self.blocks:
-            q, k, v = block["qkv"](block["norm1"](x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(masked, float("-inf"))
-            x = x + block["out"]((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, -1))
-            x = x + block["mlp"](block["norm2"](x))
-        return self.head(self.norm(x))
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False),
-        lambda p: torch.optim.AdamW(p, lr=1e-2),
-        lambda p: torch.optim.SGD(p, lr=1e-1, momentum=0.9, foreach=False),
-    ],
-)
-def test_a_gpt_trains_as_on_the_cpu(device, optimizer):
-    torch.manual_seed(0)
-    start, ids = GPT(), torch.randint(17, (4, 9))
-    histories = []
-    for place in ("cpu", device):
-        model = copy.deepcopy(start).to(place)
-        batch, history, steps = ids.to(place), [], optimizer(model.parameters())
-        for _ in range(5):
-            loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-            steps.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            steps.step()
-            history.append(loss.item())
-        histories.append(history)
-    assert histories[0][-1] < histories[0][0]
-    assert histories[1] == pytest.approx(histories[0], rel=1e-5)
-
-
 def test_fake_tensors_and_compile(device):
     from torch._subclasses import FakeTensorMode
 
