@@ -94,16 +94,6 @@ def test_the_loss_of_narrow_logits_is_float32(dtype: torch.dtype, backend: str) 
 
 
 @each_backend
-def test_nothing_reaches_an_ignored_row(backend: str) -> None:
-    logits, target = rows()
-    logits[1], logits[4, ::2] = torch.nan, torch.inf
-    loss, gradient = with_gradient(fusedops.cross_entropy, logits, target, backend=backend)
-    assert loss.isfinite()
-    assert not gradient[[1, 4]].any()
-    assert gradient.isfinite().all()
-
-
-@each_backend
 def test_an_ignored_row_has_no_gradient_with_the_largest_z_loss(backend: str) -> None:
     logits, target = torch.zeros(2, 4), torch.tensor([-100, 1])
     _, gradient = with_gradient(fusedops.cross_entropy, logits, target, z_loss=3e38, backend=backend)
@@ -147,8 +137,9 @@ def test_a_row_with_a_target_out_of_range_is_nan_where_it_is_not_raised(wrong: i
     args = (target, -100, 0.1, 0.1, None, "none", None)
     kernels = {kernel.direction: kernel.call for kernel in kernels_of(backend)}
     if backend == "cpu":
-        with pytest.raises(InvalidInputError, match=f"got target {wrong}, expected one in"):
-            kernels["forward"](logits, *args, True)
+        for _ in range(2):  # a first call and a remembered one
+            with pytest.raises(InvalidInputError, match=f"got target {wrong}, expected one in"):
+                kernels["forward"](logits, *args, True)
         lse = logits.logsumexp(-1)
     else:
         if backend == "eager":  # the kernel checks targets on a CPU before this
@@ -227,13 +218,13 @@ def test_a_large_call_on_eager_keeps_no_tensor_of_its_size(monkeypatch: pytest.M
 
 @each_backend
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_nan_in_an_ignored_row_reaches_nothing(softcap: float | None, backend: str) -> None:
+def test_nan_and_inf_in_an_ignored_row_reach_nothing(softcap: float | None, backend: str) -> None:
     logits, target = rows()
-    logits[3, 5], target[3] = math.nan, -100
+    logits[3, 5], logits[1], logits[4, ::2], target[3] = math.nan, math.nan, math.inf, -100
     leaf, other = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     with fusedops.verify("reference"):
         fusedops.cross_entropy(leaf, target, softcap=softcap, backend=backend).backward()
     testing.OPS["cross_entropy"].reference(other, target, -100, 0.0, 0.0, softcap, "mean", None).backward()
     for gradient in (leaf.grad, other.grad):
-        assert torch.equal(gradient[3], torch.zeros(33))
+        assert not gradient[[1, 3, 4]].any()
         assert gradient.isfinite().all()

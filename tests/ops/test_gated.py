@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import megatron_peer
 import pytest
 import torch
+from right import assert_right
+from torch import Tensor
 
 import fusedops
 
-INF = float("inf")
+INF, NAN = float("inf"), float("nan")
+every_backend = pytest.mark.parametrize("backend", ["cpu", "eager", "triton"])
 
 
 # ------------------------------------------------------------------------------------------------------------- peers
@@ -84,7 +90,7 @@ def test_geglu_of_infinite_gates(approximate: Any, backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of -inf * 0 in Triton's interpreter
-@pytest.mark.parametrize(("backend", "elements"), [("eager", 4), ("eager", 2**18), ("triton", 4)])
+@pytest.mark.parametrize(("backend", "elements"), [("cpu", 4), ("eager", 4), ("eager", 2**18), ("triton", 4)])
 def test_a_gate_of_minus_infinity_gives_zero(elements: int, backend: str) -> None:
     gate = torch.full((elements,), -INF).requires_grad_()
     up = torch.full((elements,), 3.0).requires_grad_()
@@ -96,17 +102,20 @@ def test_a_gate_of_minus_infinity_gives_zero(elements: int, backend: str) -> Non
     assert fusedops.swiglu(gate[:1], up[:1] * INF, backend=backend).isnan().all()
 
 
-@pytest.mark.parametrize(("backend", "elements"), [("eager", 1), ("eager", 2**16), ("triton", 1)])
-def test_the_gradient_passes_at_the_bound_of_the_clamp(elements: int, backend: str) -> None:
-    gate = torch.tensor([2.0, 2.001, -9.0, 1.0, 1.0, 1.0]).repeat(elements).requires_grad_()
-    up = torch.tensor([1.0, 1.0, 1.0, 2.0, -2.0, 2.001]).repeat(elements).requires_grad_()
+@pytest.mark.parametrize(("backend", "elements"), [("cpu", 1), ("eager", 1), ("eager", 2**16), ("triton", 1)])
+def test_a_clamp_stops_the_gradient_beyond_its_bounds_and_of_nan(elements: int, backend: str) -> None:
+    gate = torch.tensor([2.0, 2.001, -9.0, NAN, 1.0, 1.0, 1.0, 1.0]).repeat(elements).requires_grad_()
+    up = torch.tensor([1.0, 1.0, 1.0, 1.0, 2.0, -2.0, 2.001, NAN]).repeat(elements).requires_grad_()
     y = fusedops.swiglu(gate, up, limit=2.0, backend=backend)
     dgate, dup = torch.autograd.grad(y.sum(), [gate, up])
-    assert (dgate[:6] != 0).tolist() == [True, False, True, True, True, True]
-    assert (dup[:6] != 0).tolist() == [True, True, True, True, True, False]
+    assert (dgate[:8] != 0).tolist() == [True, False, True, False, True, True, True, True]
+    assert (dup[:8] != 0).tolist() == [True, True, True, True, True, True, False, False]
+    free = torch.autograd.grad(fusedops.swiglu(gate, up, backend=backend).sum(), (gate, up))
+    assert free[0][[3, 7]].isnan().all()
+    assert free[1][3].isnan()
 
 
-@pytest.mark.parametrize("backend", ["cpu", "eager", "triton"])
+@every_backend
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_limit_is_compared_in_float32(dtype: torch.dtype, backend: str) -> None:
     limit = 1e-5  # below the 16-bit number next to it
@@ -115,3 +124,54 @@ def test_a_limit_is_compared_in_float32(dtype: torch.dtype, backend: str) -> Non
     y = fusedops.swiglu(gate, up, limit=limit, offset=1.0, backend=backend)
     for gradient in torch.autograd.grad(y, [gate, up], torch.ones(2, dtype=dtype)):
         assert gradient[0] == 0
+
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "swiglu": fusedops.swiglu,
+    "gpt_oss": partial(fusedops.swiglu, limit=1.5, alpha=1.702, offset=1.0),
+    "geglu_tanh": fusedops.geglu,
+    "geglu_erf": partial(fusedops.geglu, approximate="none"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@every_backend
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_special_values(name: str, backend: str) -> None:
+    f = partial(FUNCTIONS[name], backend=backend)
+    gate = torch.tensor([-INF, -1e30, -200.0, -90.0, -0.0, 0.0, 200.0, 1e30, INF, NAN])
+    y = f(gate, torch.ones_like(gate))
+    factor = 2.0 if name == "gpt_oss" else 1.0
+    largest = 1.5 / (1 + math.exp(-1.702 * 1.5)) if name == "gpt_oss" else None
+    assert not y[:3].any()
+    assert y[3].abs() < 1e-30
+    assert not y[4:6].any()
+    for at, value in ((6, 200.0), (7, 1e30), (8, INF)):
+        assert y[at] == pytest.approx(factor * (value if largest is None else largest), rel=1e-6)
+    assert y[9].isnan()
+    assert f(torch.ones(1), torch.tensor([NAN])).isnan()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@every_backend
+@pytest.mark.parametrize("alpha", [0.0, -1.0, 3e38, -3e38])
+def test_alphas(alpha: float, backend: str) -> None:
+    gate, up = torch.tensor([-2.0, -0.5, 0.0, 1e-3, 3.0], requires_grad=True), torch.ones(5)
+    with fusedops.use(backend, fallback="raise"):
+        assert_right("swiglu", gate, up, alpha=alpha)
+        if alpha < 0:
+            assert fusedops.swiglu(torch.tensor([INF]), up[:1], alpha=alpha) == 0
+        (gradient,) = torch.autograd.grad(fusedops.swiglu(gate, up, alpha=alpha).sum(), gate)
+    if abs(alpha) > 1:
+        slope = torch.where(gate * alpha > 0, 1.0, torch.where(gate == 0, 0.5, 0.0))
+        torch.testing.assert_close(gradient, slope, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@every_backend
+def test_a_sigmoid_that_is_zero_gives_zero_for_the_largest_numbers(backend: str) -> None:
+    gate = torch.tensor([-150.0, -1e4, -INF], requires_grad=True)
+    y = fusedops.swiglu(gate, torch.zeros(3), offset=3e38, backend=backend)
+    (gradient,) = torch.autograd.grad(y.sum(), gate)
+    assert not y.any()
+    assert not gradient.any()

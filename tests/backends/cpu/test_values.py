@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from cpu_values import DTYPES, assert_close, rounded
+from cpu_values import CALLS, DTYPES, assert_close, call_of, rounded
 from right import assert_right
 from torch import Tensor
 
 import fusedops
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
-
-# by op: its arguments for x, two other tensors of the shape of x, and a vector for its rows
-CALLS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Any, ...]]] = {
-    "scaled_masked_softmax": lambda x, one, two, row: (x, one > 0.5, 0.7),
-    "bias_gelu": lambda x, one, two, row: (x, row),
-    "bias_dropout_add": lambda x, one, two, row: (x, row, one, 0.1),
-    "rms_norm": lambda x, one, two, row: (x, row, 1e-3),
-    "add_rms_norm": lambda x, one, two, row: (x, one, row, 1e-3),
-    "layer_norm": lambda x, one, two, row: (x, row, row, 1e-3),
-    "add_layer_norm": lambda x, one, two, row: (x, one, row, row, 1e-3),
-    "swiglu": lambda x, one, two, row: (x, one),
-    "geglu": lambda x, one, two, row: (x, one),
-    "cross_entropy": lambda x, one, two, row: (x, torch.arange(len(x)) % x.shape[-1]),
-}
-
 
 LONG_AND_MANY = list(itertools.product(CALLS, [(3, 40_001), (1100, 70)]))
 
@@ -40,9 +23,8 @@ def test_long_rows_and_many_rows(call: tuple[str, tuple[int, int]], dtype: torch
 
     In one dtype each: the kit has all of them, and they differ in how a number is read and written.
     """
-    op, shape = call
-    x, one, two = (rounded(shape, dtype, seed) for seed in range(3))
-    assert_right(op, *CALLS[op](x, one, two, rounded(shape[1:], dtype, 3)))
+    op, args, options = call_of(*call, dtype)
+    assert_right(op, *args, **options)
 
 
 def test_many_dimensions() -> None:

@@ -1,6 +1,9 @@
-"""Dtypes, tensors and comparison of the cpu backend's tests of values."""
+"""Dtypes, tensors, calls on rows and comparison of the cpu backend's tests of values."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,3 +21,41 @@ def assert_close(got: Tensor, wanted: Tensor, scale: float = 1.0) -> None:
     assert got.is_contiguous()
     tolerance = TOLERANCE[got.dtype] * scale
     torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+Rows = Callable[[Tensor, Tensor, Tensor], tuple[Any, ...]]
+# arguments for x, another tensor of its shape, and a vector for its rows; options. A name is the op's, and what differs
+CALLS: dict[str, tuple[Rows, dict[str, Any]]] = {
+    "scaled_masked_softmax": (lambda x, one, row: (x, one > 0.5, 0.7), {}),
+    "scaled_masked_softmax, causal": (lambda x, one, row: (x, row > 0, 0.5), {"causal": True}),
+    "bias_gelu": (lambda x, one, row: (x, row), {}),
+    "bias_dropout_add": (lambda x, one, row: (x, row, one, 0.1), {"seed": 4}),
+    "rms_norm": (lambda x, one, row: (x, row, 1e-3), {}),
+    "add_rms_norm": (lambda x, one, row: (x, one, row, 1e-3), {}),
+    "layer_norm": (lambda x, one, row: (x, row, row, 1e-3), {}),
+    "add_layer_norm": (lambda x, one, row: (x, one, row, row, 1e-3), {}),
+    "swiglu": (lambda x, one, row: (x, one), {}),
+    "geglu": (lambda x, one, row: (x, one), {}),
+    "cross_entropy": (lambda x, one, row: (x, _classes(x)), {"z_loss": 0.1}),
+    "cross_entropy, rows": (lambda x, one, row: (x, _classes(x)), {"reduction": "none", "label_smoothing": 0.1}),
+    "rotary_embedding": (lambda x, one, row: _rotated(x, one), {}),
+    "rotary_embedding, pairs": (lambda x, one, row: _rotated(x, one), {"interleaved": True}),
+}
+
+
+def call_of(name: str, shape: tuple[int, int], dtype: torch.dtype) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Return the op of one of these calls, its arguments and its options."""
+    make, options = CALLS[name]
+    x, one, row = rounded(shape, dtype), rounded(shape, dtype, 1), rounded(shape[1:], dtype, 3)
+    return name.partition(",")[0], make(x, one, row), options
+
+
+def _classes(x: Tensor) -> Tensor:
+    target = torch.arange(len(x)) % x.shape[-1]
+    target[::3] = -100
+    return target
+
+
+def _rotated(x: Tensor, angles: Tensor) -> tuple[Any, ...]:
+    half = angles[:, : x.shape[1] // 2]
+    return x[None], None, half, half.flip(0)

@@ -38,3 +38,15 @@ def assert_right(name: str, *args: Any, device: str = "cpu", **options: Any) -> 
         assert gradient.dtype is leaf.dtype
         testing.assert_within(gradient, want.gradients[key], want.limits[f"gradient of {key}"], f"gradient of {key}")
     return tuple(y.detach() for _, y, _ in present)
+
+
+def both_ways(name: str, *args: Any, **options: Any) -> dict[str, Tensor]:
+    """Return the outputs of a call, and its gradients for gradients of the outputs that are the same each time."""
+    op = testing.OPS[name]
+    given = dict(zip(op.parameters, op.prepared(op.bind(args, options))))
+    leaves = {key: given[key].detach().requires_grad_() for key in op.differentiable if given[key] is not None}
+    results = zip(op.outputs, op.as_tuple(op.call_public(*{**given, **leaves}.values())))
+    ys = {key: y for key, y in results if y is not None}
+    grads = [torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype) for y in ys.values()]
+    gradients = torch.autograd.grad([*ys.values()], [*leaves.values()], grads)
+    return {**{key: y.detach() for key, y in ys.items()}, **dict(zip(leaves, gradients))}
