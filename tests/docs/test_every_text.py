@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -78,12 +79,22 @@ def wanted(site: ast.expr) -> list[list[str]]:
     return [alternatives for alternatives in [patterns(site)] if alternatives]
 
 
+@functools.cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a pattern, which each pinned text is searched for: there are more than ``re`` keeps."""
+    return re.compile(pattern, re.S)
+
+
+def found(pattern: str, text: str) -> bool:
+    return compiled(pattern).search(text) is not None
+
+
 def unpinned(source: str, pinned: list[str]) -> list[tuple[int, str]]:
     """Return the lines of a source that make a text, with the text, where no pinned text matches."""
     missing: list[tuple[int, str]] = []
     for site in sites(ast.parse(source)):
         parts = wanted(site)
-        if not any(all(any(re.search(p, text, re.S) for p in part) for part in parts) for text in pinned):
+        if not any(all(any(found(p, text) for p in part) for part in parts) for text in pinned):
             missing.append((site.lineno, ast.unparse(site)))
     return missing
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -111,8 +111,13 @@ def listed(command: str) -> bool:
     )
 
 
-def run(command: str) -> None:
-    """Run a command as a shell does; those of fusedops in this process."""
+@pytest.fixture
+def run(program: Any) -> Callable[[str], None]:
+    """Return a function that runs a command as a shell does; those of fusedops in this process."""
+    return lambda command: run_by(program, command)
+
+
+def run_by(program: Any, command: str) -> None:
     words = shlex.split(f"{command} {SHORTER.get(command, '')}")
     while re.match(r"[A-Z_]+=", words[0]):
         words.pop(0)
@@ -127,10 +132,10 @@ def run(command: str) -> None:
     assert words[0] in ("python", "make"), (
         f"{command}: run it here, or name the test or the reason in a list of this file"
     )
-    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    program = sys.executable if words[0] == "python" else words[0]
-    done = subprocess.run([program, *words[1:]], cwd=ROOT, env=environ, capture_output=True, text=True)
+    if words[0] == "python":
+        done = program(*words[1:], path=[ROOT], folder=ROOT)
+    else:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == expected, done.stdout + done.stderr
 
 
@@ -138,12 +143,12 @@ def run(command: str) -> None:
     "command",
     [pytest.param(each, marks=[pytest.mark.slow] * (each in SHORTER)) for each in SHOWN if not listed(each)],
 )
-def test_a_command_in_a_block_runs(command: str) -> None:
+def test_a_command_in_a_block_runs(command: str, run: Callable[[str], None]) -> None:
     run(command)
 
 
 @pytest.mark.parametrize("command", [each for each in IN_TEXT if not listed(each)])
-def test_a_command_in_the_text_runs(command: str) -> None:
+def test_a_command_in_the_text_runs(command: str, run: Callable[[str], None]) -> None:
     if FORM.search(command) or re.fullmatch(r"(fusedops|python -m [\w.]+)( \w+)?", command):  # a form, or a name
         command = f"{FORM.split(command)[0].rstrip('[ ')} --help"
     run(command)
