@@ -162,7 +162,7 @@ def test_check_of_a_wrong_kernel(request: pytest.FixtureRequest, capsys: Any, mo
 
 
 def test_check(capsys: pytest.CaptureFixture[str]) -> None:
-    code, output = run("check", "keeper", "--json", capsys=capsys)
+    code, output = run("check", "keeper", "--json", "--elements", "256", capsys=capsys)
     data = json.loads(output)
     assert {check["op"] for check in data["checks"]} == {"scaled_keep"}
     assert [check["check"] for check in data["checks"] if check["failures"]] == []

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 import torch
-from repository import ROOT
+from repository import ROOT, parsed
 
 from fusedops.dtypes import compute_dtype, no_autocast, promoted, upcast
 
@@ -55,7 +55,7 @@ def declarations(source: str) -> list[int]:
     """Return the lines that compute a dtype of the arithmetic, promote two dtypes of which one may lack, or turn
     autocast off."""
     lines: list[int] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]
             of_float32 = any(isinstance(arg, ast.Attribute) and arg.attr == "float32" for arg in node.args)

@@ -13,7 +13,7 @@ from importlib.metadata import distribution
 from typing import Any
 
 import pytest
-from repository import ROOT
+from repository import ROOT, parsed
 
 import fusedops
 
@@ -55,7 +55,7 @@ SOURCES = {module_name(path): path.read_text("utf-8") for path in sorted(CORE.rg
 def imports(module: str, source: str, modules: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     """Yield each module of fusedops that a source imports, with the line."""
     is_package = any(other.startswith(f"{module}.") for other in modules)
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -135,7 +135,7 @@ def test_every_imported_module_exists() -> None:
     missing = [
         f"{module}:{node.lineno} imports {node.module}"
         for module, source in SOURCES.items()
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.ImportFrom) and not node.level and f"{node.module}.".startswith("fusedops.")
         if node.module not in SOURCES
     ]
@@ -242,7 +242,7 @@ def docstrings(tree: ast.Module) -> set[int]:
 def test_the_core_imports_no_backend_and_no_vendor() -> None:
     wrong: list[str] = []
     for path in FILES:
-        for module, top in modules_of(ast.parse(path.read_text())):
+        for module, top in modules_of(parsed(path.read_text())):
             package = module.partition(".")[0]
             backend = package in ("triton", "torch_npu", "backends") or package.startswith("fusedops_")
             # pluggy is imported where a plugin is loaded
@@ -259,7 +259,7 @@ USERS = ("compat", "integrations")
 
 def named_backends(source: str) -> list[str]:
     """Return the names of backends in a source, with their lines."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     words = docstrings(tree)
     found: list[str] = []
     for node in ast.walk(tree):
@@ -282,7 +282,7 @@ def test_the_check_sees_a_backend_that_is_named() -> None:
     source = '"""eager"""\nif backend == "eager": import fusedops_triton.x'
     assert named_backends(source) == ["2: 'eager'"]
     assert named_backends("x.npu + sdpa") == ["1: 'npu'", "1: 'sdpa'"]
-    tree = ast.parse(source)
+    tree = parsed(source)
     assert list(modules_of(tree)) == [("fusedops_triton.x", False)]
 
 
@@ -293,7 +293,7 @@ def private_imports(source: str) -> list[str]:
     of another distribution may import it as well.
     """
     paths: list[str] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             paths += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -307,7 +307,7 @@ def test_a_backend_imports_the_public_core_and_no_other_backend() -> None:
     for path in sorted((ROOT / "backends").rglob("*.py")):
         own = path.relative_to(ROOT / "backends").parts[0]
         wrong += [f"{path} imports {name}, the core's own" for name in private_imports(path.read_text())]
-        for module, top in modules_of(ast.parse(path.read_text())):
+        for module, top in modules_of(parsed(path.read_text())):
             package = module.partition(".")[0]
             # a vendor's library is imported in the probe
             early = path.name == "__init__.py" and package in ("triton", "torch_npu") and top
@@ -343,7 +343,7 @@ def is_private(path: str) -> bool:
 
 def private_names_of_torch(source: str) -> list[str]:
     """Return the private names of torch that a source imports, or reads from what it imports from torch."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

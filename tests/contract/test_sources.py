@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from repository import ROOT
+from repository import ROOT, parsed
 
 import fusedops
 from fusedops.constraints import Constraint, Reason
@@ -103,7 +103,7 @@ MOST_LINES = 400
 def packed(source: str) -> list[int]:
     """Return the lines of the statements that assign three or more attributes."""
     result: list[int] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         targets = node.targets if isinstance(node, ast.Assign) else []
         attributes = [each for target in targets for each in ast.walk(target) if isinstance(each, ast.Attribute)]
         if sum(isinstance(each.ctx, ast.Store) for each in attributes) >= 3:
@@ -155,7 +155,7 @@ def docstrings(tree: ast.Module) -> set[int]:
 
 def op_names(source: str) -> list[tuple[int, str]]:
     """Return where a source names an op outside a docstring: a text with the name in it, an attribute, or a name."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     documented = docstrings(tree)
     result: list[tuple[int, str]] = []
     for node in ast.walk(tree):
@@ -202,7 +202,7 @@ GLOSSARY = {
 def names_declared(source: str) -> list[tuple[int, str]]:
     """Return the parameters, variables and attributes that a source declares, and its functions with brackets."""
     result: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             result.append((node.lineno, f"{node.name}()"))
         elif isinstance(node, ast.arg):

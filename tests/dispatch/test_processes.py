@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -198,14 +197,9 @@ if __name__ == "__main__":
         ("spawn", ["['FUSEDOPS_BACKEND', 'eager', True, 'NoBackendError', 'bias_gelu']"]),
     ],
 )
-def test_workers_of_a_data_loader_and_spawned_ones(how: str, wanted: Any, tmp_path: pathlib.Path) -> None:
-    import json
-    import os
-
+def test_workers_of_a_data_loader_and_spawned_ones(how: str, wanted: Any, tmp_path: pathlib.Path, program: Any) -> None:
     script = tmp_path / "workers.py"
     script.write_text(WORKERS)
-    known = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environ = {**known, "FUSEDOPS_BACKEND": "eager", "FUSEDOPS_FALLBACK": "raise"}
-    done = subprocess.run([sys.executable, str(script), how], env=environ, capture_output=True, text=True, timeout=120)
+    done = program(script, how, FUSEDOPS_BACKEND="eager", FUSEDOPS_FALLBACK="raise")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == wanted

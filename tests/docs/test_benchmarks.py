@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -27,17 +26,15 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def bench(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks", "--elements", "4096", "--seconds", "0.001", "--dtypes", "float32"]
-    command += ["--without", "torch.compile", *options]
-    quick = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}  # it takes minutes
-    return subprocess.run(command, cwd=ROOT, env=quick, capture_output=True, text=True, check=False, timeout=120)
+def bench(program: Any, *options: object) -> subprocess.CompletedProcess[str]:
+    command = ("-m", "benchmarks", "--elements", 4096, "--seconds", 0.001, "--dtypes", "float32")
+    return program(*command, "--without", "torch.compile", *options, path=[ROOT], folder=ROOT)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def run(tmp_path_factory: pytest.TempPathFactory, program: Any) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("bench") / "large-default-1.jsonl"
-    done = bench("--threads", "1", "--out", str(out))
+    done = bench(program, "--threads", "1", "--out", out)
     assert done.returncode == 0, done.stderr
     return out, done.stdout
 
@@ -99,9 +96,9 @@ def test_only_undisturbed_calls_count() -> None:
         interleaved({"one": int, "two": int}, "cpu", 0.001, lambda: False)
 
 
-def test_a_machine_that_is_never_idle_is_reported(tmp_path: Path) -> None:
+def test_a_machine_that_is_never_idle_is_reported(tmp_path: Path, program: Any) -> None:
     small = ("--ops", "bias_gelu", "--cases", "tanh", "--modes", "forward")
-    done = bench(*small, "--idle", "0", "--out", str(tmp_path / "none.jsonl"))
+    done = bench(program, *small, "--idle", "0", "--out", str(tmp_path / "none.jsonl"))
     assert done.returncode == 0, done.stderr
     assert "left out: bias_gelu tanh forward: the machine is not idle" in done.stderr + done.stdout
     assert (tmp_path / "none.jsonl").read_text() == ""
@@ -124,7 +121,7 @@ def test_a_table_has_each_figure_of_its_rows(run: tuple[Path, str]) -> None:
 
 
 @pytest.mark.slow
-def test_compare_finds_slower_ops(run: tuple[Path, str], tmp_path: Path) -> None:
+def test_compare_finds_slower_ops(run: tuple[Path, str], tmp_path: Path, program: Any) -> None:
     stored = tmp_path / "stored.jsonl"
     for factor, code, expected in (
         (1000.0, 0, "0 of"),
@@ -133,7 +130,7 @@ def test_compare_finds_slower_ops(run: tuple[Path, str], tmp_path: Path) -> None
         rows: list[dict[str, Any]] = report.read(run[0])
         stored.write_text("".join(json.dumps({**row, "copies": row["copies"] * factor}) + "\n" for row in rows))
         options = ["--threads", "1", "--ops", "bias_gelu", "--modes", "forward", "--out", str(tmp_path / "new.jsonl")]
-        done = bench(*options, "--compare", str(stored))
+        done = bench(program, *options, "--compare", str(stored))
         assert done.returncode == code, done.stderr
         assert expected in done.stdout
 

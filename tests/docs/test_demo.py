@@ -1,4 +1,4 @@
-"""The demo, a few steps of it, in a process of its own as a user runs it."""
+"""The examples, a few steps of each, in a process of its own as a user runs them. Chat models are in test_smollm2."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 from typing import Any
 
 import pytest
-from repository import ROOT
+from repository import EXAMPLES, ROOT
 
-DEMO = ROOT / "examples" / "train_gpt.py"
+DEMO = EXAMPLES / "train_gpt.py"
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -113,3 +113,51 @@ def test_an_example_names_the_package_that_it_needs(
     assert done.returncode == 1
     assert done.stderr.startswith(f"got no package {package}; to fix: pip install ")
     assert done.stderr.count("\n") == 1
+
+
+# -------------------------------------------------------------------------------------------------- the other examples
+
+
+def test_both_llamas_have_the_same_loss_at_every_step(program: Any) -> None:
+    done = program(EXAMPLES / "train_llama.py", "--steps", 5, "--block", 16, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no fallback in training
+    largest = re.search(r"Largest difference of a step's loss: (\S+)", done.stdout)
+    assert largest is not None
+    assert 0 < float(largest[1]) < 1e-3
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss (\S+),", done.stdout)]
+    assert losses[-1] < losses[0]
+    for op in ("rms_norm", "add_rms_norm", "rotary_embedding", "attention", "swiglu", "linear_cross_entropy"):
+        assert re.search(rf"^\W*{op}\W", done.stdout, re.MULTILINE), f"no row of {op}:\n{done.stdout}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--softmax"]], ids=["attention", "softmax"])
+def test_the_embeddings_are_those_of_the_plain_model(options: list[str], program: Any) -> None:
+    done = program(EXAMPLES / "minilm.py", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [float(number) for number in re.findall(r"^  (\d\.\d{9})  ", done.stdout, re.MULTILINE)]
+    assert len(found) == 8
+    assert min(found) >= 0.99999
+    assert max(found) <= 1 + 1e-9
+
+
+@pytest.mark.slow
+def test_every_cell_of_the_notebook_runs_and_shows_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # with it, bench would measure the interpreter
+    notebook: Any = nbformat.read(EXAMPLES / "tour.ipynb", as_version=4)
+    before = [_tables(cell) for cell in notebook.cells]
+    # an error in a cell is raised
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+    assert [_tables(cell) for cell in notebook.cells] == before
+    assert sum(before) >= 5
+    text = "\n".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert "FallbackWarning: bias_gelu runs on" in text
+    assert "no backend takes this call of bias_gelu" in text
+    assert "x plain torch" in text
+
+
+def _tables(cell: Any) -> int:
+    return sum("<table" in output.get("data", {}).get("text/html", "") for output in cell.get("outputs", ()))

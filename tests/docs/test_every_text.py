@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 
 from error_texts import read_texts
-from repository import ROOT
+from repository import ROOT, parsed
 
 import fusedops
 import fusedops_eager
@@ -92,7 +92,7 @@ def found(pattern: str, text: str) -> bool:
 def unpinned(source: str, pinned: list[str]) -> list[tuple[int, str]]:
     """Return the lines of a source that make a text, with the text, where no pinned text matches."""
     missing: list[tuple[int, str]] = []
-    for site in sites(ast.parse(source)):
+    for site in sites(parsed(source)):
         parts = wanted(site)
         if not any(all(any(found(p, text) for p in part) for part in parts) for text in pinned):
             missing.append((site.lineno, ast.unparse(site)))
@@ -127,7 +127,7 @@ def test_the_search_finds_every_kind_of_place() -> None:
         "    return Reason(CODE, x, needed, f'install {x}', f'unavailable: {x}')\n"
     )
     refusal = "got 5 of one kind, expected none of them; to fix: leave it out"
-    assert sorted(site.lineno for site in sites(ast.parse(source))) == [3, 5, 6, 7, 8, 9]
+    assert sorted(site.lineno for site in sites(parsed(source))) == [3, 5, 6, 7, 8, 9]
     assert lines(source, ["got 5, expected y; to fix: pass y"]) == [3, 8, 9]
     assert lines(source, ["be careful", refusal]) == [5, 6, 9]
     assert lines(source, ["got 5 of one kind, expected three", "unavailable: 5; to fix: install 5"]) == [3, 5, 6, 8]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from repository import DOCS, ROOT
+from repository import DOCS, ROOT, parsed
 
 import fusedops
 
@@ -48,7 +48,7 @@ def test_the_search_finds_words_and_parts_of_names() -> None:
 
 def docstrings(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     """Yield each docstring of a file with its line."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(parsed(path.read_text("utf-8"))):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
             if text:

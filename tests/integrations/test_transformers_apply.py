@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from model_families import FAMILIES
+from model_families import FAMILIES, counted
 from torch import Tensor, nn
 
 import fusedops
@@ -33,17 +33,6 @@ def llama() -> Any:
 def logits(model: Any) -> Tensor:
     with torch.no_grad():
         return model(**FAMILIES["Llama"].inputs()).logits
-
-
-def counted(run: Callable[[], Any]) -> dict[str, int]:
-    """The calls of each op in a run."""
-    fusedops.reset_stats()
-    run()
-    counts: dict[str, int] = {}
-    for event in fusedops.stats().counts:
-        if event.direction == "forward":
-            counts[event.op] = counts.get(event.op, 0) + event.calls
-    return counts
 
 
 def test_the_table_of_a_llama(llama: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from model_families import FAMILIES, Family
+from model_families import FAMILIES, Family, counted
 from torch import Tensor, nn
 
 import fusedops
@@ -16,12 +16,6 @@ from fusedops.integrations.transformers import apply, attention_forward, softmax
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 NAMES = ("fusedops", "fusedops_softmax")
-
-
-def counted(run: Any) -> dict[str, int]:
-    fusedops.reset_stats()
-    run()
-    return {count.op: count.calls for count in fusedops.stats().counts if count.direction == "forward"}
 
 
 def attended(model: Any, family: Family) -> Tensor:

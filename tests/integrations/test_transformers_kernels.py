@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_families import FAMILIES
+from model_families import FAMILIES, counted
 from torch import Tensor, nn
 
-import fusedops
 from fusedops.integrations.transformers import apply, mapping
 
 kernels = pytest.importorskip("kernels", reason="the package kernels is not installed")
@@ -38,12 +37,6 @@ def kernelized() -> Iterator[Callable[..., Any]]:
     yield run
     for function in functions:
         vars(function).pop("forward", None)
-
-
-def counted(run: Callable[[], Any]) -> dict[str, int]:
-    fusedops.reset_stats()
-    run()
-    return {count.op: count.calls for count in fusedops.stats().counts if count.direction == "forward"}
 
 
 def logits(model: Any, name: str) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib.util
 import pathlib
 from typing import Any
@@ -15,6 +17,12 @@ SUPPORT = ROOT / "tests" / "support"
 # the folders that hold the helper modules of the tests, for the path of a process that pytest does not start
 SUPPORT_FOLDERS = [SUPPORT, *filter(pathlib.Path.is_dir, SUPPORT.iterdir())]
 EXAMPLE_PLUGIN = ROOT / "tests" / "example_plugin" / "fusedops-backend-example"
+
+
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """Return the tree of a source, which several tests search."""
+    return ast.parse(source)
 
 
 def load(path: pathlib.Path) -> Any:

@@ -10,6 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
+import fusedops
+
 VOCABULARY = 64
 _DECODER = {
     "vocab_size": VOCABULARY,
@@ -257,3 +259,14 @@ FAMILIES = {
         ),
     ]
 }
+
+
+def counted(run: Callable[[], Any]) -> dict[str, int]:
+    """Return the forward calls of each op in a run."""
+    fusedops.reset_stats()
+    run()
+    counts: dict[str, int] = {}
+    for each in fusedops.stats().counts:
+        if each.direction == "forward":
+            counts[each.op] = counts.get(each.op, 0) + each.calls
+    return counts
