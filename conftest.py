@@ -90,6 +90,17 @@ def loopback_where_it_is_named(request: pytest.FixtureRequest) -> Iterator[None]
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """On a busy machine the threads' barriers cost ten times what small sizes do; restores a test's own number too."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def fakes() -> Fakes:
     """Register backends for the duration of the test, beside fusedops's own without the optional ones."""
     only_own_backends()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import random
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,13 +28,7 @@ ONE = torch.tensor([7])
 SEEDS = (None, 0, 3, -1, 2**64 - 1, -(2**63), ONE, ONE.view(()), ONE.view(1, 1), torch.arange(4)[2:3])
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors as small as these take four times as long with two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("name", testing.OPS)

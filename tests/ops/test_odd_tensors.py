@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,16 @@ def test_a_seed_with_the_negative_bit(backend: str) -> None:
     got = fusedops.bias_dropout(x, bias, 0.5, seed=seed, backend=backend)
     assert torch.equal(got, want)
     assert torch.equal(*(torch.autograd.grad(y.sum(), bias)[0] for y in (got, want)))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager", "triton"])
+def test_a_denominator_with_the_negative_bit(backend: str) -> None:
+    logits, target = torch.zeros(2, 4, requires_grad=True), torch.tensor([1, 3])
+    denominator = torch._neg_view(torch.tensor(-2.0))
+    loss = fusedops.cross_entropy(logits, target, denominator=denominator, backend=backend)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert loss.item() == pytest.approx(math.log(4))
+    assert gradient[0].tolist() == pytest.approx([0.125, -0.375, 0.125, 0.125])
 
 
 def test_targets_with_the_negative_bit() -> None:

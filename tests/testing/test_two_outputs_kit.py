@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,12 +18,7 @@ FORMS = ("kernel", "float64", "saved", "needs", "dtypes", "autograd")
 Results = Callable[[tuple[Any, ...]], Any]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(plugin: Backend, names: tuple[str, ...] | None = FORMS) -> dict[str, testing.Result]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 import wrong_attention_kernels  # noqa: F401  adds to the list
 import wrong_chunk_kernels  # noqa: F401
 import wrong_experts_kernels  # noqa: F401
@@ -20,13 +17,7 @@ from wrong_kernels import WRONG, Wrong, every
 from fusedops import testing
 from fusedops.testing._trial import Trial
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def fails(trial: Trial) -> bool:

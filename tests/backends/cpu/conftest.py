@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 import fusedops
 
@@ -18,11 +17,3 @@ def on_cpu() -> Iterator[None]:
         pytest.skip(info.why)
     with fusedops.use("cpu", fallback="raise"):
         yield
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Restore the number of threads after a test that changes it."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)

@@ -13,7 +13,7 @@ from right import both_ways
 
 import fusedops
 
-pytestmark = pytest.mark.usefixtures("on_cpu", "threads")
+pytestmark = pytest.mark.usefixtures("on_cpu", "one_thread")
 
 
 @pytest.mark.parametrize(

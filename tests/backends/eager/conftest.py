@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -20,10 +18,6 @@ def slabs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On a busy machine the threads' barriers cost ten times what these small sizes do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def same_numbers(one_thread: None) -> None:
+    """Give each test the same random numbers."""
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
