@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -43,18 +43,54 @@ def gradients_of(function: Any, *tensors: Tensor) -> tuple[list[Tensor], list[Te
     return outputs, list(torch.autograd.grad(outputs, leaves, [random(*y.shape, seed=3).to(y.dtype) for y in outputs]))
 
 
+class Model(NamedTuple):
+    """A family of transformers.
+
+    Attributes:
+        name: of its module and, with a capital, of its classes.
+        config: what its config is made of.
+        width: of its cos.
+        half: which columns of its cos and sin are one entry for each rotated pair.
+        interleaved: True for pairs that lie side by side.
+    """
+
+    name: str
+    config: dict[str, Any]
+    width: int
+    half: slice
+    interleaved: bool = False
+
+
+HEADS = {"hidden_size": 64, "num_attention_heads": 4}
+MODELS = [
+    Model("Llama", {**HEADS, "num_key_value_heads": 2}, 16, slice(8)),
+    # half of each head rotates
+    Model("Glm4", {**HEADS, "head_dim": 16, "partial_rotary_factor": 0.5}, 8, slice(4), interleaved=True),
+    # doubles cos by repetition
+    Model("Cohere", {**HEADS, "num_key_value_heads": 2}, 16, slice(None, None, 2), interleaved=True),
+    # cos of half the width, which YaRN scales
+    Model("GptOss", {"head_dim": 16, "max_position_embeddings": 4096}, 8, slice(8)),
+]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 @every_backend
-def test_llama(backend: str, dtype: torch.dtype) -> None:
-    modeling = pytest.importorskip("transformers.models.llama.modeling_llama", reason="needs transformers")
-    config = modeling.LlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+def test_a_model_of_transformers(backend: str, model: Model, dtype: torch.dtype) -> None:
+    folder = {"GptOss": "gpt_oss"}.get(model.name, model.name.lower())
+    name = f"transformers.models.{folder}.modeling_{folder}"
+    modeling = pytest.importorskip(name, reason="needs transformers")
     # (B, S, N, D), viewed with the heads first, as the attention has them
     q, k = (random(2, 7, heads, 16, dtype=dtype, seed=heads).transpose(1, 2) for heads in (4, 2))
-    cos, sin = modeling.LlamaRotaryEmbedding(config)(q, torch.arange(7).expand(2, 7))
-    assert cos.shape == (2, 7, 16)
+    embedding = getattr(modeling, f"{model.name}RotaryEmbedding")(
+        getattr(modeling, f"{model.name}Config")(**model.config)
+    )
+    cos, sin = embedding(q, torch.arange(7).expand(2, 7))
+    assert cos.shape == (2, 7, model.width)
+    assert model.name != "GptOss" or cos[:, 0].max() > 1
     want = gradients_of(lambda q, k: modeling.apply_rotary_pos_emb(q, k, cos, sin), q, k)
-    half = (cos[..., :8], sin[..., :8])
-    got = gradients_of(lambda q, k: fusedops.rotary_embedding(q, k, *half, backend=backend), q, k)
+    half, options = (cos[..., model.half], sin[..., model.half]), {"interleaved": model.interleaved, "backend": backend}
+    got = gradients_of(lambda q, k: fusedops.rotary_embedding(q, k, *half, **options), q, k)
     torch.testing.assert_close(got, want, **rounded_steps(dtype))
 
 
@@ -73,46 +109,6 @@ def test_a_head_dim_of_one_is_dropped(backend: str, batch: tuple[int, ...], seq_
     torch.compiler.reset()  # one function, compiled for many ranks and backends
     compiled = torch.compile(fusedops.rotary_embedding, backend="eager", fullgraph=True)
     assert torch.equal(compiled(q, None, *given, seq_dim=seq_dim, backend=backend)[0], want[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@every_backend
-def test_glm4_rotates_half_of_each_head_interleaved(backend: str, dtype: torch.dtype) -> None:
-    modeling = pytest.importorskip("transformers.models.glm4.modeling_glm4", reason="needs transformers")
-    config = modeling.Glm4Config(hidden_size=64, num_attention_heads=4, head_dim=16, partial_rotary_factor=0.5)
-    q, k = random(2, 4, 7, 16, dtype=dtype), random(2, 2, 7, 16, dtype=dtype, seed=1)
-    cos, sin = modeling.Glm4RotaryEmbedding(config)(q, torch.arange(7).expand(2, 7))
-    assert cos.shape == (2, 7, 8)
-    want = gradients_of(lambda q, k: modeling.apply_rotary_pos_emb(q, k, cos, sin), q, k)
-    half = (cos[..., :4], sin[..., :4])
-    got = gradients_of(lambda q, k: fusedops.rotary_embedding(q, k, *half, interleaved=True, backend=backend), q, k)
-    torch.testing.assert_close(got, want, **rounded_steps(dtype))
-
-
-@every_backend
-def test_cohere_doubles_cos_by_repetition(backend: str) -> None:
-    modeling = pytest.importorskip("transformers.models.cohere.modeling_cohere", reason="needs transformers")
-    config = modeling.CohereConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
-    q, k = random(2, 4, 7, 16), random(2, 2, 7, 16, seed=1)
-    cos, sin = modeling.CohereRotaryEmbedding(config)(q, torch.arange(7).expand(2, 7))
-    want = gradients_of(lambda q, k: modeling.apply_rotary_pos_emb(q, k, cos, sin), q, k)
-    half = (cos[..., ::2], sin[..., ::2])
-    got = gradients_of(lambda q, k: fusedops.rotary_embedding(q, k, *half, interleaved=True, backend=backend), q, k)
-    torch.testing.assert_close(got, want, **rounded_steps(torch.float32))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@every_backend
-def test_gpt_oss_keeps_cos_of_half_the_width(backend: str, dtype: torch.dtype) -> None:
-    modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss", reason="needs transformers")
-    config = modeling.GptOssConfig(head_dim=16, max_position_embeddings=4096)
-    q, k = random(2, 4, 7, 16, dtype=dtype), random(2, 2, 7, 16, dtype=dtype, seed=1)
-    cos, sin = modeling.GptOssRotaryEmbedding(config)(q, torch.arange(7).expand(2, 7))
-    assert cos.shape == (2, 7, 8)
-    assert cos[:, 0].max() > 1  # YaRN scales them
-    want = gradients_of(lambda q, k: modeling.apply_rotary_pos_emb(q, k, cos, sin), q, k)
-    got = gradients_of(lambda q, k: fusedops.rotary_embedding(q, k, cos, sin, backend=backend), q, k)
-    torch.testing.assert_close(got, want, **rounded_steps(dtype))
 
 
 @every_pairing

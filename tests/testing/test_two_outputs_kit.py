@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from loopback import reference_kernels
+from loopback import reference_kernels, with_parameters
 from two_outputs import BACKEND, OP, add_center_scale, backward_kernel, forward_kernel, two_outputs
 
 import fusedops
-from fusedops import Backend, testing
+from fusedops import Backend, Kernel, testing
 
 # the checks that a wrong kernel here may fail: the others run once, on the right backend
 FORMS = ("kernel", "float64", "saved", "needs", "dtypes", "autograd")
-Results = Callable[[tuple[Any, ...]], Any]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,6 +34,16 @@ def failed(plugin: Backend) -> dict[str, str]:
     return {name: result.failures[0].seen for name, result in run(plugin).items() if result.failures}
 
 
+def backward_with(name: str, change: Callable[[Any], Any]) -> Kernel:
+    """Return the right backward kernel, with one of its arguments changed."""
+
+    def backward(*args: Any) -> Any:
+        given = dict(zip(OP.backward_parameters, args))
+        return backward_kernel.function(**{**given, name: change(given[name])})
+
+    return fusedops.kernel(OP.name, direction="backward")(with_parameters(backward, *OP.backward_parameters))
+
+
 @pytest.mark.parametrize("kernels", ["its own", "the references"])
 def test_the_kit_passes(kernels: str) -> None:
     plugin = BACKEND if kernels == "its own" else Backend("references", ("cpu",), -60, reference_kernels(OP))
@@ -52,63 +61,48 @@ def test_a_forward_that_saves_no_optional_value_passes() -> None:
     assert not failed(Backend("no_mean", ("cpu",), -60, (fusedops.kernel(OP.name)(forward), backward_kernel)))
 
 
-def wrong_s(results: tuple[Any, ...]) -> Any:
-    y, s, *saved = results
-    return (y, s * 1.05, *saved)
+# by the fault: what it makes of y, s and the saved values rstd and mean, which are None without a gradient
+FORWARD: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "a wrong s": (
+        lambda y, s, rstd, mean: (y, s * 1.05, rstd, mean),
+        "forward/float64", "got the output s beyond the tolerance in",
+    ),
+    "outputs exchanged": (
+        lambda y, s, rstd, mean: (s, y, rstd, mean),
+        "forward/float64", "got the output y beyond the tolerance in",
+    ),
+    "a wrong rstd": (
+        lambda y, s, rstd, mean: (y, s, rstd if rstd is None else rstd * 1.001, mean),
+        "forward/saved", "got the saved value rstd beyond the tolerance in",
+    ),
+    "a wrong mean": (
+        lambda y, s, rstd, mean: (y, s, rstd, mean if mean is None else mean + 0.01),
+        "forward/saved", "got the saved value mean beyond the tolerance in",
+    ),
+    "no rstd": (
+        lambda y, s, rstd, mean: (y, s, None, mean),
+        "forward/saved", "got None for the saved value rstd, expected a tensor: it is required",
+    ),
+    "a flat rstd": (
+        lambda y, s, rstd, mean: (y, s, rstd if rstd is None else rstd.squeeze(-1), mean),
+        "forward/saved", "got the saved value rstd as float32",
+    ),
+    "a narrow rstd": (
+        lambda y, s, rstd, mean: (y, s, rstd if rstd is None else rstd.to(torch.bfloat16), mean),
+        "forward/saved", "got the saved value rstd as bfloat16",
+    ),
+    "three results": (
+        lambda y, s, rstd, mean: (y, s, rstd),
+        "forward/saved", "got a tuple of 3 from forward, expected a tuple of y, s, rstd, mean",
+    ),
+}  # fmt: skip
 
 
-def exchanged(results: tuple[Any, ...]) -> Any:
-    y, s, *saved = results
-    return (s, y, *saved)
-
-
-def wrong_rstd(results: tuple[Any, ...]) -> Any:
-    y, s, rstd, mean = results
-    return y, s, None if rstd is None else rstd * 1.001, mean
-
-
-def wrong_mean(results: tuple[Any, ...]) -> Any:
-    y, s, rstd, mean = results
-    return y, s, rstd, None if mean is None else mean + 0.01
-
-
-def no_rstd(results: tuple[Any, ...]) -> Any:
-    y, s, _, mean = results
-    return y, s, None, mean
-
-
-def flat_rstd(results: tuple[Any, ...]) -> Any:
-    y, s, rstd, mean = results
-    return y, s, None if rstd is None else rstd.squeeze(-1), mean
-
-
-def half_rstd(results: tuple[Any, ...]) -> Any:
-    y, s, rstd, mean = results
-    return y, s, None if rstd is None else rstd.to(torch.bfloat16), mean
-
-
-def three_results(results: tuple[Any, ...]) -> Any:
-    return results[:3]
-
-
-FORWARD: dict[Results, tuple[str, str]] = {
-    wrong_s: ("forward/float64", "got the output s beyond the tolerance in"),
-    exchanged: ("forward/float64", "got the output y beyond the tolerance in"),
-    wrong_rstd: ("forward/saved", "got the saved value rstd beyond the tolerance in"),
-    wrong_mean: ("forward/saved", "got the saved value mean beyond the tolerance in"),
-    no_rstd: ("forward/saved", "got None for the saved value rstd, expected a tensor: it is required"),
-    flat_rstd: ("forward/saved", "got the saved value rstd as float32"),
-    half_rstd: ("forward/saved", "got the saved value rstd as bfloat16"),
-    three_results: ("forward/saved", "got a tuple of 3 from forward, expected a tuple of y, s, rstd, mean"),
-}
-
-
-@pytest.mark.parametrize("change", FORWARD, ids=lambda change: change.__name__)
-def test_a_wrong_forward_fails(change: Results) -> None:
+@pytest.mark.parametrize(("change", "check", "text"), FORWARD.values(), ids=FORWARD)
+def test_a_wrong_forward_fails(change: Callable[..., Any], check: str, text: str) -> None:
     def forward(x: Any, residual: Any, weight: Any, eps: Any, save: Any) -> Any:
-        return change(forward_kernel.function(x, residual, weight, eps, save))
+        return change(*forward_kernel.function(x, residual, weight, eps, save))
 
-    check, text = FORWARD[change]
     failures = failed(Backend("wrong", ("cpu",), -60, (fusedops.kernel(OP.name)(forward), backward_kernel)))
     assert failures[check].startswith(text), failures
 
@@ -128,12 +122,7 @@ def test_a_backward_that_depends_on_its_own_forward_fails() -> None:
         y, s, rstd, mean = forward_kernel.function(x, residual, weight, eps, save)
         return y, s, rstd * 2 if save else None, mean
 
-    def backward(
-        grad_y: Any, grad_s: Any, s: Any, rstd: Any, mean: Any, weight: Any, residual_dtype: Any, needs: Any
-    ) -> Any:
-        return backward_kernel.function(grad_y, grad_s, s, rstd / 2, mean, weight, residual_dtype, needs)
-
-    kernels = (fusedops.kernel(OP.name)(forward), fusedops.kernel(OP.name, direction="backward")(backward))
+    kernels = (fusedops.kernel(OP.name)(forward), backward_with("rstd", lambda rstd: rstd / 2))
     results = run(Backend("pair", ("cpu",), -60, kernels))
     failures = {name for name, result in results.items() if result.failures}
     assert {"forward/saved", "backward/saved", "backward/float64"} <= failures
@@ -141,12 +130,7 @@ def test_a_backward_that_depends_on_its_own_forward_fails() -> None:
 
 
 def test_a_backward_that_requires_an_optional_value_fails() -> None:
-    def backward(
-        grad_y: Any, grad_s: Any, s: Any, rstd: Any, mean: Any, weight: Any, residual_dtype: Any, needs: Any
-    ) -> Any:
-        return backward_kernel.function(grad_y, grad_s, s, rstd, mean + 0, weight, residual_dtype, needs)
-
-    kernels = (forward_kernel, fusedops.kernel(OP.name, direction="backward")(backward))
+    kernels = (forward_kernel, backward_with("mean", lambda mean: mean + 0))
     results = run(Backend("needs_mean", ("cpu",), -60, kernels))
     failures = {name: result for name, result in results.items() if result.failures}
     assert set(failures) == {"backward/saved"}
@@ -156,12 +140,7 @@ def test_a_backward_that_requires_an_optional_value_fails() -> None:
 
 
 def test_a_backward_that_ignores_the_second_gradient_fails() -> None:
-    def backward(
-        grad_y: Any, grad_s: Any, s: Any, rstd: Any, mean: Any, weight: Any, residual_dtype: Any, needs: Any
-    ) -> Any:
-        return backward_kernel.function(grad_y, grad_s * 0, s, rstd, mean, weight, residual_dtype, needs)
-
-    kernels = (forward_kernel, fusedops.kernel(OP.name, direction="backward")(backward))
+    kernels = (forward_kernel, backward_with("grad_s", lambda grad_s: grad_s * 0))
     failures = failed(Backend("one_grad", ("cpu",), -60, kernels))
     assert failures["backward/float64"].startswith("got the gradient of x beyond the tolerance in")
     assert "both/autograd" in failures

@@ -9,7 +9,7 @@ from typing import Any
 import flash_attn_standin
 import pytest
 import torch
-from attention_calls import explicit, random_call
+from attention_calls import random_call
 from flash_attn_standin import NAME, Call
 from right import assert_right
 from torch import Tensor
@@ -67,16 +67,7 @@ def test_alignment_and_windows_are_their_masks(
         with pytest.raises(fusedops.NoBackendError, match=f"got dim 2 of q = {sq}, expected at most that of k, {sk}"):
             attention(q, k, k, causal=causal, window=window)
         return
-    masked = explicit({"q": q, "k": k, "mask": None, "causal": causal or "none", "window": window})
-    tensors = leaves(q, k, k)
-    out = attention(*tensors, causal=causal, window=window)
-    with fusedops.use("eager"):
-        same = leaves(q, k, k)
-        want = attention(*same, masked)
-    torch.testing.assert_close(out, want, atol=0.02, rtol=0.02)
-    grad = torch.randn(out.shape).to(BF16)
-    for one, other in zip(torch.autograd.grad(out, tensors, grad), torch.autograd.grad(want, same, grad)):
-        torch.testing.assert_close(one, other, atol=0.06, rtol=0.03)
+    assert_right("attention", q, k, k, causal=causal, window=window)
     assert len(log) == 2
 
 

@@ -34,7 +34,6 @@ def check(call: dict[str, Any]) -> None:
         assert_right("attention", **call, device="npu")
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
 @pytest.mark.parametrize(
     ("lengths", "options", "mode"),
     [
@@ -63,9 +62,10 @@ def check(call: dict[str, Any]) -> None:
     ids=str,
 )
 def test_an_alignment_or_a_window_is_a_mode(
-    torch_npu: ModuleType, lengths: tuple[int, int], options: dict[str, Any], mode: Any, dtype: torch.dtype
+    torch_npu: ModuleType, lengths: tuple[int, int], options: dict[str, Any], mode: Any
 ) -> None:
-    call = {**heads(2, 4, 2, *lengths, dtype=dtype), **options}
+    """In float32: the kit's calls, on this stand-in, have each dtype."""
+    call = {**heads(2, 4, 2, *lengths), **options}
     causal = call.get("causal", "none")
     check({**call, "causal": "upper_left" if causal is True else causal})
     assert [made.name for made in torch_npu.calls] == [FORWARD, BACKWARD]

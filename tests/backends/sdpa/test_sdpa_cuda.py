@@ -171,14 +171,9 @@ def test_random_calls(log: list[Call]) -> None:
 def test_which_function_computes(
     dtype: torch.dtype, changes: dict[str, Any], functions: list[str], log: list[Call]
 ) -> None:
-    tensors = leaves(*qkv(dtype, sk=changes.get("sk", 6), d=changes.get("d", 16)))
+    tensors = qkv(dtype, sk=changes.get("sk", 6), d=changes.get("d", 16))
     mask = torch.rand(changes["mask"]) < 0.3 if "mask" in changes else None
-    out = attention(*tensors, mask, causal=changes.get("causal", False))
-    want = attention(*tensors, mask, causal=changes.get("causal", False), backend="eager")
-    torch.testing.assert_close(out, want, atol=0.02, rtol=0.02)
-    grad = torch.randn(out.shape).to(dtype)
-    for one, other in zip(torch.autograd.grad(out, tensors, grad), torch.autograd.grad(want, tensors, grad)):
-        torch.testing.assert_close(one, other, atol=0.06, rtol=0.03)
+    assert_right("attention", *tensors, mask, causal=changes.get("causal", False))
     assert [call.function for call in log] == functions
 
 
