@@ -344,7 +344,7 @@ def loss_plan(size: int, element_size: int, cap: bool = False) -> Plan:
 
     It reads each row once, so nothing is gained by a row on chip: rows longer than LONG_TILE go through in tiles of
     that, shorter ones whole, several in a program of one warp. A softcap needs more registers for each element: with a
-    whole tile, two-byte rows spill 8 bytes per thread on sm_90 (tests/test_triton_compile_loss.py).
+    whole tile, two-byte rows spill 8 bytes per thread on sm_90 (tests/backends/triton/test_triton_compile_ops.py).
     """
     width, longest = power_of_two(size), LONG_TILE[element_size] // (2 if cap else 1)
     if width > longest:

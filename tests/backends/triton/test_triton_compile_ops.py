@@ -1,0 +1,184 @@
+"""The compiled Triton kernels of the gated activations, the losses and rotary_embedding.
+
+As ``test_triton_compile.py`` has them for the first ops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
+
+Case = dict[str, Any]
+OTHERS = ("sm_80", "sm_100", "gfx942")  # than sm_90, which has every case
+
+
+# ------------------------------------------------------------------------------------------------- linear_cross_entropy
+
+
+def _of_classes() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for at, target in enumerate(("sm_80", "sm_90", "sm_100", "gfx942")):
+        for turn, dtype in enumerate(("bfloat16", "float32", "float64"), at):
+            plain = {"op": "classes", "shape": [512, 128256], "dtype": dtype, "target": target}
+            # in turn on the other targets than sm_90
+            if target == "sm_90" or turn % 2:
+                cases[f"plain-{dtype}-{target}"] = {**plain, "options": False}
+            if target == "sm_90" or not turn % 2:
+                cases[f"options-{dtype}-{target}"] = {**plain, "bias": True, "scale": True}
+    sm_90 = {"op": "classes", "dtype": "bfloat16", "target": "sm_90"}
+    cases["odd"] = {**sm_90, "shape": [512, 50257]}  # rows of logits are padded: 16-byte accesses all the same
+    cases["few"] = {**sm_90, "shape": [512, 1000]}
+    cases["loss alone"] = {**sm_90, "shape": [512, 32000], "gradient": False}
+    cases["2**37 logits"] = {**sm_90, "shape": [1 << 20, 1 << 17]}
+    return cases
+
+
+def check_classes(case: Case, facts: dict[str, Any]) -> None:
+    assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**16
+    # the rows of logits by 16 bytes; beside them the target, its logit and the loss, of one element each
+    wide, narrow = facts["loads"].pop("16"), facts["loads"]
+    assert wide >= (1 if case.get("gradient") is False else 2)
+    assert sum(narrow.values()) <= 6, facts
+    if case.get("gradient", True):
+        assert facts["stores"]["16"] >= 1
+    assert sum(count for width, count in facts["stores"].items() if width != "16") <= 1, facts
+
+
+# ---------------------------------------------------------------------------------------------------------------- gated
+
+FORMS = ("swiglu", "swiglu_halves", "swiglu_pairs", "geglu", "geglu_halves", "geglu_pairs")
+GATED = tuple(f"{op}{side}" for op in FORMS for side in ("", "_backward"))
+
+
+def _of_gated() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for at, op in enumerate(GATED):
+        for dtype, width, target in (
+            ("bfloat16", 14336, "sm_90"),
+            ("bfloat16", 1000, "sm_90"),  # 1000 * 2 bytes is a multiple of 16, though 1000 is not one of 16
+            ("bfloat16", 64, "sm_90"),
+            ("float32", 4096, "sm_90"),
+            # in turn, by op and direction
+            (("float16", 2880), ("float64", 4096))[(at + at // 2) % 2] + ("sm_90",),
+            *((("bfloat16", "float32")[(at + turn) % 2], 11008, target) for turn, target in enumerate(OTHERS)),
+        ):
+            case = {"op": op, "shape": [8192, width], "dtype": dtype, "target": target}
+            cases[f"{op}-{width}-{dtype}-{target}"] = case
+        if "swiglu" in op:
+            clamped = {"op": op, "shape": [8192, 2880], "dtype": "bfloat16", "target": "sm_90", "limit": 7.0}
+            cases[f"{op}-clamped"] = clamped
+        huge = {"op": op, "shape": [1 << 26, 4096], "dtype": "bfloat16", "target": "sm_90"}
+        cases[f"{op}-2**38 elements"] = huge
+    return cases
+
+
+def check_gated(case: Case, facts: dict[str, Any]) -> None:
+    assert facts["registers"] <= 128  # at 128 threads: four programs on a multiprocessor, or more
+    assert facts["kernel"].startswith("_backward" if case["op"].endswith("backward") else "_forward")
+    assert set(facts["loads"]) == set(facts["stores"]) == {"16"}, facts
+
+
+# -------------------------------------------------------------------------------------------------------- cross_entropy
+
+
+def _of_loss() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for op in ("cross_entropy", "cross_entropy backward"):
+        for dtype, width, target in (
+            ("bfloat16", 128256, "sm_90"),
+            ("bfloat16", 256000, "sm_90"),
+            ("bfloat16", 1000, "sm_90"),  # 1000 * 2 bytes is a multiple of 16, though 1000 is not one of 16
+            ("bfloat16", 64, "sm_90"),
+            ("float16", 32000, "sm_90"),
+            ("float64", 32000, "sm_90"),
+            ("float32", 128256, "sm_90"),
+            *((dtype, 128256, target) for dtype in ("bfloat16", "float32") for target in OTHERS),
+        ):
+            # in turn on the other targets: with options and without, for 16 and 32 bits
+            turn = ((OTHERS.index(target) + (dtype == "float32")) % 2 == 1,) if target in OTHERS else (False, True)
+            for options in turn:
+                case = {"op": op, "shape": [8192, width], "dtype": dtype, "target": target, "options": options}
+                cases[f"{op}-{width}-{dtype}-{target}{'-options' * options}"] = case
+        huge = {"op": op, "shape": [1 << 22, 128256], "dtype": "bfloat16", "target": "sm_90"}
+        cases[f"{op}-2**39 elements"] = huge
+        cut = {"op": op, "shape": [8192, 50257], "padded": 50304, "dtype": "bfloat16", "target": "sm_90"}
+        cases[f"{op}-cut out of a padded vocabulary"] = cut
+    return cases
+
+
+def check_loss(case: Case, facts: dict[str, Any]) -> None:
+    assert facts["kernel"] == ("_backward" if case["op"].endswith("backward") else "_forward")
+    if not case["target"].startswith("gfx") and "padded" not in case:
+        # target, lse and the like are scalars of 8 and 4 bytes
+        assert "16" in facts["loads"], facts
+        assert not {"2", "1"} & set(facts["loads"]) - _wanted_logit(case), facts
+        if case["op"].endswith("backward"):
+            assert set(facts["stores"]) == {"16"}, facts
+
+
+def _wanted_logit(case: Case) -> set[str]:
+    """Return the width of the one access of forward that reads the logit of the target."""
+    return set() if case["op"].endswith("backward") else {{"float64": "8", "float32": "4"}.get(case["dtype"], "2")}
+
+
+# ----------------------------------------------------------------------------------------------------- rotary_embedding
+
+LLAMA = {"q": [4, 32, 2048, 128], "k": [4, 8, 2048, 128], "cos": [2048, 64]}
+PARTIAL = {**LLAMA, "cos": [2048, 32], "interleaved": True}
+SHAPES: dict[str, Case] = {
+    "llama": LLAMA,
+    "partial": {**LLAMA, "cos": [2048, 32]},
+    "interleaved": {**LLAMA, "interleaved": True},
+    "partial interleaved": PARTIAL,
+    "bsnd": {"q": [4, 2048, 32, 128], "k": [4, 2048, 8, 128], "cos": [4, 2048, 64], "seq_dim": -3},
+}
+MORE: dict[str, Case] = {
+    "decode": {"q": [64, 64, 1, 64], "k": [64, 8, 1, 64], "cos": [64, 1, 32]},
+    "heads of 80": {"q": [4, 32, 2000, 80], "k": [4, 8, 2000, 80], "cos": [2000, 40]},  # a multiple of 8, not of 16
+    "q alone": {"q": [4, 32, 2048, 128], "cos": [2048, 64]},
+    "wide heads": {"q": [4, 2, 2048, 8192], "k": [4, 2, 2048, 8192], "cos": [2048, 4096]},
+    "2**38 elements": {"q": [64, 1024, 32768, 128], "k": [64, 8, 32768, 128], "cos": [32768, 64]},
+}
+
+
+def _of_rotary() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for op in ("rotary_embedding", "rotary_embedding backward"):
+        for name, shape in {**SHAPES, **MORE}.items():
+            case = {"op": op, "dtype": "bfloat16", "angles": "float32", "target": "sm_90", **shape}
+            cases[f"{op}, {name}"] = case
+    for turn, (name, shape) in enumerate(SHAPES.items()):
+        for dtype in ("bfloat16", "float32"):
+            cases[f"{name}, {dtype}, sm_90"] = {"op": "rotary_embedding", "dtype": dtype, "target": "sm_90", **shape}
+        for at, target in enumerate(OTHERS, turn):  # 16 and 32 bits in turn
+            dtype = ("bfloat16", "float32")[at % 2]
+            cases[f"{name}, {dtype}, {target}"] = {
+                "op": "rotary_embedding", "dtype": dtype, "target": target, **shape
+            }  # fmt: skip
+        cases[f"{name}, float64"] = {"op": "rotary_embedding", "dtype": "float64", "target": "sm_90", **shape}
+    return cases
+
+
+def check_rotary(case: Case, facts: dict[str, Any]) -> None:
+    assert facts["kernel"] == "_rotate"
+    # at 128 threads: 8 programs on a multiprocessor, or more; a lane of gfx942 has 128 registers with 4 waves
+    assert facts["registers"] <= (128 if case["target"] == "gfx942" else 64), facts
+    assert set(facts["loads"]) == set(facts["stores"]) == {"16"}, facts
+
+
+FAMILIES = ((_of_classes, check_classes), (_of_gated, check_gated), (_of_loss, check_loss), (_of_rotary, check_rotary))
+CASES = {f"{make.__name__[4:]}: {name}": case for make, _ in FAMILIES for name, case in make().items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    case, facts = CASES[name], compiled[name]
+    assert facts["spilled"] == 0
+    assert facts["float64"] == (case["dtype"] == "float64")
+    assert facts["address_64"]
+    check = next(check for make, check in FAMILIES if name.startswith(f"{make.__name__[4:]}: "))
+    check(case, facts)
