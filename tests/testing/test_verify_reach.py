@@ -89,24 +89,29 @@ def test_gradients_of_calls_bound_before_the_block_are_compared(bad: Any) -> Non
             y.sum().backward()
 
 
-def test_bound_calls_of_another_thread_are_not_compared(bad: Any) -> None:
+WAYS = {"called": lambda: softmax, "bound": lambda: fusedops.bind(OP.name, X)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_of_another_thread_are_not_compared(way: str, bad: Any) -> None:
     bad(wrong)
-    bound, results = fusedops.bind(OP.name, X), []
+    call, results = WAYS[way](), []
     with fusedops.verify() as report:
-        thread = threading.Thread(target=lambda: results.append(bound(X)))
+        thread = threading.Thread(target=lambda: results.append(call(X)))
         thread.start()
         thread.join()
     assert len(results) == 1
     assert report.rows == []
 
 
-def test_a_bound_call_is_counted_once(bad: Any) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_is_counted_once_with_its_comparison(way: str, bad: Any) -> None:
     bad()
-    bound = fusedops.bind(OP.name, X)
+    call = WAYS[way]()
     fusedops.reset_stats()
-    bound(X)
+    call(X)
     with fusedops.verify():
-        bound(X)
+        call(X)
     assert [(count.backend, count.calls) for count in fusedops.stats().counts] == [("bad", 2)]
     fusedops.reset_stats()
 
