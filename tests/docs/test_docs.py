@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import inspect
 import json
 import pathlib
-import pkgutil
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pages import FENCE, PAGES, Block, blocks, commands
+from pages import FENCE, PAGES, Block, blocks, commands, public_objects
 from repository import DOCS, ROOT, load
 
 import fusedops
@@ -184,26 +182,6 @@ def test_a_stale_table_of_ops_is_found() -> None:
     assert without != text == made.with_table("docs/ops.md", without)
 
 
-def public_modules() -> list[Any]:
-    """Return fusedops and its public modules, found in its folder."""
-    found = [fusedops]
-    for package in (fusedops, fusedops.compat, fusedops.integrations):
-        names = [each.name for each in pkgutil.iter_modules(package.__path__) if not each.name.startswith("_")]
-        found += [importlib.import_module(f"{package.__name__}.{name}") for name in names]
-    return found
-
-
-def public_of(module: Any) -> dict[str, Any]:
-    """Return the functions and classes that a module defines, or lists in its ``__all__``, by their full names."""
-    names = getattr(module, "__all__", [name for name, value in vars(module).items() if defined(value, module)])
-    values = {f"{module.__name__}.{name}": getattr(module, name) for name in names if not name.startswith("_")}
-    return {name: value for name, value in values.items() if inspect.isfunction(value) or inspect.isclass(value)}
-
-
-def defined(value: Any, module: Any) -> bool:
-    return getattr(value, "__module__", None) == module.__name__
-
-
 def test_every_public_name_has_a_reference_entry() -> None:
     made = load(DOCS / "make_api.py")
     assert made.stale() == [], "run `make docs`"
@@ -212,7 +190,7 @@ def test_every_public_name_has_a_reference_entry() -> None:
     for name in fusedops.ops.__all__:
         assert f"fusedops.{name}" in documented
     values = [resolved(path) for path in documented]
-    objects = {name: value for module in public_modules() for name, value in public_of(module).items()}
+    objects = public_objects()
     assert len(objects) > 150
     assert [name for name, value in objects.items() if not any(value is each for each in values)] == []
     for name in errors.__all__:

@@ -46,13 +46,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # ---------------------------------------------------------------------------------------------------------------- steps
 
 
-def test_a_program_that_cannot_be_started_fails_alone(tmp_path: Path) -> None:
-    outcomes = run([[Step("none", (str(tmp_path / "none"),), 9), python("one", "")], [python("two", "")]], tmp_path)
-    assert outcomes["none"][0] == "failed"
-    assert "No such file" in outcomes["none"][1]
-    assert outcomes["one"][0] == outcomes["two"][0] == "passed"
-
-
 def test_a_measurement_that_dies_is_continued(tmp_path: Path) -> None:
     code = f"""
 import os, pathlib
@@ -69,14 +62,6 @@ raise SystemExit({BROKEN} if len(began.read_text()) == 2 else 0)
     assert [line for line in log.splitlines() if line.startswith("attempt")] == [
         "attempt x", "attempt xx", "attempt xxx",
     ]  # fmt: skip
-
-
-def test_a_step_that_always_dies_ends(tmp_path: Path) -> None:
-    outcomes = run([[python("dies", "import os; os.abort()", restarts=2)], [python("fails", "exit(3)")]], tmp_path)
-    assert outcomes == {
-        "dies": ("failed", f"exit status {-signal.SIGABRT}, after 2 restarts"),
-        "fails": ("failed", "exit status 3"),
-    }
 
 
 def test_what_a_step_has_left_behind_does_not_run_beside_the_next(tmp_path: Path) -> None:
@@ -172,25 +157,21 @@ def test_a_wheel_that_cannot_be_read_is_left_out(tmp_path: Path, capsys: pytest.
     assert "left out: " in capsys.readouterr().out
 
 
-def test_a_driver_without_an_answer_is_no_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        ("exec sleep 60", "no answer of the driver"),
+        ("echo Traceback >&2\necho 'RuntimeError: The NVIDIA driver is too old' >&2\nexit 1", "driver is too old"),
+    ],
+    ids=["no answer", "too old"],
+)
+def test_a_driver_that_fails_is_no_gpu(
+    script: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = tmp_path / "python"
-    script.write_text("#!/bin/sh\nexec sleep 60\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setattr(program, "_GPU_SECONDS", 0.2)
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+    monkeypatch.setattr(program, "_GPU_SECONDS", 0.2 if "sleep" in script else program._GPU_SECONDS)
     assert program._gpu(dict(os.environ)) is None
-    assert "no answer of the driver" in capsys.readouterr().out
-
-
-def test_a_driver_that_is_too_old_is_no_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = tmp_path / "python"
-    text = "RuntimeError: The NVIDIA driver on your system is too old"
-    script.write_text(f"#!/bin/sh\necho Traceback >&2\necho '{text}' >&2\nexit 1\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    assert program._gpu(dict(os.environ)) is None
-    assert text in capsys.readouterr().out
+    assert shown in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -41,20 +42,24 @@ def test_no_step_depends_on_another_one(tmp_path: Path) -> None:
         ],
         [python("hangs", f"{child}; print('began', flush=True); time.sleep(60)", 3.0)],
         [python("reads", "import os; print(os.environ['SHARED'], os.environ['OWN'])", environment={"OWN": "2"})],
-        [python("late", "print('late')")],
+        [Step("absent", (str(tmp_path / "none"),), 9), python("late", "print('late')")],
+        [python("dies", "import os; os.abort()", restarts=2)],
     ]
     start = time.monotonic()
     environment = {**os.environ, "SHARED": "1"}
     outcomes = {one.step: one for one in run_all(steps, environment, tmp_path / "logs", tmp_path, 60.0)}
     assert time.monotonic() - start < 30
     assert {name: one.status for name, one in outcomes.items()} == {
-        "fails": "failed", "needs it": "skipped", "hangs": "stopped", "reads": "passed", "late": "passed",
+        "fails": "failed", "needs it": "skipped", "hangs": "stopped", "reads": "passed", "absent": "failed",
+        "late": "passed", "dies": "failed",
     }  # fmt: skip
     assert outcomes["fails"].detail == "exit status 3"
+    assert outcomes["dies"].detail == f"exit status {-signal.SIGABRT}, after 2 restarts"
+    assert "No such file" in outcomes["absent"].detail
     assert outcomes["needs it"].detail == "no-such-tool is not installed"
     assert log_of(tmp_path / "logs", "hangs").read_text().startswith("began")
     assert log_of(tmp_path / "logs", "reads").read_text() == "1 2\n"
-    assert [name for name, one in outcomes.items() if one.is_bad] == ["fails", "hangs"]
+    assert [name for name, one in outcomes.items() if one.is_bad] == ["fails", "hangs", "absent", "dies"]
 
 
 def test_what_has_no_time_left_is_skipped(tmp_path: Path) -> None:

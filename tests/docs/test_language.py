@@ -9,13 +9,11 @@ import inspect
 import pathlib
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
+from pages import public_objects
 from repository import DOCS, ROOT, parsed
-
-import fusedops
 
 BANNED = re.compile(
     r"\b(wish(?:es|ed)?|told|said|say|says|saying|shall|nobody|learnt|mend|loud|news|so many times as fast)\b",
@@ -68,51 +66,12 @@ def test_a_docstring_starts_with_a_verb_or_a_name() -> None:
 # ----------------------------------------------------------------------------------------------------------- examples
 
 
-def public_objects() -> dict[str, Any]:
-    """Return each public function and class by name, but exceptions: raising one is the library's part."""
-    objects: dict[str, Any] = {}
-    for module in (
-        fusedops,
-        fusedops.constraints,
-        fusedops.masks,
-        fusedops.nn,
-        fusedops.testing,
-        *modules_in("compat", "integrations"),
-    ):
-        names = getattr(module, "__all__", None) or [
-            name for name, value in vars(module).items() if getattr(value, "__module__", "").startswith(module.__name__)
-        ]
-        for name in names:
-            value = getattr(module, name)
-            if name.startswith("_") or not (inspect.isfunction(value) or inspect.isclass(value)):
-                continue
-            if not (inspect.isclass(value) and issubclass(value, BaseException)):
-                objects[f"{module.__name__}.{name}"] = value
-    return objects
-
-
-def modules_in(*packages: str) -> list[Any]:
-    folder = pathlib.Path(fusedops.__file__ or "").parent
-    names = [
-        f"{package}.{path.stem}"
-        for package in packages
-        for path in sorted((folder / package).iterdir())
-        if not path.stem.startswith("_")
-    ]
-    return [module for name in names if (module := imported(f"fusedops.{name}")) is not None]
-
-
-def imported(name: str) -> Any:
-    """Return a module of fusedops, or None where megatron-core, which it is for, is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "megatron":
-            raise
-        return None
-
-
-OBJECTS = public_objects()
+#: The public functions and classes, but exceptions, which the library raises, and Philox's, which kernels call.
+OBJECTS = {
+    name: value
+    for name, value in public_objects().items()
+    if not (inspect.isclass(value) and issubclass(value, BaseException)) and not name.startswith("fusedops.philox.")
+}
 
 
 def test_there_are_public_objects_in_every_module() -> None:
@@ -139,8 +98,8 @@ def modules_of(package: str) -> list[str]:
 
 @pytest.mark.parametrize("name", modules_of("fusedops"))
 def test_the_examples_run(name: str) -> None:
-    if ".integrations.megatron" in name and imported("fusedops.integrations.megatron") is None:
-        pytest.skip("needs megatron-core; install the dev dependencies")
+    if ".integrations.megatron" in name:
+        pytest.importorskip("megatron.core", reason="needs megatron-core; install the dev dependencies")
     module = importlib.import_module(name)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     output: list[str] = []

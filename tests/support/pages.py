@@ -1,13 +1,18 @@
-"""The examples and the shell commands of README.md and of the pages."""
+"""The examples and the shell commands of README.md and of the pages, and the public names that they have."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from repository import DOCS, ROOT
+
+import fusedops
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
@@ -60,3 +65,29 @@ def commands(text: str) -> Commands:
         [stripped for line in shown if (stripped := re.sub(r"\s+# .*$", "", line).strip())],
         [found["command"] for found in _IN_TEXT.finditer(rest)],
     )
+
+
+# -------------------------------------------------------------------------------------------------------- public names
+
+
+def public_objects() -> dict[str, Any]:
+    """Return the functions and classes of fusedops and of its public modules, by their full names."""
+    modules: list[Any] = [fusedops]
+    for package in (fusedops, fusedops.compat, fusedops.integrations):
+        names = [each.name for each in pkgutil.iter_modules(package.__path__) if not each.name.startswith("_")]
+        for name in names:
+            try:
+                modules.append(importlib.import_module(f"{package.__name__}.{name}"))
+            except ModuleNotFoundError as error:  # of the peer that the module is for
+                if (error.name or "").partition(".")[0] != "megatron":
+                    raise
+    return {name: value for module in modules for name, value in _public_of(module).items()}
+
+
+def _public_of(module: Any) -> dict[str, Any]:
+    """Return the functions and classes of a module and its private ones, or of its ``__all__``, by their full names."""
+    own = module.__name__
+    defined = [name for name, value in vars(module).items() if str(getattr(value, "__module__", "")).startswith(own)]
+    names = [name for name in getattr(module, "__all__", defined) if not name.startswith("_")]
+    values = {f"{own}.{name}": getattr(module, name) for name in names}
+    return {name: value for name, value in values.items() if inspect.isfunction(value) or inspect.isclass(value)}
