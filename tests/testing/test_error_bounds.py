@@ -182,6 +182,14 @@ def test_a_saved_gradient_that_may_overflow_leaves_the_gradient_open() -> None:
     assert small.limits["gradient of weight"].isinf().any()
 
 
+def test_a_small_denominator_scales_the_rounding_of_a_saved_gradient() -> None:
+    op, half = OPS["linear_cross_entropy"], torch.finfo(torch.float16)
+    x, weight = torch.tensor([[1.0, 0.0]], dtype=torch.float16), torch.tensor([[0.0, 0.0], [16.0, 0.0]])
+    call = {"x": x, "weight": weight.half(), "target": torch.tensor([1]), "denominator": torch.tensor([half.tiny])}
+    limit = testing.expected(op, op.bind((), call), grad=torch.tensor(1.0)).limits["gradient of weight"]
+    assert bool((limit >= half.smallest_normal * half.eps / half.tiny).all())  # also of the column of zeros
+
+
 @pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
 def test_a_smoothing_that_float32_rounds_to_1_leaves_a_row_with_infinity_open(name: str) -> None:
     logits, target = torch.tensor([[0.0, -torch.inf], [0.0, 1.0]]), torch.tensor([0, 1])

@@ -157,12 +157,18 @@ def linear_cross_entropy_gradient_error_bound(
     """Return the largest errors of the gradients of x, weight and bias."""
     options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
     _, logits, narrow, gradient = _linear_errors(absolute, x, weight, target, bias, options)
-    bounds: list[tuple[Tensor, ...]] = []
-    for each in (grad.double(), torch.ones_like(grad, dtype=torch.float64)):  # the latter: of the saved gradients
-        scale = formulas.row_scales(each, target, weight.shape[0], options)[..., None]
-        terms = logits * scale.abs(), narrow * scale.abs(), gradient * scale
-        bounds.append(_linear_gradients(*terms, x, weight, bias, True))
-    return tuple(bound.masked_fill(saved.isinf(), math.inf) for bound, saved in zip(*bounds))
+    scale = formulas.row_scales(grad.double(), target, weight.shape[0], options)[..., None]
+    size = scale.abs()
+    bounds = _linear_gradients(logits * size, narrow * size, gradient * scale, x, weight, bias, True)
+    # or the rows are scaled last: forward saves gradients of the sum of the losses, of weight and bias unless "none"
+    saved = _linear_gradients(logits, narrow, gradient, x, weight, bias, reduction != "none")
+    factor = size.amax() if size.numel() else size.sum()
+    scaled = [saved[0] * size, *(each * factor for each in saved[1:])]
+    none = bounds[0].new_zeros(())
+    return tuple(
+        torch.maximum(bound, each.nan_to_num(nan=math.inf, posinf=math.inf) if each.numel() else none)
+        for bound, each in zip(bounds, scaled)
+    )
 
 
 def _linear_errors(
