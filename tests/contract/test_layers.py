@@ -18,7 +18,6 @@ from repository import ROOT, parsed
 import fusedops
 
 CORE = pathlib.Path(fusedops.__file__).parent
-TOP = "the rest"
 LAYERS: tuple[tuple[str, ...], ...] = (  # the lowest first; a name is a module or a package of fusedops
     ("_report", "_torch", "_version"),
     ("_storages", "dtypes", "errors"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import random
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import pytest
 import torch
+from thread_cases import together
 from torch import Tensor
 
 from fusedops import tensor_cache
@@ -127,21 +127,15 @@ def test_a_buffer_cut_to_a_new_length_each_step_keeps_a_few_values() -> None:
 
 def test_threads() -> None:
     masks = [torch.rand(8, 8) < 0.5 for _ in range(8)]
-    wrong: list[int] = []
 
-    def work() -> None:
+    def work(n: int) -> None:
         count = Counting()
-        for turn in range(200):
-            mask = masks[turn % 8]
-            if count(mask[turn % 4 :]) != int(mask[turn % 4 :].sum()):
-                wrong.append(turn)
+        with tensor_cache.reuse():
+            for turn in range(200):
+                mask = masks[turn % 8]
+                assert count(mask[turn % 4 :]) == int(mask[turn % 4 :].sum())
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(work, 8)
 
 
 def test_data_that_is_assigned_again_and_again_is_noticed() -> None:

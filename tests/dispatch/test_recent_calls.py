@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from thread_cases import together
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -220,21 +220,13 @@ def test_without_torchs_guards_every_call_is_checked(
 
 @pytest.mark.usefixtures("checks")
 def test_threads() -> None:
-    wrong: list[int] = []
-
     def work(offset: int) -> None:
         for call in range(200):
             size = 1 + (call * 7 + offset) % 11
             x = torch.randn(size, 8)
-            if not torch.allclose(rms_norm(x), torch.nn.functional.rms_norm(x, (8,), None, 1e-6), atol=1e-5):
-                wrong.append(size)
+            assert torch.allclose(rms_norm(x), torch.nn.functional.rms_norm(x, (8,), None, 1e-6), atol=1e-5)
 
-    threads = [threading.Thread(target=work, args=(offset,)) for offset in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(work, 6)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from explorer.encoding import UnsupportedError
 from explorer.formulas import Formulas
 from explorer.modules import script
 
-import fusedops
 from fusedops.constraints import Dim
 
 
@@ -61,10 +60,6 @@ def loop(x: Any) -> int:
     for size in x.shape:
         total += size
     return total
-
-
-def unknown(x: Any) -> Any:
-    return fusedops.explain(x)
 
 
 def strides(x: Any) -> Any:

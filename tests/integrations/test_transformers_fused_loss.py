@@ -132,40 +132,40 @@ def test_a_use_of_the_logits_makes_them_and_names_the_fix() -> None:
     assert model.lm_head.weight.grad is not None
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda z: z[:, :-1],
-        lambda z: z[..., 1:, :],
-        lambda z: z[0],
-        lambda z: z[..., :5],
-        lambda z: z[:, -1, 3],
-        lambda z: z[torch.ones(2, 9, dtype=torch.bool)],
-        lambda z: z.view(-1, z.size(-1)),
-        lambda z: z.reshape(18, -1),
-        lambda z: z.reshape(-1),
-        lambda z: z.flatten(0, 1),
-        lambda z: z.flatten(1),
-        lambda z: z.to(torch.bfloat16).float(),
-        lambda z: z.to(device="cpu", dtype=torch.float64),
-        lambda z: 3 * z / 2,
-        lambda z: z * torch.tensor(2.0),
-        lambda z: torch.tanh(z / 5).tanh() * 5,
-        lambda z: z.transpose(1, 2),
-        lambda z: z.long(),
-        lambda z: z.clone().mul_(2),
-        lambda z: torch.cat((z, z)),
-    ],
-)
-def test_each_use_has_the_numbers_of_the_logits(use: Any) -> None:
+USES: list[Any] = [
+    lambda z: z[:, :-1],
+    lambda z: z[..., 1:, :],
+    lambda z: z[0],
+    lambda z: z[..., :5],
+    lambda z: z[:, -1, 3],
+    lambda z: z[torch.ones(2, 9, dtype=torch.bool)],
+    lambda z: z.view(-1, z.size(-1)),
+    lambda z: z.reshape(18, -1),
+    lambda z: z.reshape(-1),
+    lambda z: z.flatten(0, 1),
+    lambda z: z.flatten(1),
+    lambda z: z.to(torch.bfloat16).float(),
+    lambda z: z.to(device="cpu", dtype=torch.float64),
+    lambda z: 3 * z / 2,
+    lambda z: z * torch.tensor(2.0),
+    lambda z: torch.tanh(z / 5).tanh() * 5,
+    lambda z: z.transpose(1, 2),
+    lambda z: z.long(),
+    lambda z: z.clone().mul_(2),
+    lambda z: torch.cat((z, z)),
+]
+
+
+def test_each_use_has_the_numbers_of_the_logits() -> None:
     model = trainee()
-    expected = use(model(**batch()).logits)
+    expected = [use(model(**batch()).logits) for use in USES]
     apply(model, fused_loss=True, ops=["rms_norm"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", fusedops.FusedOpsWarning)
-        result = use(model(**batch()).logits) + 0
-    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
-    torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+    for place, (use, right) in enumerate(zip(USES, expected)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fusedops.FusedOpsWarning)
+            result = use(model(**batch()).logits) + 0
+        assert (result.dtype, result.shape) == (right.dtype, right.shape), place
+        torch.testing.assert_close(result, right, rtol=2e-2, atol=2e-2, msg=lambda text, at=place: f"{at}: {text}")
 
 
 @pytest.mark.parametrize(

@@ -239,12 +239,15 @@ def what_cannot_be_sharded_is_refused(mesh: DeviceMesh) -> None:
         torch.testing.assert_close(softmax(first, mask).full_tensor(), softmax(x, mask))
 
 
+def drawn() -> Tensor:
+    torch.manual_seed(5)
+    return fusedops.bias_dropout(torch.ones(4, 6), None, 0.5)
+
+
 @check
 def a_drawn_seed_is_one_for_all(mesh: DeviceMesh) -> None:
     """That of the first rank, in one broadcast; a seed that was given sends nothing."""
-    x = torch.ones(4, 6)
-    torch.manual_seed(5)
-    want = fusedops.bias_dropout(x, None, 0.5)
+    x, want = torch.ones(4, 6), drawn()
     for placement in (Replicate(), Shard(0)):
         cut = distribute_tensor(x, mesh, [placement])
         torch.manual_seed(5 + distributed.get_rank())
@@ -259,9 +262,7 @@ def a_drawn_seed_is_one_for_all(mesh: DeviceMesh) -> None:
 
 @check
 def a_drawn_seed_is_one_for_all_compiled(mesh: DeviceMesh) -> None:
-    x = torch.ones(4, 6)
-    torch.manual_seed(5)
-    want = fusedops.bias_dropout(x, None, 0.5)
+    x, want = torch.ones(4, 6), drawn()
     for placement in (Replicate(), Shard(0)):
         cut = distribute_tensor(x, mesh, [placement])
         torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Threads that run together, for the tests of policies and plugins."""
+"""Threads that run together."""
 
 from __future__ import annotations
 
