@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import megatron_layers
 import megatron_peer
 import pytest
+import torch
 
 
 @pytest.fixture
 def peer() -> Any:
     return megatron_peer.modules()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """Run a test as the one rank of a job of Megatron."""
+    with megatron_layers.one_rank():
+        yield
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """No graph of another test is found again."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,15 +14,9 @@ from torch.nn import functional
 
 from fusedops import FusedOpsWarning
 
-pytestmark = layers.OWN_WARNINGS
+pytestmark = [*layers.OWN_WARNINGS, pytest.mark.usefixtures("one_rank")]
 TABLE = Table(__file__)
 pin = TABLE.pin
-
-
-@pytest.fixture(autouse=True)
-def rank() -> Iterator[None]:
-    with layers.one_rank():
-        yield
 
 
 def ours() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +15,7 @@ from torch.testing import assert_close
 import fusedops
 from fusedops import FusedOpsWarning
 
-pytestmark = layers.OWN_WARNINGS
-
-
-@pytest.fixture(autouse=True)
-def rank() -> Iterator[None]:
-    with layers.one_rank():
-        yield
+pytestmark = [*layers.OWN_WARNINGS, pytest.mark.usefixtures("one_rank")]
 
 
 def norm(**settings: Any) -> Any:

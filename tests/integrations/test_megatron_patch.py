@@ -24,13 +24,13 @@ pytestmark = layers.OWN_WARNINGS
 
 
 @pytest.fixture(autouse=True)
-def rank() -> Iterator[None]:
-    with layers.one_rank():
-        yield
-        if "fusedops.integrations.megatron" in sys.modules:
-            from fusedops.integrations.megatron._patch import remove
+def removed(one_rank: None) -> Iterator[None]:
+    """Remove the patch after each test."""
+    yield
+    if "fusedops.integrations.megatron" in sys.modules:
+        from fusedops.integrations.megatron._patch import remove
 
-            remove()
+        remove()
 
 
 def patch(**options: Any) -> Any:

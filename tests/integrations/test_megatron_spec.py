@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import megatron_layers as layers
@@ -14,13 +13,7 @@ from torch.nn import functional
 import fusedops
 from fusedops import FusedOpsWarning
 
-pytestmark = layers.OWN_WARNINGS
-
-
-@pytest.fixture(autouse=True)
-def rank() -> Iterator[None]:
-    with layers.one_rank():
-        yield
+pytestmark = [*layers.OWN_WARNINGS, pytest.mark.usefixtures("one_rank")]
 
 
 def ours() -> Any:

@@ -76,13 +76,16 @@ def tensors_for_ascend(op: str) -> list[Tensor]:
     return inputs(op, 32) if whole else [tensor[..., :32] for tensor in inputs(op, 32)]
 
 
+def converted(tensors: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:
+    """Return the tensors with these dtypes for the floating ones."""
+    wanted = iter(dtypes)
+    return [tensor.to(next(wanted)) if tensor.is_floating_point() else tensor for tensor in tensors]
+
+
 def call(op: str, dtypes: list[torch.dtype], device: str = "cpu") -> tuple[list[Tensor], Tensor, list[Tensor]]:
     """The inputs of these dtypes, the first output, and the gradients of the sum of squares of all outputs."""
-    wanted = iter(dtypes)
-    tensors = [
-        tensor.to(next(wanted)).to(device) if tensor.is_floating_point() else tensor.to(device)
-        for tensor in (tensors_for_ascend(op) if device == "npu" else inputs(op))
-    ]
+    given = tensors_for_ascend(op) if device == "npu" else inputs(op)
+    tensors = [tensor.to(device) for tensor in converted(given, dtypes)]
     for place in with_gradient(op):
         tensors[place].requires_grad_()
     y = public(op)(*tensors)
@@ -132,8 +135,7 @@ def test_autocast_on_the_stand_in_for_ascend(op: str) -> None:
 def test_autocast_and_transforms(op: str) -> None:
     """The reference, which serves transforms and second derivatives, is plain torch, where autocast could reach in."""
     for *given, result in rows(op):
-        wanted = iter(given)
-        tensors = [t.to(next(wanted)) if t.is_floating_point() else t for t in inputs(op)]
+        tensors = converted(inputs(op), given)
 
         def loss(x: Tensor, rest: Any = tuple(tensors[1:])) -> Tensor:
             ys = outputs(public(op)(x, *rest))
@@ -153,8 +155,7 @@ def test_autocast_and_transforms(op: str) -> None:
 def test_a_fake_call_under_autocast(op: str) -> None:
     """What Dynamo, export and AOTAutograd trace with."""
     for *given, result in rows(op):
-        wanted = iter(given)
-        tensors = [t.to(next(wanted)) if t.is_floating_point() else t for t in inputs(op)]
+        tensors = converted(inputs(op), given)
         with FakeTensorMode() as mode, torch.autocast("cpu", torch.bfloat16):
             ys = outputs(public(op)(*map(mode.from_tensor, tensors)))
         want = outputs(public(op)(*tensors))
@@ -167,8 +168,7 @@ def test_a_compiled_call_under_autocast(op: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(public(op), fullgraph=True, backend="aot_eager")
     *given, result = rows(op)[-1]
-    wanted = iter(given)
-    tensors = [t.to(next(wanted)) for t in inputs(op)]
+    tensors = converted(inputs(op), given)
     with torch.autocast("cpu", torch.bfloat16):
         ys = outputs(compiled(*tensors))
     assert ys[0].dtype == result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,15 +34,8 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 import fusedops
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 LENGTHS = range(5, 25, 2)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """No graph of another test is found again."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 training = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])

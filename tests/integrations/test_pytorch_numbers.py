@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,18 +18,11 @@ from torch._inductor.exc import InvalidCxxCompiler
 import fusedops
 from fusedops.testing import OPS
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 OF_OP = {op: [name for name, text in OPS[op].types.items() if text.startswith("float")] for op in OPTIONS}
 # an op with a number of each name: one wrapper serves them all
 NUMBERS = {op: OF_OP[op] for op in {name: op for op, names in OF_OP.items() for name in names}.values()}
 VALUES = [(step + 1) / 8 for step in range(4)]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """No graph of another test is found again."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def of_numbers(op: str, numbers: Sequence[str]) -> Callable[..., Any]:
