@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,54 +13,26 @@ from fusedops import InvalidInputError
 from fusedops.compat import megatron, slapo
 
 ONES = torch.ones
+X = ONES(2, 4)
 TABLE = Table(__file__, "nothing_is_drawn")
-TABLE.pin(
-    "gradient",
-    lambda: torch.ops.fusedops.scaled_masked_softmax_backward(ONES(2, 1), ONES(2, 4), 1.0, False),
-    InvalidInputError,
-)
-TABLE.pin(
-    "dtype",
-    lambda: torch.ops.fusedops.scaled_masked_softmax_backward(ONES(2, 4).half(), ONES(2, 4), 1.0, False),
-    InvalidInputError,
-)
-TABLE.pin(
-    "device",
-    lambda: torch.ops.fusedops.bias_gelu_backward(ONES(2, 4), ONES(2, 4), ONES(4, device="meta"), "tanh", [True] * 2),
-    InvalidInputError,
-)
-TABLE.pin(
-    "scale",
-    lambda: torch.ops.fusedops.scaled_masked_softmax_backward(ONES(2, 4), ONES(2, 4), float("inf"), False),
-    InvalidInputError,
-)
-TABLE.pin(
-    "bias",
-    lambda: torch.ops.fusedops.bias_gelu_backward(ONES(2, 4), ONES(2, 4), ONES(3), "tanh", [True, True]),
-    InvalidInputError,
-)
-TABLE.pin(
-    "text",
-    lambda: torch.ops.fusedops.bias_gelu_backward(ONES(2, 4), ONES(2, 4), None, "erf", [True, False]),
-    InvalidInputError,
-)
-TABLE.pin(
-    "needs",
-    lambda: torch.ops.fusedops.bias_gelu_backward(ONES(2, 4), ONES(2, 4), None, "tanh", [True]),
-    InvalidInputError,
-)
-TABLE.pin(
-    "seed",
-    lambda: torch.ops.fusedops.bias_dropout_backward(ONES(2, 4), None, None, 0.5, True, torch.float32, [True, False]),
-    InvalidInputError,
-)
-TABLE.pin("megatron", lambda: megatron.bias_gelu_back(torch.tensor(1.0), ONES(4), ONES(2, 4)), InvalidInputError)
-TABLE.pin("slapo", lambda: slapo.BiasGeLUFunction.bias_gelu_back(ONES(4), ONES(4), ONES(2, 4)), InvalidInputError)
-TABLE.pin(
-    "layout",
-    lambda: torch.ops.fusedops.bias_gelu_backward(ONES(2, 4).to_sparse(), ONES(2, 4), None, "tanh", [True, False]),
-    InvalidInputError,
-)
+
+
+def pin(name: str, op: str, *args: Any) -> None:
+    """Pin the text of a backward call of a registered op."""
+    TABLE.pin(name, lambda: getattr(torch.ops.fusedops, f"{op}_backward")(*args), InvalidInputError)
+
+
+pin("gradient", "scaled_masked_softmax", ONES(2, 1), X, 1.0, False)
+pin("dtype", "scaled_masked_softmax", X.half(), X, 1.0, False)
+pin("device", "bias_gelu", X, X, ONES(4, device="meta"), "tanh", [True] * 2)
+pin("scale", "scaled_masked_softmax", X, X, float("inf"), False)
+pin("bias", "bias_gelu", X, X, ONES(3), "tanh", [True, True])
+pin("text", "bias_gelu", X, X, None, "erf", [True, False])
+pin("needs", "bias_gelu", X, X, None, "tanh", [True])
+pin("seed", "bias_dropout", X, None, None, 0.5, True, torch.float32, [True, False])
+TABLE.pin("megatron", lambda: megatron.bias_gelu_back(torch.tensor(1.0), ONES(4), X), InvalidInputError)
+TABLE.pin("slapo", lambda: slapo.BiasGeLUFunction.bias_gelu_back(ONES(4), ONES(4), X), InvalidInputError)
+pin("layout", "bias_gelu", X.to_sparse(), X, None, "tanh", [True, False])
 
 
 @pytest.fixture

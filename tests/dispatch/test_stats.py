@@ -324,16 +324,6 @@ def test_an_observer_may_call_ops(fakes: Any) -> None:
     assert counts() == {(OP, "forward", "eager", ()): 2}
 
 
-def test_observers_have_names_of_their_own() -> None:
-    fusedops.register(Watcher(), "watcher")
-    with pytest.raises(fusedops.PluginError) as error:
-        fusedops.register(Watcher(), "watcher")
-    assert str(error.value) == (
-        "plugin 'watcher': got a name that is already registered, expected a free one; to fix: choose another name, or "
-        "call fusedops.unregister('watcher') first"
-    )
-
-
 # --------------------------------------------------------------------------------------------------------- the profiler
 
 
