@@ -197,7 +197,7 @@ def attention_backward(
     dq5 = None if dq is None else call.grouped(dq)
     grad5, out5, lse4 = call.grouped(grad_out), call.grouped(out), call.grouped(lse)
     lse_grad4 = None if grad_lse is None else call.grouped(grad_lse)
-    exact = not call.masks_some or bool(k.isfinite().all() & v.isfinite().all())
+    exact = not call.masks_some or v.is_meta or bool(k.isfinite().all() & v.isfinite().all())
     # of another forward, an lse whose rounding is a factor of the probabilities; not looked at where that would wait
     large = lse.is_cpu and not torch.linalg.vector_norm(lse, math.inf).item() <= _LARGE / torch.finfo(lse.dtype).eps
     for parts in call.parts():

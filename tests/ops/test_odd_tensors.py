@@ -16,12 +16,14 @@ from fusedops import InvalidInputError
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (1, 1)}, {"mask": True}], ids=str)
 def test_attention_of_meta_tensors(options: dict[str, Any]) -> None:
-    q = torch.empty(1, 2, 4, 8, device="meta")
+    q = torch.empty(1, 2, 4, 8, device="meta", requires_grad=True)
     if "mask" in options:
         options = {"mask": torch.zeros(4, 4, dtype=torch.bool, device="meta")}
     y = fusedops.attention(q, q, q, **options)
-    assert y.is_meta
-    assert y.shape == (1, 2, 4, 8)
+    (gradient,) = torch.autograd.grad(y.sum(), q)
+    for each in (y, gradient):
+        assert each.is_meta
+        assert each.shape == (1, 2, 4, 8)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
