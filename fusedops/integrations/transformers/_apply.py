@@ -13,6 +13,7 @@ from torch.nn import Module
 from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
+from fusedops.integrations.transformers._activations import recognised_activation
 from fusedops.integrations.transformers._experts import recognised_experts
 from fusedops.integrations.transformers._gated import recognised_gated
 from fusedops.integrations.transformers._head import has_fused_loss, heads_of, recognised_head
@@ -26,12 +27,13 @@ from fusedops.integrations.transformers._rotary_layouts import layouts_of
 # (class of the module, op or "", reason or "", of those that are left the op that was tried, mode of the op or "")
 _Outcome = tuple[str, str, str, str, str]
 _Recogniser = Callable[[Module], Replacement | str | None]
-_NOTHING = "no module is a norm, a gated MLP, a rotary embedding or a loss that is recognised"
+_NOTHING = "no module is a norm, a gated MLP, a GELU, a rotary embedding or a loss that is recognised"
 _OPS = (
     "rms_norm",
     "layer_norm",
     "swiglu",
     "geglu",
+    "bias_gelu",
     "experts",
     "rotary_embedding",
     "cross_entropy",
@@ -42,7 +44,7 @@ _FUSED_LOSS = "linear_cross_entropy"  # by fused_loss=True, or by its name
 
 
 def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool = False) -> Applied:
-    """Replace what a model computes by ops: norms, gated MLPs, rotary embeddings, attention, the loss.
+    """Replace what a model computes by ops: norms, gated MLPs, GELU, rotary embeddings, attention, the loss.
 
     A module is recognised by its results: its own forward runs on small random numbers, on the CPU, and an op replaces
     it only where the op computes the same. So the weights are not read: they may be on a meta device, sharded or
@@ -89,10 +91,15 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         "gated MLP": recognised_gated,
         "experts": lambda module: recognised_experts(module, whole="experts" in chosen),
         "rotary_embedding": lambda module: recognised_rotary(module, layouts),
+        "bias_gelu": lambda module: None if module in inside else recognised_activation(module),
     }
+    inside = set[Module]()  # activations that a replaced module does not call
     shared: dict[Replacement, Replacement] = {}
     for module in model.modules():
         outcomes[_forward_applied(module, chosen, recognisers, shared)] += 1
+        replacement = replacement_of(module)
+        if replacement is not None and replacement.has_activation:
+            inside.update(module.children())
     for module in model.modules():  # after the heads
         losses[_loss_applied(module, chosen)] += 1
     outcomes = losses + outcomes

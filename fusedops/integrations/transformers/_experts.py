@@ -43,6 +43,7 @@ class Experts(Replacement):
     alpha: float = 1.0
     offset: float = 0.0
     approximate: Literal["tanh", "none"] = "tanh"
+    has_activation = True
 
     @property
     def mixin(self) -> type[Replaced]:
@@ -78,6 +79,7 @@ class WholeExperts(Replacement):
     transposed: bool
     dtype_of_weights: bool = False
     op: str = "experts"
+    has_activation = True
 
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the experts of the tokens, of the routers' indices and of the weights."""

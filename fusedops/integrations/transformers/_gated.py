@@ -52,6 +52,7 @@ class Gated(Replacement):
     alpha: float = 1.0
     offset: float = 0.0
     casts: bool = False  # to the dtype of the last layer, as T5, which keeps it in float32
+    has_activation = True
 
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the MLP of the one argument."""
@@ -94,8 +95,9 @@ def recognised_gated(module: Module) -> Gated | str | None:
     for gated in _hypotheses(parts, module):
         if _has_values_of(gated, module, parts):
             return replace(gated, casts=_casts(gated, module, parts))
-    named = any(part in own_class(module).__name__.lower() for part in _NAMES)
-    return "its results are those of neither swiglu nor geglu" if named else None
+    if not any(part in own_class(module).__name__.lower() for part in _NAMES):
+        return None
+    return "its results are those of neither swiglu nor geglu" if any(_roles(parts.linears)) else "it has no gate"
 
 
 @dataclass(frozen=True)

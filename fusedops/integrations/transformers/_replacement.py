@@ -26,6 +26,7 @@ class Replacement:
 
     op: str
     when: str = ""
+    has_activation = False  # True where forward computes the activation that the module has as a child
 
     @property
     def mixin(self) -> type[Replaced]:

@@ -1,0 +1,92 @@
+"""apply replaces a GELU that several torch ops compute by bias_gelu, recognised by its results."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+import fusedops
+
+transformers = pytest.importorskip("transformers")
+
+from transformers.activations import ACT2FN  # noqa: E402
+
+from fusedops.integrations.transformers import apply  # noqa: E402
+
+LEFT = "torch's own gelu is one kernel too"
+
+
+class Noisy(Module):
+    """A GELU of several ops that draws a random number, and counts its calls."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute it."""
+        self.calls += 1
+        torch.rand(1)
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_python"])
+def test_a_gelu_of_several_ops_is_replaced(name: str) -> None:
+    activation: Any = ACT2FN[name]
+    model, x = torch.nn.Sequential(activation), torch.randn(3, 8, requires_grad=True)
+    plain = model(x)
+    (gradient,) = torch.autograd.grad(plain.sum(), x)
+    applied = apply(model)
+    assert applied.ops == {"bias_gelu": 1}
+    fusedops.reset_stats()
+    y = model(x)
+    assert [(each.op, each.calls) for each in fusedops.stats().counts] == [("bias_gelu", 1)]
+    torch.testing.assert_close(y, plain)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], gradient)
+    applied.remove()
+    assert torch.equal(model(x), plain)
+
+
+OTHERS: list[tuple[Any, str]] = [
+    (torch.nn.GELU(), LEFT),
+    (torch.nn.GELU("tanh"), LEFT),
+    (ACT2FN["gelu"], LEFT),
+    (ACT2FN["gelu_pytorch_tanh"], LEFT),
+    (ACT2FN["quick_gelu"], "its results are not those of bias_gelu"),
+]
+
+
+@pytest.mark.parametrize(("activation", "reason"), OTHERS, ids=str)
+def test_another_gelu_is_left_with_the_reason(activation: Module, reason: str) -> None:
+    with pytest.warns(fusedops.FusedOpsWarning):
+        (row,) = apply(torch.nn.Sequential(activation)).rows
+    assert (row.op, row.family, row.left) == ("", "bias_gelu", reason)
+
+
+@pytest.mark.parametrize("module", [torch.nn.SiLU(), torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.Flatten()], ids=str)
+def test_what_is_no_gelu_has_no_row(module: Module) -> None:
+    with pytest.warns(fusedops.FusedOpsWarning):
+        assert apply(torch.nn.Sequential(module)).rows == ()
+
+
+def test_recognition_calls_a_copy_and_leaves_torchs_generator() -> None:
+    noisy = Noisy()
+    torch.manual_seed(3)
+    wanted = torch.rand(1)
+    torch.manual_seed(3)
+    applied = apply(torch.nn.Sequential(noisy, torch.nn.Dropout()))
+    assert torch.equal(torch.rand(1), wanted)
+    assert (applied.ops, noisy.calls) == ({"bias_gelu": 1}, 0)
+
+
+@pytest.mark.parametrize("ops", [None, ["rms_norm", "bias_gelu"]], ids=str)
+def test_the_activation_of_a_replaced_mlp_has_no_row(ops: Any) -> None:
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    config = transformers.GemmaConfig(**sizes, **heads, hidden_act="gelu_new", hidden_activation="gelu_new")
+    applied = apply(transformers.GemmaForCausalLM(config), ops=ops)
+    found = [row.op for row in applied.rows if row.module == "NewGELUActivation"]
+    assert found == ([] if ops is None else ["bias_gelu"])
