@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import io
 import pickle
 import warnings
@@ -169,6 +170,54 @@ def test_a_replica_of_data_parallel_reads_its_own_weights(llama: Any) -> None:
     replica = norm._replicate_for_data_parallel()
     replica.weight = torch.zeros(32)
     assert not replica(torch.ones(1, 32)).any()
+
+
+def renamed(forward: Any) -> Any:
+    """Decorate a forward as transformers 5.24 does those of attention: an old keyword becomes the new one."""
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        kwargs["past_key_values"] = kwargs.pop("past_key_values", None)
+        return forward(*args, **kwargs)
+
+    return wrapped
+
+
+def out_of_reach(forward: Any) -> Any:
+    """Decorate a forward by a function that does not hold it."""
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapped.__wrapped__(*args, **kwargs)
+
+    return wrapped
+
+
+def test_a_decorated_forward_is_replaced_below_its_decorators(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, plain = type(llama.model.layers[0].self_attn), logits(llama)
+    monkeypatch.setattr(kind, "forward", renamed(renamed(kind.forward)))
+    applied = apply(llama)
+    assert applied.ops == LLAMA
+    counts = counted(lambda: torch.testing.assert_close(logits(llama), plain))
+    assert (counts["rotary_embedding"], counts["attention"]) == (2, 2)
+    applied.remove()
+    assert torch.equal(logits(llama), plain)
+
+
+def test_a_decorator_that_does_not_hold_the_forward_leaves_it(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(llama.model.layers[0].self_attn)
+    monkeypatch.setattr(kind, "forward", out_of_reach(kind.forward))
+    reason = "a decorator of its forward keeps it where it cannot be replaced"
+    assert Row(kind.__name__, "", 2, reason, "rotary_embedding") in apply(llama).rows
+
+
+def test_attention_that_no_module_calls_through_the_interface_has_a_row(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type(llama.model.layers[0].self_attn)
+    monkeypatch.setattr(kind, "forward", lambda *args, **kwargs: None)
+    reason = "its attention does not go through transformers' AttentionInterface"
+    assert Row("LlamaForCausalLM", "", 1, reason, "attention") in apply(llama).rows
 
 
 def test_another_librarys_forward_is_left(llama: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
@@ -61,7 +62,7 @@ def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, 
     for root in _roots(model):
         modules = [module for module in root.modules() if _calls_the_interface(module)]
         name = own_class(root).__name__
-        if not root._can_set_attn_implementation():
+        if not (root._can_set_attn_implementation() and modules):
             if any("attention" in type(module).__name__.lower() for module in root.modules()):
                 outcomes[
                     name, "", "its attention does not go through transformers' AttentionInterface", "attention", ""
@@ -135,7 +136,7 @@ def _configs(root: Any) -> list[Any]:
 
 
 def _calls_the_interface(module: Module) -> bool:
-    code = getattr(own_class(module).forward, "__code__", None)
+    code = getattr(inspect.unwrap(own_class(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
@@ -156,7 +157,7 @@ def _implementation(root: Any, modules: list[Module]) -> str:
 def _keywords(module: Module) -> set[str]:
     """Return the names of arguments that a module's forward passes by name."""
     names: set[str] = set()
-    for constant in own_class(module).forward.__code__.co_consts:
+    for constant in inspect.unwrap(own_class(module).forward).__code__.co_consts:
         each = cast("tuple[Any, ...]", constant if isinstance(constant, tuple) else (constant,))
         names.update(name for name in each if isinstance(name, str))
     return names
@@ -164,7 +165,7 @@ def _keywords(module: Module) -> set[str]:
 
 def _agrees(module: Module) -> bool:
     """Return True where the attention function of a module's file computes what "fusedops_softmax" computes."""
-    own: Any = own_class(module).forward.__globals__.get("eager_attention_forward")
+    own: Any = inspect.unwrap(own_class(module).forward).__globals__.get("eager_attention_forward")
     if own is None:
         return False
     sinks = numbers(4, 4)

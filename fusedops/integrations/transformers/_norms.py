@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -122,7 +123,7 @@ def _hypotheses(module: Module, parameters: Mapping[str, Tensor]) -> Iterator[No
         stated = {None}
     has_weight, has_bias = "weight" in parameters, "bias" in parameters
     # torch's own function is on autocast's list for accelerators; norms written out are not
-    code = getattr(own_class(module).forward, "__code__", None)
+    code = getattr(inspect.unwrap(own_class(module).forward), "__code__", None)
     wide = code is not None and "layer_norm" in code.co_names
     for eps in sorted(stated, key=lambda eps: eps or 0.0) or _EPS_CONSTANTS:
         if not has_bias:

@@ -9,9 +9,10 @@ own rotary modules are seen to give each entry twice, in the order that the func
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any, cast
 
 from torch.nn import Module
@@ -34,7 +35,8 @@ class Rotary(Replacement):
     copied: Callable[..., Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        own = cast("FunctionType", self.original.forward)
+        forward = self.original.forward
+        own = cast("FunctionType", inspect.unwrap(forward))
         names = dict(own.__globals__)
         for name, function in self.functions:
             names[name] = _op_or_own(function, names[name])
@@ -44,7 +46,7 @@ class Rotary(Replacement):
         # that share a code object must share their globals, so the copy has a code object of its own
         copied = FunctionType(own.__code__.replace(), names, own.__name__, own.__defaults__, own.__closure__)
         copied.__kwdefaults__ = own.__kwdefaults__
-        object.__setattr__(self, "copied", copied)
+        object.__setattr__(self, "copied", _decorated(forward, own, copied))
 
     def __reduce__(self) -> Any:
         return Rotary, (self.op, self.original, self.functions)
@@ -52,6 +54,32 @@ class Rotary(Replacement):
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the copy of the module's forward."""
         return self.copied(module, *args, **kwargs)
+
+
+def _decorated(function: Any, body: Any, changed: Any) -> Any:
+    """Return a function with another body below its decorators, or None where one of them holds it out of reach.
+
+    A decorator made with functools.wraps holds what it decorates in its closure.
+    """
+    if function is body:
+        return changed
+    inner = function.__wrapped__
+    below = _decorated(inner, body, changed)
+    cells = [_contents(cell) is inner for cell in function.__closure__ or ()]
+    if below is None or True not in cells or not isinstance(function, FunctionType):
+        return None
+    closure = tuple(CellType(below) if held else cell for held, cell in zip(cells, function.__closure__ or ()))
+    copied = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    copied.__dict__.update({**vars(function), "__wrapped__": below})
+    return copied
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
 
 
 def _op_or_own(function: RotaryFunction, own: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +102,7 @@ def recognised_rotary(module: Module, layouts: Mapping[str, set[Layout | None]])
     >>> recognised_rotary(torch.nn.Linear(2, 2), {})
     """
     cls = own_class(module)
-    own: Any = cls.forward
+    own: Any = inspect.unwrap(cls.forward)
     if not isinstance(own, FunctionType):
         return None
     rotary = {name: own.__globals__.get(name) for name in own.__code__.co_names if "rotary" in name}
@@ -83,6 +111,8 @@ def recognised_rotary(module: Module, layouts: Mapping[str, set[Layout | None]])
         return None
     if is_replaced_elsewhere(module):
         return "another library has replaced its forward"
+    if _decorated(cls.forward, own, own) is None:
+        return "a decorator of its forward keeps it where it cannot be replaced"
     known = layouts.get(cls.__module__, set())
     functions: list[tuple[str, RotaryFunction]] = []
     for name, function in rotary.items():
