@@ -85,11 +85,15 @@ def attention(
     given, is_causal = _Arguments(*map(_rows, (q, k, v))), causal != "none"
     bias = None if mask is None else _additive(mask, q.dtype)
     out, lse = _forward(given, bias, scale, is_causal)
-    if (bias is not None or is_causal) and not _is_finite(out):  # where lse is NaN or inf, out is NaN
+    finite = not (bias is not None or is_causal) or _is_finite(out)  # where lse is NaN or inf, out is NaN
+    if not finite:
         out, lse = _without_unseen(given, bias, scale, is_causal)
     out, lse = out.contiguous(), lse.contiguous()
     if bias is not None:
-        lse = lse.masked_fill(dead_rows(bias, q.shape[2], is_causal), -math.inf)
+        dead = dead_rows(bias, q.shape[2], is_causal)
+        lse = lse.masked_fill(dead, -math.inf)
+        if not finite:  # a row of q that is not finite
+            out = out.masked_fill(dead[..., None], 0.0)
     if not lse.all().item() and bool(((lse == 0) & (out == 0).all(-1)).any()):
         return _by_head.forward(*given, mask, scale, causal)
     return out, lse

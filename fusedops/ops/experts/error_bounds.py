@@ -67,6 +67,8 @@ class _Expert:
             size = size + finite_size(bias)
         self.of_product = absolute * size
         self.of_h = self.of_product + narrow.rounding(self.h)  # a kernel may keep h in the dtype of x
+        if bias is not None:  # and the product, before the bias is added
+            self.of_h = self.of_h + narrow.rounding(self.h - bias)
         self.of_h = self.of_h.masked_fill(finite_size(self.h) >= narrow.largest, math.inf)
         self.a = act(self.h)
         self.of_a = self._of_activation() + absolute * finite_size(self.a) + narrow.rounding(self.a)

@@ -201,12 +201,17 @@ def _gradients(
     dx = r * (inner + exact.abs() * (rstd_moves + (of_rounding * normal.abs()).mean(-1, keepdim=True)))
     dx = dx.masked_fill(unknown | (total * reach.square() * (1 + r**3) >= _largest(x)), math.inf)
     of_weight = (g.abs() * (moves + absolute * normal.abs())).masked_fill(unknown, math.inf)
-    dweight = None
+    # terms of one sign, added one by one as torch's kernels do: each rounding may be half a unit of the sum so far
+    drift = 0.25 * arithmetic.eps * x.shape[:-1].numel()
+    dweight, dbias = None, None
     if weight is not None:
         squares = g.square() * (of_rounding.square() + normal.square() * of_rstd)
         squares = squares.masked_fill(unknown, 0.0).sum_to_size(weight.shape)  # not inf * 0: of_weight is inf there
-        dweight = of_weight.sum_to_size(weight.shape) + _SPREAD * squares.sqrt()
-    return dx, dweight, None if bias is None else (absolute * g.abs()).sum_to_size(bias.shape)
+        total = (g * normal).masked_fill(unknown, 0.0).sum_to_size(weight.shape).abs()
+        dweight = of_weight.sum_to_size(weight.shape) + _SPREAD * squares.sqrt() + drift * total
+    if bias is not None:
+        dbias = (absolute * g.abs()).sum_to_size(bias.shape) + drift * g.sum_to_size(bias.shape).abs()
+    return dx, dweight, dbias
 
 
 def _of_arithmetic(absolute: float, x: Tensor) -> float:
