@@ -26,6 +26,16 @@ def test_attention_of_meta_tensors(options: dict[str, Any]) -> None:
         assert each.shape == (1, 2, 4, 8)
 
 
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("number", [torch.inf, torch.nan])
+def test_a_fully_masked_row_of_a_query_that_is_not_finite(backend: str, number: float) -> None:
+    q, k = torch.full((1, 1, 1, 8), number, requires_grad=True), torch.zeros(1, 1, 3, 8, requires_grad=True)
+    y = fusedops.attention(q, k, k, torch.ones((), dtype=torch.bool), backend=backend)
+    assert torch.equal(y, torch.zeros(1, 1, 1, 8))
+    for gradient in torch.autograd.grad(y.sum(), (q, k)):
+        assert not gradient.any()
+
+
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 def test_a_seed_with_the_negative_bit(backend: str) -> None:
     seed, x, bias = torch._neg_view(torch.tensor([3])), torch.ones(4, 64), torch.zeros(64, requires_grad=True)

@@ -182,6 +182,29 @@ def test_a_saved_gradient_that_may_overflow_leaves_the_gradient_open() -> None:
     assert small.limits["gradient of weight"].isinf().any()
 
 
+@pytest.mark.parametrize("name", ["layer_norm", "add_layer_norm"])
+def test_a_sum_of_equal_terms_may_drift(name: str) -> None:
+    op, rows = OPS[name], 6688
+    zeros, ones = torch.zeros(rows, 1), torch.ones(rows, 1)
+    call = {"x": zeros, "residual": zeros, "bias": torch.zeros(1)}
+    args = op.bind((), {key: value for key, value in call.items() if key in op.parameters})
+    limits: list[float] = []
+    for signs in (ones, ones.where(torch.arange(rows)[:, None] % 2 == 0, -ones)):
+        grads = [signs, zeros][: len(op.outputs)]
+        limits.append(float(testing.expected(op, args, grad=grads).limits["gradient of bias"]))
+    assert limits[0] > 5 * limits[1]  # of both signs: the sum stays small
+
+
+def test_a_product_of_experts_may_be_rounded_before_a_wider_bias_is_added() -> None:
+    op, bias = OPS["experts"], torch.full((1, 2), -15.0)
+    limits: list[float] = []
+    for x, given in ((16.0, bias), (1.0, None)):  # h is 1 in both
+        call: dict[str, Any] = {"x": torch.full((1, 1), x).bfloat16(), "index": torch.zeros(1, 1, dtype=torch.int64)}
+        call |= {"weights": torch.ones(1, 1), "up": torch.ones(1, 2, 1).bfloat16(), "down": torch.ones(1, 1, 1)}
+        limits.append(float(testing.expected(op, op.bind((), {**call, "up_bias": given})).limits["output y"]))
+    assert limits[0] > 2.0**-9 * 16 > limits[1]
+
+
 def test_a_small_denominator_scales_the_rounding_of_a_saved_gradient() -> None:
     op, half = OPS["linear_cross_entropy"], torch.finfo(torch.float16)
     x, weight = torch.tensor([[1.0, 0.0]], dtype=torch.float16), torch.tensor([[0.0, 0.0], [16.0, 0.0]])
