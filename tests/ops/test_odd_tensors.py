@@ -36,6 +36,18 @@ def test_a_fully_masked_row_of_a_query_that_is_not_finite(backend: str, number: 
         assert not gradient.any()
 
 
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_a_masked_key_whose_score_overflows(backend: str) -> None:
+    q, k = torch.full((1, 1, 2, 8), 3.0, requires_grad=True), torch.zeros(1, 1, 3, 8)
+    k[..., 1, :] = torch.finfo(torch.float32).max
+    v, mask = torch.ones(1, 1, 3, 8, requires_grad=True), torch.tensor([False, True, False])
+    y = fusedops.attention(q, k, v, mask, backend=backend)
+    assert torch.equal(y, torch.ones(1, 1, 2, 8))
+    dq, dv = torch.autograd.grad(y.sum(), (q, v))
+    assert not dq.any()
+    assert torch.equal(dv[0, 0, :, 0], torch.tensor([1.0, 0.0, 1.0]))
+
+
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 def test_a_seed_with_the_negative_bit(backend: str) -> None:
     seed, x, bias = torch._neg_view(torch.tensor([3])), torch.ones(4, 64), torch.zeros(64, requires_grad=True)
