@@ -14,7 +14,7 @@ from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
 from fusedops.integrations.transformers._activations import recognised_activation
-from fusedops.integrations.transformers._experts import recognised_experts
+from fusedops.integrations.transformers._experts import reason_of_router, recognised_experts
 from fusedops.integrations.transformers._gated import recognised_gated
 from fusedops.integrations.transformers._head import has_fused_loss, heads_of, recognised_head
 from fusedops.integrations.transformers._implementation import apply_attention, attention_notes, restore_attention
@@ -91,6 +91,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         "gated MLP": recognised_gated,
         "experts": lambda module: recognised_experts(module, whole="experts" in chosen),
         "rotary_embedding": lambda module: recognised_rotary(module, layouts),
+        "router": reason_of_router,
         "bias_gelu": lambda module: None if module in inside else recognised_activation(module),
     }
     inside = set[Module]()  # activations that a replaced module does not call
