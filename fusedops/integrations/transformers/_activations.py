@@ -62,7 +62,7 @@ def recognised_activation(module: Module) -> Activation | str | None:
         return "it cannot be copied, and is not called itself" if named else None
     x, count = numbers(0, 64, dtype=torch.float64), _Calls()
     with torch.random.fork_rng(devices=[]), count:
-        result = called(alone.eval(), x)
+        result = called(alone.train(False), x)
     for form in ("tanh", "none"):
         if near(result, torch.nn.functional.gelu(x, approximate=form), _TOLERANCE) and result.dtype == x.dtype:
             return "torch's own gelu is one kernel too" if count.calls == 1 else Activation(form)
