@@ -116,7 +116,7 @@ def _thread(op: Op, args: Mapping[str, Any], make: Make, outputs: Outputs, chose
 
 
 def _bits(value: Tensor) -> Tensor:
-    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def _wanted(value: object) -> bool:

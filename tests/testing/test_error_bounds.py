@@ -232,6 +232,13 @@ def test_verify_sees_an_element_of_x_grad_a_tenth_too_small() -> None:
     assert planted.seen()
 
 
+def test_a_row_of_equal_numbers_and_a_tiny_eps_leave_the_gradient_of_x_open() -> None:
+    op, x = OPS["layer_norm"], torch.full((3, 15), 3.0, dtype=torch.float16)
+    for eps, is_open in ((1e-12, True), (1e-5, False)):
+        limit = testing.expected(op, op.bind((), {"x": x, "eps": eps})).limits["gradient of x"]
+        assert bool(limit.isinf().all()) is is_open
+
+
 def test_a_mean_square_that_float32_loses_leaves_the_row_open() -> None:
     op, x = OPS["layer_norm"], torch.ones(3, 8)  # of the same numbers: 0 times the rstd of an eps that is 0 in float32
     assert testing.expected(op, (x, None, None, 1e-320)).limits["output y"].isinf().all()

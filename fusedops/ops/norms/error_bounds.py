@@ -181,6 +181,7 @@ def _gradients(
     moves_of_rounding = of_rounding + normal.abs() * (of_rounding * normal.abs()).mean(-1, keepdim=True)
     of_rstd = (of_rounding * normal).square().mean(-1, keepdim=True) / max(x.shape[-1], 1)
     rstd_moves = absolute + (spread * normal.abs()).mean(-1, keepdim=True)
+    rstd_moves = rstd_moves + (absolute * centre * r).square()  # of equal elements the error of the mean remains
     moves = spread + normal.abs() * (absolute + rstd_moves)
     factor, terms = _factor(weight, offset)
     m, size = g * factor, g.abs() * terms
