@@ -197,6 +197,21 @@ def test_a_sum_of_equal_terms_may_drift(name: str) -> None:
     assert limits[0] > 5 * limits[1]  # of both signs: the sum stays small
 
 
+def test_weights_of_float64_do_not_make_the_arithmetic_of_experts_wider() -> None:
+    op, call = OPS["experts"], {"x": torch.ones(1, 1), "index": torch.zeros(1, 1, dtype=torch.int64)}
+    call |= {"weights": torch.ones(1, 1).double(), "up": torch.ones(1, 2, 1), "down": torch.ones(1, 1, 1)}
+    want = testing.expected(op, op.bind((), call))
+    assert bool((want.limits["gradient of weights"] > 1e-7 * want.gradients["weights"].abs()).all())
+
+
+def test_an_output_of_experts_may_be_rounded_before_it_is_weighted() -> None:
+    op, least = OPS["experts"], 2.0**-24  # of float16
+    call: dict[str, Any] = {"x": torch.ones(1, 1).half(), "index": torch.zeros(1, 1, dtype=torch.int64)}
+    call |= {"weights": torch.full((1, 1), 64.0), "up": torch.ones(1, 2, 1), "down": torch.full((1, 1, 1), least)}
+    limit = testing.expected(op, op.bind((), call)).limits["output y"]
+    assert 64 * least < float(limit) < 256 * least
+
+
 def test_a_product_of_experts_may_be_rounded_before_a_wider_bias_is_added() -> None:
     op, bias = OPS["experts"], torch.full((1, 2), -15.0)
     limits: list[float] = []
@@ -204,7 +219,7 @@ def test_a_product_of_experts_may_be_rounded_before_a_wider_bias_is_added() -> N
         call: dict[str, Any] = {"x": torch.full((1, 1), x).bfloat16(), "index": torch.zeros(1, 1, dtype=torch.int64)}
         call |= {"weights": torch.ones(1, 1), "up": torch.ones(1, 2, 1).bfloat16(), "down": torch.ones(1, 1, 1)}
         limits.append(float(testing.expected(op, op.bind((), {**call, "up_bias": given})).limits["output y"]))
-    assert limits[0] > 2.0**-9 * 16 > limits[1]
+    assert limits[0] > limits[1] + 2.0**-9 * 16  # by the rounding of a product of 16
 
 
 def test_a_small_denominator_scales_the_rounding_of_a_saved_gradient() -> None:

@@ -17,6 +17,8 @@ from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, or
 from fusedops.ops.gated.formulas import split
 
 _SPREAD = 2.0  # the largest of many sums of errors, over the root of the sum of their squares
+_OF_FLOAT32 = 2e-6  # the tolerance of float32
+_QUARTERS = 64  # of a unit of the last place in the tolerance: what each addition of equal terms is off, on average
 _SLOPE = 1.2  # at most, of silu and GELU
 
 
@@ -45,6 +47,11 @@ def narrow_of(x: Tensor, up: Tensor, down: Tensor) -> Narrow:
     return Narrow(rounds * info.eps / 2, rounds * info.tiny * info.eps, info.max / 2)
 
 
+def _of_arithmetic(absolute: float, x: Tensor, up: Tensor, down: Tensor) -> float:
+    """Return the tolerance of the arithmetic: it may be narrower than a result, as of float64 weights beside float32."""
+    return absolute if arithmetic(x, up, down) is torch.float64 else max(absolute, _OF_FLOAT32)
+
+
 class _Expert:
     """Computes one expert for some rows in float64, and the errors of a kernel.
 
@@ -66,9 +73,9 @@ class _Expert:
         if bias is not None:
             size = size + finite_size(bias)
         self.of_product = absolute * size
-        self.of_h = self.of_product + narrow.rounding(self.h)  # a kernel may keep h in the dtype of x
-        if bias is not None:  # and the product, before the bias is added
-            self.of_h = self.of_h + narrow.rounding(self.h - bias)
+        if bias is not None:  # a kernel may keep the product in the dtype of x before the bias is added
+            self.of_product = self.of_product + narrow.rounding(self.h - bias)
+        self.of_h = self.of_product + narrow.rounding(self.h)  # and h
         self.of_h = self.of_h.masked_fill(finite_size(self.h) >= narrow.largest, math.inf)
         self.a = act(self.h)
         self.of_a = self._of_activation() + absolute * finite_size(self.a) + narrow.rounding(self.a)
@@ -139,6 +146,7 @@ def experts_error_bound(
 ) -> tuple[Tensor, Tensor]:
     """Return the largest errors of the output, (T, H), and of the saved up-projections, (T * K, 2I or I)."""
     act = Activation(activation, limit, alpha, offset, interleaved)
+    absolute = _of_arithmetic(absolute, x, up, down)
     total, narrow = x.double().new_zeros(x.shape), narrow_of(x, up, down)
     order = order_of(index, up.shape[0])
     sorted_experts = experts_of(index, up.shape[0])[order]
@@ -154,7 +162,9 @@ def experts_error_bound(
             error = error + absolute * finite_size(down_bias[e])
         # the order of a sum decides where a term may overflow, or is not finite, or is 0 times one that is not
         unknown = ~((out.abs() * factor.clamp(min=1.0)) < narrow.largest)
-        error = (factor * error).nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(unknown, math.inf)
+        # a kernel may keep the outputs of an expert in the dtype of x, before and after they are weighted
+        error = factor * (error + narrow.rounding(out)) + narrow.rounding(factor * out)
+        error = error.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(unknown, math.inf)
         total = total + error.masked_fill(~chosen.any(-1, keepdim=True), 0.0)
         at = sorted_experts == e
         of_hidden[at] = of.of_product[order[at] // index.shape[1]]
@@ -186,6 +196,7 @@ def experts_gradient_error_bound(
     rows = x.double().repeat_interleave(index.shape[1], 0)
     g_rows = finite_size(grad).repeat_interleave(index.shape[1], 0)
     factor = finite_size(weights).reshape(-1, 1)
+    absolute = _of_arithmetic(absolute, x, up, down)
     dx, dweights, narrow = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape), narrow_of(x, up, down)
     parts: list[list[Tensor]] = [[], [], [], []]
     for e in range(up.shape[0]):
@@ -195,17 +206,26 @@ def experts_gradient_error_bound(
         of = _Expert(absolute, narrow, inputs, first, _row(up_bias, e), act)
         weighted, sizes = g * factor, (finite_size(first), finite_size(second))
         of_out = _of_product(absolute, narrow, finite_size(of.a), of.of_a, sizes[1].t())
+        out = torch.nn.functional.linear(of.a, second)
         if down_bias is not None:
             of_out = of_out + absolute * finite_size(down_bias[e])
+            out = out + down_bias[e].double()
+        of_out = of_out + narrow.rounding(out) + absolute * finite_size(out)
         # what may overflow in the dtype of x, as products and the factors of the next ones do
-        overflows = (g @ sizes[1] >= narrow.largest).any(-1, keepdim=True)
-        of_weights = (g * of_out).square().sum(-1, keepdim=True).sqrt()
+        overflows = (torch.maximum(g, weighted) @ sizes[1] >= narrow.largest).any(-1, keepdim=True)
+        overflows = overflows | (weighted >= narrow.largest).any(-1, keepdim=True)
+        # each term is off, and equal ones that are added one by one have roundings of one sign
+        drift = absolute / _QUARTERS * x.shape[1] * (g * finite_size(out)).sum(-1, keepdim=True)
+        of_weights = (g * of_out).square().sum(-1, keepdim=True).sqrt() + drift
         dweights = dweights + of_weights.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(overflows, math.inf)
         dh, of_dh = of.hidden_gradient(absolute, _root_of_squares(weighted, sizes[1]))
-        of_dh = (of_dh + narrow.rounding(dh)).masked_fill(overflows | (dh >= narrow.largest), math.inf)
+        of_weighted = absolute * weighted + narrow.rounding(weighted)
+        of_dh = of_dh + of.hidden_gradient(absolute, _root_of_squares(of_weighted, sizes[1]))[0]
+        largest = of.hidden_gradient(absolute, weighted @ sizes[1])[0]
+        of_dh = (of_dh + narrow.rounding(dh)).masked_fill(overflows | (largest >= narrow.largest), math.inf)
         dx = dx + _of_product(absolute, narrow, dh, of_dh, sizes[0])
         of_up = _of_product(absolute, narrow, dh.t(), of_dh.t(), finite_size(inputs))
-        of_down = _of_product(absolute, narrow, weighted.t(), absolute * weighted.t(), finite_size(of.a))
+        of_down = _of_product(absolute, narrow, weighted.t(), of_weighted.t(), finite_size(of.a))
         of_down = of_down + _SPREAD * _root_of_squares(weighted.t(), of.of_a)
         of_down = of_down.masked_fill((weighted >= narrow.largest).any(0)[:, None], math.inf)
         parts[0].append(of_up.t() if transposed else of_up)
