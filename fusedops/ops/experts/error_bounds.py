@@ -48,7 +48,7 @@ def narrow_of(x: Tensor, up: Tensor, down: Tensor) -> Narrow:
 
 
 def _of_arithmetic(absolute: float, x: Tensor, up: Tensor, down: Tensor) -> float:
-    """Return the tolerance of the arithmetic: it may be narrower than a result, as of float64 weights beside float32."""
+    """Return the tolerance of the arithmetic, which may be narrower than a result: float64 weights, a float32 x."""
     return absolute if arithmetic(x, up, down) is torch.float64 else max(absolute, _OF_FLOAT32)
 
 
