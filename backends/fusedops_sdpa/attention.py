@@ -87,7 +87,7 @@ def attention(
     bias = None if mask is None else _additive(mask, q.dtype)
     out, lse = _forward(given, bias, scale, is_causal)
     finite = not (bias is not None or is_causal) or _is_finite(out)  # where lse is NaN or inf, out is NaN
-    if not finite and _scores_may_overflow(given):
+    if not finite and _scores_may_overflow(given, scale):
         return _by_head.forward(*given, mask, scale, causal)
     if not finite:
         out, lse = _without_unseen(given, bias, scale, is_causal)
@@ -140,7 +140,7 @@ def attention_backward(
         return tuple(gradient if need else None for gradient, need in zip(gradients, needs))
     gradients = _backward(grad_out, given, bias, out, lse, scale, is_causal)
     if (bias is not None or is_causal) and not _is_finite(gradients[0]):  # what is not finite, if masked, reaches dq
-        if _scores_may_overflow(given):
+        if _scores_may_overflow(given, scale):
             gradients = _by_head.backward(grad_out, *given, mask, scale, causal)
             return tuple(gradient if need else None for gradient, need in zip(gradients, needs))
         gradients = _backward_without_unseen(grad_out, given, bias, dead, out, lse, scale, is_causal)
@@ -191,10 +191,11 @@ def _is_finite(result: Tensor) -> bool:
     return math.isfinite(least.item()) and math.isfinite(most.item())
 
 
-def _scores_may_overflow(a: _Arguments) -> bool:
-    """Return True where a product of finite numbers may be infinite: where it is masked, the kernel adds -inf to it."""
+def _scores_may_overflow(a: _Arguments, scale: float | None) -> bool:
+    """Return True where a score of finite numbers may be infinite: where it is masked, the kernel adds -inf to it."""
     sizes = [each.double().abs().nan_to_num(nan=0.0, posinf=0.0).amax().item() for each in (a.q, a.k)]
-    return sizes[0] * sizes[1] * a.q.shape[3] >= torch.finfo(compute_dtype(a.q.dtype)).max
+    factor = max(abs(scale or 0.0), 1.0)  # scaled before or after the product
+    return factor * sizes[0] * sizes[1] * a.q.shape[3] >= torch.finfo(compute_dtype(a.q.dtype)).max
 
 
 def _bad_keys(a: _Arguments) -> Tensor:

@@ -37,11 +37,12 @@ def test_a_fully_masked_row_of_a_query_that_is_not_finite(backend: str, number: 
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_a_masked_key_whose_score_overflows(backend: str) -> None:
+@pytest.mark.parametrize(("size", "scale"), [(torch.finfo(torch.float32).max, None), (1e20, 1e20)])
+def test_a_masked_key_whose_score_overflows(backend: str, size: float, scale: float | None) -> None:
     q, k = torch.full((1, 1, 2, 8), 3.0, requires_grad=True), torch.zeros(1, 1, 3, 8)
-    k[..., 1, :] = torch.finfo(torch.float32).max
+    k[..., 1, :] = size
     v, mask = torch.ones(1, 1, 3, 8, requires_grad=True), torch.tensor([False, True, False])
-    y = fusedops.attention(q, k, v, mask, backend=backend)
+    y = fusedops.attention(q, k, v, mask, scale, backend=backend)
     assert torch.equal(y, torch.ones(1, 1, 2, 8))
     dq, dv = torch.autograd.grad(y.sum(), (q, v))
     assert not dq.any()

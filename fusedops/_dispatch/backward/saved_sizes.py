@@ -17,7 +17,10 @@ from fusedops.errors import InvalidInputError
 
 
 def sizes_of(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Return the shape and the dtype of each tensor, in a tuple. This and :func:`have_changed` take 0.7 us for each."""
+    """Return the shape and the dtype of each tensor, in a tuple.
+
+    This and :func:`have_changed` take 0.7 us for each, on an Intel Xeon.
+    """
     return [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors]
 
 

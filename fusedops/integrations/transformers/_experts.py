@@ -7,7 +7,6 @@ for which transformers calls the method ``_apply_gate``.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from copy import copy as shallow
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from torch.nn import Module, Parameter
 
 from fusedops import ops
 from fusedops.integrations.transformers._gated import clamps_of
-from fusedops.integrations.transformers._replacement import Replaced, Replacement, own_class
+from fusedops.integrations.transformers._replacement import Replaced, Replacement, own_body, own_class
 from fusedops.integrations.transformers._twin import called, near, numbers, twin, without_hooks
 from fusedops.ops.experts.formulas import PLAIN, Activation
 
@@ -222,7 +221,7 @@ def recognised_experts(module: Module, whole: bool = True) -> Experts | WholeExp
     if not getattr(module, "has_gate", True):
         return "its experts have no gate"
     implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
-    own = inspect.unwrap(own_class(module).forward)
+    own = own_body(module)
     if implementation == "eager" and "_apply_gate" not in own.__code__.co_names:
         return (
             'the implementation "eager" has the gate in its forward; to fix: set_experts_implementation("grouped_mm")'

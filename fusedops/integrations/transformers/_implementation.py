@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
@@ -14,7 +13,7 @@ from torch.nn import Module
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, masking_utils
 
 from fusedops.integrations.transformers._attention import ATTENTION, SOFTMAX, attention_forward, softmax_forward
-from fusedops.integrations.transformers._replacement import own_class
+from fusedops.integrations.transformers._replacement import own_body, own_class
 from fusedops.integrations.transformers._twin import called, near, numbers, twin
 
 _BEFORE = "_fusedops_attention_before"
@@ -136,7 +135,7 @@ def _configs(root: Any) -> list[Any]:
 
 
 def _calls_the_interface(module: Module) -> bool:
-    code = getattr(inspect.unwrap(own_class(module).forward), "__code__", None)
+    code = getattr(own_body(module), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
@@ -157,7 +156,7 @@ def _implementation(root: Any, modules: list[Module]) -> str:
 def _keywords(module: Module) -> set[str]:
     """Return the names of arguments that a module's forward passes by name."""
     names: set[str] = set()
-    for constant in inspect.unwrap(own_class(module).forward).__code__.co_consts:
+    for constant in own_body(module).__code__.co_consts:
         each = cast("tuple[Any, ...]", constant if isinstance(constant, tuple) else (constant,))
         names.update(name for name in each if isinstance(name, str))
     return names
@@ -165,7 +164,7 @@ def _keywords(module: Module) -> set[str]:
 
 def _agrees(module: Module) -> bool:
     """Return True where the attention function of a module's file computes what "fusedops_softmax" computes."""
-    own: Any = inspect.unwrap(own_class(module).forward).__globals__.get("eager_attention_forward")
+    own: Any = own_body(module).__globals__.get("eager_attention_forward")
     if own is None:
         return False
     sinks = numbers(4, 4)

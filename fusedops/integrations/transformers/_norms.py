@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -14,7 +13,7 @@ from torch.nn import Module
 from fusedops import ops
 from fusedops._torch import autocasts
 from fusedops.dtypes import compute_dtype, promoted
-from fusedops.integrations.transformers._replacement import Replacement, own_class
+from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
 from fusedops.integrations.transformers._twin import (
     called,
     is_replaced_elsewhere,
@@ -123,7 +122,7 @@ def _hypotheses(module: Module, parameters: Mapping[str, Tensor]) -> Iterator[No
         stated = {None}
     has_weight, has_bias = "weight" in parameters, "bias" in parameters
     # torch's own function is on autocast's list for accelerators; norms written out are not
-    code = getattr(inspect.unwrap(own_class(module).forward), "__code__", None)
+    code = getattr(own_body(module), "__code__", None)
     wide = code is not None and "layer_norm" in code.co_names
     for eps in sorted(stated, key=lambda eps: eps or 0.0) or _EPS_CONSTANTS:
         if not has_bias:

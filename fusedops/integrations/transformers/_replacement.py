@@ -8,6 +8,7 @@ torch.nn.DataParallel, reads the weights of the original.
 
 from __future__ import annotations
 
+import inspect
 from functools import cache
 from types import MethodType
 from typing import Any, cast
@@ -100,3 +101,8 @@ def restore(module: Module) -> None:
 def own_class(module: Module) -> type[Any]:
     """Return the class of a module below fusedops' part, also where a wrapper made its class of a replaced one."""
     return getattr(type(module), _ORIGINAL, type(module))
+
+
+def own_body(module: Module) -> Any:
+    """Return the function of a module's own forward below its decorators, whose code has the names that it calls."""
+    return inspect.unwrap(own_class(module).forward)

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from torch.nn import Module
 
-from fusedops.integrations.transformers._replacement import Replacement, own_class
+from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
 from fusedops.integrations.transformers._rotary_functions import RotaryFunction, recognised_function
 from fusedops.integrations.transformers._rotary_layouts import Layout
 from fusedops.integrations.transformers._twin import (
@@ -102,7 +102,7 @@ def recognised_rotary(module: Module, layouts: Mapping[str, set[Layout | None]])
     >>> recognised_rotary(torch.nn.Linear(2, 2), {})
     """
     cls = own_class(module)
-    own: Any = inspect.unwrap(cls.forward)
+    own: Any = own_body(module)
     if not isinstance(own, FunctionType):
         return None
     rotary = {name: own.__globals__.get(name) for name in own.__code__.co_names if "rotary" in name}

@@ -12,13 +12,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import finite_size
+from fusedops._contract.evidence import Tolerance, finite_size
 from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, order_of
 from fusedops.ops.gated.formulas import split
 
+TOLERANCE = {
+    torch.float16: Tolerance(2e-6, 1e-3),
+    torch.bfloat16: Tolerance(2e-6, 8e-3),
+    torch.float32: Tolerance(2e-6, 2e-6),
+    torch.float64: Tolerance(1e-14, 1e-12),
+}
+GRADIENT_TOLERANCE = {**TOLERANCE, torch.float32: Tolerance(2e-6, 4e-6)}
+
 _SPREAD = 2.0  # the largest of many sums of errors, over the root of the sum of their squares
-_OF_FLOAT32 = 2e-6  # the tolerance of float32
-_QUARTERS = 64  # of a unit of the last place in the tolerance: what each addition of equal terms is off, on average
 _SLOPE = 1.2  # at most, of silu and GELU
 
 
@@ -49,7 +55,7 @@ def narrow_of(x: Tensor, up: Tensor, down: Tensor) -> Narrow:
 
 def _of_arithmetic(absolute: float, x: Tensor, up: Tensor, down: Tensor) -> float:
     """Return the tolerance of the arithmetic, which may be narrower than a result: float64 weights, a float32 x."""
-    return absolute if arithmetic(x, up, down) is torch.float64 else max(absolute, _OF_FLOAT32)
+    return absolute if arithmetic(x, up, down) is torch.float64 else max(absolute, TOLERANCE[torch.float32].absolute)
 
 
 class _Expert:
@@ -215,7 +221,8 @@ def experts_gradient_error_bound(
         overflows = (torch.maximum(g, weighted) @ sizes[1] >= narrow.largest).any(-1, keepdim=True)
         overflows = overflows | (weighted >= narrow.largest).any(-1, keepdim=True)
         # each term is off, and equal ones that are added one by one have roundings of one sign
-        drift = absolute / _QUARTERS * x.shape[1] * (g * finite_size(out)).sum(-1, keepdim=True)
+        eps = torch.finfo(arithmetic(x, up, down)).eps
+        drift = 0.25 * eps * x.shape[1] * (g * finite_size(out)).sum(-1, keepdim=True)
         of_weights = (g * of_out).square().sum(-1, keepdim=True).sqrt() + drift
         dweights = dweights + of_weights.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(overflows, math.inf)
         dh, of_dh = of.hidden_gradient(absolute, _root_of_squares(weighted, sizes[1]))

@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence, Tolerance
-from fusedops.ops.experts.error_bounds import experts_error_bound, experts_gradient_error_bound
+from fusedops._contract.evidence import Case, Evidence
+from fusedops.ops.experts import error_bounds
 from fusedops.ops.experts.formulas import Activation, experts_of
 
 
@@ -100,20 +100,10 @@ EXPERTS = Evidence(
         Case("relu2", _sizes(9, 3, 2, 40, 24, activation="relu2"), "Nemotron-H, without a gate"),
         Case("ragged", _with_biases(**_sizes(7, 3, 3, 33, 13, activation="gelu")), "no size is a power of two"),
     ],
-    tolerance={
-        torch.float16: Tolerance(2e-6, 1e-3),
-        torch.bfloat16: Tolerance(2e-6, 8e-3),
-        torch.float32: Tolerance(2e-6, 2e-6),
-        torch.float64: Tolerance(1e-14, 1e-12),
-    },
-    gradient_tolerance={
-        torch.float16: Tolerance(2e-6, 1e-3),
-        torch.bfloat16: Tolerance(2e-6, 8e-3),
-        torch.float32: Tolerance(2e-6, 4e-6),
-        torch.float64: Tolerance(1e-14, 1e-12),
-    },
-    error_bound=experts_error_bound,
-    gradient_error_bound=experts_gradient_error_bound,
+    tolerance=error_bounds.TOLERANCE,
+    gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
+    error_bound=error_bounds.experts_error_bound,
+    gradient_error_bound=error_bounds.experts_gradient_error_bound,
     min_bytes=min_bytes,
     unfused=unfused,
     sample=_sample,

@@ -16,7 +16,7 @@ from fusedops.dtypes import compute_dtype
 from fusedops.ops.norms.formulas import rounded_sum
 
 TOLERANCE = {
-    # relative: one rounding of y. absolute: of the sum before it, which a small difference from the mean magnifies
+    # relative: one rounding of the result. absolute: of s alone; what follows is computed in float32
     torch.float16: Tolerance(2e-3, 1e-3),
     torch.bfloat16: Tolerance(1.6e-2, 8e-3),
     torch.float32: Tolerance(5e-6, 1e-5),
