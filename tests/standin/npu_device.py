@@ -47,6 +47,8 @@ _TAKES_HOST_INDICES = frozenset({"index", "index_put", "_index_put_impl", "_unsa
 # op-plugin's docs, torch_npu-npu_gelu.md: "on an NPU the native gelu ignores `approximate` and computes tanh" (D).
 _ALWAYS_TANH = frozenset({"aten::gelu", "aten::gelu_", "aten::gelu_backward"})
 
+_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
+
 _CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _memory: dict[int, tuple[torch.UntypedStorage, int]] = {}
 _libraries: list[torch.library.Library] = []
@@ -226,9 +228,25 @@ def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     cpu_kwargs = {name: aliases.enter(value) for name, value in _with_generator(op, args, kwargs).items()}
     aliases.check()
     with torch._C._AutoDispatchBelowAutograd():
-        result = op(*cpu_args, **cpu_kwargs)
+        result = _computed(op, aliases.name, cpu_args, cpu_kwargs)
         aliases.take_over_resizes()
         return aliases.leave(result)
+
+
+def _computed(op: torch._ops.OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the CPU kernel's result, without the defects of torch's CPU kernels (2.13) that a device does not have."""
+    if name in _PRODUCTS and args[-1].dtype is torch.bfloat16:
+        # oneDNN's product of an odd number of terms is NaN where one of them is infinite
+        enabled = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            return op(*args, **kwargs)
+        finally:
+            torch._C._set_mkldnn_enabled(enabled)
+    if name == "_log_softmax" and args[0].shape[-1] > 2**16:  # it adds up a long row in few float32 sums
+        wide = torch.log_softmax(args[0].double(), args[1])
+        return kwargs["out"].copy_(wide) if "out" in kwargs else wide.to(args[0].dtype)
+    return op(*args, **kwargs)
 
 
 def _on_the_tensor_itself(op: torch._ops.OpOverload) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ A bound as large as the result accepts a negated gradient. ``pytest -s`` prints 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -220,6 +221,21 @@ def test_a_product_of_experts_may_be_rounded_before_a_wider_bias_is_added() -> N
         call |= {"weights": torch.ones(1, 1), "up": torch.ones(1, 2, 1).bfloat16(), "down": torch.ones(1, 1, 1)}
         limits.append(float(testing.expected(op, op.bind((), {**call, "up_bias": given})).limits["output y"]))
     assert limits[0] > limits[1] + 2.0**-9 * 16  # by the rounding of a product of 16
+
+
+def test_infinity_times_a_number_of_unknown_sign_leaves_the_result_open() -> None:
+    op = OPS["experts"]
+    call: dict[str, Any] = {"x": torch.ones(1, 2), "index": torch.zeros(1, 1, dtype=torch.int64)}
+    call |= {"weights": torch.tensor([[-math.inf]]), "up": torch.ones(1, 4, 2)}
+    for down, is_open in ((torch.tensor([[1.0, -1.0]]), True), (torch.ones(1, 2), False)):  # the output is 0, or not
+        limit = testing.expected(op, op.bind((), {**call, "down": down.expand(1, 2, 2)})).limits["output y"]
+        assert bool(limit.isinf().all()) is is_open
+    call |= {"weights": torch.ones(1, 1), "down": torch.full((1, 2, 2), math.inf)}
+    call["up"] = torch.tensor(
+        [[[1.0, -1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]]
+    )  # the first gate is 0, its slope is not
+    limit = testing.expected(op, op.bind((), call)).limits["gradient of up"]
+    assert limit.isinf().all(-1).tolist() == [[False, False, True, False]]
 
 
 def test_a_small_denominator_scales_the_rounding_of_a_saved_gradient() -> None:

@@ -99,6 +99,16 @@ class _Expert:
         """Return gate and up of h, and the errors of both."""
         return split(self.h, self.act.interleaved), split(self.of_h, self.act.interleaved)
 
+    def has_unknown_slope(self) -> Tensor:
+        """Return True where the slope at an element of h may have another sign, (N, 2I or I)."""
+        (gate, up) = split(self.of_h, self.act.interleaved) if self.act.gated else (self.of_h, self.of_h)
+        moves = [-self.of_h, self.of_h]
+        if self.act.gated:
+            moves += [self.joined(-gate, up), self.joined(gate, -up)]
+        ones = torch.ones_like(self.a)
+        slope = self.act.gradient(ones, self.h).sign()
+        return torch.stack([self.act.gradient(ones, self.h + move).sign() != slope for move in moves]).any(0)
+
     @property
     def scale(self) -> float:
         """The largest factor by which alpha makes the sigmoid steeper."""
@@ -121,14 +131,14 @@ class _Expert:
         if act.name == "swiglu" and act.limit is not None:  # beyond which a gradient is 0
             errors[0] = errors[0] + sizes[0] * self._near(act.limit, gate, of_gate)
             errors[1] = errors[1] + sizes[1] * self._near(act.limit, up.abs(), of_up)
-        return self._joined(*sizes), self._joined(*errors)
+        return self.joined(*sizes), self.joined(*errors)
 
     @staticmethod
     def _near(bound: float, value: Tensor, error: Tensor) -> Tensor:
         """Return 1 where a value may be on either side of a bound, else 0."""
         return ((value - bound).abs() <= error).double()
 
-    def _joined(self, gate: Tensor, up: Tensor) -> Tensor:
+    def joined(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return two halves in the layout of h."""
         return torch.stack((gate, up), -1).flatten(-2) if self.act.interleaved else torch.cat((gate, up), -1)
 
@@ -162,12 +172,14 @@ def experts_error_bound(
         first, second = _of_expert(e, up, down, transposed)
         of = _Expert(absolute, narrow, x.double(), first, _row(up_bias, e), act)
         factor = finite_size(weights).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
-        error = _of_product(absolute, narrow, finite_size(of.a), of.of_a, finite_size(second).t())
+        error = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().t())
         out = torch.nn.functional.linear(of.a, second, None if down_bias is None else down_bias[e].double())
         if down_bias is not None:
             error = error + absolute * finite_size(down_bias[e])
         # the order of a sum decides where a term may overflow, or is not finite, or is 0 times one that is not
         unknown = ~((out.abs() * factor.clamp(min=1.0)) < narrow.largest)
+        infinite = (weights.isinf() & chosen).any(-1, keepdim=True)
+        unknown = unknown | (infinite & _has_unknown_sign(out.abs(), error + narrow.rounding(out)))
         # a kernel may keep the outputs of an expert in the dtype of x, before and after they are weighted
         error = factor * (error + narrow.rounding(out)) + narrow.rounding(factor * out)
         error = error.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(unknown, math.inf)
@@ -200,7 +212,8 @@ def experts_gradient_error_bound(
     act = Activation(activation, limit, alpha, offset, interleaved)
     chosen = experts_of(index, up.shape[0])
     rows = x.double().repeat_interleave(index.shape[1], 0)
-    g_rows = finite_size(grad).repeat_interleave(index.shape[1], 0)
+    every = grad.double().repeat_interleave(index.shape[1], 0)
+    g_rows = finite_size(every)
     factor = finite_size(weights).reshape(-1, 1)
     absolute = _of_arithmetic(absolute, x, up, down)
     dx, dweights, narrow = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape), narrow_of(x, up, down)
@@ -211,7 +224,7 @@ def experts_gradient_error_bound(
         inputs, g = rows.masked_fill(~present, 0.0), g_rows.masked_fill(~present, 0.0)
         of = _Expert(absolute, narrow, inputs, first, _row(up_bias, e), act)
         weighted, sizes = g * factor, (finite_size(first), finite_size(second))
-        of_out = _of_product(absolute, narrow, finite_size(of.a), of.of_a, sizes[1].t())
+        of_out = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().t())
         out = torch.nn.functional.linear(of.a, second)
         if down_bias is not None:
             of_out = of_out + absolute * finite_size(down_bias[e])
@@ -224,13 +237,20 @@ def experts_gradient_error_bound(
         eps = torch.finfo(arithmetic(x, up, down)).eps
         drift = 0.25 * eps * x.shape[1] * (g * finite_size(out)).sum(-1, keepdim=True)
         of_weights = (g * of_out).square().sum(-1, keepdim=True).sqrt() + drift
-        dweights = dweights + of_weights.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(overflows, math.inf)
+        unknown = (every.isinf() & present & _has_unknown_sign(out.abs(), of_out)).any(-1, keepdim=True)
+        dweights = dweights + of_weights.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(
+            overflows | unknown, math.inf
+        )
         dh, of_dh = of.hidden_gradient(absolute, _root_of_squares(weighted, sizes[1]))
         of_weighted = absolute * weighted + narrow.rounding(weighted)
         of_dh = of_dh + of.hidden_gradient(absolute, _root_of_squares(of_weighted, sizes[1]))[0]
         largest = of.hidden_gradient(absolute, weighted @ sizes[1])[0]
         of_dh = (of_dh + narrow.rounding(dh)).masked_fill(overflows | (largest >= narrow.largest), math.inf)
-        dx = dx + _of_product(absolute, narrow, dh, of_dh, sizes[0])
+        infinite = (every * weights.double().reshape(-1, 1)).masked_fill(~present, 0.0) @ second
+        if not infinite.isfinite().all():
+            infinite = of.joined(infinite, infinite) if act.gated else infinite
+            of_dh = of_dh.masked_fill(~infinite.isfinite() & of.has_unknown_slope(), math.inf)
+        dx = dx + _of_product(absolute, narrow, dh, of_dh, first.abs())
         of_up = _of_product(absolute, narrow, dh.t(), of_dh.t(), finite_size(inputs))
         of_down = _of_product(absolute, narrow, weighted.t(), of_weighted.t(), finite_size(of.a))
         of_down = of_down + _SPREAD * _root_of_squares(weighted.t(), of.of_a)
@@ -262,10 +282,20 @@ def _of_product(absolute: float, narrow: Narrow, size: Tensor, error: Tensor, ot
         narrow: of the dtype of x.
         size: (N, M), the magnitudes.
         error: (N, M), of each.
-        other: (M, L), the magnitudes.
+        other: (M, L), the magnitudes, also those that are not finite.
     """
-    result = _SPREAD * _root_of_squares(error, other) + absolute * _root_of_squares(size, other)
-    return result.masked_fill(~(size @ other < narrow.largest), math.inf)
+    finite = finite_size(other)
+    result = _SPREAD * _root_of_squares(error, finite) + absolute * _root_of_squares(size, finite)
+    result = result.masked_fill(~(size @ finite < narrow.largest), math.inf)
+    infinite = other.isinf()
+    if infinite.any():  # times a number of unknown sign
+        result = result.masked_fill(_has_unknown_sign(size, error).double() @ infinite.double() > 0, math.inf)
+    return result
+
+
+def _has_unknown_sign(size: Tensor, error: Tensor) -> Tensor:
+    """Return True where a number may also be 0, or have the other sign."""
+    return (error > 0) & (size <= error)
 
 
 def _root_of_squares(one: Tensor, other: Tensor) -> Tensor:
