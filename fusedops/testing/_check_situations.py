@@ -23,7 +23,7 @@ from fusedops.testing._trial import Trial
 
 _AROUND = (63, 64, 65, 127, 128, 129, 255, 256, 257)  # the sizes of a kernel's blocks, and the sizes beside them
 _LENGTHS = (63, 64, 65, 128, 256)
-_ROWS = 260
+_MORE_ROWS = 4  # than an argument counts
 _NUMBERS = ("tuple[int, int] | None", "int | None")  # types of an argument that counts rows or columns
 
 
@@ -143,17 +143,17 @@ def sizes(subject: Subject, direction: Direction) -> Iterator[Trial]:
         if op.types[name] in _NUMBERS:
             for length in _LENGTHS:
                 value = (length, 0) if op.types[name].startswith("tuple") else length
-                calls = (_counted(subject, base, name, value) for base in subject.bases(direction))
+                calls = (_counted(subject, base, name, value, length) for base in subject.bases(direction))
                 call = next((call for call in calls if subject.takes(call, direction)), None)
                 if call is not None:
                     yield Trial(f"{name} = {value}", partial(_check_call, subject, direction, call))
 
 
-def _counted(subject: Subject, base: Call, name: str, value: object) -> Call:
+def _counted(subject: Subject, base: Call, name: str, value: object, length: int) -> Call:
     """Return a call of more rows than a number of rows counts."""
     first = subject.op.parameters[0]
     shape: tuple[int, ...] = base[first].shape
-    return {**followed(subject.op, base, first, (*shape[:-2], _ROWS, *shape[-1:])), name: value}
+    return {**followed(subject.op, base, first, (*shape[:-2], length + _MORE_ROWS, *shape[-1:])), name: value}
 
 
 def _check_call(subject: Subject, direction: Direction, call: Call) -> None:

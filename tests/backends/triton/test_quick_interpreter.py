@@ -64,7 +64,7 @@ def test_a_launch_replaces_and_restores_what_the_plain_interpreter_does(
     quick = set(replaced)
     assert language() == before
     request.getfixturevalue("plain")
-    replaced.clear()
+    replaced = counted(monkeypatch)
     results()
     assert set(replaced) == quick
 

@@ -3,7 +3,8 @@
 The interpreter replaces the builtins of Triton's language before a launch, and again at each call of a jit function
 inside it, ``tl.sum`` included. Each time it lists and sorts all members of the language's modules: half of the time
 of a kernel with many calls. Here the list is made once, and a launch replaces the builtins once for each module that
-its functions are in. What replaces a builtin calls its function at once, without the check that a kernel calls it.
+its functions are in. What replaces a builtin calls its function at once, without the check that a kernel calls it,
+and is made once.
 Types are made once a launch: see quick_types.py.
 
 Launches of several threads take turns: the interpreter changes modules that all of them read.
@@ -23,7 +24,12 @@ import numpy as np
 import quick_types
 from triton.runtime import interpreter
 
-_plain = (interpreter._patch_builtin, interpreter._patch_lang, interpreter.GridExecutor.__call__)
+_plain = (
+    interpreter._patch_builtin,
+    interpreter._patch_lang,
+    interpreter.GridExecutor.__call__,
+    interpreter._patch_attr,
+)
 _plain_convert = interpreter._convert_float
 _turn = threading.Lock()
 _patched: set[int] | None = None  # the globals of the functions that the launch in progress has called
@@ -45,6 +51,21 @@ def _patch_builtin(package: Any, *rest: Any) -> None:
 def _direct(member: Any) -> Any:
     """Return the function of a builtin."""
     return getattr(member, "__wrapped__", member)
+
+
+def _patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    scope.set_attr(obj, name, _called_at_once(member))
+
+
+@cache
+def _called_at_once(member: Any) -> Any:
+    """Return the function that replaces a builtin: it takes no semantic but the interpreter's."""
+    semantic = interpreter.interpreter_semantic
+
+    def new_member(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+        return member(*args, _semantic=semantic, **kwargs)
+
+    return new_member
 
 
 def _patch_lang(fn: Any) -> Any:
@@ -95,13 +116,14 @@ def install() -> None:
     for package in (interpreter.tl, core, core.tensor, interpreter.tl.math, core.tensor_descriptor_base):
         _builtin_names(package)
     interpreter._patch_builtin, interpreter._patch_lang = _patch_builtin, _patch_lang
-    interpreter.GridExecutor.__call__ = _launch
+    interpreter.GridExecutor.__call__, interpreter._patch_attr = _launch, _patch_attr
     interpreter._convert_float = _convert_float
     quick_types.install()
 
 
 def uninstall() -> None:
     """Return to the interpreter as it is."""
-    interpreter._patch_builtin, interpreter._patch_lang, interpreter.GridExecutor.__call__ = _plain
+    interpreter._patch_builtin, interpreter._patch_lang, interpreter.GridExecutor.__call__ = _plain[:3]
+    interpreter._patch_attr = _plain[3]
     interpreter._convert_float = _plain_convert
     quick_types.uninstall()

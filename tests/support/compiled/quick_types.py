@@ -3,13 +3,17 @@
 Each operation on tensors makes the type of its result, whose name and shape are objects of Triton's language, and each
 tensor computes its shape from its type again: half of the time of a kernel that works on many short rows. An operation
 also asks for the type that its two operands have in common, and gives a number the shape of the other operand: where
-both have one type there is nothing to convert, and the type of the number as a block is kept.
+both have one type there is nothing to convert, and the type of the number as a block is kept. A number of Python beside
+a tensor is made a block once a launch. And each operation on integers is asked whether it overflows, here by one
+comparison.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 from triton.runtime import interpreter
 
 core = interpreter.tl.core
@@ -21,7 +25,10 @@ _plain = (
     core._unwrap_if_constexpr,
     _Semantic.broadcast_impl_value,
     _Semantic.binary_op_type_checking_impl,
+    _Semantic.binary_op_sanitize_overflow_impl,
 )
+_INTEGER_OPS = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+_NARROW = {np.dtype(np.int32), np.dtype(np.uint32)}
 # two operands of one of these types keep it in every operation; 16-bit numbers are divided in float32
 _KEPT = {id(kind) for kind in (core.int32, core.int64, core.uint32, core.uint64, core.float32, core.float64)}
 
@@ -30,6 +37,7 @@ _types: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 _tensors: dict[int, tuple[Any, dict[str, Any]]] = {}
 _numpy_types: dict[int, tuple[Any, Any]] = {}
 _blocks: dict[tuple[int, int], tuple[Any, Any, Any, Any]] = {}  # of a number beside a block
+_numbers: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # of Python, beside a tensor
 
 
 def forget() -> None:
@@ -38,6 +46,7 @@ def forget() -> None:
     _tensors.clear()
     _numpy_types.clear()
     _blocks.clear()
+    _numbers.clear()
 
 
 _LEAVES = {int, bool, float, type(None), core.tensor, core.dtype, core.block_type, core.pointer_type}
@@ -111,9 +120,39 @@ def _as_block(semantic: Any, number: Any, block: Any) -> Any:
 
 
 def _operands(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> Any:
-    if type(lhs) is core.tensor and type(rhs) is core.tensor and lhs.type is rhs.type and id(lhs.dtype) in _KEPT:
-        return lhs, rhs
+    left, right = type(lhs), type(rhs)
+    if left is right is core.tensor:
+        if lhs.dtype is rhs.dtype and id(lhs.dtype) in _KEPT:
+            return _broadcast(self, lhs, rhs)
+    elif not named:
+        if left is core.tensor and (right is float or right is int) and id(lhs.dtype) in _KEPT:
+            return _beside(self, lhs, rhs, (lhs, rhs, *options), 1)
+        if right is core.tensor and (left is float or left is int) and id(rhs.dtype) in _KEPT:
+            return _beside(self, rhs, lhs, (lhs, rhs, *options), 0)
     return _plain[5](self, lhs, rhs, *options, **named)
+
+
+def _beside(semantic: Any, tensor: Any, number: Any, args: tuple[Any, ...], at: int) -> Any:
+    """Return the two operands, ``args[:2]``, with the number at ``at`` as a tensor like the other one."""
+    # -0.0 equals 0.0
+    key = (id(tensor.type), number, type(number), number == 0 and math.copysign(1.0, number), at, *args[2:])
+    known = _numbers.get(key)
+    if known is None:
+        operands = _plain[5](semantic, *args)
+        if operands[1 - at] is tensor:  # its type is that of the operation
+            operands[at].handle.data.flags.writeable = False
+            _numbers[key] = (tensor.type, operands[at])
+        return operands
+    return (tensor, known[1]) if at else (known[1], tensor)
+
+
+def _sanitize(self: Any, lhs: Any, rhs: Any, binary_op: Any) -> None:
+    op, left, right = _INTEGER_OPS.get(binary_op.__name__), lhs.handle.data, rhs.handle.data
+    if op is not None and left.dtype == right.dtype and left.dtype in _NARROW:
+        result, limits = op(left, right, dtype=np.int64), np.iinfo(left.dtype)
+        if result.size == 0 or (result.min() >= limits.min and result.max() <= limits.max):
+            return
+    _plain[6](self, lhs, rhs, binary_op)
 
 
 def install() -> None:
@@ -122,6 +161,7 @@ def install() -> None:
     core.tensor.__init__ = _init_tensor
     interpreter._get_np_dtype, core._unwrap_if_constexpr = _numpy_type, _unwrap
     _Semantic.broadcast_impl_value, _Semantic.binary_op_type_checking_impl = _broadcast, _operands
+    _Semantic.binary_op_sanitize_overflow_impl = _sanitize
 
 
 def uninstall() -> None:
@@ -129,5 +169,6 @@ def uninstall() -> None:
     core.block_type.__new__ = lambda cls, *_: object.__new__(cls)  # object's own does not take arguments after another
     core.block_type.__init__, core.tensor.__init__ = _plain[:2]
     interpreter._get_np_dtype, core._unwrap_if_constexpr = _plain[2:4]
-    _Semantic.broadcast_impl_value, _Semantic.binary_op_type_checking_impl = _plain[4:]
+    _Semantic.broadcast_impl_value, _Semantic.binary_op_type_checking_impl = _plain[4:6]
+    _Semantic.binary_op_sanitize_overflow_impl = _plain[6]
     forget()
