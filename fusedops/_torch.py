@@ -54,6 +54,11 @@ def is_traced() -> bool:
     return is_dynamo_compiling() or is_jit_tracing()
 
 
+def takes_saved_tensors_hooks() -> bool:
+    """Return True where no hooks of saved tensors are in effect, and new ones are not disabled."""
+    return saved_tensors_hooks(True) is None and _c._autograd._saved_tensors_hooks_is_enabled()
+
+
 def is_transformed() -> bool:
     """Return True under a functorch transform or forward-mode differentiation, which transform plain torch alone."""
     return functorch_level() is not None or _forward_ad._current_level >= 0
@@ -99,6 +104,11 @@ def raw_saved_tensors(ctx: Any) -> tuple[Any, ...]:
 def storage_users(storage: torch.UntypedStorage) -> int:
     """Return how many tensors and storages share a storage's memory."""
     return _c._storage_Use_Count(storage._cdata)
+
+
+def storage_id(tensor: Tensor) -> int:
+    """Return a number that no other storage has while this one lives."""
+    return tensor.untyped_storage()._cdata
 
 
 def is_same_storage(a: torch.UntypedStorage, b: torch.UntypedStorage) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Dropout, Linear, Module, Parameter
 
 from fusedops import ops
+from fusedops.integrations.transformers._recomputed import call_without_keeping
 from fusedops.integrations.transformers._replacement import Replacement, own_class
 from fusedops.integrations.transformers._twin import (
     called,
@@ -57,21 +58,23 @@ class Gated(Replacement):
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the MLP of the one argument."""
         (x,) = (*args, *kwargs.values())
-        h = self._activated(module, x)
+        gate: Tensor = getattr(module, self.gate)(x)
+        up: Tensor | None = None if self.up is None else getattr(module, self.up)(x)
+        if self.packed == "up first":
+            up, gate = gate.chunk(2, dim=-1)
+        down = getattr(module, self.down)
+        if self.dropout is None and not self.casts:
+            return call_without_keeping(down, self._activated, gate, up)
+        h = self._activated(gate, up)
         if self.dropout is not None and not self.dropout_last:
             h = getattr(module, self.dropout)(h)
-        down = getattr(module, self.down)
         if self.casts:
             weight = down.weight
             h = h.to(weight.dtype) if weight.is_floating_point() else h
         y = down(h)
         return getattr(module, self.dropout)(y) if self.dropout is not None and self.dropout_last else y
 
-    def _activated(self, module: Any, x: Tensor) -> Tensor:
-        gate: Tensor = getattr(module, self.gate)(x)
-        up: Tensor | None = None if self.up is None else getattr(module, self.up)(x)
-        if self.packed == "up first":
-            up, gate = gate.chunk(2, dim=-1)
+    def _activated(self, gate: Tensor, up: Tensor | None) -> Tensor:
         interleaved = self.packed == "interleaved"
         if self.op == "swiglu":
             clamp: dict[str, Any] = {"limit": self.limit, "alpha": self.alpha, "offset": self.offset}

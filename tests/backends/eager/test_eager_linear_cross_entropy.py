@@ -14,8 +14,8 @@ pytestmark = pytest.mark.usefixtures("no_compiled_backend")
 
 def test_a_chunk_has_logits_of_about_the_size_of_x() -> None:
     assert eager.rows_of_chunk(65536, 4096, 65536, None) == 4096
-    assert eager.rows_of_chunk(4096, 512, 32000, None) == eager.LEAST_ROWS
-    assert eager.rows_of_chunk(300, 512, 32000, None) == 150  # of two chunks, not of 256 rows and 44
+    assert eager.rows_of_chunk(3840, 512, 32000, None) == eager.LEAST_ROWS
+    assert eager.rows_of_chunk(300, 512, 32000, None) == 150  # of two chunks, not of 192 rows and 108
     assert eager.rows_of_chunk(100, 512, 32000, None) == 100
     assert eager.rows_of_chunk(100, 512, 32000, 7) == 7
     assert eager.rows_of_chunk(0, 512, 32000, None) == 1
