@@ -20,8 +20,8 @@ from fusedops.ops.losses.formulas import LossOptions
 from fusedops_eager._slabs import SLAB
 
 # Rows of a chunk, at least. Each chunk reads and writes the whole gradient of the weight, and a matmul of few rows
-# reads the whole weight for little work: of 1024 rows of 576 and 49,152 classes, chunks of 171 rows took as long as 256,
-# and 128 rows 4 % longer (Intel Xeon, one thread).
+# reads the whole weight for little work: of 1024 rows of 576 and 49,152 classes, chunks of 171 rows took as long as of
+# 256, and of 128 rows 4 % longer (Intel Xeon, one thread).
 LEAST_ROWS = 192
 _WIDENED = 1024 * 1024  # elements of a block of a 16-bit weight in float32
 
