@@ -331,7 +331,12 @@ def test_dropout_of_attention_is_noted() -> None:
     bert = transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=48))
     applied = apply(bert)
     assert [note.partition(":")[0] for note in applied.notes] == ["attention_probs_dropout_prob = 0.1"]
-    assert str(applied).endswith("with attention_probs_dropout_prob = 0, by attention")
+    assert " ".join(str(applied).split()).endswith("with attention_probs_dropout_prob = 0, by attention")
+    rows = [row for row in applied.rows if row.module == "BertSelfAttention"]
+    left = "in training, for its attention_probs_dropout_prob = 0.1"
+    in_evaluation = Row("BertSelfAttention", "attention", 1, when="evaluation")
+    assert rows == [in_evaluation, Row("BertSelfAttention", "", 1, left)]
+    assert apply(bert).rows == applied.rows
     without = transformers.BertConfig(**sizes, intermediate_size=48, attention_probs_dropout_prob=0.0)
     assert apply(transformers.BertModel(without)).notes == ()
     ops = ["layer_norm"]  # the attention stays transformers', whose sdpa has dropout

@@ -10,9 +10,10 @@ import torch
 import transformers
 from model_families import FAMILIES, Family, counted
 from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import fusedops
-from fusedops.integrations.transformers import apply, attention_forward, softmax_forward
+from fusedops.integrations.transformers import _attention, apply, attention_forward, softmax_forward
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 NAMES = ("fusedops", "fusedops_softmax")
@@ -183,6 +184,19 @@ def test_what_the_op_has_no_parameter_for(options: dict[str, Any], reason: str) 
         torch.testing.assert_close(out[0].double(), right, rtol=1e-5, atol=1e-5)
     else:
         assert not torch.allclose(out[0].double(), written_out(*qkv, causal(5, 5)))
+
+
+@pytest.mark.filterwarnings("error::fusedops.FusedOpsWarning")
+def test_dropout_is_torchs_where_its_kernel_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_attention, "_FUSED_DROPOUT", {"cpu"})  # as on a GPU
+    qkv, results = tensors(), list[Tensor]()
+    for function in (attention_forward, sdpa_attention_forward):
+        torch.manual_seed(0)
+        results.append(function(Module(), *qkv, causal(5, 5)[None, None], 0.5, 0.3, sliding_window=2)[0])
+    assert torch.equal(*results)
+    for option in ({"softcap": 1.5}, {"s_aux": torch.zeros(4)}, {"output_attentions": True}):  # which it does not have
+        with pytest.warns(fusedops.FusedOpsWarning, match=r"got dropout = 0\.5"):
+            attention_forward(Module(), *qkv, None, 0.5, **option)
 
 
 def test_an_additive_mask_is_added() -> None:

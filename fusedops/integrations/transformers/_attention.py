@@ -3,7 +3,8 @@
 "fusedops" is :func:`fusedops.attention`; "fusedops_softmax" writes attention out, with
 :func:`fusedops.scaled_masked_softmax`. The first takes masks, causal attention, windows and sinks. What it has no
 parameter for (softcap, biases, dropout, the probabilities as a result) the second computes, with a warning that names
-the reason. What neither can compute is an error. Nothing is left out.
+the reason; dropout on a GPU torch's own attention, whose kernels there have it. What neither can compute is an error.
+Nothing is left out.
 
 Source: transformers, ``integrations/sdpa_attention.py`` and ``eager_attention_forward`` of the models.
 """
@@ -15,6 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.integrations.sdpa_attention import (
+    sdpa_attention_forward,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from fusedops import ops
 from fusedops._report.user_frame import user_stack_level
@@ -29,6 +33,7 @@ _REFUSED = {
     "block_indices": "the indices of a sparse attention",
 }
 _OPTIONS = {*_REFUSED, "softcap", "position_bias", "output_attentions"}
+_FUSED_DROPOUT = {"cuda"}  # where torch's fused kernels of attention take a dropout
 
 
 def attention_forward(
@@ -73,7 +78,12 @@ def attention_forward(
     probabilities = config is not None and config.output_attentions
     if probabilities or dropout > 0 or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
         _check(kwargs)
-        reason = _reason_for_softmax(attention_mask, dropout, {"output_attentions": probabilities, **kwargs})
+        options = {"output_attentions": probabilities, **kwargs}
+        reason = _reason_for_softmax(attention_mask, dropout, options)
+        if dropout > 0 and query.device.type in _FUSED_DROPOUT and _is_torchs(attention_mask, options):
+            return sdpa_attention_forward(
+                module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
+            )
         if reason is not None:
             warnings.warn(
                 f"attention implementation {ATTENTION!r}: got {reason}, expected what fusedops.attention takes; "
@@ -173,6 +183,11 @@ def _reason_for_softmax(attention_mask: Tensor | None, dropout: float, kwargs: d
     if _is_additive(attention_mask):
         return "a mask that is added to the scores"
     return "output_attentions = True" if kwargs.get("output_attentions") else None
+
+
+def _is_torchs(attention_mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
+    """Return True where a dropout is all that fusedops.attention has no parameter for, and torch's has the rest."""
+    return kwargs.get("s_aux") is None and _reason_for_softmax(attention_mask, 0.0, kwargs) is None
 
 
 def _fix(dropout: float) -> str:

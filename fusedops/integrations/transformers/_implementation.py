@@ -72,32 +72,47 @@ def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, 
         for module in modules:
             kind = own_class(module).__name__
             if current in _OPS:
-                outcomes[kind, _OPS[current], "", "", ""] += 1
+                outcomes.update(_outcomes(module, current))
             elif implementation not in _OPS:
                 outcomes[kind, "", implementation, "attention", ""] += 1
             elif _OPS[implementation] not in chosen:
                 outcomes[kind, "", f"ops has no {_OPS[implementation]}", _OPS[implementation], ""] += 1
             else:
-                outcomes[kind, _OPS[implementation], "", "", ""] += 1
+                outcomes.update(_outcomes(module, implementation))
         if modules and current not in _OPS and implementation in _OPS and _OPS[implementation] in chosen:
             root.__dict__[_BEFORE] = [(config, config._attn_implementation) for config in _configs(root)]
             root.set_attn_implementation(implementation)
     return outcomes
 
 
+def _outcomes(module: Any, implementation: str) -> list[tuple[str, str, str, str, str]]:
+    """Return what computes the attention of a module: one outcome, or with dropout one for each mode."""
+    kind, op = own_class(module).__name__, _OPS[implementation]
+    dropouts = _dropouts_of(getattr(module, "config", None)) if implementation == ATTENTION else {}
+    if not dropouts:
+        return [(kind, op, "", "", "")]
+    (name, value), *_ = dropouts.items()
+    return [(kind, op, "", "", "evaluation"), (kind, "", f"in training, for its {name} = {value:g}", op, "")]
+
+
+def _dropouts_of(config: Any) -> dict[str, float]:
+    """Return the dropouts of attention weights that a config has, by name."""
+    values = {name: getattr(config, name, None) or 0.0 for name in _DROPOUTS}
+    return {name: value for name, value in values.items() if value > 0}
+
+
 def attention_notes(model: Module) -> list[str]:
     """Return a sentence for each dropout of attention weights, which :func:`fusedops.attention` does not have."""
     dropouts = {
-        (name, value)
+        each
         for root in _roots(model)
         for config in _configs(root)
         if config._attn_implementation == ATTENTION
-        for name in _DROPOUTS
-        if (value := getattr(config, name, None) or 0.0) > 0
+        for each in _dropouts_of(config).items()
     }
     return [
-        f"{name} = {value:g}: in training, attention is computed by scaled_masked_softmax between two matmuls; with "
-        f"{name} = 0, by attention"
+        f"{name} = {value:g}: in training, attention is computed by scaled_masked_softmax between two matmuls, on a "
+        f"GPU by torch's scaled_dot_product_attention; with {name} = 0, by attention"
         for name, value in sorted(dropouts)
     ]
 
