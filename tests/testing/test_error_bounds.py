@@ -198,6 +198,16 @@ def test_a_sum_of_equal_terms_may_drift(name: str) -> None:
     assert limits[0] > 5 * limits[1]  # of both signs: the sum stays small
 
 
+def test_a_score_of_thousands_of_equal_products_may_drift() -> None:
+    limits: list[float] = []
+    for size in (512, 4096):
+        row = torch.full((1, 1, 1, size), size**-0.5, dtype=torch.float64)
+        limit = testing.expected(OPS["attention"], (row, row, row, None, 1.0, "none", None, True)).limits["output lse"]
+        limits.append(float(limit))
+    assert limits[1] > 0.25 * 4096 * torch.finfo(torch.float64).eps  # of a sum of 1
+    assert limits[1] > 2 * limits[0]
+
+
 def test_weights_of_float64_do_not_make_the_arithmetic_of_experts_wider() -> None:
     op, call = OPS["experts"], {"x": torch.ones(1, 1), "index": torch.zeros(1, 1, dtype=torch.int64)}
     call |= {"weights": torch.ones(1, 1).double(), "up": torch.ones(1, 2, 1), "down": torch.ones(1, 1, 1)}

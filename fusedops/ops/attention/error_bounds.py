@@ -16,8 +16,8 @@ from torch import Tensor
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.attention import formulas
 
-# of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order
-_ARITHMETIC = 2e-6
+# of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order, and of more as much more
+_ARITHMETIC, _PRODUCTS = 2e-6, 512
 _SUMS = 2e-5  # of a gradient's term, in float32
 _SPREAD = 1  # times the root of the sum of the squares of the terms' roundings, where no terms are equal
 
@@ -154,7 +154,7 @@ def _moves(
         products = products.masked_fill(s.masked, 0.0)
     size = products * abs(factor)
     # the largest score of a row is subtracted from the others
-    move = min(absolute, _ARITHMETIC) * size
+    move = min(absolute, _ARITHMETIC) * max(1.0, q.shape[-1] / _PRODUCTS) * size
     move = move + (move.amax(-1, keepdim=True) if size.shape[-1] else 0.0)
     largest = products * max(abs(factor), 1.0)  # they may be summed before they are scaled
     overflow = (largest >= torch.finfo(compute_dtype(q.dtype)).max / 2).any(-1, keepdim=True)
