@@ -101,9 +101,9 @@ class _Expert:
 
     def has_unknown_slope(self) -> Tensor:
         """Return True where the slope at an element of h may have another sign, (N, 2I or I)."""
-        (gate, up) = split(self.of_h, self.act.interleaved) if self.act.gated else (self.of_h, self.of_h)
         moves = [-self.of_h, self.of_h]
         if self.act.gated:
+            gate, up = split(self.of_h, self.act.interleaved)
             moves += [self.joined(-gate, up), self.joined(gate, -up)]
         ones = torch.ones_like(self.a)
         slope = self.act.gradient(ones, self.h).sign()
