@@ -55,6 +55,10 @@ def _swapped(op: Op, args: Mapping[str, Any], make: Make, outputs: Outputs, chos
     results = [y for y in make(given) if y.requires_grad]
     if not results or chosen not in kept or tensor.numel() < 2:
         return
+    saved = [each for y in results for each in getattr(y.grad_fn, "saved_tensors", ())]
+    if not any(each is tensor for each in saved):  # but a view of it, which keeps the memory and the sizes
+        return
+    del saved
     tensor.data = tensor.data.flatten()[:1].clone()
     grads = [torch.ones_like(y) for y in results]
     _refused(
