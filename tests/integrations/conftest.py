@@ -16,10 +16,17 @@ def peer() -> Any:
     return megatron_peer.modules()
 
 
+@pytest.fixture(scope="module")
+def job() -> Iterator[None]:
+    """Be the one rank of a job of Megatron in all tests of a file."""
+    with megatron_layers.job():
+        yield
+
+
 @pytest.fixture
-def one_rank() -> Iterator[None]:
+def one_rank(job: None) -> Iterator[None]:
     """Run a test as the one rank of a job of Megatron."""
-    with megatron_layers.one_rank():
+    with megatron_layers.on_cpu():
         yield
 
 

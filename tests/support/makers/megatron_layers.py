@@ -32,28 +32,36 @@ class NoTracker:
 
 
 @contextlib.contextmanager
-def one_rank() -> Iterator[None]:
-    """Run Megatron's code as the one rank of a job, on a CPU.
+def job() -> Iterator[None]:
+    """Be the one rank of a job, with Megatron's groups of processes: to end them takes a tenth of a second.
 
     Skips the test where megatron-core is not installed.
     """
     megatron_peer.modules()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from megatron.core import parallel_state, tensor_parallel
+        from megatron.core import parallel_state
         from megatron.core.models.gpt import gpt_layer_specs as gpt_layer_specs  # warns of packages that are missing
     if not torch.distributed.is_gloo_available():
         pytest.skip("needs gloo, for the groups of Megatron")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         parallel_state.initialize_model_parallel(1, 1)
-        with pytest.MonkeyPatch.context() as patch, megatron_peer.on_cpu():
-            patch.setattr(torch.cuda, "current_device", lambda: "cpu")
-            patch.setattr(tensor_parallel, "get_cuda_rng_tracker", NoTracker)
-            yield
+        yield
     finally:
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Run the code of Megatron's layers on a CPU, within a job."""
+    from megatron.core import tensor_parallel
+
+    with pytest.MonkeyPatch.context() as patch, megatron_peer.on_cpu():
+        patch.setattr(torch.cuda, "current_device", lambda: "cpu")
+        patch.setattr(tensor_parallel, "get_cuda_rng_tracker", NoTracker)
+        yield
 
 
 def config(**settings: Any) -> Any:
