@@ -13,6 +13,7 @@ from torch import Tensor
 
 import fusedops
 from fusedops import attention, testing
+from fusedops.testing._expected import expected_forward
 
 try:
     import torch_npu as _vendor  # type: ignore[import-not-found]
@@ -43,7 +44,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: fl
     """Compare out and lse, and the gradients of q, k and v, with float64."""
     assert_right("attention", q, k, v, mask, scale, **more, device="npu")
     given = {"causal": "none", "window": None, **more, "return_lse": True}
-    want = testing.expected(OP, (q, k, v, mask, scale, *given.values()))
+    want = expected_forward(OP, (q, k, v, mask, scale, *given.values()))
     with torch.no_grad():
         _, lse = attention(q, k, v, mask, scale, **given)
     testing.assert_within(lse, want.outputs[1], want.limits["output lse"], "lse")
@@ -60,7 +61,7 @@ def test_alignments_and_windows(lengths: tuple[int, int], causal: str, window: A
 
 @pytest.mark.parametrize("options", [{"causal": "lower_right"}, {"causal": "lower_right", "window": (70, 0)}], ids=str)
 def test_the_triangle_of_2048_serves_longer_calls(options: dict[str, Any]) -> None:
-    q, k, v = heads(2100, 2200, size=16)
+    q, k, v = heads(2060, 2100, size=16)
     check(q[:1, :1], k[:1, :1], v[:1, :1], **options)
 
 
