@@ -36,14 +36,25 @@ def checks(wanted: Callable[[str], bool]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("name", "world"), rows)
 
 
+RUN = """
+import json, pathlib, sys
+import ranks
+ranks.load()
+print(json.dumps(ranks.run_on({world}, pathlib.Path({folder!r}), start="fork")))
+"""
+
+
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], None]:
+def outcome(
+    tmp_path_factory: pytest.TempPathFactory, python: Callable[..., dict[str, list[str]]]
+) -> Callable[[int, str], None]:
     """Asserts that a check passed on every rank of a world; each world is started once."""
     seen: dict[int, dict[str, list[str]]] = {}
 
     def look(world: int, name: str) -> None:
         if world not in seen:
-            seen[world] = ranks.run_on(world, tmp_path_factory.mktemp(f"world{world}"))
+            code = RUN.format(world=world, folder=str(tmp_path_factory.mktemp(f"world{world}")))
+            seen[world] = python(code, *sys.path, TRITON_INTERPRET="1")
         results = seen[world][name]
         assert len(results) == world
         assert not any(results), "\n".join(results)

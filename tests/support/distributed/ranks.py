@@ -65,16 +65,21 @@ def checks_of(world: int) -> dict[str, Callable[..., None]]:
 
 
 def run_on(
-    world: int, folder: pathlib.Path, rank: Callable[[int, int, pathlib.Path], None] | None = None
+    world: int,
+    folder: pathlib.Path,
+    rank: Callable[[int, int, pathlib.Path], None] | None = None,
+    start: str = "spawn",
 ) -> dict[str, list[str]]:
     """Run ``rank``, or every check, on ``world`` processes. Return the error of each rank, or an empty text, by check.
 
     A rank gets its number, the world's size and the folder, and writes RANK.json: the error or an empty text, by check.
+    A process that has run no backward may ``start`` them by "fork": they have imported what it has.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_begin, (world, port, folder, rank or _rank), nprocs=world)
+    arguments = (world, port, folder, rank or _rank)
+    torch.multiprocessing.start_processes(_begin, arguments, nprocs=world, start_method=start)
     data = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
     return {name: [one[name] for one in data] for name in data[0]}
 
