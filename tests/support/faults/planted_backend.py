@@ -63,20 +63,17 @@ def raises(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     return right(x, bias, approximate)
 
 
-def crash(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+def ends(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """End the process where x has one dimension, and never return where its rows have 4096 elements."""
     if x.dim() == 1:
         os.abort()
-    return right(x, bias, approximate)
-
-
-def hang(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    if x.dim() == 1:
+    if x.shape[-1:] == (4096,):
         time.sleep(3600)
     return right(x, bias, approximate)
 
 
 FAULTS: dict[str, Callable[..., Any]] = {
-    each.__name__: each for each in (right, value, written, alias, draw, strides, unsteady, raises, crash, hang)
+    each.__name__: each for each in (right, value, written, alias, draw, strides, unsteady, raises, ends)
 }
 
 
