@@ -22,6 +22,7 @@ from fusedops.testing._empty import empty_outputs, empty_saved
 _ROWS = (9, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _COLUMNS = (33, 8, *_ROWS[1:])
 # (each leading size, rows, columns), the smallest and most odd first: constraints on sizes are met by one of them
+_last: dict[Direction, tuple[tuple[Any, ...], list[Call]]] = {}  # the newest by direction, as in _variants.py
 _SIZES = sorted(product((2, 1), _ROWS, _COLUMNS), key=lambda s: (_ROWS.index(s[1]) + _COLUMNS.index(s[2]), -s[0]))
 
 
@@ -119,7 +120,16 @@ class KernelCalls:
         return dict(zip(self.op.parameters, self.op.prepared(self.op.bind((), call))))
 
     def bases(self, direction: Direction) -> list[Call]:
-        """Return small calls that the kernel takes: one for each set of tensors that is present, most tensors first."""
+        """Return small calls that the kernel takes: one for each set of tensors that is present, most tensors first.
+
+        Each check of a kernel begins with them: they are kept, for where constraints refuse most, many are tried.
+        """
+        key = (self.kernels[direction], self.op, self.device)
+        if _last.get(direction, ((), []))[0] != key:
+            _last[direction] = (key, self._found_bases(direction))
+        return [dict(call) for call in _last[direction][1]]
+
+    def _found_bases(self, direction: Direction) -> list[Call]:
         smallest: dict[tuple[str, ...], Call] = {}
         for _, case in self.named():
             present = tuple(name for name in self.op.tensors if case[name] is not None)

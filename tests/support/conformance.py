@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -16,9 +15,6 @@ from sdpa_standin import sdpa_on_cuda
 
 import fusedops
 from fusedops import testing
-from fusedops._report.direction import Direction
-from fusedops.testing._calls import Call
-from fusedops.testing._kernel_calls import KernelCalls
 
 # triton by its interpreter, which takes a second for 10^5 elements; npu on the stand-in device, flash_attn on the
 # stand-in for its package, and the kernels of sdpa for CUDA on the one for torch's functions
@@ -86,24 +82,12 @@ def pairwise_calls(backend: str, ops: Iterable[str], elements: int) -> pytest.Ma
     return pytest.mark.parametrize("check", [pytest.param(each, id=each.id) for each in checks if each.name == "calls"])
 
 
-_plain_bases = KernelCalls.bases
-_bases: dict[tuple[str, ...], list[Call]] = {}
-
-
-def _bases_once(calls: KernelCalls, direction: Direction) -> list[Call]:
-    """Return the calls that every check of a kernel begins with: where constraints refuse most, many are tried."""
-    key = (calls.backend, calls.op.name, calls.device, direction)
-    if key not in _bases:
-        _bases[key] = _plain_bases(calls, direction)
-    return [dict(call) for call in _bases[key]]
-
-
 def passes(check: testing.Check) -> None:
     """Assert that a check passes, with one thread: barriers between threads take ten times as long as small sizes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with BACKENDS[check.backend](), mock.patch.object(KernelCalls, "bases", _bases_once):
+        with BACKENDS[check.backend]():
             result = check.run()
     finally:
         torch.set_num_threads(before)
