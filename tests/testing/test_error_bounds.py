@@ -209,6 +209,15 @@ def test_a_score_of_thousands_of_equal_products_may_drift() -> None:
     assert limits[1] > 2 * limits[0]
 
 
+def test_equal_queries_round_their_probabilities_alike() -> None:
+    op, k = OPS["attention"], torch.randn(1, 1, 9, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    limits: list[float] = []
+    for q in (torch.ones(1, 16, 1, 8), torch.randn(1, 16, 1, 8, generator=torch.Generator().manual_seed(1))):
+        args = (q.bfloat16(), k * 1e-3, k, None, None, "none", None, False)  # of about equal scores
+        limits.append(float(testing.expected(op, args).limits["gradient of v"].mean()))
+    assert limits[0] > 1.5 * limits[1]
+
+
 def test_weights_of_float64_do_not_make_the_arithmetic_of_experts_wider() -> None:
     op, call = OPS["experts"], {"x": torch.ones(1, 1), "index": torch.zeros(1, 1, dtype=torch.int64)}
     call |= {"weights": torch.ones(1, 1).double(), "up": torch.ones(1, 2, 1), "down": torch.ones(1, 1, 1)}

@@ -82,6 +82,7 @@ def gradient_error_bound(
     equal_rows = _most_equal(q, grad_out)
     of_keys = _SPREAD * (_most_equal(k, v) if narrow else 1) ** 0.5
     of_rows = _SPREAD * equal_rows**0.5
+    of_queries = _SPREAD * _most_equal(q) ** 0.5  # have equal probabilities, whatever their gradients
     rows = rows_of_key = q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
     rows = min(rows, 2 * (rows * equal_rows) ** 0.5)  # in effect: roundings of unequal terms have no common sign
     dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs() + of_keys * (rounding @ s.k.square()).sqrt()
@@ -91,7 +92,7 @@ def gradient_error_bound(
     dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
     # torch's kernel for a CPU scales, and adds up blocks of 32 rows and more, in 16 bits
     blocks = _least(q.dtype) * (1 + rows_of_key / 32) / 2 if narrow else 0.0
-    dv = dv + of_rows * formulas.summed(exact.transpose(-2, -1) @ g.square(), heads).sqrt()
+    dv = dv + of_queries * formulas.summed(exact.transpose(-2, -1) @ g.square(), heads).sqrt()
     # a row whose terms, or sums of them, may overflow: the terms may be scaled before they are summed, or after
     limit = torch.finfo(compute_dtype(q.dtype)).max / 2 / max(factor, 1.0)
     keys, queries = s.k.abs().clamp(min=1.0), s.q.abs().clamp(min=1.0)
@@ -107,9 +108,9 @@ def gradient_error_bound(
     return dq, dk, dv
 
 
-def _most_equal(one: Tensor, other: Tensor) -> int:
-    """Return the largest number of equal rows of two tensors side by side, at least 1."""
-    rows = torch.cat((one, other), -1).double()
+def _most_equal(*tensors: Tensor) -> int:
+    """Return the largest number of equal rows of tensors side by side, at least 1."""
+    rows = torch.cat(tensors, -1).double()
     if not rows.numel():
         return 1
     # a sum by which equal rows are found, and, but by chance, no others
