@@ -215,6 +215,30 @@ def test_what_neither_computes_is_refused(name: str, function: Any) -> None:
 
 
 @pytest.mark.parametrize("function", [attention_forward, softmax_forward])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_keys_that_a_call_chooses(function: Any, masked: bool, is_causal: bool) -> None:
+    """As DeepSeek-V3.2 (keys) and MiniMax-M3 (blocks of keys, -1 for none, one choice for each head of k) pass them."""
+    qkv, everything = tensors(), torch.ones(2, 1, 5, 5, dtype=torch.bool)
+    mask = everything.tril() if masked else None
+    visible = everything.tril() if masked or is_causal else everything
+    keys = torch.tensor([[[0, 1], [0, 1], [0, 2], [1, 3], [0, 4]]] * 2, dtype=torch.int32)
+    chosen = torch.zeros(2, 5, 5, dtype=torch.bool).scatter(-1, keys.long(), True)[:, None]
+    out = function(Module(is_causal), *qkv, mask, scaling=0.3, indices=keys)[0]
+    torch.testing.assert_close(out.double(), written_out(*qkv, chosen & visible), rtol=1e-5, atol=1e-5)
+
+    module = Module(is_causal)
+    module.indexer = nn.Identity()
+    module.indexer.block_size = 2
+    first, second = [[0, -1], [0, -1], [1, 0], [1, -1], [2, 0]], [[0, -1], [0, -1], [0, -1], [0, 1], [1, 2]]
+    blocks = torch.tensor([[first, second]] * 2)
+    of_blocks = torch.zeros(2, 2, 5, 4, dtype=torch.bool).scatter(-1, blocks.masked_fill(blocks < 0, 3), True)[..., :3]
+    chosen = of_blocks.repeat_interleave(2, -1)[..., :5].repeat_interleave(2, 1)
+    out = function(module, *qkv, mask, scaling=0.3, block_indices=blocks)[0]
+    torch.testing.assert_close(out.double(), written_out(*qkv, chosen & visible), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [attention_forward, softmax_forward])
 def test_a_window_on_both_sides_without_a_mask_is_refused(function: Any) -> None:
     with pytest.raises(fusedops.InvalidInputError, match="got sliding_window = 2 without a mask for attention that is"):
         function(Module(is_causal=False), *tensors(), None, sliding_window=2)

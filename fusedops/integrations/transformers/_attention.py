@@ -25,14 +25,11 @@ from fusedops._report.user_frame import user_stack_level
 from fusedops._torch import autocasts
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._sinks import with_sinks
+from fusedops.integrations.transformers._sparse import with_chosen_keys
 
 ATTENTION, SOFTMAX = "fusedops", "fusedops_softmax"
-_REFUSED = {
-    "cache": "a paged cache",
-    "indices": "the indices of a sparse attention",
-    "block_indices": "the indices of a sparse attention",
-}
-_OPTIONS = {*_REFUSED, "softcap", "position_bias", "output_attentions"}
+_REFUSED = {"cache": "a paged cache"}
+_OPTIONS = {*_REFUSED, "indices", "block_indices", "softcap", "position_bias", "output_attentions"}
 _FUSED_DROPOUT = {"cuda"}  # where torch's fused kernels of attention take a dropout
 
 
@@ -59,8 +56,8 @@ def attention_forward(
         dropout: of the probabilities.
         scaling: of the scores; None: ``1 / sqrt(D)``.
         is_causal: without a mask, each query sees the keys up to its own.
-        **kwargs: ``sliding_window``, ``softcap``, ``s_aux`` (sinks), ``position_bias``, ``output_attentions``; others
-            do not change the result.
+        **kwargs: ``sliding_window``, ``softcap``, ``s_aux`` (sinks), ``position_bias``, ``output_attentions``, and
+            ``indices`` or ``block_indices`` of the keys that each query sees; others do not change the result.
 
     Returns:
         (B, Sq, N, Dv), and None or the probabilities.
@@ -78,6 +75,8 @@ def attention_forward(
     probabilities = config is not None and config.output_attentions
     if probabilities or dropout > 0 or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
         _check(kwargs)
+        causal = attention_mask is None and _is_causal(module, query, is_causal)
+        attention_mask = with_chosen_keys(module, query, key, attention_mask, causal, kwargs)
         options = {"output_attentions": probabilities, **kwargs}
         reason = _reason_for_softmax(attention_mask, dropout, options)
         if dropout > 0 and query.device.type in _FUSED_DROPOUT and _is_torchs(attention_mask, options):
@@ -139,6 +138,8 @@ def softmax_forward(
     _check(kwargs)
     query, key, value = _of_one_dtype(query, key, value)
     causal = attention_mask is None and _is_causal(module, query, is_causal)
+    attention_mask = with_chosen_keys(module, query, key, attention_mask, causal, kwargs)
+    causal = causal and attention_mask is None
     key, value = _seen(key, query, causal), _seen(value, query, causal)
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 
 from fusedops.integrations.transformers._attention import ATTENTION, SOFTMAX, attention_forward, softmax_forward
 from fusedops.integrations.transformers._replacement import own_body, own_class
-from fusedops.integrations.transformers._twin import called, near, numbers, twin
+from fusedops.integrations.transformers._twin import called, near, numbers, parameters_of, twin
 
 _BEFORE = "_fusedops_attention_before"
 _OPS = {ATTENTION: "attention", SOFTMAX: "scaled_masked_softmax"}
@@ -165,7 +165,24 @@ def _implementation(root: Any, modules: list[Module]) -> str:
     beyond = any(_keywords(module) & {"softcap", "position_bias"} for module in modules)
     if not getattr(root, "_supports_sdpa", False) and not all(_agrees(module) for module in modules):
         return "it does not support transformers' sdpa, and its own attention does not compute the same"
+    reason = None if getattr(root, "_supports_sdpa", False) else _reason_of_masks(root, modules)
+    if reason is not None:
+        return f"it does not support transformers' sdpa, and {reason}"
     return SOFTMAX if beyond else ATTENTION
+
+
+def _reason_of_masks(root: Any, modules: list[Module]) -> str | None:
+    """Return why a model cannot take sdpa's masks: boolean ones, or none where is_causal of the module is enough."""
+    for module in root.modules():
+        kind, inside = own_class(module), {*module.modules()}
+        takes = [parameter.name for parameter in parameters_of(kind.forward) or ()]
+        if "attention" in kind.__name__.lower() and "attention_mask" in takes and inside.isdisjoint(modules):
+            return f"{kind.__name__} reads the masks itself"
+    bodies = (getattr(own_body(module), "__code__", None) for module in root.modules())
+    masks = any(code is not None and "create_causal_mask" in code.co_names for code in bodies)
+    if masks and not any(getattr(module, "is_causal", True) for module in modules):
+        return "none of its causal attention has is_causal = True"
+    return None
 
 
 def _keywords(module: Module) -> set[str]:
@@ -186,11 +203,14 @@ def _agrees(module: Module) -> bool:
     parameters: dict[str, Tensor] = {name: sinks for name, _ in module.named_parameters(recurse=False)}
     same = twin(module, parameters)
     same.num_key_value_groups = 2
-    query, key, value = (numbers(seed, 2, heads, 5, 8) for seed, heads in ((1, 4), (2, 2), (3, 2)))
+    heads = 2 if hasattr(module, "num_key_value_groups") else 4
+    query, key, value = (numbers(seed, 2, each, 5, 8) for seed, each in ((1, 4), (2, heads), (3, heads)))
     mask = torch.zeros(1, 1, 5, 5, device="cpu").masked_fill(torch.ones(5, 5, device="cpu").triu(1) > 0, -1e30)
     options: dict[str, Any] = {"softcap": 1.5} if "softcap" in _keywords(module) else {}
     if "s_aux" in _keywords(module):
-        options["s_aux"] = sinks
+        options["s_aux"] = sinks if parameters else None  # MiMo-V2-Flash has them in some layers
+    if "position_bias" in _keywords(module):
+        options["position_bias"] = numbers(5, 1, 4, 5, 5)
     results = called(own, same, query, key, value, mask, scaling=0.3, dropout=0.0, **options)
     expected = called(softmax_forward, same, query, key, value, mask, scaling=0.3, **options)
     return isinstance(results, tuple) and near(cast("Any", results)[0], expected[0], _TOLERANCE)

@@ -1,0 +1,72 @@
+"""The keys that a model chooses for each query, as a mask.
+
+Models with an indexer (DeepSeek-V3.2, MiniMax-M3) put the choice into the mask for transformers' "eager" and "sdpa"
+alone. Any other implementation gets it as an argument: ``indices`` of keys, (B, Sq, K), or ``block_indices`` of blocks
+of keys, (B, a divisor of N, Sq, K), in which -1 stands for no block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops.errors import InvalidInputError
+
+
+def with_chosen_keys(
+    module: Any, query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, kwargs: dict[str, Any]
+) -> Tensor | None:
+    """Return the mask of a call, without the keys that the call does not choose; the mask as it is where all are seen.
+
+    Args:
+        module: the attention module; of blocks, ``indexer.block_size`` is their size.
+        query: (B, N, Sq, D).
+        key: (B, Nk, Sk, D).
+        mask: True where a key is seen, or added to the scores, or None.
+        causal: without a mask, each query sees the keys up to its own.
+        kwargs: of the call.
+
+    >>> q = torch.zeros(1, 1, 2, 4)
+    >>> with_chosen_keys(None, q, q, None, False, {"indices": torch.tensor([[[0], [1]]])})
+    tensor([[[[ True, False],
+              [False,  True]]]])
+    """
+    keys: Any = kwargs.get("indices")
+    blocks: Any = kwargs.get("block_indices")
+    if keys is None and blocks is None:
+        return mask
+    size, name = key.shape[2], "block_indices" if keys is None else "indices"
+    if keys is not None:
+        _check(name, keys, (query.shape[0], query.shape[2]), "(B, Sq, K)")
+        chosen = _chosen(keys, size)[:, None]
+    else:
+        width = getattr(getattr(module, "indexer", None), "block_size", None)
+        if width is None:
+            raise _error(name, "a module without indexer.block_size for", "a module that has it")
+        _check(name, blocks, (query.shape[0], None, query.shape[2]), "(B, a divisor of N, Sq, K)")
+        chosen = _chosen(blocks, -(-size // width)).repeat_interleave(width, -1)[..., :size]
+        chosen = chosen.repeat_interleave(query.shape[1] // chosen.shape[1], 1)
+    if mask is None:
+        return chosen.tril() if causal else chosen
+    return mask & chosen if mask.dtype == torch.bool else mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)
+
+
+def _chosen(indices: Tensor, size: int) -> Tensor:
+    """Return True for each index; those below 0 go to a column that is left out."""
+    columns = indices.new_zeros((*indices.shape[:-1], size + 1), dtype=torch.bool)
+    return columns.scatter(-1, indices.long().masked_fill(indices < 0, size), True)[..., :size]
+
+
+def _check(name: str, indices: Tensor, sizes: tuple[int | None, ...], expected: str) -> None:
+    shape = tuple(indices.shape)
+    if len(shape) != len(sizes) + 1 or any(size not in (None, given) for size, given in zip(sizes, shape)):
+        raise _error(name, f"the shape {shape} of", expected)
+
+
+def _error(name: str, got: str, expected: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"attention implementation 'fusedops': got {got} the indices of a sparse attention ({name}), expected "
+        f'{expected}; to fix: set_attn_implementation("sdpa")'
+    )
