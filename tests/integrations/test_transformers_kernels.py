@@ -72,7 +72,7 @@ def test_each_rotation_of_the_name_is_its_own(kernelized: Callable[..., Any], fi
     @kernels.use_kernel_forward_from_hub("rotary_pos_emb")
     def rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
         if file == "another":
-            return own(q, k, cos, -sin, unsqueeze_dim=unsqueeze_dim)
+            return own(q, k, cos, 2 * sin, unsqueeze_dim=unsqueeze_dim)
         if parameters[1] == "k":
             return own(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
         return own(q, cos, sin, unsqueeze_dim=unsqueeze_dim), own(k, cos, sin, unsqueeze_dim=unsqueeze_dim)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import transformers
 from model_families import FAMILIES
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 import fusedops
 from fusedops.integrations.transformers import Row, apply
@@ -97,6 +98,22 @@ def test_a_norm_with_a_second_argument_is_left() -> None:
             return y if gate is None else y * F.silu(gate)
 
     assert apply(GatedNorm(None)).rows == (Row("GatedNorm", "", 1, "its forward takes x, gate, expected one tensor"),)
+
+
+def test_a_norm_of_another_dim_is_left() -> None:
+    """With one group and (B, C), GroupNorm computes what LayerNorm does; Moonshine calls it with (B, C, S)."""
+    (row,) = apply(nn.Sequential(nn.GroupNorm(1, 16))).rows
+    assert row == Row("GroupNorm", "", 1, "its results are those of neither rms_norm nor layer_norm")
+
+
+def test_a_norm_with_a_weight_that_is_not_used_is_recognised() -> None:
+    """As Falcon Mamba's, whose weight is a buffer of ones for a kernel."""
+    norm, x = TinyNorm(rms, weight=False), torch.randn(3, 16)
+    del norm.weight
+    norm.register_buffer("weight", torch.full((16,), 3.0))
+    expected = norm(x)
+    assert apply(norm).rows == (Row("TinyNorm", "rms_norm", 1),)
+    torch.testing.assert_close(norm(x), expected)
 
 
 def test_a_norm_with_sharded_weights_is_left() -> None:
@@ -209,6 +226,45 @@ def test_another_mlp_is_left(name: str) -> None:
     assert type(mlp) is TinyMLP
 
 
+class GatingMLP(TinyMLP):
+    """As Moshi's: it takes an index too, and three dims alone."""
+
+    def forward(self, x: Tensor, layer: int | None = None) -> Tensor:
+        batch, length, _ = x.shape
+        gate, up = self.a(x).view(batch, length, 2, -1).unbind(2)
+        return self.c(F.silu(gate) * up) * (1 if layer is None else layer)
+
+
+def test_a_gated_mlp_with_an_argument_that_may_be_none() -> None:
+    mlp, x = GatingMLP(None, packed=True), torch.randn(2, 5, 8)
+    expected, other = mlp(x), mlp(x, layer=2)
+    assert apply(mlp).rows == (Row("GatingMLP", "swiglu", 1),)
+    for result, right, calls in ((lambda: mlp(x, None), expected, 1), (lambda: mlp(x, layer=2), other, 0)):
+        fusedops.reset_stats()
+        torch.testing.assert_close(result(), right)
+        assert len(fusedops.stats().counts) == calls
+
+
+class ResidualMLP(TinyMLP):
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        return residual + self.c(F.silu(self.a(x)) * self.b(x))
+
+
+def test_what_an_mlp_has_beside_is_named() -> None:
+    learned = TinyMLP(lambda m, x: m.c(m.act(m.a(x))))
+    del learned.b
+    learned.act = nn.PReLU()
+    convolved = nn.Module.__new__(type("ConvMLP", (nn.Module,), {"forward": lambda m, x: m.c(F.silu(m.a(x)))}))
+    nn.Module.__init__(convolved)
+    convolved.a, convolved.c = Conv1D(12, 8), Conv1D(8, 12)
+    for mlp, reason in (
+        (ResidualMLP(None), "its forward takes x, residual, expected one tensor"),
+        (learned, "its act has parameters, and is no linear layer"),
+        (convolved, "it has no gate"),
+    ):
+        assert apply(mlp).rows == (Row(type(mlp).__name__, "", 1, reason),)
+
+
 def test_a_last_layer_in_float32_is_given_float32() -> None:
     """T5 keeps it so, and casts what it is given."""
     family = FAMILIES["T5 v1.1"]
@@ -261,7 +317,18 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsquee
 
 
 def shifted_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+    return apply_rotary_pos_emb(q, k, cos, 2 * sin, unsqueeze_dim)
+
+
+def negative_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
     return apply_rotary_pos_emb(q, k, cos, -sin, unsqueeze_dim)
+
+
+def rotary_of_patches(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    """As DINOv3: the first tokens stay."""
+    first = [each[..., : -cos.shape[-2], :] for each in (q, k)]
+    rotated = apply_rotary_pos_emb(*(each[..., -cos.shape[-2] :, :] for each in (q, k)), cos, sin, 0)
+    return tuple(torch.cat(each, -2) for each in zip(first, rotated))
 
 
 class TinyRotary(nn.Module):
@@ -306,12 +373,41 @@ def test_a_rotation_is_recognised_and_the_file_stays_as_it_is() -> None:
 
 def test_ranks_that_were_not_compared_run_the_models_own_function() -> None:
     model = nn.ModuleList([TinyRotary(), TinyAttention()])
-    x, angles = torch.randn(3, 5, 8), model[0](torch.zeros(1), torch.arange(5))
-    expected = model[1](x, angles, 0)
+    x, angles = torch.randn(1, 2, 3, 5, 8), model[0](torch.zeros(1), torch.arange(5)[None])
+    expected = model[1](x, angles, 1)
     assert apply(model).ops == {"rotary_embedding": 1}
     fusedops.reset_stats()
-    assert torch.equal(model[1](x, angles, 0)[0], expected[0])
+    assert torch.equal(model[1](x, angles, 1)[0], expected[0])
     assert not fusedops.stats().counts
+
+
+class PatchAttention(nn.Module):
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Any:
+        return rotary_of_patches(x, x, *angles)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_tokens_without_an_angle_run_the_models_own_function(first: int) -> None:
+    model = nn.ModuleList([TinyRotary(), PatchAttention()])
+    x, angles = torch.randn(2, 3, 5 + first, 8), model[0](torch.zeros(1), torch.arange(5))
+    expected = model[1](x, angles)
+    assert apply(model).ops == {"rotary_embedding": 1}
+    fusedops.reset_stats()
+    torch.testing.assert_close(model[1](x, angles), expected)
+    assert len(fusedops.stats().counts) == 1 - first
+
+
+def test_positions_of_rows_and_columns() -> None:
+    """Pixtral's angles have no batch."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.PixtralVisionConfig(**sizes, image_size=16, patch_size=8)
+    model, images = transformers.PixtralVisionModel(config).eval(), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        expected = model(images).last_hidden_state
+        assert apply(model, ops=["rotary_embedding"]).ops == {"rotary_embedding": 1}
+        fusedops.reset_stats()
+        torch.testing.assert_close(model(images).last_hidden_state, expected, rtol=1e-4, atol=2e-5)
+    assert fusedops.stats().counts
 
 
 def test_another_rotation_is_left() -> None:
@@ -369,6 +465,8 @@ FORMS: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Any]] = {
     "heads third": lambda m, x, c, s: rotary_of_one(x.transpose(1, 2), cos=twice(c), sin=twice(s), unsqueeze_dim=2),
     "sin first": lambda m, x, c, s: rotary_sin_first(x.transpose(1, 2), s, c),
     "the last elements": lambda m, x, c, s: rotary_of_the_last(x, c[..., :3], s[..., :3]),
+    "negative": lambda m, x, c, s: negative_rotary(x, x[:, :1], twice(c), twice(s)),
+    "angles of all": lambda m, x, c, s: apply_rotary_pos_emb(x, x[:, :1], twice(c[0]), twice(s[0]), 0),
     "six parameters": lambda m, x, c, s: rotary_apart(x, x[:, :1], twice(c), twice(s)),
     "complex": lambda m, x, c, s: rotary_complex(x.transpose(1, 2), x.transpose(1, 2)[:, :, :1], torch.complex(c, s)),
 }
@@ -404,6 +502,30 @@ def test_positions_of_three_sections() -> None:
         assert apply(model).ops["rotary_embedding"] == 2
         result = model(ids, position_ids=positions).last_hidden_state
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=2e-5)
+
+
+# ------------------------------------------------------------------------------------------------- experts, attention
+
+
+class OtherExperts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 4, 4))
+
+    def forward(self, x: Tensor, sizes: list[int]) -> Tensor:
+        return torch.cat([part @ weight for part, weight in zip(x.split(sizes), self.weight)])
+
+
+class ThreeExperts(OtherExperts):
+    def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        return x
+
+
+def test_experts_of_another_form_have_a_reason() -> None:
+    takes = "its forward takes x, sizes, expected tokens, the indices of their experts, and weights"
+    assert apply(OtherExperts()).rows == (Row("OtherExperts", "", 1, takes),)
+    made = "it is not made by transformers' use_experts_implementation"
+    assert apply(ThreeExperts()).rows == (Row("ThreeExperts", "", 1, made),)
 
 
 # --------------------------------------------------------------------------------------------------------------- loss

@@ -19,7 +19,7 @@ from torch.nn import Module, Parameter
 from fusedops import ops
 from fusedops.integrations.transformers._gated import clamps_of
 from fusedops.integrations.transformers._replacement import Replaced, Replacement, own_body, own_class
-from fusedops.integrations.transformers._twin import called, near, numbers, twin, without_hooks
+from fusedops.integrations.transformers._twin import called, near, numbers, parameters_of, twin, without_hooks
 from fusedops.ops.experts.formulas import PLAIN, Activation
 
 _TOLERANCE = 1e-6  # of float64
@@ -217,7 +217,7 @@ def recognised_experts(module: Module, whole: bool = True) -> Experts | WholeExp
         return experts
     gate: Any = getattr(own_class(module), "_apply_gate", None)
     if gate is None:
-        return None
+        return _reason_of_other_experts(module)
     if not getattr(module, "has_gate", True):
         return "its experts have no gate"
     implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
@@ -231,6 +231,18 @@ def recognised_experts(module: Module, whole: bool = True) -> Experts | WholeExp
         if all(_agrees(experts, gate, same, factor) for factor in (0.3, 1.0, 1e4)):
             return experts
     return "its gate is neither swiglu nor geglu"
+
+
+def _reason_of_other_experts(module: Module) -> str | None:
+    """Return why stacked weights of another form are left (Llama 4's, JetMoE's, LongCat's), or None for no experts."""
+    if "experts" not in own_class(module).__name__.lower():
+        return None
+    if not any(parameter.dim() == 3 for parameter in module.parameters(recurse=False)):
+        return None
+    names = [argument.name for argument in parameters_of(own_class(module).forward) or ()]
+    if len(names) != 3:
+        return f"its forward takes {', '.join(names)}, expected tokens, the indices of their experts, and weights"
+    return "it is not made by transformers' use_experts_implementation"
 
 
 def _hypotheses(module: Module) -> Iterator[Experts]:

@@ -81,8 +81,10 @@ def recognised_norm(module: Module) -> Norm | str | None:
     if is_replaced_elsewhere(module):
         return "another library has replaced its forward"
     parameters = dict(module.named_parameters(recurse=False))
-    if any(True for _ in module.buffers()):
+    buffers = dict(module.named_buffers())
+    if not buffers.keys() <= {"weight", "bias"}:
         return "it has buffers"
+    parameters |= buffers
     if not parameters.keys() <= {"weight", "bias"} or any(value.dim() != 1 for value in parameters.values()):
         return "its parameters are not a weight and a bias of one dim"
     arguments = parameters_of(own_class(module).forward)
@@ -128,6 +130,8 @@ def _hypotheses(module: Module, parameters: Mapping[str, Tensor]) -> Iterator[No
         if not has_bias:
             for offset in (0.0, 1.0) if has_weight else (0.0,):
                 yield Norm("rms_norm", eps, offset, has_weight, False, "input", False)
+            if has_weight and "weight" in dict(module.named_buffers()):  # a buffer that is not used, as Falcon Mamba's
+                yield Norm("rms_norm", eps, 0.0, False, False, "input", False)
         if has_weight or not has_bias:
             for offset in (0.0, 1.0) if has_weight else (0.0,):
                 yield Norm("layer_norm", eps, offset, has_weight, has_bias, "input", wide)
@@ -150,11 +154,13 @@ def _has_values_of(norm: Norm, module: Module, size: int) -> bool:
     """Return True where the module's own forward agrees on inputs of several ranks and sizes, eps' own included."""
     tensors, agrees = _tensors(norm, size, torch.float32), False
     own = twin(module, tensors)
-    for seed, shape in enumerate([(4, size), (2, 3, size), (2, 2, 3, size)], 10):
+    for seed, shape in enumerate([(4, size), (2, 3, size), (2, 2, 3, size), (2, size, size + 1)], 10):
         for factor in (1.0, (norm.eps or torch.finfo(torch.float32).eps) ** 0.5, 100.0):
             x = (numbers(seed, *shape) + 0.5) * factor
             result = called(own_class(module).forward, own, x.clone())
             if isinstance(result, Tensor):
+                if norm.has_weight and shape[-1] != size:
+                    return False  # a norm of another dim, as GroupNorm with one group
                 if not near(result, _expected(norm, x, tensors), _TOLERANCE):
                     return False
                 agrees = True  # a rank for which the forward raises is never seen in the model

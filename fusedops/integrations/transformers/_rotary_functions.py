@@ -26,7 +26,7 @@ _TENSORS = ("q", "k", "cos", "sin")
 _READINGS = (_TENSORS, ("q", "cos", "sin"), ("q", "sin", "cos"), ("q", "k", "cos"))  # the last one's cos is complex
 _HEADS_DIM = "unsqueeze_dim"  # of cos, where the dim of the heads is put
 _LAYOUTS: tuple[Layout, ...] = ("halves", "pairs", "once")
-_RANKS = ((4, 3), (3, 2))  # of q and cos: with and without a batch
+_RANKS = ((4, 3), (3, 2), (4, 2))  # of q and cos: with a batch, without, with one set of angles for all (Pixtral)
 _S, _D, _PART = 5, 16, 8
 _TOLERANCE = 1e-5
 _NARROW = 2.0**-5  # of bfloat16: products and sums are rounded, cos is too
@@ -39,6 +39,7 @@ class Rotation:
     layout: Layout
     interleaved: bool = False
     last: bool = False  # the last elements of a head rotate, not the first ones
+    negative: bool = False  # by the negative angles, as NanoChat
     apart: bool = False  # pairs are neighbours in q, and their elements in two halves of the result
 
     def __call__(self, op: Callable[..., Any], q: Tensor, k: Tensor | None, cos: Tensor, sin: Any, seq_dim: int) -> Any:
@@ -47,6 +48,7 @@ class Rotation:
             cos, sin = cos.real.contiguous(), cos.imag.contiguous()
         else:
             cos, sin = once(cos, self.layout), once(sin, self.layout)
+        sin = -sin if self.negative else sin
         width = 2 * cos.shape[-1]
         before = [None if x is None or not self.last or x.shape[-1] == width else x[..., :-width] for x in (q, k)]
         if self.last:
@@ -100,8 +102,8 @@ class RotaryFunction:
             return None
         key = values["q"].dim(), values["cos"].dim(), values.get(_HEADS_DIM)
         for compared, seq_dim in self.calls:
-            if compared == key:
-                return seq_dim
+            if compared == key:  # some rotate a part of the tokens: DINOv3's first ones stay
+                return seq_dim if values["q"].shape[seq_dim] == values["cos"].shape[-2] else None
         return None
 
 
@@ -140,14 +142,15 @@ def recognised_function(name: str, function: Any) -> RotaryFunction | str:
 
 
 def _rotations(layout: Layout) -> Iterator[Rotation]:
-    for interleaved, last in product((layout == "complex", layout != "complex"), (False, True)):
-        yield Rotation(layout, interleaved, last)
-    yield Rotation(layout, True, apart=True)
+    for negative in (False, True):
+        for interleaved, last in product((layout == "complex", layout != "complex"), (False, True)):
+            yield Rotation(layout, interleaved, last, negative)
+        yield Rotation(layout, True, negative=negative, apart=True)
 
 
 def _recognised(own: Any, roles: Any, reading: tuple[str, ...], layout: Layout) -> RotaryFunction | None:
     """Return the function where its results are those of one rotation, with the calls for which they are."""
-    dims = (None, 1, 2) if any(role == _HEADS_DIM for _, role in roles) else (None,)
+    dims = (None, 0, 1, 2) if any(role == _HEADS_DIM for _, role in roles) else (None,)
     for rotation in _rotations(layout):
         calls: list[tuple[tuple[int, int, int | None], int]] = []
         found = RotaryFunction(rotation, False, roles, ())

@@ -53,9 +53,10 @@ def _layouts(module: Any) -> set[Layout | None]:
     own, x = twin(module, {}, {}, buffers), numbers(4, 1, 7, 8)
     positions = torch.arange(7, device="cpu")[None]
     by_axis = torch.stack([positions, positions + 3, 2 * positions])  # time, height and width, of models of images
+    of_patches = by_axis[:2, 0].T  # rows and columns, of Pixtral
     found: set[Layout | None] = set()
     for kind in kinds:
-        results = (called(forward, own, x, each, **kind) for each in (positions, by_axis))
+        results = (called(forward, own, x, each, **kind) for each in (positions, by_axis, of_patches))
         found.add(_layout(next((result for result in results if not isinstance(result, Raised)), None)))
     return found
 
@@ -65,7 +66,7 @@ def _layout(result: Any) -> Layout | None:
     if pair is None:
         return None
     size = pair[0].shape[-1]
-    if pair[0].dim() != 3 or pair[1].shape != pair[0].shape or size < 2:
+    if pair[0].dim() not in (2, 3) or pair[1].shape != pair[0].shape or size < 2:
         return None
     if size % 2 == 0 and all(torch.equal(*each.chunk(2, -1)) for each in pair):
         return "halves"
