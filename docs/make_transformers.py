@@ -1,4 +1,7 @@
-"""Write the lists of families of docs/transformers.md. `--check` fails if the file is stale."""
+"""Write the lists of families of docs/transformers.md. `--check` fails if the file is stale.
+
+The table of accuracy is measured where it lacks a family; with `--accuracy` for each, as processors round differently.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,15 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "makers"))
 
 from model_families import FAMILIES
+from model_family import accuracy
 
 import fusedops
 from fusedops.integrations.transformers import Applied, apply
 
 PAGE = Path(__file__).parent / "transformers.md"
 START, END = "<!-- the lists: docs/make_transformers.py -->\n", "<!-- end of the lists -->\n"
+ROWS, END_OF_ROWS = "<!-- the table: docs/make_transformers.py --accuracy -->\n", "<!-- end of the table -->\n"
+HEAD = "\n| family | float32 | bfloat16 | bfloat16, plain |\n|---|---|---|---|\n"
 WHOLE, PARTS = "Everything that `apply` looks for is replaced:\n\n", "\nSomething is left in these:\n\n"
 
 
@@ -62,10 +68,34 @@ def listed(page: str) -> dict[str, Outcome]:
     return found
 
 
-def page(text: str) -> str:
-    """Return the page with other lists."""
-    before, after = PAGE.read_text("utf-8").partition(START)[0], PAGE.read_text("utf-8").partition(END)[2]
-    return f"{before}{START}{text}{END}{after}"
+def table(rows: Mapping[str, str]) -> str:
+    """Return the table of accuracy. Keys are names of families."""
+    return f"{HEAD}{''.join(f'| {name} | {row} |' + chr(10) for name, row in rows.items())}\n"
+
+
+def tabled(page: str) -> dict[str, str]:
+    """Return the rows that the table of a page has."""
+    text = page.partition(ROWS)[2].partition(END_OF_ROWS)[0]
+    return dict(re.findall(r"^\| ([^|]+) \| (\d.*) \|$", text, re.M))
+
+
+def measured(kept: Mapping[str, str]) -> dict[str, str]:
+    """Return the row of each family, measured where none is kept."""
+    return {name: kept.get(name) or _row(name) for name in FAMILIES}
+
+
+def _row(name: str) -> str:
+    family = FAMILIES[name]
+    found = accuracy(family.build(), family, apply)
+    return " | ".join(f"{value:.0e}".replace("e-0", "e-") if value else "0" for value in found[:3])
+
+
+def page(text: str, rows: Mapping[str, str]) -> str:
+    """Return the page with other lists and another table."""
+    old = PAGE.read_text("utf-8")
+    for start, end, fresh in ((START, END, text), (ROWS, END_OF_ROWS, table(rows))):
+        old = f"{old.partition(start)[0]}{start}{fresh}{end}{old.partition(end)[2]}"
+    return old
 
 
 def made() -> str:
@@ -77,7 +107,8 @@ def made() -> str:
 
 def main() -> int:
     """Write the page, or check it."""
-    fresh = page(made())
+    kept = {} if "--accuracy" in sys.argv else tabled(PAGE.read_text("utf-8"))
+    fresh = page(made(), measured(kept))
     if "--check" not in sys.argv:
         PAGE.write_text(fresh, encoding="utf-8")
         return 0

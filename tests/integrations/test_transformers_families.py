@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from model_families import FAMILIES, Family
+from model_family import accuracy, result
 from repository import DOCS, load
 from torch import Tensor
 
@@ -18,12 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 def outputs(model: Any, family: Family) -> tuple[Tensor, dict[str, Tensor]]:
-    """The logits of a padded batch, without those of padding, and the gradients of the parameters."""
+    """The logits or hidden states of a padded batch, without those of padding, and the gradients of the parameters."""
     model.zero_grad()
-    inputs = family.inputs()
-    logits = model(**inputs).logits
-    if "attention_mask" in inputs and "decoder_input_ids" not in inputs:
-        logits = logits[inputs["attention_mask"].bool()]
+    logits = result(model, family)
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(5))
     (logits * weights).sum().backward()
     return logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -33,7 +31,7 @@ def tokens(model: Any, family: Family) -> Tensor:
     """The tokens that follow the padded batch."""
     inputs = {name: value for name, value in family.inputs().items() if name != "decoder_input_ids"}
     with torch.no_grad():
-        return model.generate(**inputs, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+        return model.generate(**inputs, max_new_tokens=4, min_new_tokens=4, do_sample=False)
 
 
 def state(model: Any) -> dict[str, Any]:
@@ -51,9 +49,10 @@ EACH = [pytest.param(family, marks=[pytest.mark.slow] * (name not in FIRST)) for
 @pytest.mark.parametrize("family", EACH, ids=FAMILIES)
 def test_a_family_computes_the_same(family: Family) -> None:
     model = family.build()
-    before, own_state = state(model), {name: value.clone() for name, value in model.state_dict().items()}
+    own_state = {name: value.clone() for name, value in model.state_dict().items()}
     logits, gradients = outputs(model, family)
     generated = tokens(model, family) if family.generates else None
+    before = state(model)  # a router of Switch sets attributes in its forward
 
     applied = apply(model)
     assert applied.ops
@@ -62,7 +61,7 @@ def test_a_family_computes_the_same(family: Family) -> None:
     torch.testing.assert_close(applied_logits, logits, rtol=1e-4, atol=2e-5)
     assert applied_gradients.keys() == gradients.keys()
     for name, gradient in gradients.items():
-        scale = float(gradient.abs().max())
+        scale = float(gradient.abs().max()) if gradient.numel() else 1.0  # a bottleneck of size 0
         torch.testing.assert_close(applied_gradients[name], gradient, rtol=1e-3, atol=1e-5 * max(scale, 1.0))
     if generated is not None:
         assert torch.equal(tokens(model, family), generated)
@@ -71,16 +70,23 @@ def test_a_family_computes_the_same(family: Family) -> None:
 
     applied.remove()
     assert state(model) == before
-    again, gradients_again = outputs(model, family)
-    assert torch.equal(again, logits)
-    assert all(torch.equal(gradients_again[name], gradient) for name, gradient in gradients.items())
+    assert torch.equal(result(model, family), logits)  # with gradients, as before: torch's attention differs without
+
+    # measured: at most 3e-7 of the largest value in float32. In bfloat16 applied and plain differ from float32 by the
+    # same, and from one another by up to 1.6 times that, where it is one step of the largest logit or two
+    largest = torch.median if family.chooses else torch.amax
+    changed = accuracy(model, family, apply, wide=(logits, applied_logits), largest=largest)
+    assert changed.float32 <= 1e-6 * max(changed.size, 5.0)
+    assert changed.bfloat16 <= 1.5 * changed.plain + 2**-7 * changed.size
 
 
 def test_the_page_has_these_families_and_no_other() -> None:
     text = (DOCS / "transformers.md").read_text("utf-8")
     assert sorted(LISTED) == sorted(family.name for family in FAMILIES.values())
     lists = make_transformers.lists({name: LISTED[name] for name in FAMILIES})
-    assert make_transformers.page(lists) == text, "stale: run `make docs`"
+    rows = make_transformers.tabled(text)
+    assert list(rows) == list(FAMILIES), "stale: run `make docs`"
+    assert make_transformers.page(lists, rows) == text, "stale: run `make docs`"
 
 
 def test_the_lists_are_read_as_they_are_written() -> None:

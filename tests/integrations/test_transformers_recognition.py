@@ -528,6 +528,14 @@ def test_experts_of_another_form_have_a_reason() -> None:
     assert apply(ThreeExperts()).rows == (Row("ThreeExperts", "", 1, made),)
 
 
+def test_a_model_that_reads_masks_itself_keeps_its_attention() -> None:
+    """GIT adds the mask to its scores: one of sdpa, which is boolean, would change them."""
+    model = FAMILIES["GIT"].build()
+    (row,) = [row for row in apply(model).rows if row.module == "GitVisionAttention"]
+    assert row.left == "it does not support transformers' sdpa, and GitAttention reads the masks itself"
+    assert model.config._attn_implementation == "eager"
+
+
 # --------------------------------------------------------------------------------------------------------------- loss
 
 

@@ -2,169 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from model_family import (
+    BART,
+    DECODER,
+    ENCODER,
+    MOE,
+    T5,
+    VOCABULARY,
+    Family,
+    audio_inputs,
+    counted,
+    decoder,
+    encoder,
+    encoder_inputs,
+    image_inputs,
+    seq2seq,
+    seq2seq_inputs,
+    speech_inputs,
+    vision,
+    wave_inputs,
+)
 
-import torch
-import transformers
-from torch import Tensor
+__all__ = ["FAMILIES", "VOCABULARY", "Family", "counted"]
 
-import fusedops
-
-VOCABULARY = 64
-_DECODER = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
+GROUPED = {**MOE, "head_dim": 8, "n_group": 1, "topk_group": 1}
+MLA = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
 }
-_ENCODER = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
+DEEPSEEK = {**MOE, **MLA, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+INDEXER = {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 16}
+HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+LINEAR = {
+    **HYBRID,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
 }
-_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-_T5 = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_heads": 4,
-    "decoder_start_token_id": 0,
-    "eos_token_id": None,
+MAMBA_2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_chunk_size": 8}
+TWO_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+SPEECH = {
+    "conv_dim": [16, 16],
+    "conv_stride": [5, 2],
+    "conv_kernel": [10, 3],
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
 }
-_BART = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "decoder_start_token_id": 2,
-    "forced_eos_token_id": None,
-}
-
-
-def _padded(left: bool) -> dict[str, Tensor]:
-    """Return a batch of two sequences of 9 and 6 tokens."""
-    ids = torch.randint(3, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones(2, 9, dtype=torch.int64)
-    padding = slice(0, 3) if left else slice(6, 9)
-    ids[1, padding], mask[1, padding] = 0, 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def _decoder_inputs() -> dict[str, Tensor]:
-    return _padded(left=True)
-
-
-def _encoder_inputs() -> dict[str, Tensor]:
-    return _padded(left=False)
-
-
-def _seq2seq_inputs() -> dict[str, Tensor]:
-    ids = torch.randint(3, VOCABULARY, (2, 5), generator=torch.Generator().manual_seed(2))
-    return {**_padded(left=False), "decoder_input_ids": ids}
-
-
-def _image_inputs() -> dict[str, Tensor]:
-    return {"pixel_values": torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(3))}
-
-
-def _audio_inputs() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(4)
-    ids = torch.randint(3, VOCABULARY, (2, 5), generator=generator)
-    return {"input_features": torch.randn(2, 8, 40, generator=generator), "decoder_input_ids": ids}
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family: the classes of its model and config, the config's values, its inputs."""
-
-    name: str
-    model: str
-    config: str
-    values: Mapping[str, Any]
-    inputs: Callable[[], dict[str, Tensor]] = _decoder_inputs
-
-    def build(self, **options: Any) -> Any:
-        """Return a model in eval mode, the same each time, whose norms and biases are not 1 and 0."""
-        config = getattr(transformers, self.config)(**self.values)
-        generator = torch.Generator().manual_seed(0)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = getattr(transformers, self.model)._from_config(config, **options).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() == 1:
-                    parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
-        if model.can_generate():
-            model.generation_config.eos_token_id = None
-        return model
-
-    @property
-    def generates(self) -> bool:
-        """Return True where generate gives tokens."""
-        return "CausalLM" in self.model or "LMHead" in self.model or "ConditionalGeneration" in self.model
-
-
-def _decoder(name: str, stem: str, /, config: str | None = None, **values: Any) -> Family:
-    return Family(name, f"{stem}ForCausalLM", config or f"{stem}Config", {**_DECODER, **values})
-
 
 FAMILIES = {
     family.name: family
     for family in [
-        _decoder("Llama", "Llama"),
-        _decoder("Qwen2", "Qwen2"),
-        _decoder("Qwen3", "Qwen3", head_dim=8),
-        _decoder("Qwen3-MoE", "Qwen3Moe", head_dim=8, num_experts=4, **_MOE),
-        _decoder("Mistral", "Mistral", sliding_window=4),
-        _decoder("Mixtral", "Mixtral", num_local_experts=4, num_experts_per_tok=2),
-        _decoder("Gemma", "Gemma", head_dim=8),
-        _decoder("Gemma 2", "Gemma2", head_dim=8, sliding_window=4),
-        _decoder("Gemma 3", "Gemma3", "Gemma3TextConfig", head_dim=8, sliding_window=4),
-        _decoder("Phi", "Phi"),
-        _decoder("Phi-3", "Phi3"),
-        _decoder("OLMo", "Olmo"),
-        _decoder("OLMo 2", "Olmo2"),
-        _decoder("gpt-oss", "GptOss", head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=4),
-        _decoder("GLM", "Glm", head_dim=8),
-        _decoder("GLM-4", "Glm4", head_dim=8),
-        _decoder("Cohere", "Cohere"),
-        _decoder("Cohere 2", "Cohere2", sliding_window=4),
-        _decoder("Granite", "Granite"),
-        _decoder("SmolLM3", "SmolLM3"),
-        _decoder("StarCoder2", "Starcoder2"),
-        _decoder("StableLM", "StableLm"),
-        _decoder("Nemotron", "Nemotron", head_dim=8),
-        _decoder("Helium", "Helium", head_dim=8),
-        _decoder("GPT-NeoX", "GPTNeoX"),
-        _decoder("ERNIE 4.5", "Ernie4_5", head_dim=8),
+        decoder("Llama", "Llama"),
+        decoder("Qwen2", "Qwen2"),
+        decoder("Qwen3", "Qwen3", head_dim=8),
+        decoder("Qwen3-MoE", "Qwen3Moe", head_dim=8, num_experts=4, **MOE),
+        decoder("Mistral", "Mistral", sliding_window=4),
+        decoder("Mixtral", "Mixtral", num_local_experts=4, num_experts_per_tok=2),
+        decoder("Gemma", "Gemma", head_dim=8),
+        decoder("Gemma 2", "Gemma2", head_dim=8, sliding_window=4),
+        decoder("Gemma 3", "Gemma3", "Gemma3TextConfig", head_dim=8, sliding_window=4),
+        decoder("Phi", "Phi"),
+        decoder("Phi-3", "Phi3"),
+        decoder("OLMo", "Olmo"),
+        decoder("OLMo 2", "Olmo2"),
+        decoder("gpt-oss", "GptOss", head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=4),
+        decoder("GLM", "Glm", head_dim=8),
+        decoder("GLM-4", "Glm4", head_dim=8),
+        decoder("Cohere", "Cohere"),
+        decoder("Cohere 2", "Cohere2", sliding_window=4),
+        decoder("Granite", "Granite"),
+        decoder("SmolLM3", "SmolLM3"),
+        decoder("StarCoder2", "Starcoder2"),
+        decoder("StableLM", "StableLm"),
+        decoder("Nemotron", "Nemotron", head_dim=8),
+        decoder("Helium", "Helium", head_dim=8),
+        decoder("GPT-NeoX", "GPTNeoX"),
+        decoder("ERNIE 4.5", "Ernie4_5", head_dim=8),
         Family(
             "DeepSeek-V3",
             "DeepseekV3ForCausalLM",
             "DeepseekV3Config",
             {
-                **_DECODER,
-                **_MOE,
+                **DECODER,
+                **MOE,
                 "num_key_value_heads": 4,
                 "n_routed_experts": 4,
                 "n_group": 2,
@@ -202,16 +129,16 @@ FAMILIES = {
             "OPT",
             "OPTForCausalLM",
             "OPTConfig",
-            {**_DECODER, "ffn_dim": 48, "word_embed_proj_dim": 32},
+            {**DECODER, "ffn_dim": 48, "word_embed_proj_dim": 32},
         ),
-        Family("BERT", "BertForMaskedLM", "BertConfig", _ENCODER, _encoder_inputs),
-        Family("RoBERTa", "RobertaForMaskedLM", "RobertaConfig", {**_ENCODER, "pad_token_id": 0}, _encoder_inputs),
+        Family("BERT", "BertForMaskedLM", "BertConfig", ENCODER, encoder_inputs),
+        Family("RoBERTa", "RobertaForMaskedLM", "RobertaConfig", {**ENCODER, "pad_token_id": 0}, encoder_inputs),
         Family(
             "ModernBERT",
             "ModernBertForMaskedLM",
             "ModernBertConfig",
             {
-                **_ENCODER,
+                **ENCODER,
                 "local_attention": 4,
                 "pad_token_id": 0,
                 "bos_token_id": 1,
@@ -219,54 +146,271 @@ FAMILIES = {
                 "eos_token_id": 2,
                 "sep_token_id": 2,
             },
-            _encoder_inputs,
+            encoder_inputs,
         ),
         Family(
             "DistilBERT",
             "DistilBertForMaskedLM",
             "DistilBertConfig",
             {"vocab_size": VOCABULARY, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4},
-            _encoder_inputs,
+            encoder_inputs,
         ),
         Family(
             "ViT",
             "ViTForImageClassification",
             "ViTConfig",
-            {**_ENCODER, "image_size": 16, "patch_size": 8},
-            _image_inputs,
+            {**ENCODER, "image_size": 16, "patch_size": 8},
+            image_inputs,
         ),
-        Family("T5", "T5ForConditionalGeneration", "T5Config", _T5, _seq2seq_inputs),
+        Family("T5", "T5ForConditionalGeneration", "T5Config", T5, seq2seq_inputs),
         Family(
             "T5 v1.1",
             "T5ForConditionalGeneration",
             "T5Config",
-            {**_T5, "feed_forward_proj": "gated-gelu"},
-            _seq2seq_inputs,
+            {**T5, "feed_forward_proj": "gated-gelu"},
+            seq2seq_inputs,
         ),
-        Family("BART", "BartForConditionalGeneration", "BartConfig", _BART, _seq2seq_inputs),
+        Family("BART", "BartForConditionalGeneration", "BartConfig", BART, seq2seq_inputs),
         Family(
             "Whisper",
             "WhisperForConditionalGeneration",
             "WhisperConfig",
-            {**_BART, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 32, "suppress_tokens": []},
-            _audio_inputs,
+            {**BART, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 32, "suppress_tokens": []},
+            audio_inputs,
         ),
         Family(
             "Mamba",
             "MambaForCausalLM",
             "MambaConfig",
-            {**_DECODER, "state_size": 4, "time_step_rank": 4},
+            {**DECODER, "state_size": 4, "time_step_rank": 4},
+        ),
+        decoder("OLMo 3", "Olmo3", sliding_window=4),
+        decoder("Ministral 3", "Ministral3", head_dim=8),
+        decoder("EXAONE 4", "Exaone4", sliding_window=4),
+        decoder("Hunyuan", "HunYuanDenseV1", head_dim=8),
+        decoder("Seed-OSS", "SeedOss", head_dim=8),
+        decoder("GLM-4-MoE", "Glm4Moe", n_routed_experts=4, first_k_dense_replace=1, **GROUPED),
+        decoder("dots.llm1", "Dots1", n_routed_experts=4, n_shared_experts=1, first_k_dense_replace=1, **GROUPED),
+        decoder("EXAONE-MoE", "ExaoneMoe", num_experts=4, sliding_window=4, **GROUPED),
+        decoder("MiniMax-M2", "MiniMaxM2", head_dim=8, **TWO_EXPERTS),
+        decoder(
+            "MiniMax-M3",
+            "MiniMaxM3VL",
+            "MiniMaxM3VLTextConfig",
+            head_dim=8,
+            dense_intermediate_size=48,
+            shared_intermediate_size=24,
+            layer_types=["full_attention", "minimax_m3_sparse"],
+            mlp_layer_types=["dense", "sparse"],
+            index_n_heads=2,
+            index_head_dim=8,
+            index_block_size=2,
+            index_topk_blocks=2,
+            **TWO_EXPERTS,
+        ),
+        decoder("MiMo-V2-Flash", "MiMoV2Flash", v_head_dim=8, n_routed_experts=4, sliding_window=4, **GROUPED),
+        decoder("OLMoE", "Olmoe", num_experts=4, num_experts_per_tok=2),
+        decoder("Qwen2-MoE", "Qwen2Moe", num_experts=4, shared_expert_intermediate_size=24, **MOE),
+        decoder("ERNIE 4.5-MoE", "Ernie4_5_Moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=24),
+        decoder("Hunyuan-MoE", "HunYuanMoEV1", head_dim=8, num_experts=4, moe_topk=2),
+        decoder("Granite-MoE", "GraniteMoe", **TWO_EXPERTS),
+        decoder(
+            "Granite 4 hybrid",
+            "GraniteMoeHybrid",
+            shared_intermediate_size=24,
+            layer_types=["mamba", "attention"],
+            position_embedding_type="rope",
+            **TWO_EXPERTS,
+            **MAMBA_2,
+        ),
+        decoder("Bamba", "Bamba", attn_layer_indices=[1], **MAMBA_2),
+        decoder("Falcon-H1", "FalconH1", mamba_d_ssm=64, **MAMBA_2),
+        decoder(
+            "Nemotron-H",
+            "NemotronH",
+            head_dim=8,
+            n_routed_experts=4,
+            moe_shared_expert_intermediate_size=24,
+            mamba_num_heads=4,
+            mamba_head_dim=16,
+            ssm_state_size=8,
+            n_groups=2,
+            chunk_size=8,
+            layer_types=["mamba", "moe", "attention", "mlp"],
+            **MOE,
+        ),
+        decoder(
+            "Jamba",
+            "Jamba",
+            num_experts=2,
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            expert_layer_period=2,
+            expert_layer_offset=1,
+            mamba_d_state=4,
+            mamba_dt_rank=4,
+            use_mamba_kernels=False,
+        ),
+        decoder("Mamba 2", "Mamba2", num_heads=8, head_dim=8, state_size=8, n_groups=2, chunk_size=8),
+        decoder("Falcon Mamba", "FalconMamba", state_size=4, time_step_rank=4),
+        decoder("LFM2", "Lfm2", layer_types=["conv", "full_attention"], block_multiple_of=16),
+        decoder(
+            "LFM2-MoE", "Lfm2Moe", layer_types=["conv", "full_attention"], num_experts=4, num_dense_layers=1, **MOE
+        ),
+        decoder("RecurrentGemma", "RecurrentGemma", lru_width=32, block_types=["recurrent", "attention"]),
+        decoder(
+            "Qwen3-Next", "Qwen3Next", head_dim=8, num_experts=4, shared_expert_intermediate_size=24, **MOE, **LINEAR
+        ),
+        decoder("Qwen3.5", "Qwen3_5", "Qwen3_5TextConfig", head_dim=8, **LINEAR),
+        decoder(
+            "Qwen3.5-MoE",
+            "Qwen3_5Moe",
+            "Qwen3_5MoeTextConfig",
+            head_dim=8,
+            num_experts=4,
+            shared_expert_intermediate_size=24,
+            **MOE,
+            **LINEAR,
+        ),
+        decoder("OLMo-hybrid", "OlmoHybrid", **LINEAR),
+        decoder(
+            "Kimi-Linear",
+            "KimiLinear",
+            **{**DEEPSEEK, **HYBRID, "q_lora_rank": None},
+            num_local_experts=4,
+            linear_head_dim=8,
+            linear_num_heads=4,
+            linear_conv_kernel_dim=4,
+            mlp_layer_types=["dense", "sparse"],
+        ),
+        decoder("DeepSeek-V2", "DeepseekV2", **DEEPSEEK),
+        decoder("DeepSeek-V3.2", "DeepseekV32", **DEEPSEEK, **INDEXER),
+        decoder("GLM-5", "GlmMoeDsa", **DEEPSEEK, **INDEXER),
+        decoder("Mistral 4", "Mistral4", **DEEPSEEK),
+        decoder(
+            "DeepSeek-V4",
+            "DeepseekV4",
+            n_routed_experts=4,
+            head_dim=16,
+            qk_rope_head_dim=8,
+            q_lora_rank=16,
+            o_lora_rank=16,
+            o_groups=2,
+            sliding_window=4,
+            **MOE,
+            **INDEXER,
+        ),
+        decoder(
+            "Llama 4",
+            "Llama4",
+            "Llama4TextConfig",
+            head_dim=8,
+            intermediate_size_mlp=48,
+            num_local_experts=4,
+            num_experts_per_tok=1,
+            interleave_moe_layer_step=2,
+            attention_chunk_size=8,
+        ),
+        decoder(
+            "Gemma 3n",
+            "Gemma3n",
+            "Gemma3nTextConfig",
+            head_dim=8,
+            sliding_window=4,
+            vocab_size_per_layer_input=VOCABULARY,
+            hidden_size_per_layer_input=8,
+            laurel_rank=8,
+            num_kv_shared_layers=0,
+            altup_num_inputs=2,
+            activation_sparsity_pattern=[0.5, 0.0],
+            pad_token_id=63,  # the embedding of padding is 0, at which its norm has no gradient
+        ),
+        decoder(
+            "Gemma 4",
+            "Gemma4",
+            "Gemma4TextConfig",
+            head_dim=8,
+            global_head_dim=8,
+            sliding_window=4,
+            vocab_size_per_layer_input=VOCABULARY,
+            hidden_size_per_layer_input=8,
+        ),
+        decoder("Arcee", "Arcee"),
+        decoder("Apertus", "Apertus"),
+        decoder("BitNet", "BitNet"),
+        decoder("NanoChat", "NanoChat"),
+        decoder(
+            "Moshi", "Moshi", ffn_dim=64, audio_vocab_size=8, num_codebooks=2, depth_decoder_config={"ffn_dim": 16}
+        ),
+        decoder("Falcon", "Falcon"),
+        decoder("MPT", "Mpt", d_model=32, n_heads=4, n_layers=2, max_seq_len=64, expansion_ratio=2),
+        decoder("BLOOM", "Bloom", n_head=4, n_layer=2),
+        encoder("ELECTRA", "Electra", embedding_size=32),
+        encoder("ALBERT", "Albert", embedding_size=16),
+        encoder("MPNet", "MPNet"),
+        encoder(
+            "DeBERTa-v3",
+            "DebertaV2",
+            relative_attention=True,
+            pos_att_type=["p2c", "c2p"],
+            position_buckets=8,
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+        ),
+        encoder("CLIP text", "CLIPText", head="Model"),
+        vision("CLIP vision", "CLIPVision"),
+        vision("SigLIP", "SiglipVision"),
+        vision("DINOv2", "Dinov2"),
+        vision("DINOv3", "DINOv3ViT"),
+        encoder("wav2vec2", "Wav2Vec2", head="ForCTC", inputs=wave_inputs, **SPEECH),
+        Family(
+            "Moonshine",
+            "MoonshineForConditionalGeneration",
+            "MoonshineConfig",
+            {
+                **DECODER,
+                "encoder_num_hidden_layers": 1,
+                "decoder_num_hidden_layers": 2,
+                "encoder_num_attention_heads": 4,
+                "decoder_num_attention_heads": 4,
+                "decoder_start_token_id": 1,
+            },
+            speech_inputs,
+        ),
+        Family(
+            "GIT",
+            "GitForCausalLM",
+            "GitConfig",
+            {**DECODER, "vision_config": {**ENCODER, "num_hidden_layers": 1, "image_size": 16, "patch_size": 8}},
+            encoder_inputs,
+        ),
+        seq2seq("Pegasus", "Pegasus", BART),
+        seq2seq("mBART", "MBart", BART),
+        seq2seq(
+            "NLLB-MoE",
+            "NllbMoe",
+            BART,
+            num_experts=4,
+            encoder_sparse_step=2,
+            decoder_sparse_step=2,
+        ),
+        seq2seq("mT5", "MT5", T5),
+        seq2seq(
+            "Switch",
+            "SwitchTransformers",
+            T5,
+            num_experts=4,
+            num_decoder_layers=2,
+            num_sparse_encoder_layers=1,
+            num_sparse_decoder_layers=1,
+        ),
+        seq2seq(
+            "T5Gemma",
+            "T5Gemma",
+            {"encoder": {**DECODER, "head_dim": 8}, "decoder": {**DECODER, "head_dim": 8}},
+            vocab_size=VOCABULARY,
+            pad_token_id=0,
+            decoder_start_token_id=1,
         ),
     ]
 }
-
-
-def counted(run: Callable[[], Any]) -> dict[str, int]:
-    """Return the forward calls of each op in a run."""
-    fusedops.reset_stats()
-    run()
-    counts: dict[str, int] = {}
-    for each in fusedops.stats().counts:
-        if each.direction == "forward":
-            counts[each.op] = counts.get(each.op, 0) + each.calls
-    return counts
