@@ -397,6 +397,18 @@ def test_tokens_without_an_angle_run_the_models_own_function(first: int) -> None
     assert len(fusedops.stats().counts) == 1 - first
 
 
+def test_positions_that_are_learned_have_their_gradient() -> None:
+    """As MLCD's, of its class token."""
+    model = nn.ModuleList([TinyRotary(), TinyAttention()])
+    x, positions = torch.randn(2, 3, 5, 8), torch.arange(5.0)[None].requires_grad_()
+    expected = model[1](x, model[0](torch.zeros(1), positions))[0]
+    (gradient,) = torch.autograd.grad(expected.square().sum() + expected.sum(), positions)
+    assert apply(model).ops == {"rotary_embedding": 1}
+    result = model[1](x, model[0](torch.zeros(1), positions))[0]
+    assert torch.equal(result, expected)
+    assert torch.equal(torch.autograd.grad(result.square().sum() + result.sum(), positions)[0], gradient)
+
+
 def test_positions_of_rows_and_columns() -> None:
     """Pixtral's angles have no batch."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}

@@ -100,6 +100,8 @@ class RotaryFunction:
                 return None
         if any(values.get(role) is None for role in _TENSORS if role in roles):
             return None
+        if values["cos"].requires_grad:  # of positions that are learned, as MLCD's: the op has no gradient for them
+            return None
         key = values["q"].dim(), values["cos"].dim(), values.get(_HEADS_DIM)
         for compared, seq_dim in self.calls:
             if compared == key:  # some rotate a part of the tokens: DINOv3's first ones stay
