@@ -31,7 +31,7 @@ def tokens(model: Any, family: Family) -> Tensor:
     """The tokens that follow the padded batch."""
     inputs = {name: value for name, value in family.inputs().items() if name != "decoder_input_ids"}
     with torch.no_grad():
-        return model.generate(**inputs, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+        return model.generate(**inputs, max_new_tokens=3, min_new_tokens=3, do_sample=False)
 
 
 def state(model: Any) -> dict[str, Any]:

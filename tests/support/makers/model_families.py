@@ -345,6 +345,16 @@ FAMILIES = {
         decoder("Falcon", "Falcon"),
         decoder("MPT", "Mpt", d_model=32, n_heads=4, n_layers=2, max_seq_len=64, expansion_ratio=2),
         decoder("BLOOM", "Bloom", n_head=4, n_layer=2),
+        Family(
+            "Qwen3-VL text",
+            "Qwen3VLTextModel",
+            "Qwen3VLTextConfig",
+            {
+                **DECODER,
+                "head_dim": 8,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+            },
+        ),
         encoder("ELECTRA", "Electra", embedding_size=32),
         encoder("ALBERT", "Albert", embedding_size=16),
         encoder("MPNet", "MPNet"),
