@@ -209,6 +209,24 @@ def test_a_score_of_thousands_of_equal_products_may_drift() -> None:
     assert limits[1] > 2 * limits[0]
 
 
+def test_a_sum_whose_rounding_is_larger_than_its_spread_leaves_the_gradient_open() -> None:
+    op, x = OPS["add_layer_norm"], torch.full((2, 32), 30.0, dtype=torch.float16)
+    for spread, is_open in ((0.01, True), (3.0, False)):
+        residual = (spread * torch.randn(2, 32, generator=torch.Generator().manual_seed(0))).half()
+        limit = testing.expected(op, (x, residual, None, None, 0.0)).limits["gradient of x"]
+        assert bool(limit.isinf().all()) is is_open
+
+
+def test_a_sum_of_blocks_of_queries_may_be_rounded_after_each() -> None:
+    generator, limits = torch.Generator().manual_seed(0), list[float]()
+    k = torch.randn(1, 1, 3, 4, generator=generator).bfloat16()
+    for rows in (512, 8192):
+        q = torch.randn(1, 1, rows, 4, generator=generator).bfloat16()
+        want = testing.expected(OPS["attention"], (q, k, k, None, None, "none", None, False))
+        limits.append(float(want.limits["gradient of v"].mean()))
+    assert limits[1] > 6 * limits[0]  # 4 times for 16 times the rows, where each term is rounded alone
+
+
 def test_equal_queries_round_their_probabilities_alike() -> None:
     op, k = OPS["attention"], torch.randn(1, 1, 9, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
     limits: list[float] = []

@@ -19,6 +19,7 @@ from fusedops.ops.attention import formulas
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order, and of more as much more
 _ARITHMETIC, _PRODUCTS = 2e-6, 512
 _SUMS = 2e-5  # of a gradient's term, in float32
+_BLOCK = 256  # rows of queries
 _SPREAD = 1  # times the root of the sum of the squares of the terms' roundings, where no terms are equal
 
 
@@ -90,9 +91,10 @@ def gradient_error_bound(
     dk = formulas.summed(ds @ s.q.abs(), heads)
     dk = dk + of_rows * formulas.summed(rounding.transpose(-2, -1) @ s.q.square(), heads).sqrt()
     dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
-    # torch's kernel for a CPU scales, and adds up blocks of 32 rows and more, in 16 bits
+    # torch's kernel for a CPU scales, and adds up blocks of 32 to 256 rows, in 16 bits
+    of_blocks = 1 + (rows_of_key / _BLOCK) ** 0.5
     blocks = _least(q.dtype) * (1 + rows_of_key / 32) / 2 if narrow else 0.0
-    dv = dv + of_queries * formulas.summed(exact.transpose(-2, -1) @ g.square(), heads).sqrt()
+    dv = dv + of_blocks * of_queries * formulas.summed(exact.transpose(-2, -1) @ g.square(), heads).sqrt()
     # a row whose terms, or sums of them, may overflow: the terms may be scaled before they are summed, or after
     limit = torch.finfo(compute_dtype(q.dtype)).max / 2 / max(factor, 1.0)
     keys, queries = s.k.abs().clamp(min=1.0), s.q.abs().clamp(min=1.0)

@@ -194,12 +194,13 @@ def _gradients(
     exact = m - normal * product
     if mean is not None:
         exact = exact - m.mean(-1, keepdim=True)
-    unknown = ~(rstd_moves <= 0.5) | _overflows(x, rows, centre, r).any(-1, keepdim=True)
+    of_sums = (of_rounding * normal.abs()).mean(-1, keepdim=True)
+    unknown = ~(rstd_moves + of_sums <= 0.5) | _overflows(x, rows, centre, r).any(-1, keepdim=True)
     unknown = unknown | ((rows - centre).square().sum(-1, keepdim=True) >= _largest(x))
     # torch's formula has sums of m * x, which are then multiplied by rstd ** 3 * x
     reach = 1 + (rows.abs() + centre.abs()).nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
     total = size.nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
-    dx = r * (inner + exact.abs() * (rstd_moves + (of_rounding * normal.abs()).mean(-1, keepdim=True)))
+    dx = r * (inner + exact.abs() * (rstd_moves + of_sums))
     dx = dx.masked_fill(unknown | (total * reach.square() * (1 + r**3) >= _largest(x)), math.inf)
     of_weight = (g.abs() * (moves + absolute * normal.abs())).masked_fill(unknown, math.inf)
     # terms of one sign, added one by one as torch's kernels do: each rounding may be half a unit of the sum so far
