@@ -177,6 +177,15 @@ def test_an_ignored_row_whose_logits_overflow_leaves_the_bounds_of_the_other_row
         assert torch.equal(wide[result], plain[result])
 
 
+def test_a_logit_whose_error_overflows_leaves_its_row_open() -> None:
+    weight = torch.ones(3, 2, dtype=torch.float64)
+    weight[0, 0] = torch.finfo(torch.float64).max
+    x, target = torch.tensor([[-1e-3, 1.0]], dtype=torch.float64), torch.tensor([1])
+    for z_loss in (0.0, 0.1):
+        args = (x, weight, target, None, -100, 0.0, z_loss, None, "mean", None, None)
+        assert bool((testing.expected(OPS["linear_cross_entropy"], args).limits["gradient of weight"][1:] > 1e-4).all())
+
+
 def test_a_saved_gradient_that_may_overflow_leaves_the_gradient_open() -> None:
     op, x = OPS["linear_cross_entropy"], torch.full((2, 8), 40.0, dtype=torch.float16)
     call = {"x": x, "weight": x.new_ones(4, 8), "target": torch.tensor([1, 2]), "z_loss": 8.0}
