@@ -75,6 +75,7 @@ NOT_RUN = {
     "python -m benchmarks.linear_loss": "needs 2 GB and a minute",
     "python -m benchmarks.experts": "needs minutes",
     "python -m benchmarks.train_step": "needs 3 GB and minutes",
+    "python -m benchmarks.families": "needs minutes",
     "python -m benchmarks.cpu_sizes": "needs an hour on an idle machine",
     "python -m benchmarks.compiled": "compiles, and needs an idle machine",
     "fusedops bench bias_gelu --dtype bf16 --device cuda": "needs a GPU",
