@@ -56,7 +56,7 @@ def is_traced() -> bool:
 
 def takes_saved_tensors_hooks() -> bool:
     """Return True where no hooks of saved tensors are in effect, and new ones are not disabled."""
-    return saved_tensors_hooks(True) is None and _c._autograd._saved_tensors_hooks_is_enabled()
+    return saved_tensors_hooks(True) is None and _c._autograd._saved_tensors_hooks_get_disabled_error_message() is None
 
 
 def is_transformed() -> bool:

@@ -74,6 +74,12 @@ def test_the_input_of_the_last_layer_is_not_kept(kind: Any) -> None:
     del y
 
 
+def test_another_tensor_of_its_size_is_kept() -> None:
+    module, x = mlp(), rows()
+    module.down_proj.layer = nn.Sequential(nn.Tanh(), module.down_proj.layer)
+    torch.testing.assert_close(gradients(module, module, x), gradients(lambda x: by_halves(module, x), module, x))
+
+
 def test_the_bits_are_those_of_a_kept_one() -> None:
     module, x = mlp(), rows()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # of others, which take it as it is
@@ -93,6 +99,19 @@ def test_it_is_computed_once_more_in_backward_and_in_each_backward_of_a_kept_gra
     assert counts == {("swiglu", "forward"): 3, ("swiglu", "backward"): 2}
     assert x.grad is not None
     torch.testing.assert_close(x.grad / 2, torch.autograd.grad(by_halves(module, x).sum(), x)[0])
+
+
+def test_backward_computes_it_by_the_policy_of_forward() -> None:
+    module, x = mlp(), rows()
+    fusedops.reset_stats()
+    with fusedops.use("eager"):
+        y = module(x).sum()
+    y.backward()
+    assert {each.backend for each in fusedops.stats().counts} == {"eager"}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = module(rows(1024))
+    assert not module.down_proj.keeps
+    assert y.dtype == torch.bfloat16
 
 
 def test_it_is_kept_where_that_saves_nothing() -> None:

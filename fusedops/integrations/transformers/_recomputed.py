@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from fusedops._policy import context
 from fusedops._torch import is_traced, is_transformed, storage_id, takes_saved_tensors_hooks
 
 LEAST = 2**20  # bytes: for less the hooks below take longer than the pass
 
 
 class _Again(NamedTuple):
-    """A tensor that is not kept: how it is computed, and its shape."""
+    """A tensor that is not kept: how it is computed, by the policy of forward, and its shape."""
 
     compute: Callable[..., Tensor]
+    block: context.Frame | None
     operands: tuple[Tensor | None, ...]
     versions: tuple[int | None, ...]
     shape: torch.Size
@@ -46,13 +48,13 @@ def call_without_keeping(
         return layer(h)
     if not takes_saved_tensors_hooks():
         return layer(h)
-    memory, size = storage_id(h), h.numel()
+    memory, size, block = storage_id(h), h.numel(), context.frame.get()
     kept = tuple(None if each is None else each.detach() for each in operands)
 
     def pack(saved: Tensor) -> Any:
         if storage_id(saved) != memory or saved.numel() != size or not saved.is_contiguous():
             return saved
-        return _Again(compute, kept, _versions(kept), saved.shape)
+        return _Again(compute, block, kept, _versions(kept), saved.shape)
 
     with saved_tensors_hooks(pack, _unpacked):
         return layer(h)
@@ -66,7 +68,7 @@ def _unpacked(packed: Any) -> Tensor:
             "got the gate or up of an MLP modified in place after forward, expected both as in forward until backward "
             "has run; to fix: modify a copy"
         )
-    with torch.no_grad():
+    with torch.no_grad(), context.within(packed.block):
         return packed.compute(*packed.operands).view(packed.shape)
 
 

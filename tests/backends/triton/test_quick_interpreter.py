@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import quick_interpreter
 import torch
+import triton
 from triton import language as tl
 from triton.runtime import interpreter
 
@@ -79,3 +80,19 @@ def test_members_are_listed_once(request: pytest.FixtureRequest, monkeypatch: py
     request.getfixturevalue("plain")
     results()
     assert len(listed) > 50
+
+
+@triton.jit
+def _beside_numbers(x_ptr, out_ptr):
+    """Write ``x * 0.0``, ``x * -0.0`` and ``x * 0``."""
+    at = tl.arange(0, 4)
+    x = tl.load(x_ptr + at)
+    tl.store(out_ptr + at, x * 0.0)
+    tl.store(out_ptr + 4 + at, x * -0.0)
+    tl.store(out_ptr + 8 + at, x * 0)
+
+
+def test_numbers_of_python_keep_their_sign() -> None:
+    out = torch.empty(12)
+    _beside_numbers[(1,)](torch.ones(4), out)
+    assert torch.signbit(out).tolist() == [False] * 4 + [True] * 4 + [False] * 4
