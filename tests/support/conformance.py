@@ -55,8 +55,13 @@ NOT_INTERPRETED = ("determinism",)
 
 
 def every_check() -> pytest.MarkDecorator:
-    """Run a test with each check of each backend that is installed, as ``check``."""
-    return pytest.mark.parametrize("check", [each for backend in BACKENDS for each in _params(backend)])
+    """Run a test with each check of each backend that is installed, as ``check``.
+
+    A fixture ``installed`` of the module gets the backend's name. It registers the backend once for all its checks: the
+    kit keeps the calls that a kernel takes for as long as the kernel is registered.
+    """
+    params = [each for backend in BACKENDS for each in _params(backend)]
+    return pytest.mark.parametrize(("installed", "check"), params, indirect=["installed"], scope="module")
 
 
 def _params(backend: str) -> Iterable[Any]:
@@ -64,7 +69,7 @@ def _params(backend: str) -> Iterable[Any]:
         (info,) = [info for info in fusedops.backends() if info.name == backend]
         for check in testing.checks(backend, elements=ELEMENTS[backend]) if info.state != "unavailable" else ():
             if _can_fail(check):
-                yield pytest.param(check, id=f"{backend}-{check.id}")
+                yield pytest.param(backend, check, id=f"{backend}-{check.id}")
 
 
 def _can_fail(check: testing.Check) -> bool:
@@ -87,8 +92,7 @@ def passes(check: testing.Check) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with BACKENDS[check.backend]():
-            result = check.run()
+        result = check.run()
     finally:
         torch.set_num_threads(before)
     assert not result.failures, str(result)

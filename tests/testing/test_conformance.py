@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from conformance import every_check, passes
+from collections.abc import Iterator
+
+import pytest
+from conformance import BACKENDS, every_check, passes
 
 from fusedops import testing
 
 
+@pytest.fixture(scope="module")
+def installed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Install a backend, or its stand-in, for its checks."""
+    with BACKENDS[request.param]():
+        yield
+
+
 @every_check()
-def test_the_kit_passes(check: testing.Check) -> None:
+def test_the_kit_passes(installed: None, check: testing.Check) -> None:
     passes(check)
