@@ -9,38 +9,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._dispatch.selection.stats import stats
+from fusedops._dispatch.selection.stats import calls_by_kernel
 from fusedops._report.direction import Direction
 from fusedops._verify.result_form import is_dense
 from fusedops.testing._calls import dtype_name
 from fusedops.testing._failures import RuleError
 
+_Kernel = tuple[str, str, Direction]  # backend, op, direction
 _ALONE = "the backend's own kernel serves the call, once, and no other kernel runs"
 _OWN_MEMORY = "each result is in memory of its own"
 _LAYOUT = "each result is a contiguous tensor of the shape, dtype and device that the op gives it"
 
 
-def kernel_runs() -> Counter[str]:
+def kernel_runs() -> Counter[_Kernel]:
     """Return how often each backend's kernels have run: a kernel can call an op, and so another backend, itself."""
-    runs: Counter[str] = Counter()
-    for count in stats().counts:
-        runs[_kernel(count.backend, count.op, count.direction)] += count.calls
-    return runs
+    return Counter(calls_by_kernel())
 
 
-def check_runs(runs: Counter[str], backend: str, op: str, expected_runs: Mapping[Direction, int]) -> None:
+def check_runs(runs: Counter[_Kernel], backend: str, op: str, expected_runs: Mapping[Direction, int]) -> None:
     """Raise RuleError unless these kernels of the backend ran, and no other."""
-    needed = Counter({_kernel(backend, op, direction): count for direction, count in expected_runs.items()})
+    needed = Counter[_Kernel]({(backend, op, direction): count for direction, count in expected_runs.items()})
     if runs != needed:
         raise RuleError(f"got runs of {_listed(runs)}, expected {_listed(needed)} and no other kernel", _ALONE)
 
 
-def _kernel(backend: str, op: str, direction: str) -> str:
-    return f"{backend}'s {op} {direction}"
-
-
-def _listed(runs: Counter[str]) -> str:
-    texts = [name + (f" {count} times" if count > 1 else "") for name, count in sorted(runs.items())]
+def _listed(runs: Counter[_Kernel]) -> str:
+    texts = [
+        f"{backend}'s {op} {direction}" + (f" {count} times" if count > 1 else "")
+        for (backend, op, direction), count in sorted(runs.items())
+    ]
     return " and ".join(texts) or "no kernel"
 
 

