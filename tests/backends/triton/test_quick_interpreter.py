@@ -96,3 +96,32 @@ def test_numbers_of_python_keep_their_sign() -> None:
     out = torch.empty(12)
     _beside_numbers[(1,)](torch.ones(4), out)
     assert torch.signbit(out).tolist() == [False] * 4 + [True] * 4 + [False] * 4
+
+
+@triton.jit
+def _of_two_kinds(x_ptr, out_ptr):
+    """Write twice a sum of blocks of several shapes and types: the second time, types and shapes are known."""
+    for turn in range(2):
+        rows, columns = tl.arange(0, 4)[:, None], tl.arange(0, 4)
+        x, number = tl.load(x_ptr + columns), tl.load(x_ptr + 2)
+        table = rows.to(tl.int64) * 7 + columns
+        table += (rows < columns) & (columns < 3)
+        y = (
+            x.to(tl.float16) * table
+            + x * (table + 16777217)
+            + x.to(tl.float64) * number
+            + tl.where(rows < 2, x, number)
+            + x[None, :] * rows
+        )
+        tl.store(out_ptr + turn * 16 + rows * 4 + columns, y)
+
+
+def test_two_tensors_of_other_shapes_and_types(request: pytest.FixtureRequest) -> None:
+    def result() -> torch.Tensor:
+        out = torch.empty(2, 4, 4)
+        _of_two_kinds[(1,)](torch.tensor([0.3, -1.7, 300.1, 1e-3]), out)
+        return out
+
+    quick = result()
+    request.getfixturevalue("plain")
+    assert torch.equal(quick, result())

@@ -32,7 +32,7 @@ _plain = (
 )
 _plain_convert = interpreter._convert_float
 _turn = threading.Lock()
-_patched: set[int] | None = None  # the globals of the functions that the launch in progress has called
+_patched: set[int] | None = None  # of the launch in progress: the globals of functions it has called, and packages
 
 
 @cache
@@ -42,6 +42,10 @@ def _builtin_names(package: Any) -> tuple[str, ...]:
 
 
 def _patch_builtin(package: Any, *rest: Any) -> None:
+    if _patched is not None:
+        if id(package) in _patched:  # for another module of the launch
+            return
+        _patched.add(id(package))
     for name in _builtin_names(package):
         member = getattr(package, name)
         if interpreter.tl.core.is_builtin(member):

@@ -4,7 +4,8 @@ Each operation on tensors makes the type of its result, whose name and shape are
 tensor computes its shape from its type again: half of the time of a kernel that works on many short rows. An operation
 also asks for the type that its two operands have in common, and gives a number the shape of the other operand: where
 both have one type there is nothing to convert, and the type of the number as a block is kept. A number of Python beside
-a tensor is made a block once a launch. What an assertion about integers computes is left out where it asserts nothing.
+a tensor is made a block once a launch. The types and the shapes that two tensors get in an operation are found once a
+launch. What an assertion about integers computes is left out where it asserts nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from triton.runtime import interpreter
 
 core = interpreter.tl.core
@@ -24,6 +26,7 @@ _plain = (
     _Semantic.broadcast_impl_value,
     _Semantic.binary_op_type_checking_impl,
     _Semantic.binary_op_sanitize_overflow_impl,
+    _Semantic.cast,
 )
 # two operands of one of these types keep it in every operation; 16-bit numbers are divided in float32
 _KEPT = {id(kind) for kind in (core.int32, core.int64, core.uint32, core.uint64, core.float32, core.float64)}
@@ -32,8 +35,10 @@ _KEPT = {id(kind) for kind in (core.int32, core.int64, core.uint32, core.uint64,
 _types: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 _tensors: dict[int, tuple[Any, dict[str, Any]]] = {}
 _numpy_types: dict[int, tuple[Any, Any]] = {}
-_blocks: dict[tuple[int, int], tuple[Any, Any, Any, Any]] = {}  # of a number beside a block
+_blocks: dict[tuple[int, int], tuple[Any, ...]] = {}  # of a number beside a block
 _numbers: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # of Python, beside a tensor
+_converted: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # of two tensors in an operation
+_broadcasted: dict[tuple[int, int], tuple[Any, ...]] = {}  # of two blocks
 
 
 def forget() -> None:
@@ -43,6 +48,8 @@ def forget() -> None:
     _numpy_types.clear()
     _blocks.clear()
     _numbers.clear()
+    _converted.clear()
+    _broadcasted.clear()
 
 
 _LEAVES = {int, bool, float, type(None), core.tensor, core.dtype, core.block_type, core.pointer_type}
@@ -97,22 +104,39 @@ def _broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
     left, right = lhs.type, rhs.type
     if left is right:
         return lhs, rhs
-    left_is_block, right_is_block = type(left) is core.block_type, type(right) is core.block_type
-    if left_is_block and not right_is_block:
-        return lhs, _as_block(self, rhs, left)
-    if right_is_block and not left_is_block:
-        return _as_block(self, lhs, right), rhs
-    return _plain[4](self, lhs, rhs)
+    if type(left) is not core.block_type:
+        return (_as_block(lhs, right), rhs) if type(right) is core.block_type else (lhs, rhs)
+    if type(right) is not core.block_type:
+        return lhs, _as_block(rhs, left)
+    known = _broadcasted.get((id(left), id(right)))
+    if known is None:
+        blocks = _plain[4](self, lhs, rhs)
+        shape = blocks[0].handle.data.shape
+        _broadcasted[id(left), id(right)] = (shape, blocks[0].type, blocks[1].type, left, right)
+        return blocks
+    shape, left_block, right_block = known[:3]
+    if left is not left_block:
+        lhs = _block(np.broadcast_to(lhs.handle.data, shape), lhs, left_block)
+    if right is not right_block:
+        rhs = _block(np.broadcast_to(rhs.handle.data, shape), rhs, right_block)
+    return lhs, rhs
 
 
-def _as_block(semantic: Any, number: Any, block: Any) -> Any:
-    """Return a block of the shape of ``block`` that holds the number everywhere."""
+def _block(data: Any, tensor: Any, type: Any) -> Any:
+    """Return a block of these elements, which are those of ``tensor``."""
+    return core.tensor(interpreter.TensorHandle(data, tensor.handle.dtype.scalar), type)
+
+
+def _as_block(number: Any, block: Any) -> Any:
+    """Return a block of the shape of ``block``, a type, that holds the number everywhere."""
     key = (id(block), id(number.type))
     known = _blocks.get(key)
     if known is None:
         new = block.with_element_ty(number.type.scalar)
-        known = _blocks[key] = (new, new.to_ir(semantic.builder), block, number.type)
-    return semantic.tensor(semantic.builder.create_splat(known[1], number.handle), known[0])
+        known = _blocks[key] = (tuple(map(_unwrap, new.shape)), new, block, number.type)
+    data = np.empty(known[0], _numpy_type(number.handle.dtype))
+    data[...] = number.handle.data
+    return _block(data, number, known[1])
 
 
 def _operands(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> Any:
@@ -120,12 +144,30 @@ def _operands(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> Any
     if left is right is core.tensor:
         if lhs.dtype is rhs.dtype and id(lhs.dtype) in _KEPT:
             return _broadcast(self, lhs, rhs)
+        if not named:
+            return _tensors_of_two_types(self, lhs, rhs, options)
     elif not named:
         if left is core.tensor and (right is float or right is int) and id(lhs.dtype) in _KEPT:
             return _beside(self, lhs, rhs, (lhs, rhs, *options), 1)
         if right is core.tensor and (left is float or left is int) and id(rhs.dtype) in _KEPT:
             return _beside(self, rhs, lhs, (lhs, rhs, *options), 0)
     return _plain[5](self, lhs, rhs, *options, **named)
+
+
+def _tensors_of_two_types(semantic: Any, lhs: Any, rhs: Any, options: tuple[Any, ...]) -> Any:
+    """Return the two operands, each in the type that an operation gives a tensor of its type beside the other one."""
+    left, right = lhs.dtype, rhs.dtype
+    key = (id(left), id(right), *options)
+    known = _converted.get(key)
+    if known is None:
+        operands = _plain[5](semantic, lhs, rhs, *options)
+        _converted[key] = (operands[0].dtype, operands[1].dtype, left, right)
+        return operands
+    if left is not known[0]:
+        lhs = semantic.cast(lhs, known[0])
+    if right is not known[1]:
+        rhs = semantic.cast(rhs, known[1])
+    return _broadcast(semantic, lhs, rhs)
 
 
 def _beside(semantic: Any, tensor: Any, number: Any, args: tuple[Any, ...], at: int) -> Any:
@@ -142,6 +184,10 @@ def _beside(semantic: Any, tensor: Any, number: Any, args: tuple[Any, ...], at: 
     return (tensor, known[1]) if at else (known[1], tensor)
 
 
+def _cast(self: Any, input: Any, dst_ty: Any, *rest: Any, **named: Any) -> Any:
+    return input if input.dtype is dst_ty else _plain[7](self, input, dst_ty, *rest, **named)
+
+
 def _sanitize(self: Any, lhs: Any, rhs: Any, binary_op: Any) -> None:
     if self.builder.options.debug:  # else the interpreter computes whether an integer overflows, and drops it
         _plain[6](self, lhs, rhs, binary_op)
@@ -153,7 +199,7 @@ def install() -> None:
     core.tensor.__init__ = _init_tensor
     interpreter._get_np_dtype, core._unwrap_if_constexpr = _numpy_type, _unwrap
     _Semantic.broadcast_impl_value, _Semantic.binary_op_type_checking_impl = _broadcast, _operands
-    _Semantic.binary_op_sanitize_overflow_impl = _sanitize
+    _Semantic.binary_op_sanitize_overflow_impl, _Semantic.cast = _sanitize, _cast
 
 
 def uninstall() -> None:
@@ -162,5 +208,5 @@ def uninstall() -> None:
     core.block_type.__init__, core.tensor.__init__ = _plain[:2]
     interpreter._get_np_dtype, core._unwrap_if_constexpr = _plain[2:4]
     _Semantic.broadcast_impl_value, _Semantic.binary_op_type_checking_impl = _plain[4:6]
-    _Semantic.binary_op_sanitize_overflow_impl = _plain[6]
+    _Semantic.binary_op_sanitize_overflow_impl, _Semantic.cast = _plain[6:8]
     forget()
