@@ -87,11 +87,12 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> Any:
     return counted(monkeypatch)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[ForkServer]:
-    """A process that has imported torch and triton, for kernels that are not interpreted."""
+    """A process that has imported torch, triton and the backend, for kernels that are not interpreted."""
     path = [str(ROOT), *sys.path]
-    server = ForkServer(f"import sys; sys.path[:0] = {path!r}; import torch, triton", {"TRITON_INTERPRET": "0"})
+    preload = f"import sys; sys.path[:0] = {path!r}; import torch, triton, fusedops_triton._softmax"
+    server = ForkServer(preload, {"TRITON_INTERPRET": "0"})
     yield server
     server.close()
 

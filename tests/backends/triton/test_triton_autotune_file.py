@@ -11,7 +11,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ import torch
 from fork_server import ForkServer
 
 pytest.importorskip("triton", reason="triton is not installed")
-from autotune_cases import Timer, X, forget, only, softmax
+from autotune_cases import AT_ONCE, Timer, X, forget, only, softmax
 
 from fusedops import FusedOpsWarning
 from fusedops_triton import _autotune, _own_file, _settings
@@ -73,8 +72,9 @@ print(json.dumps([len(asked), [str(w.message) for w in caught]]))
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    """A process that has imported torch and triton, for interpreted kernels."""
-    server = ForkServer(f"import sys; sys.path[:0] = {sys.path!r}; import torch, triton", {"TRITON_INTERPRET": "1"})
+    """A process that has imported torch, triton and the backend, for interpreted kernels."""
+    preload = f"import sys; sys.path[:0] = {sys.path!r}; import torch, triton, fusedops_triton._softmax"
+    server = ForkServer(preload, {"TRITON_INTERPRET": "1"})
     yield server
     server.close()
 
@@ -141,11 +141,10 @@ def test_two_processes_keep_each_others_settings(cache: pathlib.Path, timer: Tim
     ]
 
 
-def test_processes_that_write_at_once_leave_a_whole_file(python: Callable[..., Any], cache: pathlib.Path) -> None:
-    environ = {"TRITON_INTERPRET": "1", "XDG_CACHE_HOME": str(cache.parent), "FUSEDOPS_AUTOTUNE": "1"}
+def test_processes_that_write_at_once_leave_a_whole_file(server: ForkServer, cache: pathlib.Path) -> None:
     scripts = [SCRIPT.replace("{widths}", repr(widths)) for widths in ((8, 40), (16, 70), (40, 300))]
-    with ThreadPoolExecutor(3) as pool:
-        outcomes = list(pool.map(lambda script: python(script, *sys.path, fresh=True, **environ), scripts))
+    environ = {"XDG_CACHE_HOME": str(cache.parent), "FUSEDOPS_AUTOTUNE": "1"}
+    outcomes = server.run(AT_ONCE.replace("{scripts}", repr(scripts)), **environ)
     assert all(caught == [] for _, caught in outcomes), outcomes
     settings = json.loads(only(cache).read_text())["settings"]
     possible = {f"_softmax._forward_on_chip {width} 4" for width in (8, 16, 64, 128, 512)}

@@ -39,3 +39,20 @@ def only(folder: pathlib.Path) -> pathlib.Path:
 
 def softmax(x: Tensor = X) -> Tensor:
     return softmax_forward(x, None, 0.3, False)
+
+
+#: Runs programs in forks of one process at once, and prints what each has printed as JSON.
+AT_ONCE = """
+import json, os, sys
+outputs = []
+for script in {scripts}:
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.dup2(write, 1)
+        exec(script, {})
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(write)
+    outputs.append(open(read))
+print(json.dumps([json.loads(output.read()) for output in outputs]))
+"""
