@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import logging
 import os
 import pathlib
 import re
@@ -16,13 +17,14 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 # before triton is imported: the triton backend then serves CPU tensors
 os.environ["TRITON_INTERPRET"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: several processes of several threads each wait for each other
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for the tests of threads: a thread that waits takes no core
 
 import pytest
 
@@ -106,6 +108,24 @@ def fakes() -> Fakes:
     only_own_backends()
     no_optional_backends()
     return Fakes()
+
+
+@pytest.fixture
+def log_of() -> Iterator[Callable[[str, int], list[logging.LogRecord]]]:
+    """Return the list that a logger's records of a level and above are added to, until the end of the test."""
+    with ExitStack() as undo:
+
+        def records(name: str, level: int) -> list[logging.LogRecord]:
+            found: list[logging.LogRecord] = []
+            logger, handler = logging.getLogger(name), logging.Handler()
+            handler.emit = found.append  # type: ignore[method-assign]
+            undo.callback(logger.setLevel, logger.level)
+            undo.callback(logger.removeHandler, handler)
+            logger.setLevel(level)
+            logger.addHandler(handler)
+            return found
+
+        yield records
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -195,16 +195,17 @@ def test_the_table_at_the_end(program: Any) -> None:
 # ------------------------------------------------------------------------------------------------------ the first use
 
 
-def test_the_first_use_is_logged_once(fakes: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_use_is_logged_once(fakes: Any, log_of: Callable[..., list[logging.LogRecord]]) -> None:
     fakes("short", SHORT)
-    with caplog.at_level(logging.INFO, "fusedops"), fusedops.use("short", fallback="silent"):
+    log = log_of("fusedops", logging.INFO)
+    with fusedops.use("short", fallback="silent"):
         for _ in range(2):
             softmax(X)
             softmax(LONG)
         softmax(X.clone().requires_grad_()).sum().backward()
         with fusedops.use("eager"):
             softmax(X)
-    assert [(r.name, r.levelname, r.getMessage()) for r in caplog.records] == [
+    assert [(r.name, r.levelname, r.getMessage()) for r in log] == [
         ("fusedops", "INFO", "scaled_masked_softmax runs on short"),
         (
             "fusedops",
@@ -221,10 +222,10 @@ def test_after_the_first_call_a_plan_has_the_counter_itself() -> None:
     assert type(first.count) is itertools.count, "anything else costs the hot path more"
 
 
-def test_to_explain_is_no_use(fakes: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "fusedops"):
-        fusedops.explain(OP, X)
-    assert caplog.records == []
+def test_to_explain_is_no_use(fakes: Any, log_of: Callable[..., list[logging.LogRecord]]) -> None:
+    log = log_of("fusedops", logging.INFO)
+    fusedops.explain(OP, X)
+    assert log == []
     assert counts() == {}
 
 

@@ -295,12 +295,12 @@ print(json.dumps([ways(softmax), ways(softmax)]))
     assert program(PRETEND + code) == [[1, 1], [1, 1]]
 
 
-def test_the_interpreter_is_plain_triton(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_interpreter_is_plain_triton(log_of: Callable[..., list[logging.LogRecord]]) -> None:
     _launch.fast_path.cache_clear()
-    with caplog.at_level(logging.DEBUG, "fusedops.triton"):
-        for _ in range(2):
-            _softmax.softmax_forward(torch.randn(2, 5), None, 1.0, False)
-    (line,) = [record.getMessage() for record in caplog.records]
+    log = log_of("fusedops.triton", logging.DEBUG)
+    for _ in range(2):
+        _softmax.softmax_forward(torch.randn(2, 5), None, 1.0, False)
+    (line,) = [record.getMessage() for record in log]
     assert line.startswith("each launch goes through Triton 3.")
     assert "InterpretedFunction, as under TRITON_INTERPRET=1, expected JITFunction" in line
 
