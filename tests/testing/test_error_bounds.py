@@ -234,7 +234,7 @@ def test_a_sum_of_blocks_of_queries_may_be_rounded_after_each() -> None:
         want = testing.expected(OPS["attention"], (q, k, k, None, None, "none", None, False))
         limits.append(float(want.limits["gradient of v"].mean()))
     # 4 times for 16 times the rows, where each term is rounded alone; the sum before a block is of half the blocks
-    assert 6 * limits[0] < limits[1] < 10.5 * limits[0]
+    assert 6 * limits[0] < limits[1] < 9.8 * limits[0]
 
 
 def test_equal_queries_round_their_probabilities_alike() -> None:
