@@ -28,7 +28,7 @@ export const valueKinds = {
   ),
   OneOf: value((c, given) => ["str", "int"].includes(typeOf(given)) && compare("in", given, c.choices)),
   Integer: value((c, given) => isExactLong(given)),
-  Count: value((c, given) => isExactLong(given) && given > 0n),
+  Count: value((c, given) => (given === null ? c.optional : isExactLong(given) && given > 0n)),
   Probability: value((c, given) => isNumber(given) && compare(">=", given, 0n) && compare("<=", given, 1n)),
 
   Finite: value(

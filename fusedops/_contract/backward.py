@@ -18,9 +18,10 @@ class BackwardCall:
     """The arguments of an op's backward: where each comes from.
 
     The parameters of backward are, in order: the gradients of the outputs (``grad`` where there is one output, else
-    ``grad_<output>`` for each), then by name any of: an output, a saved value, a parameter of the op,
-    ``<parameter>_dtype``, ``needs`` (a bool for each differentiable parameter: is its gradient wanted), and ``reuse``
-    (a bool: the saved values are not used again, and backward may return them as gradients, changed in place).
+    ``grad_<output>`` for each that is no integer), then by name any of: an output, a saved value, a parameter of the
+    op, ``<parameter>_dtype``, ``needs`` (a bool for each differentiable parameter: is its gradient wanted), and
+    ``reuse`` (a bool: the saved values are not used again, and backward may return them as gradients, changed in
+    place).
 
     Attributes:
         tensors: picks the tensors that backward takes from ``(*arguments, *outputs, *saved values)`` of forward.
@@ -34,6 +35,7 @@ class BackwardCall:
         parameters: the op's parameters.
         tensors: those that are tensors.
         outputs: the op's outputs.
+        integers: those of them that are integers, which have no gradient.
         saved: the op's saved values. The parameters of their references are kept for backward too.
         differentiable: the parameters for which backward returns a gradient, in order.
         passed_through: the parameter whose gradient is the output's, or None.
@@ -47,12 +49,15 @@ class BackwardCall:
         parameters: Sequence[str],
         tensors: Sequence[str],
         outputs: Sequence[str],
+        integers: Sequence[str],
         saved: Sequence[Saved],
         differentiable: Sequence[str],
         passed_through: str | None,
         identity: Callable[..., bool] | None,
     ) -> None:
-        self.grads = ("grad",) if len(outputs) == 1 else tuple(f"grad_{name}" for name in outputs)
+        self.grads = (
+            ("grad",) if len(outputs) == 1 else tuple(f"grad_{name}" for name in outputs if name not in integers)
+        )
         kept = list(names[len(self.grads) :])
         if tuple(names[: len(self.grads)]) != self.grads:
             raise ValueError(f"op {op}: backward takes {tuple(names)}; it must begin with {self.grads}")

@@ -61,6 +61,10 @@ class Evidence:
         error_bound: ``(absolute, *arguments on the CPU) -> tensor``, or a tuple: for each output the largest error of a
             right kernel, before rounding; inf where it may overflow. None: ``absolute`` times the largest of each row.
         gradient_error_bound: the same of the arguments of backward, for the gradients.
+        pin_choice: ``(arguments, outputs) -> arguments``, on the CPU, of an op whose integers may differ between right
+            kernels, as rounding decides: the arguments with the choice of these outputs given where it is a right one,
+            with the reference's where it is not. The outputs are compared with the reference of these. None: every
+            right kernel returns the same integers.
         sample: ``(batch, length) -> arguments by name``, a small call for tests of torch's features and of DTensor;
             tuples are shapes. None: the first case.
         large: the calls that benchmarks measure, which fill a device. None: the cases.
@@ -83,6 +87,7 @@ class Evidence:
     unfused: Callable[..., Any]
     error_bound: Callable[..., Any] | None = None
     gradient_error_bound: Callable[..., Any] | None = None
+    pin_choice: Callable[[Sequence[Any], Sequence[Tensor]], tuple[Any, ...]] | None = None
     sample: Callable[[int, int], Mapping[str, Any]] | None = None
     large: Sequence[Case] | None = None
     sweep: Callable[[int, int], Mapping[str, Any]] | None = None

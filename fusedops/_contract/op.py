@@ -35,11 +35,14 @@ class Op:
             with ``Tensor``, ``Tensor | None``, ``float``, ``int``, ``bool``, ``str`` or a pair of ints or None. Its own
             defaults are the registered op's. Returns the output, or a tuple.
         backward: the gradient in plain differentiable torch. Its parameters are ``grad`` (``grad_<output>`` for each of
-            several outputs), then by name what forward keeps for it: outputs, saved values, parameters of the op,
-            ``<parameter>_dtype``, ``needs`` (a bool for each of ``differentiable``), ``reuse`` (see BackwardCall).
-            Returns one gradient for each of ``differentiable``, None where not wanted; a tuple where there are several.
+            several outputs, but for integers), then by name what forward keeps for it: outputs, saved values,
+            parameters of the op, ``<parameter>_dtype``, ``needs`` (a bool for each of ``differentiable``), ``reuse``
+            (see BackwardCall). Returns one gradient for each of ``differentiable``, None where not wanted; a tuple
+            where there are several.
         differentiable: the tensor parameters that have a gradient.
         outputs: names of the outputs.
+        integers: the outputs that are integers, such as an index; the last ones. They have no gradient, and a result is
+            right where it is equal.
         output_dtype: from the arguments, the dtype of the output. None: the first argument's.
         empty: from the arguments, empty outputs with the right shapes, dtypes and device. None: one output of the first
             argument's shape.
@@ -76,6 +79,7 @@ class Op:
         differentiable: tuple[str, ...],
         evidence: Evidence | str,
         outputs: tuple[str, ...] = ("y",),
+        integers: tuple[str, ...] = (),
         output_dtype: Callable[..., torch.dtype] | None = None,
         empty: Callable[..., Any] | None = None,
         saved: tuple[Saved, ...] = (),
@@ -91,6 +95,10 @@ class Op:
         self.differentiable, self.passed_through = differentiable, passed_through
         self.constraints, self._evidence = tuple(constraints), evidence
         self.outputs, self.single = outputs, len(outputs) == 1
+        self.with_gradient = outputs[: len(outputs) - len(integers)]
+        self.integers = integers
+        if not self.with_gradient or self.with_gradient + integers != outputs:
+            raise ValueError(f"op {self.name}: got integers {integers}, expected the last of the outputs {outputs}")
         self.saved, self.output_of = saved, dict(output_of or {})
         self.required_saved = tuple(value for value in saved if not value.optional)
         self.padding, self._sharding = padding, sharding
@@ -106,8 +114,8 @@ class Op:
         self.backward_types = signatures.annotation_texts(backward)
         self.backward_parameters = tuple(self.backward_types)
         self.backward_call = BackwardCall(
-            self.name, self.backward_parameters, self.parameters, self.tensors, outputs, saved, differentiable,
-            passed_through, identity,
+            self.name, self.backward_parameters, self.parameters, self.tensors, outputs, integers, saved,
+            differentiable, passed_through, identity,
         )  # fmt: skip
         # the arguments that serve.py checks for requires_grad
         self.gradient_indices = tuple(map(self.parameters.index, filter(None, (*differentiable, passed_through))))
@@ -252,7 +260,8 @@ class Op:
         if self._output_dtype is not None and (dtype := self._output_dtype(*args)) is not x.dtype:
             x = TensorSpec(tuple(x.shape), dtype, str(x.device), capability_of(x))
         outputs = [x] * len(self.outputs)
-        return self.backward_arguments(outputs, [*outputs, *[None] * len(self.saved)], args, ())
+        grads = [x] * len(self.with_gradient)
+        return self.backward_arguments(grads, [*outputs, *[None] * len(self.saved)], args, ())
 
     def parameters_of(self, direction: Direction) -> tuple[str, ...]:
         """Return the parameter names of forward or backward."""

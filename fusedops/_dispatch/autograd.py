@@ -46,6 +46,8 @@ class OpFunction(torch.autograd.Function):
         tensors = call.tensors((*args, results) if op.single and not op.saved else (*args, *results))
         ctx.save_for_backward(*tensors)
         outputs = op.outputs_of(results)
+        if op.integers:
+            ctx.mark_non_differentiable(*outputs[len(op.with_gradient) :])
         if plain:
             ctx.rest = kernels, call.values(args), reuse, sizes_of(tensors)
         else:
@@ -59,6 +61,8 @@ class OpFunction(torch.autograd.Function):
         op: Op = kernels[0]
         backward, plain = kernels[2:]
         call, tensors, compiling = op.backward_call, ctx.saved_tensors, is_dynamo_compiling()
+        if op.integers:
+            grads = grads[: len(op.with_gradient)]
         if plain:
             if have_changed(tensors, of_tensors, grads[0]):
                 raise changed_error(op, tensors, of_tensors, grads[0])

@@ -38,6 +38,26 @@ class Difference(NamedTuple):
     limit: float = 0.0
 
 
+def with_choice(op: Op, args: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the arguments of the call that outputs are compared with, see ``pin_choice`` of :class:`Evidence`.
+
+    Args:
+        op: the op.
+        args: of forward.
+        outputs: of the kernel, of the right shapes.
+    """
+    pin = op.evidence.pin_choice
+    if pin is None:
+        return tuple(args)
+    on_cpu = [[each.detach().cpu() if isinstance(each, Tensor) else each for each in some] for some in (args, outputs)]
+    device = next(arg.device for arg in args if isinstance(arg, Tensor))
+    # what the op did not change stays the same tensor
+    pinned = zip(args, on_cpu[0], pin(*on_cpu))
+    return tuple(
+        own if new is copy else new.to(device) if isinstance(new, Tensor) else new for own, copy, new in pinned
+    )
+
+
 def limits(
     op: Op,
     direction: Direction,

@@ -21,7 +21,7 @@ from fusedops._policy import context
 from fusedops._policy.context import ActivePolicy
 from fusedops._report.direction import Direction
 from fusedops._report.mismatch import Mismatch, Verification
-from fusedops._verify.compare import difference, limits
+from fusedops._verify.compare import difference, limits, with_choice
 from fusedops._verify.result_form import ResultForm, as_tuple, result_forms, wrong_forms
 from fusedops._verify.result_memory import Inputs, Results
 from fusedops.dtypes import no_autocast
@@ -113,7 +113,10 @@ class verify:
         with torch.no_grad():
             inputs = Inputs(dict(zip(op.parameters_of(kernel.direction), args)))
             why = self._not_comparable(served, args)
-            expected = None if why else self._expected(op, kernel, args)  # first: the kernel may write its inputs
+            chooses = kernel.direction == "forward" and op.evidence.pin_choice is not None
+            # first: the kernel may write its inputs
+            before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args] if chooses else args
+            expected = None if why or chooses else self._expected(op, kernel, args)
         results = served.call(*args)
         with torch.no_grad():
             forms = result_forms(op, kernel.direction, args)
@@ -127,8 +130,14 @@ class verify:
                 wrong = self._results.shared(op.name, tensors, inputs.tensors)
             for name, text in wrong:
                 self._record_one(served, args, name, math.inf, text, of_form=True)
+            asked = args
+            if tensors and chooses and not why:
+                count = len(op.parameters)
+                pinned = with_choice(op, before[:count], as_tuple(results)[: len(op.outputs)])
+                asked = (*pinned, *before[count:])
+                expected = self._expected(op, kernel, asked)
             if tensors and expected is not None:
-                self._compare(served, args, forms, tensors, as_tuple(expected))
+                self._compare(served, args, asked, forms, tensors, as_tuple(expected))
             if why:
                 self.report.skip(why)
         return results
@@ -152,28 +161,34 @@ class verify:
     def _expected(self, op: Op, kernel: Kernel, args: Sequence[Any]) -> Any:
         if self._record is not None:
             other = self._record.kernel(kernel.op, kernel.direction, args[0].device.type)  # _not_comparable has it
-            return cast("PreparedKernel", other).call(*args)
+            other = cast("PreparedKernel", other)
+            if other.check(*args[: len(op.parameters_of(kernel.direction))]) is None:  # it may refuse a given choice
+                return other.call(*args)
         return _reference(op, kernel.direction, args)
 
     def _compare(
         self,
         served: PreparedKernel,
         args: Sequence[Any],
+        asked: Sequence[Any],
         forms: Sequence[ResultForm],
         results: Mapping[str, Tensor],
         expected: tuple[Any, ...],
     ) -> None:
-        """Compare the numbers of results, whose form is right, with those of the other computation."""
+        """Compare the numbers of results, whose form is right, with those of the other computation.
+
+        ``asked`` are the arguments of that: those of the kernel, with its choice where it has one.
+        """
         direction, against = served.kernel.direction, self.report.against
         found = [results.get(form.name) for form in forms]
         if any(given is None and result is not None for given, result in zip(expected, found)):
             # a saved value that the other backend does not keep
-            references = as_tuple(_reference(served.op, direction, args))
+            references = as_tuple(_reference(served.op, direction, asked))
             expected = tuple(own if given is None else given for given, own in zip(expected, references))
         others = [each if _same_shape(each, result) else None for each, result in zip(expected, found)]
         dtypes = [None if result is None else result.dtype for result in found]
         rounded = self._record is not None
-        accepted = limits(served.op, direction, args, others, dtypes, rounded)
+        accepted = limits(served.op, direction, asked, others, dtypes, rounded)
         times = 2 if rounded else 1
         for form, result, other, limit, given in zip(forms, found, others, accepted, expected):
             if result is None or (given is None and form.optional):

@@ -291,21 +291,34 @@ class Probability(Value):
 
 
 class Count(Value):
-    """A positive integer, or None.
+    """A positive integer; None too unless ``optional`` is False.
 
     >>> from fusedops.constraints import Count
     >>> print(Count("chunk").reasons({"chunk": 0})[0])
     got chunk = 0, expected a positive integer, or None; to fix: pass chunk as a positive integer, or None
     """
 
+    def __init__(self, name: str, *, optional: bool = True) -> None:
+        super().__init__(name)
+        if type(optional) is not bool:
+            raise ValueError(f"Count({name!r}): got {optional!r}, expected True or False; to fix: write one of these")
+        self.optional = optional
+
+    @property
+    def none_is_met(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """True where the argument may be None."""
+        return self.optional
+
     def expression(self, constants: dict[str, object]) -> str:
         return f"type({self.name}) is int and 0 < {self.name} < {2**63}"
 
     def accepts(self, value: Any) -> bool:
-        return value is None or isinstance(value, torch.SymInt) or (type(value) is int and 0 < value < 2**63)
+        if value is None:
+            return self.optional
+        return isinstance(value, torch.SymInt) or (type(value) is int and 0 < value < 2**63)
 
     def rule(self) -> str:
-        return "a positive integer, or None"
+        return "a positive integer" + (", or None" if self.optional else "")
 
     def values(self) -> Iterator[Any]:
         yield from (1, 7, 2**63 - 1, 0, -1, 2**63, 1.0, True, None)

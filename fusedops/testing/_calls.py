@@ -101,7 +101,7 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
         real[name] = _random(op, name, value, first, generator) if isinstance(value, TensorSpec) else value
     defaults = dict(zip(op.parameters, op.defaults))
     for constraint in classes(op):
-        target = real[constraint.name]
+        target = real.get(constraint.name)
         if isinstance(target, Tensor) and isinstance(call[constraint.name], TensorSpec):
             count = call[constraint.of or op.parameters[0]].shape[constraint.dim]
             values = target.cpu() % max(count, 1)

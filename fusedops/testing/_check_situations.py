@@ -41,7 +41,7 @@ def needs(subject: Subject, direction: Direction) -> Iterator[Trial]:
                 yield Trial(label, partial(_check_needs, subject, base, wanted))
         every = {**base, **dict.fromkeys(flags(op), True)}  # an output may have a gradient only where a flag is True
         base = every if subject.takes(every, direction) else base
-        for name in op.outputs if len(op.outputs) > 1 else ():
+        for name in op.with_gradient if len(op.with_gradient) > 1 else ():
             yield Trial(f"the gradient of the output {name} alone", partial(_check_output, subject, base, name))
 
 
@@ -55,7 +55,7 @@ def _check_needs(subject: Subject, base: Call, wanted: tuple[str, ...]) -> None:
 def _check_output(subject: Subject, base: Call, name: str) -> None:
     args = tuple(tensors(subject.op, base).values())
     inputs = subject.inputs(args)
-    grads = tuple(g if n == name else torch.zeros_like(g) for n, g in zip(subject.op.outputs, inputs.grads))
+    grads = tuple(g if n == name else torch.zeros_like(g) for n, g in zip(subject.op.with_gradient, inputs.grads))
     want = expected(subject.op, plain_masks(args), grad=grads)
     subject.assert_gradients(subject.gradients(inputs._replace(grads=grads), args), want, args)
 

@@ -101,11 +101,12 @@ def _kept(subject: Subject, base: Call) -> list[str]:
 
 
 def _graph(subject: Subject, base: Call, args: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Make the arguments that have gradients require them, and return the outputs."""
+    """Make the arguments that have gradients require them, and return the outputs that have one."""
     for name in (*subject.op.differentiable, subject.op.passed_through):
         if name is not None and args[name] is not None:
             args[name].requires_grad_()
-    return subject.each_output(subject.public(*args.values()), tuple(args.values()))
+    outputs = subject.each_output(subject.public(*args.values()), tuple(args.values()))
+    return outputs[: len(subject.op.with_gradient)]
 
 
 def _check_other_memory(subject: Subject, base: Call) -> None:

@@ -15,8 +15,10 @@ from torch.utils.checkpoint import (
 from fusedops._policy.use import checkpoint_contexts, use
 from fusedops._report.direction import Direction
 from fusedops._torch import fake_tensor_mode, reset_dynamo
+from fusedops._verify.compare import with_choice
 from fusedops.testing._calls import Call, dtype_name, in_dtype, tensors
 from fusedops.testing._check_forms import in_form
+from fusedops.testing._expected import expected as expected_of
 from fusedops.testing._layouts import Form, transposed
 from fusedops.testing._observed import check_layout
 from fusedops.testing._subject import Subject
@@ -141,8 +143,13 @@ def _check_gradients(subject: Subject, call: Call, forwards: int, way: Way) -> N
     unchanged = {**real, **dict(zip(op.backward_call.grads, grads))}
     with subject.alone({"forward": forwards, "backward": 1}, unchanged):
         outputs = subject.each_output(way(subject.public, args), args)
-        gradients = torch.autograd.grad(outputs, [real[name] for name in want.gradients], grads)
+        with_gradient = outputs[: len(op.with_gradient)]
+        gradients = torch.autograd.grad(with_gradient, [real[name] for name in want.gradients], grads)
+    if any(y.requires_grad for y in outputs[len(op.with_gradient) :]):
+        raise AssertionError(f"got {' and '.join(op.integers)} with a gradient, expected none: integers have none")
     subject.check_outputs(outputs, args)
+    if op.evidence.pin_choice is not None:
+        want = expected_of(op, with_choice(op, args, outputs), grad=grads)
     subject.assert_outputs(outputs, want, args)
     subject.assert_gradients(dict(zip(want.gradients, gradients)), want, args)
 

@@ -38,7 +38,11 @@ def contents_of(op: Op, name: str, spec: TensorSpec, direction: Direction) -> di
         return {f"{name} = {value}": Content(_filled(value)) for value in (0, -5, 2**63 - 1)}
     if name == op.parameters[0] and direction == "forward" and not masks(op):
         # under a mask a kernel may deviate, which the check "special" excuses where that is declared
-        return {f"{name} of NaN and inf": Content(_not_finite, hides=True)}
+        found = {f"{name} of NaN and inf": Content(_not_finite, hides=True)}
+        if op.integers:  # a choice, which has ties then
+            found[f"{name} of few numbers"] = Content(_few_numbers)
+            found[f"{name} of one number"] = Content(torch.ones_like, hides=True)
+        return found
     return {}
 
 
@@ -52,6 +56,10 @@ def _any_bytes(mask: Tensor) -> Tensor:
 
 def _filled(value: int) -> Callable[[Tensor], Tensor]:
     return lambda tensor: torch.full_like(tensor, value)
+
+
+def _few_numbers(tensor: Tensor) -> Tensor:
+    return tensor.round().clamp(-2, 2)
 
 
 def _not_finite(tensor: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence
     else:
         rounded = [grad] if isinstance(grad, Tensor) else [*grad]
     grads = tuple(each.detach().cpu().double() for each in rounded)
-    grads = (*grads, *(torch.zeros_like(y.detach()) for y in outputs[len(grads) :]))
+    grads = (*grads, *(torch.zeros_like(y.detach()) for y in outputs[len(grads) : len(op.with_gradient)]))
     inputs = {name: value for name, value in zip(op.parameters, wide) if name in wanted and value is not None}
     with_graph = [(y, each) for y, each in zip(outputs, grads) if y.requires_grad]
     gradients = torch.autograd.grad(
@@ -109,7 +109,7 @@ def random_gradients(op: Op, args: Sequence[Any], outputs: Sequence[Tensor], see
     A backend gets them rounded to its dtypes, and only the kernel is to be compared.
     """
     generator = torch.Generator().manual_seed(seed)
-    random = [torch.randn(y.shape, generator=generator, dtype=torch.float64) for y in outputs]
+    random = [torch.randn(y.shape, generator=generator, dtype=torch.float64) for y in outputs[: len(op.with_gradient)]]
     return [value.to(like.dtype) for value, like in zip(random, empty_outputs(op, args))]
 
 

@@ -64,7 +64,7 @@ class KernelCalls:
         args = tuple(call.values())
         outputs = [self._spec(y) for y in empty_outputs(self.op, args)]
         saved = [self._spec(value) for value in empty_saved(self.op, args)]
-        return self.assembled(outputs, outputs, saved, args, self.needs(args))
+        return self.assembled(outputs[: len(self.op.with_gradient)], outputs, saved, args, self.needs(args))
 
     def output_dtype(self, call: Call) -> torch.dtype:
         """Return the dtype of the first output."""
@@ -107,7 +107,8 @@ class KernelCalls:
         # without saved values, on which a backward kernel has no constraints: their references take long
         outputs = [self._spec(y) for y in empty_outputs(self.op, args)]
         saved = [None] * len(self.op.saved)
-        return kernel.check(*self.assembled(outputs, outputs, saved, args, self.needs(args)).values()) is None
+        grads = outputs[: len(self.op.with_gradient)]
+        return kernel.check(*self.assembled(grads, outputs, saved, args, self.needs(args)).values()) is None
 
     def named(self) -> Iterator[tuple[str, Call]]:
         """Yield the op's named cases in every dtype, float32 first."""

@@ -34,7 +34,7 @@ def backward_call(op: str) -> dict[str, Any]:
     contract, args = OPS[op], arguments(op, inputs(op, dtype=torch.float32))
     outputs = contract.as_tuple(contract.reference(*args))
     results = [*outputs, *contract.saved_references(args, outputs)]
-    grads = [torch.ones_like(y) for y in outputs]
+    grads = [torch.ones_like(y) for y in outputs[: len(contract.with_gradient)]]
     needs = tuple(args[contract.parameters.index(name)] is not None for name in contract.differentiable)
     return dict(zip(contract.backward_parameters, contract.backward_arguments(grads, results, args, needs)))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import OPTIONS, every_op, gradients, growing, inputs, on_backends, outputs, public
+from calls import OPTIONS, every_op, gradients, growing, inputs, named, on_backends, outputs, public
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -27,21 +27,21 @@ SHORT = Dim("x", (-1,), at_most=8)
 def test_the_same_numbers_and_gradients(op: str, backend: str) -> None:
     tensors = growing(op, inputs(op, dtype=torch.float32))
     with fusedops.use(backend, fallback="raise"):
-        bound = fusedops.bind(op, *tensors, **OPTIONS[op])
+        bound = fusedops.bind(op, **named(op, tensors))
         want = public(op)(*tensors)
         wanted = gradients(want, tensors)
     fusedops.reset_stats()
-    got = bound(*tensors, **OPTIONS[op])  # whatever the policy is now
+    got = bound(**named(op, tensors))  # whatever the policy is now
     assert all(map(torch.equal, outputs(got), outputs(want)))
     assert [(c.backend, c.calls) for c in fusedops.stats().counts] == [(backend, 1)]
     assert all(map(torch.equal, gradients(got, tensors), wanted))
     with torch.no_grad():
-        assert not any(y.requires_grad for y in outputs(bound(*tensors, **OPTIONS[op])))
+        assert not any(y.requires_grad for y in outputs(bound(**named(op, tensors))))
 
 
 @every_op
 def test_it_has_the_ops_signature(op: str) -> None:
-    bound = fusedops.bind(op, *inputs(op), **OPTIONS[op])
+    bound = fusedops.bind(op, **named(op, inputs(op)))
     assert bound.__name__ == op
     have, want = inspect.signature(bound).parameters.values(), OPS[op].signature.parameters.values()
     assert [(p.name, p.kind, p.default) for p in have] == [(p.name, p.kind, p.default) for p in want]
@@ -106,10 +106,10 @@ def test_an_invalid_call_is_reported() -> None:
 @every_op
 def test_where_no_kernel_can_be_called_it_is_the_op(op: str) -> None:
     tensors = inputs(op)
-    bound = fusedops.bind(op, *tensors, **OPTIONS[op])
+    names, bound = [*named(op, tensors)], fusedops.bind(op, **named(op, tensors))
 
     def call(*given: Tensor) -> Tensor:
-        return bound(*given, **OPTIONS[op])
+        return bound(**dict(zip(names, given)), **OPTIONS[op])
 
     want = public(op)(*tensors)
     torch.compiler.reset()  # the ops share the code of `call`, and one code is compiled eight times

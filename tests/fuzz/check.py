@@ -171,12 +171,15 @@ def _raises(op: Any, args: Mapping[str, Any], policy: Mapping[str, Any], error: 
 def gradients_of(
     names: Sequence[str], outputs: Sequence[Tensor], args: Mapping[str, Any], grads: tuple[str, int]
 ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-    """Return the gradient of each leaf, by the first parameter that it is given for, and the outputs' gradients."""
+    """Return the gradient of each leaf, by the first parameter that it is given for, and the outputs' gradients.
+
+    Outputs of integers, which have none, are the last ones.
+    """
     leaves: dict[int, str] = {}
     for name, tensor in args.items():
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             leaves.setdefault(id(tensor), name)
-    incoming = tuple(_incoming(y, *grads) for y in outputs)
+    incoming = tuple(_incoming(y, *grads) for y in outputs if y.is_floating_point())
     if not leaves:
         return {}, incoming
     before = contents(dict(zip(names, incoming)))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fusedops._contract.op import Op
 from fusedops._plugins.registry import registry
-from fusedops._verify.compare import ratios
+from fusedops._verify.compare import ratios, with_choice
 from fusedops.testing import assert_within, expected
 
 _ORDINARY = 64.0  # magnitudes above are special numbers
@@ -52,13 +52,14 @@ def compare(answer: Answer, gradients: Mapping[str, Tensor], decision: Any) -> t
     """
     op = answer.op
     args = tuple(arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in answer.args)
-    grads = tuple(grad.cpu() for grad in answer.grads)
-    want = expected(op, args, grad=grads or [torch.zeros_like(y, device="cpu") for y in answer.outputs])
+    args = with_choice(op, args, answer.outputs)
+    grads, count = tuple(grad.cpu() for grad in answer.grads), len(op.with_gradient)
+    want = expected(op, args, grad=grads or [torch.zeros_like(y, device="cpu") for y in answer.outputs[:count]])
     exact = _ordinary(args)
     with torch.no_grad():
         near = op.as_tuple(op.reference(*args))
     if grads:  # an output that the public function does not return has no gradient
-        grads = (*grads, *(torch.zeros_like(y) for y in near[len(grads) :]))
+        grads = (*grads, *(torch.zeros_like(y) for y in near[len(grads) : count]))
     rows: list[tuple[str, str, Tensor, Tensor, Tensor, Tensor]] = []
     for name, y, wide, narrow in zip(op.outputs, answer.outputs, want.outputs, near):
         what = f"output {name}"

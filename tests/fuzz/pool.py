@@ -45,8 +45,9 @@ class Known:
         op = OPS[self.target.op]
         outputs = [y for y in op.as_tuple(op.call_public(*self.args, backend=backend)) if y is not None]
         leaves = [arg for arg in self.args if isinstance(arg, Tensor) and arg.requires_grad]
-        grads = [torch.full_like(y, 0.5) for y in outputs]
-        found = torch.autograd.grad(outputs, leaves, grads) if leaves else ()
+        with_gradient = [y for y in outputs if y.is_floating_point()]
+        grads = [torch.full_like(y, 0.5) for y in with_gradient]
+        found = torch.autograd.grad(with_gradient, leaves, grads) if leaves else ()
         return tuple(_bytes(each) for each in (*outputs, *found))
 
     def decision(self, backend: str | None = None) -> Any:

@@ -216,7 +216,8 @@ class Planted:
         wanted = [leaf.requires_grad_() for leaf in leaves if leaf is not None]
         with registered(self._backend()), fusedops.use("planted"), fusedops.verify(self.against):
             try:
-                outputs = [y for y in op.as_tuple(op.call_public(*args)) if y is not None]
+                results = op.as_tuple(op.call_public(*args))[: len(op.with_gradient)]
+                outputs = [y for y in results if y is not None]
                 generator = torch.Generator().manual_seed(1)
                 grads = [torch.randn(y.shape, generator=generator).to(y.dtype) for y in outputs]
                 torch.autograd.grad(outputs, wanted, grads)

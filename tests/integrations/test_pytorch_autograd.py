@@ -41,16 +41,17 @@ Way = Callable[[str], Callable[..., Tensor]]
 
 
 def of_differentiable(
-    op: str, function: Callable[..., Tensor], tensors: list[Tensor]
-) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-    """``function`` as one of the tensors with a gradient alone, and those."""
+    op: str, function: Callable[..., Any], tensors: list[Tensor]
+) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
+    """``function`` as one of the tensors with a gradient alone, without outputs of integers, and those tensors."""
     places = with_gradient(op)
 
-    def run(*changed: Tensor) -> Tensor:
+    def run(*changed: Tensor) -> Any:
         whole = list(tensors)
         for place, tensor in zip(places, changed):
             whole[place] = tensor
-        return function(*whole)
+        ys = outputs(function(*whole))
+        return ys if len(ys) > 1 else ys[0]
 
     return run, tuple(tensors[place] for place in places)
 

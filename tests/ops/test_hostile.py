@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from calls import dtype_of, has_fixed_rank, options, shapes
+from calls import dtype_of, has_fixed_rank, has_kernels, options, shapes
 from hostile_calls import LOOKS, bad_values, negated, valid_calls
 from torch import Tensor
 
@@ -60,7 +60,8 @@ def test_an_odd_tensor_has_the_results_of_a_plain_one(name: str, look: str) -> N
         for got, want in zip(*(op.as_tuple(op.function(**each, backend="eager")) for each in (odd, call)), strict=True):
             assert (got is None) == (want is None)
             if got is not None:
-                testing.assert_within(got.as_subclass(Tensor), want.double(), op.evidence.tolerance[want.dtype], look)
+                allowed = op.evidence.tolerance.get(want.dtype, fusedops.Tolerance(0.0, 0.0))  # integers are equal
+                testing.assert_within(got.as_subclass(Tensor), want.double(), allowed, look)
 
 
 @pytest.mark.parametrize("name", testing.OPS)
@@ -117,7 +118,7 @@ def first_output(name: str, call: dict[str, Any], backend: str | None = None) ->
     return op.as_tuple(op.function(**call, backend=backend))[0]
 
 
-@pytest.mark.parametrize("name", OF_ANY_RANK)
+@pytest.mark.parametrize("name", [name for name in OF_ANY_RANK if has_kernels("triton", name)])
 def test_triton_reads_no_memory_that_holds_the_negative(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = pytest.importorskip("fusedops_triton._launch", reason="needs triton")
     seen: list[Tensor] = []
@@ -182,6 +183,7 @@ NO_ELEMENTS = [(2**40, 0), (0, 2**40), (2**20, 2**20, 0), (2**31, 0, 2**20)]
         for shape in NO_ELEMENTS
         if not testing.OPS[name].saved or 0 in shape[:-1]
         if name != "linear_cross_entropy" or shape[-2]  # the weight is x's last two dims, and has a class
+        if name != "top_k_routing" or shape[-1]  # of which k are chosen
     ],
     ids=str,
 )

@@ -97,7 +97,7 @@ class ForwardAutograd:
             return function(*args, backend=backend)
         # backward may run on another thread, or after `with use(...)` has ended
         with context.within(block):
-            grads = args[: len(self._op.outputs)]
+            grads = args[: len(self._op.with_gradient)]
             if torch.is_grad_enabled() or is_transformed() or any(map(is_legacy_batchedtensor, grads)):
                 return function(*args, backend=backend)
             with BelowAutograd():  # the Autograd key would only pass the call on

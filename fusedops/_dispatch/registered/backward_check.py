@@ -157,11 +157,11 @@ def _not_drawn(op: Op, known: Mapping[str, Any]) -> Reason | None:
 
 def _different_outputs(op: Op, given: Mapping[str, Any], outputs: Mapping[str, Any]) -> Reason | None:
     """Return why a gradient or a kept output is not like the output, or None."""
-    for name, grad in zip(op.outputs, op.backward_call.grads):
+    for name in op.outputs:
         output = outputs.get(name) or given.get(name)
         if output is None:
             continue
-        for each in (grad, name):
+        for each in ("grad" if op.single else f"grad_{name}", name):
             if each in given and (reason := _difference(each, given[each], f"the output {name}", output)):
                 return reason
     return None

@@ -101,6 +101,11 @@ def public(op: str) -> Callable[..., Any]:
     return lambda *tensors: function(**dict(zip(names, tensors)), **fixed)
 
 
+def named(op: str, tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """Return the arguments of the public function by name."""
+    return {**dict(zip(shapes(op), tensors)), **OPTIONS[op]}
+
+
 def arguments(op: str, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """Return the arguments of the registered op, and of the reference, in order."""
     contract = OPS[op]
@@ -137,8 +142,9 @@ def growing(op: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def outputs(y: Any) -> tuple[Tensor, ...]:
-    """Return the outputs of a call as a tuple."""
-    return (y,) if isinstance(y, Tensor) else tuple(y)
+    """Return the outputs of a call as a tuple, but for integers, which have no gradient."""
+    every = (y,) if isinstance(y, Tensor) else tuple(y)
+    return tuple(each for each in every if each.is_floating_point())
 
 
 def stacked(results: Sequence[Any]) -> Any:
