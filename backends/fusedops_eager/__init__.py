@@ -18,6 +18,7 @@ from fusedops_eager import (
     rotary_embedding,
     scaled_masked_softmax,
     swiglu,
+    top_k_routing,
 )
 
 
@@ -45,6 +46,7 @@ def fusedops_backend() -> fusedops.Backend:
             rotary_embedding,
             scaled_masked_softmax,
             swiglu,
+            top_k_routing,
         ),
         needs="torch",
     )

@@ -2,6 +2,7 @@
 
 import { besideKinds, tensorKinds } from "./kinds_tensors.js";
 import { attentionKinds, expertsKinds, rotaryKinds, viewKinds } from "./kinds_shapes.js";
+import { routingKinds } from "./kinds_routing.js";
 import { valueKinds } from "./kinds_values.js";
 
 const kinds = {
@@ -11,6 +12,7 @@ const kinds = {
   ...attentionKinds,
   ...rotaryKinds,
   ...expertsKinds,
+  ...routingKinds,
   ...viewKinds,
 };
 

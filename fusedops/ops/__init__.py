@@ -33,6 +33,8 @@ from fusedops.ops.quantized.quantized_linear import OP as _QUANTIZED_LINEAR
 from fusedops.ops.quantized.quantized_linear import quantized_linear as quantized_linear
 from fusedops.ops.rotary.rotary_embedding import OP as _ROTARY_EMBEDDING
 from fusedops.ops.rotary.rotary_embedding import rotary_embedding as rotary_embedding
+from fusedops.ops.routing.top_k_routing import OP as _TOP_K_ROUTING
+from fusedops.ops.routing.top_k_routing import top_k_routing as top_k_routing
 from fusedops.ops.softmax.scaled_masked_softmax import OP as _SCALED_MASKED_SOFTMAX
 from fusedops.ops.softmax.scaled_masked_softmax import scaled_masked_softmax as scaled_masked_softmax
 
@@ -54,6 +56,7 @@ _OWN = (
     _ROTARY_EMBEDDING,
     _SCALED_MASKED_SOFTMAX,
     _SWIGLU,
+    _TOP_K_ROUTING,
 )
 registry.on_change.append(drop_plans)
 registry.on_new_op.append(register_op)

@@ -7,6 +7,7 @@ import wrong_attention_kernels  # noqa: F401  adds to the list
 import wrong_chunk_kernels  # noqa: F401
 import wrong_experts_kernels  # noqa: F401
 import wrong_packed_kernels  # noqa: F401
+import wrong_routing_kernels  # noqa: F401
 import wrong_row_kernels  # noqa: F401
 import wrong_situation_kernels  # noqa: F401
 import wrong_storage_kernels  # noqa: F401

@@ -1,0 +1,219 @@
+"""The constraints on the sizes of a routing: the choices of a row, and the groups of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, shown
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._report.reason import Reason, ReasonCode
+from fusedops.constraints import (
+    Beside,
+    Classes,
+    Count,
+    Finite,
+    Flag,
+    Floating,
+    LastDims,
+    OneOf,
+    Rank,
+    SameDevice,
+)
+from fusedops.constraints.relations import same_shape
+from fusedops.constraints.tensors import possible
+from fusedops.ops.routing.formulas import GROUP_SCORES, SCORES
+
+
+class _Size(Constraint):
+    """A constraint on the size of a positive integer beside other arguments."""
+
+    code = ReasonCode.SCALAR
+    none_is_met = False
+    beside: tuple[str, ...] = ()
+    text = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.beside)
+
+    def fits(self, value: int, *others: Any) -> bool:
+        """Return True where a positive integer is accepted beside the other arguments."""
+        raise NotImplementedError
+
+    def needed(self, *others: Any) -> str:
+        """Return the accepted integers beside the other arguments, as a phrase."""
+        raise NotImplementedError
+
+    def candidates(self, *others: Any) -> list[int]:
+        """Return integers just inside and just outside."""
+        raise NotImplementedError
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"{constant(constants, self.accepts)}({', '.join(self.names)})"
+
+    def accepts(self, value: Any, *others: Any) -> bool:
+        """Return True where an integer is accepted; of other values another constraint is."""
+        if isinstance(value, torch.SymInt):
+            return self.fits(value, *others)  # pyright: ignore[reportArgumentType]
+        return type(value) is not int or value < 1 or self.fits(value, *others)
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        value, others = args[self.name], [args[name] for name in self.beside]
+        if self.accepts(value, *others):
+            return []
+        needed = self.needed(*others)
+        given = f"{self.name} = {shown(value)}"
+        return [Reason(self.code, given, needed, f"pass {self.name} as {needed}")]
+
+    def describe(self) -> str:
+        return f"{self.name}: {self.text}"
+
+    def _values(self, args: Arguments) -> list[int]:
+        """Return positive integers just inside and just outside."""
+        values = (*self.candidates(*(args[name] for name in self.beside)), 1)
+        return [*dict.fromkeys(value for value in values if value > 0)]
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        others = [args[name] for name in self.beside]
+        for value in self._values(args):
+            yield Boundary(f"{self.name} = {value!r}", {**args, self.name: value}, self.accepts(value, *others))
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        others = [args[name] for name in self.beside]
+        return {f"{self.name} = {value}": value for value in self._values(args) if self.accepts(value, *others)}
+
+
+def _most(logits: Any, groups: Any, top_groups: Any) -> int:
+    """Return the number of experts that may be chosen: those of the best groups."""
+    experts = logits.shape[-1] if logits.dim() else 0
+    sizes = (groups, top_groups)
+    if sizes == (1, 1) or not all(type(each) is int and each > 0 for each in sizes):
+        return experts  # another constraint refuses groups
+    return min(experts, experts // groups * top_groups)
+
+
+class ChoiceCount(_Size):
+    """At most all experts, or those of the best groups."""
+
+    beside = ("logits", "groups", "top_groups")
+    text = "an integer from 1 to the number of experts in the best groups"
+
+    def fits(self, value: int, *others: Any) -> bool:
+        return possible(value <= _most(*others))
+
+    def needed(self, *others: Any) -> str:
+        return f"an integer from 1 to {_most(*others)}, the experts that may be chosen"
+
+    def candidates(self, *others: Any) -> list[int]:
+        most = _most(*others)
+        return [most, most + 1]
+
+
+class GroupCount(_Size):
+    """A divisor of the number of experts. A group whose score is that of its two best has at least two."""
+
+    beside = ("logits", "group_score")
+    text = "a divisor of the number of experts, which leaves at least 2 in a group by 'top2'"
+
+    def fits(self, value: int, *others: Any) -> bool:
+        logits, group_score = others
+        if value == 1 or not logits.dim():
+            return True
+        experts = logits.shape[-1]
+        least = 2 if group_score == "top2" else 1
+        return possible(experts % value == 0) and possible(experts >= least * value)
+
+    def needed(self, *others: Any) -> str:
+        logits, group_score = others
+        least = " that leaves at least 2 in a group" if group_score == "top2" else ""
+        return f"1, or a divisor of {logits.shape[-1] if logits.dim() else 0}{least}"
+
+    def candidates(self, *others: Any) -> list[int]:
+        logits = others[0]
+        experts = logits.shape[-1] if logits.dim() else 1
+        return [2, 3, 4, experts // 2, experts, experts + 1]
+
+
+class TopGroupCount(_Size):
+    """At most all groups."""
+
+    beside = ("groups",)
+    text = "an integer from 1 to groups"
+
+    def fits(self, value: int, *others: Any) -> bool:
+        return type(others[0]) is not int or possible(value <= others[0])
+
+    def needed(self, *others: Any) -> str:
+        return f"an integer from 1 to groups, {others[0]}"
+
+    def candidates(self, *others: Any) -> list[int]:
+        groups = others[0]
+        return [2, groups, groups + 1] if type(groups) is int else [2]
+
+
+class IndexFits(Beside):
+    """The tensor has the leading dims of ``other``, and k in the last."""
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.other, "k")
+
+    def expression(self, constants: dict[str, object]) -> str:
+        # the ranks first: of tuples of two lengths Python compares the sizes first
+        name, other = f"{self.name}.shape", f"{self.other}.shape"
+        return f"len({name}) == len({other}) and {name}[-1] == k and {name}[:-1] == {other}[:-1]"
+
+    def accepts(self, tensor: Any, other: Any, k: Any) -> bool:
+        if tensor.dim() != other.dim() or not other.dim():
+            return False
+        return possible(tensor.shape[-1] == k) and same_shape(tensor.shape[:-1], other.shape[:-1])
+
+    def rule(self) -> str:
+        return f"the shape of {self.other}, with k in its last dim"
+
+    def needed(self, tensor: Any, other: Any, k: Any) -> str:
+        return f"{self.rule()}, {(*other.shape[:-1], k)}"
+
+    def fix_of(self, tensor: Any, other: Any, k: Any) -> str:
+        return f"pass k experts for each row of {self.other}"
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        values = self.arguments(args)
+        if values is None or not values[1].dim() or type(values[2]) is not int:
+            return None
+        return values[0].replace(shape=(*values[1].shape[:-1], values[2]))
+
+    def values(self, tensor: TensorSpec, other: TensorSpec, k: Any) -> Iterator[tuple[str, TensorSpec]]:
+        if not other.dim() or type(k) is not int:
+            return iter(())
+        lead = other.shape[:-1]
+        return self.shaped(tensor, sorted({(*lead, k), (*lead, k + 1), lead, (1, *lead, k)}))
+
+
+CONSTRAINTS: tuple[Constraint, ...] = (
+    Floating("logits"),
+    Rank("logits", at_least=1),
+    OneOf("score", *SCORES),
+    OneOf("group_score", *GROUP_SCORES),
+    Count("groups", optional=False),
+    GroupCount("groups"),
+    Count("top_groups", optional=False),
+    TopGroupCount("top_groups"),
+    Count("k", optional=False),
+    ChoiceCount("k"),
+    Floating("bias"),
+    SameDevice("bias", "logits"),
+    LastDims("bias", "logits"),
+    Flag("normalize"),
+    Finite("eps", at_least=0.0),
+    Finite("scale"),
+    Classes("index", integers=True),
+    SameDevice("index", "logits"),
+    IndexFits("index", "logits"),
+)
