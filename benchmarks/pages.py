@@ -85,6 +85,18 @@ Columns 2 to 5: the time of transformers' function divided by the time of the op
 last one: the peak of the op divided by the peak of grouped_mm.
 Where `batched_mm` was run, it took longer than grouped_mm. `python -m benchmarks.experts` repeats it.
 
+[top_k_routing](ops.md#top_k_routing) beside softmax or sigmoid, `topk` and `gather` of torch, which leave ties open:
+their time divided by that of the op, float32, 1 thread, on an Intel Xeon with AVX-512 (process time, medians of five
+turns; the machine was **busy**):
+
+| router | tokens | cpu, forward | both | eager, forward | both |
+|---|---|---|---|---|---|
+| 8 experts, 2 for a token, softmax | 2048 | 1.6 | 1.3 | **0.84** | **0.60** |
+| 32 experts, 4 for a token, softmax of these | 2048 | 1.6 | 1.3 | **0.88** | **0.65** |
+| 128 experts, 8 for a token, softmax | 2048 | 1.7 | 1.6 | **0.93** | **0.83** |
+| 256 experts, 8 for a token, sigmoid, bias, groups | 2048 | 3.2 | 2.8 | 1.0 | **0.93** |
+| the same | 1 | 6.1 | 2.4 | **0.43** | **0.37** |
+
 ## Packed weights
 
 PACKED

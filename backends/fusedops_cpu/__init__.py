@@ -21,6 +21,7 @@ from fusedops_cpu import (
     rotary_embedding,
     scaled_masked_softmax,
     swiglu,
+    top_k_routing,
 )
 
 _FIX = (
@@ -63,6 +64,7 @@ def fusedops_backend() -> fusedops.Backend:
             rotary_embedding,
             scaled_masked_softmax,
             swiglu,
+            top_k_routing,
         ),
         probe=_probe,
         optional=True,

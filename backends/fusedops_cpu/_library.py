@@ -72,6 +72,16 @@ class Library:
         """The gradient of its other factor."""
         return self._function("quantized_backward")
 
+    @cached_property
+    def routing_forward(self) -> LibraryFunction:
+        """The choice of experts."""
+        return self._function("routing_forward")
+
+    @cached_property
+    def routing_backward(self) -> LibraryFunction:
+        """The gradient of the logits."""
+        return self._function("routing_backward")
+
 
 def torch_library() -> ctypes.CDLL:
     """Return torch's own library, which exports its thread pool and its C functions of tensors."""

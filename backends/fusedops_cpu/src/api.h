@@ -148,6 +148,28 @@ struct QuantizedBackward {
   int64_t dtype, format, rows, columns, outputs;
 };
 
+enum Score : int64_t { SOFTMAX_SCORE = 0, SIGMOID_SCORE = 1, SQRT_SOFTPLUS_SCORE = 2, TOPK_SOFTMAX_SCORE = 3 };
+
+struct Routing {
+  int64_t dtype, bias_dtype, rows, columns, k, score, groups, top_groups, by_two, normalize, index_is_long;
+  double eps, scale;
+};
+
+struct RoutingForward {
+  const void *x, *bias, *index;  // (rows, columns); (columns), or null; (rows, k), or null: experts are chosen
+  float* weights;                // (rows, k)
+  int64_t* chosen;               // (rows, k)
+  Routing settings;
+};
+
+struct RoutingBackward {
+  const float* grad;  // (rows, k)
+  const void* x;
+  const int64_t* chosen;
+  void* dx;
+  Routing settings;
+};
+
 // Calls f with a value of the element type.
 template <class F>
 auto with_dtype(int64_t dtype, F f) {
@@ -179,3 +201,5 @@ FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const fusedops::CrossEntropy
 FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);
 FUSEDOPS_EXPORT int fusedops_quantized_forward(const fusedops::QuantizedForward* call);
 FUSEDOPS_EXPORT int fusedops_quantized_backward(const fusedops::QuantizedBackward* call);
+FUSEDOPS_EXPORT int fusedops_routing_forward(const fusedops::RoutingForward* call);
+FUSEDOPS_EXPORT int fusedops_routing_backward(const fusedops::RoutingBackward* call);

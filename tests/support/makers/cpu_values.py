@@ -38,6 +38,8 @@ CALLS: dict[str, tuple[Rows, dict[str, Any]]] = {
     "geglu": (lambda x, one, row: (x, one), {}),
     "cross_entropy": (lambda x, one, row: (x, _classes(x)), {"z_loss": 0.1}),
     "cross_entropy, rows": (lambda x, one, row: (x, _classes(x)), {"reduction": "none", "label_smoothing": 0.1}),
+    "top_k_routing": (lambda x, one, row: (x, 3), {"normalize": True}),
+    "top_k_routing, sigmoid": (lambda x, one, row: (x, 3), {"score": "sigmoid", "scale": 2.5}),
     "rotary_embedding": (lambda x, one, row: _rotated(x, one), {}),
     "rotary_embedding, pairs": (lambda x, one, row: _rotated(x, one), {"interleaved": True}),
 }

@@ -46,7 +46,8 @@ def both_ways(name: str, *args: Any, **options: Any) -> dict[str, Tensor]:
     given = dict(zip(op.parameters, op.prepared(op.bind(args, options))))
     leaves = {key: given[key].detach().requires_grad_() for key in op.differentiable if given[key] is not None}
     results = zip(op.outputs, op.as_tuple(op.call_public(*{**given, **leaves}.values())))
-    ys = {key: y for key, y in results if y is not None}
+    every = {key: y for key, y in results if y is not None}
+    ys = {key: y for key, y in every.items() if y.is_floating_point()}
     grads = [torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype) for y in ys.values()]
     gradients = torch.autograd.grad([*ys.values()], [*leaves.values()], grads)
-    return {**{key: y.detach() for key, y in ys.items()}, **dict(zip(leaves, gradients))}
+    return {**{key: y.detach() for key, y in every.items()}, **dict(zip(leaves, gradients))}
