@@ -23,6 +23,7 @@ from fusedops_triton import (
     rotary_embedding,
     scaled_masked_softmax,
     swiglu,
+    top_k_routing,
 )
 
 
@@ -70,6 +71,7 @@ def fusedops_backend() -> fusedops.Backend:
             rotary_embedding,
             scaled_masked_softmax,
             swiglu,
+            top_k_routing,
         ),
         probe=_probe,
         needs="triton and an NVIDIA or AMD GPU",

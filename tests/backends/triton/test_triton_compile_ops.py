@@ -170,7 +170,42 @@ def check_rotary(case: Case, facts: dict[str, Any]) -> None:
     assert set(facts["loads"]) == set(facts["stores"]) == {"16"}, facts
 
 
-FAMILIES = ((_of_classes, check_classes), (_of_gated, check_gated), (_of_loss, check_loss), (_of_rotary, check_rotary))
+# -------------------------------------------------------------------------------------------------------- top_k_routing
+
+ROUTERS: dict[str, Case] = {
+    "mixtral": {"shape": [8192, 8], "k": 2},
+    "qwen3": {"shape": [8192, 128], "k": 8},
+    "deepseek_v3": {
+        "shape": [8192, 256], "k": 8, "score": "sigmoid", "bias": True, "groups": 8, "top_groups": 4
+    },
+    "deepseek_v2": {"shape": [8192, 160], "k": 6, "groups": 8, "top_groups": 3, "group_score": "max"},
+    "gpt_oss": {"shape": [8192, 32], "k": 4, "score": "topk_softmax"},
+    "given": {"shape": [8192, 256], "k": 6, "score": "sqrt_softplus", "given": True},
+    "2**34 logits": {"shape": [1 << 26, 256], "k": 8},
+}  # fmt: skip
+
+
+def _of_routing() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for turn, (name, shape) in enumerate(ROUTERS.items()):
+        for op in ("top_k_routing", "top_k_routing backward"):
+            for dtype, target in (("bfloat16", "sm_90"), (("float32", "float64")[turn % 2], OTHERS[turn % 3])):
+                cases[f"{op}, {name}, {dtype}, {target}"] = {"op": op, "dtype": dtype, "target": target, **shape}
+    return cases
+
+
+def check_routing(case: Case, facts: dict[str, Any]) -> None:
+    assert facts["kernel"] == ("_backward" if case["op"].endswith("backward") else "_forward")
+    assert facts["registers"] <= 128, facts  # four programs of 128 threads on a multiprocessor, or more
+
+
+FAMILIES = (
+    (_of_classes, check_classes),
+    (_of_gated, check_gated),
+    (_of_loss, check_loss),
+    (_of_rotary, check_rotary),
+    (_of_routing, check_routing),
+)
 CASES = {f"{make.__name__[4:]}: {name}": case for make, _ in FAMILIES for name, case in make().items()}
 
 

@@ -343,6 +343,30 @@ def loss_launch(case: dict[str, Any]) -> Launch:
     return rows
 
 
+def routing_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of top_k_routing. op: "top_k_routing" or "top_k_routing backward"; shape, dtype, target, k, and
+    maybe score, bias, groups, top_groups, given.
+    """
+    from fusedops_triton import _launch, _routing, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    logits = torch.empty(case["shape"], dtype=getattr(torch, case["dtype"]), device="meta")
+    chosen = torch.empty((*case["shape"][:-1], case["k"]), dtype=torch.int64, device="meta")
+    score = case.get("score", "softmax")
+    with Recorder() as launches:
+        if case["op"].endswith("backward"):
+            grad = torch.empty(chosen.shape, dtype=torch.promote_types(logits.dtype, torch.float32), device="meta")
+            _routing.routing_backward(grad, logits, chosen, case["k"], score, True, 1e-20, 2.5)
+        else:
+            groups = case.get("groups", 1), case.get("top_groups", 1), case.get("group_score", "top2")
+            options = _routing.Routing(case["k"], score, *groups, True, 1e-20, 2.5)
+            bias = torch.empty(case["shape"][-1:], device="meta") if case.get("bias") else None
+            _routing.routing_forward(logits, bias, chosen if case.get("given") else None, options)
+    (launch,) = launches
+    return launch
+
+
 #: The ops of ``modern_launch``.
 MODERN = ("swiglu", "geglu")
 
@@ -355,6 +379,8 @@ def launch_of(case: dict[str, Any]) -> Launch:
         return classes_launch(case)
     if case["op"].startswith("cross_entropy"):
         return loss_launch(case)
+    if case["op"].startswith("top_k_routing"):
+        return routing_launch(case)
     if case["op"].startswith("rotary_embedding"):
         return rotary_launch(case)
     if "norm" in case["op"]:
