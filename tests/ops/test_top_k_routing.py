@@ -182,3 +182,15 @@ def test_verify_compares_the_weights_of_the_choice() -> None:
 
     with choosing(forward), fusedops.verify("reference"), pytest.raises(MismatchError, match="weights"):
         fusedops.top_k_routing(torch.randn(3, 8), 2)
+
+
+def test_verify_accepts_what_a_sum_of_scores_that_underflows_gives() -> None:
+    """0 / 0 in float32, in float64 a number; also where the scale is 0."""
+    logits = torch.tensor([[0.0, -500.0, -500.0]]).requires_grad_()
+    bias = torch.tensor([0.0, 2.0, 2.0])
+    for scale in (0.0, 1.0):
+        with fusedops.verify("reference"):
+            weights, index = fusedops.top_k_routing(logits, 2, bias=bias, normalize=True, scale=scale, backend="eager")
+            weights.sum().backward()
+        assert index.tolist() == [[1, 2]]
+        assert weights.isnan().all()

@@ -108,7 +108,8 @@ def weights_error_bound(
     size = finite_size(picked.s) / total
     error = picked.error / total + size * (of_total + 2 * absolute)
     largest = torch.finfo(compute_dtype(logits.dtype)).max / 4
-    return ((abs(scale) * error).masked_fill(abs(scale) * size >= largest, math.inf),)
+    unknown = (abs(scale) * size >= largest) | of_total.isinf()  # also where the scale is 0: 0 / 0 may be NaN
+    return ((abs(scale) * error).masked_fill(unknown, math.inf),)
 
 
 def logits_error_bound(
@@ -152,7 +153,7 @@ def logits_error_bound(
             of_slope = slope * (3 * picked.share + 4 * absolute) + 2 * picked.error
         of_result, result = error * slope + size * of_slope, size * slope
     largest = torch.finfo(compute_dtype(logits.dtype)).max / 16
-    overflows = (result >= largest) | (size >= largest)
+    overflows = (result >= largest) | (size >= largest) | of_total.isinf()
     of_result = of_result.masked_fill(overflows, math.inf)
     if score == "softmax":
         return of_result.masked_fill(overflows.any(-1, keepdim=True), math.inf)
