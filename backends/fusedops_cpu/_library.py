@@ -82,6 +82,16 @@ class Library:
         """The gradient of the logits."""
         return self._function("routing_backward")
 
+    @cached_property
+    def experts_forward(self) -> LibraryFunction:
+        """The experts of a mixture."""
+        return self._function("experts_forward")
+
+    @cached_property
+    def experts_backward(self) -> LibraryFunction:
+        """Their gradients."""
+        return self._function("experts_backward")
+
 
 def torch_library() -> ctypes.CDLL:
     """Return torch's own library, which exports its thread pool and its C functions of tensors."""

@@ -170,6 +170,32 @@ struct RoutingBackward {
   Routing settings;
 };
 
+// The weights, biases and choices of experts. For each activation that is not gated, a number of 3 or more.
+enum Ungated : int64_t { SILU = 3, PLAIN_GELU_TANH = 4, PLAIN_GELU_ERF = 5, RELU = 6, SQUARED_RELU = 7 };
+
+struct ExpertsForward {
+  const void *x, *index, *weights;  // (tokens, width), (tokens, choices) twice; index: int64 or int32
+  const void *up, *down;            // (experts, 2 * inner or inner, width), (experts, width, inner); see transposed
+  const void *up_bias, *down_bias;  // (experts, 2 * inner or inner), (experts, width); null for none
+  void *y, *hidden;  // (tokens, width); (tokens * choices, 2 * inner or inner) by expert, or null: not wanted
+  int64_t dtype, index_bytes, weights_dtype, up_dtype, down_dtype, up_bias_dtype, down_bias_dtype;
+  int64_t tokens, choices, experts, width, inner;
+  int64_t activation, interleaved, transposed;  // activation: an Activation, for gate and up, or an Ungated
+  double limit, alpha, offset;                  // of SWISH; limit: NaN for none
+};
+
+struct ExpertsBackward {
+  const void* grad;  // (tokens, width)
+  const void *x, *index, *weights;
+  const void *up, *down;
+  const void *down_bias, *hidden;
+  void *dx, *dweights, *dup, *ddown, *dup_bias, *ddown_bias;  // null: not wanted
+  int64_t dtype, index_bytes, weights_dtype, up_dtype, down_dtype, up_bias_dtype, down_bias_dtype;
+  int64_t tokens, choices, experts, width, inner;
+  int64_t activation, interleaved, transposed;
+  double limit, alpha, offset;
+};
+
 // Calls f with a value of the element type.
 template <class F>
 auto with_dtype(int64_t dtype, F f) {
@@ -203,3 +229,5 @@ FUSEDOPS_EXPORT int fusedops_quantized_forward(const fusedops::QuantizedForward*
 FUSEDOPS_EXPORT int fusedops_quantized_backward(const fusedops::QuantizedBackward* call);
 FUSEDOPS_EXPORT int fusedops_routing_forward(const fusedops::RoutingForward* call);
 FUSEDOPS_EXPORT int fusedops_routing_backward(const fusedops::RoutingBackward* call);
+FUSEDOPS_EXPORT int fusedops_experts_forward(const fusedops::ExpertsForward* call);
+FUSEDOPS_EXPORT int fusedops_experts_backward(const fusedops::ExpertsBackward* call);

@@ -69,16 +69,30 @@ void run_blocks(int64_t blocks, F f) {
   run_blocks(blocks, workers_for(blocks), [f](int64_t block, int64_t) { f(block); });
 }
 
-class FloatBuffer {
+template <class T>
+class Buffer {
  public:
-  explicit FloatBuffer(int64_t count) : data_(count > 0 ? (float*)malloc(count * sizeof(float)) : nullptr) {}
-  FloatBuffer(const FloatBuffer&) = delete;
-  FloatBuffer& operator=(const FloatBuffer&) = delete;
-  ~FloatBuffer() { free(data_); }
-  float* data() const { return data_; }
+  explicit Buffer(int64_t count) : data_(count > 0 ? (T*)malloc(count * sizeof(T)) : nullptr) {}
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { free(data_); }
+  T* data() const { return data_; }
 
  private:
-  float* data_;
+  T* data_;
+};
+using FloatBuffer = Buffer<float>;
+
+// One buffer for each worker.
+class Scratch {
+ public:
+  Scratch(int64_t workers, int64_t floats) : floats_(floats), buffer_(workers * floats) {}
+  bool failed() const { return !buffer_.data(); }
+  float* of(int64_t worker) const { return buffer_.data() + worker * floats_; }
+
+ private:
+  int64_t floats_;
+  FloatBuffer buffer_;
 };
 
 }  // namespace

@@ -114,18 +114,6 @@ struct Product {
   }
 };
 
-// One buffer for each worker.
-class Scratch {
- public:
-  Scratch(int64_t workers, int64_t floats) : floats_(floats), buffer_(workers * floats) {}
-  bool failed() const { return !buffer_.data(); }
-  float* of(int64_t worker) const { return buffer_.data() + worker * floats_; }
-
- private:
-  int64_t floats_;
-  FloatBuffer buffer_;
-};
-
 template <class Format>
 Status forward(const QuantizedForward& call) {
   const int64_t rows = call.rows, columns = call.columns, outputs = call.outputs;

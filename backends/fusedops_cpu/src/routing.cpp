@@ -110,7 +110,7 @@ void scores(int64_t score, const float* z, float* s, int64_t n) {
 }
 
 // The memory of one worker: rows of E numbers, rows of k, and the best of k experts or of all groups.
-struct Scratch {
+struct RowScratch {
   int64_t* places;
   float *z, *s, *choices, *picked, *z_picked, *slopes, *gradient;
   int32_t *orders, *best;
@@ -119,7 +119,7 @@ struct Scratch {
   static int64_t size(const Routing& call) {
     return 3 * most_best(call) + 4 * whole_vectors(call.columns) + 4 * whole_vectors(call.k);
   }
-  Scratch(float* memory, const Routing& call) {
+  RowScratch(float* memory, const Routing& call) {
     const int64_t columns = whole_vectors(call.columns), k = whole_vectors(call.k), best_size = most_best(call);
     const auto take = [&](int64_t count) {
       float* taken = memory;
@@ -161,7 +161,7 @@ INLINE bool are_experts(const Routing& call, const int64_t* chosen) {
 }
 
 // The scores of the chosen: of all numbers for a softmax, else of those of the chosen alone.
-void pick(const Routing& call, const Scratch& a, const int64_t* chosen, bool has_scores) {
+void pick(const Routing& call, const RowScratch& a, const int64_t* chosen, bool has_scores) {
   const int64_t k = call.k;
   for (int64_t j = 0; j < k; j++) a.z_picked[j] = a.z[chosen[j]];
   fill_end(a.z_picked, k, -INF);
@@ -187,7 +187,7 @@ int32_t score_of_group(const Routing& call, const float* choices, const int32_t*
 }
 
 // Writes the experts of a row, from the numbers by which they are compared.
-NOINLINE void choose(const Routing& call, const Scratch& a, const float* choices, int64_t* chosen) {
+NOINLINE void choose(const Routing& call, const RowScratch& a, const float* choices, int64_t* chosen) {
   const int64_t columns = call.columns;
   for (int64_t i = 0; i < columns; i += LANES) {
     const vint order = order_of(load(choices + i));
@@ -212,12 +212,12 @@ NOINLINE void choose(const Routing& call, const Scratch& a, const float* choices
 template <class F>
 Status each_row(const Routing& call, F f) {
   const int64_t rows_of_block = std::max<int64_t>(1, BLOCK / 8 / call.columns), rows = call.rows;
-  const int64_t blocks = divide_up(rows, rows_of_block), workers = workers_for(blocks), size = Scratch::size(call);
+  const int64_t blocks = divide_up(rows, rows_of_block), workers = workers_for(blocks), size = RowScratch::size(call);
   const FloatBuffer buffer(workers * size);
   float* memory = buffer.data();
   if (!memory) return OUT_OF_MEMORY;
   run_blocks(blocks, workers, [=](int64_t block, int64_t worker) {
-    const Scratch scratch(memory + worker * size, call);
+    const RowScratch scratch(memory + worker * size, call);
     for (int64_t row = block * rows_of_block; row < std::min(rows, (block + 1) * rows_of_block); row++) f(row, scratch);
   });
   return OK;
@@ -225,7 +225,7 @@ Status each_row(const Routing& call, F f) {
 
 // ---- Rows ----
 
-void forward_row(const RoutingForward& call, const float* bias, const Scratch& a, int64_t row) {
+void forward_row(const RoutingForward& call, const float* bias, const RowScratch& a, int64_t row) {
   const Routing& s = call.settings;
   const int64_t k = s.k;
   float* weights = call.weights + row * k;
@@ -272,11 +272,11 @@ Status forward(const RoutingForward& call) {
     fill_end(bias, s.columns, 0);
   }
   const RoutingForward* whole = &call;
-  return each_row(s, [=](int64_t row, const Scratch& scratch) { forward_row(*whole, bias, scratch, row); });
+  return each_row(s, [=](int64_t row, const RowScratch& scratch) { forward_row(*whole, bias, scratch, row); });
 }
 
 // The gradient of the scores of the chosen, from that of the weights.
-void picked_gradient(const Routing& call, const Scratch& a, const float* grad, float* gradient) {
+void picked_gradient(const Routing& call, const RowScratch& a, const float* grad, float* gradient) {
   const float scale = to_float(call.scale);
   for (int64_t j = 0; j < call.k; j++) gradient[j] = grad[j] * scale;
   if (!call.normalize) return;
@@ -288,7 +288,7 @@ void picked_gradient(const Routing& call, const Scratch& a, const float* grad, f
 }
 
 // The derivatives of the scores of the chosen.
-void slopes_of(const Routing& call, const Scratch& a) {
+void slopes_of(const Routing& call, const RowScratch& a) {
   for (int64_t i = 0; i < call.k; i += LANES) {
     const vfloat z = load(a.z_picked + i), e = exp_nonpositive(negative_magnitude(z)), below = 1.0f / (1.0f + e);
     if (call.score == SIGMOID_SCORE) {
@@ -301,7 +301,7 @@ void slopes_of(const Routing& call, const Scratch& a) {
 }
 
 // The gradient of a row of logits, in float32.
-NOINLINE void gradient_of_row(const RoutingBackward& call, const Scratch& a, int64_t row, float* d) {
+NOINLINE void gradient_of_row(const RoutingBackward& call, const RowScratch& a, int64_t row, float* d) {
   const Routing& s = call.settings;
   const int64_t k = s.k;
   const int64_t* chosen = call.chosen + row * k;
@@ -335,7 +335,7 @@ NOINLINE void gradient_of_row(const RoutingBackward& call, const Scratch& a, int
 
 Status backward(const RoutingBackward& call) {
   const RoutingBackward* whole = &call;
-  return each_row(call.settings, [=](int64_t row, const Scratch& a) {
+  return each_row(call.settings, [=](int64_t row, const RowScratch& a) {
     const Routing& s = whole->settings;
     gradient_of_row(*whole, a, row, a.choices);
     store_as(s.dtype, (char*)whole->dx + row * s.columns * (s.dtype == FLOAT32 ? 4 : 2), a.choices, s.columns);

@@ -315,20 +315,21 @@ INLINE void store(T* p, vfloat v, Cut lanes) {
 // ---- Shuffles ----
 
 #ifdef __clang__
-template <class Order, int... I>
-INLINE vfloat shuffled(vfloat a, vfloat b, std::integer_sequence<int, I...>) {
+template <class Order, class V, int... I>
+INLINE V shuffled(V a, V b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, Order::at(I)...);
 }
 #endif
 
 // Lane i is lane Order::at(i) of a followed by b.
-template <class Order>
-INLINE vfloat shuffled(vfloat a, vfloat b) {
+template <class Order, class V>
+INLINE V shuffled(V a, V b) {
+  constexpr int COUNT = sizeof(V) / 4;
 #ifdef __clang__
-  return shuffled<Order>(a, b, std::make_integer_sequence<int, LANES>{});
+  return shuffled<Order>(a, b, std::make_integer_sequence<int, COUNT>{});
 #else
-  vint order;
-  for (int i = 0; i < LANES; i++) order[i] = Order::at(i);
+  decltype(a == b) order;
+  for (int i = 0; i < COUNT; i++) order[i] = Order::at(i);
   return __builtin_shuffle(a, b, order);
 #endif
 }

@@ -91,8 +91,8 @@ def gradient_error_bound(
     dk = formulas.summed(ds @ s.q.abs(), heads)
     dk = dk + of_rows * formulas.summed(rounding.transpose(-2, -1) @ s.q.square(), heads).sqrt()
     dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
-    # torch's kernel for a CPU scales, and adds up blocks of 32 to 256 rows, in 16 bits: each time the sum so far, of half
-    # of the blocks on average, is rounded
+    # torch's kernel for a CPU scales, and adds up blocks of 32 to 256 rows, in 16 bits: each time the sum so far, of
+    # half of the blocks on average, is rounded
     of_blocks = 1 + (rows_of_key / _BLOCK / 2) ** 0.5
     blocks = _least(q.dtype) * (1 + rows_of_key / 32) / 2 if narrow else 0.0
     dv = dv + of_blocks * of_queries * formulas.summed(exact.transpose(-2, -1) @ g.square(), heads).sqrt()

@@ -1,0 +1,105 @@
+"""experts in the compiled library (``src/experts.cpp``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedops import ops
+from fusedops.ops.experts.formulas import GATED
+from fusedops_cpu._calls import LibraryCall, library_kernel
+from fusedops_cpu._constraints import any_dtype
+from fusedops_cpu._library import DTYPE_CODES, dense, library
+
+#: The codes of the activations, as ``src/api.h`` has them.
+_CODES = {
+    **{"swiglu": 0, "geglu_tanh": 1, "geglu": 2},
+    **{"silu": 3, "gelu_tanh": 4, "gelu": 5, "relu": 6, "relu2": 7},
+}
+_TENSORS = ("x", "weights", "up", "down", "up_bias", "down_bias")
+
+
+@library_kernel(ops.experts, *any_dtype(*_TENSORS), source="fusedops_cpu/src/experts.cpp")
+def experts(
+    x: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    activation: str,
+    limit: float | None,
+    alpha: float,
+    offset: float,
+    interleaved: bool,
+    transposed: bool,
+    save: bool,
+) -> LibraryCall:
+    """Compute each expert on the rows that chose it. The bits of a token do not depend on the other tokens."""
+    tensors = _dense(x, index, weights, up, down, up_bias, down_bias)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    hidden = x.new_empty((index.numel(), up.shape[2 if transposed else 1])) if save else None
+    options = _options(activation, limit, alpha, offset, interleaved, transposed)
+    fields = (*tensors, y, hidden, *_dtypes(tensors), *_sizes(index, down, transposed), *options)
+    return LibraryCall(library().experts_forward, fields, (y, hidden))
+
+
+@library_kernel(
+    ops.experts,
+    *any_dtype("grad", *_TENSORS),
+    direction="backward",
+    source="fusedops_cpu/src/experts.cpp",
+)
+def experts_backward(
+    grad: Tensor,
+    x: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    hidden: Tensor,
+    activation: str,
+    limit: float | None,
+    alpha: float,
+    offset: float,
+    interleaved: bool,
+    transposed: bool,
+    needs: tuple[bool, ...],
+) -> LibraryCall:
+    """Compute the gradients from the inputs and the up-projections of forward."""
+    tensors = _dense(x, index, weights, up, down, up_bias, down_bias)
+    results = tuple(
+        torch.empty_like(tensor, memory_format=torch.contiguous_format) if tensor is not None and need else None
+        for tensor, need in zip((x, weights, up, down, up_bias, down_bias), needs)
+    )
+    inputs = (dense(grad), *tensors[:5], tensors[6], dense(hidden))
+    options = _options(activation, limit, alpha, offset, interleaved, transposed)
+    fields = (*inputs, *results, *_dtypes(tensors), *_sizes(index, down, transposed), *options)
+    return LibraryCall(library().experts_backward, fields, results)
+
+
+def _dense(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    return tuple(None if tensor is None else dense(tensor) for tensor in tensors)
+
+
+def _dtypes(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
+    """Return the codes of the dtypes, and for the index the bytes of a number."""
+    return tuple(0 if tensor is None else DTYPE_CODES.get(tensor.dtype, tensor.element_size()) for tensor in tensors)
+
+
+def _sizes(index: Tensor, down: Tensor, transposed: bool) -> tuple[int, ...]:
+    """Return the numbers of tokens, choices and experts, the width of a token and that of an activation."""
+    inner, width = down.shape[1:] if transposed else (down.shape[2], down.shape[1])
+    return (*index.shape, down.shape[0], width, inner)
+
+
+def _options(
+    activation: str, limit: float | None, alpha: float, offset: float, interleaved: bool, transposed: bool
+) -> tuple[float, ...]:
+    if activation not in GATED:
+        limit, alpha, offset = None, 1.0, 0.0
+    bound = float("nan") if limit is None else limit
+    return (_CODES[activation], interleaved, transposed, bound, alpha, offset)

@@ -1,0 +1,57 @@
+"""experts in the compiled library: what its blocks, its panels and its threads must not change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusedops
+
+pytestmark = pytest.mark.usefixtures("on_cpu", "one_thread")
+
+
+def routed(tokens: int, width: int, inner: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return a call in which most tokens choose expert 0, few expert 1, and none expert 2."""
+    generator = torch.Generator().manual_seed(tokens)
+    x, up, down = (
+        torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
+        for shape in ((tokens, width), (4, 2 * inner, width), (4, width, inner))
+    )
+    index = torch.zeros(tokens, 2, dtype=torch.int64)
+    index[::40, 0], index[:, 1], index[1::3, 1] = 1, 3, -1
+    return x, index, torch.rand(tokens, 2, generator=generator), up, down
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_panel_of_pieces_of_several_sizes(transposed: bool) -> None:
+    x, index, weights, up, down = routed(700, 150, 40)
+    results: list[tuple[Tensor, ...]] = []
+    for backend, dtype in (("cpu", torch.float32), ("eager", torch.float64)):
+        given = [each.to(dtype).requires_grad_() for each in (x, weights, up, down)]
+        matrices = [each.mT for each in given[2:]] if transposed else given[2:]
+        y = fusedops.experts(given[0], index, given[1], *matrices, transposed=transposed, backend=backend)
+        results.append((y, *torch.autograd.grad(y.square().sum(), given)))
+    for got, expected in zip(*results):
+        torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.detach().abs().max()))
+
+
+def test_the_bits_of_a_token_depend_on_it_alone() -> None:
+    x, index, weights, up, down = routed(600, 300, 70)
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = [each.to(dtype) for each in (up, down)]
+        y = fusedops.experts(x.to(dtype), index, weights, *tensors, backend="cpu")
+        for rows in (slice(0, 1), slice(7, 12), slice(40, 100), slice(599, 600)):
+            alone = fusedops.experts(x[rows].to(dtype), index[rows], weights[rows], *tensors, backend="cpu")
+            assert alone.equal(y[rows])
+
+
+def test_the_bits_do_not_depend_on_threads() -> None:
+    x, index, weights, up, down = routed(600, 300, 70)
+    results: list[list[Tensor]] = []
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        given = [each.clone().requires_grad_() for each in (x, weights, up, down)]
+        y = fusedops.experts(given[0], index, *given[1:], backend="cpu")
+        results.append([y, *torch.autograd.grad(y.sum(), given)])
+    assert all(one.equal(other) for each in results[1:] for one, other in zip(results[0], each))
