@@ -269,4 +269,5 @@ def reason_of_router(module: Module) -> str | None:
 
     >>> reason_of_router(torch.nn.Linear(2, 2))
     """
-    return "no op computes the choice of experts" if "router" in own_class(module).__name__.lower() else None
+    is_router = "router" in own_class(module).__name__.lower()
+    return "apply recognises no router, whose choice fusedops.top_k_routing computes" if is_router else None
