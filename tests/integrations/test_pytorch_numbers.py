@@ -73,7 +73,7 @@ def assert_compiled_twice(ops: Sequence[str], backend: str) -> None:
 
 @pytest.mark.parametrize("op", ["rms_norm", "scaled_masked_softmax"])
 def test_a_number_made_of_a_length_is_compiled_once(op: str) -> None:
-    inner = of_numbers(op, NUMBERS[op])
+    inner = of_numbers(op, OF_OP[op])
 
     def eager(*tensors: Tensor) -> Any:
         return inner(1 / math.sqrt(tensors[0].shape[-2]), *tensors)

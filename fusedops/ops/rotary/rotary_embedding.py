@@ -56,7 +56,7 @@ def rotary_embedding(
     >>> fusedops.rotary_embedding(q, None, *quarter_turn)
     (tensor([[[-2.,  1.]]]), None)
     """
-    args = (q, k, cos, sin, interleaved, seq_dim)
+    args = without_head_dim((q, k, cos, sin, interleaved, seq_dim))  # before kernels are asked, which see it so
     return OP.absent_outputs_to_none(call(OP, args, backend), args)
 
 

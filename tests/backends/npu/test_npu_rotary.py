@@ -22,6 +22,13 @@ def angles(*shape: int, dtype: torch.dtype = F32) -> tuple[Tensor, Tensor]:
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
+def test_a_head_dim_of_angles_is_no_reason(torch_npu: ModuleType) -> None:
+    q, *angle = (each.to("npu") for each in (torch.randn(64, 1, 64), *angles(1, 1, 32)))
+    with fusedops.use("npu", fallback="raise"):
+        fusedops.rotary_embedding(q, None, *angle, interleaved=True)
+    assert [call.name for call in torch_npu.calls] == ["npu_rotary_mul"]
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 @pytest.mark.parametrize("seq_dim", [-2, -3])
