@@ -127,10 +127,10 @@ class _Setting(NamedTuple):
 
 
 def _setting(experts: int, rows: int, dtype: torch.dtype) -> _Setting:
-    """Return programs of 4 KiB of numbers with 4 warps, and of one row where it is longer; of fewer for few rows."""
-    elements = power_of_two(experts)
-    fitting = min(max(1, _BYTES // compute_dtype(dtype).itemsize // elements), power_of_two(rows))
-    return _Setting(fitting, 4 if fitting * elements > 256 else 1)
+    """Return programs of 4 KiB of numbers with 4 warps, 8 in float64; of one row where it is longer, fewer for few."""
+    elements, size = power_of_two(experts), compute_dtype(dtype).itemsize
+    fitting = min(max(1, _BYTES // size // elements), power_of_two(rows))
+    return _Setting(fitting, (4 if fitting * elements > 256 else 1) * size // 4)
 
 
 # ------------------------------------------------------------------------------------------------------ jit functions

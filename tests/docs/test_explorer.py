@@ -84,7 +84,7 @@ def test_the_page_answers_as_explain_does(
     assert not page.errors
     served = {call["expected"]["backend"] for call in calls if "error" not in call["expected"]}
     own = {record.backend.name for record in registry.records() if record.distribution == "fusedops"}
-    assert served == own, "the calls are to reach every backend"
+    assert served >= own, "the calls are to reach every backend"
     assert any("error" in call["expected"] for call in calls)
 
 
