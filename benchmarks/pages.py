@@ -71,19 +71,23 @@ They are mostly matrix products, and have no rows in the table.
 
 Both on an idle AMD EPYC with AVX-512, 2 threads.
 
-[experts](ops.md#experts) has one kernel, in plain torch. For 64 experts of 512 x 256, 8 for a token, float32, 1 thread,
-beside the experts functions of transformers 5.22 (process time, medians of seven and nine turns; the machine was
-**busy**, and single turns are up to 40 % off):
+[experts](ops.md#experts) beside the experts functions of transformers 5.22, E experts of width H and inner width I, K for
+a token: the time of transformers' function divided by the time of the op on `cpu`, forward, one thread, process time,
+medians of five turns on an idle Intel Xeon with AVX-512.
 
-| tokens | loop, forward | both | grouped_mm, forward | both | memory of both |
+| E, K, H, I | tokens | loop, float32 | grouped_mm, float32 | loop, bfloat16 | grouped_mm, bfloat16 |
 |---|---|---|---|---|---|
-| 1 | 1.16 | 9.0 | 1.02 | 1.02 | 1.00 |
-| 64 | 1.30 | 33 | **0.90** | **0.86** | 1.05 |
-| 2048 | 0.97 | 6.4 | 1.33 | 1.02 | 1.00 |
+| 64, 8, 512, 256 | 1 | 1.25 | 1.03 | 1.71 | 1.62 |
+| 64, 8, 512, 256 | 64 | 1.39 | 1.08 | 2.49 | 2.01 |
+| 64, 8, 512, 256 | 2048 | 1.13 | 1.70 | 3.86 | 3.74 |
+| 8, 2, 1024, 2048 | 1 | **0.92** | **0.81** | 1.18 | 1.18 |
+| 8, 2, 1024, 2048 | 64 | 1.73 | 1.66 | 2.61 | 2.51 |
+| 8, 2, 1024, 2048 | 2048 | **0.85** | **0.97** | 4.01 | 4.02 |
 
-Columns 2 to 5: the time of transformers' function divided by the time of the op; "both" is forward and backward. The
-last one: the peak of the op divided by the peak of grouped_mm.
-Where `batched_mm` was run, it took longer than grouped_mm. `python -m benchmarks.experts` repeats it.
+Forward and backward of 64 experts and 2048 tokens in float32: 9.9 and 1.40 (1.19 to 1.49 in three turns). One float32
+token reads the weights of its experts slower than torch's product of a vector does. Where `batched_mm` was run, it took
+longer than grouped_mm. Beside its results the op takes T * K * H numbers in float32, and the activations of 2,048 rows,
+or of one expert's rows where they are more. `python -m benchmarks.experts` repeats it.
 
 [top_k_routing](ops.md#top_k_routing) beside softmax or sigmoid, `topk` and `gather` of torch, which leave ties open:
 their time divided by that of the op, float32, 1 thread, on an Intel Xeon with AVX-512 (process time, medians of five
