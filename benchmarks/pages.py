@@ -71,9 +71,9 @@ They are mostly matrix products, and have no rows in the table.
 
 Both on an idle AMD EPYC with AVX-512, 2 threads.
 
-[experts](ops.md#experts) beside the experts functions of transformers 5.22, E experts of width H and inner width I, K for
-a token: the time of transformers' function divided by the time of the op on `cpu`, forward, one thread, process time,
-medians of five turns on an idle Intel Xeon with AVX-512.
+[experts](ops.md#experts) beside the experts functions of transformers 5.22, E experts of width H and inner width I, K
+for a token: the time of transformers' function divided by the time of the op on `cpu`, forward, one thread, process
+time, medians of five turns on an idle Intel Xeon with AVX-512.
 
 | E, K, H, I | tokens | loop, float32 | grouped_mm, float32 | loop, bfloat16 | grouped_mm, bfloat16 |
 |---|---|---|---|---|---|
