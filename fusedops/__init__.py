@@ -23,6 +23,7 @@ from fusedops._contract.kernel import kernel as kernel
 from fusedops._contract.kernel import kernels_of as kernels_of
 from fusedops._contract.op import Op as Op
 from fusedops._contract.tensor_spec import TensorSpec as TensorSpec
+from fusedops._contract.values import Output as Output
 from fusedops._contract.values import Padding as Padding
 from fusedops._contract.values import Saved as Saved
 from fusedops._contract.values import Shard as Shard

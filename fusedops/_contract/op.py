@@ -15,7 +15,7 @@ from fusedops._contract.backward import BackwardCall
 from fusedops._contract.constraint import Constraint, compile_check
 from fusedops._contract.plain_argument import AnyTensor, conditions
 from fusedops._contract.tensor_spec import TensorSpec, capability_of
-from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Padding, Saved, Sharding, loaded
+from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Output, Padding, Saved, Sharding, loaded
 from fusedops._report.direction import Direction
 from fusedops._report.reason import Reason
 from fusedops.errors import InvalidInputError
@@ -40,9 +40,7 @@ class Op:
             (see BackwardCall). Returns one gradient for each of ``differentiable``, None where not wanted; a tuple
             where there are several.
         differentiable: the tensor parameters that have a gradient.
-        outputs: names of the outputs.
-        integers: the outputs that are integers, such as an index; the last ones. They have no gradient, and a result is
-            right where it is equal.
+        outputs: the outputs: the name of each, or an :class:`fusedops.Output`.
         output_dtype: from the arguments, the dtype of the output. None: the first argument's.
         empty: from the arguments, empty outputs with the right shapes, dtypes and device. None: one output of the first
             argument's shape.
@@ -54,8 +52,6 @@ class Op:
             gradient is the output's itself, as without dropout: no kernel is called for it then.
         padding: how a call is padded to sizes that a kernel takes; None where it cannot be.
         sharding: the rule for DTensors, or "module:NAME" of it, which is imported when it is first read.
-        output_of: outputs that are there only where a parameter is given, each with that parameter. Where it is None,
-            kernels return a tensor of shape (0,), and the public function None, by :meth:`present`.
         prepare_args: returns the arguments with what the public function draws (a seed) or converts, to inspect a call
             that does not run.
         evidence: how kernels are checked, measured and described: an Evidence, or "module:NAME" of one, which is
@@ -78,8 +74,7 @@ class Op:
         backward: Callable[..., Any],
         differentiable: tuple[str, ...],
         evidence: Evidence | str,
-        outputs: tuple[str, ...] = ("y",),
-        integers: tuple[str, ...] = (),
+        outputs: tuple[str | Output, ...] = ("y",),
         output_dtype: Callable[..., torch.dtype] | None = None,
         empty: Callable[..., Any] | None = None,
         saved: tuple[Saved, ...] = (),
@@ -87,19 +82,22 @@ class Op:
         identity: Callable[..., bool] | None = None,
         padding: Padding | None = None,
         sharding: Sharding | str = ROWS_ARE_INDEPENDENT,
-        output_of: Mapping[str, str] | None = None,
         prepare_args: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
     ) -> None:
         self.name, self.function = function.__name__, function
         self.reference, self.backward = reference, backward
         self.differentiable, self.passed_through = differentiable, passed_through
         self.constraints, self._evidence = tuple(constraints), evidence
-        self.outputs, self.single = outputs, len(outputs) == 1
-        self.with_gradient = outputs[: len(outputs) - len(integers)]
-        self.integers = integers
-        if not self.with_gradient or self.with_gradient + integers != outputs:
-            raise ValueError(f"op {self.name}: got integers {integers}, expected the last of the outputs {outputs}")
-        self.saved, self.output_of = saved, dict(output_of or {})
+        described = [Output(each) if isinstance(each, str) else each for each in outputs]
+        self.outputs, self.single = tuple(each.name for each in described), len(described) == 1
+        self.with_gradient = tuple(each.name for each in described if not each.integer)
+        self.integers = tuple(each.name for each in described if each.integer)
+        self.output_of = {each.name: each.of for each in described if each.of is not None}
+        if not self.with_gradient or self.with_gradient + self.integers != self.outputs:
+            raise ValueError(
+                f"op {self.name}: got outputs {outputs}, expected integers last, after one with a gradient"
+            )
+        self.saved = saved
         self.required_saved = tuple(value for value in saved if not value.optional)
         self.padding, self._sharding = padding, sharding
         self.prepare_args = prepare_args
@@ -114,8 +112,8 @@ class Op:
         self.backward_types = signatures.annotation_texts(backward)
         self.backward_parameters = tuple(self.backward_types)
         self.backward_call = BackwardCall(
-            self.name, self.backward_parameters, self.parameters, self.tensors, outputs, integers, saved,
-            differentiable, passed_through, identity,
+            self.name, self.backward_parameters, self.parameters, self.tensors, self.outputs, self.integers,
+            saved, differentiable, passed_through, identity,
         )  # fmt: skip
         # the arguments that serve.py checks for requires_grad
         self.gradient_indices = tuple(map(self.parameters.index, filter(None, (*differentiable, passed_through))))

@@ -155,3 +155,15 @@ def test_every_case_and_sample_of_an_op_is_valid(name: str) -> None:
     assert op.evidence.sample is None or set(op.evidence.sample(2, 3)) <= set(op.parameters)
     assert op.constraints
     assert copy.copy(op).parameters == op.parameters
+
+
+def test_integers_are_the_last_outputs() -> None:
+    def doubled(x: torch.Tensor, backend: str | None = None) -> None:
+        """Return nothing."""
+
+    for outputs in (("y", fusedops.Output("chosen", integer=True), "z"), (fusedops.Output("chosen", integer=True),)):
+        with pytest.raises(ValueError, match="integers last"):
+            fusedops.Op(
+                doubled, constraints=[], reference=doubled, backward=doubled, differentiable=("x",), outputs=outputs,
+                evidence="none:NONE",
+            )  # fmt: skip

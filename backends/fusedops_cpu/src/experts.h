@@ -135,7 +135,7 @@ Status each_block(const Panel& panel, int64_t columns, int64_t parts, int64_t te
 // The activation of an up-projection on some of its rows.
 class ActivationPass {
  public:
-  static constexpr int64_t CHUNK = 256;
+  static constexpr int64_t CHUNK = COLUMNS;  // at most
 
   template <class Call>
   explicit ActivationPass(const Call& call)

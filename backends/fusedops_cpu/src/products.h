@@ -16,8 +16,7 @@ namespace {
 
 constexpr int64_t DEPTH = 64;  // terms of a part: fewer are more exact, and more of them are not faster
 constexpr int TILE_ROWS = VECTOR_BYTES == 64 ? 12 : VECTOR_BYTES == 32 ? 6 : 4, TILE_COLUMNS = 2 * LANES;
-
-constexpr int64_t AHEAD = 4;
+constexpr int64_t AHEAD = 4;  // rows
 
 inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 inline int64_t size_of(int64_t dtype) { return dtype == FLOAT32 ? 4 : 2; }

@@ -99,6 +99,13 @@ def forget_first_uses() -> None:
     _failed.clear()
 
 
+def _totals() -> list[tuple[_Row, int]]:
+    """Return the rows with calls, and their number since the last reset."""
+    with _reading:
+        totals = [(row, row.total() - row.zero) for row in list(_rows.values())]
+    return [(row, calls) for row, calls in totals if calls]
+
+
 def stats() -> Stats:
     """Return the counts of this process's calls: by op, direction, backend, and the refusals before it.
 
@@ -113,20 +120,16 @@ def stats() -> Stats:
     bias_gelu: 1 call
         100 % ran eager (1)
     """
-    with _reading:
-        totals = [(row, row.total() - row.zero) for row in list(_rows.values())]
-    counts = [Count(row.op, row.direction, row.backend, row.refused, calls) for row, calls in totals if calls]
+    counts = [Count(row.op, row.direction, row.backend, row.refused, calls) for row, calls in _totals()]
     return Stats(tuple(sorted(counts, key=lambda c: (c.op, c.direction != "forward", -c.calls, c.backend))))
 
 
 def calls_by_kernel() -> dict[tuple[str, str, Direction], int]:
     """Return the number of calls by backend, op and direction: a tenth of the time of :func:`stats`."""
     calls: dict[tuple[str, str, Direction], int] = {}
-    with _reading:
-        for row in list(_rows.values()):
-            if count := row.total() - row.zero:
-                key = (row.backend, row.op, row.direction)
-                calls[key] = calls.get(key, 0) + count
+    for row, count in _totals():
+        key = (row.backend, row.op, row.direction)
+        calls[key] = calls.get(key, 0) + count
     return calls
 
 

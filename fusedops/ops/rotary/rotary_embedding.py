@@ -7,6 +7,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops._contract.op import Op
+from fusedops._contract.values import Output
 from fusedops._dispatch.call import call
 from fusedops.constraints import Flag, Floating, OneOf, Rank, SameDevice, SameShape
 from fusedops.ops.rotary import formulas
@@ -104,10 +105,9 @@ OP = Op(
     reference=reference,
     backward=backward,
     differentiable=("q", "k"),
-    outputs=("rotated_q", "rotated_k"),
+    outputs=("rotated_q", Output("rotated_k", of="k")),
     empty=formulas.empty,
     prepare_args=without_head_dim,
     sharding="fusedops.ops.rotary.sharding:SHARDING",
-    output_of={"rotated_k": "k"},
     evidence="fusedops.ops.rotary.evidence:ROTARY_EMBEDDING",
 )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.values import Sharding
+from fusedops._contract.values import Output, Sharding
 from fusedops._dispatch.call import call
 from fusedops.dtypes import compute_dtype, upcast
 from fusedops.ops.routing import formulas
@@ -133,8 +133,7 @@ OP = Op(
     reference=reference,
     backward=backward,
     differentiable=("logits",),
-    outputs=("weights", "chosen"),
-    integers=("chosen",),
+    outputs=("weights", Output("chosen", integer=True)),
     output_dtype=weights_dtype,
     empty=empty,
     sharding=Sharding(whole=(-1,), reason="the experts of a row are compared with each other"),
