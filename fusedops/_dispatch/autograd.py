@@ -12,7 +12,7 @@ from torch import Tensor, is_grad_enabled
 
 from fusedops._dispatch.backward.batched import run_batched
 from fusedops._dispatch.backward.held import is_held
-from fusedops._dispatch.backward.saved_sizes import changed_error, have_changed, sizes_of
+from fusedops._dispatch.backward.saved_sizes import SavedBefore, changed_error, have_changed, sizes_of
 from fusedops._torch import (
     graph_is_kept,
     is_dynamo_compiling,
@@ -31,14 +31,14 @@ class OpFunction(torch.autograd.Function):
     """The autograd Function of an op. Each op has a subclass, for the name of its ``grad_fn``.
 
     Its first argument is a tuple, for each argument of ``apply`` costs 0.1 us: the op; ``forward``, a function that
-    returns what a forward kernel does; ``backward``; ``plain``, True where the tensors are plain. Then come the op's
-    arguments. For plain tensors ``backward`` is the kernel that was selected along with forward's. For others it is a
-    function that calls the registered op of backward.
+    returns what a forward kernel does; ``backward``; ``plain``, True where the tensors are plain; what a call like a
+    recent one saves, or None. Then come the op's arguments. For plain tensors ``backward`` is the kernel that was
+    selected along with forward's. For others it is a function that calls the registered op of backward.
     """
 
     @staticmethod
-    def forward(ctx: Any, kernels: tuple[Op, Any, Any, bool], *args: Any) -> Any:
-        op, forward, _, plain = kernels
+    def forward(ctx: Any, kernels: tuple[Op, Any, Any, bool, SavedBefore | None], *args: Any) -> Any:
+        op, forward, _, plain, before = kernels
         call = op.backward_call
         # a hook may keep the tensors that it is given
         reuse = plain and call.reuses and saved_tensors_hooks(True) is None
@@ -49,7 +49,8 @@ class OpFunction(torch.autograd.Function):
         if op.integers:
             ctx.mark_non_differentiable(*outputs[len(op.with_gradient) :])
         if plain:
-            ctx.rest = kernels, call.values(args), reuse, sizes_of(tensors)
+            saved = sizes_of(tensors) if before is None else before.sizes_of(call.kept_tensors, tensors)
+            ctx.rest = kernels, call.values(args), reuse, saved
         else:
             ctx.set_materialize_grads(False)  # torch's zeros for a DTensor are a plain tensor
             ctx.rest = kernels, call.values(args), reuse, [_zeros_of(y) for y in op.as_tuple(outputs)]
@@ -57,18 +58,18 @@ class OpFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        kernels, values, reuse, of_tensors = ctx.rest
+        kernels, values, reuse, of_forward = ctx.rest
         op: Op = kernels[0]
-        backward, plain = kernels[2:]
+        backward, plain = kernels[2:4]
         call, tensors, compiling = op.backward_call, ctx.saved_tensors, is_dynamo_compiling()
         if op.integers:
             grads = grads[: len(op.with_gradient)]
         if plain:
-            if have_changed(tensors, of_tensors, grads[0]):
-                raise changed_error(op, tensors, of_tensors, grads[0])
+            if have_changed(tensors, of_forward, grads[0], compiling):
+                raise changed_error(op, tensors, of_forward, grads[0])
             run = backward.run
         else:
-            grads = tuple([zeros() if grad is None else grad for grad, zeros in zip(grads, of_tensors)])
+            grads = tuple([zeros() if grad is None else grad for grad, zeros in zip(grads, of_forward)])
             run = backward
         # create_graph=True, a batched or a dual gradient: a kernel's result has no graph, no batch and no tangent
         # compiled autograd batches nothing, and cannot trace the question
@@ -93,7 +94,12 @@ _Run = Callable[[tuple[Any, ...]], Any]
 
 
 def apply(
-    op: Op, forward: Callable[..., Any], backward: PreparedKernel | _Run, plain: bool, args: Sequence[Any]
+    op: Op,
+    forward: Callable[..., Any],
+    backward: PreparedKernel | _Run,
+    plain: bool,
+    args: Sequence[Any],
+    before: SavedBefore | None = None,
 ) -> Any:
     """Compute a call whose gradient is wanted.
 
@@ -103,16 +109,14 @@ def apply(
         backward: the kernel of the gradient; for tensors that are not plain, a function of backward's arguments.
         plain: True where every tensor is plain.
         args: all arguments.
+        before: what a call like this one saved before, of a recent call.
 
     Returns:
         What the public function returns.
     """
-    for index in op.tensor_indices:
-        tensor = args[index]
-        if tensor is not None and unwrap_if_dead(tensor) is not tensor:  # of a functorch transform that has ended
-            args = [unwrap_if_dead(arg) if isinstance(arg, Tensor) else arg for arg in args]
-            break
-    return _apply_of(op)((op, forward, backward, plain), *args)
+    if before is None:  # no recent call has a tensor of a functorch transform that has ended
+        args = [unwrap_if_dead(arg) if isinstance(arg, Tensor) else arg for arg in args]
+    return _apply_of(op)((op, forward, backward, plain, before), *args)
 
 
 @cache

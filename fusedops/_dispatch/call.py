@@ -45,10 +45,10 @@ def call(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
         return call_registered(op, args, backend)
     recent = recent_call(op, args, backend)
     if recent is not None:  # checked before, and not traced or transformed now
-        plan, kernel, wants_gradient, backward = recent
-        if op.prepare_args is not None:
+        plan, (_, kernel, wants_gradient, backward, before) = recent
+        if op.prepare_args is not None:  # op.prepared(args) without its frame
             args = op.prepare_args(args)
-        return run(op, plan, kernel, args, wants_gradient, backward)
+        return run(op, plan, kernel, args, wants_gradient, backward, before)
     if is_jit_tracing():
         return call_registered(op, args, backend)
     try:

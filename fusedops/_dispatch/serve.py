@@ -16,7 +16,9 @@ from fusedops._torch import forward_ad
 
 if TYPE_CHECKING:
     from fusedops._contract.op import Op
+    from fusedops._dispatch.backward.saved_sizes import SavedBefore
     from fusedops._dispatch.selection.plan import Plan
+    from fusedops._dispatch.selection.recent import Recent
     from fusedops._plugins.record import PreparedKernel
     from fusedops._policy.context import ActivePolicy
 
@@ -38,37 +40,28 @@ def serve(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     """
     plan = plan_for(op, args[0], backend)
     kernel = select(plan, args)
+    prepared = op.prepared(args)  # after the selection: a call that is not served draws no random number
     wants_gradient = wants_gradient_of(op, args)
-    backward = None
-    if op.prepare_args is None and wants_gradient and is_grad_enabled():  # else run selects it, for prepared arguments
-        backward = _backward_kernel(op, plan, kernel, args)
+    backward = _backward_kernel(op, plan, kernel, prepared) if wants_gradient and is_grad_enabled() else None
     if kernel is plan.first:
         shapes = [args[index].shape for index in op.gradient_indices if args[index] is not None]
         if shapes in plan.shapes:
             plan.recent = with_call(plan.recent, op.parameters, kernel, backward, args, wants_gradient)
         else:
             plan.shapes = (shapes, *plan.shapes[: MOST - 1])
-    if op.prepare_args is not None:
-        args = op.prepare_args(args)  # after the selection: a call that is not served draws no random number
-    return run(op, plan, kernel, args, wants_gradient, backward)
+    return run(op, plan, kernel, prepared, wants_gradient, backward)
 
 
-def recent_call(
-    op: Op, args: tuple[Any, ...], backend: str | None
-) -> tuple[Plan, PreparedKernel, bool, PreparedKernel | None] | None:
-    """Return the plan of a recent call like this one, and its kernel, ``wants_gradient`` and ``backward`` (see Recent).
-
-    Returns:
-        None if no recent call is like this one.
-    """
+def recent_call(op: Op, args: tuple[Any, ...], backend: str | None) -> tuple[Plan, Recent] | None:
+    """Return a recent call like this one, and its plan, or None if no recent call is like this one."""
     try:
         if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]  # no guard compares it
             return None
         plan = _look_up(op, args[0], backend)[2]
         if plan is not None:
-            for is_like, kernel, wants_gradient, backward in plan.recent:
-                if is_like(*args):
-                    return plan, kernel, wants_gradient, backward
+            for recent in plan.recent:
+                if recent.is_like(*args):
+                    return plan, recent
     except (AttributeError, TypeError, ValueError, RuntimeError):  # of an argument or a policy that is refused later
         pass
     return None
@@ -86,12 +79,13 @@ def run(
     args: tuple[Any, ...],
     wants_gradient: bool,
     backward: PreparedKernel | None = None,
+    before: SavedBefore | None = None,
 ) -> Any:
     """Call a selected kernel, with autograd if a gradient is wanted: by ``backward``, else by one selected here."""
     if wants_gradient and is_grad_enabled():
         if backward is None:
             backward = _backward_kernel(op, plan, kernel, args)
-        return autograd.apply(op, kernel.counted(), backward, True, args)
+        return autograd.apply(op, kernel.counted(), backward, True, args, before)
     if not op.saved:
         return kernel.counted()(*args)
     results = kernel.counted()(*args, False)

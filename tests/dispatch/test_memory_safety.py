@@ -11,6 +11,7 @@ from torch import Tensor
 
 import fusedops
 from fusedops import InvalidInputError
+from fusedops._dispatch.backward.saved_sizes import SavedBefore, have_changed
 
 H = 96
 Swap = tuple[Callable[..., Any], list[tuple[int, ...]], int]
@@ -51,8 +52,10 @@ def swapped(swap: Swap, other: Callable[[Tensor], Tensor], call: Callable[..., A
 def test_a_saved_tensor_with_other_sizes_is_refused(
     swap: Swap, other: Callable[[Tensor], Tensor], backend: str
 ) -> None:
-    with fusedops.use(f"{backend},auto", fallback="silent"), pytest.raises(InvalidInputError, match="as in forward"):
-        swapped(swap, other)
+    with fusedops.use(f"{backend},auto", fallback="silent"):
+        for _ in range(4):  # the third call is like a recent one, and the fourth saves what the third did
+            with pytest.raises(InvalidInputError, match="as in forward"):
+                swapped(swap, other)
 
 
 @pytest.mark.parametrize("swap", SWAPS.values(), ids=SWAPS)
@@ -79,6 +82,15 @@ def test_memory_of_the_same_sizes_is_used() -> None:
     fusedops.rms_norm(want, weight).sum().backward()
     y.sum().backward()
     torch.testing.assert_close(used.grad, want.grad)
+
+
+def test_what_a_call_saves_is_not_taken_for_what_an_earlier_one_did() -> None:
+    before, names = SavedBefore(), ("x", "mask")
+    for x, mask in ((torch.ones(2, 3), None), (torch.ones(2, 3), None), (torch.ones(3, 2), None), (torch.ones(2), X)):
+        saved = before.sizes_of(names, (x, mask))
+        assert saved.sizes == [(x.shape, x.dtype), None if mask is None else (mask.shape, mask.dtype)]
+        assert not have_changed((x, mask), saved, x, traced=False)
+        assert have_changed((torch.ones(4, 2), mask), saved, x, traced=False)
 
 
 def freed(x: Tensor) -> Tensor:

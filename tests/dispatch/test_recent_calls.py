@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
 from fusedops import InvalidInputError
+from fusedops._contract import comparison
 from fusedops._dispatch import serve
 from fusedops._dispatch.selection import recent
 from fusedops.ops import OPS
@@ -203,7 +204,7 @@ def test_as_many_calls_are_kept_as_stated(checks: Callable[[str], Checks]) -> No
 def test_calls_of_ever_other_shapes_are_not_kept(
     checks: Callable[[str], Checks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recent, "tensor_guard", lambda tensors: pytest.fail("kept"))
+    monkeypatch.setattr(comparison, "tensor_guard", lambda tensors: pytest.fail("kept"))
     for size in (*range(1, 9), *range(1, 9)):
         rms_norm(torch.randn(size, 8))
 
@@ -211,7 +212,7 @@ def test_calls_of_ever_other_shapes_are_not_kept(
 def test_without_torchs_guards_every_call_is_checked(
     checks: Callable[[str], Checks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recent, "tensor_guard", lambda tensors: None)
+    monkeypatch.setattr(comparison, "tensor_guard", lambda tensors: None)
     seen = checks("rms_norm")
     for count in (1, 2, 3):
         rms_norm()
@@ -238,4 +239,4 @@ def test_threads() -> None:
     ],
 )  # fmt: skip
 def test_values(value: Any, kept: Any, same: bool) -> None:
-    assert recent.is_same(value, kept) is same
+    assert comparison.is_same(value, kept) is same
