@@ -7,18 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from calls import reference_kernels
-from verify_cases import OP, changed
-
-import fusedops
 
 
 @pytest.fixture
 def bad(fakes: Any) -> Any:
     """A maker of a backend "bad" whose results, forward or backward, are changed by a function."""
+    # here, for pytest reads this file in the process that only distributes tests too
+    from calls import reference_kernels
+    from verify_cases import OP, changed
+
+    import fusedops
 
     def make(
-        forward: Callable[[Any], Any] | None = None, backward: Callable[[Any], Any] | None = None, op: str = OP.name
+        forward: Callable[[Any], Any] | None = None,
+        backward: Callable[[Any], Any] | None = None,
+        op: str = OP.name,
     ):
         kernels = [
             replace(kernel, function=changed(kernel.function, change))
