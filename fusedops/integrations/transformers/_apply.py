@@ -14,7 +14,7 @@ from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
 from fusedops.integrations.transformers._activations import recognised_activation
-from fusedops.integrations.transformers._experts import reason_of_router, recognised_experts
+from fusedops.integrations.transformers._experts import recognised_experts
 from fusedops.integrations.transformers._gated import recognised_gated
 from fusedops.integrations.transformers._head import has_fused_loss, heads_of, recognised_head
 from fusedops.integrations.transformers._implementation import apply_attention, attention_notes, restore_attention
@@ -23,6 +23,7 @@ from fusedops.integrations.transformers._norms import recognised_norm
 from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
 from fusedops.integrations.transformers._rotary import recognised_rotary
 from fusedops.integrations.transformers._rotary_layouts import layouts_of
+from fusedops.integrations.transformers._routers import recognised_router
 
 # (class of the module, op or "", reason or "", of those that are left the op that was tried, mode of the op or "")
 _Outcome = tuple[str, str, str, str, str]
@@ -35,6 +36,7 @@ _OPS = (
     "geglu",
     "bias_gelu",
     "experts",
+    "top_k_routing",
     "rotary_embedding",
     "cross_entropy",
     "attention",
@@ -44,7 +46,8 @@ _FUSED_LOSS = "linear_cross_entropy"  # by fused_loss=True, or by its name
 
 
 def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool = False) -> Applied:
-    """Replace what a model computes by ops: norms, gated MLPs, GELU, rotary embeddings, attention, the loss.
+    """Replace what a model computes by ops: norms, gated MLPs, GELU, experts and their routers, rotary embeddings,
+    attention, the loss.
 
     A module is recognised by its results: its own forward runs on small random numbers, on the CPU, and an op replaces
     it only where the op computes the same. So the weights are not read: they may be on a meta device, sharded or
@@ -91,9 +94,10 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         "gated MLP": recognised_gated,
         "experts": lambda module: recognised_experts(module, whole="experts" in chosen),
         "rotary_embedding": lambda module: recognised_rotary(module, layouts),
-        "router": reason_of_router,
+        "top_k_routing": lambda module: recognised_router(module, routers),
         "bias_gelu": lambda module: None if module in inside else recognised_activation(module),
     }
+    routers: dict[Any, Any] = {}
     inside = set[Module]()  # activations that a replaced module does not call
     shared: dict[Replacement, Replacement] = {}
     for module in model.modules():

@@ -262,12 +262,3 @@ def _agrees(experts: Experts, gate: Any, own: Any, factor: float) -> bool:
         settings = (experts.limit, experts.alpha, experts.offset, experts.interleaved)
         expected = ops.OPS["swiglu"].reference(x, None, *settings)
     return near(called(gate, own, x.clone()), expected, _TOLERANCE)
-
-
-def reason_of_router(module: Module) -> str | None:
-    """Return why the choice of experts is left, or None for a module that is no router. Nothing replaces one.
-
-    >>> reason_of_router(torch.nn.Linear(2, 2))
-    """
-    is_router = "router" in own_class(module).__name__.lower()
-    return "apply recognises no router, whose choice fusedops.top_k_routing computes" if is_router else None
