@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,22 +42,27 @@ class Logits:
 
     def of(self, module: Any, x: Tensor) -> Tensor:
         """Return the logits of the tokens x."""
-        weight: Tensor = reached(module, self.weight)
-        with nullcontext() if self.autocast else no_autocast(x.device.type):
-            if self.dtype == "float32":
-                x = x.float()
-            elif self.dtype == "weight" and weight.is_floating_point():
-                x = x.to(weight.dtype)
-            if self.layer is not None:
-                z: Tensor = reached(module, self.layer)(x)
-            else:
-                bias: Tensor | None = None if self.bias is None else reached(module, self.bias)
-                if self.dtype == "float32":
-                    weight, bias = weight.float(), None if bias is None else bias.float()
-                z = linear(x, weight, bias)
+        if self.autocast:
+            z = self._product(module, x)
+        else:
+            with no_autocast(x.device.type):
+                z = self._product(module, x)
         z = z.float() if self.widened else z
         z = z if self.factor == 1 else z * self.factor
         return torch.tanh(z / self.softcap) * self.softcap if self.softcap else z
+
+    def _product(self, module: Any, x: Tensor) -> Tensor:
+        weight: Tensor = reached(module, self.weight)
+        if self.dtype == "float32":
+            x = x.float()
+        elif self.dtype == "weight" and weight.is_floating_point():
+            x = x.to(weight.dtype)
+        if self.layer is not None:
+            return reached(module, self.layer)(x)
+        bias: Tensor | None = None if self.bias is None else reached(module, self.bias)
+        if self.dtype == "float32":
+            weight, bias = weight.float(), None if bias is None else bias.float()
+        return linear(x, weight, bias)
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,21 @@ class Router(Replacement):
 
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the logits, and by the op the weights and the indices."""
-        values = {**dict(zip(self.names, args)), **kwargs}
-        x = values.get(self.names[0])
-        bias = values.get(self.names[-1]) if self.routing.bias == ARGUMENT else None
-        known = len(values) == len(args) + len(kwargs) and values.keys() <= {*self.names}
-        if not known or x is None or x.dim() not in self.ranks or (bias is None and self.routing.bias == ARGUMENT):
+        takes_bias = self.routing.bias == ARGUMENT
+        if kwargs or len(args) != 1 + takes_bias:
+            x, bias = self._arguments(args, kwargs)
+        else:
+            x, bias = args[0], args[1] if takes_bias else None
+        if x is None or x.dim() not in self.ranks or (takes_bias and bias is None):
             return own_class(module).forward(module, *args, **kwargs)
         return self.computed(ops.top_k_routing, module, x, bias)
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the tokens and the bias, or None for both where a call has other arguments."""
+        values = {**dict(zip(self.names, args)), **kwargs}
+        if len(values) != len(args) + len(kwargs) or not values.keys() <= {*self.names}:
+            return None, None
+        return values.get(self.names[0]), values.get(self.names[-1]) if self.routing.bias == ARGUMENT else None
 
     def computed(self, op: Any, module: Any, x: Tensor, bias: Tensor | None, index: Tensor | None = None) -> Any:
         """Return the logits, the weights and the indices by ``op``."""
