@@ -307,3 +307,13 @@ def test_a_replaced_router_is_one_graph(fresh_compiler: None) -> None:
 
 def test_a_router_is_left_where_ops_has_no_routing() -> None:
     assert apply(LayerRouter(), ops=["experts"]).rows == (Row("LayerRouter", "", 1, "ops has no top_k_routing"),)
+
+
+def test_modules_with_large_tensors_are_not_tried() -> None:
+    """The block of a router and its experts has one matrix, and an output embedding that is no Linear has one too."""
+    block = TinyRouter(softmax)
+    block.experts = nn.Parameter(torch.empty(2**20, 2**20, 8, device="meta"))
+    embedding = TinyRouter(softmax)
+    embedding.weight = nn.Parameter(torch.empty(2**20, 2**20, device="meta"))
+    for module in (block, embedding):
+        assert apply(module).rows == (Row("TinyRouter", "", 1, FORM),)

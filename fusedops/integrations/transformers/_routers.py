@@ -63,7 +63,7 @@ def _recognised(module: Module, small: SmallRouter) -> Router | str | None:
     if plain is None:
         return None
     if is_replaced_elsewhere(module):
-        return "another library set its forward"
+        return "another library has replaced its forward"
     logits = _logits_of(small, plain)
     if logits is None:
         return _LOGITS

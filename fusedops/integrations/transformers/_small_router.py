@@ -25,6 +25,7 @@ ARGUMENT: Path = ()  # the second argument of a forward, as the bias of MiniMax-
 
 _ROWS = 8  # tokens of a call
 _MOST_TENSORS = 8  # a router has few: larger modules are not looked at
+_MOST_EXPERTS = 2048
 _SMALLEST = -60.0  # a sigmoid of -46 is 1e-20, the eps of DeepSeek-V3
 _OF_MODULES = frozenset(vars(Module()))
 _PLAIN = (int, float, bool, str, type(None))
@@ -87,7 +88,11 @@ class SmallRouter:
             return None
         shapes = {tuple(name.split(".")): (tuple(each.shape), each.dtype) for name, each in tensors.items()}
         small = cls(module, tuple(matrices[0].split(".")), shapes, names)
-        return small if small.experts > 1 and small.width >= _ROWS else None
+        if not 1 < small.experts <= _MOST_EXPERTS or small.width < _ROWS:
+            return None
+        others = (each for name, each in tensors.items() if name != matrices[0] and each.is_floating_point())
+        # the block of a router and its experts has one matrix too, and experts
+        return small if all(each.numel() <= small.experts + small.width for each in others) else None
 
     @property
     def experts(self) -> int:
