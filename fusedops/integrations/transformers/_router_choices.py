@@ -106,7 +106,8 @@ def _noises(z: Tensor) -> Iterator[Tensor]:
     yield rising
     yield -rising
     for seed in range(3):
-        yield torch.randn(z.shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float64)
+        generator = torch.Generator("cpu").manual_seed(seed)
+        yield torch.randn(z.shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _sets(scores: Tensor, found: Routing) -> Tensor:
