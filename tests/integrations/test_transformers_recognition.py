@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 import fusedops
-from fusedops.integrations.transformers import Row, apply
+from fusedops.integrations.transformers import Row, _norms, apply
 
 pytestmark = pytest.mark.filterwarnings("ignore:apply. fusedops in:fusedops.FusedOpsWarning", "ignore::FutureWarning")
 
@@ -104,6 +105,18 @@ def test_a_norm_of_another_dim_is_left() -> None:
     """With one group and (B, C), GroupNorm computes what LayerNorm does; Moonshine calls it with (B, C, S)."""
     (row,) = apply(nn.Sequential(nn.GroupNorm(1, 16))).rows
     assert row == Row("GroupNorm", "", 1, "its results are those of neither rms_norm nor layer_norm")
+
+
+@pytest.mark.parametrize("size", [2, 3, 4096])
+def test_the_recognition_of_a_norm_takes_few_numbers(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    numbers = _norms.numbers
+    monkeypatch.setattr(
+        _norms, "numbers", lambda *args, **options: drawn.append(prod(args[1:])) or numbers(*args, **options)
+    )
+    norm = nn.RMSNorm(size, device="meta")
+    assert apply(nn.ModuleList([norm])).rows == (Row("RMSNorm", "rms_norm", 1),)
+    assert max(drawn) <= 6 * size  # the square of the size took 10 s for each norm of width 4096
 
 
 def test_a_norm_with_a_weight_that_is_not_used_is_recognised() -> None:

@@ -30,7 +30,7 @@ class Saved(NamedTuple):
 
 
 class SavedBefore:
-    """What the first call like a recent one saved. What another one saves is compared with it, not taken to be it."""
+    """Keeps what the first call like a recent one saved. What another one saves is compared with it."""
 
     __slots__ = ("_saved",)
 
