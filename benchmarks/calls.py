@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedops import Case, Op, TensorSpec, testing
 from fusedops.testing._calls import specs
-from fusedops.testing._roles import classes, masks, one_elements, packed_rows
+from fusedops.testing._roles import classes, masks, offsets, one_elements, packed_rows
 
 SWEEPS = ("large", "cases", "length", "length-masked", "size")
 _SEED = 2**40 + 7
@@ -91,6 +91,10 @@ def _made(op: Op, call: Mapping[str, Any], name: str) -> Any:
     for each in packed_rows(op):
         if each.name == name:
             return testing.random_packed(spec.shape, call[each.format]).to(spec.device)
+    for each in offsets(op):
+        if each.name == name:
+            rows = call[each.of or op.parameters[0]].shape[each.dim]
+            return torch.randint(rows + 1, spec.shape, dtype=spec.dtype, device=spec.device).sort(-1).values
     of = {each.name: call[each.of or op.parameters[0]].shape[each.dim] for each in classes(op)}
     most = of.get(name, call[op.parameters[0]].shape[-1])
     return torch.randint(max(most, 1), spec.shape, dtype=spec.dtype, device=spec.device)

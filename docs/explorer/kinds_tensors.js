@@ -56,6 +56,7 @@ export const tensorKinds = {
   Classes: strided((c, dtype) =>
     isFloat(dtype) ? `pass the index of each class, as in ${c.name}.argmax(-1)` : `convert it, as in ${c.name}.long()`,
   ),
+  Offsets: strided((c) => `pass the end of each group of rows, as in counts.cumsum(0), with ${c.name}.long()`),
 
   OneElement(c, args, spec) {
     const reasons = tensorKinds.DType(c, args, spec);

@@ -45,6 +45,7 @@ from fusedops.constraints.dtypes import Classes as Classes
 from fusedops.constraints.dtypes import DType as DType
 from fusedops.constraints.dtypes import Floating as Floating
 from fusedops.constraints.dtypes import Mask as Mask
+from fusedops.constraints.dtypes import Offsets as Offsets
 from fusedops.constraints.dtypes import OneElement as OneElement
 from fusedops.constraints.quantized import PackedRows as PackedRows
 from fusedops.constraints.relations import Beside as Beside
@@ -87,6 +88,7 @@ __all__ = [
     "LeadingDims",
     "Mask",
     "NotLarger",
+    "Offsets",
     "OneElement",
     "OneOf",
     "Packed",

@@ -172,6 +172,30 @@ class Classes(_Strided):
         return f"convert it, as in {self.name}.long()"
 
 
+class Offsets(_Strided):
+    """A strided tensor of integers that do not fall, each the end of a group of rows, as a cumulative sum of counts.
+
+    The ends are data, which no constraint looks at. Whose rows they are is for the calls of the conformance kit.
+
+    Args:
+        name: the tensor argument.
+        of: the tensor that has the rows. None: the op's first one. No end passes its size.
+        dim: the dim of the rows in that tensor.
+
+    >>> from fusedops.constraints import Offsets
+    >>> Offsets("offsets").describe()
+    'offsets: int32 or int64'
+    """
+
+    def __init__(self, name: str, of: str | None = None, dim: int = 0) -> None:
+        super().__init__(name, torch.int32, torch.int64)
+        self.of = of
+        self.dim = dim
+
+    def fix_of(self, tensor: Any) -> str:
+        return f"pass the end of each group of rows, as in counts.cumsum(0), with {self.name}.long()"
+
+
 class OneElement(_Strided):
     """A strided tensor of one element and one of some dtypes, such as a seed.
 

@@ -14,7 +14,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops.quantization import FORMATS
 from fusedops.testing._packed import random_packed
-from fusedops.testing._roles import classes, dtype_of, masks, one_elements, packed_rows
+from fusedops.testing._roles import classes, dtype_of, masks, offsets, one_elements, packed_rows
 
 Call = dict[str, Any]  # a forward call by parameter, in the op's order; each tensor as a TensorSpec
 
@@ -111,11 +111,31 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
                 values.view(-1)[2::5] = count
                 values.view(-1)[3::11] = -1
             real[constraint.name] = values.to(target.device)
+    for constraint in offsets(op):
+        spec = call.get(constraint.name)
+        if isinstance(spec, TensorSpec):
+            rows = (*call[constraint.of or op.parameters[0]].shape[constraint.dim :], 0)[0]
+            real[constraint.name] = random_offsets(spec.shape, rows, generator).to(spec.dtype).to(spec.device)
     for constraint in packed_rows(op):
         spec, format = call[constraint.name], call.get(constraint.format, defaults.get(constraint.format))
         if isinstance(spec, TensorSpec) and format in FORMATS:
             real[constraint.name] = random_packed(spec.shape, format, generator).to(spec.device)
     return real
+
+
+def random_offsets(shape: tuple[int, ...], rows: int, generator: torch.Generator) -> Tensor:
+    """Return the ends of random groups of rows, int64: every third group is empty, and often some rows have none.
+
+    >>> import torch
+    >>> from fusedops.testing._calls import random_offsets
+    >>> random_offsets((5,), 9, torch.Generator().manual_seed(0))
+    tensor([0, 3, 3, 4, 9])
+    """
+    ends = torch.randint(rows + 1, shape, generator=generator).sort(-1).values
+    flat = ends.view(-1)
+    if ends.dim() == 1:
+        flat[2::3] = flat[1::3][: flat[2::3].numel()]
+    return ends
 
 
 def _random(op: Op, name: str, spec: TensorSpec, first: TensorSpec, generator: torch.Generator) -> Tensor:

@@ -15,6 +15,7 @@ from fusedops.constraints import (
     Finite,
     Flag,
     Mask,
+    Offsets,
     OneElement,
     PackedRows,
     Probability,
@@ -47,6 +48,11 @@ def seeds(op: Op) -> tuple[str, ...]:
 def classes(op: Op) -> tuple[Classes, ...]:
     """Return the constraints on arguments that hold indices of classes."""
     return tuple(c for c in _constraints(op) if isinstance(c, Classes))
+
+
+def offsets(op: Op) -> tuple[Offsets, ...]:
+    """Return the constraints on arguments that hold the ends of groups of rows."""
+    return tuple(c for c in _constraints(op) if isinstance(c, Offsets))
 
 
 def packed_rows(op: Op) -> tuple[PackedRows, ...]:

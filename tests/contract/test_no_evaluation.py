@@ -96,6 +96,7 @@ VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
     "LeadingDims": (constraints.LeadingDims, ("x", "y")),
     "Mask": (constraints.Mask, ("x",)),
     "NotLarger": (constraints.NotLarger, ("x", "y", 1)),
+    "Offsets": (constraints.Offsets, ("x",)),
     "OneElement": (constraints.OneElement, ("x", torch.int64)),
     "OneOf": (constraints.OneOf, ("x", "a", "b")),
     "Packed": (constraints.Packed, ("x", "y")),

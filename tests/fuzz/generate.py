@@ -21,7 +21,7 @@ from fusedops.quantization import FORMATS
 from fusedops.testing import OPS
 from fusedops.testing._calls import followed, shrunk, specs
 from fusedops.testing._kernel_calls import KernelCalls
-from fusedops.testing._roles import classes, masks, one_elements, packed_rows
+from fusedops.testing._roles import classes, masks, offsets, one_elements, packed_rows
 from tests.fuzz.call import EXTREMES, LAYOUTS, OF_INTEGERS, Call, Made
 from tests.fuzz.machine import Target
 from tests.fuzz.situations import SITUATIONS
@@ -278,6 +278,13 @@ class _Generator:
                 ignored = None if item.ignored is None else call[item.ignored]
                 if share and isinstance(ignored, int) and -(2**63) <= ignored < 2**63:
                     values += f".masked_fill(torch.rand({{shape}}, {{generator}}) < {share}, {ignored})"
+        for item in offsets(op):
+            if item.name == name:
+                rows = (*call[item.of or self.first].shape[item.dim :], 0)[0]
+                step = dice.choice((1, 1, 3, rows + 1))  # few different ends, all the same
+                values = f"(torch.randint({rows + 1}, {{shape}}, {{generator}}) // {step} * {step}).sort(-1).values"
+                if dice.random() < 0.3:  # a tail of few rows, or of none
+                    values = f"{rows} - {values}.flip(-1)"
         for item in packed_rows(op):
             if item.name == name and call[item.format] in FORMATS and shape:
                 values = f"fusedops.testing.random_packed({{shape}}, {call[item.format]!r}, {{generator}})"

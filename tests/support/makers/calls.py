@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops.constraints import DType, Rank
+from fusedops.constraints import DType, Offsets, Rank
 from fusedops.testing import OPS
 
 
@@ -51,12 +51,15 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
     """Return the call's tensors, in the op's order."""
     generator = torch.Generator().manual_seed(seed)
     sizes = shapes(op, batch, length)
-    columns = next(iter(sizes.values()))[-1]
+    first = next(iter(sizes.values()))
+    columns, ends = first[-1], [item.name for item in OPS[op].constraints if isinstance(item, Offsets)]
     tensors: list[Tensor] = []
     for name, shape in sizes.items():
         numbers, kind = torch.randn(shape, generator=generator, dtype=torch.float64), dtype_of(op, name, dtype)
         if kind is torch.bool:
             numbers = numbers > 0.5
+        elif name in ends:  # of groups of rows of the first tensor
+            numbers = (numbers.abs() * first[0]).clamp(max=first[0]).sort(-1).values
         elif not kind.is_floating_point:  # positions in the last dimension of the first tensor, such as classes
             numbers = (numbers.abs() * columns) % columns
         tensors.append(numbers.to(kind))

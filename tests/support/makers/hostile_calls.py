@@ -23,6 +23,7 @@ from fusedops.constraints import (
     Broadcasts,
     Constraint,
     Count,
+    DType,
     Finite,
     Flag,
     Integer,
@@ -95,7 +96,8 @@ def bad_values(op: Op, call: dict[str, Any], name: str) -> list[Any]:
     value = call[name]
     if not isinstance(value, Tensor):
         return bad
-    bad += [value.to(dtype) for dtype in DTYPES]
+    accepted = {dtype for each in own if isinstance(each, DType) for dtype in each.dtypes}
+    bad += [value.to(dtype) for dtype in DTYPES if dtype not in accepted]
     bad += [made for make in _WRONG_LOOKS if (made := _made(make, value)) is not None]
     if name != op.parameters[0]:
         bad += [value.to("meta"), value.expand((2,) * 13 + value.shape)]
