@@ -176,14 +176,15 @@ class Verification:
 
 
 def _source(value: object) -> str:
-    """Return an argument as Python source: random numbers for a tensor's, except for a seed."""
+    """Return an argument as Python source: random numbers for a tensor's, except for integers, such as a seed."""
     if not isinstance(value, Tensor):
         return repr(value)
     shape = tuple(value.shape)
     device = "" if value.is_cpu else f", device={str(value.device)!r}"
     if value.is_floating_point():
         return f"torch.randn({shape}, dtype={value.dtype}{device})"
-    if value.dtype is torch.int64:
-        return f"torch.tensor({value.tolist()}{device})"
+    if value.dtype in (torch.int64, torch.int32):
+        dtype = ", dtype=torch.int32" if value.dtype is torch.int32 else ""
+        return f"torch.tensor({value.tolist()}{dtype}{device})"
     mask = f"torch.rand({shape}{device}) < 0.35"
     return mask if value.dtype is torch.bool else f"({mask}).to({value.dtype})"
