@@ -103,7 +103,7 @@ def forward(
         slots = x.new_zeros((index.numel(), x.shape[1]), dtype=wide)
         kept = x.new_zeros((index.numel(), experts.rows_of_up)) if save else None
         factor = weights.reshape(-1, 1).to(wide)[rows.order]
-        of_up, of_down = _dtype(x, experts.up, wide), _dtype(x, experts.down, wide)
+        of_up, of_down = product_dtype(x, experts.up, wide), product_dtype(x, experts.down, wide)
         for at, members in rows.panels():
             inputs = x[rows.token[at]].to(of_up)
             h = x.new_empty((inputs.shape[0], experts.rows_of_up), dtype=wide)
@@ -140,7 +140,7 @@ def backward(
         like = (up, down, experts.up_bias, experts.down_bias)
         of = [None if t is None or not need else torch.zeros_like(t, memory_format=torch.contiguous_format)
               for t, need in zip(like, needs[2:])]  # fmt: skip
-        of_up, of_down = _dtype(x, up, wide), _dtype(x, down, wide)
+        of_up, of_down = product_dtype(x, up, wide), product_dtype(x, down, wide)
         of_hidden = needs[0] or of[0] is not None or of[2] is not None
         for at, members in rows.panels():
             token = rows.token[at]
@@ -150,7 +150,7 @@ def backward(
             a = functions.forward(h)
             da, narrow = torch.empty_like(a), g.to(of_down)
             for e, part in members:
-                _product(narrow[part], _oriented(down[e], narrow.dtype, not experts.transposed), da[part])
+                write_product(narrow[part], oriented(down[e], narrow.dtype, not experts.transposed), da[part])
             if dweights is not None:
                 total = (da * a).sum(-1)
                 if experts.down_bias is not None:
@@ -158,21 +158,21 @@ def backward(
                         total[part] += g[part] @ experts.down_bias[e].to(wide)
                 dweights[rows.order[at]] = total
             weighted = g.mul_(factor[at])
-            _write_gradients(of[1], of[3], members, weighted, a, of_down, experts.transposed)
+            write_gradients(of[1], of[3], members, weighted, a, of_down, experts.transposed)
             if not of_hidden:
                 continue
             dh = functions.backward(da.mul_(factor[at]), h)
-            _write_gradients(of[0], of[2], members, dh, inputs, of_up, experts.transposed)
+            write_gradients(of[0], of[2], members, dh, inputs, of_up, experts.transposed)
             if slots is not None:
                 product, narrow = x.new_empty((dh.shape[0], x.shape[1]), dtype=wide), dh.to(of_up)
                 for e, part in members:
-                    _product(narrow[part], _oriented(up[e], narrow.dtype, not experts.transposed), product[part])
+                    write_product(narrow[part], oriented(up[e], narrow.dtype, not experts.transposed), product[part])
                 slots[rows.order[at]] = product
         dx = None if slots is None else _sum_of_choices(slots, index, x)
         return dx, None if dweights is None else dweights.view(weights.shape).to(weights.dtype), *of
 
 
-def _write_gradients(
+def write_gradients(
     weight: Tensor | None,
     bias: Tensor | None,
     members: list[tuple[int, slice]],
@@ -194,10 +194,10 @@ def _write_gradients(
     if transposed:
         first, second = second, first
     for e, part in members:
-        _product(first[part].t(), second[part], weight[e])
+        write_product(first[part].t(), second[part], weight[e])
 
 
-def _product(first: Tensor, second: Tensor, out: Tensor) -> None:
+def write_product(first: Tensor, second: Tensor, out: Tensor) -> None:
     """Write ``first @ second``."""
     if out.dtype is first.dtype:
         torch.mm(first, second, out=out)
@@ -205,12 +205,12 @@ def _product(first: Tensor, second: Tensor, out: Tensor) -> None:
         out.copy_(first @ second)
 
 
-def _dtype(x: Tensor, weight: Tensor, wide: torch.dtype) -> torch.dtype:
+def product_dtype(x: Tensor, weight: Tensor, wide: torch.dtype) -> torch.dtype:
     """Return the dtype of a product with a weight."""
     return wide if x.device.type == "cpu" or wide is torch.float64 else torch.promote_types(x.dtype, weight.dtype)
 
 
-def _oriented(weight: Tensor, dtype: torch.dtype, as_it_is: bool) -> Tensor:
+def oriented(weight: Tensor, dtype: torch.dtype, as_it_is: bool) -> Tensor:
     """Return a weight of one expert, or its transpose, in a dtype."""
     wide = weight.to(dtype)
     return wide if as_it_is else wide.t()
@@ -218,7 +218,7 @@ def _oriented(weight: Tensor, dtype: torch.dtype, as_it_is: bool) -> Tensor:
 
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, e: int, out: Tensor, experts: Experts) -> None:
     """Write ``rows @ weight.T + bias[e]``."""
-    _product(rows, _oriented(weight, rows.dtype, experts.transposed), out)
+    write_product(rows, oriented(weight, rows.dtype, experts.transposed), out)
     if bias is not None:
         out += bias[e].to(out.dtype)
 

@@ -157,6 +157,15 @@ export const expertsKinds = {
     swapped,
   ),
 
+  WeightFits: ofExperts(
+    2,
+    (c, { transposed }, spec, x) => {
+      if (rank(spec) !== 3 || sidesOf(spec.shape, transposed)[1] === x[1]) return null;
+      return transposed ? `(E, ${x[1]}, N)` : `(E, N, ${x[1]})`;
+    },
+    swapped,
+  ),
+
   BiasFits: ofExperts(
     3,
     (c, { transposed }, spec, weight) => {

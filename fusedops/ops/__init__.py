@@ -11,6 +11,8 @@ from fusedops.ops.dropout.bias_dropout_add import OP as _BIAS_DROPOUT_ADD
 from fusedops.ops.dropout.bias_dropout_add import bias_dropout_add as bias_dropout_add
 from fusedops.ops.experts.experts import OP as _EXPERTS
 from fusedops.ops.experts.experts import experts as experts
+from fusedops.ops.experts.grouped_matmul import OP as _GROUPED_MATMUL
+from fusedops.ops.experts.grouped_matmul import grouped_matmul as grouped_matmul
 from fusedops.ops.gated.geglu import OP as _GEGLU
 from fusedops.ops.gated.geglu import geglu as geglu
 from fusedops.ops.gated.swiglu import OP as _SWIGLU
@@ -49,6 +51,7 @@ _OWN = (
     _CROSS_ENTROPY,
     _EXPERTS,
     _GEGLU,
+    _GROUPED_MATMUL,
     _LAYER_NORM,
     _LINEAR_CROSS_ENTROPY,
     _QUANTIZED_LINEAR,

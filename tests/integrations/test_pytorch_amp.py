@@ -31,7 +31,13 @@ from fusedops.testing import OPS
 PAGE = ROOT / "docs" / "pytorch.md"
 
 
-WITH_MATMULS = ("attention", "experts", "linear_cross_entropy", "quantized_linear")  # in the reference
+WITH_MATMULS = (
+    "attention",
+    "experts",
+    "grouped_matmul",
+    "linear_cross_entropy",
+    "quantized_linear",
+)  # in the reference
 
 
 # For each op, dtypes of its floating inputs, in the order of its parameters. The last one stands for the rest.

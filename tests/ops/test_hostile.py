@@ -21,6 +21,7 @@ from torch import Tensor
 import fusedops
 from fusedops import InvalidInputError, PolicyError, testing
 from fusedops.constraints import Finite, LeadingDims, PackedRows
+from fusedops.testing._expected import expected_forward
 
 BACKENDS = ("eager", "npu,eager", "auto", "", " eager ; bias_gelu = eager", ";;")
 WRONG_BACKENDS = ("eagle", 5, ["eager"], b"eager", "eager;;eager", "nosuch=eager", "eager,", object(), 1.0, ("eager",))
@@ -57,11 +58,15 @@ def test_an_odd_tensor_has_the_results_of_a_plain_one(name: str, look: str) -> N
     op = testing.OPS[name]
     for call in valid_calls(name)[:40:8]:
         odd = {key: LOOKS[look](value) if isinstance(value, Tensor) else value for key, value in call.items()}
-        for got, want in zip(*(op.as_tuple(op.function(**each, backend="eager")) for each in (odd, call)), strict=True):
+        results = [op.as_tuple(op.function(**each, backend="eager")) for each in (odd, call)]
+        if all(got is want is None or (want is not None and torch.equal(got, want)) for got, want in zip(*results)):
+            continue
+        # products of matrices round otherwise where a tensor starts at another address
+        limits = expected_forward(op, op.prepared(op.bind((), call))).limits
+        for output, got, want in zip(op.outputs, *results, strict=True):
             assert (got is None) == (want is None)
             if got is not None:
-                allowed = op.evidence.tolerance.get(want.dtype, fusedops.Tolerance(0.0, 0.0))  # integers are equal
-                testing.assert_within(got.as_subclass(Tensor), want.double(), allowed, look)
+                testing.assert_within(got.as_subclass(Tensor), want.double(), 2 * limits[f"output {output}"], look)
 
 
 @pytest.mark.parametrize("name", testing.OPS)

@@ -271,6 +271,19 @@ def test_a_product_of_experts_may_be_rounded_before_a_wider_bias_is_added() -> N
     assert limits[0] > limits[1] + 2.0**-9 * 16  # by the rounding of a product of 16
 
 
+@pytest.mark.parametrize(("rows", "outputs", "columns"), [(4096, 8, 8), (64, 4096, 8), (2, 8, 4096)])
+def test_a_sum_of_thousands_of_equal_products_is_within_its_bound(rows: int, outputs: int, columns: int) -> None:
+    op, offsets = OPS["grouped_matmul"], torch.tensor([rows])
+    x, weight = torch.full((rows, columns), 0.1), torch.full((1, outputs, columns), 0.3)
+    grad = torch.full((rows, outputs), 0.37)
+    want = testing.expected(op, (x, weight, offsets, None, False), grad=grad)
+    x.requires_grad_()
+    y = fusedops.grouped_matmul(x, weight.requires_grad_(), offsets, backend="eager")
+    testing.assert_within(y.detach(), want.y, want.limits["output y"], "y")
+    for name, got in zip(("x", "weight"), torch.autograd.grad(y, (x, weight), grad)):
+        testing.assert_within(got, want.gradients[name], want.limits[f"gradient of {name}"], name)
+
+
 def test_infinity_times_a_number_of_unknown_sign_leaves_the_result_open() -> None:
     op = OPS["experts"]
     call: dict[str, Any] = {"x": torch.ones(1, 2), "index": torch.zeros(1, 1, dtype=torch.int64)}

@@ -1,12 +1,15 @@
-"""The constraints on the tensors of experts, whose layout depends on ``activation`` and ``transposed``."""
+"""The constraints on the tensors of the ops of experts, whose layout depends on other arguments; the ends of groups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
+
+from torch import Tensor
 
 from fusedops._contract.constraint import Constraint
 from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._storages import freed_error, is_freed
 from fusedops.constraints import (
     Arguments,
     Beside,
@@ -14,6 +17,7 @@ from fusedops.constraints import (
     Finite,
     Flag,
     Floating,
+    Offsets,
     OneOf,
     Rank,
     ReasonCode,
@@ -23,6 +27,7 @@ from fusedops.constraints import (
     constant,
 )
 from fusedops.constraints.tensors import resized
+from fusedops.errors import InvalidInputError
 from fusedops.ops.experts.formulas import GATED, PLAIN
 
 Shape = tuple[int, ...]
@@ -52,26 +57,27 @@ class _Weight(Beside):
     code = ReasonCode.SIZE
     reads_shapes = True
     rank = 3  # of the other tensor
+    options: tuple[str, ...] = ("activation", "transposed")  # on which the layout depends
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.name, self.other, "activation", "transposed")
+        return (self.name, self.other, *self.options)
 
-    def fits(self, shape: Shape, other: Shape, activation: str, transposed: bool) -> bool:
+    def fits(self, shape: Shape, other: Shape, *options: Any) -> bool:
         """Return True where the shape is accepted."""
         raise NotImplementedError
 
     def expression(self, constants: dict[str, object]) -> str:
         fits = constant(constants, self.fits)
-        return f"{fits}({self.name}.shape, {self.other}.shape, activation, transposed)"
+        return f"{fits}({self.name}.shape, {self.other}.shape, {', '.join(self.options)})"
 
-    def accepts(self, tensor: Any, other: Any, activation: str, transposed: bool) -> bool:
+    def accepts(self, tensor: Any, other: Any, *options: Any) -> bool:
         if tensor.dim() != 3 or other.dim() != self.rank:
             return True  # another constraint refuses it
-        return self.fits(tuple(tensor.shape), tuple(other.shape), activation, transposed)
+        return self.fits(tuple(tensor.shape), tuple(other.shape), *options)
 
-    def fix_of(self, tensor: Any, other: Any, activation: str, transposed: bool) -> str:
-        return f"pass transposed={not transposed} for weights with their last two dims swapped"
+    def fix_of(self, tensor: Any, other: Any, *options: Any) -> str:
+        return f"pass transposed={not options[-1]} for weights with their last two dims swapped"
 
     def values(self, tensor: TensorSpec, *others: Any) -> Iterator[tuple[str, TensorSpec]]:
         e, a, b = tensor.shape
@@ -83,8 +89,8 @@ class UpFits(_Weight):
 
     rank = 2
 
-    def fits(self, shape: Shape, other: Shape, activation: str, transposed: bool) -> bool:
-        return up_fits(tuple(shape), tuple(other), activation, transposed)
+    def fits(self, shape: Shape, other: Shape, *options: Any) -> bool:
+        return up_fits(tuple(shape), tuple(other), *options)
 
     def follow(self, args: Arguments) -> TensorSpec | None:
         up, x = args[self.name], args[self.other]
@@ -104,8 +110,8 @@ class UpFits(_Weight):
 class DownFits(_Weight):
     """down is (E, H, I), where up has 2I or I rows; with ``transposed`` the last two dims are swapped."""
 
-    def fits(self, shape: Shape, other: Shape, activation: str, transposed: bool) -> bool:
-        return down_fits(tuple(shape), tuple(other), activation, transposed)
+    def fits(self, shape: Shape, other: Shape, *options: Any) -> bool:
+        return down_fits(tuple(shape), tuple(other), *options)
 
     def rule(self) -> str:
         return "(E, H, I) beside up; transposed: (E, I, H)"
@@ -116,6 +122,28 @@ class DownFits(_Weight):
     def follow(self, args: Arguments) -> TensorSpec | None:
         down, up, activation, transposed = (args[name] for name in self.names)
         return down.replace(shape=_down_shape(up.shape, activation, transposed)) if up.dim() == 3 else None
+
+
+class WeightFits(_Weight):
+    """weight is (E, N, K) beside x of (S, K); with ``transposed`` (E, K, N)."""
+
+    rank = 2
+    options = ("transposed",)
+
+    def fits(self, shape: Shape, other: Shape, *options: Any) -> bool:
+        return shape[1 if options[0] else 2] == other[1]
+
+    def rule(self) -> str:
+        return "(E, N, K) beside x of (S, K); transposed: (E, K, N)"
+
+    def needed(self, tensor: Any, other: Any, transposed: bool) -> str:
+        return f"(E, {other.shape[1]}, N)" if transposed else f"(E, N, {other.shape[1]})"
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        weight, x = args[self.name], args[self.other]
+        if weight.dim() != 3 or x.dim() != 2:
+            return None
+        return resized(weight, 1 if args["transposed"] else 2, x.shape[1])
 
 
 class BiasFits(Beside):
@@ -158,6 +186,60 @@ class BiasFits(Beside):
         return self.shaped(tensor, sorted({(e, n), (e, n + 1), (e + 1, n), (n,)}))
 
 
+def ends_of(name: str, offsets: Tensor, rows: int) -> list[int]:
+    """Return the ends of the groups of rows as integers, which a kernel reads once: a device is waited for.
+
+    Offsets on a CPU are checked; those of another device are clamped, as :func:`formulas.valid_ends` does.
+
+    Args:
+        name: of the op, for the message.
+        offsets: (E,), int32 or int64. On the meta device, where it has no numbers, the first group has every row.
+        rows: the number of rows.
+
+    Raises:
+        InvalidInputError: on a CPU an offset is below the one before it, below 0, or above ``rows``.
+
+    >>> import torch
+    >>> from fusedops.ops.experts.arguments import ends_of
+    >>> ends_of("grouped_matmul", torch.tensor([2, 2, 5]), 6)
+    [2, 2, 5]
+    """
+    if offsets.is_meta:
+        return [rows] * offsets.shape[0]
+    if is_freed(offsets):
+        raise freed_error(name, "offsets")
+    values: list[int] = cast("Any", offsets).tolist()
+    ends: list[int] = []
+    before = 0
+    for e, end in enumerate(values):
+        if not before <= end <= rows and offsets.is_cpu:
+            after = f" after {before}" if e else ""
+            raise InvalidInputError(
+                f"{name}: got offsets[{e}] = {end}{after}, expected the end of a group from {before} to {rows}, the "
+                f"rows of x; to fix: pass the sums of the sizes of the groups, as in counts.cumsum(0)"
+            )
+        before = min(max(end, before), rows)
+        ends.append(before)
+    return ends
+
+
+GROUPED: tuple[Constraint, ...] = (
+    Floating("x"),
+    Rank("x", 2),
+    Flag("transposed"),
+    Floating("weight"),
+    SameDevice("weight", "x"),
+    Rank("weight", 3),
+    WeightFits("weight", "x"),
+    Offsets("offsets"),
+    SameDevice("offsets", "x"),
+    Rank("offsets", 1),
+    SameSize("offsets", 0, "weight", 0),
+    Floating("bias"),
+    SameDevice("bias", "x"),
+    Rank("bias", 2),
+    BiasFits("bias", "weight"),
+)
 CONSTRAINTS: tuple[Constraint, ...] = (
     Floating("x"),
     Rank("x", 2),

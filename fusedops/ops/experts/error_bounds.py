@@ -1,4 +1,4 @@
-"""The error bounds of experts: the errors of sums of products, and of an activation whose argument is off.
+"""The error bounds of experts and grouped_matmul: of sums of products, and of an activation whose argument is off.
 
 A sum of products is off by ``absolute`` times the root of the sum of their squares, as its roundings have no common
 sign. The same holds for a sum of terms that are off themselves, such as numbers that were rounded to 16 bits.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.evidence import Tolerance, finite_size
-from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, order_of
+from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, group_of_rows, order_of
 from fusedops.ops.gated.formulas import split
 
 TOLERANCE = {
@@ -46,16 +46,16 @@ class Narrow(NamedTuple):
         return self.share * finite_size(numbers) + self.least
 
 
-def narrow_of(x: Tensor, up: Tensor, down: Tensor) -> Narrow:
+def narrow_of(x: Tensor, *weights: Tensor) -> Narrow:
     """Return what a rounding to the dtype of x means."""
     info = torch.finfo(x.dtype)
-    rounds = arithmetic(x, up, down) is not x.dtype
+    rounds = arithmetic(x, *weights) is not x.dtype
     return Narrow(rounds * info.eps / 2, rounds * info.tiny * info.eps, info.max / 2)
 
 
-def _of_arithmetic(absolute: float, x: Tensor, up: Tensor, down: Tensor) -> float:
+def _of_arithmetic(absolute: float, x: Tensor, *weights: Tensor) -> float:
     """Return the tolerance of the arithmetic, which may be narrower than a result: float64 weights, a float32 x."""
-    return absolute if arithmetic(x, up, down) is torch.float64 else max(absolute, TOLERANCE[torch.float32].absolute)
+    return absolute if arithmetic(x, *weights) is torch.float64 else max(absolute, TOLERANCE[torch.float32].absolute)
 
 
 class _Expert:
@@ -306,3 +306,64 @@ def _root_of_squares(one: Tensor, other: Tensor) -> Tensor:
 def _root(rows: Tensor) -> Tensor:
     """Return the same for the sum over rows."""
     return rows.square().sum(0).sqrt().nan_to_num(nan=math.inf, posinf=math.inf)  # inf * 0
+
+
+# ----------------------------------------------------------------------------------------------------- grouped_matmul
+
+
+class _Sums:
+    """Computes sums of products in float64, and the errors of a kernel."""
+
+    def __init__(self, absolute: float, x: Tensor, weight: Tensor) -> None:
+        self.absolute = _of_arithmetic(absolute, x, weight)
+        self.narrow = narrow_of(x, weight)
+        self.eps = torch.finfo(arithmetic(x, weight)).eps
+
+    def errors(self, one: Tensor, other: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the errors of ``one @ other + bias``; inf where it may overflow."""
+        size, finite = finite_size(one), finite_size(other)
+        error = _of_product(self.absolute, self.narrow, size, torch.zeros_like(size), other.abs())
+        product = one @ other
+        # the roundings of equal terms that are added one by one have one sign
+        error = error + 0.25 * self.eps * one.shape[1] * finite_size(product)
+        if bias is None:
+            return error
+        # a kernel may keep the product in the dtype of x before the bias is added
+        error = error + self.absolute * finite_size(bias) + self.narrow.rounding(product)
+        return error.masked_fill(size @ finite + finite_size(bias) >= self.narrow.largest, math.inf)
+
+
+def grouped_error_bound(
+    absolute: float, x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None, transposed: bool
+) -> Tensor:
+    """Return the largest errors of the output, (S, N)."""
+    sums, group = _Sums(absolute, x, weight), group_of_rows(offsets, x.shape[0])
+    result = x.double().new_zeros(x.shape[0], weight.shape[2 if transposed else 1])
+    for e, each in enumerate(weight.double()):
+        at = group == e
+        of_bias = None if bias is None else bias[e].double()
+        result[at] = sums.errors(x[at].double(), each if transposed else each.t(), of_bias)
+    return result
+
+
+def grouped_gradient_error_bound(
+    absolute: float,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    offsets: Tensor,
+    bias: Tensor | None,
+    transposed: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor, ...]:
+    """Return the largest errors of the gradients of x, weight and bias."""
+    sums, group = _Sums(absolute, x, weight), group_of_rows(offsets, x.shape[0])
+    of_x, of_weight = x.double().new_zeros(x.shape), torch.zeros_like(weight, dtype=torch.float64)
+    of_bias = grad.double().new_zeros(weight.shape[0], grad.shape[1])
+    for e, each in enumerate(weight.double()):
+        at = group == e
+        g, rows = grad[at].double(), x[at].double()
+        of_x[at] = sums.errors(g, each.t() if transposed else each)
+        of_weight[e] = sums.errors(rows.t(), g) if transposed else sums.errors(g.t(), rows)
+        of_bias[e] = sums.errors(g.new_ones(1, len(g)), g)[0]
+    return of_x, of_weight, of_bias

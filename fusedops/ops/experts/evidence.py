@@ -1,4 +1,4 @@
-"""Evidence of experts: cases, tolerances, error bounds, bytes, the unfused form."""
+"""Evidence of experts and grouped_matmul: cases, tolerances, error bounds, bytes, the unfused form."""
 
 from __future__ import annotations
 
@@ -115,4 +115,81 @@ EXPERTS = Evidence(
     peers=_PEERS,
     result_dtype="of `x`",
     sharded=("the tokens of `x`", "`index` and `weights` as the tokens; the weights of experts whole", "as `x`"),
+)
+
+
+# ----------------------------------------------------------------------------------------------------- grouped_matmul
+
+
+def unfused_groups(x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
+    """Compute the op as a loop over the groups does."""
+    parts: list[Tensor] = []
+    start, ends = 0, cast("list[int]", cast("Any", offsets).tolist())
+    for e, end in enumerate(ends):
+        each = weight[e].t() if transposed else weight[e]
+        parts.append(torch.nn.functional.linear(x[start:end], each, None if bias is None else bias[e]))
+        start = end
+    parts.append(x.new_zeros(x.shape[0] - start, weight.shape[2 if transposed else 1]))
+    return torch.cat(parts)
+
+
+def min_bytes_of_groups(x: Any, weight: Any, offsets: Any, bias: Any, transposed: bool) -> Mapping[Any, int]:
+    """Read the rows and the weights, at most one for each row; write the rows. Backward: read the rows and their
+    gradients, write those of x, read the weights and write their gradients.
+    """
+    size = x.dtype.itemsize
+    rows, outputs = prod(x.shape) * size, x.shape[0] * weight.shape[2 if transposed else 1] * size
+    share = min(1.0, x.shape[0] / max(weight.shape[0], 1))
+    of_weights = int(share * prod(weight.shape) * weight.dtype.itemsize)
+    return {"forward": rows + outputs + of_weights, "backward": 2 * rows + outputs + 2 * of_weights}
+
+
+def _groups(rows: int, experts: int, outputs: int, columns: int, **options: Any) -> dict[str, Any]:
+    """Return the call of S rows of K columns and E weights of N outputs; ``bias=True`` gives the bias its shape."""
+    weight = (experts, columns, outputs) if options.get("transposed") else (experts, outputs, columns)
+    bias = {"bias": (experts, outputs)} if options.pop("bias", False) else {}
+    return {"x": (rows, columns), "weight": weight, "offsets": (experts,), **bias, **options}
+
+
+_PEERS_OF_GROUPS = """
+| peer | devices | rows past the last end | a group without rows | bias |
+|---|---|---|---|---|
+| torch, `F.grouped_mm` | CPU, CUDA | undefined, and so is their gradient | gradient undefined | no |
+| transformers, `grouped_mm` | any | undefined, masked where expert parallelism is on | gradient undefined | yes, \
+rounded twice |
+| Megatron, `grouped_gemm` | CUDA | none: sizes of all rows, on the CPU | | no |
+| torch_npu, `npu_grouped_matmul` | Ascend | none: the ends add up to the rows | no backward | yes |
+| fusedops | any | 0, gradient 0 | gradient 0 | yes |
+"""
+
+GROUPED_MATMUL = Evidence(
+    formula="x[i] @ weight[e].T + bias[e], i a row of group e",
+    cases=[
+        Case("bias", _groups(11, 4, 5, 6, bias=True), "every argument, small"),
+        Case("mixtral", _groups(24, 4, 96, 64), "Mixtral 8x7B, smaller"),
+        Case("qwen3_moe", _groups(30, 16, 32, 48), "Qwen3-MoE, smaller: many narrow experts"),
+        Case("gpt_oss", _groups(12, 4, 80, 48, bias=True, transposed=True), "gpt-oss, smaller"),
+        Case("decode", _groups(2, 8, 48, 64), "one token of two experts"),
+        Case("one", _groups(9, 1, 16, 24, bias=True), "one expert"),
+        Case("ragged", _groups(7, 3, 13, 33, bias=True), "no size is a power of two"),
+    ],
+    tolerance=error_bounds.TOLERANCE,
+    gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
+    error_bound=error_bounds.grouped_error_bound,
+    gradient_error_bound=error_bounds.grouped_gradient_error_bound,
+    min_bytes=min_bytes_of_groups,
+    unfused=unfused_groups,
+    sample=lambda batch, length: _groups(batch * length, 4, 5, 6, bias=True),
+    large=[
+        Case("mixtral, 128 rows", _groups(128, 8, 2048, 1024)),
+        Case("qwen3-moe, 4096 rows", _groups(4096, 64, 512, 512)),
+    ],
+    sweep=lambda rows, width: _groups(rows, 8, width, width),
+    peers=_PEERS_OF_GROUPS,
+    result_dtype="of `x`",
+    sharded=(
+        "none; the outputs, the dim N of `weight`",
+        "`bias` as `weight`; `x` and `offsets` replicated",
+        "of x: `Partial` with sharded outputs; of weight and bias: as they are",
+    ),
 )

@@ -6,14 +6,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.ops.experts.arguments import CONSTRAINTS
-from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, linear, linear_gradients, order_of
+from fusedops.ops.experts.formulas import (
+    Activation,
+    arithmetic,
+    experts_of,
+    linear,
+    linear_gradients,
+    order_of,
+    stacked,
+)
 
 
 def experts(
@@ -164,16 +171,11 @@ def backward(
     return (
         dx.to(x.dtype) if needs[0] else None,
         dfactor.reshape(weights.shape).to(weights.dtype) if needs[1] else None,
-        _stacked(parts[0], up) if needs[2] else None,
-        _stacked(parts[1], down) if needs[3] else None,
-        _stacked(parts[2], up_bias) if needs[4] and up_bias is not None else None,
-        _stacked(parts[3], down_bias) if needs[5] and down_bias is not None else None,
+        stacked(parts[0], up) if needs[2] else None,
+        stacked(parts[1], down) if needs[3] else None,
+        stacked(parts[2], up_bias) if needs[4] and up_bias is not None else None,
+        stacked(parts[3], down_bias) if needs[5] and down_bias is not None else None,
     )
-
-
-def _stacked(parts: list[Tensor], like: Tensor) -> Tensor:
-    """Return the gradients of all experts as one tensor."""
-    return torch.stack(parts).to(like.dtype) if parts else torch.zeros_like(like)
 
 
 OP = Op(

@@ -1,7 +1,7 @@
 """The formulas of experts in plain torch: the order of the routed rows, the projections of one expert, its activation.
 
 A *routed row* is a pair of a token and one of its K choices. A choice outside [0, E) is a sentinel: the expert is
-elsewhere, and the row counts for nothing.
+elsewhere, and the row counts for nothing. Rows that are sorted by expert are groups, of which offsets are the ends.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ GATED = ("swiglu", "geglu", "geglu_tanh")
 PLAIN = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
 
-def arithmetic(x: Tensor, up: Tensor, down: Tensor) -> torch.dtype:
+def arithmetic(x: Tensor, *weights: Tensor) -> torch.dtype:
     """Return the dtype of the arithmetic: float32, or float64 where x or a weight has it."""
-    return compute_dtype(torch.promote_types(torch.promote_types(x.dtype, up.dtype), down.dtype))
+    dtype = x.dtype
+    for weight in weights:
+        dtype = torch.promote_types(dtype, weight.dtype)
+    return compute_dtype(dtype)
 
 
 def experts_of(index: Tensor, experts: int) -> Tensor:
@@ -32,6 +35,17 @@ def experts_of(index: Tensor, experts: int) -> Tensor:
 def order_of(index: Tensor, experts: int) -> Tensor:
     """Return the routed rows sorted by expert, sentinels last, (T * K,): row r is choice r % K of token r // K."""
     return torch.argsort(experts_of(index, experts), stable=True)
+
+
+def valid_ends(offsets: Tensor, rows: int) -> Tensor:
+    """Return the ends of groups, (E,) int64, within [0, rows]; one that falls is the end before it."""
+    return offsets.long().clamp(0, rows).cummax(0).values
+
+
+def group_of_rows(offsets: Tensor, rows: int) -> Tensor:
+    """Return the group of each row, (rows,) int64, and E for a row past the last end."""
+    number = offsets.new_ones(rows, dtype=torch.int64).cumsum(0)  # from 1; a DTensor where offsets are one
+    return (number[:, None] > valid_ends(offsets, rows)).sum(-1)
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
@@ -49,6 +63,11 @@ def linear_gradients(grad: Tensor, rows: Tensor, weight: Tensor, transposed: boo
         of_rows = grad @ (wide.t() if transposed else wide)
         of_weight = rows.t() @ grad if transposed else grad.t() @ rows
     return of_rows, of_weight
+
+
+def stacked(parts: list[Tensor], like: Tensor) -> Tensor:
+    """Return the gradients of all experts as one tensor, in the dtype of ``like``."""
+    return torch.stack(parts).to(like.dtype) if parts else torch.zeros_like(like)
 
 
 class Activation(NamedTuple):

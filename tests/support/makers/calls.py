@@ -51,8 +51,8 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
     """Return the call's tensors, in the op's order."""
     generator = torch.Generator().manual_seed(seed)
     sizes = shapes(op, batch, length)
-    first = next(iter(sizes.values()))
-    columns, ends = first[-1], [item.name for item in OPS[op].constraints if isinstance(item, Offsets)]
+    first, ends = next(iter(sizes.values())), ends_of_groups(op)
+    columns = first[-1]
     tensors: list[Tensor] = []
     for name, shape in sizes.items():
         numbers, kind = torch.randn(shape, generator=generator, dtype=torch.float64), dtype_of(op, name, dtype)
@@ -64,6 +64,11 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
             numbers = (numbers.abs() * columns) % columns
         tensors.append(numbers.to(kind))
     return tensors
+
+
+def ends_of_groups(op: str) -> list[str]:
+    """Return the parameters that hold the ends of groups of rows of the first tensor."""
+    return [item.name for item in OPS[op].constraints if isinstance(item, Offsets)]
 
 
 def has_kernels(backend: str, op: str) -> bool:
@@ -94,6 +99,8 @@ def samples(op: str) -> tuple[list[Tensor], tuple[int | None, ...]]:
     tensors = inputs(op)
     if has_fixed_rank(op):
         tensors = [tensor[:, None] if first else tensor for tensor, first in zip(tensors, batched(tensors))]
+        ends = ends_of_groups(op)  # of one row in each sample
+        tensors = [tensor.clamp(max=1) if name in ends else tensor for name, tensor in zip(shapes(op), tensors)]
     return tensors, tuple(0 if first else None for first in batched(tensors))
 
 
