@@ -86,18 +86,30 @@ class Llama(nn.Module):
         width: size of the vector of a character.
         heads: attention heads for queries; ``width / heads`` must be even.
         key_heads: heads for keys and values; divides ``heads``.
+        feed_forward: makes what follows the attention of a block, from the width.
     """
 
-    def __init__(self, vocabulary: int, ops: Ops, *, layers: int, width: int, heads: int, key_heads: int) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        ops: Ops,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        key_heads: int,
+        feed_forward: Callable[[int], nn.Module] | None = None,
+    ) -> None:
         super().__init__()
         self.ops = ops
         self.head_size = width // heads
         self.embedding = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(Block(width, heads, key_heads) for _ in range(layers))
+        make = feed_forward or GatedMLP
+        self.blocks = nn.ModuleList(Block(width, heads, key_heads, make(width)) for _ in range(layers))
         self.norm = nn.Parameter(torch.ones(width))
         self.head = nn.Parameter(torch.empty(vocabulary, width))
         for parameter in self.parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.06)  # Llama has 0.02, for vectors much wider
 
     def forward(self, text: Tensor, following: Tensor) -> Tensor:
@@ -111,22 +123,21 @@ class Llama(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a gated perceptron. What each computes is added to its input by the norm that follows it."""
+    """Attention and a feed-forward. What each computes is added to its input by the norm that follows it."""
 
-    def __init__(self, width: int, heads: int, key_heads: int) -> None:
+    def __init__(self, width: int, heads: int, key_heads: int, feed_forward: nn.Module) -> None:
         super().__init__()
-        size, hidden = width // heads, 8 * width // 3
+        size = width // heads
         self.heads, self.key_heads = heads, key_heads
         self.attention_norm, self.feed_forward_norm = nn.Parameter(torch.ones(width)), nn.Parameter(torch.ones(width))
         self.q, self.k, self.v = (nn.Linear(width, n * size, bias=False) for n in (heads, key_heads, key_heads))
         self.out = nn.Linear(width, width, bias=False)
-        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
+        self.feed_forward = feed_forward
 
     def forward(self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
         x, residual = _add_and_norm(x, residual, self.attention_norm, ops)
         x, residual = _add_and_norm(self._attention(x, cos, sin, ops), residual, self.feed_forward_norm, ops)
-        return self.down(ops.swiglu(self.gate(x), self.up(x))), residual
+        return self.feed_forward(x, ops), residual
 
     def _attention(self, x: Tensor, cos: Tensor, sin: Tensor, ops: Ops) -> Tensor:
         batch, length, width = x.shape
@@ -136,6 +147,19 @@ class Block(nn.Module):
         )
         q, k = ops.rotary_embedding(q, k, cos, sin)
         return self.out(ops.attention(q, k, v).transpose(1, 2).reshape(batch, length, width))
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU between two linear layers: (..., W) -> (..., W)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        hidden = 8 * width // 3
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor, ops: Ops) -> Tensor:
+        return self.down(ops.swiglu(self.gate(x), self.up(x)))
 
 
 def _add_and_norm(x: Tensor, residual: Tensor | None, weight: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:

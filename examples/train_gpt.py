@@ -454,6 +454,7 @@ def report_next(out: Path) -> None:
     if (out / "loss.png").exists():
         print(f"The plot of the losses        {out / 'loss.png'}")
     print(f"A Llama: norms, rope, SwiGLU  {python} examples/train_llama.py")
+    print(f"Experts with a router         {python} examples/train_moe.py")
     print("A pretrained chat model       make chat")
     print(f"Who serves a call of yours    {python} -m fusedops explain rms_norm --x 8,512,4096@cuda")
     print(f"Problems of this machine      {python} -m fusedops doctor")

@@ -11,13 +11,14 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported, as in train_gpt.py
 
 import torch
-from llama import FUSED, PLAIN, Llama, Ops
-from torch import Tensor
+from llama import FUSED, PLAIN, Llama
+from torch import Tensor, nn
 from train_gpt import BATCH, HERE, TIMED_STEPS, Plays, best_device, learning_rate, title, wait_for
 
 import fusedops
@@ -28,7 +29,7 @@ SIZES = {"layers": 2, "width": 96, "heads": 6, "key_heads": 2}
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     plays = Plays.read(HERE / "data", options.device, options.seed)
-    fused, plain = (Trainee(ops, plays, options.seed) for ops in (FUSED, PLAIN))
+    fused, plain = (Trainee(partial(Llama, ops=ops, **SIZES), plays, options.seed) for ops in (FUSED, PLAIN))
     size = sum(parameter.numel() for parameter in fused.model.parameters())
     print(f"Two decoders of {size:,} parameters, on {plays.device}: {options.steps} steps of {BATCH} x {options.block}")
     train(fused, plain, plays, options)
@@ -51,11 +52,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 class Trainee:
-    """A model in training, with its loss and time of each step."""
+    """A model in training, with its loss and time of each step. ``make`` takes the number of characters."""
 
-    def __init__(self, ops: Ops, plays: Plays, seed: int) -> None:
+    def __init__(self, make: Callable[[int], nn.Module], plays: Plays, seed: int) -> None:
         torch.manual_seed(seed)  # both start from the same weights
-        self.model = Llama(len(plays.characters), ops, **SIZES).to(plays.device)
+        self.model = make(len(plays.characters)).to(plays.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.99), weight_decay=0.1)
         self.losses: list[float] = []
         self.seconds: list[float] = []

@@ -60,7 +60,7 @@ def test_it_tells_who_serves_and_why(demo: tuple[str, pathlib.Path]) -> None:
 def test_it_ends_with_what_to_try_next(demo: tuple[str, pathlib.Path]) -> None:
     after = demo[0].partition("8. What to try next\n")[2]
     files = [*re.findall(r"examples/\w+\.py", after), *re.findall(r"docs/\w+\.md", after)]
-    assert len(files) == 4
+    assert len(files) == 5
     assert all((ROOT / file).exists() for file in files)
     assert str(demo[1] / "loss.png") in after
     assert " -m fusedops explain rms_norm --x 8,512,4096@cuda\n" in after
@@ -118,17 +118,33 @@ def test_an_example_names_the_package_that_it_needs(
 # -------------------------------------------------------------------------------------------------- the other examples
 
 
-def test_both_llamas_have_the_same_loss_at_every_step(program: Any) -> None:
-    done = program(EXAMPLES / "train_llama.py", "--steps", 5, "--block", 16, "--device", "cpu")
+OF_LLAMA = ("rms_norm", "add_rms_norm", "rotary_embedding", "attention", "linear_cross_entropy")
+
+
+@pytest.mark.parametrize(
+    ("name", "ops"),
+    [("train_llama.py", ("swiglu",)), ("train_moe.py", ("top_k_routing", "experts"))],
+    ids=["llama", "moe"],
+)
+def test_both_decoders_have_the_same_loss_at_every_step(
+    name: str, ops: tuple[str, ...], program: Any, tmp_path: pathlib.Path
+) -> None:
+    written = ("--out", tmp_path) if name == "train_moe.py" else ()
+    done = program(EXAMPLES / name, "--steps", 5, "--block", 16, "--device", "cpu", *written)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # no fallback in training
     largest = re.search(r"Largest difference of a step's loss: (\S+)", done.stdout)
     assert largest is not None
-    assert 0 < float(largest[1]) < 1e-3
+    assert float(largest[1]) < 1e-3
     losses = [float(loss) for loss in re.findall(r"step \d+: loss (\S+),", done.stdout)]
     assert losses[-1] < losses[0]
-    for op in ("rms_norm", "add_rms_norm", "rotary_embedding", "attention", "swiglu", "linear_cross_entropy"):
+    for op in (*OF_LLAMA, *ops):
         assert re.search(rf"^\W*{op}\W", done.stdout, re.MULTILINE), f"no row of {op}:\n{done.stdout}"
+    if written:
+        loads = [line.split(",") for line in (tmp_path / "moe_load.csv").read_text().splitlines()[1:]]
+        assert len(loads) == 5
+        for shares in loads:  # of two blocks
+            assert sum(map(float, shares[1:])) == pytest.approx(2.0)
 
 
 @pytest.mark.slow
