@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 
 from fusedops._contract import values
 from fusedops._contract.op import Op
@@ -90,18 +90,21 @@ def _forward(
     else:
         results = func(*local.values(), **kwargs)
         each = (results,) if isinstance(results, Tensor) else results[:count]
-    whole = [
-        whole_tensor(
-            result, layout, shape, layout.of(shape) if len(shape) == len(layout.shape) else layout.leading(shape)
-        )
-        for result, shape in zip(each, _output_shapes(op, given))
-    ]
+    shapes = _output_shapes(op, given)
+    whole = [whole_tensor(result, layout, shape, _of_output(op, layout, shape)) for result, shape in zip(each, shapes)]
     for value, result in zip(op.required_saved, each[len(whole) :]):
         whole.append(_whole_saved(op, given, local, layout, value.gradient_of, result))
     if not saves:
         nothing = [Replicate()] * len(layout.dims)
         whole += [whole_tensor(each[0].new_empty(0), layout, (0,), nothing) for _ in op.required_saved]
     return whole[0] if len(whole) == 1 else tuple(whole)
+
+
+def _of_output(op: Op, layout: Layout, shape: tuple[int, ...]) -> Sequence[Placement]:
+    """Return the placements of an output of this shape."""
+    if op.sharding.summed:
+        return layout.of(shape, Partial())
+    return layout.of(shape) if len(shape) == len(layout.shape) else layout.leading(shape)
 
 
 def _whole_saved(

@@ -114,7 +114,13 @@ EXPERTS = Evidence(
     sweep=lambda rows, width: _sizes(rows, 8, 2, width, width),
     peers=_PEERS,
     result_dtype="of `x`",
-    sharded=("the tokens of `x`", "`index` and `weights` as the tokens; the weights of experts whole", "as `x`"),
+    sharded=(
+        "the tokens of `x`; or the experts, the first dim of `up`",
+        "tokens: `index` and `weights` likewise, the weights of experts whole; experts: `down` and the biases as `up`, "
+        "the others whole",
+        "tokens: of `x` and `weights` as they are, of the weights of experts `Partial`; experts: the output and the "
+        "gradients of `x` and `weights` are `Partial`, those of the weights of experts as they are",
+    ),
 )
 
 

@@ -185,6 +185,6 @@ OP = Op(
     backward=backward,
     differentiable=("x", "weights", "up", "down", "up_bias", "down_bias"),
     saved=(Saved("hidden", hidden),),
-    sharding="fusedops.ops.experts.sharding:SHARDING",
+    sharding="fusedops.ops.experts.sharding:EXPERTS",
     evidence="fusedops.ops.experts.evidence:EXPERTS",
 )

@@ -1,5 +1,6 @@
-"""The rules for DTensors. experts: tokens may be sharded; each rank has all the weights of its experts. grouped_matmul:
-offsets count the rows of the whole, so that the columns of the output may be sharded, and no rows.
+"""The rules for DTensors. experts: tokens may be sharded, or experts: a rank then computes its own for all tokens, and
+the output is the sum over the ranks. grouped_matmul: offsets count the rows of the whole, so that the columns of the
+output may be sharded, and no rows.
 """
 
 from __future__ import annotations
@@ -7,16 +8,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusedops._contract.values import Sharding
+from fusedops._contract.values import Shard, Sharding
 
 
-def _dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
-    """Return the dim of x that each dim of the other tensors goes with."""
-    whole = {name: (None,) * rank for name, rank in (("up", 3), ("down", 3), ("up_bias", 2), ("down_bias", 2))}
-    return {"index": (-2, None), "weights": (-2, None), "hidden": (-2, None), **whole}
+def _shape_of_experts(given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return (E, T, H): each expert's term for each token, of which the output is the sum."""
+    return (given["up"].shape[0], *given["x"].shape)
 
 
-SHARDING = Sharding(whole=(-1,), dims_of=_dims_of)
+def _dims_of_experts(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
+    """Return the dim of (E, T, H) that each dim of the other tensors goes with."""
+    of_experts = {
+        name: (-3, *(None,) * rank) for name, rank in (("up", 2), ("down", 2), ("up_bias", 1), ("down_bias", 1))
+    }
+    return {"index": (-2, None), "weights": (-2, None), "hidden": (None, None), **of_experts}
+
+
+def _of_own_experts(given: dict[str, Any], shard: Shard) -> dict[str, Any]:
+    """Return a rank's arguments, with the index counted from its first expert: those of others are sentinels."""
+    first = shard.start[0]
+    return {**given, "index": given["index"] - first} if first else given
+
+
+EXPERTS = Sharding(
+    whole=(-1,), dims_of=_dims_of_experts, shape_of=_shape_of_experts, adjust=_of_own_experts, summed=True
+)
 
 
 def _shape_of_product(given: Mapping[str, Any]) -> tuple[int, ...]:
