@@ -167,7 +167,7 @@ class Sharding(NamedTuple):
         backward: the same for backward.
         applies: ``(arguments by name) -> bool``, True where ``forward`` and ``backward`` are needed for a call.
         reason: why a kernel cannot take a part, for the refusal.
-        summed: True where outputs are sums over the dims of ``shape_of`` that they lack: with one of these sharded, they
+        summed: True where outputs are sums over the dims of ``shape_of`` that they lack. With one of these sharded they
             are ``Partial``.
         combined: the way in which results of ranks are combined, such as a loss that is a sum over rows; None where
             each rank's part is an independent call. Outputs and their gradients have the leading dims of the first
