@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import OPTIONS, every_op, inputs, loss, public, registered
+from calls import OPTIONS, every_op, inputs, loss, public, registered, shapes
 from state import active_plans, remove_observers
 
 import fusedops
@@ -338,8 +338,8 @@ def test_each_call_is_a_range_when_profiling(op: str, way: str) -> None:
     if way == "compiled":
         call = torch.compile(call, backend="aot_eager")
     if way == "bound":
-        bound = fusedops.bind(op, *tensors, **OPTIONS[op])
-        call = lambda *tensors: bound(*tensors, **OPTIONS[op])  # noqa: E731
+        bound = fusedops.bind(op, **dict(zip(shapes(op), tensors)), **OPTIONS[op])
+        call = lambda *tensors: bound(**dict(zip(shapes(op), tensors)), **OPTIONS[op])  # noqa: E731
     tensors[0].requires_grad_()
     loss(call(*tensors)).backward()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

@@ -108,11 +108,28 @@ class BackwardImpl:
         """Return empty gradients with the shapes, dtypes and strides that a kernel returns."""
         if not has_symbolic_sizes(args):
             self._check(args)
-        with torch.no_grad():
-            gradients = self.reference(*args)
+        gradients = self._like_gradients(args)
+        if gradients is None:
+            with torch.no_grad():
+                gradients = self.reference(*args)
         if isinstance(gradients, Tensor):
             return torch.empty_like(gradients, memory_format=torch.contiguous_format)
-        return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in gradients)
+        return tuple([torch.empty_like(each, memory_format=torch.contiguous_format) for each in gradients])
+
+    def _like_gradients(self, args: tuple[Any, ...]) -> Any:
+        """Return tensors like the gradients where backward takes all that the op differentiates, else None.
+
+        Its reference would give torch.compile hundreds of operations to trace, of symbolic sizes in a graph for any
+        length.
+        """
+        names = self._op.differentiable
+        given = dict(zip(self._op.backward_parameters, args))
+        if any(name not in given for name in names):
+            return None
+        if len(names) == 1:
+            return given[names[0]]
+        wanted = [given[name] if need else None for name, need in zip(names, given["needs"])]
+        return _without_none(tuple(wanted), args[0])
 
     def reference(self, *args: Any, backend: str | None = None) -> Any:
         """Compute the gradients in plain torch. No backend serves them."""
