@@ -218,6 +218,16 @@ def test_a_score_of_thousands_of_equal_products_may_drift() -> None:
     assert limits[1] > 2 * limits[0]
 
 
+def test_a_logit_of_equal_products_may_drift() -> None:
+    x, target = torch.ones(2, 576), torch.tensor([0, 1])
+    limits: list[float] = []
+    for signs in (torch.ones(576), torch.ones(576).where(torch.arange(576) % 2 == 0, -1.0)):
+        args = (x, (5 * signs).expand(10, 576), target, None, -100, 0.0, 0.0, None, "mean", None, None)
+        limits.append(float(testing.expected(OPS["linear_cross_entropy"], args).limits["output loss"]))
+    assert limits[0] > 0.25 * 576 * torch.finfo(torch.float32).eps * 5 * 576  # of a sum of 5 * 576
+    assert limits[0] > 5 * limits[1]  # of both signs: the sum stays small
+
+
 def test_a_sum_whose_rounding_is_larger_than_its_spread_leaves_the_gradient_open() -> None:
     op, x = OPS["add_layer_norm"], torch.full((2, 32), 30.0, dtype=torch.float16)
     for spread, is_open in ((0.01, True), (3.0, False)):

@@ -190,6 +190,9 @@ def _linear_errors(
     z = formulas.linear_logits(x.double(), weight.double(), target, wide_bias, options)
     classes, *_ = formulas.classes_of(target, options.ignore_index, z.shape[-1])
     terms = (finite_size(x).square() @ finite_size(weight).square().t()).sqrt()
+    # equal terms that are added one by one have roundings of one sign
+    eps = torch.finfo(compute_dtype(torch.promote_types(x.dtype, weight.dtype))).eps
+    drift = 0.25 * eps * x.shape[-1] * finite_size(x.double() @ weight.double().t())
     if bias is not None:
         terms = terms + finite_size(bias)
     rounding = _rounding_to_16_bits(x, weight)
@@ -209,7 +212,7 @@ def _linear_errors(
     def of_row(narrow: float) -> tuple[Tensor, Tensor]:
         """Return the error of the loss, and of the logits' gradient, where logits have that rounding."""
         # 16-bit logits are rounded once more
-        of_logits = ((absolute + narrow) * terms + narrow * finite_size(z)).amax(-1, keepdim=True)
+        of_logits = ((absolute + narrow) * terms + narrow * finite_size(z) + drift).amax(-1, keepdim=True)
         if softcap is not None:
             of_logits = of_logits.clamp(max=2 * softcap)
         of_probability = (torch.expm1(2 * of_logits) * p).nan_to_num(nan=1.0).clamp(max=1.0)  # inf * 0: of any size
