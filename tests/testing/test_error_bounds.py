@@ -271,6 +271,19 @@ def test_an_output_of_experts_may_be_rounded_before_it_is_weighted() -> None:
     assert 64 * least < float(limit) < 256 * least
 
 
+def test_equal_terms_of_a_gradient_of_experts_add_up() -> None:
+    op, size = OPS["experts"], 64
+    call = {"x": torch.zeros(1, size, dtype=torch.float16), "index": torch.zeros(1, 1, dtype=torch.int64)}
+    call |= {"weights": torch.ones(1, 1), "up": torch.ones(1, 2, size), "down": torch.ones(1, size, 1)}
+    call |= {"up_bias": torch.full((1, 2), 30.01)}
+    limits = [
+        testing.expected(op, op.bind((), call), grad=grad.half()[None]).limits["gradient of up_bias"][0, 1]
+        for grad in (torch.ones(size), torch.ones(size).where(torch.arange(size) % 2 == 0, -1.0))
+    ]
+    assert limits[0] > size * 30 * torch.finfo(torch.float16).eps / 2  # a kernel may round the gate to float16
+    assert limits[0] > 4 * limits[1]  # of both signs: the sum stays small
+
+
 def test_a_product_of_experts_may_be_rounded_before_a_wider_bias_is_added() -> None:
     op, bias = OPS["experts"], torch.full((1, 2), -15.0)
     limits: list[float] = []

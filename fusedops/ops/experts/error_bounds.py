@@ -241,15 +241,17 @@ def experts_gradient_error_bound(
         dweights = dweights + of_weights.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(
             overflows | unknown, math.inf
         )
-        dh, of_dh = of.hidden_gradient(absolute, _root_of_squares(weighted, sizes[1]))
+        # of the gradient of a: of terms without a common sign, or of equal ones, which add up
+        da = (every * weights.double().reshape(-1, 1)).masked_fill(~present, 0.0) @ second
+        dh, of_dh = of.hidden_gradient(absolute, torch.maximum(_root_of_squares(weighted, sizes[1]), finite_size(da)))
         of_weighted = absolute * weighted + narrow.rounding(weighted)
-        of_dh = of_dh + of.hidden_gradient(absolute, _root_of_squares(of_weighted, sizes[1]))[0]
+        of_da = torch.maximum(_root_of_squares(of_weighted, sizes[1]), (absolute + narrow.share) * finite_size(da))
+        of_dh = of_dh + of.hidden_gradient(absolute, of_da)[0]
         largest = of.hidden_gradient(absolute, weighted @ sizes[1])[0]
         of_dh = (of_dh + narrow.rounding(dh)).masked_fill(overflows | (largest >= narrow.largest), math.inf)
-        infinite = (every * weights.double().reshape(-1, 1)).masked_fill(~present, 0.0) @ second
-        if not infinite.isfinite().all():
-            infinite = of.joined(infinite, infinite) if act.gated else infinite
-            of_dh = of_dh.masked_fill(~infinite.isfinite() & of.has_unknown_slope(), math.inf)
+        if not da.isfinite().all():
+            da = of.joined(da, da) if act.gated else da
+            of_dh = of_dh.masked_fill(~da.isfinite() & of.has_unknown_slope(), math.inf)
         dx = dx + _of_product(absolute, narrow, dh, of_dh, first.abs())
         of_up = _of_product(absolute, narrow, dh.t(), of_dh.t(), finite_size(inputs))
         of_down = _of_product(absolute, narrow, weighted.t(), of_weighted.t(), finite_size(of.a))
