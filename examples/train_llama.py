@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported, as in train_gpt.py
 
@@ -38,13 +39,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report_times(fused, plain, plays, options)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse(
+    arguments: Sequence[str] | None, description: str | None = __doc__, out: Path | None = None
+) -> argparse.Namespace:
+    """Return the options, with ``out``, a folder for files, where an example writes some."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--steps", type=int, default=300, help="training steps of each model (%(default)s)")
     add("--block", type=int, default=128, help="context length, in characters (%(default)s)")
     add("--seed", type=int, default=1, help="of the weights and the batches (%(default)s)")
     add("--device", type=torch.device, default=best_device(), help="where to train (here: %(default)s)")
+    if out is not None:
+        add("--out", type=Path, default=out, help="folder for the files that are written (examples/out)")
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.block < 1:
         parser.error("--steps and --block must be at least 1")

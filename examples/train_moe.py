@@ -8,7 +8,6 @@ time of each model. The losses and the loads are written to examples/out/, and d
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -19,14 +18,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported,
 import torch
 from moe import FUSED, PLAIN, Moe
 from torch import Tensor
-from train_gpt import BATCH, HERE, Plays, best_device, draw, title
-from train_llama import Trainee, report_backends, report_losses, report_times, train
+from train_gpt import BATCH, HERE, Plays, draw, title
+from train_llama import Trainee, parse, report_backends, report_losses, report_times, train
 
 SIZES = {"layers": 2, "width": 96, "heads": 6, "key_heads": 2, "experts": 8, "k": 2}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parse(arguments)
+    options = parse(arguments, __doc__, HERE / "out")
     plays = Plays.read(HERE / "data", options.device, options.seed)
     fused, plain = (MoeTrainee(partial(Moe, ops=ops, **SIZES), plays, options.seed) for ops in (FUSED, PLAIN))
     size = sum(parameter.numel() for parameter in fused.model.parameters())
@@ -39,20 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write(fused, plain, options.out)
     report_backends(fused, plays, options.block)
     report_times(fused, plain, plays, options)
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--steps", type=int, default=300, help="training steps of each model (%(default)s)")
-    add("--block", type=int, default=128, help="context length, in characters (%(default)s)")
-    add("--seed", type=int, default=1, help="of the weights and the batches (%(default)s)")
-    add("--device", type=torch.device, default=best_device(), help="where to train (here: %(default)s)")
-    add("--out", type=Path, default=HERE / "out", help="folder for moe*.png and moe*.csv (examples/out)")
-    options = parser.parse_args(arguments)
-    if options.steps < 1 or options.block < 1:
-        parser.error("--steps and --block must be at least 1")
-    return options
 
 
 class MoeTrainee(Trainee):

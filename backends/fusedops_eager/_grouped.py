@@ -107,7 +107,7 @@ def takes(x: Tensor, weight: Tensor, grad: Tensor | None = None) -> bool:
         _grouped_mm is not None
         and x.is_cuda
         and torch.version.hip is None
-        and torch.cuda.get_device_capability(x.device) >= (8, 0)
+        and torch.cuda.get_device_capability(x.device) >= (9, 0)
         and are_aligned(x, weight, *([] if grad is None else [grad]))
     )
 
