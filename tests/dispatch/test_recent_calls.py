@@ -240,3 +240,14 @@ def test_threads() -> None:
 )  # fmt: skip
 def test_values(value: Any, kept: Any, same: bool) -> None:
     assert comparison.is_same(value, kept) is same
+
+
+def test_a_tensor_of_a_transform_that_has_ended_is_like_no_recent_one(checks: Callable[[str], Checks]) -> None:
+    kept: list[Tensor] = []
+    torch.func.grad(lambda x: kept.append(x) or x.sum())(torch.randn(4, 8))  # type: ignore[func-returns-value]
+    weight = torch.randn(8, requires_grad=True)
+    seen = checks("rms_norm")
+    for _ in range(4):
+        (gradient,) = torch.autograd.grad(rms_norm(kept[0], weight).sum(), weight)
+        assert gradient.shape == weight.shape
+    assert seen.count == 4
