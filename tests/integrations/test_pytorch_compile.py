@@ -35,6 +35,7 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 
 import fusedops
+from fusedops.ops import OPS
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 LENGTHS = range(5, 25, 2)
@@ -339,3 +340,14 @@ def test_an_invalid_call_that_is_traced_has_the_text_of_its_error() -> None:
     compiled = torch.compile(lambda x, bias: fusedops.bias_gelu(x, bias), backend="eager")
     with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match=r"got bias of shape \(5,\), expected .*; to fix: "):
         compiled(torch.ones(3), torch.ones(5))
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True)])
+def test_a_fake_gradient_that_is_not_wanted_is_empty(needs: tuple[bool, bool]) -> None:
+    x, weight = torch.randn(2, 4), torch.randn(4)
+    y, rstd = torch.ops.fusedops.rms_norm.default(x, weight, 1e-6, 0.0, save=True)
+    args = OPS["rms_norm"].backward_arguments((torch.ones(2, 4),), (y, rstd), (x, weight, 1e-6, 0.0), needs)
+    backward = torch.ops.fusedops.rms_norm_backward.default
+    with torch.device("meta"):
+        fake = backward(*(arg.to("meta") if isinstance(arg, Tensor) else arg for arg in args))
+    assert [each.shape for each in fake] == [each.shape for each in backward(*args)]
