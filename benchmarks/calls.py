@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import headline
 from fusedops import Case, Op, TensorSpec, testing
 from fusedops.testing._calls import specs
 from fusedops.testing._roles import classes, masks, offsets, one_elements, packed_rows
 
-SWEEPS = ("large", "cases", "length", "length-masked", "size")
+SWEEPS = ("large", "cases", "headline", "length", "length-masked", "size")
 _SEED = 2**40 + 7
 _LIMIT = 2**20  # the largest tensor that testing.arguments makes, on the CPU
 
@@ -23,13 +24,14 @@ def cases(op: Op, sweep: str, elements: int, grow: bool = False) -> Iterator[Cas
 
     Args:
         op: the op.
-        sweep: "large", "cases": those of the op. "length", "length-masked": rows of 64 columns and more, without and
-            with a mask. "size": 1024 columns.
+        sweep: "large", "cases": those of the op. "headline": those of ``headline.CALLS``. "length", "length-masked":
+            rows of 64 columns and more, without and with a mask. "size": 1024 columns.
         elements: of the largest tensor.
         grow: the calls of the op get more rows, until their largest tensor has about that size.
     """
-    if sweep in ("large", "cases"):
-        for case in op.evidence.measured if sweep == "large" else op.evidence.cases:
+    if sweep in ("large", "cases", "headline"):
+        of_op = {"large": op.evidence.measured, "cases": op.evidence.cases, "headline": headline.CALLS.get(op.name, ())}
+        for case in of_op[sweep]:
             fitted = testing.shrunk(enlarged(case, elements) if grow else case, elements)
             if op.invalid(op.prepared(op.bind((), specs(op, fitted, torch.float32)))) is None:
                 yield fitted  # else a size of one tensor was cut alone, such as the keys of a mask

@@ -10,7 +10,6 @@ the truth than a ratio of two times of different minutes. Installed peers run to
 from __future__ import annotations
 
 import argparse
-import importlib
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import fusedops
 from benchmarks.memory import peak_bytes
+from benchmarks.peers import liger_linear_loss, quack_linear_loss
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -30,19 +30,7 @@ def torch_loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(x @ weight.t(), target)
 
 
-def _liger() -> Loss:
-    function = importlib.import_module(
-        "liger_kernel.ops.fused_linear_cross_entropy"
-    ).LigerFusedLinearCrossEntropyFunction
-    return lambda x, weight, target: function.apply(x, weight, target)[0]
-
-
-def _quack() -> Loss:
-    function = importlib.import_module("quack.linear_cross_entropy").chunked_linear_cross_entropy
-    return lambda x, weight, target: function(x, weight, target)
-
-
-PEERS: dict[str, Callable[[], Loss]] = {"liger-kernel": _liger, "quack-kernels": _quack}
+PEERS: dict[str, Callable[[], Loss]] = {"liger-kernel": liger_linear_loss, "quack-kernels": quack_linear_loss}
 
 
 def both_ways(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:

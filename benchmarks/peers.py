@@ -127,6 +127,53 @@ def _flash_attn_rotary(args: Sequence[Any]) -> Function:
     return function
 
 
+def _only_sum_of_losses(args: Sequence[Any]) -> None:
+    *_, bias, ignore_index, smoothing, z_loss, softcap, reduction, denominator, _ = args
+    plain = not smoothing and not z_loss and softcap is None and denominator is None
+    _only(plain and bias is None and ignore_index == -100 and reduction == "mean", "takes the plain mean alone here")
+
+
+def liger_linear_loss() -> Function:
+    """Return Liger's function of (x, weight, target)."""
+    module = _module("liger_kernel.ops.fused_linear_cross_entropy")
+    function = module.LigerFusedLinearCrossEntropyFunction
+    return lambda x, weight, target: function.apply(x, weight, target)[0]
+
+
+def quack_linear_loss() -> Function:
+    """Return QuACK's function of (x, weight, target)."""
+    function = _module("quack.linear_cross_entropy").chunked_linear_cross_entropy
+    return lambda x, weight, target: function(x, weight, target)
+
+
+def _linear_loss(load: Callable[[], Function]) -> Callable[[Sequence[Any]], Function]:
+    def loaded(args: Sequence[Any]) -> Function:
+        *_, bias, ignore_index, smoothing, z_loss, softcap, reduction, denominator, _ = args
+        plain = not smoothing and not z_loss and softcap is None and denominator is None and bias is None
+        _only(plain and ignore_index == -100 and reduction == "mean", "takes the plain mean alone here")
+        function = load()
+        return lambda x, weight, target, *rest: function(x, weight, target)
+
+    return loaded
+
+
+def _transformers_experts(args: Sequence[Any]) -> Function:
+    _, _, _, up, down, up_bias, down_bias, activation, limit, alpha, offset, interleaved, transposed = args
+    plain = activation == "swiglu" and limit is None and (alpha, offset) == (1.0, 0.0) and up_bias is down_bias is None
+    _only(plain and not interleaved and not transposed, "takes plain SwiGLU here")
+    sizes = {"num_local_experts": up.shape[0], "hidden_size": up.shape[2], "intermediate_size": down.shape[2]}
+    config: Any = _module("transformers").MixtralConfig(**sizes)
+    config._experts_implementation = "grouped_mm"
+    with torch.device("meta"):
+        module = _module("transformers.models.mixtral.modeling_mixtral").MixtralExperts(config)
+
+    def function(x: Tensor, index: Tensor, weights: Tensor, up: Tensor, down: Tensor, *rest: Any) -> Any:
+        own = {"gate_up_proj": up, "down_proj": down}
+        return torch.func.functional_call(module, own, (x, index, weights))
+
+    return function
+
+
 PEERS: dict[str, dict[str, Callable[[Sequence[Any]], Function]]] = {
     "scaled_masked_softmax": {"liger-kernel": _liger_softmax, "quack-kernels": _quack_softmax},
     "rms_norm": {"liger-kernel": _liger_rms_norm, "quack-kernels": _quack_rms_norm},
@@ -135,5 +182,10 @@ PEERS: dict[str, dict[str, Callable[[Sequence[Any]], Function]]] = {
     "swiglu": {"liger-kernel": _liger_swiglu},
     "geglu": {"liger-kernel": _liger_geglu},
     "cross_entropy": {"liger-kernel": _liger_loss, "quack-kernels": _quack_loss},
+    "linear_cross_entropy": {
+        "liger-kernel": _linear_loss(liger_linear_loss),
+        "quack-kernels": _linear_loss(quack_linear_loss),
+    },
+    "experts": {"transformers": _transformers_experts},
     "rotary_embedding": {"liger-kernel": _liger_rope, "flash-attn": _flash_attn_rotary},
 }

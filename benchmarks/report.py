@@ -14,7 +14,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from benchmarks import headline
+
 RESULTS = Path(__file__).parent / "results"
+HEADLINE = "headline"  # the name of the file of that sweep
 Rows = list[dict[str, Any]]
 
 #: Below this speed-up plain torch is faster by more than noise: the ratio is marked, and listed.
@@ -105,9 +108,12 @@ def marked(ratio: float) -> str:
 
 def sections(folder: Path = RESULTS) -> Iterator[str]:
     """Yield the lines of the tables of a folder's runs."""
-    for path, rows in runs(folder):
-        yield from (f"## {title(rows)}", "", _machine(path, rows[0]), "")
-        yield from (*table(rows), "")
+    found = list(runs(folder))
+    found.sort(key=lambda run: run[0].stem != HEADLINE)  # first
+    for path, rows in found:
+        yield from (f"## {title(rows, 'the headline calls' if path.stem == HEADLINE else '')}", "")
+        yield from (_machine(path, rows[0]), "")
+        yield from (*(headline.table(rows) if path.stem == HEADLINE else table(rows)), "")
         for picture in sorted(path.parent.glob(f"{path.stem}-*.png")):
             if not any(picture.stem.startswith(f"{other.stem}-") for other in path.parent.glob(f"{path.stem}-*.jsonl")):
                 drawn = (
@@ -137,10 +143,10 @@ def _link(path: Path) -> str:
     return f"../{path.relative_to(RESULTS.parents[1]).as_posix()}" if path.is_relative_to(RESULTS) else path.name
 
 
-def title(rows: Rows) -> str:
+def title(rows: Rows, kind: str = "") -> str:
     """Return the heading of a run: what was measured, where, and how."""
     first = rows[0]
-    kind = "by row length" if first["case"].startswith("length ") else "large calls"
+    kind = kind or ("by row length" if first["case"].startswith("length ") else "large calls")
     if any(row["provider"] == "not compiled" for row in rows):
         kind = "in compiled code"
     return f"{first['device']}: {kind}, {', '.join(dict.fromkeys(row['dtype'] for row in rows))}"

@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/<GPU>")
     parser.add_argument("--wheels", type=Path, help="a folder of .whl files to unpack and import from")
     parser.add_argument("--commit", help="of the sources, where they are in no repository")
+    parser.add_argument("--only", nargs="+", metavar="STEP", help="run these steps alone, as summary.md names them")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="the limit of all steps")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
@@ -56,7 +57,8 @@ def main() -> int:
     work = ROOT / "build" / ("gpu-dry" if options.dry else "gpu")
     results = work / "results"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONUNBUFFERED": "1"} | ({COMMIT: options.commit} if options.commit else {})
+    environment |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "2"}  # up to 19 processes run at the same time
+    environment |= {COMMIT: options.commit} if options.commit else {}
     name = "a CPU, dry" if options.dry else _gpu(environment)
     if name is None:
         return 2
@@ -72,6 +74,10 @@ def main() -> int:
         return 2
     steps, outcomes = phases(Target(results, options.dry)), list[Outcome]()
     order = [step.name for phase in steps for step in phase]
+    if unknown := sorted({*(options.only or ())} - {*order}):
+        parser.error(f"got --only {', '.join(unknown)}, expected names of steps: {', '.join(order)}")
+    if options.only:
+        steps = [[step for step in phase if step.name in options.only] for phase in steps]
     with _interruptible() as interrupted:
         for outcome in run_all(steps, environment, work / "logs", ROOT, end - time.monotonic(), interrupted):
             print(f"{outcome.status:8} {outcome.seconds:6.1f} s  {outcome.step}  {outcome.detail}", flush=True)

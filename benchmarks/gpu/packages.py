@@ -13,8 +13,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-#: The variable with the commit of the sources, where they are in no repository.
-COMMIT = "FUSEDOPS_BENCHMARKS_COMMIT"
+#: The variable with the commit of the sources, where they are in no repository. FUSEDOPS_... would be a setting: the
+#: environment is checked for names that are none.
+COMMIT = "BENCHMARKS_COMMIT"
 
 
 def python_path(work: Path, wheels: Path | None) -> str:

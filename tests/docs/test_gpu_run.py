@@ -20,9 +20,9 @@ if not (ROOT / "benchmarks").exists():
     pytest.skip("needs benchmarks, which is not beside the tests here", allow_module_level=True)
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import calls, measure
+from benchmarks import calls, headline, measure
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu.packages import python_path
+from benchmarks.gpu.packages import COMMIT, python_path
 from benchmarks.gpu.runner import Outcome, log_of, run_all
 from benchmarks.gpu.steps import Step, Target, phases
 from fusedops import Case, testing
@@ -77,6 +77,46 @@ def test_the_dry_run_has_every_step() -> None:
 
     assert names(REAL) == names(DRY)
     assert len({step.name for step in REAL}) == len(REAL)
+
+
+def test_the_environment_of_the_steps_has_no_name_of_a_setting_that_is_none() -> None:
+    """The kit fails a call that warns: fusedops names unknown FUSEDOPS_ variables at the first call."""
+    assert not COMMIT.startswith("FUSEDOPS")
+
+
+def test_steps_can_be_chosen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--dry", "--only", "info", "nothing"])
+    with pytest.raises(SystemExit):
+        program.main()
+    assert "got --only nothing, expected names of steps: info, doctor, tests" in capsys.readouterr().err
+
+
+def test_the_table_of_the_headline_calls() -> None:
+    def rows(op: str, case: str, provider: str, *times: float, shape: tuple[int, ...]) -> list[dict[str, Any]]:
+        return [
+            {
+                "op": op,
+                "case": case,
+                "provider": provider,
+                "mode": mode,
+                "ms_p50": ms,
+                "pct_of_copy": 90.0,
+                "shape": shape,
+            }
+            for mode, ms in zip(("forward", "backward"), times)
+        ]
+
+    loss = (4096, 4096)
+    found = headline.table(
+        rows("rms_norm", "4096", "fusedops.triton", 0.1, 0.3, shape=(32768, 4096))
+        + rows("rms_norm", "4096", "torch", 0.2, 0.4, shape=(32768, 4096))
+        + rows("linear_cross_entropy", "Llama 3", "fusedops.triton", 15.0, 5.0, shape=loss)
+        + rows("linear_cross_entropy", "Llama 3", "torch", 10.0, shape=loss)  # its backward has failed
+    )
+    assert found[2:] == [
+        "| rms_norm, 4096 | triton | 100 | 300 | 90, 90 |  | 1.50 |",
+        f"| linear_cross_entropy, Llama 3 | triton | 15000 | 5000 |  | {6 * 4096**2 * 128256 / 20e-3 / 1e12:.0f} |  |",
+    ]
 
 
 def test_the_limits_of_the_phases_fit_in_nine_minutes() -> None:
@@ -140,6 +180,12 @@ def test_the_import_path_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 # --------------------------------------------------------------------------------------------------------- measurements
+
+
+@pytest.mark.parametrize("name", list(testing.OPS))
+def test_headline_calls_are_whole(name: str) -> None:
+    found = [case.name for case in calls.cases(testing.OPS[name], "headline", 2**30)]
+    assert found == [case.name for case in headline.CALLS.get(name, ())]
 
 
 @pytest.mark.parametrize("name", list(testing.OPS))

@@ -1,0 +1,117 @@
+"""The calls where the time of a model goes, at the sizes of models: ``--sweep headline``, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fusedops import Case
+
+_ROWS = {"x": (32768, 4096), "weight": (4096,)}
+_LONG_ROWS = {"x": (16384, 8192), "weight": (8192,)}
+_HEADS = (2, 32, 4096, 128)
+_GROUPED = (2, 8, 4096, 128)
+
+#: By op. The largest tensors have 2**27 elements or more: several times an L2 cache.
+CALLS: Mapping[str, tuple[Case, ...]] = {
+    "attention": (
+        Case("causal", {"q": _HEADS, "k": _HEADS, "v": _HEADS, "causal": "upper_left"}),
+        Case("grouped", {"q": _HEADS, "k": _GROUPED, "v": _GROUPED, "causal": "upper_left"}),
+    ),
+    "linear_cross_entropy": (
+        Case("Llama 3", {"x": (4096, 4096), "weight": (128256, 4096), "target": (4096,)}),
+    ),
+    "experts": (
+        Case(
+            "Qwen3-MoE",
+            {
+                "x": (4096, 2048), "index": (4096, 8), "weights": (4096, 8),
+                "up": (128, 1536, 2048), "down": (128, 2048, 768),
+            },
+        ),
+        Case(
+            "Mixtral",
+            {
+                "x": (4096, 4096), "index": (4096, 2), "weights": (4096, 2),
+                "up": (8, 28672, 4096), "down": (8, 4096, 14336),
+            },
+        ),
+    ),
+    "rms_norm": (Case("4096", _ROWS), Case("8192", _LONG_ROWS)),
+    "add_rms_norm": (Case("4096", {**_ROWS, "residual": _ROWS["x"]}),),
+    "layer_norm": (Case("4096", {**_ROWS, "bias": _ROWS["weight"]}),),
+    "scaled_masked_softmax": (
+        Case("4096", {"x": (1, 32, 1024, 4096)}),
+        Case("causal 4096", {"x": (1, 8, 4096, 4096), "scale": 0.125, "causal": True}),
+    ),
+    "cross_entropy": (
+        Case("32000", {"logits": (8192, 32000), "target": (8192,)}),
+        Case("128256", {"logits": (4096, 128256), "target": (4096,)}),
+    ),
+    "swiglu": (Case("packed", {"gate": (8192, 28672)}),),
+    "rotary_embedding": (
+        Case("half", {"q": (4, 32, 8192, 128), "k": (4, 8, 8192, 128), "cos": (8192, 64), "sin": (8192, 64)}),
+    ),
+    "top_k_routing": (Case("Qwen3-MoE", {"logits": (32768, 128), "k": 8, "normalize": True}),),
+}  # fmt: skip
+
+
+def _attention(shape: list[int], case: Case) -> int:
+    batch, heads, length, size = shape
+    return 7 * batch * heads * length * length * size  # causal: half of 2 products forward and 5 backward
+
+
+def _loss(shape: list[int], case: Case) -> int:
+    return 6 * shape[0] * shape[1] * case.args["weight"][0]
+
+
+def _experts(shape: list[int], case: Case) -> int:
+    (rows, size), choices, (_, up, _) = shape, case.args["index"][1], case.args["up"]
+    return 6 * rows * choices * size * (up + up // 2)
+
+
+#: The floating point operations of forward and backward, of the ops whose time is that of matrix products.
+_OPERATIONS: Mapping[str, Callable[[list[int], Case], int]] = {
+    "attention": _attention,
+    "linear_cross_entropy": _loss,
+    "experts": _experts,
+}
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each call and backend: its two times, the limit it is held against, and the others' times.
+
+    Args:
+        rows: the measurements of this sweep, as ``--out`` has them.
+    """
+    calls: dict[tuple[str, str], dict[str, dict[str, dict[str, Any]]]] = {}
+    for row in rows:
+        calls.setdefault((row["op"], row["case"]), {}).setdefault(row["provider"], {})[row["mode"]] = row
+    others = list(dict.fromkeys(row["provider"] for row in rows if not row["provider"].startswith("fusedops.")))
+    head = ["call", "backend", "forward us", "backward us", "% of copy", "TFLOP/s", *(f"x {name}" for name in others)]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for (op, name), providers in calls.items():
+        for provider, modes in providers.items():
+            if provider.startswith("fusedops."):
+                lines.append(_line(op, name, provider, modes, [providers.get(other, {}) for other in others]))
+    return lines
+
+
+def _line(op: str, name: str, provider: str, modes: dict[str, dict[str, Any]], others: list[dict[str, Any]]) -> str:
+    cells = [f"{op}, {name}", provider.removeprefix("fusedops.")]
+    cells += [f"{modes[mode]['ms_p50'] * 1e3:.0f}" if mode in modes else "" for mode in ("forward", "backward")]
+    if op in _OPERATIONS:
+        shape, case = next(iter(modes.values()))["shape"], next(each for each in CALLS[op] if each.name == name)
+        whole = len(modes) == 2 and tuple(shape) == next(iter(case.args.values()))  # not a part of it, of a dry run
+        cells += ["", f"{_OPERATIONS[op](shape, case) / _milliseconds(modes) / 1e9:.0f}" if whole else ""]
+    else:
+        cells += [", ".join(f"{row['pct_of_copy']:.0f}" for row in modes.values()), ""]
+    cells += [
+        f"{_milliseconds(each) / _milliseconds(modes):.2f}" if each.keys() == modes.keys() else "" for each in others
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _milliseconds(modes: dict[str, dict[str, Any]]) -> float:
+    """Return the time of forward and backward together."""
+    return sum(row["ms_p50"] for row in modes.values())
