@@ -93,6 +93,7 @@ class Op:
         self.with_gradient = tuple(each.name for each in described if not each.integer)
         self.integers = tuple(each.name for each in described if each.integer)
         self.output_of = {each.name: each.of for each in described if each.of is not None}
+        self.permuted = tuple(each.name for each in described if each.permuted)
         if not self.with_gradient or self.with_gradient + self.integers != self.outputs:
             raise ValueError(
                 f"op {self.name}: got outputs {outputs}, expected integers last, after one with a gradient"

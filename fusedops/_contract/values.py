@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Output(NamedTuple):
-    """An output that is more than a name: one that a call may not have, or one of integers.
+    """An output that is more than a name: one that a call may not have, one of integers, or one of any order.
 
     Args:
         name: of the output.
@@ -20,15 +20,18 @@ class Output(NamedTuple):
             kernels an empty tensor.
         integer: True for integers, such as an index. The output has no gradient, and is right where it is equal. Such
             outputs come last.
+        permuted: True where a kernel may order the dims in memory as it likes, without gaps. Compiled code has the
+            order that ``empty`` of the op gives, and gradients in the order of their inputs.
 
     >>> import fusedops
     >>> fusedops.Output("rotated_k", of="k")
-    Output(name='rotated_k', of='k', integer=False)
+    Output(name='rotated_k', of='k', integer=False, permuted=False)
     """
 
     name: str
     of: str | None = None
     integer: bool = False
+    permuted: bool = False
 
 
 class Saved(NamedTuple):

@@ -49,7 +49,9 @@ def result_forms(op: Op, direction: Direction, args: Sequence[Any]) -> list[Resu
         return [ResultForm(name, like, permuted=True) for name, like in zip(names, as_tuple(gradients))]
     given = args[: len(op.parameters)]
     outputs = empty_outputs(op, given)
-    forms = [ResultForm(f"output {name}", like) for name, like in zip(op.outputs, outputs)]
+    forms = [
+        ResultForm(f"output {name}", like, permuted=name in op.permuted) for name, like in zip(op.outputs, outputs)
+    ]
     saved: list[Any] = [None] * len(op.saved)
     if op.saved and args[-1]:
         saved = op.saved_references([on_meta(arg) for arg in given], outputs)

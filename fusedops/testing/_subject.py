@@ -213,7 +213,8 @@ class Subject(KernelCalls):
     def check_outputs(self, outputs: Sequence[Tensor], args: Sequence[Any]) -> None:
         """Raise RuleError unless the outputs have the layout that the op gives them."""
         for name, y, like in zip(self.op.outputs, outputs, empty_outputs(self.op, args)):
-            check_layout(y, self.output_name(name), like, args[0].device)
+            permuted = name in self.op.permuted
+            check_layout(y, self.output_name(name), like, args[0].device, permuted=permuted)
 
     def backward_arguments(
         self, inputs: Inputs, args: Sequence[Any], needs: tuple[bool, ...] | None = None

@@ -226,9 +226,10 @@ def _gathers_nothing(now: Sequence[Placement], wanted: Sequence[Placement]) -> b
 
 def whole_tensor(local: Tensor, layout: Layout, shape: tuple[int, ...], placements: Sequence[Placement]) -> DTensor:
     """Return a DTensor from this rank's part; outside the mesh, where ``local`` has no memory, with an empty part."""
-    like = torch.empty(shape, device="meta")  # contiguous, as every op's output is
+    like = torch.empty(shape, device="meta")  # contiguous, whatever the order of the dims in a rank's part
     if layout.outside:
         local = torch.zeros((0,) if shape else (), dtype=local.dtype, device=layout.mesh.device_type)
+    local = local.contiguous()
     return DTensor.from_local(local, layout.mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 

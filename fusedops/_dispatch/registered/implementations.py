@@ -32,14 +32,16 @@ class ForwardImpl:
         """Serve a call. The kernel is selected here, at run time, so that a changed policy is in effect."""
         op, args = self._op, self.complete_arguments(args)
         if not save:
-            return self.as_registered(_as_fake(op.outputs_of(forward_results(op, args, backend))), args)
+            outputs = op.outputs_of(forward_results(op, args, backend))
+            return self.as_registered(_as_fake(self._ordered(outputs, args)), args)
         # of tensors that require no gradient, so that the kernel computes every saved value, as fake() has them
         args = tuple([arg.detach() if isinstance(arg, Tensor) and arg.requires_grad else arg for arg in args])
         results = forward_results(op, args, backend, True)
         count = len(op.outputs)
         # a traced graph keeps no optional saved values: they may be None
         saved = [value for value, declared in zip(results[count:], op.saved) if not declared.optional]
-        return _as_fake((*results[:count], *saved))
+        outputs = op.as_tuple(self._ordered(op.outputs_of(results), args))
+        return _as_fake((*outputs, *saved))
 
     def fake(self, *args: Any, save: bool = False, backend: str | None = None) -> Any:
         """Return empty results with the shapes, dtypes and strides that a kernel returns."""
@@ -67,6 +69,18 @@ class ForwardImpl:
         """Return the required saved values by their references, which are differentiable."""
         saved = self._op.saved_references(args, self._op.as_tuple(outputs))
         return [value for value, declared in zip(saved, self._op.saved) if not declared.optional]
+
+    def _ordered(self, outputs: Any, args: Sequence[Any]) -> Any:
+        """Return the outputs with the strides of ``fake``, where a kernel may order their dims as it likes."""
+        op = self._op
+        if not op.permuted:
+            return outputs
+        likes = op.as_tuple(op.empty(*[_without_memory(arg) if isinstance(arg, Tensor) else arg for arg in args]))
+        each = [
+            _with_strides(y, like.stride()) if name in op.permuted else y
+            for name, y, like in zip(op.outputs, op.as_tuple(outputs), likes)
+        ]
+        return each[0] if op.single else tuple(each)
 
     def complete_arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return all arguments of a valid call that has what the public function draws."""
@@ -99,22 +113,27 @@ class BackwardImpl:
         given = with_floats(args, self._float_indices)
         given = tuple([tuple(cast("list[bool]", arg)) if type(arg) is list else arg for arg in given])
         gradients = _without_none(backward_results(self._op, given, backend), args[0])
-        if isinstance(gradients, Tensor):
-            return _as_fake(gradients.contiguous())
         # a kernel may order the dims otherwise
-        return _as_fake(tuple([gradient.contiguous() for gradient in gradients]))
+        likes = self._like_gradients(args) if self._op.permuted else None
+        if isinstance(gradients, Tensor):
+            return _as_fake(gradients.contiguous() if likes is None else _in_order_of(likes, gradients))
+        if likes is None:
+            return _as_fake(tuple([gradient.contiguous() for gradient in gradients]))
+        return _as_fake(tuple(map(_in_order_of, likes, gradients)))
 
     def fake(self, *args: Any, backend: str | None = None) -> Any:
         """Return empty gradients with the shapes, dtypes and strides that a kernel returns."""
         if not has_symbolic_sizes(args):
             self._check(args)
-        gradients = self._like_gradients(args)
+        gradients, order = self._like_gradients(args), torch.contiguous_format
         if gradients is None:
             with torch.no_grad():
                 gradients = self.reference(*args)
+        elif self._op.permuted:
+            order = torch.preserve_format
         if isinstance(gradients, Tensor):
-            return torch.empty_like(gradients, memory_format=torch.contiguous_format)
-        return tuple([torch.empty_like(each, memory_format=torch.contiguous_format) for each in gradients])
+            return torch.empty_like(gradients, memory_format=order)
+        return tuple([torch.empty_like(each, memory_format=order) for each in gradients])
 
     def _like_gradients(self, args: tuple[Any, ...]) -> Any:
         """Return tensors like the gradients where backward takes all that the op differentiates, else None.
@@ -139,6 +158,27 @@ class BackwardImpl:
 def whole_arguments(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return all arguments: torch leaves out trailing ones that equal the schema's default."""
     return (*args, *op.defaults[len(args) :])
+
+
+def _without_memory(tensor: Tensor) -> Tensor:
+    """Return a tensor on the meta device, with the strides of this one."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _in_order_of(like: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient with the strides that torch.empty_like(like) has."""
+    if gradient.stride() == like.stride():  # both without gaps
+        return gradient
+    return _with_strides(gradient, torch.empty_like(like, device="meta").stride())
+
+
+def _with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return a tensor without gaps with the strides of one that has the same shape: itself, a view, or a copy."""
+    if tensor.stride() == strides:
+        return tensor
+    if all(size == 1 or ours == theirs for size, ours, theirs in zip(tensor.shape, tensor.stride(), strides)):
+        return tensor.as_strided(tensor.shape, strides, tensor.storage_offset())
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _as_fake(results: Any) -> Any:

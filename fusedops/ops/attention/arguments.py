@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from fusedops._contract.constraint import is_tensor
@@ -44,6 +45,9 @@ def _square(q: Any, k: Any) -> bool:
 
 
 def empty(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """Return empty outputs."""
+    """Return empty outputs: the dims of out in memory in the order of q's, where v is not wider."""
     lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
-    return q.new_empty((*q.shape[:3], v.shape[3])), lse
+    size = v.shape[3]
+    if size > q.shape[3]:
+        return q.new_empty((*q.shape[:3], size)), lse
+    return torch.empty_like(q[..., :size]), lse

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fusedops._contract.op import Op
+from fusedops._contract.values import Output
 from fusedops._dispatch.call import call
 from fusedops.constraints import (
     Alignment,
@@ -58,7 +59,8 @@ def attention(
         backend: a policy for this call alone, such as "sdpa" or "npu,eager". None: the policy in effect.
 
     Returns:
-        out (B, Nq, Sq, Dv), contiguous, the dtype of ``q``; with ``return_lse`` the pair (out, lse), lse (B, Nq, Sq),
+        out (B, Nq, Sq, Dv), the dtype of ``q``, its dims in memory in any order, without gaps: that of ``q`` where the
+        kernel allows it; with ``return_lse`` the pair (out, lse), lse (B, Nq, Sq), contiguous,
         float32 (float64 for float64), natural logarithm. Computed in float32 (float64 for float64); the probabilities
         may be rounded to the dtype of ``q`` before the product with ``v``, as fused kernels do. lse is differentiable.
 
@@ -143,7 +145,7 @@ OP = Op(
     reference=reference,
     backward=backward,
     differentiable=("q", "k", "v"),
-    outputs=("out", "lse"),
+    outputs=(Output("out", permuted=True), "lse"),
     empty=arguments.empty,
     prepare_args=arguments.prepare_args,
     sharding="fusedops.ops.attention.sharding:SHARDING",
