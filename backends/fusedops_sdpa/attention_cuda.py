@@ -1,9 +1,12 @@
-"""attention on an NVIDIA GPU by the two kernels that torch's scaled_dot_product_attention has there, with their lse.
+"""attention on an NVIDIA GPU by the three kernels that torch's scaled_dot_product_attention has there, with their lse.
 
-``flash`` takes float16 and bfloat16, no mask, and heads of one size up to 256; it needs compute capability 8.0.
-``efficient`` takes float32 too, an additive mask, and values of another width. Where neither takes a call, torch's
-``scaled_dot_product_attention`` runs a path that keeps the scores of all queries and keys; it is not called here.
-Nothing here waits for the GPU. Corrections:
+``cudnn`` takes float16 and bfloat16, an additive mask, grouped heads and values of another width, and is the fastest on
+compute capability 9 and 10. ``flash`` takes float16 and bfloat16, no mask, and heads of one size up to 256; it needs
+compute capability 8.0. ``efficient`` takes float32 too, an additive mask, and values of another width. Which one
+computes a call, :mod:`fusedops_sdpa._cuda_choice` has. Where none takes it, torch's ``scaled_dot_product_attention``
+runs a path that keeps the scores of all queries and keys; it is not called here. Nothing here waits for the GPU.
+
+The lse of all three is a natural logarithm: a backward may be another kernel's than its forward. Corrections:
 
 - ``efficient`` reads the mask 16 bytes at a time: it becomes an additive one with rows of a multiple of 16 elements,
   once per mask, and is expanded to (B, Nq, Sq, Sk) without memory.
@@ -13,42 +16,47 @@ Nothing here waits for the GPU. Corrections:
 - ``efficient`` pads lse to a multiple of 32 queries and reads it so in backward, out in the order (B, S, N, D). Not
   every release has grouped heads in it: keys and values are repeated, and their gradients summed.
 - ``flash`` has inf as the lse of a row with NaN among its scores. It is set to NaN.
+- ``cudnn`` keeps the plan of a backward by the sizes and strides of q, k, v and the mask, but the plan has the strides
+  of out and of its gradient too (torch 2.10 to 2.13). They get those that forward gives out.
 
 ROCm has other kernels behind the same functions. This file is not for them, and has not run on a GPU yet.
 
 Source: torch 2.10 to 2.13, ``aten/src/ATen/native/transformers/cuda/``: ``sdp_utils.cpp``, ``attention.cu``,
-``attention_backward.cu``, ``flash_attn/flash_api.cpp``, ``mem_eff_attention/kernel_forward.h``, ``kernel_backward.h``.
+``attention_backward.cu``, ``flash_attn/flash_api.cpp``, ``mem_eff_attention/kernel_forward.h``, ``kernel_backward.h``;
+``aten/src/ATen/native/cudnn/MHA.cpp``.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fusedops import Adaptation, Deviation, TensorSpec, kernel, ops
+from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Alignment, Capability, Dim, DType, Finite, Present, Scalar, When
 from fusedops.tensor_cache import cached_for
 from fusedops_sdpa import _torch
 from fusedops_sdpa._corrections import dead_rows, without_elements, zero_gradients
+from fusedops_sdpa._cuda_choice import BITS_16, kernel_of, seen_keys
 
+_CUDNN = _torch.cudnn_attention
+_CUDNN_BACKWARD = _torch.cudnn_attention_backward
 _FLASH = _torch.flash_attention
 _FLASH_BACKWARD = _torch.flash_attention_backward
 _EFFICIENT = _torch.efficient_attention
 _EFFICIENT_BACKWARD = _torch.efficient_attention_backward
-_SOURCE = "aten::_scaled_dot_product_flash_attention, aten::_scaled_dot_product_efficient_attention"
+_SOURCE = ", ".join(f"aten::_scaled_dot_product_{name}_attention" for name in ("cudnn", "flash", "efficient"))
+_SOURCE_BACKWARD = ", ".join(f"{name}_backward" for name in _SOURCE.split(", "))
 
-_16_BITS = torch.float16, torch.bfloat16
 _LIMITS = (
-    DType("q", *_16_BITS, torch.float32),
+    DType("q", *BITS_16, torch.float32),
     Present("window", False, fix="pass the window as a mask, as of masks.from_band(Sq, Sk, masks.band(...))"),
     Alignment("causal", "q", "k", "upper_left"),
     # rows are read 16 bytes at a time
-    *(When(DType(name, *_16_BITS), Dim(name, (3,), at_least=8, multiple_of=8)) for name in ("q", "v")),
+    *(When(DType(name, *BITS_16), Dim(name, (3,), at_least=8, multiple_of=8)) for name in ("q", "v")),
     *(When(DType(name, torch.float32), Dim(name, (3,), at_least=4, multiple_of=4)) for name in ("q", "v")),
     Dim("q", (0, 1), at_most=65535),  # dims of CUDA's grid
     # the greatest score is taken, and masked scores are -inf, before they are scaled
@@ -74,10 +82,12 @@ def _mask_cost(q: Any, k: Any, v: Any, mask: Any, *_: Any) -> int | None:
     return None if mask is None else prod(mask.shape[:-1]) * _row(k.shape[2]) * q.dtype.itemsize
 
 
-def _heads_cost(q: Any, k: Any, v: Any, mask: Any, scale: Any, causal: str, *_: Any) -> int | None:
-    if q.shape[1] == k.shape[1] or _takes_flash(q, k, v, mask, causal):
+def _heads_cost(
+    q: Any, k: Any, v: Any, mask: Any, scale: Any, causal: str, *_: Any, backward: bool = False
+) -> int | None:
+    if q.shape[1] == k.shape[1] or kernel_of(q, k, v, mask, causal, backward) != "efficient":
         return None
-    return q.shape[0] * q.shape[1] * _seen_keys(q, k, causal) * (q.shape[3] + v.shape[3]) * q.dtype.itemsize
+    return q.shape[0] * q.shape[1] * seen_keys(q, k, causal) * (q.shape[3] + v.shape[3]) * q.dtype.itemsize
 
 
 def _backward_mask_cost(grad_out: Any, grad_lse: Any, *args: Any) -> int | None:
@@ -87,11 +97,11 @@ def _backward_mask_cost(grad_out: Any, grad_lse: Any, *args: Any) -> int | None:
 def _backward_heads_cost(
     grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, lse: Any, scale: Any, *rest: Any
 ) -> int | None:
-    return _heads_cost(q, k, v, mask, scale, *rest)
+    return _heads_cost(q, k, v, mask, scale, *rest, backward=True)
 
 
 _MASK = "the mask becomes an additive one of the dtype of q, with rows of a multiple of 16 elements, once per mask"
-_HEADS = "with a mask, in float32, and where the flash kernel does not take the head size, k and v are repeated"
+_HEADS = "where neither cuDNN nor flash takes the call, as in float32, k and v are repeated"
 
 
 @kernel(
@@ -115,12 +125,16 @@ def attention(
     """Compute the op for any mask, where the diagonal is at the upper left."""
     if not (q.numel() and k.numel()):
         return without_elements(q, v)
-    call = _Call.of(q, k, v, mask, causal)
-    if call.flash:
+    call = _Call.of(q, k, v, mask, causal, backward=False)
+    if call.kernel == "cudnn":
+        out, lse = _CUDNN(*call.tensors, call.expanded_bias(), True, 0.0, call.causal, False, scale=scale)[:2]
+        lse = lse.squeeze(3)
+    elif call.kernel == "flash":
         out, lse = _FLASH(*call.tensors, 0.0, call.causal, False, scale=scale)[:2]
-        return out.contiguous(), lse.contiguous().nan_to_num_(math.nan, math.nan, math.nan)
-    out, lse = _EFFICIENT(*call.tensors, call.expanded_bias(), True, 0.0, call.causal, scale=scale)[:2]
-    out, lse = out.contiguous(), lse[:, :, : q.shape[2]].contiguous()
+        lse = lse.contiguous().nan_to_num_(math.nan, math.nan, math.nan)
+    else:
+        out, lse = _EFFICIENT(*call.tensors, call.expanded_bias(), True, 0.0, call.causal, scale=scale)[:2]
+        lse = lse[:, :, : q.shape[2]].contiguous()
     if call.bias is not None:
         dead = dead_rows(call.bias, q.shape[2], call.causal)
         out.masked_fill_(dead[..., None], 0.0)
@@ -133,7 +147,7 @@ def attention(
     *_LIMITS,
     Scalar("return_lse", one_of=(False,)),  # the kernels have no gradient of lse
     direction="backward",
-    source="aten::_scaled_dot_product_flash_attention_backward, aten::_scaled_dot_product_efficient_attention_backward",
+    source=_SOURCE_BACKWARD,
     deviations=_DEVIATIONS[:1],
     adapts=(
         Adaptation("additive-mask", _MASK, _backward_mask_cost),
@@ -163,8 +177,10 @@ def attention_backward(
         dead = lse == -math.inf
         lse = lse.masked_fill(dead, math.inf)
         q, grad_out = (each.masked_fill(dead[..., None], 0.0) for each in (q, grad_out))  # 0 * NaN is NaN
-    call, grad_out = _Call.of(q, k, v, mask, causal), _aligned(grad_out)
-    if call.flash:
+    call, grad_out, out = _Call.of(q, k, v, mask, causal, backward=True), _aligned(grad_out), _aligned(out)
+    if call.kernel == "cudnn":
+        results = list(_cudnn_backward(grad_out, call, out, lse, scale))
+    elif call.kernel == "flash":
         results = list(_flash_backward(grad_out, call, out, lse, scale))
     else:
         results = list(_efficient_backward(grad_out, call, out, lse, scale))
@@ -182,54 +198,31 @@ class _Call(NamedTuple):
         tensors: q, k and v, aligned, without the keys that a causal mask hides from every query.
         bias: the mask as 0 and -inf, with 4 dims, which broadcasts to (B, Nq, Sq, Sk).
         causal: True for a causal mask, aligned at the upper left.
-        flash: True where the kernel for 16 bits and no mask computes.
+        kernel: "cudnn", "flash" or "efficient".
     """
 
     tensors: tuple[Tensor, Tensor, Tensor]
     bias: Tensor | None
     causal: bool
-    flash: bool
+    kernel: str
 
     @staticmethod
-    def of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: str) -> _Call:
-        flash, keys = _takes_flash(q, k, v, mask, causal), _seen_keys(q, k, causal)
+    def of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: str, *, backward: bool) -> _Call:
+        chosen, keys = kernel_of(q, k, v, mask, causal, backward), seen_keys(q, k, causal)
         bias = None
         if mask is not None:
             bias = _additive(mask, q.dtype, k.shape[2])[..., :keys]
         k, v = k[:, :, :keys], v[:, :, :keys]
-        if not flash and k.shape[1] != q.shape[1]:
+        if chosen == "efficient" and k.shape[1] != q.shape[1]:
             k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
-        return _Call((_aligned(q), _aligned(k), _aligned(v)), bias, causal != "none", flash)
+        if chosen == "cudnn" and 0 in q.stride():  # out in the order of an expanded q has no rows
+            q = q.contiguous()
+        return _Call((_aligned(q), _aligned(k), _aligned(v)), bias, causal != "none", chosen)
 
     def expanded_bias(self) -> Tensor | None:
         """Return the bias with the sizes of the scores, in the memory of the bias."""
         q, k, _ = self.tensors
         return None if self.bias is None else self.bias.expand(*q.shape[:3], k.shape[2])
-
-
-def _seen_keys(q: Any, k: Any, causal: str) -> int:
-    return k.shape[2] if causal == "none" else min(q.shape[2], k.shape[2])
-
-
-def _takes_flash(q: Any, k: Any, v: Any, mask: Any, causal: str) -> bool:
-    """Return True where the flash kernel takes a call, tensors or specs, forward and backward."""
-    size = q.shape[3]
-    if mask is not None or q.dtype not in _16_BITS or v.shape[3] != size or size > 256:
-        return False
-    if 192 < size <= 224:  # no backward on compute capability 8.6, 8.9 and 12
-        return False
-    return (causal == "none" or q.shape[2] <= k.shape[2]) and _capability(q) >= (8, 0)
-
-
-def _capability(q: Any) -> tuple[int, int]:
-    if isinstance(q, TensorSpec):
-        return q.capability or (8, 0)
-    return _capability_of(q.device)
-
-
-@cache
-def _capability_of(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
 
 
 def _additive(mask: Tensor, dtype: torch.dtype, keys: int) -> Tensor:
@@ -247,11 +240,43 @@ def _additive(mask: Tensor, dtype: torch.dtype, keys: int) -> Tensor:
 def _aligned(tensor: Tensor) -> Tensor:
     """Return a tensor with rows at multiples of 16 bytes."""
     tensor = tensor.resolve_neg()
+    if _is_aligned(tensor):
+        return tensor
+    if tensor.stride(3) == 1:  # with the dims in the same order, in which out is then returned
+        tensor = tensor.clone()
+        if _is_aligned(tensor):
+            return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _is_aligned(tensor: Tensor) -> bool:
     step = 16 // tensor.element_size()
-    aligned = tensor.stride(3) == 1 and not any(stride % step for stride in tensor.stride()[:3])
-    if not aligned or tensor.data_ptr() % 16:
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
-    return tensor
+    rows = tensor.stride(3) == 1 and not any(stride % step for stride in tensor.stride()[:3])
+    return rows and not tensor.data_ptr() % 16
+
+
+def _cudnn_backward(
+    grad_out: Tensor, call: _Call, out: Tensor, lse: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = call.tensors
+    seed = q.new_empty((), dtype=torch.int64)  # of a dropout of 0
+    grad_out, out = (_in_order_of(q, each) for each in (grad_out, out))
+    bias, lengths = call.expanded_bias(), (q.shape[2], k.shape[2])
+    lse = lse.contiguous().unsqueeze(3)
+    return _CUDNN_BACKWARD(
+        grad_out, q, k, v, out, lse, seed, seed, bias, None, None, *lengths, 0.0, call.causal, scale=scale
+    )
+
+
+def _in_order_of(q: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor like out with the strides that cuDNN's forward gives out: without gaps, in the order of q."""
+    strides, step = [0] * 4, 1
+    for dim in sorted(range(4), key=q.stride):
+        strides[dim] = step
+        step *= tensor.shape[dim]
+    if all(size == 1 or ours == needed for size, ours, needed in zip(tensor.shape, tensor.stride(), strides)):
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _flash_backward(

@@ -1,4 +1,4 @@
-"""A stand-in for torch's two attention kernels for CUDA, on CPU tensors: the same functions, as strict.
+"""A stand-in for torch's three attention kernels for CUDA, on CPU tensors: the same functions, as strict.
 
 Each call is first given to torch's own function with tensors on the meta device: the dispatcher checks the arguments by
 its schema, and the shapes of the results are compared. What is refused, and where the layout of results differs from
@@ -17,11 +17,13 @@ import pytest
 import torch
 from loopback import registered
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 import fusedops
 import fusedops_sdpa
-from fusedops_sdpa import attention_cuda
+from fusedops_sdpa import _cuda_choice, _torch, attention_cuda
 
+FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
 #: The name of the backend.
 NAME = "sdpa_cuda_on_cpu"
 
@@ -207,7 +209,92 @@ def efficient_backward(
     return *_gradients(grad_out, q, k, v, out, scores, lse[..., : q.shape[2]], scale), None
 
 
+def _check_cudnn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
+    (b, n, sq, d), (nk, sk), dv = q.shape, k.shape[1:3], v.shape[3]
+    for name, tensor in (("query", q), ("key", k), ("value", v)):
+        _aligned(name, tensor)
+    require(q.dtype in (torch.float16, torch.bfloat16), "other dtypes are read as float16")
+    require(k.dtype == v.dtype == q.dtype, "query, key and value must have the same dtype")
+    require(k.shape == (b, nk, sk, d) and v.shape == (b, nk, sk, dv) and n % nk == 0, "wrong shape")
+    require(d % 8 == 0 and dv % 8 == 0 and (max(d, dv) <= 128 or (d, dv) in ((192, 128), (256, 256))), "head_dim")
+    require(sq > 1 and sk > 1, "one query or one key")
+    if bias is not None:
+        require(bias.dtype == q.dtype and bias.shape == (b, n, sq, sk), "bias")
+        _aligned("bias", bias)
+
+
+@torch.autocast("cpu", enabled=False)  # compiled code does not see it
+def cudnn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None,
+) -> tuple[Any, ...]:
+    require(dropout_p == 0.0 and compute_log_sumexp is True and return_debug_mask is False, "not in the stand-in")
+    _check_cudnn(q, k, v, attn_bias)
+    keys, values = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
+    scores = _weights(q, keys, attn_bias, scale, 0 if is_causal else None)
+    lse = scores.logsumexp(-1, keepdim=True)
+    weights = torch.exp(scores - lse)  # NaN where a row sees no key
+    out = (
+        torch.empty_like(q[..., : v.shape[3]]) if v.shape[3] <= q.shape[3] else q.new_empty((*q.shape[:3], v.shape[3]))
+    )
+    out.copy_(weights.to(q.dtype).float() @ values.float())
+    seed = torch.empty((), dtype=torch.int64)
+    return out, lse.nan_to_num(nan=math.nan, neginf=math.nan), None, None, q.shape[2], k.shape[2], seed, seed, None
+
+
+_plans: dict[Any, Any] = {}
+
+
+@torch.autocast("cpu", enabled=False)  # compiled code does not see it
+def cudnn_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    attn_bias: Tensor | None,
+    cum_seq_q: None,
+    cum_seq_k: None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    require(dropout_p == 0.0 and cum_seq_q is None and cum_seq_k is None, "not in the stand-in")
+    require((max_q, max_k) == (q.shape[2], k.shape[2]), "wrong lengths")
+    _check_cudnn(q, k, v, attn_bias)
+    _aligned("grad_out", grad_out)
+    _aligned("out", out)
+    require(lse.is_contiguous() and lse.shape == (*q.shape[:3], 1) and lse.dtype == torch.float32, "lse")
+    sizes = [(each.shape, each.stride()) for each in (q, k, v, attn_bias) if each is not None]
+    strides = [[step for step, size in zip(each.stride(), each.shape) if size > 1] for each in (grad_out, out)]
+    require(_plans.setdefault(str((sizes, is_causal, q.dtype)), strides) == strides, "the plan has other strides")
+    tail = k.shape[2] % 128 == 64 and not (is_causal and attn_bias is None and q.shape[2] <= k.shape[2])
+    require(not tail, "the keys after the last are not masked")
+    heads, groups = k.shape[1], q.shape[1] // k.shape[1]
+    keys, values = (each.repeat_interleave(groups, 1) for each in (k, v))
+    scores = _weights(q, keys, attn_bias, scale, 0 if is_causal else None)
+    dq, dk, dv = _gradients(grad_out, q, keys, values, out, scores, lse.squeeze(3), scale)
+    dk, dv = (each.unflatten(1, (heads, groups)).sum(2) for each in (dk, dv))
+    return tuple(torch.empty_like(like).copy_(each) for like, each in zip((q, k, v), (dq, dk, dv)))  # pyright: ignore[reportReturnType]
+
+
 FUNCTIONS = {
+    "_CUDNN": cudnn,
+    "_CUDNN_BACKWARD": cudnn_backward,
     "_FLASH": flash,
     "_FLASH_BACKWARD": flash_backward,
     "_EFFICIENT": efficient,
@@ -243,13 +330,33 @@ def backend() -> fusedops.Backend:
     return fusedops.Backend(NAME, ("cpu",), 60, kernels, optional=True)
 
 
+def _as_strict(choice: SDPBackend) -> Callable[..., int]:
+    """Return torch's function of the choice: the arguments must be as torch's own takes them."""
+    own: Any = torch._fused_sdp_choice  # pyright: ignore[reportPrivateUsage]
+
+    def sdp_choice(*args: Any, **options: Any) -> int:
+        own(*map(_on_meta, args), **options)
+        require(options["enable_gqa"] or args[0].shape[1] == args[1].shape[1], "grouped heads without the flag")
+        return choice.value
+
+    return sdp_choice
+
+
 @contextmanager
-def sdpa_on_cuda(capability: tuple[int, int] = (9, 0)) -> Iterator[list[Call]]:
-    """Register the kernels for CUDA for the CPU, on the stand-in. Yield the log of calls."""
+def sdpa_on_cuda(capability: tuple[int, int] = (9, 0), choice: SDPBackend = FLASH) -> Iterator[list[Call]]:
+    """Register the kernels for CUDA for the CPU, on the stand-in. Yield the log of calls.
+
+    Args:
+        capability: of the GPU.
+        choice: what torch's scaled_dot_product_attention takes. A call of any size is large enough for cuDNN.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, function in FUNCTIONS.items():
             patch.setattr(attention_cuda, name, _strict(getattr(attention_cuda, name), function))
-        patch.setattr(attention_cuda, "_capability_of", lambda device: capability)
+        patch.setattr(_cuda_choice, "capability_of", lambda device: capability)
+        patch.setattr(_cuda_choice, "LEAST_WORK", 0)
+        patch.setattr(_torch, "sdp_choice", _as_strict(choice))
         calls.clear()
+        _plans.clear()
         with registered(backend()):
             yield calls
