@@ -32,8 +32,23 @@ def _set_denormals_kept(kept: bool) -> None:
     torch.set_flush_denormal(not kept)
 
 
+#: What torch's compiler sets when it is imported or compiles first, in any call that is compiled.
+_OF_COMPILERS = frozenset(
+    {
+        "CUBLAS_WORKSPACE_CONFIG", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR",
+        "TRITON_LIBDEVICE_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_PTXAS_PATH",
+        "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+    }
+)  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _OF_COMPILERS}
+
+
 def _set_environment(variables: dict[str, str]) -> None:
-    os.environ.clear()
+    for name in _environment().keys() - variables.keys():
+        del os.environ[name]
     os.environ.update(variables)
 
 
@@ -52,7 +67,7 @@ _PARTS: dict[str, _Part] = {
     "flush of denormals": _Part(_denormals_kept, _set_denormals_kept),
     "state of torch's generator": _generator(torch.get_rng_state, torch.set_rng_state),
     "state of Python's generator": _Part(random.getstate, random.setstate),
-    "environment": _Part(partial(dict, os.environ), _set_environment),
+    "environment": _Part(_environment, _set_environment),
 }
 
 

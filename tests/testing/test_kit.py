@@ -21,6 +21,8 @@ import fusedops
 from fusedops import Deviation, testing
 from fusedops.constraints import Capability, Constraint, Dim, DType, Present, Rank, Scalar, When
 from fusedops.testing import OPS
+from fusedops.testing._failures import RuleError
+from fusedops.testing._global_state import check_global_state, global_state
 
 SLOW = ("opcheck", "compile", "calls", "memory", "history", "infinite", "sizes", "shared", "threads", "between")
 
@@ -211,3 +213,19 @@ assert not [str(result) for result in results if result.failures]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_torchs_compiler_sets_at_its_first_use_is_no_change_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    before = global_state(cpu)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "/where/ptxas/is")
+    check_global_state(before, cpu)
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    with pytest.raises(RuleError, match="another environment"):
+        check_global_state(before, cpu)
+    assert "MKL_CBWR" not in os.environ
+    assert os.environ["TRITON_PTXAS_PATH"] == "/where/ptxas/is"
