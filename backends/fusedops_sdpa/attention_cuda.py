@@ -213,7 +213,8 @@ class _Call(NamedTuple):
         bias = None
         if mask is not None:
             bias = _additive(mask, q.dtype, k.shape[2])[..., :keys]
-        k, v = k[:, :, :keys], v[:, :, :keys]
+        if keys != k.shape[2]:
+            k, v = k[:, :, :keys], v[:, :, :keys]
         if chosen == "efficient" and k.shape[1] != q.shape[1]:
             k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
         if chosen == "cudnn" and 0 in q.stride():  # out in the order of an expanded q has no rows
@@ -251,9 +252,8 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 
 def _is_aligned(tensor: Tensor) -> bool:
-    step = 16 // tensor.element_size()
-    rows = tensor.stride(3) == 1 and not any(stride % step for stride in tensor.stride()[:3])
-    return rows and not tensor.data_ptr() % 16
+    step, (batch, heads, rows, last) = 16 // tensor.element_size(), tensor.stride()
+    return last == 1 and not (batch % step or heads % step or rows % step or tensor.data_ptr() % 16)
 
 
 def _cudnn_backward(

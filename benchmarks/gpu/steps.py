@@ -75,14 +75,14 @@ def phases(target: Target) -> list[list[Step]]:
     info = Step("info", _python("-m", "fusedops", "info"), 30)
     doctor = Step("doctor", _python("-m", "fusedops", "doctor"), 30)
     compile_ahead = [step for name in MEASUREMENTS for step in _compile_ahead(target, name)]
+    sanitizers = [_sanitizer(target, tool) for tool in ("memcheck", "racecheck")]
     plots = Step("report", _python("-m", "benchmarks", "report", str(target.results)), 30)
     return [
-        [info, doctor, _tests(target), _kit(target, "sdpa"), *compile_ahead],
+        [info, doctor, _tests(target), _kit(target, "sdpa"), *sanitizers, *compile_ahead],
         [_measure(target, "headline")],
         [_launch(target)],
         [_measure(target, "large")],
-        # their kernels are compiled by now
-        [_sanitizer(target, "memcheck"), _sanitizer(target, "racecheck"), _large_tensors(target)],
+        [_large_tensors(target), _kit_calls(target)],
         [_measure(target, "length")],
         [plots],
     ]
@@ -105,9 +105,9 @@ def _interpreted(target: Target) -> Mapping[str, str]:
 
 
 def _tests(target: Target) -> Step:
-    few = ("-k", "triton-bias_gelu-ragged-float32 or any_layout and float32-64") if target.dry else ()
+    few = ("-k", "triton-bias_gelu-ragged-float32 or any_layout and float32-64") if target.dry else ("-k", "not calls")
     kit = () if target.dry else ("--fusedops-backend", "triton", "--fusedops-device", "cuda")
-    files = ("tests/gpu/test_gpu.py", "tests/gpu/test_gpu_graphs.py")
+    files = (f"tests/gpu/test_gpu{name}.py" for name in ("", "_graphs", "_cudnn"))
     return Step("tests", _pytest(1 if target.dry else 12, *files, *few, *kit), 150, _interpreted(target))
 
 
@@ -117,6 +117,14 @@ def _kit(target: Target, backend: str) -> Step:
     # pytest needs a file; none of its tests is selected
     options = ("--fusedops-backend", backend, "--fusedops-device", device, "tests/gpu/test_gpu_graphs.py", "-k", select)
     return Step(f"kit {backend}", _pytest(1 if target.dry else 2, *options), 130, _interpreted(target))
+
+
+def _kit_calls(target: Target) -> Step:
+    """Return the check of the kit that compiles most: a kernel for nearly each of its calls."""
+    kit = ("--fusedops-backend", "triton", "--fusedops-device", "cpu" if target.dry else "cuda")
+    select = "triton and bias_gelu and kernel" if target.dry else "calls and fusedops"
+    tests = _pytest(1 if target.dry else 14, *kit, "tests/gpu/test_gpu_graphs.py", "-k", select)
+    return Step("kit calls", tests, 110, _interpreted(target))
 
 
 def _sanitizer(target: Target, tool: str) -> Step:
@@ -129,7 +137,7 @@ def _sanitizer(target: Target, tool: str) -> Step:
     program = "compute-sanitizer"
     # torch's start asks for a context where there is none: an error of an API call, not of memory
     options = ("--tool", tool, "--error-exitcode", "1", "--report-api-errors", "no")
-    return Step(tool, (program, *options, *tests), 110, environment, program)
+    return Step(tool, (program, *options, *tests), 150, environment, program)
 
 
 def _large_tensors(target: Target) -> Step:
