@@ -15,6 +15,7 @@ from torch import Tensor
 
 import fusedops
 from fusedops import testing
+from fusedops.ops.norms import error_bounds
 from fusedops.testing import OPS, Case
 from tests.fuzz.verified import Planted
 
@@ -234,6 +235,10 @@ def test_a_sum_whose_rounding_is_larger_than_its_spread_leaves_the_gradient_open
         residual = (spread * torch.randn(2, 32, generator=torch.Generator().manual_seed(0))).half()
         limit = testing.expected(op, (x, residual, None, None, 0.0)).limits["gradient of x"]
         assert bool(limit.isinf().all()) is is_open
+    rows = torch.ones(2)  # rounded to equal numbers, whose rstd is that of the sum before
+    given = (torch.randn(2, 32).half(), torch.zeros(2, 32), x, 30 * rows, 1000 * rows, None, None)
+    limit, *_ = error_bounds.add_layer_norm_gradient_error_bound(2e-5, *given)
+    assert limit.isinf().all()
 
 
 def test_a_sum_of_blocks_of_queries_may_be_rounded_after_each() -> None:

@@ -194,7 +194,8 @@ def _gradients(
     exact = m - normal * product
     if mean is not None:
         exact = exact - m.mean(-1, keepdim=True)
-    of_sums = (of_rounding * normal.abs()).mean(-1, keepdim=True)
+    # beside small differences from the mean the squares of the roundings count too: equal elements have nothing else
+    of_sums = (of_rounding * (normal.abs() + of_rounding / 2)).mean(-1, keepdim=True)
     unknown = ~(rstd_moves + of_sums <= 0.5) | _overflows(x, rows, centre, r).any(-1, keepdim=True)
     unknown = unknown | ((rows - centre).square().sum(-1, keepdim=True) >= _largest(x))
     # torch's formula has sums of m * x, which are then multiplied by rstd ** 3 * x
