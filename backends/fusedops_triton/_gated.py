@@ -205,7 +205,7 @@ def _forward_rows(
     row, col, columns, inside = _tile(n_rows, size, ONE, UNIT, EVEN, ROWS, COLS)
     gate = widened(tl.load(gate_ptr + _at(row, col, gate_stride, UNIT), mask=inside, other=0.0), WIDE)
     up = widened(tl.load(up_ptr + _at(row, col, up_stride, UNIT), mask=inside, other=0.0), WIDE)
-    y = _activated(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+    y = activated(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
     tl.store(y_ptr + row[:, None] * columns + col[None, :], rounded(y, y_ptr), mask=inside)
 
 
@@ -228,7 +228,7 @@ def _backward_rows(
     grad = widened(tl.load(grad_ptr + row[:, None] * columns + col[None, :], mask=inside, other=0.0), WIDE)
     gate = widened(tl.load(gate_ptr + _at(row, col, gate_stride, UNIT), mask=inside, other=0.0), WIDE)
     up = widened(tl.load(up_ptr + _at(row, col, up_stride, UNIT), mask=inside, other=0.0), WIDE)
-    dgate, dup = _slopes(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+    dgate, dup = slopes(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
     if dgate_ptr is not None:
         tl.store(dgate_ptr + _at(row, col, dgate_stride, UNIT), rounded(grad * dgate, dgate_ptr), mask=inside)
     if dup_ptr is not None:
@@ -246,7 +246,7 @@ def _forward_pairs(
     at, both = tl.arange(0, BLOCK), tl.arange(0, 2 * BLOCK)
     packed = widened(tl.load(packed_ptr + 2 * base + both, mask=both < 2 * left, other=0.0), WIDE)
     gate, up = tl.split(tl.reshape(packed, [BLOCK, 2]))
-    y = _activated(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+    y = activated(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
     tl.store(y_ptr + base + at, rounded(y, y_ptr), mask=at < left)
 
 
@@ -262,7 +262,7 @@ def _backward_pairs(
     packed = widened(tl.load(packed_ptr + 2 * base + both, mask=both < 2 * left, other=0.0), WIDE)
     grad = widened(tl.load(grad_ptr + base + at, mask=at < left, other=0.0), WIDE)
     gate, up = tl.split(tl.reshape(packed, [BLOCK, 2]))
-    dgate, dup = _slopes(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+    dgate, dup = slopes(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
     dpacked = tl.reshape(tl.join(grad * dgate, grad * dup), [2 * BLOCK])
     tl.store(dpacked_ptr + 2 * base + both, rounded(dpacked, dpacked_ptr), mask=both < 2 * left)
 
@@ -301,7 +301,7 @@ def _at(row, col, stride, UNIT: tl.constexpr):
 
 
 @triton.jit
-def _activated(gate, up, limit, alpha, offset, KIND: tl.constexpr):
+def activated(gate, up, limit, alpha, offset, KIND: tl.constexpr):
     """Compute the function of gate and up, float32 or float64. KIND: "swish", "clamped", "tanh" or "erf"."""
     if KIND == "tanh" or KIND == "erf":
         return gelu(tl.where(gate < -32.0, -32.0, gate), KIND == "tanh") * up  # -inf * 0 would be NaN
@@ -312,7 +312,7 @@ def _activated(gate, up, limit, alpha, offset, KIND: tl.constexpr):
 
 
 @triton.jit
-def _slopes(gate, up, limit, alpha, offset, KIND: tl.constexpr):
+def slopes(gate, up, limit, alpha, offset, KIND: tl.constexpr):
     """Compute the derivatives by gate and by up. At a bound of the clamp they pass."""
     if KIND == "tanh" or KIND == "erf":
         gate = tl.where(gate < -32.0, -32.0, gate)

@@ -1,0 +1,210 @@
+"""The products of the rows of each expert with its weight, in one launch for all experts.
+
+torch's grouped_mm has those of bfloat16 from compute capability 9.0 on. The kernels here have the others: those of
+other dtypes, of rows that are not multiples of 16 bytes, of older devices and of ROCm, for which grouped_mm is a loop
+that reads the ends of the groups from the device.
+
+    rows       A program computes a tile of the output. Tiles do not cross from an expert to the next: each program
+               finds its tile from the ends of the groups.
+    weights    A program computes a tile of the gradient of one expert's weight, over all of its rows.
+
+Products are added up in float32, those of float32 without TF32. Rows past the last end are neither read nor written.
+The size of a tile does not depend on the number of rows, so that a row's bits do not.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from fusedops_triton._bias import rounded
+from fusedops_triton._expert_rows import clear_empty, group_of
+from fusedops_triton._launch import Launch, cached_by_layout
+from fusedops_triton._settings import ceil_div, power_of_two
+
+_grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)  # since torch 2.10
+_TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+class _Tiles(NamedTuple):
+    """The size of a tile of the output, the length of a step, and the warps of a program."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+
+
+# by the bytes of an element of the products: 16-bit ones are by tensor cores, and 64 KB of steps are in flight
+_TILES = {2: _Tiles(128, 128, 64, 8), 4: _Tiles(64, 64, 32, 4)}
+
+
+# ---------------------------------------------------------------------------------------------------------- launchers
+
+
+def rows_by_weight(rows: Tensor, weight: Tensor, ends: Tensor, swapped: bool) -> Tensor:
+    """Return the product of each row with the weight of its expert, (S, N), in the dtype of rows.
+
+    Args:
+        rows: (S, L), contiguous, sorted by expert.
+        weight: (E, L, N); ``swapped``: (E, N, L).
+        ends: (E,), int32. What is past the last one is not written.
+        swapped: the last two dims of ``weight`` are swapped.
+    """
+    size, length = weight.shape[1 if swapped else 2], rows.shape[1]
+    if _is_taken(rows, weight):
+        return _grouped_mm(rows, _readable(weight.mT if swapped else weight), offs=ends)
+    y = rows.new_empty((rows.shape[0], size))
+    if y.numel() and weight.shape[0]:
+        dtypes = torch.promote_types(rows.dtype, weight.dtype), rows.dtype
+        launch = _rows_launch(rows.shape[0], weight.shape[0], size, length, swapped, *dtypes)
+        launch(y, y, rows, weight.resolve_neg().contiguous(), ends)
+    return y
+
+
+@cached_by_layout
+def _rows_launch(
+    n_rows: int, experts: int, size: int, length: int, swapped: bool, dtype: torch.dtype, _: torch.dtype
+) -> Launch:
+    tiles = _TILES[dtype.itemsize]
+    across = ceil_div(size, tiles.n)
+    constants = {
+        "SWAPPED": swapped, "EVEN": length % tiles.k == 0, "OF": _product_type(_rows, dtype),
+        "EXPERTS": power_of_two(experts), "BM": tiles.m, "BN": tiles.n, "BK": tiles.k,
+    }  # fmt: skip
+    grid = ((ceil_div(n_rows, tiles.m) + min(experts, n_rows)) * across,)  # an expert's last tile may be short
+    return Launch(_rows, grid, (experts, size, length, across), constants, tiles.warps)
+
+
+def weights_of_rows(one: Tensor, other: Tensor, ends: Tensor, like: Tensor) -> Tensor:
+    """Return ``one.T @ other`` of the rows of each expert, (E, M, N), in the dtype of ``like``; 0 without rows.
+
+    Args:
+        one: (S, M), contiguous, sorted by expert.
+        other: (S, N), likewise.
+        ends: (E,), int32.
+        like: (E, M, N).
+    """
+    if _is_taken(one, other) and like.dtype is torch.bfloat16:
+        result = _grouped_mm(one.t(), other, offs=ends)
+        clear_empty(result, ends)
+        return result
+    result = torch.empty_like(like, memory_format=torch.contiguous_format)
+    if result.numel():
+        launch = _weights_launch(*result.shape, torch.promote_types(one.dtype, like.dtype))
+        launch(result, result, one, other, ends)
+    return result
+
+
+@cached_by_layout
+def _weights_launch(experts: int, size_m: int, size_n: int, dtype: torch.dtype) -> Launch:
+    tiles = _TILES[dtype.itemsize]
+    down, across = ceil_div(size_m, tiles.m), ceil_div(size_n, tiles.n)
+    constants = {"OF": _product_type(_weights, dtype), "BM": tiles.m, "BN": tiles.n, "BK": tiles.k}
+    return Launch(_weights, (experts * down * across,), (size_m, size_n, down, across), constants, tiles.warps)
+
+
+def _product_type(kernel: Any, dtype: torch.dtype) -> tl.dtype:
+    """Return the dtype of the factors. The interpreter has no products of bfloat16: float32, which has the same ones."""
+    return _TYPES[dtype] if isinstance(kernel, JITFunction) else tl.float32
+
+
+def _is_taken(one: Tensor, other: Tensor) -> bool:
+    """Return True where torch's grouped_mm has the product in one kernel, which reads nothing from the device."""
+    return (
+        _grouped_mm is not None
+        and one.is_cuda
+        and one.dtype is torch.bfloat16
+        and other.dtype is torch.bfloat16
+        and one.numel() > 0
+        and other.numel() > 0
+        and all(size % 8 == 0 for size in (one.shape[-1], *other.shape[-2 if other.dim() == 3 else -1 :]))
+        and _is_new_enough(one.device.index)
+    )
+
+
+@cache
+def _is_new_enough(device: int) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _readable(weight: Tensor) -> Tensor:
+    """Return a weight as grouped_mm reads it: contiguous or swapped, its rows at multiples of 16 bytes."""
+    weight = weight.resolve_neg()
+    if (weight.is_contiguous() or weight.mT.is_contiguous()) and weight.data_ptr() % 16 == 0:
+        return weight
+    return weight.clone(memory_format=torch.contiguous_format)
+
+
+# ------------------------------------------------------------------------------------------------------ jit functions
+
+
+@triton.jit
+def _rows(
+    y_ptr, rows_ptr, weight_ptr, ends_ptr, experts, size, length, across,
+    SWAPPED: tl.constexpr, EVEN: tl.constexpr, OF: tl.constexpr, EXPERTS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Compute BM * BN elements. Grid (tiles * across,), with as many tiles as there may be; the last ones are empty."""
+    tile, n = tl.program_id(0) // across, (tl.program_id(0) % across) * BN + tl.arange(0, BN)
+    e = tl.arange(0, EXPERTS)
+    starts = tl.load(ends_ptr + e - 1, (e > 0) & (e < experts), 0)
+    ends = tl.load(ends_ptr + e, e < experts, 0)
+    tiles = tl.where(e < experts, (ends - starts + BM - 1) // BM, 0)
+    expert = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)  # how many end before this tile
+    if expert < experts:
+        start, end = group_of(ends_ptr, expert)
+        m = start + (tile - tl.sum(tl.where(e < expert, tiles, 0), 0)) * BM + tl.arange(0, BM)
+        k = tl.arange(0, BK)
+        lines = rows_ptr + m.to(tl.int64)[:, None] * length
+        weight = weight_ptr + expert.to(tl.int64) * size * length
+        if SWAPPED:
+            columns = weight + n.to(tl.int64)[None, :] * length
+        else:
+            columns = weight + n[None, :]
+        total = tl.zeros((BM, BN), tl.float32)
+        for first in range(0, length, BK):
+            at = first + k
+            fits = at < length
+            if EVEN:
+                fits = at >= 0
+            one = tl.load(lines + at[None, :], (m < end)[:, None] & fits[None, :], 0.0)
+            if SWAPPED:
+                other = tl.load(columns + at[:, None], (n < size)[None, :] & fits[:, None], 0.0)
+            else:
+                other = tl.load(columns + at.to(tl.int64)[:, None] * size, (n < size)[None, :] & fits[:, None], 0.0)
+            total = tl.dot(one.to(OF), other.to(OF), total, input_precision="ieee")
+        to = m.to(tl.int64)[:, None] * size + n[None, :]
+        tl.store(y_ptr + to, rounded(total, y_ptr), (m < end)[:, None] & (n < size)[None, :])
+
+
+@triton.jit
+def _weights(
+    result_ptr, one_ptr, other_ptr, ends_ptr, size_m, size_n, down, across,
+    OF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Compute BM * BN elements of one expert. Grid (E * down * across,)."""
+    expert, tile = tl.program_id(0) // (down * across), tl.program_id(0) % (down * across)
+    m, n = (tile // across) * BM + tl.arange(0, BM), (tile % across) * BN + tl.arange(0, BN)
+    start, end = group_of(ends_ptr, expert)
+    total = tl.zeros((BM, BN), tl.float32)
+    for first in range(start, end, BK):
+        row = first + tl.arange(0, BK)
+        there = (row < end)[:, None]
+        at = row.to(tl.int64)[:, None]
+        one = tl.load(one_ptr + at * size_m + m[None, :], there & (m < size_m)[None, :], 0.0)
+        other = tl.load(other_ptr + at * size_n + n[None, :], there & (n < size_n)[None, :], 0.0)
+        total = tl.dot(tl.trans(one.to(OF)), other.to(OF), total, input_precision="ieee")
+    to = result_ptr + expert.to(tl.int64) * size_m * size_n + m.to(tl.int64)[:, None] * size_n + n[None, :]
+    tl.store(to, rounded(total, result_ptr), (m < size_m)[:, None] & (n < size_n)[None, :])

@@ -1,0 +1,75 @@
+"""experts on Triton: the kernels with their constraints. The launchers are in ``_experts.py``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops.constraints import Capability, Dim, DType
+from fusedops.ops.experts.formulas import Activation
+from fusedops_triton._constraints import LONGEST_ROW
+
+_CONSTRAINTS = (
+    Capability("x", (8, 0)),  # Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
+    *(DType(name, torch.float16, torch.bfloat16, torch.float32) for name in ("x", "up", "down")),
+    Dim("index", (0,), at_most=2**24),  # the routed rows are counted in 32 bits
+    Dim("index", (1,), at_most=2**6),
+    Dim("up", (0,), at_most=2**12),  # each program of a product looks for its expert among all
+    Dim("up", (-2, -1), at_most=LONGEST_ROW),
+)
+
+
+@kernel(ops.experts, *_CONSTRAINTS, source="torch.nn.functional.grouped_mm, fusedops_triton/_experts.py")
+def experts(
+    x: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    activation: str,
+    limit: float | None,
+    alpha: float,
+    offset: float,
+    interleaved: bool,
+    transposed: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute each expert on the rows that chose it; tensors of any strides."""
+    from fusedops_triton._experts import experts_forward  # imports triton, so not at module level
+
+    act = Activation(activation, limit, alpha, offset, interleaved)
+    return experts_forward(x, index, weights, up, down, up_bias, down_bias, act, transposed, save)
+
+
+@kernel(
+    ops.experts,
+    *_CONSTRAINTS,
+    direction="backward",
+    source="torch.nn.functional.grouped_mm, fusedops_triton/_experts.py",
+)
+def experts_backward(
+    grad: Tensor,
+    x: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    hidden: Tensor,
+    activation: str,
+    limit: float | None,
+    alpha: float,
+    offset: float,
+    interleaved: bool,
+    transposed: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients from the inputs and the up-projections of forward."""
+    from fusedops_triton._experts import experts_backward as backward
+
+    act = Activation(activation, limit, alpha, offset, interleaved)
+    return backward(grad, x, index, weights, up, down, up_bias, down_bias, hidden, act, transposed, needs)
