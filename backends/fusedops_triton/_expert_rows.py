@@ -29,7 +29,7 @@ from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, chip, power_of_two
 
 _COUNTED = 256  # routed rows of a program of the route
-_CHUNK = 32  # experts, or rows, with which it compares them at a time
+_CHUNK = 16  # experts, or rows, with which it compares them at a time
 _UNROLLED = 8  # choices of a token whose rows are loaded at once
 _SUM_ROWS, _SUM_COLS = 32, 64  # of a tile of the sums over groups
 

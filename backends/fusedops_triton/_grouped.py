@@ -20,6 +20,7 @@ The size of a tile does not depend on the number of rows, so that a row's bits d
 from __future__ import annotations
 
 from functools import cache
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from fusedops_triton._bias import rounded
+from fusedops_triton._bias import rounded, unit
 from fusedops_triton._expert_rows import clear_empty, group_of
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import ceil_div, power_of_two
@@ -46,8 +47,15 @@ class _Tiles(NamedTuple):
     warps: int
 
 
-# by the bytes of an element of the products: 16-bit ones are by tensor cores, and 64 KB of steps are in flight
-_TILES = {2: _Tiles(128, 128, 64, 8), 4: _Tiles(64, 64, 32, 4)}
+#: Of 16-bit products, which tensor cores have; and of others, and of rows that are read few bytes at a time, for which
+#: a thread holds many addresses.
+_LARGE, _SMALL = _Tiles(128, 128, 64, 8), _Tiles(64, 64, 32, 4)
+
+
+def _tiles(dtype: torch.dtype, *sizes: int) -> tuple[_Tiles, int]:
+    """Return the tiles of a product of a dtype, and the power of two, up to 16, that divides all sizes."""
+    common = unit(gcd(*sizes))
+    return _LARGE if dtype.itemsize == 2 and common >= 8 else _SMALL, common
 
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -77,14 +85,14 @@ def rows_by_weight(rows: Tensor, weight: Tensor, ends: Tensor, swapped: bool) ->
 def _rows_launch(
     n_rows: int, experts: int, size: int, length: int, swapped: bool, dtype: torch.dtype, _: torch.dtype
 ) -> Launch:
-    tiles = _TILES[dtype.itemsize]
+    tiles, common = _tiles(dtype, size, length)
     across = ceil_div(size, tiles.n)
     constants = {
-        "SWAPPED": swapped, "EVEN": length % tiles.k == 0, "OF": _product_type(_rows, dtype),
+        "SWAPPED": swapped, "EVEN": length % tiles.k == 0, "OF": _product_type(_rows, dtype), "UNIT": common,
         "EXPERTS": power_of_two(experts), "BM": tiles.m, "BN": tiles.n, "BK": tiles.k,
     }  # fmt: skip
     grid = ((ceil_div(n_rows, tiles.m) + min(experts, n_rows)) * across,)  # an expert's last tile may be short
-    return Launch(_rows, grid, (experts, size, length, across), constants, tiles.warps)
+    return Launch(_rows, grid, (experts, size // common, length // common, across), constants, tiles.warps)
 
 
 def weights_of_rows(one: Tensor, other: Tensor, ends: Tensor, like: Tensor) -> Tensor:
@@ -109,10 +117,11 @@ def weights_of_rows(one: Tensor, other: Tensor, ends: Tensor, like: Tensor) -> T
 
 @cached_by_layout
 def _weights_launch(experts: int, size_m: int, size_n: int, dtype: torch.dtype) -> Launch:
-    tiles = _TILES[dtype.itemsize]
+    tiles, common = _tiles(dtype, size_m, size_n)
     down, across = ceil_div(size_m, tiles.m), ceil_div(size_n, tiles.n)
-    constants = {"OF": _product_type(_weights, dtype), "BM": tiles.m, "BN": tiles.n, "BK": tiles.k}
-    return Launch(_weights, (experts * down * across,), (size_m, size_n, down, across), constants, tiles.warps)
+    constants = {"OF": _product_type(_weights, dtype), "UNIT": common, "BM": tiles.m, "BN": tiles.n, "BK": tiles.k}
+    sizes = (size_m // common, size_n // common, down, across)
+    return Launch(_weights, (experts * down * across,), sizes, constants, tiles.warps)
 
 
 def _product_type(kernel: Any, dtype: torch.dtype) -> tl.dtype:
@@ -150,13 +159,20 @@ def _readable(weight: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------ jit functions
 
 
-@triton.jit
+# UNIT gives the compiler the alignment of rows, also of those whose sizes are not multiples of 16.
+
+
+@triton.jit(do_not_specialize=["experts", "size", "length", "across"])
 def _rows(
     y_ptr, rows_ptr, weight_ptr, ends_ptr, experts, size, length, across,
-    SWAPPED: tl.constexpr, EVEN: tl.constexpr, OF: tl.constexpr, EXPERTS: tl.constexpr,
+    SWAPPED: tl.constexpr, EVEN: tl.constexpr, OF: tl.constexpr, UNIT: tl.constexpr, EXPERTS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute BM * BN elements. Grid (tiles * across,), with as many tiles as there may be; the last ones are empty."""
+    """Compute BM * BN elements. Grid (tiles * across,), with as many tiles as there may be; the last ones are empty.
+
+    size, length: over UNIT.
+    """
+    size, length = size * UNIT, length * UNIT
     tile, n = tl.program_id(0) // across, (tl.program_id(0) % across) * BN + tl.arange(0, BN)
     e = tl.arange(0, EXPERTS)
     starts = tl.load(ends_ptr + e - 1, (e > 0) & (e < experts), 0)
@@ -189,12 +205,13 @@ def _rows(
         tl.store(y_ptr + to, rounded(total, y_ptr), (m < end)[:, None] & (n < size)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size_m", "size_n", "down", "across"])
 def _weights(
     result_ptr, one_ptr, other_ptr, ends_ptr, size_m, size_n, down, across,
-    OF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    OF: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute BM * BN elements of one expert. Grid (E * down * across,)."""
+    """Compute BM * BN elements of one expert. Grid (E * down * across,). size_m, size_n: over UNIT."""
+    size_m, size_n = size_m * UNIT, size_n * UNIT
     expert, tile = tl.program_id(0) // (down * across), tl.program_id(0) % (down * across)
     m, n = (tile // across) * BM + tl.arange(0, BM), (tile % across) * BN + tl.arange(0, BN)
     start, end = group_of(ends_ptr, expert)

@@ -38,6 +38,7 @@ _TYPES = {
     torch.float64: "*fp64",
     torch.uint8: "*u8",
     torch.int64: "*i64",
+    torch.int32: "*i32",
 }
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 

@@ -1,0 +1,35 @@
+"""The launches of experts that ``triton_aot.py`` compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def launch_experts(case: dict[str, Any]) -> None:
+    """Make the launches of a case. op: "experts" or "experts backward"; shape (T, E, K, H, I), dtype, target, and maybe
+    activation, interleaved, transposed, bias.
+    """
+    from fusedops.ops.experts.formulas import Activation
+    from fusedops_triton import _experts
+
+    (tokens, experts, choices, width, inner), dtype = case["shape"], getattr(torch, case["dtype"])
+    transposed = case.get("transposed", False)
+
+    def empty(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=of, device="meta")
+
+    act = Activation(case.get("activation", "swiglu"), None, 1.0, 0.0, case.get("interleaved", False))
+    outputs = 2 * inner if act.gated else inner
+    up, down = (experts, outputs, width), (experts, width, inner)
+    if transposed:
+        up, down = (experts, width, outputs), (experts, inner, width)
+    biases = (empty(experts, outputs), empty(experts, width)) if case.get("bias") else (None, None)
+    x, index = empty(tokens, width), empty(tokens, choices, of=torch.int64)
+    tensors = (x, index, empty(tokens, choices, of=torch.float32), empty(*up), empty(*down), *biases)
+    if case["op"].endswith("backward"):
+        hidden = empty(tokens * choices, outputs)
+        _experts.experts_backward(x, *tensors, hidden, act, transposed, (True,) * 6)
+    else:
+        _experts.experts_forward(*tensors, act, transposed, True)
