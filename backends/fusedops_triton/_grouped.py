@@ -29,13 +29,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
+from fusedops.dtypes import compute_dtype
 from fusedops_triton._bias import rounded, unit
+from fusedops_triton._common import compute_type
 from fusedops_triton._expert_rows import clear_empty, group_of
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import ceil_div, power_of_two
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)  # since torch 2.10
 _TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+_TYPES[torch.float64] = tl.float64
 
 
 class _Tiles(NamedTuple):
@@ -50,18 +53,21 @@ class _Tiles(NamedTuple):
 #: Of 16-bit products, which tensor cores have; and of others, and of rows that are read few bytes at a time, for which
 #: a thread holds many addresses.
 _LARGE, _SMALL = _Tiles(128, 128, 64, 8), _Tiles(64, 64, 32, 4)
+_DOUBLE = _Tiles(64, 64, 16, 4)
 
 
 def _tiles(dtype: torch.dtype, *sizes: int) -> tuple[_Tiles, int]:
     """Return the tiles of a product of a dtype, and the power of two, up to 16, that divides all sizes."""
     common = unit(gcd(*sizes))
+    if dtype.itemsize == 8:
+        return _DOUBLE, common
     return _LARGE if dtype.itemsize == 2 and common >= 8 else _SMALL, common
 
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
-def rows_by_weight(rows: Tensor, weight: Tensor, ends: Tensor, swapped: bool) -> Tensor:
+def rows_by_weight(rows: Tensor, weight: Tensor, ends: Tensor, swapped: bool, wide: torch.dtype) -> Tensor:
     """Return the product of each row with the weight of its expert, (S, N), in the dtype of rows.
 
     Args:
@@ -69,33 +75,32 @@ def rows_by_weight(rows: Tensor, weight: Tensor, ends: Tensor, swapped: bool) ->
         weight: (E, L, N); ``swapped``: (E, N, L).
         ends: (E,), int32. What is past the last one is not written.
         swapped: the last two dims of ``weight`` are swapped.
+        wide: the dtype of the op's arithmetic.
     """
     size, length = weight.shape[1 if swapped else 2], rows.shape[1]
-    if _is_taken(rows, weight):
+    if _is_taken(rows, weight, wide):
         return _grouped_mm(rows, _readable(weight.mT if swapped else weight), offs=ends)
     y = rows.new_empty((rows.shape[0], size))
     if y.numel() and weight.shape[0]:
-        dtypes = torch.promote_types(rows.dtype, weight.dtype), rows.dtype
-        launch = _rows_launch(rows.shape[0], weight.shape[0], size, length, swapped, *dtypes)
+        dtype = _product_dtype(rows, weight, wide)
+        launch = _rows_launch(rows.shape[0], weight.shape[0], size, length, swapped, dtype)
         launch(y, y, rows, weight.resolve_neg().contiguous(), ends)
     return y
 
 
 @cached_by_layout
-def _rows_launch(
-    n_rows: int, experts: int, size: int, length: int, swapped: bool, dtype: torch.dtype, _: torch.dtype
-) -> Launch:
+def _rows_launch(n_rows: int, experts: int, size: int, length: int, swapped: bool, dtype: torch.dtype) -> Launch:
     tiles, common = _tiles(dtype, size, length)
     across = ceil_div(size, tiles.n)
     constants = {
-        "SWAPPED": swapped, "EVEN": length % tiles.k == 0, "OF": _product_type(_rows, dtype), "UNIT": common,
-        "EXPERTS": power_of_two(experts), "BM": tiles.m, "BN": tiles.n, "BK": tiles.k,
+        "SWAPPED": swapped, "EVEN": length % tiles.k == 0, "UNIT": common, "EXPERTS": power_of_two(experts),
+        **_constants(_rows, dtype, tiles),
     }  # fmt: skip
     grid = ((ceil_div(n_rows, tiles.m) + min(experts, n_rows)) * across,)  # an expert's last tile may be short
     return Launch(_rows, grid, (experts, size // common, length // common, across), constants, tiles.warps)
 
 
-def weights_of_rows(one: Tensor, other: Tensor, ends: Tensor, like: Tensor) -> Tensor:
+def weights_of_rows(one: Tensor, other: Tensor, ends: Tensor, like: Tensor, wide: torch.dtype) -> Tensor:
     """Return ``one.T @ other`` of the rows of each expert, (E, M, N), in the dtype of ``like``; 0 without rows.
 
     Args:
@@ -103,14 +108,15 @@ def weights_of_rows(one: Tensor, other: Tensor, ends: Tensor, like: Tensor) -> T
         other: (S, N), likewise.
         ends: (E,), int32.
         like: (E, M, N).
+        wide: the dtype of the op's arithmetic.
     """
-    if _is_taken(one, other) and like.dtype is torch.bfloat16:
+    if _is_taken(one, other, wide) and like.dtype is torch.bfloat16:
         result = _grouped_mm(one.t(), other, offs=ends)
         clear_empty(result, ends)
         return result
     result = torch.empty_like(like, memory_format=torch.contiguous_format)
     if result.numel():
-        launch = _weights_launch(*result.shape, torch.promote_types(one.dtype, like.dtype))
+        launch = _weights_launch(*result.shape, _product_dtype(one, like, wide))
         launch(result, result, one, other, ends)
     return result
 
@@ -119,23 +125,33 @@ def weights_of_rows(one: Tensor, other: Tensor, ends: Tensor, like: Tensor) -> T
 def _weights_launch(experts: int, size_m: int, size_n: int, dtype: torch.dtype) -> Launch:
     tiles, common = _tiles(dtype, size_m, size_n)
     down, across = ceil_div(size_m, tiles.m), ceil_div(size_n, tiles.n)
-    constants = {"OF": _product_type(_weights, dtype), "UNIT": common, "BM": tiles.m, "BN": tiles.n, "BK": tiles.k}
+    constants = {"UNIT": common, **_constants(_weights, dtype, tiles)}
     sizes = (size_m // common, size_n // common, down, across)
     return Launch(_weights, (experts * down * across,), sizes, constants, tiles.warps)
 
 
-def _product_type(kernel: Any, dtype: torch.dtype) -> tl.dtype:
-    """Return the dtype of the factors. The interpreter has no products of bfloat16: float32, which has the same ones."""
-    return _TYPES[dtype] if isinstance(kernel, JITFunction) else tl.float32
+def _product_dtype(one: Tensor, other: Tensor, wide: torch.dtype) -> torch.dtype:
+    """Return the dtype of the factors of a product, which may be narrower than that of its sums."""
+    return wide if wide is torch.float64 else torch.promote_types(one.dtype, other.dtype)
 
 
-def _is_taken(one: Tensor, other: Tensor) -> bool:
+def _constants(kernel: Any, dtype: torch.dtype, tiles: _Tiles) -> dict[str, Any]:
+    """Return the constexprs of a product of a dtype.
+
+    The interpreter has no products of bfloat16. Those of float32 are the same.
+    """
+    factors = dtype if isinstance(kernel, JITFunction) else compute_dtype(dtype)
+    return {"OF": _TYPES[factors], "WIDE": compute_type(dtype), "BM": tiles.m, "BN": tiles.n, "BK": tiles.k}
+
+
+def _is_taken(one: Tensor, other: Tensor, wide: torch.dtype) -> bool:
     """Return True where torch's grouped_mm has the product in one kernel, which reads nothing from the device."""
     return (
         _grouped_mm is not None
         and one.is_cuda
         and one.dtype is torch.bfloat16
         and other.dtype is torch.bfloat16
+        and wide is torch.float32
         and one.numel() > 0
         and other.numel() > 0
         and all(size % 8 == 0 for size in (one.shape[-1], *other.shape[-2 if other.dim() == 3 else -1 :]))
@@ -165,8 +181,8 @@ def _readable(weight: Tensor) -> Tensor:
 @triton.jit(do_not_specialize=["experts", "size", "length", "across"])
 def _rows(
     y_ptr, rows_ptr, weight_ptr, ends_ptr, experts, size, length, across,
-    SWAPPED: tl.constexpr, EVEN: tl.constexpr, OF: tl.constexpr, UNIT: tl.constexpr, EXPERTS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    SWAPPED: tl.constexpr, EVEN: tl.constexpr, UNIT: tl.constexpr, EXPERTS: tl.constexpr,
+    OF: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute BM * BN elements. Grid (tiles * across,), with as many tiles as there may be; the last ones are empty.
 
@@ -185,21 +201,16 @@ def _rows(
         k = tl.arange(0, BK)
         lines = rows_ptr + m.to(tl.int64)[:, None] * length
         weight = weight_ptr + expert.to(tl.int64) * size * length
-        if SWAPPED:
-            columns = weight + n.to(tl.int64)[None, :] * length
-        else:
-            columns = weight + n[None, :]
-        total = tl.zeros((BM, BN), tl.float32)
+        columns = weight + (n.to(tl.int64) * length if SWAPPED else n)[None, :]
+        total = tl.zeros((BM, BN), WIDE)
         for first in range(0, length, BK):
             at = first + k
             fits = at < length
             if EVEN:
                 fits = at >= 0
             one = tl.load(lines + at[None, :], (m < end)[:, None] & fits[None, :], 0.0)
-            if SWAPPED:
-                other = tl.load(columns + at[:, None], (n < size)[None, :] & fits[:, None], 0.0)
-            else:
-                other = tl.load(columns + at.to(tl.int64)[:, None] * size, (n < size)[None, :] & fits[:, None], 0.0)
+            down = at if SWAPPED else at.to(tl.int64) * size
+            other = tl.load(columns + down[:, None], (n < size)[None, :] & fits[:, None], 0.0)
             total = tl.dot(one.to(OF), other.to(OF), total, input_precision="ieee")
         to = m.to(tl.int64)[:, None] * size + n[None, :]
         tl.store(y_ptr + to, rounded(total, y_ptr), (m < end)[:, None] & (n < size)[None, :])
@@ -208,14 +219,14 @@ def _rows(
 @triton.jit(do_not_specialize=["size_m", "size_n", "down", "across"])
 def _weights(
     result_ptr, one_ptr, other_ptr, ends_ptr, size_m, size_n, down, across,
-    OF: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    UNIT: tl.constexpr, OF: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute BM * BN elements of one expert. Grid (E * down * across,). size_m, size_n: over UNIT."""
     size_m, size_n = size_m * UNIT, size_n * UNIT
     expert, tile = tl.program_id(0) // (down * across), tl.program_id(0) % (down * across)
     m, n = (tile // across) * BM + tl.arange(0, BM), (tile % across) * BN + tl.arange(0, BN)
     start, end = group_of(ends_ptr, expert)
-    total = tl.zeros((BM, BN), tl.float32)
+    total = tl.zeros((BM, BN), WIDE)
     for first in range(start, end, BK):
         row = first + tl.arange(0, BK)
         there = (row < end)[:, None]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability, Dim, DType
+from fusedops.constraints import Capability, Dim
 from fusedops.ops.experts.formulas import Activation
 from fusedops_triton._constraints import LONGEST_ROW
 
 _CONSTRAINTS = (
     Capability("x", (8, 0)),  # Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-    *(DType(name, torch.float16, torch.bfloat16, torch.float32) for name in ("x", "up", "down")),
     Dim("index", (0,), at_most=2**24),  # the routed rows are counted in 32 bits
     Dim("index", (1,), at_most=2**6),
-    Dim("up", (0,), at_most=2**12),  # each program of a product looks for its expert among all
+    Dim("up", (0,), at_most=2**10),  # each program of a product looks for its expert among all
     Dim("up", (-2, -1), at_most=LONGEST_ROW),
 )
 
