@@ -30,7 +30,7 @@ from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._expert_rows import Route
 from fusedops_triton._gated import activated, slopes
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, power_of_two
+from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, power_of_two, warps_for
 
 _FUNCTIONS = {"swiglu": "swish", "silu": "swish", "geglu": "erf", "gelu": "erf", "geglu_tanh": "tanh"}
 _FUNCTIONS |= {"gelu_tanh": "tanh", "relu": "relu", "relu2": "relu2"}
@@ -80,7 +80,8 @@ def activation_forward(
 
 @cached_by_layout
 def _forward_launch(n_rows: int, size: int, experts: int, element_size: int, kind: _Kind, save: bool) -> Launch:
-    tile = FLAT_PER_THREAD[element_size] // 2 * FLAT_THREADS
+    per_thread = FLAT_PER_THREAD[element_size] // 2
+    tile = per_thread * FLAT_THREADS
     cols = min(power_of_two(size), tile)
     rows = min(tile // cols, power_of_two(n_rows))
     unit_i = unit(size)
@@ -89,7 +90,7 @@ def _forward_launch(n_rows: int, size: int, experts: int, element_size: int, kin
         "WIDE": compute_type(kind.wide),
     }  # fmt: skip
     grid = (ceil_div(size, cols) * ceil_div(n_rows, rows),)
-    return Launch(_forward, grid, (n_rows, experts, size // unit_i), constants, max(1, rows * cols * 4 // tile))
+    return Launch(_forward, grid, (n_rows, experts, size // unit_i), constants, warps_for(rows * cols, per_thread))
 
 
 class Gradients(NamedTuple):
@@ -139,7 +140,8 @@ def activation_backward(
 
 @cached_by_layout
 def _backward_launch(n_rows: int, size: int, experts: int, width: int, element_size: int, kind: _Kind) -> Launch:
-    tile = FLAT_PER_THREAD[element_size] // 2 * FLAT_THREADS
+    per_thread = FLAT_PER_THREAD[element_size] // 2
+    tile = per_thread * FLAT_THREADS
     cols = min(power_of_two(max(size, 1)), tile)
     rows = min(tile // cols, power_of_two(n_rows))
     unit_i, unit_h = unit(size) or 1, unit(width) or 1
@@ -148,7 +150,7 @@ def _backward_launch(n_rows: int, size: int, experts: int, width: int, element_s
         "WIDE": compute_type(kind.wide),
     }  # fmt: skip
     sizes = (n_rows, experts, size // unit_i, width // unit_h)
-    return Launch(_backward, (ceil_div(n_rows, rows),), sizes, constants, max(1, rows * cols * 4 // tile))
+    return Launch(_backward, (ceil_div(n_rows, rows),), sizes, constants, warps_for(rows * cols, per_thread))
 
 
 # ------------------------------------------------------------------------------------------------------ jit functions

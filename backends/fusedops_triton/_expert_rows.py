@@ -23,10 +23,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops_triton import _settings
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, widened
 from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, chip, power_of_two
+from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, power_of_two, warps_for
 
 _COUNTED = 256  # routed rows of a program of the route
 _CHUNK = 16  # experts, or rows, with which it compares them at a time
@@ -119,7 +120,8 @@ def combine(
 @cached_by_layout
 def _token_launch(kernel: Any, tokens: int, choices: int, size: int, element_size: int, wide: torch.dtype) -> Launch:
     """Return the launch of ``_spread`` or ``_combine``: 16 bytes of a row for each thread."""
-    tile = FLAT_PER_THREAD[element_size] // 2 * FLAT_THREADS
+    per_thread = FLAT_PER_THREAD[element_size] // 2
+    tile = per_thread * FLAT_THREADS
     cols = min(power_of_two(size), tile)
     rows = min(tile // cols, power_of_two(tokens))
     unit_h = unit(size)
@@ -128,7 +130,7 @@ def _token_launch(kernel: Any, tokens: int, choices: int, size: int, element_siz
         "WIDE": compute_type(wide),
     }  # fmt: skip
     grid = (ceil_div(size, cols) * ceil_div(tokens, rows),)
-    return Launch(kernel, grid, (tokens, size // unit_h), constants, max(1, rows * cols * 4 // tile))
+    return Launch(kernel, grid, (tokens, size // unit_h), constants, warps_for(rows * cols, per_thread))
 
 
 def sum_groups(rows: Tensor, of: Route, weights: Tensor | None, like: Tensor, wide: torch.dtype) -> Tensor:
@@ -164,7 +166,7 @@ def clear_empty(weight: Tensor, ends: Tensor) -> None:
 @cached_by_layout
 def _clear_launch(experts: int, size: int, element_size: int) -> Launch:
     block = FLAT_PER_THREAD[element_size] * FLAT_THREADS
-    parts = min(ceil_div(size, block), ceil_div(16 * chip.fills, experts))
+    parts = min(ceil_div(size, block), ceil_div(16 * _settings.chip.fills, experts))
     return Launch(_clear, (experts * parts,), (size, parts), {"BLOCK": block}, 4)
 
 

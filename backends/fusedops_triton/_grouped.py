@@ -34,7 +34,7 @@ from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type
 from fusedops_triton._expert_rows import clear_empty, group_of
 from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div, power_of_two
+from fusedops_triton._settings import ceil_div
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)  # since torch 2.10
 _TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -93,10 +93,10 @@ def _rows_launch(n_rows: int, experts: int, size: int, length: int, swapped: boo
     tiles, common = _tiles(dtype, size, length)
     across = ceil_div(size, tiles.n)
     constants = {
-        "SWAPPED": swapped, "EVEN": length % tiles.k == 0, "UNIT": common, "EXPERTS": power_of_two(experts),
+        "SWAPPED": swapped, "EVEN": length % tiles.k == 0, "UNIT": common, "STEPS": (experts - 1).bit_length(),
         **_constants(_rows, dtype, tiles),
     }  # fmt: skip
-    grid = ((ceil_div(n_rows, tiles.m) + min(experts, n_rows)) * across,)  # an expert's last tile may be short
+    grid = ((n_rows // tiles.m + experts) * across,)  # see ``_first_tile``
     return Launch(_rows, grid, (experts, size // common, length // common, across), constants, tiles.warps)
 
 
@@ -181,7 +181,7 @@ def _readable(weight: Tensor) -> Tensor:
 @triton.jit(do_not_specialize=["experts", "size", "length", "across"])
 def _rows(
     y_ptr, rows_ptr, weight_ptr, ends_ptr, experts, size, length, across,
-    SWAPPED: tl.constexpr, EVEN: tl.constexpr, UNIT: tl.constexpr, EXPERTS: tl.constexpr,
+    SWAPPED: tl.constexpr, EVEN: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr,
     OF: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute BM * BN elements. Grid (tiles * across,), with as many tiles as there may be; the last ones are empty.
@@ -190,15 +190,15 @@ def _rows(
     """
     size, length = size * UNIT, length * UNIT
     tile, n = tl.program_id(0) // across, (tl.program_id(0) % across) * BN + tl.arange(0, BN)
-    e = tl.arange(0, EXPERTS)
-    starts = tl.load(ends_ptr + e - 1, (e > 0) & (e < experts), 0)
-    ends = tl.load(ends_ptr + e, e < experts, 0)
-    tiles = tl.where(e < experts, (ends - starts + BM - 1) // BM, 0)
-    expert = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)  # how many end before this tile
-    if expert < experts:
-        start, end = group_of(ends_ptr, expert)
-        m = start + (tile - tl.sum(tl.where(e < expert, tiles, 0), 0)) * BM + tl.arange(0, BM)
-        k = tl.arange(0, BK)
+    expert, highest = tl.full([], 0, tl.int32), experts - 1
+    for _ in range(STEPS):  # a binary search
+        middle = (expert + highest + 1) // 2
+        reached = _first_tile(ends_ptr, middle, BM) <= tile
+        expert, highest = tl.where(reached, middle, expert), tl.where(reached, highest, middle - 1)
+    start, end = group_of(ends_ptr, expert)
+    first_row = start + (tile - _first_tile(ends_ptr, expert, BM)) * BM
+    if first_row < end:
+        m, k = first_row + tl.arange(0, BM), tl.arange(0, BK)
         lines = rows_ptr + m.to(tl.int64)[:, None] * length
         weight = weight_ptr + expert.to(tl.int64) * size * length
         columns = weight + (n.to(tl.int64) * length if SWAPPED else n)[None, :]
@@ -214,6 +214,15 @@ def _rows(
             total = tl.dot(one.to(OF), other.to(OF), total, input_precision="ieee")
         to = m.to(tl.int64)[:, None] * size + n[None, :]
         tl.store(y_ptr + to, rounded(total, y_ptr), (m < end)[:, None] & (n < size)[None, :])
+
+
+@triton.jit
+def _first_tile(ends_ptr, expert, BM: tl.constexpr):
+    """Return the number of an expert's first tile, which has numbers for as many tiles as its rows may take.
+
+    Rows from ``start`` to ``end`` are in at most ``end // BM - start // BM + 1`` tiles.
+    """
+    return tl.load(ends_ptr + expert - 1, expert > 0, 0) // BM + expert
 
 
 @triton.jit(do_not_specialize=["size_m", "size_n", "down", "across"])

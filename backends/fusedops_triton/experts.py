@@ -13,7 +13,6 @@ _CONSTRAINTS = (
     Capability("x", (8, 0)),  # Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
     Dim("index", (0,), at_most=2**24),  # the routed rows are counted in 32 bits
     Dim("index", (1,), at_most=2**6),
-    Dim("up", (0,), at_most=2**10),  # each program of a product looks for its expert among all
     Dim("up", (-2, -1), at_most=LONGEST_ROW),
 )
 

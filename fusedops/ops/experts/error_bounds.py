@@ -262,7 +262,8 @@ def experts_gradient_error_bound(
         parts[2].append(_SPREAD * _root(of_dh) + absolute * _root(dh))
         parts[3].append(absolute * _root(weighted))
     of_x = dx.reshape(*index.shape, x.shape[1]).sum(1)
-    stacked = [torch.stack(each) if each else x.new_zeros(0) for each in parts]
+    given = (x if each is None else each for each in (up, down, up_bias, down_bias))
+    stacked = [torch.stack(of) if of else torch.zeros_like(each, dtype=dx.dtype) for of, each in zip(parts, given)]
     return (of_x, dweights.reshape(weights.shape), *stacked)
 
 

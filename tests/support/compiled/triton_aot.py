@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from assembly import of_amdgcn, of_cuda
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -98,63 +95,8 @@ def compile_launch(launch: Launch, target: str, aligned: bool = True) -> dict[st
     compiled = triton.compile(launch.source(aligned), target=TARGETS[target], options=options)
     facts: dict[str, Any] = {"kernel": launch.kernel.__name__, "warps": launch.options["num_warps"]}
     if target.startswith("gfx"):
-        return facts | _of_amdgcn(compiled.asm["amdgcn"])
-    return facts | _of_cuda(compiled.asm["ptx"], compiled.asm["cubin"])
-
-
-def _of_cuda(ptx: str, cubin: bytes) -> dict[str, Any]:
-    code = re.sub(r"//.*", "", ptx)  # comments name files, and might hold anything
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    used = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
-    return {
-        "registers": used["REG"],
-        "spilled": used["STACK"] + used["LOCAL"],  # these kernels have no arrays: what is on the stack was spilled
-        "shared": used["SHARED"],
-        "loads": _widths(code, "ld"),
-        "stores": _widths(code, "st"),
-        "float64": bool(re.search(r"\.f64\b", code)),
-        "address_64": bool(re.search(r"\b(?:mul\.lo\.s64|mad\.lo\.s64|mul\.wide)", code)),
-    }
-
-
-def _widths(code: str, which: str) -> dict[str, int]:
-    """Count the accesses of global memory by width in bytes."""
-    found: dict[str, int] = {}
-    for vector, bits in re.findall(rf"\b{which}\.global(?:\.\w+|::\w+)*?(?:\.v(\d))?\.[bfsu](\d+)\b", code):
-        width = str(int(vector or 1) * int(bits) // 8)
-        found[width] = found.get(width, 0) + 1
-    return found
-
-
-def _of_amdgcn(code: str) -> dict[str, Any]:
-    def number(key: str) -> int:
-        found = re.search(rf"\.{key}:\s+(\d+)", code)
-        assert found is not None, key
-        return int(found[1])
-
-    def widths(which: str) -> dict[str, int]:
-        bytes_of = {"x4": 16, "x3": 12, "x2": 8, "dword": 4, "ushort": 2, "short": 2, "ubyte": 1, "byte": 1}
-        found: dict[str, int] = {}
-        for name in re.findall(
-            rf"\b(?:global|buffer)_{which}_(?:dword(?=x))?(x\d|dword|ushort|short|ubyte|byte)", code
-        ):
-            width = str(bytes_of[name])
-            found[width] = found.get(width, 0) + 1
-        return found
-
-    return {
-        "registers": number("vgpr_count"),
-        "spilled": 4 * number("vgpr_spill_count"),  # scalar registers spill into lanes of vector ones, not to memory
-        "shared": 0,
-        "loads": widths("load"),
-        "stores": widths("store"),
-        "float64": bool(re.search(r"\bv_\w+_f64\b", code)),
-        "address_64": True,
-    }
+        return facts | of_amdgcn(compiled.asm["amdgcn"])
+    return facts | of_cuda(compiled.asm["ptx"], compiled.asm["cubin"])
 
 
 def softmax_launch(case: dict[str, Any]) -> Launch:
@@ -368,6 +310,23 @@ def routing_launch(case: dict[str, Any]) -> Launch:
     return launch
 
 
+def expert_launch(case: dict[str, Any]) -> Launch:
+    """Return a launch of experts, by its position. op: "experts", "experts backward" or "experts clear"; for the rest
+    see ``expert_launches.py``.
+    """
+    from expert_launches import launch_experts
+
+    from fusedops_triton import _launch, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    with Recorder() as launches:
+        launch_experts(case)
+    for launch in launches:
+        assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
+    return launches[case["launch"]]
+
+
 #: The ops of ``modern_launch``.
 MODERN = ("swiglu", "geglu")
 
@@ -380,6 +339,8 @@ def launch_of(case: dict[str, Any]) -> Launch:
         return classes_launch(case)
     if case["op"].startswith("cross_entropy"):
         return loss_launch(case)
+    if case["op"].startswith("experts"):
+        return expert_launch(case)
     if case["op"].startswith("top_k_routing"):
         return routing_launch(case)
     if case["op"].startswith("rotary_embedding"):

@@ -1,0 +1,65 @@
+"""The compiled Triton kernels of experts. As ``test_triton_compile.py`` has them for the first ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
+
+Case = dict[str, Any]
+SPILL_NOISE = 16  # bytes a thread, as in ``test_triton_compile.py``
+OTHERS = ("sm_80", "sm_100", "gfx942")  # than sm_90, which has every case
+FORWARD = ("_count", "_place", "_spread", "_rows", "_forward", "_rows", "_combine")
+#: With biases. The first two are those of the forward, and the sums and copies are twice the same.
+BACKWARD = ("_count", "_place", "_spread", "_rows", "_backward", "_sum_groups", "_weights", "_sum_groups", "_rows")
+QWEN3: Case = {"shape": [4096, 128, 8, 2048, 768]}
+#: With 2**33 elements of up-projections, and more choices than are loaded at once.
+LARGE: Case = {"shape": [2**20, 16, 16, 512, 256], "activation": "geglu"}
+GPT_OSS: Case = {"shape": [4096, 32, 4, 2880, 2880], "bias": True, "interleaved": True, "transposed": True}
+ODD: Case = {"shape": [100, 16, 3, 37, 21], "bias": True, "activation": "relu2"}
+
+
+def _cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+
+    def add(name: str, model: Case, dtype: str, target: str, kernels: tuple[str, ...] = ()) -> None:
+        for op, names in (("experts", FORWARD), ("experts backward", BACKWARD)):
+            for at, kernel in enumerate(names):
+                repeated = op.endswith("backward") and at < 2
+                if repeated or (kernels and kernel not in kernels):
+                    continue
+                case = {"op": op, "dtype": dtype, "target": target, "launch": at, "kernel": kernel, **model}
+                cases[f"{op}, {at}, {kernel}, {name}, {dtype}, {target}"] = {"bias": True, **case}
+
+    add("qwen3", QWEN3, "bfloat16", "sm_90")
+    add("gpt_oss", GPT_OSS, "float16", "sm_90", ("_forward", "_backward", "_rows", "_weights", "_combine"))
+    add("large", LARGE, "bfloat16", "sm_90", ("_spread", "_forward", "_backward", "_combine"))
+    add("odd", ODD, "float16", "sm_90", ("_forward", "_backward", "_rows", "_weights"))
+    add("qwen3", QWEN3, "float32", "sm_90", ("_forward", "_backward", "_rows", "_weights"))
+    for target, dtypes in zip(OTHERS, (("float16", "float32"), ("bfloat16", "float64"), ("bfloat16", "float32"))):
+        add("qwen3", QWEN3, dtypes[0], target)
+        add("gpt_oss", GPT_OSS, dtypes[1], target, ("_forward", "_backward", "_rows", "_weights", "_spread"))
+    clear: Case = {"op": "experts clear", "launch": 0, "kernel": "_clear", "dtype": "bfloat16", **QWEN3}
+    return {**cases, **{f"clear, {target}": {**clear, "target": target} for target in ("sm_90", *OTHERS)}}
+
+
+CASES = _cases()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    case, facts = CASES[name], compiled[name]
+    assert facts["kernel"] == case["kernel"]
+    assert facts["spilled"] <= SPILL_NOISE
+    assert facts["float64"] <= (case["dtype"] == "float64")
+    assert facts["address_64"]
+    # two programs on a multiprocessor of an NVIDIA GPU, or more; an AMD one has twice the registers
+    assert facts["registers"] * facts["warps"] <= 2**11, facts
+    if case["kernel"] in ("_spread", "_forward", "_backward", "_combine") and case["shape"] != ODD["shape"]:
+        # besides: places, experts and weights, once a row
+        assert "16" in facts["loads"]
+        assert "16" in facts["stores"]
+        assert set(facts["loads"]) <= {"16", "8", "4", "2"}

@@ -1,0 +1,69 @@
+"""Facts of compiled Triton kernels, read off their assembly: registers, spills, the widths of accesses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+
+
+def of_cuda(ptx: str, cubin: bytes) -> dict[str, Any]:
+    """Return the facts of a kernel of an NVIDIA GPU."""
+    code = re.sub(r"//.*", "", ptx)  # comments name files, and might hold anything
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    used = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
+    return {
+        "registers": used["REG"],
+        "spilled": used["STACK"] + used["LOCAL"],  # these kernels have no arrays: what is on the stack was spilled
+        "shared": used["SHARED"],
+        "loads": _widths(code, "ld"),
+        "stores": _widths(code, "st"),
+        "float64": bool(re.search(r"\.f64\b", code)),
+        "address_64": bool(re.search(r"\b(?:mul\.lo\.s64|mad\.lo\.s64|mul\.wide)", code)),
+    }
+
+
+def _widths(code: str, which: str) -> dict[str, int]:
+    """Count the accesses of global memory by width in bytes."""
+    found: dict[str, int] = {}
+    for vector, bits in re.findall(rf"\b{which}\.global(?:\.\w+|::\w+)*?(?:\.v(\d))?\.[bfsu](\d+)\b", code):
+        width = str(int(vector or 1) * int(bits) // 8)
+        found[width] = found.get(width, 0) + 1
+    return found
+
+
+def of_amdgcn(code: str) -> dict[str, Any]:
+    """Return the facts of a kernel of an AMD GPU."""
+
+    def number(key: str) -> int:
+        found = re.search(rf"\.{key}:\s+(\d+)", code)
+        assert found is not None, key
+        return int(found[1])
+
+    def widths(which: str) -> dict[str, int]:
+        bytes_of = {"x4": 16, "x3": 12, "x2": 8, "dword": 4, "ushort": 2, "short": 2, "ubyte": 1, "byte": 1}
+        found: dict[str, int] = {}
+        for name in re.findall(
+            rf"\b(?:global|buffer)_{which}_(?:dword(?=x))?(x\d|dword|ushort|short|ubyte|byte)", code
+        ):
+            width = str(bytes_of[name])
+            found[width] = found.get(width, 0) + 1
+        return found
+
+    return {
+        "registers": number("vgpr_count"),
+        "spilled": 4 * number("vgpr_spill_count"),  # scalar registers spill into lanes of vector ones, not to memory
+        "shared": 0,
+        "loads": widths("load"),
+        "stores": widths("store"),
+        "float64": bool(re.search(r"\bv_\w+_f64\b", code)),
+        "address_64": True,
+    }
