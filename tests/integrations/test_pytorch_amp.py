@@ -40,6 +40,9 @@ WITH_MATMULS = (
 )  # in the reference
 
 
+#: Kernels whose products have 16-bit results, which are factors of the next ones.
+ROUNDED = (("experts", "triton"),)
+
 # For each op, dtypes of its floating inputs, in the order of its parameters. The last one stands for the rest.
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES: dict[str, list[list[torch.dtype]]] = {
@@ -119,6 +122,8 @@ def test_autocast_on_a_cpu(op: str, backend: str) -> None:
         # a norm is of the second output, the sum, which is rounded too
         sums, sum_unit = len(exact) - 1, torch.finfo(min(given, key=lambda d: -torch.finfo(d).eps)).eps
         cancelled = 1e-6 * max(1.0, float(exact[0].abs().max()))  # a small result may be a sum of large products
+        if (op, backend) in ROUNDED:
+            cancelled += 4 * unit * float(exact[0].abs().max())
         limits = {"rtol": 1.01 * unit + 4e-6 + sums * sum_unit, "atol": cancelled + sums * sum_unit}
         torch.testing.assert_close(y.double(), exact[0], **limits)
 
