@@ -30,7 +30,7 @@ from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._expert_rows import Route
 from fusedops_triton._gated import activated, slopes
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, power_of_two, warps_for
+from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
 
 _FUNCTIONS = {"swiglu": "swish", "silu": "swish", "geglu": "erf", "gelu": "erf", "geglu_tanh": "tanh"}
 _FUNCTIONS |= {"gelu_tanh": "tanh", "relu": "relu", "relu2": "relu2"}
@@ -82,7 +82,7 @@ def activation_forward(
 def _forward_launch(n_rows: int, size: int, experts: int, element_size: int, kind: _Kind, save: bool) -> Launch:
     per_thread = FLAT_PER_THREAD[element_size] // 2
     tile = per_thread * FLAT_THREADS
-    cols = min(power_of_two(size), tile)
+    cols = gated_columns(size, tile, element_size)
     rows = min(tile // cols, power_of_two(n_rows))
     unit_i = unit(size)
     constants = {
@@ -142,7 +142,7 @@ def activation_backward(
 def _backward_launch(n_rows: int, size: int, experts: int, width: int, element_size: int, kind: _Kind) -> Launch:
     per_thread = FLAT_PER_THREAD[element_size] // 2
     tile = per_thread * FLAT_THREADS
-    cols = min(power_of_two(max(size, 1)), tile)
+    cols = gated_columns(max(size, 1), tile, element_size)
     rows = min(tile // cols, power_of_two(n_rows))
     unit_i, unit_h = unit(size) or 1, unit(width) or 1
     constants = {

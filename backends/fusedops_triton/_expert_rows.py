@@ -27,7 +27,7 @@ from fusedops_triton import _settings
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, widened
 from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, power_of_two, warps_for
+from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
 
 _COUNTED = 256  # routed rows of a program of the route
 _CHUNK = 16  # experts, or rows, with which it compares them at a time
@@ -122,7 +122,7 @@ def _token_launch(kernel: Any, tokens: int, choices: int, size: int, element_siz
     """Return the launch of ``_spread`` or ``_combine``: 16 bytes of a row for each thread."""
     per_thread = FLAT_PER_THREAD[element_size] // 2
     tile = per_thread * FLAT_THREADS
-    cols = min(power_of_two(size), tile)
+    cols = gated_columns(size, tile, element_size)
     rows = min(tile // cols, power_of_two(tokens))
     unit_h = unit(size)
     constants = {
