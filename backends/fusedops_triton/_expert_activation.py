@@ -32,8 +32,10 @@ from fusedops_triton._gated import activated, slopes
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
 
-_FUNCTIONS = {"swiglu": "swish", "silu": "swish", "geglu": "erf", "gelu": "erf", "geglu_tanh": "tanh"}
-_FUNCTIONS |= {"gelu_tanh": "tanh", "relu": "relu", "relu2": "relu2"}
+_FUNCTIONS = {
+    **{"swiglu": "swish", "geglu": "erf", "geglu_tanh": "tanh"},
+    **{"silu": "swish", "gelu": "erf", "gelu_tanh": "tanh", "relu": "relu", "relu2": "relu2"},
+}
 
 
 class _Kind(NamedTuple):

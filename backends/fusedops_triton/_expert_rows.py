@@ -243,7 +243,7 @@ def _spread(
     inside = there[:, None] & (col < columns)[None, :]
     x = tl.load(x_ptr + row[:, None] * columns + col[None, :], inside, 0.0)
     if UNROLLED:
-        for k in tl.static_range(K):
+        for k in tl.static_range(K):  # pyright: ignore[reportGeneralTypeIssues]
             _copy(rows_ptr, weighted_ptr, x, place_ptr, weights_ptr, row * K + k, there, col, columns, WIDE)
     else:
         for k in range(K):
@@ -273,7 +273,7 @@ def _combine(
     there = row < tokens
     total = tl.zeros((ROWS, COLS), WIDE)
     if UNROLLED:
-        for k in tl.static_range(K):
+        for k in tl.static_range(K):  # pyright: ignore[reportGeneralTypeIssues]
             choice = row * K + k
             total += _term(rows_ptr, place_ptr, weights_ptr, bias_ptr, index_ptr, choice, there, col, columns, WIDE)
     else:
