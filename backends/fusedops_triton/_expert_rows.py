@@ -133,12 +133,15 @@ def _token_launch(kernel: Any, tokens: int, choices: int, size: int, element_siz
     return Launch(kernel, grid, (tokens, size // unit_h), constants, warps_for(rows * cols, per_thread))
 
 
-def sum_groups(rows: Tensor, of: Route, weights: Tensor | None, like: Tensor, wide: torch.dtype) -> Tensor:
+def sum_groups(
+    rows: Tensor, order: Tensor | None, ends: Tensor, weights: Tensor | None, like: Tensor, wide: torch.dtype
+) -> Tensor:
     """Return the sum of ``weights * rows`` over the rows of each expert, (E, H), the dtype of ``like``.
 
     Args:
-        rows: (T * K, H), contiguous, sorted.
-        of: the route.
+        rows: (S, H), contiguous, sorted.
+        order: of the route, read with ``weights`` alone.
+        ends: (E,), int32.
         weights: (T, K), contiguous, or None for 1.
         like: (E, H).
         wide: the dtype of the sums.
@@ -146,7 +149,7 @@ def sum_groups(rows: Tensor, of: Route, weights: Tensor | None, like: Tensor, wi
     sums = torch.empty_like(like, memory_format=torch.contiguous_format)
     if sums.numel():
         launch = _sums_launch(*sums.shape, wide)
-        launch(sums, sums, rows, of.order, weights, of.ends)
+        launch(sums, sums, rows, order, weights, ends)
     return sums
 
 

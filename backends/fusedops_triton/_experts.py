@@ -93,7 +93,7 @@ def experts_backward(
         wanted = (needs_h, needs_down, needs_weights)
         found = activation_backward(da, hidden, g, bias, weights, of, act, wanted, wide)
         if needs_down_bias and down_bias is not None and g is not None:
-            ddown_bias = sum_groups(g, of, weights, down_bias, wide)
+            ddown_bias = sum_groups(g, of.order, of.ends, weights, down_bias, wide)
         del g, da
         if weighted is not None and found.a is not None:
             ddown = weights_of_rows(*((found.a, weighted) if transposed else (weighted, found.a)), of.ends, down, wide)
@@ -101,7 +101,7 @@ def experts_backward(
         dh = found.h
         if dh is not None:
             if needs_up_bias and up_bias is not None:
-                dup_bias = sum_groups(dh, of, None, up_bias, wide)
+                dup_bias = sum_groups(dh, None, of.ends, None, up_bias, wide)
             if needs_x:
                 dx = combine(rows_by_weight(dh, up, of.ends, transposed, wide), of.place, None, None, index, wide)
             if needs_up:

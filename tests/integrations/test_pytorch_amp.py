@@ -40,8 +40,8 @@ WITH_MATMULS = (
 )  # in the reference
 
 
-#: Kernels whose products have 16-bit results, which are factors of the next ones.
-ROUNDED = (("experts", "triton"),)
+#: Kernels whose products have 16-bit results, to which a bias is added, or which are factors of the next ones.
+ROUNDED = (("experts", "triton"), ("grouped_matmul", "triton"))
 
 # For each op, dtypes of its floating inputs, in the order of its parameters. The last one stands for the rest.
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

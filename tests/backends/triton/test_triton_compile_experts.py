@@ -43,7 +43,11 @@ def _cases() -> dict[str, Case]:
         add("qwen3", QWEN3, dtypes[0], target)
         add("gpt_oss", GPT_OSS, dtypes[1], target, ("_forward", "_backward", "_rows", "_weights", "_spread"))
     clear: Case = {"op": "experts clear", "launch": 0, "kernel": "_clear", "dtype": "bfloat16", **QWEN3}
-    return {**cases, **{f"clear, {target}": {**clear, "target": target} for target in ("sm_90", *OTHERS)}}
+    alone: Case = {"op": "experts alone", "launch": 1, "kernel": "_add_bias", "dtype": "bfloat16", **QWEN3}
+    for at, target in enumerate(("sm_90", *OTHERS)):
+        cases[f"clear, {target}"] = {**clear, "target": target}
+        cases[f"alone, {target}"] = {**alone, "target": target, "bias": at % 2 == 0}
+    return cases
 
 
 CASES = _cases()

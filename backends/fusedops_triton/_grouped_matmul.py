@@ -1,0 +1,119 @@
+"""grouped_matmul with Triton: the products of ``_grouped.py``, and a pass over rows without a group, and for the bias.
+
+Without a bias that pass reads and writes nothing but the rows past the last end, which are 0. Nothing waits for the
+device, and there are no atomics.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fusedops.dtypes import no_autocast
+from fusedops.ops.experts.formulas import arithmetic, valid_ends
+from fusedops_triton._bias import rounded, unit
+from fusedops_triton._common import compute_type, widened
+from fusedops_triton._expert_rows import sum_groups
+from fusedops_triton._grouped import rows_by_weight, weights_of_rows
+from fusedops_triton._launch import Launch, cached_by_layout
+from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
+
+# ---------------------------------------------------------------------------------------------------------- launchers
+
+
+def products_forward(x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
+    """Return the products of all groups, (S, N)."""
+    if weight.shape[0] == 0:
+        return x.new_zeros(x.shape[0], weight.shape[2 if transposed else 1])
+    wide = arithmetic(x, weight)
+    with no_autocast(x.device.type):
+        ends = valid_ends(offsets, x.shape[0]).int()
+        y = rows_by_weight(x.resolve_neg().contiguous(), weight, ends, not transposed, wide)
+        _finish(y, None if bias is None else bias.resolve_neg().contiguous(), ends, wide)
+    return y
+
+
+def products_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    offsets: Tensor,
+    bias: Tensor | None,
+    transposed: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of x, weight and bias, each where it is wanted."""
+    if weight.shape[0] == 0:
+        first, second, third = (
+            torch.zeros_like(each, memory_format=torch.contiguous_format) if each is not None and need else None
+            for each, need in zip((x, weight, bias), needs)
+        )
+        return first, second, third
+    wide = arithmetic(x, weight)
+    dx = dweight = dbias = None
+    with no_autocast(x.device.type):
+        grad, x = grad.resolve_neg().contiguous(), x.resolve_neg().contiguous()
+        ends = valid_ends(offsets, x.shape[0]).int()
+        if needs[0]:
+            dx = rows_by_weight(grad, weight, ends, transposed, wide)
+            _finish(dx, None, ends, wide)
+        if needs[1]:
+            dweight = weights_of_rows(*((x, grad) if transposed else (grad, x)), ends, weight, wide)
+        if needs[2] and bias is not None:
+            dbias = sum_groups(grad, None, ends, None, bias, wide)
+    return dx, dweight, dbias
+
+
+def _finish(y: Tensor, bias: Tensor | None, ends: Tensor, wide: torch.dtype) -> None:
+    """Add the bias (E, N) to the rows of y (S, N), and set those past the last end to 0."""
+    if y.numel():
+        launch = _finish_launch(*y.shape, ends.shape[0], y.element_size(), wide)
+        group = None
+        if bias is not None:
+            group = torch.searchsorted(ends, torch.arange(y.shape[0], device=y.device, dtype=ends.dtype), right=True)
+        launch(y, y, bias, group, ends)
+
+
+@cached_by_layout
+def _finish_launch(n_rows: int, size: int, experts: int, element_size: int, wide: torch.dtype) -> Launch:
+    per_thread = FLAT_PER_THREAD[element_size] // 2
+    tile, unit_n = per_thread * FLAT_THREADS, unit(size)
+    cols = gated_columns(size, tile, element_size)
+    rows = min(tile // cols, power_of_two(n_rows))
+    constants = {"UNIT": unit_n, "ROWS": rows, "COLS": cols, "WIDE": compute_type(wide)}
+    grid = (ceil_div(size, cols) * ceil_div(n_rows, rows),)
+    return Launch(_add_bias, grid, (n_rows, experts, size // unit_n), constants, warps_for(rows * cols, per_thread))
+
+
+# -------------------------------------------------------------------------------------------------------- jit function
+
+
+@triton.jit(do_not_specialize=["n_rows", "experts", "size"])
+def _add_bias(
+    y_ptr, bias_ptr, group_ptr, ends_ptr, n_rows, experts, size,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Compute ROWS * COLS elements in place. Grid (cdiv(N, COLS) * cdiv(n_rows, ROWS),), N = size * UNIT."""
+    columns = size.to(tl.int64) * UNIT
+    tiles = ((columns + COLS - 1) // COLS).to(tl.uint32)
+    program = tl.program_id(0).to(tl.uint32)
+    row = (program // tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    col = (program % tiles).to(tl.int64) * COLS + tl.arange(0, COLS)
+    known, there = row < tl.load(ends_ptr + experts - 1), row < n_rows
+    at, inside = row[:, None] * columns + col[None, :], (col < columns)[None, :]
+    if bias_ptr is None:
+        zero = tl.zeros((ROWS, COLS), y_ptr.dtype.element_ty)
+        tl.store(y_ptr + at, zero, (there & ~known)[:, None] & inside)
+    else:
+        e = tl.load(group_ptr + row, known & there, 0).to(tl.int64)
+        fits = (known & there)[:, None] & inside
+        y = widened(tl.load(y_ptr + at, fits, 0.0), WIDE)
+        y += widened(tl.load(bias_ptr + e[:, None] * columns + col[None, :], fits, 0.0), WIDE)
+        tl.store(y_ptr + at, rounded(y, y_ptr), there[:, None] & inside)
