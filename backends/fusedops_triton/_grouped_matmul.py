@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.dtypes import no_autocast
+from fusedops.ops.experts.arguments import ends_of
 from fusedops.ops.experts.formulas import arithmetic, valid_ends
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, widened
@@ -34,7 +35,7 @@ def products_forward(x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | 
         return x.new_zeros(x.shape[0], weight.shape[2 if transposed else 1])
     wide = arithmetic(x, weight)
     with no_autocast(x.device.type):
-        ends = valid_ends(offsets, x.shape[0]).int()
+        ends = _ends(offsets, x.shape[0])
         y = rows_by_weight(x.resolve_neg().contiguous(), weight, ends, not transposed, wide)
         _finish(y, None if bias is None else bias.resolve_neg().contiguous(), ends, wide)
     return y
@@ -60,7 +61,7 @@ def products_backward(
     dx = dweight = dbias = None
     with no_autocast(x.device.type):
         grad, x = grad.resolve_neg().contiguous(), x.resolve_neg().contiguous()
-        ends = valid_ends(offsets, x.shape[0]).int()
+        ends = _ends(offsets, x.shape[0])
         if needs[0]:
             dx = rows_by_weight(grad, weight, ends, transposed, wide)
             _finish(dx, None, ends, wide)
@@ -69,6 +70,13 @@ def products_backward(
         if needs[2] and bias is not None:
             dbias = sum_groups(grad, None, ends, None, bias, wide)
     return dx, dweight, dbias
+
+
+def _ends(offsets: Tensor, rows: int) -> Tensor:
+    """Return the ends of the groups, (E,) int32."""
+    if offsets.is_cpu:  # in the interpreter: raises for ends that are not valid
+        ends_of("grouped_matmul", offsets, rows)
+    return valid_ends(offsets, rows).int()
 
 
 def _finish(y: Tensor, bias: Tensor | None, ends: Tensor, wide: torch.dtype) -> None:
