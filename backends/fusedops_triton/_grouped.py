@@ -211,7 +211,7 @@ def _rows(
             one = tl.load(lines + at[None, :], (m < end)[:, None] & fits[None, :], 0.0)
             down = at if SWAPPED else at.to(tl.int64) * size
             other = tl.load(columns + down[:, None], (n < size)[None, :] & fits[:, None], 0.0)
-            total = tl.dot(one.to(OF), other.to(OF), total, input_precision="ieee")
+            total = tl.dot(one.to(OF), other.to(OF), total, input_precision="ieee", out_dtype=WIDE)
         to = m.to(tl.int64)[:, None] * size + n[None, :]
         tl.store(y_ptr + to, rounded(total, y_ptr), (m < end)[:, None] & (n < size)[None, :])
 
@@ -242,6 +242,6 @@ def _weights(
         at = row.to(tl.int64)[:, None]
         one = tl.load(one_ptr + at * size_m + m[None, :], there & (m < size_m)[None, :], 0.0)
         other = tl.load(other_ptr + at * size_n + n[None, :], there & (n < size_n)[None, :], 0.0)
-        total = tl.dot(tl.trans(one.to(OF)), other.to(OF), total, input_precision="ieee")
+        total = tl.dot(tl.trans(one.to(OF)), other.to(OF), total, input_precision="ieee", out_dtype=WIDE)
     to = result_ptr + expert.to(tl.int64) * size_m * size_n + m.to(tl.int64)[:, None] * size_n + n[None, :]
     tl.store(to, rounded(total, result_ptr), (m < size_m)[:, None] & (n < size_n)[None, :])
