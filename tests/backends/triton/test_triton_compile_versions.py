@@ -30,15 +30,30 @@ ROWS: dict[str, Case] = {
     "cross_entropy": {"shape": [2048, 32000], "options": True},
     "cross_entropy backward": {"shape": [2048, 32000]},
     "classes": {"shape": [2048, 32000], "gradient": True},
+    "experts": {"shape": [4096, 128, 8, 2048, 768], "launch": 4},
+    "experts backward": {"shape": [4096, 128, 8, 2048, 768], "launch": 4},
 }
 TARGETS = {"forward": "sm_100", "add_rms_norm": "sm_80", "cross_entropy": "sm_80"}
 CASES = {op: {"op": op, "dtype": "bfloat16", "target": TARGETS.get(op, "sm_90"), **case} for op, case in ROWS.items()}
+#: The products of experts, forward and of the gradient of a weight, by copies from memory to memory on the chip.
+PRODUCTS: dict[str, Case] = {
+    f"{op}, {dtype}": {
+        "op": op,
+        "dtype": dtype,
+        "target": "sm_90",
+        "shape": [4096, 128, 8, 2048, 768],
+        "launch": launch,
+    }
+    for op, launch in (("experts", 3), ("experts backward", 5))
+    for dtype in ("bfloat16", "float32", "float64")
+}
+CASES |= PRODUCTS
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_compiles(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     facts = compiled[name]
     assert facts["address_64"]
-    assert not facts["float64"]
-    assert "16" in facts["loads"]
+    assert facts["float64"] == (CASES[name]["dtype"] == "float64")
+    assert "16" in facts["loads"] or name in PRODUCTS
     assert facts["stores"]
