@@ -39,7 +39,7 @@ from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._settings import Plan, ceil_div, loss_gradient_plan, loss_plan, power_of_two
+from fusedops_triton._settings import Plan, ceil_div, loss_gradient_plan, loss_group, loss_plan, power_of_two
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -122,7 +122,8 @@ def _forward_launch(shape: _Ints, strides: _Ints, dtype: torch.dtype, smooth: bo
     def make_launch(setting: Plan) -> Launch:
         constants = {
             "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
-            "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_type(dtype),
+            "ROWS": setting.rows, "BLOCK": setting.block, "GROUP": loss_group(setting, dtype.itemsize),
+            "WIDE": compute_type(dtype),
         }  # fmt: skip
         grid = (ceil_div(math.prod(shape[:-1]), setting.rows),)
         return Launch(_forward, grid, sizes, constants, setting.warps)
@@ -203,7 +204,7 @@ def _forward(
     loss_ptr, lse_ptr, x_ptr, target_ptr, ignore_index, label_smoothing, z_loss, softcap,
     n_rows, inner, stride_inner, stride_outer, size,
     SMOOTH: tl.constexpr, CAP: tl.constexpr, UNIT: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute the loss and lse of ROWS rows. Grid (cdiv(n_rows, ROWS),); V = size * UNIT.
 
@@ -216,33 +217,63 @@ def _forward(
     target = tl.load(target_ptr + row, mask=exists, other=0)
     counts = exists & (target != ignore_index)
     known = counts & (target >= 0) & (target < columns)
-    x_row = x_ptr + _row_offset(row, inner, stride_inner, stride_outer, UNIT, FLAT)
-    cap = scalar(softcap, WIDE)
+    offset = _row_offset(row, inner, stride_inner, stride_outer, UNIT, FLAT)
+    x_row = x_ptr + offset
     stop = columns
     if ROWS == 1:  # nothing to read of an ignored row
         stop = tl.where(tl.sum(counts.to(tl.int32), axis=0) > 0, columns, 0)
 
-    # `total` is the sum of exp(z - top), `top` the maximum so far. The sum is rescaled when the maximum changes.
-    top = tl.full([ROWS], float("-inf"), WIDE)
-    total = tl.full([ROWS], 0.0, WIDE)
-    sums = tl.full([ROWS], 0.0, WIDE)
-    for start in range(0, stop, BLOCK):
-        col = start + tl.arange(0, BLOCK)
-        inside = counts[:, None] & (col < columns)[None, :]
-        x = widened(tl.load(x_row[:, None] + col[None, :], mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
-        z = _tanh(x / cap) * cap if CAP else x
+    # `total` is the sum of exp(z - top), `top` the maximum so far, for every GROUP columns of a block: a thread has
+    # those of the columns that it reads, and no thread waits for another before the end
+    GROUPS: tl.constexpr = BLOCK // GROUP
+    top = tl.full([ROWS, GROUPS], float("-inf"), WIDE)
+    total = tl.full([ROWS, GROUPS], 0.0, WIDE)
+    sums = tl.full([ROWS, GROUPS], 0.0, WIDE)
+    from_row = x_row
+    APART: tl.constexpr = GROUP < BLOCK and UNIT < GROUP  # rows start anywhere; those are not so long that ROWS > 1
+    if APART:
+        # the columns before the first multiple of 16 bytes and those after the last one are read by themselves
+        lead = ((0 - offset) & (GROUP - 1)).to(tl.int32)
+        from_row = x_ptr + tl.multiple_of(offset + lead, GROUP)
+        between = tl.maximum(stop - tl.sum(lead, axis=0), 0) // GROUP * GROUP
+        at = tl.arange(0, 2 * GROUP)
+        edge = tl.where(at < GROUP, at, lead + between + at - GROUP)
+        on_edge = (edge < tl.where(at < GROUP, lead, stop))[None, :] & counts[:, None]
+        z_edge = _logits(x_row[:, None] + edge[None, :], on_edge, softcap, CAP, WIDE, True)
+        stop = tl.multiple_of(between, GROUP)
+    whole = 0
+    if GROUP < BLOCK:
+        whole = stop // BLOCK * BLOCK
+        for start in range(0, whole, BLOCK):  # without masks
+            col = start + tl.arange(0, BLOCK)
+            z = _logits(from_row[:, None] + col[None, :], None, softcap, CAP, WIDE, False)
+            top, total, sums = _added(top, total, sums, z, z, SMOOTH, GROUP)
+        col = whole + tl.arange(0, BLOCK)
+        inside = counts[:, None] & (col < stop)[None, :]
+        z = _logits(from_row[:, None] + col[None, :], inside, softcap, CAP, WIDE, True)
+        top, total, sums = _added(top, total, sums, z, tl.where(inside, z, 0.0) if SMOOTH else z, SMOOTH, GROUP)
+    else:
+        for start in range(0, stop, BLOCK):
+            col = start + tl.arange(0, BLOCK)
+            inside = counts[:, None] & (col < stop)[None, :]
+            z = _logits(from_row[:, None] + col[None, :], inside, softcap, CAP, WIDE, True)
+            top, total, sums = _added(top, total, sums, z, tl.where(inside, z, 0.0) if SMOOTH else z, SMOOTH, GROUP)
+    highest = tl.max(top, axis=1)
+    if APART:
+        highest = tl.maximum(highest, tl.max(z_edge, axis=1))
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    total = tl.sum(total * exp(top - shift[:, None]), axis=1)
+    top = highest
+    if SMOOTH:
+        sums = tl.sum(sums, axis=1)
+    if APART:
+        total += tl.sum(exp(z_edge - shift[:, None]), axis=1)
         if SMOOTH:
-            sums += tl.sum(z, axis=1)
-        z = tl.where(inside, z, float("-inf"))
-        higher = tl.maximum(top, tl.max(z, axis=1))
-        # 0 if all logits so far are -inf, so that exp gives 0 and not exp(-inf + inf) = NaN
-        shift = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * exp(top - shift) + tl.sum(exp(z - shift[:, None]), axis=1)
-        top = higher
+            sums += tl.sum(tl.where(on_edge, z_edge, 0.0), axis=1)
 
     wanted = widened(tl.load(x_row + target, mask=known, other=0.0), WIDE)
     if CAP:
-        wanted = _tanh(wanted / cap) * cap
+        wanted = _tanh(wanted / scalar(softcap, WIDE)) * scalar(softcap, WIDE)
     # NaN if all logits are -inf, as in torch
     total = tl.where(counts, tl.where(total == 0.0, float("nan"), total), 1.0)
     top = tl.where(counts, top, 0.0)
@@ -341,6 +372,36 @@ def _backward(
 
 
 # ------------------------------------------------------------------------------------------------- parts of a kernel
+
+
+@triton.jit
+def _logits(pointers, inside, softcap, CAP: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
+    """Return logits, capped; -inf where not ``inside``."""
+    if MASKED:
+        x = tl.load(pointers, mask=inside, other=float("-inf"), eviction_policy="evict_first")
+    else:
+        x = tl.load(pointers, eviction_policy="evict_first")
+    z = widened(x, WIDE)
+    if CAP:
+        cap = scalar(softcap, WIDE)
+        z = _tanh(z / cap) * cap
+        if MASKED:
+            z = tl.where(inside, z, float("-inf"))
+    return z
+
+
+@triton.jit
+def _added(top, total, sums, z, finite, SMOOTH: tl.constexpr, GROUP: tl.constexpr):
+    """Return the maxima, the sums of exponentials and the sums of groups of columns with those of one more block."""
+    shape: tl.constexpr = [z.shape[0], z.shape[1] // GROUP, GROUP]
+    if SMOOTH:
+        sums += tl.sum(tl.reshape(finite, shape), axis=2)
+    z = tl.reshape(z, shape)
+    higher = tl.maximum(top, tl.max(z, axis=2))
+    # 0 if all logits so far are -inf, so that exp gives 0 and not exp(-inf + inf) = NaN. The sum is rescaled when the
+    # maximum changes
+    shift = tl.where(higher == float("-inf"), 0.0, higher)
+    return higher, total * exp(top - shift) + tl.sum(exp(z - shift[:, :, None]), axis=2), sums
 
 
 @triton.jit

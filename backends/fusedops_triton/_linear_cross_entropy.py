@@ -34,7 +34,7 @@ from fusedops_triton._settings import class_tile
 
 #: Rows of a chunk, at least. Each chunk reads and writes the gradient of weight, 8 bytes for each 6 floating point
 #: operations of a row: with 512 rows the matmuls of an H100 take about as long as these bytes, or longer.
-LEAST_ROWS = 512
+LEAST_ROWS = 1024
 _PADDED = 16  # elements: 16 bytes of the narrowest dtype twice, and what Triton looks for in sizes
 
 
@@ -84,7 +84,9 @@ def row_losses(
     weight, target = weight.resolve_neg().to(common), target.resolve_neg().contiguous()
     losses = x.new_empty(n_rows, dtype=wide)
     dx = x.new_empty((n_rows, size)) if wanted[0] else None
-    dweight = x.new_zeros((classes, size), dtype=wide) if wanted[1] else None
+    dweight = x.new_empty((classes, size), dtype=wide) if wanted[1] else None
+    if dweight is not None and n_rows == 0:
+        dweight.zero_()
     dbias = x.new_zeros(classes, dtype=wide) if wanted[2] else None
     padded = -(-max(classes, 1) // _PADDED) * _PADDED
     if bias is not None:
@@ -92,22 +94,27 @@ def row_losses(
     if scale is not None:
         scale = scale.to(wide).contiguous()
     rows = rows_of_chunk(n_rows, size, classes, chunk)
-    memory = x.new_zeros((rows, padded), dtype=common)  # what the padding holds is read
+    memory = x.new_empty((rows, padded), dtype=common)
+    memory[:, classes:].zero_()  # what the padding holds is read
     with no_autocast(x.device.type):
         for start in range(0, n_rows, rows):
             at = slice(start, min(start + rows, n_rows))
             targets = target[at]
-            # 0 for an ignored row: a NaN in it must not reach the gradient of weight
-            x_rows = x[at].resolve_neg().masked_fill((targets == options.ignore_index)[:, None], 0).to(common)
+            x_rows = x[at].resolve_neg()
+            if dweight is not None:  # 0 for an ignored row: a NaN in it must not reach the gradient of weight
+                x_rows = x_rows.masked_fill((targets == options.ignore_index)[:, None], 0)
+            x_rows = x_rows.to(common)
             logits = memory[: x_rows.shape[0], :classes]
             torch.mm(x_rows, weight.t(), out=logits)
             loss_rows(
                 logits, padded, losses[at], targets, None if scale is None else scale[at], bias, options, any(wanted)
             )
-            if dx is not None:
+            if dx is not None and dx.dtype is common:
+                torch.mm(logits, weight, out=dx[at])
+            elif dx is not None:
                 dx[at] = torch.mm(logits, weight)
             if dweight is not None:
-                _add_product(dweight, logits, x_rows)
+                _add_product(dweight, logits, x_rows, start == 0)
             if dbias is not None:
                 dbias += logits.sum(0, dtype=wide)
     return Rows(losses, dx, dweight, dbias)
@@ -121,12 +128,17 @@ def rows_of_chunk(n_rows: int, size: int, classes: int, chunk: int | None) -> in
     return max(1, min(rows, n_rows))
 
 
-def _add_product(total: Tensor, gradient: Tensor, x: Tensor) -> None:
-    """Add ``gradient.T @ x`` to ``total``, in the dtype of ``total`` where the device's BLAS can."""
+def _add_product(total: Tensor, gradient: Tensor, x: Tensor, first: bool) -> None:
+    """Add ``gradient.T @ x`` to ``total``, in the dtype of ``total`` where the device's BLAS can. first: write it."""
     if total.dtype is x.dtype:
-        total.addmm_(gradient.t(), x)
+        torch.addmm(total, gradient.t(), x, beta=0 if first else 1, out=total)
     elif _adds_wide(x.device, x.dtype):
-        torch.addmm(total, gradient.t(), x, out_dtype=total.dtype, out=total)
+        if first:
+            torch.mm(gradient.t(), x, out_dtype=total.dtype, out=total)
+        else:
+            torch.addmm(total, gradient.t(), x, out_dtype=total.dtype, out=total)
+    elif first:
+        total.copy_(torch.mm(gradient.t(), x))
     else:
         total += torch.mm(gradient.t(), x)
 
@@ -134,13 +146,16 @@ def _add_product(total: Tensor, gradient: Tensor, x: Tensor) -> None:
 @cache
 def _adds_wide(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True where a matmul of 16-bit tensors can add to float32: with CUDA's BLAS, not with every other one."""
-    small = torch.zeros((16, 16), dtype=dtype, device=device)
-    total = torch.zeros((16, 16), dtype=torch.float32, device=device)
+    ones = torch.ones((16, 16), dtype=dtype, device=device)
+    total = torch.ones((16, 16), dtype=torch.float32, device=device)
+    first = torch.zeros_like(total)
     try:
-        torch.addmm(total, small, small, out_dtype=torch.float32, out=total)
+        torch.mm(ones, ones, out_dtype=torch.float32, out=first)
+        torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
     except (RuntimeError, TypeError, NotImplementedError):
         return False
-    return True
+    # torch 2.8 and 2.9 have a version that reads memory that nobody wrote
+    return bool(((first == 16) & (total == 17)).all())
 
 
 def loss_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
@@ -87,12 +88,11 @@ def linear_cross_entropy_backward(
     scale = factor.expand(flat.shape).masked_fill(flat == ignore_index, 0)
     results: list[Tensor | None] = [None, None, None]
     if needs[0] and x_grad is not None:
-        results[0] = (x_grad * scale.view(target.shape)[..., None]).to(x.dtype)
+        results[0] = _scaled(x_grad, scale.view(target.shape)[..., None], x.dtype)
     for at, value in ((1, weight_grad), (2, bias_grad)) if reduction != "none" else ():
         like = given[at]
         if needs[at] and value is not None and like is not None:
-            product = value.mul_(factor) if reuse else value * factor
-            results[at] = product.to(like.dtype)
+            results[at] = value.mul_(factor) if reuse and value.dtype is like.dtype else _scaled(value, factor, like.dtype)
     lacks = [need and like is not None and r is None for need, like, r in zip(needs, given, results)]
     if any(lacks):
         rows = x.reshape(flat.numel(), x.shape[-1])
@@ -101,3 +101,8 @@ def linear_cross_entropy_backward(
             if gradient is not None and like is not None:
                 results[at] = gradient.view(like.shape).to(like.dtype)
     return tuple(results)
+
+
+def _scaled(value: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``value * factor``, rounded once to ``dtype``, in one pass."""
+    return torch.mul(value, factor, out=torch.empty_like(value, dtype=dtype))
