@@ -39,6 +39,7 @@ from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._online import added
 from fusedops_triton._settings import Plan, ceil_div, loss_gradient_plan, loss_group, loss_plan, power_of_two
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -247,17 +248,17 @@ def _forward(
         for start in range(0, whole, BLOCK):  # without masks
             col = start + tl.arange(0, BLOCK)
             z = _logits(from_row[:, None] + col[None, :], None, softcap, CAP, WIDE, False)
-            top, total, sums = _added(top, total, sums, z, z, SMOOTH, GROUP)
+            top, total, sums = added(top, total, sums, z, z, SMOOTH, GROUP)
         col = whole + tl.arange(0, BLOCK)
         inside = counts[:, None] & (col < stop)[None, :]
         z = _logits(from_row[:, None] + col[None, :], inside, softcap, CAP, WIDE, True)
-        top, total, sums = _added(top, total, sums, z, tl.where(inside, z, 0.0) if SMOOTH else z, SMOOTH, GROUP)
+        top, total, sums = added(top, total, sums, z, tl.where(inside, z, 0.0) if SMOOTH else z, SMOOTH, GROUP)
     else:
         for start in range(0, stop, BLOCK):
             col = start + tl.arange(0, BLOCK)
             inside = counts[:, None] & (col < stop)[None, :]
             z = _logits(from_row[:, None] + col[None, :], inside, softcap, CAP, WIDE, True)
-            top, total, sums = _added(top, total, sums, z, tl.where(inside, z, 0.0) if SMOOTH else z, SMOOTH, GROUP)
+            top, total, sums = added(top, total, sums, z, tl.where(inside, z, 0.0) if SMOOTH else z, SMOOTH, GROUP)
     highest = tl.max(top, axis=1)
     if APART:
         highest = tl.maximum(highest, tl.max(z_edge, axis=1))
@@ -388,20 +389,6 @@ def _logits(pointers, inside, softcap, CAP: tl.constexpr, WIDE: tl.constexpr, MA
         if MASKED:
             z = tl.where(inside, z, float("-inf"))
     return z
-
-
-@triton.jit
-def _added(top, total, sums, z, finite, SMOOTH: tl.constexpr, GROUP: tl.constexpr):
-    """Return the maxima, the sums of exponentials and the sums of groups of columns with those of one more block."""
-    shape: tl.constexpr = [z.shape[0], z.shape[1] // GROUP, GROUP]
-    if SMOOTH:
-        sums += tl.sum(tl.reshape(finite, shape), axis=2)
-    z = tl.reshape(z, shape)
-    higher = tl.maximum(top, tl.max(z, axis=2))
-    # 0 if all logits so far are -inf, so that exp gives 0 and not exp(-inf + inf) = NaN. The sum is rescaled when the
-    # maximum changes
-    shift = tl.where(higher == float("-inf"), 0.0, higher)
-    return higher, total * exp(top - shift) + tl.sum(exp(z - shift[:, :, None]), axis=2), sums
 
 
 @triton.jit

@@ -28,13 +28,19 @@ from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, no_autocast, promoted
 from fusedops.ops.losses.formulas import LossOptions
-from fusedops_triton._common import compute_type, scalar, widened
+from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._online import added
 from fusedops_triton._settings import class_tile
 
-#: Rows of a chunk, at least. Each chunk reads and writes the gradient of weight, 8 bytes for each 6 floating point
-#: operations of a row: with 512 rows the matmuls of an H100 take about as long as these bytes, or longer.
-LEAST_ROWS = 1024
+#: Rows of a chunk, at least; with the gradient of weight, 4096 or as many as x has columns, if those are fewer, but not
+#: fewer than SUM_ROWS. Each chunk reads and writes that gradient, 8 bytes for each 2 floating point operations of a row.
+#: On an H200 its product takes 13.0 ms for 4096 rows of 4096, 128256 classes in bfloat16, by 512 rows; by 1024, 2048 and
+#: 4096 9.2, 7.7 and 6.6; the other two products take 6 ms each by any of them. So many rows do not raise the peak of
+#: memory: their logits take no more than the gradient that backward rounds to 16 bits while the float32 one is there.
+LEAST_ROWS = 512
+SUM_ROWS, MOST_SUM_ROWS = 1024, 4096
+_ROUND_ROWS = 128  # of a chunk: whole tiles of a matmul
 _PADDED = 16  # elements: 16 bytes of the narrowest dtype twice, and what Triton looks for in sizes
 
 
@@ -93,7 +99,7 @@ def row_losses(
         bias = torch.nn.functional.pad(bias.resolve_neg().to(wide), (0, padded - classes))
     if scale is not None:
         scale = scale.to(wide).contiguous()
-    rows = rows_of_chunk(n_rows, size, classes, chunk)
+    rows = rows_of_chunk(n_rows, size, classes, chunk, None if dweight is None else common)
     memory = x.new_empty((rows, padded), dtype=common)
     memory[:, classes:].zero_()  # what the padding holds is read
     with no_autocast(x.device.type):
@@ -120,11 +126,19 @@ def row_losses(
     return Rows(losses, dx, dweight, dbias)
 
 
-def rows_of_chunk(n_rows: int, size: int, classes: int, chunk: int | None) -> int:
-    """Return the rows of a chunk: those whose logits take about the size of x, and at least LEAST_ROWS."""
-    rows = chunk or max(LEAST_ROWS, n_rows * size // max(classes, 1))
-    if chunk is None and rows < n_rows:
-        rows = -(-n_rows // -(-n_rows // rows))  # the same number of chunks, as equal as possible
+def rows_of_chunk(n_rows: int, size: int, classes: int, chunk: int | None, summed: torch.dtype | None) -> int:
+    """Return the rows of a chunk: those whose logits take about the size of x, and at least LEAST_ROWS.
+
+    summed: the dtype of the arguments where the gradient of weight is wanted, which takes more rows; else None.
+    """
+    if chunk is not None:
+        return max(1, min(chunk, n_rows))
+    rows = max(LEAST_ROWS, n_rows * size // max(classes, 1))
+    if summed is not None:
+        rows = max(rows, SUM_ROWS, min(size, MOST_SUM_ROWS) if summed.itemsize == 2 else 0)
+    if rows < n_rows:  # the same number of chunks, as equal as possible
+        rows = -(-n_rows // -(-n_rows // rows))
+        rows = -(-rows // _ROUND_ROWS) * _ROUND_ROWS
     return max(1, min(rows, n_rows))
 
 
@@ -197,7 +211,7 @@ def _launch_of(
     setting = class_tile(padded, dtype.itemsize)
     constants = {
         "SMOOTHS": given[0], "SQUARES": given[1], "CAPS": given[2], "GRADIENT": gradient, "BLOCK": setting.block,
-        "WIDE": compute_type(dtype),
+        "GROUP": 16 // dtype.itemsize, "WIDE": compute_type(dtype),
     }  # fmt: skip
     return Launch(_loss_and_gradient, (n_rows,), (size, padded), constants, setting.warps)
 
@@ -209,7 +223,7 @@ def _launch_of(
 def _loss_and_gradient(
     logits_ptr, loss_ptr, target_ptr, scale_ptr, bias_ptr, smoothing, z_loss, softcap, ignore_index, size, padded,
     SMOOTHS: tl.constexpr, SQUARES: tl.constexpr, CAPS: tl.constexpr, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
+    GROUP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute the loss of a row, and turn its logits into the gradient of ``scale * loss``. Grid (n_rows,).
 
@@ -224,66 +238,103 @@ def _loss_and_gradient(
     place = tl.where(wrong, 0, target)
     # before any thread writes: a barrier of the reductions below is between
     at_target = place + tl.arange(0, 1)
-    picked = tl.sum(_capped(line, bias_ptr, at_target, at_target < padded, softcap, CAPS, WIDE), axis=0)
+    picked = tl.sum(_capped(line, bias_ptr, at_target, at_target < padded, softcap, CAPS, WIDE, True), axis=0)
 
-    # `total` is the sum of exp(z - top), `top` the maximum so far. The sum is rescaled when the maximum changes.
-    top = tl.full([], float("-inf"), WIDE)
-    total = tl.full([], 0.0, WIDE)
-    z_sum = tl.full([], 0.0, WIDE)
-    stop = tl.where(ignored, 0, padded)
+    whole = size // BLOCK * BLOCK  # the columns of whole blocks
+    stop = tl.where(ignored, 0, whole)
+    last = (whole + tl.arange(0, BLOCK))[None, :]
+    top = tl.full([1, BLOCK // GROUP], float("-inf"), WIDE)
+    total = tl.full([1, BLOCK // GROUP], 0.0, WIDE)
+    sums = tl.full([1, BLOCK // GROUP], 0.0, WIDE)
     for start in range(0, stop, BLOCK):
-        col = start + tl.arange(0, BLOCK)
-        z = _capped(line, bias_ptr, col, col < padded, softcap, CAPS, WIDE)
-        inside = col < size
-        if SMOOTHS:
-            z_sum += tl.sum(tl.where(inside, z, 0.0), axis=0)
-        z = tl.where(inside, z, float("-inf"))
-        higher = tl.maximum(top, tl.max(z, axis=0))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(top - base) + tl.sum(tl.exp(z - base), axis=0)
-        top = higher
-    lse = tl.where(ignored, 0.0, top) + tl.log(tl.where(ignored, 1.0, total))
+        col = (start + tl.arange(0, BLOCK))[None, :]
+        z = _capped(line, bias_ptr, col, None, softcap, CAPS, WIDE, False)
+        top, total, sums = added(top, total, sums, z, z, SMOOTHS, GROUP)
+    if whole < padded:
+        z = _capped(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, WIDE, True)
+        inside = last < tl.where(ignored, 0, size)
+        low = tl.where(inside, z, float("-inf"))
+        top, total, sums = added(top, total, sums, low, tl.where(inside, z, 0.0), SMOOTHS, GROUP)
+    highest = tl.max(tl.max(top, axis=1), axis=0)
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    total_of_row = tl.sum(tl.sum(total * exp(top - shift), axis=1), axis=0)
+    lse = tl.where(ignored, 0.0, highest) + tl.log(tl.where(ignored, 1.0, total_of_row))
 
     smooth = scalar(smoothing, WIDE)
     columns = size.to(WIDE)
     loss = lse - (1.0 - smooth) * picked
     if SMOOTHS:
-        loss -= smooth * (z_sum / columns)
+        loss -= smooth * (tl.sum(tl.sum(sums, axis=1), axis=0) / columns)
     if SQUARES:
         loss += scalar(z_loss, WIDE) * lse * lse
     loss = tl.where(ignored, 0.0, tl.where(wrong, float("nan"), loss))
     tl.store(loss_ptr + row, loss)
 
     if GRADIENT:
-        weight = tl.full([], 1.0, WIDE)
+        SCALED: tl.constexpr = SQUARES or scale_ptr is not None
+        factor = tl.full([], 1.0, WIDE)
         if scale_ptr is not None:
-            weight = tl.load(scale_ptr + row).to(WIDE)
-        weight = tl.where(wrong, float("nan"), weight)
-        factor = weight
+            factor = tl.load(scale_ptr + row).to(WIDE)
+        hit = factor * (1.0 - smooth)
+        everywhere = factor * smooth / columns
         if SQUARES:
-            factor = weight * (1.0 + 2.0 * (scalar(z_loss, WIDE) * lse))
-        hit = weight * (1.0 - smooth)
-        everywhere = weight * smooth / columns
-        for start in range(0, padded, BLOCK):
-            col = start + tl.arange(0, BLOCK)
-            z = _capped(line, bias_ptr, col, col < stop, softcap, CAPS, WIDE)
-            inside = (col < size) & (col < stop)
-            g = tl.exp(tl.where(inside, z - lse, 0.0)) * factor - tl.where(col == target, hit, 0.0)
-            if SMOOTHS:
-                g -= everywhere
-            if CAPS:
-                ratio = z / scalar(softcap, WIDE)
-                g *= 1.0 - ratio * ratio
-            g = tl.where(inside, g, 0.0)
-            tl.store(line + col, g.to(logits_ptr.dtype.element_ty), mask=col < padded)
+            factor = factor * (1.0 + 2.0 * (scalar(z_loss, WIDE) * lse))
+        base = tl.where(wrong, float("nan"), lse)
+        for start in range(0, stop, BLOCK):
+            col = (start + tl.arange(0, BLOCK))[None, :]
+            z = _capped(line, bias_ptr, col, None, softcap, CAPS, WIDE, False)
+            g = _gradient(z, base, factor, everywhere, softcap, SCALED, SMOOTHS, CAPS, WIDE)
+            tl.store(line + col, g.to(logits_ptr.dtype.element_ty))
+        for start in range(stop, whole, BLOCK):  # of an ignored row
+            tl.store(line + start + tl.arange(0, BLOCK), tl.zeros([BLOCK], logits_ptr.dtype.element_ty))
+        if whole < padded:
+            z = _capped(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, WIDE, True)
+            g = _gradient(z, base, factor, everywhere, softcap, SCALED, SMOOTHS, CAPS, WIDE)
+            g = tl.where(last < tl.where(ignored, 0, size), g, 0.0)
+            tl.store(line + last, g.to(logits_ptr.dtype.element_ty), mask=last < padded)
+        # the target's: written once more, after every thread has written
+        tl.debug_barrier()
+        g = _gradient(picked, base, factor, everywhere, softcap, SCALED, SMOOTHS, False, WIDE) - hit
+        if CAPS:
+            g *= _slope(picked, softcap, WIDE)
+        tl.store(line + place, g.to(logits_ptr.dtype.element_ty), mask=ignored == 0)
 
 
 @triton.jit
-def _capped(line, bias_ptr, col, reach, softcap, CAPS: tl.constexpr, WIDE: tl.constexpr):
+def _gradient(
+    z, lse, factor, everywhere, softcap, SCALED: tl.constexpr, SMOOTHS: tl.constexpr, CAPS: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient of logits other than the target's: NaN where ``lse`` is."""
+    g = exp(z - lse)
+    if SCALED:
+        g *= factor
+    if SMOOTHS:
+        g -= everywhere
+    if CAPS:
+        g *= _slope(z, softcap, WIDE)
+    return g
+
+
+@triton.jit
+def _slope(z, softcap, WIDE: tl.constexpr):
+    """Return the derivative of the softcap, from its result."""
+    ratio = z / scalar(softcap, WIDE)
+    return 1.0 - ratio * ratio
+
+
+@triton.jit
+def _capped(line, bias_ptr, col, reach, softcap, CAPS: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
     """Return the logits of some columns with the bias, capped: ``softcap * tanh(z / softcap)``."""
-    z = widened(tl.load(line + col, mask=reach, other=0.0), WIDE)
+    if MASKED:
+        z = widened(tl.load(line + col, mask=reach, other=0.0), WIDE)
+    else:
+        z = widened(tl.load(line + col), WIDE)
     if bias_ptr is not None:
-        z += widened(tl.load(bias_ptr + col, mask=reach, other=0.0), WIDE)
+        if MASKED:
+            z += widened(tl.load(bias_ptr + col, mask=reach, other=0.0), WIDE)
+        else:
+            z += widened(tl.load(bias_ptr + col), WIDE)
     if CAPS:
         cap = scalar(softcap, WIDE)
         z = cap * _tanh(z / cap, WIDE)

@@ -327,21 +327,18 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool) -> NormSums:
 # ----------------------------------------------------------------------------------------- rows of classes (the losses)
 
 
-def class_tile(padded: int, element_size: int) -> Tile:
-    """Return the setting for rows of ``padded`` logits, which a program reads twice in blocks and writes in place.
+#: Columns of a block of a long row: two 16-byte accesses of two-byte elements by each of four warps. 16 programs with 32
+#: registers per thread fit on a multiprocessor, so some read while others are at the end of a row.
+LOSS_TILE = 2048
 
-    With a whole LONG_TILE, of 512 threads, the hyperbolic tangent spills: 8 bytes of bfloat16 on sm_90, 64 of doubles.
-    """
-    block = min(power_of_two(padded), LONG_TILE[element_size] // 2)
+
+def class_tile(padded: int, element_size: int) -> Tile:
+    """Return the setting for rows of ``padded`` logits, which a program reads in blocks, and writes in place."""
+    block = min(power_of_two(padded), LOSS_TILE if element_size < 8 else LOSS_TILE // 2)
     return Tile(block, warps_for(block, ROW_PER_THREAD[element_size] // 2))
 
 
 # ----------------------------------------------------------------------------------------------------- rows (the loss)
-
-
-#: Columns of a block of a long row: two 16-byte accesses of two-byte elements by each of four warps. 16 programs with 32
-#: registers per thread fit on a multiprocessor, so some read while others are at the end of a row.
-LOSS_TILE = 2048
 
 
 def loss_plan(size: int, element_size: int, cap: bool = False) -> Plan:

@@ -79,6 +79,7 @@ def linear_cross_entropy_backward(
 ) -> tuple[Tensor | None, ...]:
     """Multiply the gradients of forward by the incoming one; compute again what forward could not."""
     from fusedops_triton._linear_cross_entropy import row_losses
+    from fusedops_triton._scaled import scaled
 
     flat, given = target.reshape(-1), (x, weight, bias)
     options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
@@ -88,11 +89,12 @@ def linear_cross_entropy_backward(
     scale = factor.expand(flat.shape).masked_fill(flat == ignore_index, 0)
     results: list[Tensor | None] = [None, None, None]
     if needs[0] and x_grad is not None:
-        results[0] = _scaled(x_grad, scale.view(target.shape)[..., None], x.dtype)
+        by_row = scale.view(target.shape)[..., None]
+        results[0] = torch.mul(x_grad, by_row, out=torch.empty_like(x_grad, dtype=x.dtype))
     for at, value in ((1, weight_grad), (2, bias_grad)) if reduction != "none" else ():
         like = given[at]
         if needs[at] and value is not None and like is not None:
-            results[at] = value.mul_(factor) if reuse and value.dtype is like.dtype else _scaled(value, factor, like.dtype)
+            results[at] = scaled(value, factor, like.dtype, reuse)
     lacks = [need and like is not None and r is None for need, like, r in zip(needs, given, results)]
     if any(lacks):
         rows = x.reshape(flat.numel(), x.shape[-1])
@@ -101,8 +103,3 @@ def linear_cross_entropy_backward(
             if gradient is not None and like is not None:
                 results[at] = gradient.view(like.shape).to(like.dtype)
     return tuple(results)
-
-
-def _scaled(value: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``value * factor``, rounded once to ``dtype``, in one pass."""
-    return torch.mul(value, factor, out=torch.empty_like(value, dtype=dtype))
