@@ -39,7 +39,7 @@ from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._online import added
+from fusedops_triton._logits import added, capped, slope
 from fusedops_triton._settings import Plan, ceil_div, loss_gradient_plan, loss_group, loss_plan, power_of_two
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -123,8 +123,8 @@ def _forward_launch(shape: _Ints, strides: _Ints, dtype: torch.dtype, smooth: bo
     def make_launch(setting: Plan) -> Launch:
         constants = {
             "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
-            "ROWS": setting.rows, "BLOCK": setting.block, "GROUP": loss_group(setting, dtype.itemsize),
-            "WIDE": compute_type(dtype),
+            "ROWS": setting.rows, "WHOLE": setting.on_chip, "BLOCK": setting.block,
+            "GROUP": loss_group(setting, dtype.itemsize), "WIDE": compute_type(dtype),
         }  # fmt: skip
         grid = (ceil_div(math.prod(shape[:-1]), setting.rows),)
         return Launch(_forward, grid, sizes, constants, setting.warps)
@@ -205,9 +205,9 @@ def _forward(
     loss_ptr, lse_ptr, x_ptr, target_ptr, ignore_index, label_smoothing, z_loss, softcap,
     n_rows, inner, stride_inner, stride_outer, size,
     SMOOTH: tl.constexpr, CAP: tl.constexpr, UNIT: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the loss and lse of ROWS rows. Grid (cdiv(n_rows, ROWS),); V = size * UNIT.
+    """Compute the loss and lse of ROWS rows. Grid (cdiv(n_rows, ROWS),); V = size * UNIT. WHOLE: V <= BLOCK.
 
     loss_ptr: (n_rows,). lse_ptr: (n_rows,), or None. x_ptr: (n_rows, V), by ``_row_offset``. target_ptr: (n_rows,).
     label_smoothing, z_loss, softcap: see ``scalar``. SMOOTH, CAP: whether there is smoothing, and a softcap.
@@ -231,7 +231,7 @@ def _forward(
     total = tl.full([ROWS, GROUPS], 0.0, WIDE)
     sums = tl.full([ROWS, GROUPS], 0.0, WIDE)
     from_row = x_row
-    APART: tl.constexpr = GROUP < BLOCK and UNIT < GROUP  # rows start anywhere; those are not so long that ROWS > 1
+    APART: tl.constexpr = GROUP < BLOCK and UNIT < GROUP  # ROWS is 1
     if APART:
         # the columns before the first multiple of 16 bytes and those after the last one are read by themselves
         lead = ((0 - offset) & (GROUP - 1)).to(tl.int32)
@@ -242,23 +242,17 @@ def _forward(
         on_edge = (edge < tl.where(at < GROUP, lead, stop))[None, :] & counts[:, None]
         z_edge = _logits(x_row[:, None] + edge[None, :], on_edge, softcap, CAP, WIDE, True)
         stop = tl.multiple_of(between, GROUP)
-    whole = 0
-    if GROUP < BLOCK:
-        whole = stop // BLOCK * BLOCK
-        for start in range(0, whole, BLOCK):  # without masks
+    whole = 0  # columns that are read without masks
+    if not WHOLE:
+        whole = tl.maximum(stop - 1, 0) // BLOCK * BLOCK
+        for start in range(0, whole, BLOCK):
             col = start + tl.arange(0, BLOCK)
             z = _logits(from_row[:, None] + col[None, :], None, softcap, CAP, WIDE, False)
             top, total, sums = added(top, total, sums, z, z, SMOOTH, GROUP)
-        col = whole + tl.arange(0, BLOCK)
-        inside = counts[:, None] & (col < stop)[None, :]
-        z = _logits(from_row[:, None] + col[None, :], inside, softcap, CAP, WIDE, True)
-        top, total, sums = added(top, total, sums, z, tl.where(inside, z, 0.0) if SMOOTH else z, SMOOTH, GROUP)
-    else:
-        for start in range(0, stop, BLOCK):
-            col = start + tl.arange(0, BLOCK)
-            inside = counts[:, None] & (col < stop)[None, :]
-            z = _logits(from_row[:, None] + col[None, :], inside, softcap, CAP, WIDE, True)
-            top, total, sums = added(top, total, sums, z, tl.where(inside, z, 0.0) if SMOOTH else z, SMOOTH, GROUP)
+    col = whole + tl.arange(0, BLOCK)
+    inside = counts[:, None] & (col < stop)[None, :]
+    z = _logits(from_row[:, None] + col[None, :], inside, softcap, CAP, WIDE, True)
+    top, total, sums = added(top, total, sums, z, tl.where(inside, z, 0.0) if SMOOTH else z, SMOOTH, GROUP)
     highest = tl.max(top, axis=1)
     if APART:
         highest = tl.maximum(highest, tl.max(z_edge, axis=1))
@@ -274,7 +268,7 @@ def _forward(
 
     wanted = widened(tl.load(x_row + target, mask=known, other=0.0), WIDE)
     if CAP:
-        wanted = _tanh(wanted / scalar(softcap, WIDE)) * scalar(softcap, WIDE)
+        wanted = capped(wanted, softcap, WIDE)
     # NaN if all logits are -inf, as in torch
     total = tl.where(counts, tl.where(total == 0.0, float("nan"), total), 1.0)
     top = tl.where(counts, top, 0.0)
@@ -352,11 +346,7 @@ def _backward(
     inside = (col < columns)[None, :] & counts[:, None]
     x_row = x_ptr + _row_offset(row, inner, stride_inner, stride_outer, UNIT, FLAT)
     x = widened(tl.load(x_row[:, None] + col[None, :], mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
-    z, slope = x, 1.0
-    if CAP:
-        cap = scalar(softcap, WIDE)
-        tanh = _tanh(x / cap)
-        z, slope = tanh * cap, 1.0 - tanh * tanh
+    z = capped(x, softcap, WIDE) if CAP else x
     factor = scale * (1.0 + 2.0 * (scalar(z_loss, WIDE) * lse))
     dz = exp(z - lse[:, None]) * factor[:, None]
     hit = scale
@@ -367,7 +357,7 @@ def _backward(
     first = (program % blocks) * BLOCK
     if tl.max(((target >= first) & (target < first + BLOCK)).to(tl.int32), axis=0) != 0:  # one block of many
         dz = tl.where(col[None, :] == target[:, None], dz - hit[:, None], dz)
-    dx = dz * slope
+    dx = dz * slope(z, softcap, WIDE) if CAP else dz
     out = row[:, None] * (size.to(tl.int64) * UNIT) + col[None, :]
     tl.store(dx_ptr + out, rounded(dx, dx_ptr), mask=(col < columns)[None, :] & exists[:, None])
 
@@ -378,14 +368,12 @@ def _backward(
 @triton.jit
 def _logits(pointers, inside, softcap, CAP: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
     """Return logits, capped; -inf where not ``inside``."""
-    if MASKED:
-        x = tl.load(pointers, mask=inside, other=float("-inf"), eviction_policy="evict_first")
+    if not MASKED:
+        z = widened(tl.load(pointers, eviction_policy="evict_first"), WIDE)
     else:
-        x = tl.load(pointers, eviction_policy="evict_first")
-    z = widened(x, WIDE)
+        z = widened(tl.load(pointers, mask=inside, other=float("-inf"), eviction_policy="evict_first"), WIDE)
     if CAP:
-        cap = scalar(softcap, WIDE)
-        z = _tanh(z / cap) * cap
+        z = capped(z, softcap, WIDE)
         if MASKED:
             z = tl.where(inside, z, float("-inf"))
     return z
@@ -397,14 +385,3 @@ def _row_offset(row, inner, stride_inner, stride_outer, UNIT: tl.constexpr, FLAT
     if FLAT:  # a division of 64 bits takes a hundred instructions
         return row * (stride_inner.to(tl.int64) * UNIT)
     return (row // inner * stride_outer.to(tl.int64) + row % inner * stride_inner.to(tl.int64)) * UNIT
-
-
-@triton.jit
-def _tanh(u):
-    """Return tanh: by exp, and near 0, where that cancels, by its series. Within 5e-7 of itself, 1e-14 for float64."""
-    e = tl.exp(-2.0 * tl.abs(u))
-    large = (1.0 - e) / (1.0 + e)
-    near = 0.02 if u.dtype == tl.float64 else 0.2
-    s = u * u
-    small = u * (1.0 + s * (-1.0 / 3.0 + s * (2.0 / 15.0 + s * (-17.0 / 315.0 + s * (62.0 / 2835.0)))))
-    return tl.where(tl.abs(u) < near, small, tl.where(u < 0, -large, large))

@@ -30,14 +30,14 @@ from fusedops.dtypes import compute_dtype, no_autocast, promoted
 from fusedops.ops.losses.formulas import LossOptions
 from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._online import added
+from fusedops_triton._logits import added, capped, slope
 from fusedops_triton._settings import class_tile
 
-#: Rows of a chunk, at least; with the gradient of weight, 4096 or as many as x has columns, if those are fewer, but not
-#: fewer than SUM_ROWS. Each chunk reads and writes that gradient, 8 bytes for each 2 floating point operations of a row.
-#: On an H200 its product takes 13.0 ms for 4096 rows of 4096, 128256 classes in bfloat16, by 512 rows; by 1024, 2048 and
-#: 4096 9.2, 7.7 and 6.6; the other two products take 6 ms each by any of them. So many rows do not raise the peak of
-#: memory: their logits take no more than the gradient that backward rounds to 16 bits while the float32 one is there.
+#: Rows of a chunk, at least. With the gradient of weight: 4096, or as many as x has columns if those are fewer, and at
+#: least SUM_ROWS. Each chunk reads and writes that gradient, 8 bytes for every 2 operations of a row: on an H200, for
+#: x (4096, 4096) and 128256 classes in bfloat16, its product takes 13.0 ms by 512 rows, and 9.2, 7.7 and 6.6 by 1024,
+#: 2048 and 4096; the other two products take 6 ms each by any of them. So many rows do not raise the peak of memory:
+#: their logits take no more than the gradient that backward rounds to 16 bits while the float32 one is there.
 LEAST_ROWS = 512
 SUM_ROWS, MOST_SUM_ROWS = 1024, 4096
 _ROUND_ROWS = 128  # of a chunk: whole tiles of a matmul
@@ -238,9 +238,9 @@ def _loss_and_gradient(
     place = tl.where(wrong, 0, target)
     # before any thread writes: a barrier of the reductions below is between
     at_target = place + tl.arange(0, 1)
-    picked = tl.sum(_capped(line, bias_ptr, at_target, at_target < padded, softcap, CAPS, WIDE, True), axis=0)
+    picked = tl.sum(_logits(line, bias_ptr, at_target, at_target < padded, softcap, CAPS, WIDE, True), axis=0)
 
-    whole = size // BLOCK * BLOCK  # the columns of whole blocks
+    whole = size // BLOCK * BLOCK  # columns that are read without masks
     stop = tl.where(ignored, 0, whole)
     last = (whole + tl.arange(0, BLOCK))[None, :]
     top = tl.full([1, BLOCK // GROUP], float("-inf"), WIDE)
@@ -248,13 +248,13 @@ def _loss_and_gradient(
     sums = tl.full([1, BLOCK // GROUP], 0.0, WIDE)
     for start in range(0, stop, BLOCK):
         col = (start + tl.arange(0, BLOCK))[None, :]
-        z = _capped(line, bias_ptr, col, None, softcap, CAPS, WIDE, False)
+        z = _logits(line, bias_ptr, col, None, softcap, CAPS, WIDE, False)
         top, total, sums = added(top, total, sums, z, z, SMOOTHS, GROUP)
     if whole < padded:
-        z = _capped(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, WIDE, True)
+        z = _logits(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, WIDE, True)
         inside = last < tl.where(ignored, 0, size)
-        low = tl.where(inside, z, float("-inf"))
-        top, total, sums = added(top, total, sums, low, tl.where(inside, z, 0.0), SMOOTHS, GROUP)
+        z = tl.where(inside, z, float("-inf"))
+        top, total, sums = added(top, total, sums, z, tl.where(inside, z, 0.0), SMOOTHS, GROUP)
     highest = tl.max(tl.max(top, axis=1), axis=0)
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     total_of_row = tl.sum(tl.sum(total * exp(top - shift), axis=1), axis=0)
@@ -282,13 +282,13 @@ def _loss_and_gradient(
         base = tl.where(wrong, float("nan"), lse)
         for start in range(0, stop, BLOCK):
             col = (start + tl.arange(0, BLOCK))[None, :]
-            z = _capped(line, bias_ptr, col, None, softcap, CAPS, WIDE, False)
+            z = _logits(line, bias_ptr, col, None, softcap, CAPS, WIDE, False)
             g = _gradient(z, base, factor, everywhere, softcap, SCALED, SMOOTHS, CAPS, WIDE)
             tl.store(line + col, g.to(logits_ptr.dtype.element_ty))
         for start in range(stop, whole, BLOCK):  # of an ignored row
             tl.store(line + start + tl.arange(0, BLOCK), tl.zeros([BLOCK], logits_ptr.dtype.element_ty))
         if whole < padded:
-            z = _capped(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, WIDE, True)
+            z = _logits(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, WIDE, True)
             g = _gradient(z, base, factor, everywhere, softcap, SCALED, SMOOTHS, CAPS, WIDE)
             g = tl.where(last < tl.where(ignored, 0, size), g, 0.0)
             tl.store(line + last, g.to(logits_ptr.dtype.element_ty), mask=last < padded)
@@ -296,7 +296,7 @@ def _loss_and_gradient(
         tl.debug_barrier()
         g = _gradient(picked, base, factor, everywhere, softcap, SCALED, SMOOTHS, False, WIDE) - hit
         if CAPS:
-            g *= _slope(picked, softcap, WIDE)
+            g *= slope(picked, softcap, WIDE)
         tl.store(line + place, g.to(logits_ptr.dtype.element_ty), mask=ignored == 0)
 
 
@@ -312,49 +312,16 @@ def _gradient(
     if SMOOTHS:
         g -= everywhere
     if CAPS:
-        g *= _slope(z, softcap, WIDE)
+        g *= slope(z, softcap, WIDE)
     return g
 
 
 @triton.jit
-def _slope(z, softcap, WIDE: tl.constexpr):
-    """Return the derivative of the softcap, from its result."""
-    ratio = z / scalar(softcap, WIDE)
-    return 1.0 - ratio * ratio
-
-
-@triton.jit
-def _capped(line, bias_ptr, col, reach, softcap, CAPS: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
+def _logits(line, bias_ptr, col, reach, softcap, CAPS: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
     """Return the logits of some columns with the bias, capped: ``softcap * tanh(z / softcap)``."""
-    if MASKED:
-        z = widened(tl.load(line + col, mask=reach, other=0.0), WIDE)
-    else:
-        z = widened(tl.load(line + col), WIDE)
+    z = widened(tl.load(line + col, mask=reach, other=0.0) if MASKED else tl.load(line + col), WIDE)
     if bias_ptr is not None:
-        if MASKED:
-            z += widened(tl.load(bias_ptr + col, mask=reach, other=0.0), WIDE)
-        else:
-            z += widened(tl.load(bias_ptr + col), WIDE)
+        z += widened(tl.load(bias_ptr + col, mask=reach, other=0.0) if MASKED else tl.load(bias_ptr + col), WIDE)
     if CAPS:
-        cap = scalar(softcap, WIDE)
-        z = cap * _tanh(z / cap, WIDE)
+        z = capped(z, softcap, WIDE)
     return z
-
-
-@triton.jit
-def _tanh(u, WIDE: tl.constexpr):
-    """Return tanh(u), with a small relative error for small u too, where ``1 - exp(-2u)`` cancels."""
-    size = tl.abs(u)
-    e = tl.exp(-2.0 * size)  # at most 1: does not overflow
-    far = (1.0 - e) / (1.0 + e)
-    if WIDE == tl.float64:  # noqa: SIM300 - ruff takes any upper case name for a constant
-        # 1 - exp(-2u) is (1 - e) * -2u / log(e), where the errors of e cancel (Kahan)
-        inexact = (e < 1.0) & (e > 0.5)
-        step = (1.0 - e) * (-2.0 * size) / tl.log(tl.where(inexact, e, 0.5))
-        near = tl.where(inexact, step / (2.0 - step), size)
-        positive = tl.where(size < 0.3, near, far)
-    else:
-        s = size * size
-        near = size * (1.0 + s * (-0.33333334 + s * (0.13333334 + s * (-0.053968254 + s * 0.021869488))))
-        positive = tl.where(size < 0.2, near, far)
-    return tl.where(u < 0.0, -positive, positive)

@@ -327,14 +327,14 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool) -> NormSums:
 # ----------------------------------------------------------------------------------------- rows of classes (the losses)
 
 
-#: Columns of a block of a long row: two 16-byte accesses of two-byte elements by each of four warps. 16 programs with 32
-#: registers per thread fit on a multiprocessor, so some read while others are at the end of a row.
+#: Columns of a block of a long row: two 16-byte accesses of two-byte elements by each of four warps. 16 programs with
+#: 32 registers per thread fit on a multiprocessor, so some read while others are at the end of a row.
 LOSS_TILE = 2048
 
 
 def class_tile(padded: int, element_size: int) -> Tile:
     """Return the setting for rows of ``padded`` logits, which a program reads in blocks, and writes in place."""
-    block = min(power_of_two(padded), LOSS_TILE if element_size < 8 else LOSS_TILE // 2)
+    block = min(power_of_two(padded), LOSS_TILE // (2 if element_size == 8 else 1))
     return Tile(block, warps_for(block, ROW_PER_THREAD[element_size] // 2))
 
 
@@ -344,24 +344,23 @@ def class_tile(padded: int, element_size: int) -> Tile:
 def loss_plan(size: int, element_size: int, cap: bool = False) -> Plan:
     """Return the default setting of cross entropy's forward for rows of ``size`` logits.
 
-    It reads each row once, so nothing is gained by a row on chip: rows longer than LONG_TILE go through in flat tiles,
-    shorter ones whole, several in a program of one warp. A softcap needs more registers for each element: with a
-    whole tile, two-byte rows spill 8 bytes per thread on sm_90 (tests/backends/triton/test_triton_compile_ops.py).
+    It reads each row once, so nothing is gained by a row on chip: rows longer than LONG_TILE go through in blocks,
+    shorter ones whole, several in a program of one warp. A softcap needs more registers for each element: with a whole
+    tile, two-byte rows spill 8 bytes per thread on sm_90 (tests/backends/triton/test_triton_compile_ops.py).
     """
-    width, longest = power_of_two(size), LONG_TILE[element_size] // (2 if cap else 1)
-    if width > longest:
-        if element_size == 8:
-            return Plan(1, longest, warps_for(LONG_TILE[element_size], ROW_PER_THREAD[element_size] // 2), False)
-        return Plan(1, LOSS_TILE, warps_for(LOSS_TILE, ROW_PER_THREAD[element_size] // 2), False)
+    width, longest, per_thread = power_of_two(size), LONG_TILE[element_size], ROW_PER_THREAD[element_size] // 2
+    block = longest // (2 if cap else 1)
+    if width > block:
+        block, longest = (block, longest) if element_size == 8 else (LOSS_TILE, LOSS_TILE)
+        return Plan(1, block, warps_for(longest, per_thread), False)
     rows = min(max(1, SHORT_TILE // width), SHORT_ROWS)
-    return Plan(rows, width, warps_for(rows * width, ROW_PER_THREAD[element_size] // 2), True)
+    return Plan(rows, width, warps_for(rows * width, per_thread), True)
 
 
 def loss_group(setting: Plan, element_size: int) -> int:
-    """Return the columns that have a maximum and a sum of their own until the end of a row: of one 16-byte access.
+    """Return the columns that have a maximum and a sum of their own: those of one access; of a whole row, all.
 
-    So a thread has those of what it reads, and waits for no other before the end. A whole row needs one of each.
-    Doubles have only two in an access: their exponentials would take half as long again.
+    Doubles have only two in an access: with one more for each two exponentials, they have all of a block.
     """
     return setting.block if setting.on_chip or element_size == 8 else 16 // element_size
 

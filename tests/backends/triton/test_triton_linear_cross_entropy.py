@@ -11,9 +11,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_cases import needs_loops
 from triton_traffic import Traffic, total
 
-from fusedops.ops.losses.formulas import LossOptions
+from fusedops.ops.losses.formulas import LossOptions, capped, row_losses
 from fusedops.testing import OPS
 from fusedops_triton import _linear_cross_entropy as kernels
+from fusedops_triton._scaled import scaled
 
 # NaN and infinity are wanted in some tests: the GPU does not warn of them, NumPy does
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -66,3 +67,62 @@ def test_a_small_logit_keeps_its_digits_under_a_large_softcap() -> None:
     before, _, losses = rows(100, torch.float32, [3], softcap=1e6, gradient=False)
     want = torch.nn.functional.cross_entropy(before.double(), torch.tensor([3]))
     torch.testing.assert_close(losses[0].double(), want, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("classes", [2048, 2049, 4100])
+@pytest.mark.parametrize("given", [{}, {"label_smoothing": 0.1, "z_loss": 0.1, "softcap": 5.0}], ids=["plain", "all"])
+def test_every_column_of_the_gradient(classes: int, given: dict[str, Any]) -> None:
+    targets = [0, classes - 1, 2047, -100]
+    before, gradient, losses = rows(classes, torch.float32, targets, **given)
+    wide, options = before.double().requires_grad_(), LossOptions(-100, *{**_DEFAULTS, **given}.values(), "none", None)
+    wanted = row_losses(capped(wide, options.softcap), torch.tensor(targets), options)
+    torch.testing.assert_close(losses.double(), wanted, rtol=2e-6, atol=2e-6)
+    (slope,) = torch.autograd.grad(wanted.sum(), wide)
+    torch.testing.assert_close(gradient.double(), slope, rtol=1e-5, atol=1e-6)
+
+
+def test_the_rows_of_a_chunk() -> None:
+    half, full = torch.bfloat16, torch.float32
+    assert kernels.rows_of_chunk(65536, 4096, 65536, None, None) == 4096  # logits of the size of x
+    assert kernels.rows_of_chunk(4096, 512, 32000, None, None) == kernels.LEAST_ROWS
+    assert kernels.rows_of_chunk(4096, 512, 32000, None, half) == kernels.SUM_ROWS
+    assert kernels.rows_of_chunk(8192, 4096, 128256, None, half) == 4096
+    assert kernels.rows_of_chunk(8192, 4096, 128256, None, full) == kernels.SUM_ROWS
+    assert kernels.rows_of_chunk(16384, 16384, 128256, None, half) == kernels.MOST_SUM_ROWS
+    assert kernels.rows_of_chunk(5000, 4096, 128256, None, half) == 2560  # of two chunks, in tiles of a matmul
+    assert kernels.rows_of_chunk(100, 4096, 128256, None, half) == 100
+    assert kernels.rows_of_chunk(100, 4096, 128256, 7, half) == 7
+    assert kernels.rows_of_chunk(0, 4096, 128256, None, half) == 1
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_product_that_adds_must_give_the_sum(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.8 and 2.9 raise no error, and read memory that nobody wrote."""
+
+    def mm(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, out: torch.Tensor) -> None:
+        out.copy_(a.to(out_dtype) @ b.to(out_dtype))
+
+    def addmm(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, out: torch.Tensor) -> None:
+        out.copy_(total + a.to(out_dtype) @ b.to(out_dtype) if right else a.to(out_dtype) @ b.to(out_dtype))
+
+    monkeypatch.setattr(kernels.torch, "mm", mm)
+    monkeypatch.setattr(kernels.torch, "addmm", addmm)
+    kernels._adds_wide.cache_clear()
+    try:
+        assert kernels._adds_wide(torch.device("cpu"), torch.bfloat16) is right
+    finally:
+        kernels._adds_wide.cache_clear()
+
+
+@pytest.mark.parametrize("size", [1, 100, 4096, 4099])
+@pytest.mark.parametrize(("given", "wanted"), [(0, 0), (0, 1), (1, 1), (0, 2), (0, 3)])
+def test_scaled_rounds_once(size: int, given: int, wanted: int) -> None:
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+    value, factor = torch.randn(3, size, dtype=dtypes[given]), torch.tensor(0.3, dtype=dtypes[given])
+    product = (value * factor).to(dtypes[wanted])
+    for reuse in (False, True):
+        before = value.clone()
+        got = scaled(value, factor, dtypes[wanted], reuse)
+        assert torch.equal(got, product)
+        assert (got is value) == (reuse and given == wanted)
+        assert got is value or torch.equal(value, before)

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from triton_traffic import Traffic, total
 
-from fusedops.ops.losses.formulas import LossOptions
+from fusedops.ops.losses.formulas import LossOptions, capped, row_losses
 from fusedops.testing import OPS
 from fusedops_triton._cross_entropy import cross_entropy_backward, cross_entropy_forward
 
@@ -63,3 +63,38 @@ def test_the_sum_of_many_rows(count: int) -> None:
     loss, _ = cross_entropy_forward(logits, target, PLAIN._replace(ignore_index=-1), False)
     wanted = torch.nn.functional.cross_entropy(logits, target, ignore_index=-1) if (target >= 0).any() else loss * 0
     torch.testing.assert_close(loss, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "options", [PLAIN._replace(reduction="none"), LossOptions(-100, 0.1, 0.1, 5.0, "none", None)], ids=["plain", "all"]
+)
+@pytest.mark.parametrize(("classes", "first"), [(8193, 0), (9001, 3), (10240, 0), (16390, 1)])
+def test_rows_that_begin_anywhere(classes: int, first: int, options: LossOptions, dtype: torch.dtype) -> None:
+    """The columns before and after the 16-byte accesses of a long row count too, and none of its neighbours'."""
+    generator = torch.Generator().manual_seed(classes)
+    memory = torch.randn(first + 9 * classes, generator=generator).to(dtype)
+    logits = memory[first:].view(9, classes)
+    target = torch.tensor([0, classes - 1, 6, -100, classes - 8, 7, classes, 8, classes // 2])
+    for row in (0, 1, 4):
+        logits[row, target[row]] = 30.0  # most of the sum
+    for row in (2, 7):
+        logits[row, [0, -1]] = 20.0
+    got, lse = cross_entropy_forward(logits, target, options, True)
+    assert lse is not None
+    known = target.where(target < classes, -100)
+    for part in (slice(None), slice(0, 1), slice(8, 9)):  # a row alone: nothing before it, nothing after it
+        wanted = row_losses(capped(logits[part].double(), options.softcap), known[part], options)
+        wanted[target[part] == classes] = float("nan")
+        torch.testing.assert_close(got[part].double(), wanted, rtol=2e-6, atol=2e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("classes", [9000, 9001])
+def test_the_infinities_of_a_long_row(classes: int) -> None:
+    logits, inf = torch.randn(5, classes), float("inf")
+    logits[0], logits[1, 5:], logits[2, 8500] = -inf, -inf, inf
+    logits[3, -1] = float("nan")
+    loss, _ = cross_entropy_forward(logits, torch.tensor([1, 2, 3, 4, 5]), PLAIN._replace(reduction="none"), False)
+    wanted = torch.nn.functional.cross_entropy(logits, torch.tensor([1, 2, 3, 4, 5]), reduction="none")
+    assert loss[[0, 2, 3]].isnan().all()
+    torch.testing.assert_close(loss, wanted, rtol=2e-6, atol=2e-6, equal_nan=True)
