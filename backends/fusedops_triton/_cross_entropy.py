@@ -1,8 +1,7 @@
 """Cross entropy in Triton: the loss of each row in one pass over the logits, and their gradient in one pass.
 
-    forward     A program reads rows of logits once, BLOCK columns at a time, with the running maximum and sum (Milakov
-                and Gimelshein 2018, "Online normalizer calculation for softmax"). It writes the loss and lse of each
-                row. Programs of short rows hold several.
+    forward     A program reads rows of logits once, BLOCK columns at a time, with running maxima and sums
+                (``_logits.py``). It writes the loss and lse of each row. Programs of short rows hold several.
     reduction   One program adds up the losses of the rows, and counts the targets that are not ignored: 20 bytes a row,
                 beside 100 KB and more of logits. In a fixed order, so the same input gives the same bits.
     backward    Element by element, from lse: a program computes a block of columns of one row or several.
@@ -16,12 +15,14 @@ Common to all kernels:
 - Logits are read with their strides where the last one is 1 and the rows have at most two: logits[:, :-1], and a
   vocabulary cut out of a padded one. Otherwise they are made contiguous first.
 - Offsets of rows are 64-bit: rows * V exceeds 2**31 in ordinary use. Strides are passed as ``stride * UNIT``, so that
-  rows of a length that is divisible by 8 but not by 16 have 16-byte accesses.
+  rows of a length that is divisible by 8 but not by 16 have 16-byte accesses. Long rows that begin anywhere have them
+  in the forward too, from their first multiple of 16 bytes on.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false, reportAssignmentType=false
 # Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 
 from __future__ import annotations

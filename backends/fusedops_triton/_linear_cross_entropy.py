@@ -7,13 +7,14 @@ them into their own gradient in place; two matmuls read it. Nothing waits for th
   exponentials, the bias and the gradient of weight are float32, float64 for float64.
 - Rows of logits are padded to a multiple of 16 elements, so that every access has 16 bytes for any number of classes.
   The padding is 0 in the gradient, and is no part of what the matmuls see.
-- A row is read twice, for the sum of its exponentials and for the gradient, and is written once. The rows of ignored
-  targets are written only. Offsets of rows are 64-bit. There are no atomics.
+- A row is read twice, for the sum of its exponentials and for the gradient, and is written once. The target's gradient
+  is written over that of the other logits, after a barrier. The rows of ignored targets are written only. Offsets of
+  rows are 64-bit. There are no atomics.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 # Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def _add_product(total: Tensor, gradient: Tensor, x: Tensor, first: bool) -> Non
     """Add ``gradient.T @ x`` to ``total``, in the dtype of ``total`` where the device's BLAS can. first: write it."""
     if total.dtype is x.dtype:
         torch.addmm(total, gradient.t(), x, beta=0 if first else 1, out=total)
-    elif _adds_wide(x.device, x.dtype):
+    elif adds_wide(x.device, x.dtype):
         if first:
             torch.mm(gradient.t(), x, out_dtype=total.dtype, out=total)
         else:
@@ -158,7 +159,7 @@ def _add_product(total: Tensor, gradient: Tensor, x: Tensor, first: bool) -> Non
 
 
 @cache
-def _adds_wide(device: torch.device, dtype: torch.dtype) -> bool:
+def adds_wide(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True where a matmul of 16-bit tensors can add to float32: with CUDA's BLAS, not with every other one."""
     ones = torch.ones((16, 16), dtype=dtype, device=device)
     total = torch.ones((16, 16), dtype=torch.float32, device=device)
@@ -168,7 +169,7 @@ def _adds_wide(device: torch.device, dtype: torch.dtype) -> bool:
         torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
     except (RuntimeError, TypeError, NotImplementedError):
         return False
-    # torch 2.8 and 2.9 have a version that reads memory that nobody wrote
+    # torch 2.8 and 2.9 have a version that reads memory that was not written
     return bool(((first == 16) & (total == 17)).all())
 
 

@@ -49,7 +49,8 @@ def linear_cross_entropy(
         reduction: "mean", "sum", or "none" for the loss of each row.
         denominator: what "mean" divides by, a number or a tensor of one element. None: the number of rows that are not
             ignored, at least 1.
-        chunk: rows of a chunk. None: such that its logits take about the size of ``x``, or at least 192 rows.
+        chunk: rows of a chunk. None: such that its logits take about the size of ``x``, or at least 192 rows. On Triton
+            up to 4096, where the gradient of a 16-bit ``weight`` takes as much.
         backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
 
     Returns:

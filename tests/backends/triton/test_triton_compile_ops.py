@@ -45,7 +45,8 @@ def check_classes(case: Case, facts: dict[str, Any]) -> None:
     assert sum(narrow.values()) <= 6, facts
     if case.get("gradient", True):
         assert facts["stores"]["16"] >= 1
-    assert sum(count for width, count in facts["stores"].items() if width != "16") <= 1, facts
+    # the loss, and the target's gradient, which is written over that of the other logits
+    assert sum(count for width, count in facts["stores"].items() if width != "16") <= 2, facts
 
 
 # ---------------------------------------------------------------------------------------------------------------- gated

@@ -97,7 +97,7 @@ def test_the_rows_of_a_chunk() -> None:
 
 @pytest.mark.parametrize("right", [True, False])
 def test_a_product_that_adds_must_give_the_sum(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.8 and 2.9 raise no error, and read memory that nobody wrote."""
+    """torch 2.8 and 2.9 raise no error, and read memory that was not written."""
 
     def mm(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, out: torch.Tensor) -> None:
         out.copy_(a.to(out_dtype) @ b.to(out_dtype))
@@ -107,11 +107,11 @@ def test_a_product_that_adds_must_give_the_sum(right: bool, monkeypatch: pytest.
 
     monkeypatch.setattr(kernels.torch, "mm", mm)
     monkeypatch.setattr(kernels.torch, "addmm", addmm)
-    kernels._adds_wide.cache_clear()
+    kernels.adds_wide.cache_clear()
     try:
-        assert kernels._adds_wide(torch.device("cpu"), torch.bfloat16) is right
+        assert kernels.adds_wide(torch.device("cpu"), torch.bfloat16) is right
     finally:
-        kernels._adds_wide.cache_clear()
+        kernels.adds_wide.cache_clear()
 
 
 @pytest.mark.parametrize("size", [1, 100, 4096, 4099])
