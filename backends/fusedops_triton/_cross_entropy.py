@@ -10,8 +10,8 @@ Common to all kernels:
 
 - The arithmetic is float32, float64 for float64. The loss of a row is computed as (maximum - logit of the target) +
   log(sum), which has no cancellation where the loss is small.
-- The logits of ignored rows are not read. The loss of a row with a target out of range is NaN, and so is its gradient:
-  no one waits for the device to raise.
+- The logits of ignored rows are not read, but for short rows in the forward. The loss of a row with a target out of
+  range is NaN, and so is its gradient: no one waits for the device to raise.
 - Logits are read with their strides where the last one is 1 and the rows have at most two: logits[:, :-1], and a
   vocabulary cut out of a padded one. Otherwise they are made contiguous first.
 - Offsets of rows are 64-bit: rows * V exceeds 2**31 in ordinary use. Strides are passed as ``stride * UNIT``, so that
@@ -124,13 +124,13 @@ def _forward_launch(shape: _Ints, strides: _Ints, dtype: torch.dtype, smooth: bo
     def make_launch(setting: Plan) -> Launch:
         constants = {
             "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
-            "ROWS": setting.rows, "WHOLE": setting.on_chip, "BLOCK": setting.block,
+            "ROWS": setting.rows, "SHORT": setting.on_chip, "BLOCK": setting.block,
             "GROUP": loss_group(setting, dtype.itemsize), "WIDE": compute_type(dtype),
         }  # fmt: skip
         grid = (ceil_div(math.prod(shape[:-1]), setting.rows),)
         return Launch(_forward, grid, sizes, constants, setting.warps)
 
-    return tuned(make_launch, loss_plan(shape[-1], dtype.itemsize, cap), power_of_two(shape[-1]), dtype.itemsize)
+    return tuned(make_launch, loss_plan(shape[-1], dtype.itemsize), power_of_two(shape[-1]), dtype.itemsize)
 
 
 @cached_by_layout
@@ -206,9 +206,9 @@ def _forward(
     loss_ptr, lse_ptr, x_ptr, target_ptr, ignore_index, label_smoothing, z_loss, softcap,
     n_rows, inner, stride_inner, stride_outer, size,
     SMOOTH: tl.constexpr, CAP: tl.constexpr, UNIT: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
+    SHORT: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the loss and lse of ROWS rows. Grid (cdiv(n_rows, ROWS),); V = size * UNIT. WHOLE: V <= BLOCK.
+    """Compute the loss and lse of ROWS rows. Grid (cdiv(n_rows, ROWS),); V = size * UNIT. SHORT: V <= BLOCK.
 
     loss_ptr: (n_rows,). lse_ptr: (n_rows,), or None. x_ptr: (n_rows, V), by ``_row_offset``. target_ptr: (n_rows,).
     label_smoothing, z_loss, softcap: see ``scalar``. SMOOTH, CAP: whether there is smoothing, and a softcap.
@@ -221,8 +221,11 @@ def _forward(
     known = counts & (target >= 0) & (target < columns)
     offset = _row_offset(row, inner, stride_inner, stride_outer, UNIT, FLAT)
     x_row = x_ptr + offset
+    wanted = widened(tl.load(x_row + target, mask=known, other=0.0), WIDE)  # arrives while the row is read
+    if CAP:
+        wanted = capped(wanted, softcap, WIDE)
     stop = columns
-    if ROWS == 1:  # nothing to read of an ignored row
+    if not SHORT:  # ROWS is 1: nothing to read of an ignored row
         stop = tl.where(tl.sum(counts.to(tl.int32), axis=0) > 0, columns, 0)
 
     # `total` is the sum of exp(z - top), `top` the maximum so far, for every GROUP columns of a block: a thread has
@@ -244,14 +247,15 @@ def _forward(
         z_edge = _logits(x_row[:, None] + edge[None, :], on_edge, softcap, CAP, WIDE, True)
         stop = tl.multiple_of(between, GROUP)
     whole = 0  # columns that are read without masks
-    if not WHOLE:
+    if not SHORT:
         whole = tl.maximum(stop - 1, 0) // BLOCK * BLOCK
         for start in range(0, whole, BLOCK):
             col = start + tl.arange(0, BLOCK)
             z = _logits(from_row[:, None] + col[None, :], None, softcap, CAP, WIDE, False)
             top, total, sums = added(top, total, sums, z, z, SMOOTH, GROUP)
     col = whole + tl.arange(0, BLOCK)
-    inside = counts[:, None] & (col < stop)[None, :]
+    # short rows do not wait for their target: those that are ignored are read too
+    inside = (exists if SHORT else counts)[:, None] & (col < stop)[None, :]
     z = _logits(from_row[:, None] + col[None, :], inside, softcap, CAP, WIDE, True)
     top, total, sums = added(top, total, sums, z, tl.where(inside, z, 0.0) if SMOOTH else z, SMOOTH, GROUP)
     highest = tl.max(top, axis=1)
@@ -267,9 +271,6 @@ def _forward(
         if SMOOTH:
             sums += tl.sum(tl.where(on_edge, z_edge, 0.0), axis=1)
 
-    wanted = widened(tl.load(x_row + target, mask=known, other=0.0), WIDE)
-    if CAP:
-        wanted = capped(wanted, softcap, WIDE)
     # NaN if all logits are -inf, as in torch
     total = tl.where(counts, tl.where(total == 0.0, float("nan"), total), 1.0)
     top = tl.where(counts, top, 0.0)

@@ -341,20 +341,17 @@ def class_tile(padded: int, element_size: int) -> Tile:
 # ----------------------------------------------------------------------------------------------------- rows (the loss)
 
 
-def loss_plan(size: int, element_size: int, cap: bool = False) -> Plan:
+def loss_plan(size: int, element_size: int) -> Plan:
     """Return the default setting of cross entropy's forward for rows of ``size`` logits.
 
-    It reads each row once, so nothing is gained by a row on chip: rows longer than LONG_TILE go through in blocks,
-    shorter ones whole, several in a program of one warp. A softcap needs more registers for each element: with a whole
-    tile, two-byte rows spill 8 bytes per thread on sm_90 (tests/backends/triton/test_triton_compile_ops.py).
+    It reads each row once, so nothing is gained by a row on chip. Short rows are read whole, by a warp or two, several
+    of the shortest at a time; longer ones go through in blocks.
     """
-    width, longest, per_thread = power_of_two(size), LONG_TILE[element_size], ROW_PER_THREAD[element_size] // 2
-    block = longest // (2 if cap else 1)
+    width, block = power_of_two(size), LOSS_TILE // (2 if element_size == 8 else 1)
     if width > block:
-        block, longest = (block, longest) if element_size == 8 else (LOSS_TILE, LOSS_TILE)
-        return Plan(1, block, warps_for(longest, per_thread), False)
+        return Plan(1, block, warps_for(block, ROW_PER_THREAD[element_size] // 2), False)
     rows = min(max(1, SHORT_TILE // width), SHORT_ROWS)
-    return Plan(rows, width, warps_for(rows * width, per_thread), True)
+    return Plan(rows, width, warps_for(rows * width, ROW_PER_THREAD[element_size] // (2 if rows > 1 else 1)), True)
 
 
 def loss_group(setting: Plan, element_size: int) -> int:
