@@ -41,7 +41,7 @@ from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._logits import added, capped, slope
-from fusedops_triton._settings import Plan, ceil_div, loss_gradient_plan, loss_group, loss_plan, power_of_two
+from fusedops_triton._settings import Plan, ceil_div, loss_gradient_plan, loss_group, loss_plan, power_of_two, warps_for
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -152,8 +152,10 @@ def _backward_launch(
 
 @cached_by_layout
 def _sum_launch(n_rows: int, wide: torch.dtype, mean: bool) -> Launch:
-    constants = {"MEAN": mean, "BLOCK": 1024, "WIDE": compute_type(wide)}
-    return Launch(_sum_rows, (1,), (n_rows,), constants, 4)
+    # one program: of many rows, each thread has several on the way
+    block, per_thread = (1024, 8) if n_rows <= 1024 else (4096, 4)
+    constants = {"MEAN": mean, "BLOCK": block, "WIDE": compute_type(wide)}
+    return Launch(_sum_rows, (1,), (n_rows,), constants, warps_for(block, per_thread))
 
 
 def _sizes(shape: _Ints, strides: _Ints) -> tuple[_Ints, int]:
@@ -299,18 +301,18 @@ def _sum_rows(
     denominator_ptr: (), or None.
     """
     sums = tl.zeros([BLOCK], dtype=WIDE)
-    counts = tl.zeros([BLOCK], dtype=tl.int64)
+    counts = tl.zeros([BLOCK], dtype=tl.int32)
     for start in range(0, n_rows, BLOCK):
         row = start + tl.arange(0, BLOCK).to(tl.int64)
         if loss_ptr is not None:
             sums += tl.load(loss_ptr + row, mask=row < n_rows, other=0.0)
         if MEAN and denominator_ptr is None:
             target = tl.load(target_ptr + row, mask=row < n_rows, other=0)
-            counts += ((row < n_rows) & (target != ignore_index)).to(tl.int64)
+            counts += ((row < n_rows) & (target != ignore_index)).to(tl.int32)
     result = tl.sum(sums, axis=0)
     if MEAN:
         if denominator_ptr is None:
-            divisor = tl.maximum(tl.sum(counts, axis=0), 1).to(WIDE)
+            divisor = tl.maximum(tl.sum(counts.to(tl.int64), axis=0), 1).to(WIDE)
         else:
             divisor = tl.load(denominator_ptr).to(WIDE)
         result = divisor if loss_ptr is None else result / divisor
