@@ -209,6 +209,20 @@ def test_a_sum_of_equal_terms_may_drift(name: str) -> None:
     assert limits[0] > 5 * limits[1]  # of both signs: the sum stays small
 
 
+def test_the_mean_of_a_row_of_equal_gradients_may_drift() -> None:
+    columns, grad = 4096, torch.full((2, 4096), 0.9698492288589478)
+    x = torch.randn(2, columns, generator=torch.Generator().manual_seed(0))
+    rstd = torch.ones(2)
+    (dx, *_) = error_bounds.layer_norm_gradient_error_bound(2e-5, grad, x, torch.zeros(2), rstd, None, None, (True,))
+    one_by_one = grad[0].numpy().cumsum(dtype="float32")[-1] / columns  # as NumPy sums an axis that is not the last one
+    assert float(dx.min()) > abs(one_by_one - grad[0, 0].item())
+    random = torch.randn(2, columns, generator=torch.Generator().manual_seed(1))
+    (other, *_) = error_bounds.layer_norm_gradient_error_bound(
+        2e-5, random, x, torch.zeros(2), rstd, None, None, (True,)
+    )
+    assert float(other.mean()) < 1e-3
+
+
 def test_a_score_of_thousands_of_equal_products_may_drift() -> None:
     limits: list[float] = []
     for size in (512, 4096):

@@ -191,9 +191,14 @@ def _gradients(
     inner = inner + normal.abs() * (size * (of_normal + absolute * normal.abs())).mean(-1, keepdim=True)
     arithmetic = torch.finfo(compute_dtype(x.dtype))
     inner = inner + 2 * arithmetic.tiny * arithmetic.eps  # the smallest numbers of grad * weight, and of its mean
+    # terms of one sign, added one by one as torch's kernels do: each rounding may be half a unit of the sum so far
+    drift = 0.25 * arithmetic.eps
+    inner = inner + drift * x.shape[-1] * normal.abs() * product.abs()
     exact = m - normal * product
     if mean is not None:
-        exact = exact - m.mean(-1, keepdim=True)
+        shift = m.mean(-1, keepdim=True)
+        exact = exact - shift
+        inner = inner + drift * x.shape[-1] * shift.abs()
     # beside small differences from the mean the squares of the roundings count too: equal elements have nothing else
     of_sums = (of_rounding * (normal.abs() + of_rounding / 2)).mean(-1, keepdim=True)
     unknown = ~(rstd_moves + of_sums <= 0.5) | _overflows(x, rows, centre, r).any(-1, keepdim=True)
@@ -204,8 +209,7 @@ def _gradients(
     dx = r * (inner + exact.abs() * (rstd_moves + of_sums))
     dx = dx.masked_fill(unknown | (total * reach.square() * (1 + r**3) >= _largest(x)), math.inf)
     of_weight = (g.abs() * (moves + absolute * normal.abs())).masked_fill(unknown, math.inf)
-    # terms of one sign, added one by one as torch's kernels do: each rounding may be half a unit of the sum so far
-    drift = 0.25 * arithmetic.eps * x.shape[:-1].numel()
+    drift *= x.shape[:-1].numel()
     dweight, dbias = None, None
     if weight is not None:
         squares = g.square() * (of_rounding.square() + normal.square() * of_rstd)
