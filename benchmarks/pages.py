@@ -14,6 +14,7 @@ import torch
 
 from benchmarks import packed_linear, picture, report
 from benchmarks.cpu_cases import CASES, limit
+from benchmarks.gpu import page as gpu_page
 
 DOCS = Path(__file__).parents[1] / "docs"
 SIZES = report.RESULTS / "cpu" / "sizes"
@@ -361,7 +362,6 @@ def measurements(runs: Mapping[Path, Rows]) -> str:
     for path, rows in runs.items():
         lines += [f"## {setting(rows).capitalize()}", "", f"{machine(rows)}; {link(path)}"]
         lines += [*size_tables(rows), ""]
-    lines += report.sections(report.RESULTS)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -396,6 +396,7 @@ def files() -> dict[Path, str]:
         DOCS / "performance.md": performance(runs),
         DOCS / "measuring.md": MEASURING,
         DOCS / "measurements.md": measurements(runs),
+        DOCS / "gpu.md": gpu_page.page(),
         DOCS / "triton-model.md": triton_model(),
         picture.FILE: picture.drawn(speedups(rows), title),
     }

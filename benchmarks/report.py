@@ -106,7 +106,7 @@ def marked(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio >= SLOW else f"**{ratio:.2f}**"
 
 
-def sections(folder: Path = RESULTS) -> Iterator[str]:
+def sections(folder: Path = RESULTS, pictures: bool = True) -> Iterator[str]:
     """Yield the lines of the tables of a folder's runs."""
     found = list(runs(folder))
     found.sort(key=lambda run: run[0].stem != HEADLINE)  # first
@@ -114,7 +114,7 @@ def sections(folder: Path = RESULTS) -> Iterator[str]:
         yield from (f"## {title(rows, 'the headline calls' if path.stem == HEADLINE else '')}", "")
         yield from (_machine(path, rows[0]), "")
         yield from (*(headline.table(rows) if path.stem == HEADLINE else table(rows)), "")
-        for picture in sorted(path.parent.glob(f"{path.stem}-*.png")):
+        for picture in sorted(path.parent.glob(f"{path.stem}-*.png")) if pictures else ():
             if not any(picture.stem.startswith(f"{other.stem}-") for other in path.parent.glob(f"{path.stem}-*.jsonl")):
                 drawn = (
                     "percent of a copy by row length"

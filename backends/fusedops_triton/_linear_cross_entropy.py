@@ -35,10 +35,11 @@ from fusedops_triton._logits import added, capped, slope
 from fusedops_triton._settings import class_tile
 
 #: Rows of a chunk, at least. With the gradient of weight: 4096, or as many as x has columns if those are fewer, and at
-#: least SUM_ROWS. Each chunk reads and writes that gradient, 8 bytes for every 2 operations of a row: on an H200, for
-#: x (4096, 4096) and 128256 classes in bfloat16, its product takes 13.0 ms by 512 rows, and 9.2, 7.7 and 6.6 by 1024,
-#: 2048 and 4096; the other two products take 6 ms each by any of them. So many rows do not raise the peak of memory:
-#: their logits take no more than the gradient that backward rounds to 16 bits while the float32 one is there.
+#: least SUM_ROWS, but no more than half of all rows: the logits of all rows never exist at once. Each chunk reads and
+#: writes that gradient, 8 bytes for every 2 operations of a row: on an H200, for x (4096, 4096) and 128256 classes in
+#: bfloat16, its product takes 13.0 ms by 512 rows, and 9.2, 7.7 and 6.6 by 1024, 2048 and 4096; the other two products
+#: take 6 ms each by any of them. So many rows do not raise the peak of memory: their logits take no more than the
+#: gradient that backward rounds to 16 bits while the float32 one is there.
 LEAST_ROWS = 512
 SUM_ROWS, MOST_SUM_ROWS = 1024, 4096
 _ROUND_ROWS = 128  # of a chunk: whole tiles of a matmul
@@ -128,7 +129,7 @@ def row_losses(
 
 
 def rows_of_chunk(n_rows: int, size: int, classes: int, chunk: int | None, summed: torch.dtype | None) -> int:
-    """Return the rows of a chunk: those whose logits take about the size of x, and at least LEAST_ROWS.
+    """Return the rows of a chunk: those whose logits take about the size of x, at least LEAST_ROWS or half of all rows.
 
     summed: the dtype of the arguments where the gradient of weight is wanted, which takes more rows; else None.
     """
@@ -137,6 +138,7 @@ def rows_of_chunk(n_rows: int, size: int, classes: int, chunk: int | None, summe
     rows = max(LEAST_ROWS, n_rows * size // max(classes, 1))
     if summed is not None:
         rows = max(rows, SUM_ROWS, min(size, MOST_SUM_ROWS) if summed.itemsize == 2 else 0)
+    rows = min(rows, max(LEAST_ROWS, -(-n_rows // 2)))
     if rows < n_rows:  # the same number of chunks, as equal as possible
         rows = -(-n_rows // -(-n_rows // rows))
         rows = -(-rows // _ROUND_ROWS) * _ROUND_ROWS

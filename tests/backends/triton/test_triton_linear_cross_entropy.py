@@ -90,6 +90,7 @@ def test_the_rows_of_a_chunk() -> None:
     assert kernels.rows_of_chunk(8192, 4096, 128256, None, full) == kernels.SUM_ROWS
     assert kernels.rows_of_chunk(16384, 16384, 128256, None, half) == kernels.MOST_SUM_ROWS
     assert kernels.rows_of_chunk(5000, 4096, 128256, None, half) == 2560  # of two chunks, in tiles of a matmul
+    assert kernels.rows_of_chunk(4096, 4096, 128256, None, half) == 2048  # the logits of all rows never exist at once
     assert kernels.rows_of_chunk(100, 4096, 128256, None, half) == 100
     assert kernels.rows_of_chunk(100, 4096, 128256, 7, half) == 7
     assert kernels.rows_of_chunk(0, 4096, 128256, None, half) == 1
