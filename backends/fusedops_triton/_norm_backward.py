@@ -110,7 +110,7 @@ def _backward_launches(
     """Return the launches for (n_rows, size). sums: the gradient of weight or bias is wanted."""
     unit_h = unit(size)
     sizes, shared = (n_rows, size // unit_h), {"CENTER": centered, "UNIT": unit_h, "WIDE": compute_type(wide)}
-    setting = norm_sums(n_rows, size, widest, sums)
+    setting = norm_sums(n_rows, size, widest, sums, centered)
     if setting.on_chip:
         even = size == setting.block and n_rows % (setting.steps * setting.rows) == 0
         constants = {

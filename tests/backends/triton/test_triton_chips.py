@@ -41,11 +41,11 @@ def test_settings_fit_the_chip(target: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(_settings, "chip", chip)
     assert 3 * chip.processors <= chip.fills < 6 * chip.processors
     assert chip.registers // (chip.resident // 2) >= _settings.HALF_RESIDENT
-    for width in (128, 1000, 8192, 32768):
+    for width in (128, 1000, 4096, 8192, 16384, 32768):
         for setting in (
             _settings.plan(width, 2, 1),
             _settings.norm_plan(width, 2, 1),
-            _settings.norm_sums(2**16, width, 2, True),
+            *(_settings.norm_sums(2**16, width, 2, True, centered) for centered in (True, False)),
             _settings.loss_plan(width, 2),
         ):
             assert 1 <= setting.warps <= chip.threads // chip.lanes
@@ -56,5 +56,6 @@ def test_sums_have_one_order_on_every_nvidia_chip(monkeypatch: pytest.MonkeyPatc
     for chip in CHIPS.values():
         if chip.nvidia:
             monkeypatch.setattr(_settings, "chip", chip)
-            settings.add((_settings.share_columns(2**16, 4096, 2), _settings.norm_sums(2**16, 4096, 2, True)))
+            norms = [_settings.norm_sums(2**16, width, 2, True, False) for width in (1024, 4096, 8192, 16384)]
+            settings.add((_settings.share_columns(2**16, 4096, 2), *norms))
     assert len(settings) == 1

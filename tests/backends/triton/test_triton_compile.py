@@ -22,6 +22,8 @@ Case = dict[str, Any]
 #: Bytes a thread. ptxas moves a register or two out by its own choice, to fit one more program on a multiprocessor (it
 #: stops at 40 registers of 128 allowed): noise beside 128 bytes of real traffic. Past the limits it is 48 and more.
 SPILL_NOISE = 16
+#: Of the wide rows of RMSNorm's backward, which are faster so on an H200: _settings.RMS_PER_THREAD.
+RMS_SPILL = 128
 WIDTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # the last is beyond what fits on chip
 CORNERS = [64, 1024, 16384, 32768, 65536]
 DTYPES = ("bfloat16", "float32")
@@ -135,6 +137,9 @@ def _norm_cases() -> dict[str, Case]:
         limits = (8192, 8192, 4096) if op.endswith("backward") else (32768, 16384, 8192)
         for dtype, limit in zip(("bfloat16", "float32", "float64"), limits):
             cases[f"{op}-{limit}-{dtype}-sm_90"] = _norm_case(op, limit, dtype, "sm_90")
+        if op.endswith("rms_norm backward"):
+            for size in (4096, 16384):
+                cases[f"{op}-{size}-bfloat16-sm_90"] = _norm_case(op, size, "bfloat16", "sm_90")
         for size in (128, 1000, 65536):  # 1000 * 2 bytes is a multiple of 16, though 1000 is not one of 16
             cases[f"{op}-{size}-bfloat16-sm_90"] = _norm_case(op, size, "bfloat16", "sm_90")
         cases[f"{op}-4096-float32-weight-sm_90"] = _norm_case(op, 4096, "bfloat16", "sm_90", weight="float32")
@@ -254,7 +259,10 @@ def test_flat_tiles_are_wide_for_any_row_length(compiled: dict[str, dict[str, An
 @pytest.mark.parametrize("name", NORM_CASES)
 def test_a_norm_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     case, facts = NORM_CASES[name], compiled[name]
-    assert facts["spilled"] <= SPILL_NOISE
+    many = (
+        case["op"].endswith("rms_norm backward") and case["dtype"] == "bfloat16" and 4096 < case["shape"][-1] <= 16384
+    )
+    assert facts["spilled"] <= (RMS_SPILL if many and case["target"] != "gfx942" else SPILL_NOISE)
     assert facts["float64"] == (case["dtype"] == "float64")
     assert facts["address_64"]
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 128 * 1024
