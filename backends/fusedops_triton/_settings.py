@@ -265,9 +265,9 @@ NORM_BACKWARD_PER_THREAD = {2: 8, 4: 4, 8: 4}
 
 #: RMSNorm has the sums of one vector: of rows of two-byte elements an NVIDIA thread takes more at these widths, and
 #: rows of twice the limit fit. On an H200, whose copy has 4.23 TB/s, rms_norm has 3.64 so at 4096, where one load a
-#: thread has 3.37; 3.29 and 3.09 at 8192; 3.50 at 16384, where two reads of a row have 2.08. At the wider two 48 to
-#: 120 bytes of a thread spill, and stay in the L1 cache: with fewer elements a thread nothing does, and it is slower.
-RMS_PER_THREAD = {4096: 32, 8192: 16, 16384: 32}
+#: thread has 3.37, and 3.50 at 16384, where two reads of a row have 2.08. There 72 to 120 bytes of a thread spill, and
+#: stay in the L1 cache: with half the elements a thread it has 3.06. (At 8192 with 64 bytes spilled 3.29 for 3.09.)
+RMS_PER_THREAD = {4096: 32, 16384: 32}
 
 #: Rows of x per row of sums, at least, and the target number of warps for each of ``Chip.fills``: 32 for each processor
 #: of an H100. Sums are written and read in float32: with 16 rows of two-byte elements 8 / (6 * 16) = 8 % of the bytes
@@ -317,7 +317,7 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -
     registers = HALF_RESIDENT if n_rows * size > NORM_IN_CACHE else None
     if widest == 2 and chip.nvidia and not centered and width in RMS_PER_THREAD and width <= 2 * longest:
         per_thread, longest = RMS_PER_THREAD[width], width
-        registers = registers if width == NORM_WIDE else None
+        registers = None
     if width > longest:
         block = LONG_TILE[widest] // 2
         return NormSums(1, block, warps_for(block, ROW_PER_THREAD[widest] // 4), False, 1)

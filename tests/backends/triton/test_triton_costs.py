@@ -51,7 +51,8 @@ def test_a_kernel_leaves_the_memory_as_the_limit(name: str, costs: dict[str, dic
     case, got = CASES[name], costs[name]
     assert got["spilled"] == 0
     assert got["issue"] <= case["most"], f"{name}: got {got}, expected an issue of at most {case['most']} %"
-    assert got["threads"] >= RESIDENT, f"{name}: got {got}, expected {RESIDENT} % of the threads of a multiprocessor"
+    least = case.get("resident", RESIDENT)
+    assert got["threads"] >= least, f"{name}: got {got}, expected {least} % of the threads of a multiprocessor"
 
 
 def test_the_table_has_no_other_kernels() -> None:
