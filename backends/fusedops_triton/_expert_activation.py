@@ -28,7 +28,7 @@ from fusedops.ops.experts.formulas import Activation
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._expert_rows import Route
-from fusedops_triton._gated import activated, slopes
+from fusedops_triton._gated import activated, gradients
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
 
@@ -216,8 +216,8 @@ def _backward(
                 total += tl.where(inside, a * widened(tl.load(da_ptr + at, inside, 0.0), WIDE), 0.0)
         if dh_ptr is not None:
             da = widened(tl.load(da_ptr + at, inside, 0.0), WIDE) * weight[:, None]
-            dgate, dup = _slopes(gate, up, limit, alpha, offset, KIND, WIDE)
-            _write(dh_ptr, da * dgate, da * dup, row, known, first, columns, LAYOUT, COLS)
+            dgate, dup = _gradients(da, gate, up, limit, alpha, offset, KIND, WIDE)
+            _write(dh_ptr, dgate, dup, row, known, first, columns, LAYOUT, COLS)
     if dweights_ptr is not None:
         if bias_ptr is not None:
             wide = width.to(tl.int64) * UNIT_H
@@ -280,11 +280,11 @@ def _activated(gate, up, limit, alpha, offset, KIND: tl.constexpr, WIDE: tl.cons
 
 
 @triton.jit
-def _slopes(gate, up, limit, alpha, offset, KIND: tl.constexpr, WIDE: tl.constexpr):
-    """Compute the derivatives by gate and by up; the latter is without a meaning where there is no up."""
+def _gradients(da, gate, up, limit, alpha, offset, KIND: tl.constexpr, WIDE: tl.constexpr):
+    """Compute the gradients of gate and up; the latter is without a meaning where there is no up."""
     if KIND == "relu" or KIND == "relu2":
         slope = tl.where(gate > 0, 1.0, 0.0)
         if KIND == "relu2":
             slope = 2.0 * tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        return slope, slope
-    return slopes(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+        return da * slope, da * slope
+    return gradients(da, gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)

@@ -228,11 +228,11 @@ def _backward_rows(
     grad = widened(tl.load(grad_ptr + row[:, None] * columns + col[None, :], mask=inside, other=0.0), WIDE)
     gate = widened(tl.load(gate_ptr + _at(row, col, gate_stride, UNIT), mask=inside, other=0.0), WIDE)
     up = widened(tl.load(up_ptr + _at(row, col, up_stride, UNIT), mask=inside, other=0.0), WIDE)
-    dgate, dup = slopes(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+    dgate, dup = gradients(grad, gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
     if dgate_ptr is not None:
-        tl.store(dgate_ptr + _at(row, col, dgate_stride, UNIT), rounded(grad * dgate, dgate_ptr), mask=inside)
+        tl.store(dgate_ptr + _at(row, col, dgate_stride, UNIT), rounded(dgate, dgate_ptr), mask=inside)
     if dup_ptr is not None:
-        tl.store(dup_ptr + _at(row, col, dup_stride, UNIT), rounded(grad * dup, dup_ptr), mask=inside)
+        tl.store(dup_ptr + _at(row, col, dup_stride, UNIT), rounded(dup, dup_ptr), mask=inside)
 
 
 @triton.jit(do_not_specialize=["limit", "alpha", "offset", "n"])
@@ -262,8 +262,8 @@ def _backward_pairs(
     packed = widened(tl.load(packed_ptr + 2 * base + both, mask=both < 2 * left, other=0.0), WIDE)
     grad = widened(tl.load(grad_ptr + base + at, mask=at < left, other=0.0), WIDE)
     gate, up = tl.split(tl.reshape(packed, [BLOCK, 2]))
-    dgate, dup = slopes(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
-    dpacked = tl.reshape(tl.join(grad * dgate, grad * dup), [2 * BLOCK])
+    dgate, dup = gradients(grad, gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+    dpacked = tl.reshape(tl.join(dgate, dup), [2 * BLOCK])
     tl.store(dpacked_ptr + 2 * base + both, rounded(dpacked, dpacked_ptr), mask=both < 2 * left)
 
 
@@ -312,18 +312,19 @@ def activated(gate, up, limit, alpha, offset, KIND: tl.constexpr):
 
 
 @triton.jit
-def slopes(gate, up, limit, alpha, offset, KIND: tl.constexpr):
-    """Compute the derivatives by gate and by up. At a bound of the clamp they pass."""
+def gradients(grad, gate, up, limit, alpha, offset, KIND: tl.constexpr):
+    """Compute the gradients of gate and up. At a bound of the clamp they pass. Beyond it they are 0, for any grad."""
     if KIND == "tanh" or KIND == "erf":
         gate = tl.where(gate < -32.0, -32.0, gate)
         # beyond 32 the derivative is 1; an infinite gate would give NaN
-        return up * gelu_slope(tl.where(gate > 32.0, 32.0, gate), KIND == "tanh"), gelu(gate, KIND == "tanh")
+        slope = gelu_slope(tl.where(gate > 32.0, 32.0, gate), KIND == "tanh")
+        return grad * (up * slope), grad * gelu(gate, KIND == "tanh")
     gate_passes, up_passes = gate <= limit, tl.abs(up) <= limit
     if KIND == "clamped":
         gate, up = _clamped(gate, up, limit)
     s, rest = _logistic(alpha * gate)
-    dup = _times(gate, s)
-    dgate = (up + offset) * (s + dup * (alpha * rest))
+    swish = _times(gate, s)
+    dgate, dup = grad * ((up + offset) * (s + swish * (alpha * rest))), grad * swish
     if KIND == "clamped":
         dgate, dup = tl.where(gate_passes, dgate, 0.0), tl.where(up_passes, dup, 0.0)
     return dgate, dup

@@ -38,7 +38,6 @@ from fusedops_triton._settings import ceil_div
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)  # since torch 2.10
 _TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
-_TYPES[torch.float64] = tl.float64
 
 
 class _Tiles(NamedTuple):
@@ -53,14 +52,11 @@ class _Tiles(NamedTuple):
 #: Of 16-bit products, which tensor cores have; and of others, and of rows that are read few bytes at a time, for which
 #: a thread holds many addresses.
 _LARGE, _SMALL = _Tiles(128, 128, 64, 8), _Tiles(64, 64, 32, 4)
-_DOUBLE = _Tiles(64, 64, 16, 4)
 
 
 def _tiles(dtype: torch.dtype, *sizes: int) -> tuple[_Tiles, int]:
     """Return the tiles of a product of a dtype, and the power of two, up to 16, that divides all sizes."""
     common = unit(gcd(*sizes))
-    if dtype.itemsize == 8:
-        return _DOUBLE, common
     return _LARGE if dtype.itemsize == 2 and common >= 8 else _SMALL, common
 
 
@@ -82,7 +78,7 @@ def rows_by_weight(rows: Tensor, weight: Tensor, ends: Tensor, swapped: bool, wi
         return _grouped_mm(rows, _readable(weight.mT if swapped else weight), offs=ends)
     y = rows.new_empty((rows.shape[0], size))
     if y.numel() and weight.shape[0]:
-        dtype = _product_dtype(rows, weight, wide)
+        dtype = torch.promote_types(rows.dtype, weight.dtype)
         launch = _rows_launch(rows.shape[0], weight.shape[0], size, length, swapped, dtype)
         launch(y, y, rows, weight.resolve_neg().contiguous(), ends)
     return y
@@ -116,7 +112,7 @@ def weights_of_rows(one: Tensor, other: Tensor, ends: Tensor, like: Tensor, wide
         return result
     result = torch.empty_like(like, memory_format=torch.contiguous_format)
     if result.numel():
-        launch = _weights_launch(*result.shape, _product_dtype(one, like, wide))
+        launch = _weights_launch(*result.shape, torch.promote_types(one.dtype, like.dtype))
         launch(result, result, one, other, ends)
     return result
 
@@ -128,11 +124,6 @@ def _weights_launch(experts: int, size_m: int, size_n: int, dtype: torch.dtype) 
     constants = {"UNIT": common, **_constants(_weights, dtype, tiles)}
     sizes = (size_m // common, size_n // common, down, across)
     return Launch(_weights, (experts * down * across,), sizes, constants, tiles.warps)
-
-
-def _product_dtype(one: Tensor, other: Tensor, wide: torch.dtype) -> torch.dtype:
-    """Return the dtype of the factors of a product, which may be narrower than that of its sums."""
-    return wide if wide is torch.float64 else torch.promote_types(one.dtype, other.dtype)
 
 
 def _constants(kernel: Any, dtype: torch.dtype, tiles: _Tiles) -> dict[str, Any]:

@@ -43,7 +43,9 @@ def test_numbers_against_float64_and_two_runs_alike(backend: str, op: Op, case: 
         outputs, gradients = results(op, args, want)
     if backend == "triton":  # gradients of other libraries' attention are sums in any order
         again = (*(y for y in outputs if y is not None), *gradients.values())
-        assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+        for one, other in zip(first, again, strict=True):  # a float16 result may overflow
+            assert torch.equal(one.isnan(), other.isnan())
+            assert torch.equal(one.nan_to_num(0.0), other.nan_to_num(0.0))
 
 
 @pytest.mark.parametrize("width", [64, 100, 257, 1000, 1024, 4096, 8200, 16384, 40000])
@@ -118,15 +120,16 @@ def test_a_device_that_is_not_the_current_one() -> None:
 @pytest.mark.parametrize(("backend", "op"), [each for each in BACKENDS if each.values[0] == "triton"])
 def test_memory_beside_the_result(backend: str, op: Op) -> None:
     """Nothing of x's size is made beside the results; a mask is never expanded."""
-    if op.name == "linear_cross_entropy":
-        pytest.skip("needs a chunk of logits beside its result")
+    if op.name in ("linear_cross_entropy", "experts"):
+        pytest.skip("needs a chunk of logits, or the rows of the chosen experts, beside its result")
     args = testing.arguments(op, op.evidence.measured[0], torch.bfloat16, DEVICE)
     op.call_public(*args)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     outputs = op.as_tuple(op.call_public(*args))
     made = sum(y.nbytes for y in outputs if isinstance(y, Tensor))
-    assert torch.cuda.max_memory_allocated() - before <= 1.02 * made + 0.01 * args[0].nbytes
+    workspace = 2**20  # of torch's grouped products
+    assert torch.cuda.max_memory_allocated() - before <= 1.02 * made + 0.01 * args[0].nbytes + workspace
 
 
 @on_cuda

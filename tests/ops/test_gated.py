@@ -116,6 +116,17 @@ def test_a_clamp_stops_the_gradient_beyond_its_bounds_and_of_nan(elements: int, 
 
 
 @every_backend
+@pytest.mark.parametrize("grad", [NAN, INF])
+def test_what_a_clamp_stops_is_0_for_any_gradient(grad: float, backend: str) -> None:
+    """As in torch, whose clamp does not multiply by 0: experts have infinity there where a weight is infinite."""
+    gate, up = (torch.tensor([[beyond, 0.01]], requires_grad=True) for beyond in (3.0, -1.0))
+    y = fusedops.swiglu(gate, up, limit=0.125, backend=backend)
+    for gradient in torch.autograd.grad(y, (gate, up), torch.tensor([[grad, 1.0]])):
+        assert gradient[0, 0] == 0
+        assert gradient[0, 1].isfinite()
+
+
+@every_backend
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_limit_is_compared_in_float32(dtype: torch.dtype, backend: str) -> None:
     limit = 1e-5  # below the 16-bit number next to it

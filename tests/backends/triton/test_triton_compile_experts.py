@@ -39,7 +39,7 @@ def _cases() -> dict[str, Case]:
     add("large", LARGE, "bfloat16", "sm_90", ("_spread", "_forward", "_backward", "_combine"))
     add("odd", ODD, "float16", "sm_90", ("_forward", "_backward", "_rows", "_weights"))
     add("qwen3", QWEN3, "float32", "sm_90", ("_forward", "_backward", "_rows", "_weights"))
-    for target, dtypes in zip(OTHERS, (("float16", "float32"), ("bfloat16", "float64"), ("bfloat16", "float32"))):
+    for target, dtypes in zip(OTHERS, (("float16", "float32"), ("bfloat16", "float16"), ("bfloat16", "float32"))):
         add("qwen3", QWEN3, dtypes[0], target)
         add("gpt_oss", GPT_OSS, dtypes[1], target, ("_forward", "_backward", "_rows", "_weights", "_spread"))
     clear: Case = {"op": "experts clear", "launch": 0, "kernel": "_clear", "dtype": "bfloat16", **QWEN3}
@@ -58,7 +58,7 @@ def test_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     case, facts = CASES[name], compiled[name]
     assert facts["kernel"] == case["kernel"]
     assert facts["spilled"] <= SPILL_NOISE
-    assert facts["float64"] <= (case["dtype"] == "float64")
+    assert not facts["float64"]
     assert facts["address_64"]
     # two programs on a multiprocessor of an NVIDIA GPU, or more; an AMD one has twice the registers
     assert facts["registers"] * facts["warps"] <= 2**11, facts

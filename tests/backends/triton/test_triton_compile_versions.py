@@ -45,7 +45,7 @@ PRODUCTS: dict[str, Case] = {
         "launch": launch,
     }
     for op, launch in (("experts", 3), ("experts backward", 5))
-    for dtype in ("bfloat16", "float32", "float64")
+    for dtype in ("bfloat16", "float32")
 }
 CASES |= PRODUCTS
 
