@@ -28,9 +28,9 @@ DIRECTIONS = ("forward", "backward")
 
 RESULTS_HEAD = """# Performance
 
-The speed-up of each op over the chain of torch calls that a model would use instead. It is measured on a CPU: **no GPU
-and no Ascend device has been measured yet.** [How it is measured](measuring.md). [Every run](measurements.md), with
-bfloat16, one thread and all sizes.
+The speed-up of each op over the chain of torch calls that a model would use instead, measured on a CPU. [On an NVIDIA
+GPU](gpu.md) has an H200; **no AMD GPU and no Ascend device has been measured yet.** [How it is measured](measuring.md).
+[Every run](measurements.md), with bfloat16, one thread and all sizes.
 """
 
 RESULTS_TABLE = """Columns 2 to 4: the time of plain torch divided by the time of the call, for COLUMNS elements;
@@ -117,7 +117,7 @@ fusedops bench                    # every op, beside plain torch and a copy
 fusedops bench bias_gelu --dtype bf16 --device cuda
 ```
 
-The Triton kernels have not run on a GPU. [A model of their instructions](triton-model.md) bounds their speed.
+The Triton kernels: [measured on an H200](gpu.md), and [a model of their instructions](triton-model.md).
 """
 
 MEASURING = """# How it is measured
@@ -206,8 +206,8 @@ fusedops bench bias_gelu --dtype bf16 --elements 1048576
 
 COSTS = """# The Triton kernels by a model
 
-**A model, not a measurement: no GPU has run these kernels.** They are compiled for sm_90, and their instructions are
-counted. To see which kernel takes a call:
+**A model, not a measurement:** [On an NVIDIA GPU](gpu.md) has those of an H200. The kernels are compiled for sm_90, and
+their instructions are counted. To see which kernel takes a call:
 
 ```sh
 fusedops explain rms_norm --x 8,2048,4096:bf16@cuda
@@ -378,13 +378,11 @@ def triton_model() -> str:
 def speedups(rows: Rows) -> dict[str, tuple[float, float]]:
     """Return the speed-up of each op in the first table at the largest size: forward, backward."""
     calls, largest = by_call(rows), COLUMNS[-1]
-    return {
-        op: (
-            calls[op, form, "forward", DTYPE][largest]["speedup"],
-            calls[op, form, "backward", DTYPE][largest]["speedup"],
-        )
-        for op, form in shown_forms().items()
+    forms = shown_forms().items()
+    each = {
+        op: [calls[op, form, direction, DTYPE][largest]["speedup"] for direction in DIRECTIONS] for op, form in forms
     }
+    return {op: (forward, backward) for op, (forward, backward) in each.items()}
 
 
 def files() -> dict[Path, str]:

@@ -121,11 +121,11 @@ def sections(folder: Path = RESULTS, pictures: bool = True) -> Iterator[str]:
                     if picture.stem.endswith("length")
                     else "speed-up over plain torch"
                 )
-                yield from (f"![Plot of the run {path.stem}: {drawn}]({_link(picture)})", "")
+                yield from (f"![Plot of the run {path.stem}: {drawn}]({link(picture)})", "")
     for path, rows in launches(folder):
         first = rows[0]
         where = f"{first['device']}, torch {first['torch']}, triton {first['triton']}, commit `{first['commit'][:12]}`"
-        yield from (f"## {first['device']}: host time of a launch", "", f"{where}. [{path.name}]({_link(path)})", "")
+        yield from (f"## {first['device']}: host time of a launch", "", f"{where}. [{path.name}]({link(path)})", "")
         yield from (*launch_table(rows), "")
 
 
@@ -134,11 +134,11 @@ def _machine(path: Path, first: dict[str, Any]) -> str:
     return (
         f"{first['device']}{settings}, {'while idle, ' if first.get('idle_ns') else ''}torch {first['torch']}, "
         f"Python {first['python']}, commit `{first['commit'][:12]}`"
-        f"{', driver ' + first['driver'] if first['driver'] else ''}. [{path.name}]({_link(path)})"
+        f"{', driver ' + first['driver'] if first['driver'] else ''}. [{path.name}]({link(path)})"
     )
 
 
-def _link(path: Path) -> str:
+def link(path: Path) -> str:
     """Return the target of a link to a file, from the page or from its own folder."""
     return f"../{path.relative_to(RESULTS.parents[1]).as_posix()}" if path.is_relative_to(RESULTS) else path.name
 

@@ -61,11 +61,14 @@ def _takes_cudnn(q: Any, k: Any, v: Any, mask: Any, causal: str, backward: bool)
 
 
 def _is_torchs_choice(q: Any, k: Any, v: Any, causal: str) -> bool:
-    """Return True where scaled_dot_product_attention takes cuDNN. Asked in each call, 1 us: settings may change."""
-    if _torch.sdp_choice is None or not _torch.cudnn_is_enabled() or torch.are_deterministic_algorithms_enabled():
-        return False
+    """Return True where scaled_dot_product_attention takes cuDNN. Asked in each call, 1 us: settings may change.
+
+    Of a spec: where it does unless a setting forbids it.
+    """
     if isinstance(q, TensorSpec):
         return _capability(q)[0] in (9, 10)
+    if _torch.sdp_choice is None or not _torch.cudnn_is_enabled() or torch.are_deterministic_algorithms_enabled():
+        return False
     grouped = q.shape[1] != k.shape[1]
     try:
         return _torch.sdp_choice(q, k, v, None, 0.0, causal != "none", enable_gqa=grouped) == _CUDNN

@@ -83,9 +83,12 @@ def _mask_cost(q: Any, k: Any, v: Any, mask: Any, *_: Any) -> int | None:
     return None if mask is None else prod(mask.shape[:-1]) * _row(k.shape[2]) * q.dtype.itemsize
 
 
-def _heads_cost(
-    q: Any, k: Any, v: Any, mask: Any, scale: Any, causal: str, *_: Any, backward: bool = False
-) -> int | None:
+def _heads_cost(q: Any, k: Any, v: Any, mask: Any, scale: Any, causal: str, *_: Any) -> int | None:
+    return _repeated(q, k, v, mask, causal, False)
+
+
+def _repeated(q: Any, k: Any, v: Any, mask: Any, causal: str, backward: bool) -> int | None:
+    """Return the bytes of the repeated keys and values, or None where the kernel takes grouped heads."""
     if q.shape[1] == k.shape[1] or kernel_of(q, k, v, mask, causal, backward) != "efficient":
         return None
     return q.shape[0] * q.shape[1] * seen_keys(q, k, causal) * (q.shape[3] + v.shape[3]) * q.dtype.itemsize
@@ -96,9 +99,19 @@ def _backward_mask_cost(grad_out: Any, grad_lse: Any, *args: Any) -> int | None:
 
 
 def _backward_heads_cost(
-    grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, lse: Any, scale: Any, *rest: Any
+    grad_out: Any,
+    grad_lse: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    out: Any,
+    lse: Any,
+    scale: Any,
+    causal: str,
+    *_: Any,
 ) -> int | None:
-    return _heads_cost(q, k, v, mask, scale, *rest, backward=True)
+    return _repeated(q, k, v, mask, causal, True)
 
 
 _MASK = "the mask becomes an additive one of the dtype of q, with rows of a multiple of 16 elements, once per mask"

@@ -41,7 +41,8 @@ from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._logits import added, capped, slope
-from fusedops_triton._settings import Plan, ceil_div, loss_gradient_plan, loss_group, loss_plan, power_of_two, warps_for
+from fusedops_triton._loss_settings import loss_gradient_plan, loss_group, loss_plan
+from fusedops_triton._settings import Plan, ceil_div, power_of_two, warps_for
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 

@@ -32,7 +32,7 @@ from fusedops.ops.losses.formulas import LossOptions
 from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._logits import added, capped, slope
-from fusedops_triton._settings import class_tile
+from fusedops_triton._loss_settings import class_tile
 
 #: Rows of a chunk, at least. With the gradient of weight: 4096, or as many as x has columns if those are fewer, and at
 #: least SUM_ROWS, but no more than half of all rows: the logits of all rows never exist at once. Each chunk reads and

@@ -1,4 +1,7 @@
-"""The page of docs/ with the runs of ``make gpu`` that are committed: benchmarks/results/GPU, one folder each."""
+"""The page of docs/ with the runs of ``make gpu`` that are committed: benchmarks/results/GPU, one folder each.
+
+A folder has what ``--out`` was given, without the logs, and maybe notes.md: what a reader of the outcomes must know.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,13 @@ In the table of the headline calls, the calls where the time of a model goes:
 - **x NAME**: the time that NAME takes for forward and backward divided by that of the call; below 1, NAME is faster.
   *torch* is the chain of calls that a model would use; *torch sdpa* its fused attention; *transformers* its experts by
   `grouped_mm`. A place is empty where NAME does not take the call or is not installed.
+
+To see which kernel takes a call:
+
+```sh
+fusedops explain experts --x 4096,2048:bf16@cuda --index 4096,8:int64@cuda --weights 4096,8:bf16@cuda \\
+    --up 128,1536,2048:bf16@cuda --down 128,2048,768:bf16@cuda
+```
 """
 
 
@@ -30,6 +40,9 @@ def page(results: Path = report.RESULTS) -> str:
     for path in sorted(results.glob("*/steps.jsonl")):
         steps = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         lines += [f"## {path.parent.name.replace('-', ' ').upper()}: the steps", "", *_steps(steps), ""]
+        notes = path.with_name("notes.md")
+        lines += [notes.read_text(encoding="utf-8")] if notes.exists() else []
+        lines += [f"[{each.name}]({report.link(each)})" for each in (path, notes) if each.exists()] + [""]
         lines += report.sections(path.parent, pictures=False)
     return "\n".join(lines).rstrip() + "\n"
 

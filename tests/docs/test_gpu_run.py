@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import calls, headline, measure
 from benchmarks.gpu import __main__ as program
+from benchmarks.gpu import page as gpu_page
 from benchmarks.gpu.packages import COMMIT, python_path
 from benchmarks.gpu.runner import Outcome, log_of, run_all
 from benchmarks.gpu.steps import Step, Target, phases
@@ -117,6 +118,19 @@ def test_the_table_of_the_headline_calls() -> None:
         "| rms_norm, 4096 | triton | 100 | 300 | 90, 90 |  | 1.50 |",
         f"| linear_cross_entropy, Llama 3 | triton | 15000 | 5000 |  | {6 * 4096**2 * 128256 / 20e-3 / 1e12:.0f} |  |",
     ]
+
+
+def test_the_page_has_each_run_with_its_notes(tmp_path: Path) -> None:
+    folder = tmp_path / "nvidia-x1"
+    folder.mkdir()
+    (folder / "notes.md").write_text("What a reader must know.\n")
+    steps = [Outcome("compile large 1/3", "passed", 9.0, ""), Outcome("tests", "failed", 90.4, "exit status 1")]
+    lines = [json.dumps({**step._asdict(), "counts": ["1 failed, 9 passed"], "failed": []}) for step in steps]
+    (folder / "steps.jsonl").write_text("\n".join(lines))
+    text = gpu_page.page(tmp_path)
+    assert "## NVIDIA X1: the steps" in text
+    assert "| tests | failed | 90 | exit status 1; 1 failed, 9 passed |\n\nWhat a reader must know." in text
+    assert "compile large" not in text
 
 
 def test_the_limits_of_the_phases_fit_in_nine_minutes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
-from fusedops_triton import _chips, _settings
+from fusedops_triton import _chips, _loss_settings, _settings
 from fusedops_triton._chips import CHIPS, target_of
 
 
@@ -46,7 +46,7 @@ def test_settings_fit_the_chip(target: str, monkeypatch: pytest.MonkeyPatch) -> 
             _settings.plan(width, 2, 1),
             _settings.norm_plan(width, 2, 1),
             *(_settings.norm_sums(2**16, width, 2, True, centered) for centered in (True, False)),
-            _settings.loss_plan(width, 2),
+            _loss_settings.loss_plan(width, 2),
         ):
             assert 1 <= setting.warps <= chip.threads // chip.lanes
 
