@@ -16,7 +16,6 @@ from calls import (
     every_op,
     gradients,
     growing,
-    has_kernels,
     inputs,
     loss,
     noting_backend,
@@ -28,6 +27,7 @@ from calls import (
     samples,
     shapes,
     stacked,
+    takes_doubles,
     with_gradient,
 )
 from torch import Tensor
@@ -68,7 +68,7 @@ WAYS = [
     (op, way, backend)
     for op in OPTIONS
     for way, backend in ((public, "eager"), (registered, "loopback"), (public, "triton"))
-    if has_kernels(backend, op)
+    if takes_doubles(backend, op)
 ]
 # a second derivative is made of what the kernel saved, if anything
 OF_SAVED = [each for each in WAYS if each[2] != "triton" or OPS[each[0]].required_saved]
