@@ -303,6 +303,16 @@ def test_equal_terms_of_a_gradient_of_experts_add_up() -> None:
     assert limits[0] > 4 * limits[1]  # of both signs: the sum stays small
 
 
+def test_the_gradient_of_an_activation_may_be_rounded_to_few_bits_of_float16() -> None:
+    op, grad = OPS["experts"], torch.full((1, 1), 2e-3).half()
+    call = {"x": torch.ones(1, 1).half(), "index": torch.zeros(1, 1, dtype=torch.int64), "weights": torch.zeros(1, 1)}
+    down = 1e-3 * torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(2))
+    args = op.prepared(op.bind((), {**call, "up": torch.ones(1, 64, 1), "down": down}))
+    da = grad.double() * down[0].double()
+    rounded = float(da.half().double().sum() - da.sum()) * torch.nn.functional.silu(torch.ones(1)).item()
+    assert float(testing.expected(op, args, grad=grad).limits["gradient of weights"]) > abs(rounded)
+
+
 def test_a_product_of_experts_may_be_rounded_before_a_wider_bias_is_added() -> None:
     op, bias = OPS["experts"], torch.full((1, 2), -15.0)
     limits: list[float] = []

@@ -237,6 +237,12 @@ def experts_gradient_error_bound(
         eps = torch.finfo(arithmetic(x, up, down)).eps
         drift = 0.25 * eps * x.shape[1] * (g * finite_size(out)).sum(-1, keepdim=True)
         of_weights = (g * of_out).square().sum(-1, keepdim=True).sqrt() + drift
+        # or as a sum of a * da, whose second factor may be rounded: to nothing where it is small, and equal ones alike
+        unweighted = every.masked_fill(~present, 0.0) @ second
+        a, of_unweighted = finite_size(of.a), narrow.rounding(unweighted)
+        alike = narrow.share * finite_size((of.a * unweighted).sum(-1, keepdim=True))
+        of_weights = of_weights + alike + narrow.least * a.sum(-1, keepdim=True)
+        of_weights = of_weights + _SPREAD * (a * of_unweighted).square().sum(-1, keepdim=True).sqrt()
         unknown = (every.isinf() & present & _has_unknown_sign(out.abs(), of_out)).any(-1, keepdim=True)
         dweights = dweights + of_weights.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(
             overflows | unknown, math.inf
@@ -245,7 +251,9 @@ def experts_gradient_error_bound(
         da = (every * weights.double().reshape(-1, 1)).masked_fill(~present, 0.0) @ second
         dh, of_dh = of.hidden_gradient(absolute, torch.maximum(_root_of_squares(weighted, sizes[1]), finite_size(da)))
         of_weighted = absolute * weighted + narrow.rounding(weighted)
-        of_da = torch.maximum(_root_of_squares(of_weighted, sizes[1]), (absolute + narrow.share) * finite_size(da))
+        of_da = torch.maximum(
+            _root_of_squares(of_weighted, sizes[1]), absolute * finite_size(da) + factor * of_unweighted
+        )
         of_dh = of_dh + of.hidden_gradient(absolute, of_da)[0]
         largest = of.hidden_gradient(absolute, weighted @ sizes[1])[0]
         of_dh = (of_dh + narrow.rounding(dh)).masked_fill(overflows | (largest >= narrow.largest), math.inf)
