@@ -28,8 +28,7 @@ In the table of the headline calls, the calls where the time of a model goes:
 To see which kernel takes a call:
 
 ```sh
-fusedops explain experts --x 4096,2048:bf16@cuda --index 4096,8:int64@cuda --weights 4096,8:bf16@cuda \\
-    --up 128,1536,2048:bf16@cuda --down 128,2048,768:bf16@cuda
+fusedops explain attention --q 2,32,4096,128:bf16@cuda --k 2,32,4096,128:bf16@cuda --v 2,32,4096,128:bf16@cuda
 ```
 """
 
