@@ -41,7 +41,7 @@ def page(results: Path = report.RESULTS) -> str:
         lines += [f"## {path.parent.name.replace('-', ' ').upper()}: the steps", "", *_steps(steps), ""]
         notes = path.with_name("notes.md")
         lines += [notes.read_text(encoding="utf-8")] if notes.exists() else []
-        lines += [f"[{each.name}]({report.link(each)})" for each in (path, notes) if each.exists()] + [""]
+        lines += [f"[{path.name}]({report.link(path)})", ""]
         lines += report.sections(path.parent, pictures=False)
     return "\n".join(lines).rstrip() + "\n"
 
