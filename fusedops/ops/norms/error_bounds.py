@@ -176,7 +176,10 @@ def _gradients(
     rows, g, r = x.double(), grad.double(), rstd.double()[..., None]
     centre = torch.zeros(()).double() if mean is None else mean.double()[..., None]
     normal = (rows - centre) * r
-    spread = absolute * (rows.abs() + centre.abs()) * r
+    of_mean = centre.abs()
+    if mean is not None and x.shape[-1]:  # a mean that is small by chance moves as its terms do
+        of_mean = torch.maximum(of_mean, rows.abs().mean(-1, keepdim=True))
+    spread = absolute * (rows.abs() + of_mean) * r
     of_rounding = rounding * (rows.abs() + centre.abs()) * r
     moves_of_rounding = of_rounding + normal.abs() * (of_rounding * normal.abs()).mean(-1, keepdim=True)
     of_rstd = (of_rounding * normal).square().mean(-1, keepdim=True) / max(x.shape[-1], 1)

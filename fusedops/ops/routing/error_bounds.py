@@ -154,6 +154,8 @@ def logits_error_bound(
         of_result, result = error * slope + size * of_slope, size * slope
     largest = torch.finfo(compute_dtype(logits.dtype)).max / 16
     overflows = (result >= largest) | (size >= largest) | of_total.isinf()
+    # a product with the scale may come before the division by the total, and reaches the whole row
+    overflows = overflows | (finite_size(grad_weights) * abs(scale) >= largest).any(-1, keepdim=True)
     of_result = of_result.masked_fill(overflows, math.inf)
     if score == "softmax":
         return of_result.masked_fill(overflows.any(-1, keepdim=True), math.inf)

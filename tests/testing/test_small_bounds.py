@@ -1,0 +1,27 @@
+"""Error bounds that were too small for a right kernel, by the family of ops. More of them: test_error_bounds.py."""
+
+from __future__ import annotations
+
+import torch
+
+from fusedops import testing
+from fusedops.ops.norms import error_bounds
+from fusedops.testing import OPS
+
+
+def test_a_mean_that_is_small_by_chance_moves_as_its_terms_do() -> None:
+    x = torch.tensor([[3.0, -3.0, 1e-4, -1e-4]])
+    given = (torch.ones(1, 4), x, torch.zeros(1), torch.full((1,), 0.47), torch.ones(4), None, (True, True))
+    _, dweight, _ = error_bounds.layer_norm_gradient_error_bound(2e-5, *given)
+    assert dweight is not None
+    assert float(dweight[2]) > 0.05 * float(dweight[0])  # of the third term little is left but the error of the mean
+
+
+def test_a_gradient_of_routing_may_overflow_before_it_is_divided_by_the_total() -> None:
+    op, logits = OPS["top_k_routing"], torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
+    grad = torch.tensor([[2.0] * 4, [1e-3] * 4])
+    call = {"logits": logits, "k": 4, "score": "topk_softmax", "normalize": True, "eps": 50.0, "scale": 3e38}
+    limit = testing.expected(op, op.prepared(op.bind((), call)), grad=grad).limits["gradient of logits"]
+    assert (limit[0].isinf() == (limit[0] != 0)).all()
+    assert limit[0].isinf().any()
+    assert limit[1].isfinite().all()
