@@ -19,8 +19,8 @@ The lse of all three is a natural logarithm: a backward may be another kernel's 
 - ``cudnn`` keeps the plan of a backward by the sizes and strides of q, k, v and the mask, but the plan has the strides
   of out and of its gradient too (torch 2.10 to 2.13). They get those that forward gives out.
 
-ROCm has other kernels behind the same functions. This file is not for them. The tests of ``flash`` and ``efficient``
-passed on an H200 with torch 2.11; the branch for ``cudnn`` has not run on a GPU yet.
+ROCm has other kernels behind the same functions. This file is not for them. All three have passed
+their tests on an H200 with torch 2.11 and cuDNN 9.19.
 
 Source: torch 2.10 to 2.13, ``aten/src/ATen/native/transformers/cuda/``: ``sdp_utils.cpp``, ``attention.cu``,
 ``attention_backward.cu``, ``flash_attn/flash_api.cpp``, ``mem_eff_attention/kernel_forward.h``, ``kernel_backward.h``;
