@@ -25,3 +25,17 @@ def test_a_gradient_of_routing_may_overflow_before_it_is_divided_by_the_total() 
     assert (limit[0].isinf() == (limit[0] != 0)).all()
     assert limit[0].isinf().any()
     assert limit[1].isfinite().all()
+
+
+def test_attention_of_one_key_has_a_gradient_of_k_in_proportion_to_a_large_q() -> None:
+    op, size = OPS["attention"], torch.finfo(torch.float64).max
+    q = torch.tensor([0.0, size, 0.0], dtype=torch.float64).view(1, 1, 1, 3)
+    k = torch.full_like(q, 1e-3)
+    call = op.prepared(op.bind((), {"q": q, "k": k, "v": k.clone()}))
+    limit = testing.expected(op, call, grad=torch.ones_like(q)).limits["gradient of k"].flatten()
+    assert limit[1] > 1e-16 * 1e-3 * size  # one rounding of grad_out @ v, times q
+    assert limit[0] < 1.0
+    q = torch.tensor([0.0, 1e160, 0.0], dtype=torch.float64).view(1, 1, 1, 3)  # whose square is inf
+    call = op.prepared(op.bind((), {"q": q, "k": k * 1e-160, "v": k}))
+    limit = testing.expected(op, call, grad=torch.ones_like(q)).limits["gradient of k"].flatten()
+    assert 0 < limit[1] < 1e-6 * 1e160

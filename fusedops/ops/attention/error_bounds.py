@@ -86,16 +86,16 @@ def gradient_error_bound(
     of_queries = _SPREAD * _most_equal(q) ** 0.5  # have equal probabilities, whatever their gradients
     rows = rows_of_key = q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
     rows = min(rows, 2 * (rows * equal_rows) ** 0.5)  # in effect: roundings of unequal terms have no common sign
-    dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs() + of_keys * (rounding @ s.k.square()).sqrt()
+    dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs() + of_keys * _spread(rounding, s.k)
     ds = _rounded(change, terms, rows, q.dtype).transpose(-2, -1)
     dk = formulas.summed(ds @ s.q.abs(), heads)
-    dk = dk + of_rows * formulas.summed(rounding.transpose(-2, -1) @ s.q.square(), heads).sqrt()
+    dk = dk + of_rows * _spread(rounding.transpose(-2, -1), s.q, heads)
     dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
     # torch's kernel for a CPU scales, and adds up blocks of 32 to 256 rows, in 16 bits: each time the sum so far, of
     # half of the blocks on average, is rounded
     of_blocks = 1 + (rows_of_key / _BLOCK / 2) ** 0.5
     blocks = _least(q.dtype) * (1 + rows_of_key / 32) / 2 if narrow else 0.0
-    dv = dv + of_blocks * of_queries * formulas.summed(exact.transpose(-2, -1) @ g.square(), heads).sqrt()
+    dv = dv + of_blocks * of_queries * _spread(exact.transpose(-2, -1), g, heads)
     # a row whose terms, or sums of them, may overflow: the terms may be scaled before they are summed, or after
     limit = torch.finfo(compute_dtype(q.dtype)).max / 2 / max(factor, 1.0)
     keys, queries = s.k.abs().clamp(min=1.0), s.q.abs().clamp(min=1.0)
@@ -107,8 +107,18 @@ def gradient_error_bound(
     given = all(bool(each.isfinite().all()) for each in (g, grad_lse, v, seen))
     anywhere = bool(unknown.any()) or not given
     if anywhere:  # what such a number reaches depends on the order of the products
-        return tuple(torch.full_like(each, math.inf) for each in (dq, dk, dv))  # pyright: ignore[reportReturnType]
+        dq, dk, dv = (torch.full_like(each, math.inf) for each in (dq, dk, dv))
+    # NaN is 0 * inf: a change that float64 cannot hold, of a number that is 0
+    dq, dk, dv = (each.nan_to_num(nan=math.inf, posinf=math.inf) for each in (dq, dk, dv))
     return dq, dk, dv
+
+
+def _spread(rounding: Tensor, other: Tensor, heads: int | None = None) -> Tensor:
+    """Return the root of the sum of the squares of roundings times ``other``: the squares of roundings are given."""
+    if not bool(rounding.any()):  # the square of a large float64 is inf
+        return torch.zeros((), dtype=torch.float64)
+    products = rounding @ other.square()
+    return (products if heads is None else formulas.summed(products, heads)).sqrt()
 
 
 def _most_equal(*tensors: Tensor) -> int:
