@@ -81,5 +81,4 @@ def fusedops_backend() -> fusedops.Backend:
         needs="triton and an NVIDIA or AMD GPU",
         packages=("triton",),
         tools=("nvidia-smi", "rocm-smi"),
-        variables=(("FUSEDOPS_AUTOTUNE", "1 times launch settings on this GPU and stores the fastest."),),
     )

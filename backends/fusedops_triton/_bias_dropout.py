@@ -33,7 +33,6 @@ from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
 from fusedops.philox import threshold
-from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import (
     BiasLayout,
     add_sums,
@@ -50,7 +49,7 @@ from fusedops_triton._bias import (
 )
 from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, compiles_ptx, scalar_for
-from fusedops_triton._settings import HALF_RESIDENT, Columns, Tile, ceil_div, dropout_tile, share_columns, tile
+from fusedops_triton._settings import HALF_RESIDENT, Columns, ceil_div, dropout_tile, share_columns, tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -165,41 +164,35 @@ def _columns_backward(
 @cached_by_layout
 def _forward_launch(
     n: int, narrowest: int, dtype: torch.dtype, adds: bool, kind: str, bias_unit: int, sizes: tuple[int, ...]
-) -> Launch | Tuned:
+) -> Launch:
     """Return the launch of ``_forward`` for n elements; kind, bias_unit and sizes are from ``locate``.
 
     adds: there is a residual.
     """
     unit_n, wide = unit(n), compute_type(dtype)
-
-    def make_launch(setting: Tile) -> Launch:
-        constants = {
-            "KIND": kind_in_tiles(kind, sizes[0] * bias_unit, setting.block), "UNIT": bias_unit, "UNIT_N": unit_n,
-            "NARROW": n < 2**31, "EVEN": n % setting.block == 0, "BLOCK": setting.block,
-            "CALLS": _calls(narrowest, setting.block), "PTX": compiles_ptx(_forward), "WIDE": wide,
-        }  # fmt: skip
-        grid = (ceil_div(n, setting.block),)
-        registers = None if kind == "other" else HALF_RESIDENT  # which takes more, for the addresses
-        return Launch(_forward, grid, (n // unit_n, *sizes), constants, setting.warps, registers)
-
-    return tuned(make_launch, tile(narrowest) if adds else dropout_tile(narrowest), 0, narrowest)
+    setting = tile(narrowest) if adds else dropout_tile(narrowest)
+    constants = {
+        "KIND": kind_in_tiles(kind, sizes[0] * bias_unit, setting.block), "UNIT": bias_unit, "UNIT_N": unit_n,
+        "NARROW": n < 2**31, "EVEN": n % setting.block == 0, "BLOCK": setting.block,
+        "CALLS": _calls(narrowest, setting.block), "PTX": compiles_ptx(_forward), "WIDE": wide,
+    }  # fmt: skip
+    grid = (ceil_div(n, setting.block),)
+    registers = None if kind == "other" else HALF_RESIDENT  # which takes more, for the addresses
+    return Launch(_forward, grid, (n // unit_n, *sizes), constants, setting.warps, registers)
 
 
 @cached_by_layout
-def _flat_launch(n: int, narrowest: int, dtype: torch.dtype) -> Launch | Tuned:
+def _flat_launch(n: int, narrowest: int, dtype: torch.dtype) -> Launch:
     """Return the launch of ``_backward_flat`` for n elements."""
     unit_n = unit(n)
-
-    def make_launch(setting: Tile) -> Launch:
-        constants = {
-            "UNIT_N": unit_n, "EVEN": n % setting.block == 0, "BLOCK": setting.block,
-            "CALLS": _calls(narrowest, setting.block), "PTX": compiles_ptx(_backward_flat),
-            "WIDE": compute_type(dtype),
-        }  # fmt: skip
-        grid = (ceil_div(n, setting.block),)
-        return Launch(_backward_flat, grid, (n // unit_n,), constants, setting.warps, HALF_RESIDENT)
-
-    return tuned(make_launch, dropout_tile(narrowest), 0, narrowest)
+    setting = dropout_tile(narrowest)
+    constants = {
+        "UNIT_N": unit_n, "EVEN": n % setting.block == 0, "BLOCK": setting.block,
+        "CALLS": _calls(narrowest, setting.block), "PTX": compiles_ptx(_backward_flat),
+        "WIDE": compute_type(dtype),
+    }  # fmt: skip
+    grid = (ceil_div(n, setting.block),)
+    return Launch(_backward_flat, grid, (n // unit_n,), constants, setting.warps, HALF_RESIDENT)
 
 
 @cached_by_layout

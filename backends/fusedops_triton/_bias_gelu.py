@@ -25,7 +25,6 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
-from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import (
     BiasLayout,
     add_sums,
@@ -42,7 +41,7 @@ from fusedops_triton._bias import (
 )
 from fusedops_triton._common import compute_type, reciprocal, widened
 from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import Columns, Tile, ceil_div, share_columns, tile
+from fusedops_triton._settings import Columns, ceil_div, share_columns, tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -117,22 +116,19 @@ def _columns_backward(
 def _flat_launch(
     backward: bool, n: int, narrowest: int, dtype: torch.dtype, approximate: str, kind: str, bias_unit: int,
     sizes: tuple[int, ...],
-) -> Launch | Tuned:  # fmt: skip
+) -> Launch:  # fmt: skip
     """Return the launch of ``_forward`` or ``_backward_flat`` for n elements.
 
     kind, bias_unit and sizes are from ``locate``.
     """
     kernel, unit_n = _backward_flat if backward else _forward, unit(n)
-
-    def make_launch(setting: Tile) -> Launch:
-        constants = {
-            "TANH": approximate == "tanh", "KIND": kind_in_tiles(kind, sizes[0] * bias_unit, setting.block),
-            "UNIT": bias_unit, "UNIT_N": unit_n, "NARROW": n < 2**31, "EVEN": n % setting.block == 0,
-            "BLOCK": setting.block, "WIDE": compute_type(dtype),
-        }  # fmt: skip
-        return Launch(kernel, (ceil_div(n, setting.block),), (n // unit_n, *sizes), constants, setting.warps)
-
-    return tuned(make_launch, tile(narrowest), 0, narrowest)
+    setting = tile(narrowest)
+    constants = {
+        "TANH": approximate == "tanh", "KIND": kind_in_tiles(kind, sizes[0] * bias_unit, setting.block),
+        "UNIT": bias_unit, "UNIT_N": unit_n, "NARROW": n < 2**31, "EVEN": n % setting.block == 0,
+        "BLOCK": setting.block, "WIDE": compute_type(dtype),
+    }  # fmt: skip
+    return Launch(kernel, (ceil_div(n, setting.block),), (n // unit_n, *sizes), constants, setting.warps)
 
 
 @cached_by_layout

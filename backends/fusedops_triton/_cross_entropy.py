@@ -36,13 +36,12 @@ from torch import Tensor
 
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.losses.formulas import LossOptions
-from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._logits import added, capped, slope
 from fusedops_triton._loss_settings import loss_gradient_plan, loss_group, loss_plan
-from fusedops_triton._settings import Plan, ceil_div, power_of_two, warps_for
+from fusedops_triton._settings import ceil_div, warps_for
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -119,36 +118,30 @@ _Ints = tuple[int, ...]
 
 
 @cached_by_layout
-def _forward_launch(shape: _Ints, strides: _Ints, dtype: torch.dtype, smooth: bool, cap: bool) -> Launch | Tuned:
+def _forward_launch(shape: _Ints, strides: _Ints, dtype: torch.dtype, smooth: bool, cap: bool) -> Launch:
     sizes, aligned = _sizes(shape, strides)
-
-    def make_launch(setting: Plan) -> Launch:
-        constants = {
-            "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
-            "ROWS": setting.rows, "SHORT": setting.on_chip, "BLOCK": setting.block,
-            "GROUP": loss_group(setting, dtype.itemsize), "WIDE": compute_type(dtype),
-        }  # fmt: skip
-        grid = (ceil_div(math.prod(shape[:-1]), setting.rows),)
-        return Launch(_forward, grid, sizes, constants, setting.warps)
-
-    return tuned(make_launch, loss_plan(shape[-1], dtype.itemsize), power_of_two(shape[-1]), dtype.itemsize)
+    setting = loss_plan(shape[-1], dtype.itemsize)
+    constants = {
+        "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
+        "ROWS": setting.rows, "SHORT": setting.on_chip, "BLOCK": setting.block,
+        "GROUP": loss_group(setting, dtype.itemsize), "WIDE": compute_type(dtype),
+    }  # fmt: skip
+    grid = (ceil_div(math.prod(shape[:-1]), setting.rows),)
+    return Launch(_forward, grid, sizes, constants, setting.warps)
 
 
 @cached_by_layout
 def _backward_launch(
     shape: _Ints, strides: _Ints, dtype: torch.dtype, per_row: bool, smooth: bool, cap: bool
-) -> Launch | Tuned:
+) -> Launch:
     sizes, aligned = _sizes(shape, strides)
-
-    def make_launch(setting: Plan) -> Launch:
-        constants = {
-            "PER_ROW": per_row, "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
-            "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_type(dtype),
-        }  # fmt: skip
-        grid = (ceil_div(math.prod(shape[:-1]), setting.rows) * ceil_div(shape[-1], setting.block),)
-        return Launch(_backward, grid, sizes, constants, setting.warps)
-
-    return tuned(make_launch, loss_gradient_plan(shape[-1], dtype.itemsize), power_of_two(shape[-1]), dtype.itemsize)
+    setting = loss_gradient_plan(shape[-1], dtype.itemsize)
+    constants = {
+        "PER_ROW": per_row, "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
+        "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_type(dtype),
+    }  # fmt: skip
+    grid = (ceil_div(math.prod(shape[:-1]), setting.rows) * ceil_div(shape[-1], setting.block),)
+    return Launch(_backward, grid, sizes, constants, setting.warps)
 
 
 @cached_by_layout

@@ -28,12 +28,11 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.dtypes import promoted
-from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._bias_gelu import gelu, gelu_slope
 from fusedops_triton._common import compute_type, reciprocal, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._settings import Tile, ceil_div, gated_columns, gated_tile, power_of_two
+from fusedops_triton._settings import ceil_div, gated_columns, gated_tile, power_of_two
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -159,33 +158,27 @@ def _layout(width: int, n: int, tensors: tuple[Tensor | None, ...]) -> tuple[int
 @cached_by_layout
 def _rows_launch(
     backward: bool, n_rows: int, width: int, strides: tuple[int, ...], narrowest: int, dtype: torch.dtype, kind: str
-) -> Launch | Tuned:
+) -> Launch:
     """Return the launch of ``_forward_rows`` or ``_backward_rows``."""
     kernel, row_unit = (_backward_rows if backward else _forward_rows), unit(gcd(width, *strides))
     sizes = (n_rows, width // row_unit, *[stride // row_unit for stride in strides])
-
-    def make_launch(setting: Tile) -> Launch:
-        cols = gated_columns(width, setting.block, narrowest)
-        rows = min(setting.block // cols, power_of_two(n_rows))
-        constants: dict[str, Any] = {
-            "KIND": kind, "ONE": n_rows == 1, "UNIT": row_unit, "EVEN": width % cols == 0 and n_rows % rows == 0,
-            "ROWS": rows, "COLS": cols, "WIDE": compute_type(dtype),
-        }  # fmt: skip
-        return Launch(kernel, (ceil_div(width, cols) * ceil_div(n_rows, rows),), sizes, constants, setting.warps)
-
-    return tuned(make_launch, gated_tile(narrowest, backward), power_of_two(width) if n_rows > 1 else 0, narrowest)
+    setting = gated_tile(narrowest, backward)
+    cols = gated_columns(width, setting.block, narrowest)
+    rows = min(setting.block // cols, power_of_two(n_rows))
+    constants: dict[str, Any] = {
+        "KIND": kind, "ONE": n_rows == 1, "UNIT": row_unit, "EVEN": width % cols == 0 and n_rows % rows == 0,
+        "ROWS": rows, "COLS": cols, "WIDE": compute_type(dtype),
+    }  # fmt: skip
+    return Launch(kernel, (ceil_div(width, cols) * ceil_div(n_rows, rows),), sizes, constants, setting.warps)
 
 
 @cached_by_layout
-def _pairs_launch(backward: bool, n: int, element_size: int, dtype: torch.dtype, kind: str) -> Launch | Tuned:
+def _pairs_launch(backward: bool, n: int, element_size: int, dtype: torch.dtype, kind: str) -> Launch:
     """Return the launch of ``_forward_pairs`` or ``_backward_pairs`` for n pairs."""
     kernel, unit_n = (_backward_pairs if backward else _forward_pairs), unit(n)
-
-    def make_launch(setting: Tile) -> Launch:
-        constants = {"KIND": kind, "UNIT_N": unit_n, "BLOCK": setting.block, "WIDE": compute_type(dtype)}
-        return Launch(kernel, (ceil_div(n, setting.block),), (n // unit_n,), constants, setting.warps)
-
-    return tuned(make_launch, gated_tile(element_size, backward), 0, element_size)
+    setting = gated_tile(element_size, backward)
+    constants = {"KIND": kind, "UNIT_N": unit_n, "BLOCK": setting.block, "WIDE": compute_type(dtype)}
+    return Launch(kernel, (ceil_div(n, setting.block),), (n // unit_n,), constants, setting.warps)
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels

@@ -130,20 +130,18 @@ class Launch:
             The compiled kernel; None in the interpreter.
         """
         path = fast_path(type(self.kernel))
-        if path is None:
-            device = torch.cuda.current_device() if device_tensor.is_cuda else -1
-        else:
+        if path is not None:
             device = path.driver.active.get_current_device()
+        else:
+            device = torch.cuda.current_device() if device_tensor.is_cuda else -1
         if device_tensor.is_cuda and device_tensor.get_device() != device:
             with torch.cuda.device(device_tensor.device):
-                return self._launch(path, device_tensor.get_device(), args)
-        return self._launch(path, device, args)
-
-    def _launch(self, path: _FastPath | None, device: int, args: tuple[Any, ...]) -> Any:
+                return self(device_tensor, *args)
         if path is None or self._must_use_triton(path.knobs):
             return self._launch_with_triton(args)
         backend, specialize = path.backend, path.specialize
-        key = (device, *[specialize(backend, arg, False, True, True) for arg in args])
+        # a call for None costs as much as one for a tensor
+        key = (device, *[None if arg is None else specialize(backend, arg, False, True, True) for arg in args])
         cached = self._compiled.get(key)
         if cached is None:
             compiled = self._launch_with_triton(args)
@@ -153,18 +151,19 @@ class Launch:
                 self._compiled[key] = (compiled, compiled.run, compiled.function, compiled.packed_metadata, last_args)
             return compiled
         compiled, run, function, metadata, last_args = cached
-        x, y, z = self._grid
         # not cached: CUDA graphs capture on a stream of their own
         stream = path.driver.active.get_current_stream(device)
-        run(x, y, z, stream, function, metadata, None, None, None, *args, *last_args)
+        run(*self._grid, stream, function, metadata, None, None, None, *args, *last_args)
         return compiled
 
     def _must_use_triton(self, knobs: Any) -> bool:
         """Return True if a launch hook is set, or a setting that changes how kernels are compiled."""
         runtime = knobs.runtime
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        # Triton's chain of hooks exists even when it is empty
         return bool(
-            _has_calls(runtime.launch_enter_hook)
-            or _has_calls(runtime.launch_exit_hook)
+            (enter is not None and getattr(enter, "calls", True))
+            or (leave is not None and getattr(leave, "calls", True))
             or self.kernel.pre_run_hooks
             or runtime.debug
             or runtime.add_stages_inspection_hook is not None
@@ -204,11 +203,6 @@ def compiles_ptx(kernel: Any) -> bool:
 def _is_capturing() -> bool:
     """Return True while a CUDA graph is captured. A torch without CUDA has no function for it."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-def _has_calls(hook: Any) -> bool:
-    """Return True if the launch hook calls anything. Triton's chain of hooks exists even when it is empty."""
-    return hook is not None and bool(getattr(hook, "calls", True))
 
 
 # ------------------------------------------------------------------------------------------------------------- layouts

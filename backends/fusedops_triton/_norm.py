@@ -30,11 +30,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
-from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
-from fusedops_triton._settings import Plan, ceil_div, norm_plan, power_of_two
+from fusedops_triton._settings import ceil_div, norm_plan
 
 # ----------------------------------------------------------------------------------------------------------- launcher
 
@@ -92,23 +91,17 @@ def ready(tensor: Tensor | None) -> Tensor | None:
 
 
 @cached_by_layout
-def _forward_launch(
-    n_rows: int, size: int, adds: bool, dtype: torch.dtype, centered: bool, shifts: bool
-) -> Launch | Tuned:
+def _forward_launch(n_rows: int, size: int, adds: bool, dtype: torch.dtype, centered: bool, shifts: bool) -> Launch:
     """Return the launch for (n_rows, size). dtype: of the rows that are normalized. shifts: there is an offset."""
     unit_h = unit(size)
-
-    def make_launch(setting: Plan) -> Launch:
-        sizes = (n_rows, size // unit_h)
-        constants = {"CENTER": centered, "UNIT": unit_h, "BLOCK": setting.block, "WIDE": compute_type(dtype)}
-        if not setting.on_chip:
-            return Launch(_norm_forward_long, (n_rows,), sizes, constants, setting.warps)
-        even = size == setting.block and n_rows % setting.rows == 0
-        constants |= {"OFFSET": shifts, "EVEN": even, "ROWS": setting.rows}
-        return Launch(_norm_forward_on_chip, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
-
-    default = norm_plan(size, dtype.itemsize, 2 if adds else 1)
-    return tuned(make_launch, default, power_of_two(size), dtype.itemsize)
+    setting = norm_plan(size, dtype.itemsize, 2 if adds else 1)
+    sizes = (n_rows, size // unit_h)
+    constants = {"CENTER": centered, "UNIT": unit_h, "BLOCK": setting.block, "WIDE": compute_type(dtype)}
+    if not setting.on_chip:
+        return Launch(_norm_forward_long, (n_rows,), sizes, constants, setting.warps)
+    even = size == setting.block and n_rows % setting.rows == 0
+    constants |= {"OFFSET": shifts, "EVEN": even, "ROWS": setting.rows}
+    return Launch(_norm_forward_on_chip, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels

@@ -24,11 +24,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
-from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, widened
 from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ROTARY_HEADS, Tile, ceil_div, power_of_two, rotary_tile
+from fusedops_triton._settings import ROTARY_HEADS, ceil_div, power_of_two, rotary_tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -105,30 +104,27 @@ def _angles(angle: Tensor, y: Tensor) -> Tensor:
 def _launch(
     batch: int, heads: tuple[int, ...], length: int, dim: int, half: int, strides: tuple[tuple[int, ...], ...],
     angle_strides: tuple[int, ...], interleaved: bool, seq_dim: int, forward: bool, narrowest: int, dtype: torch.dtype,
-) -> Launch | Tuned:  # fmt: skip
+) -> Launch:  # fmt: skip
     """Return the launch of ``_rotate`` for q of (B, heads[0], S, D) and, of two numbers of heads, k."""
     x_strides = [step for each in (strides[0], strides[-1]) for step in each]
     row_unit = unit(gcd(half, dim, *x_strides, *angle_strides))
     in_units = [size // row_unit for size in (dim, half, *x_strides, *angle_strides)]
     sizes = (length, heads[0], heads[-1], *in_units)
     rest = dim - 2 * half
-
-    def make_launch(setting: Tile) -> Launch:
-        cols = min(power_of_two(max(half, ceil_div(rest, 2))), setting.block)
-        rows = setting.block // cols
-        positions = min(max(rows // ROTARY_HEADS, 1), power_of_two(length))
-        group = min(rows // positions, power_of_two(max(heads)))
-        tiles = ceil_div(half, cols) + ceil_div(rest, 2 * cols)
-        groups = sum(ceil_div(count, group) for count in heads)
-        constants = {
-            "FORWARD": forward, "INTERLEAVED": interleaved, "SEQ_INNER": seq_dim == -2, "UNIT": row_unit,
-            "HEADS": group, "POSITIONS": positions, "COLS": cols, "WIDE": compute_type(dtype),
-        }  # fmt: skip
-        programs = tiles * groups * ceil_div(length, positions) * batch
-        warps = max(1, setting.warps * group * positions * cols // setting.block)  # fewer for a small tile
-        return Launch(_rotate, (programs,), sizes, constants, warps)
-
-    return tuned(make_launch, rotary_tile(narrowest), power_of_two(half), narrowest)
+    setting = rotary_tile(narrowest)
+    cols = min(power_of_two(max(half, ceil_div(rest, 2))), setting.block)
+    rows = setting.block // cols
+    positions = min(max(rows // ROTARY_HEADS, 1), power_of_two(length))
+    group = min(rows // positions, power_of_two(max(heads)))
+    tiles = ceil_div(half, cols) + ceil_div(rest, 2 * cols)
+    groups = sum(ceil_div(count, group) for count in heads)
+    constants = {
+        "FORWARD": forward, "INTERLEAVED": interleaved, "SEQ_INNER": seq_dim == -2, "UNIT": row_unit,
+        "HEADS": group, "POSITIONS": positions, "COLS": cols, "WIDE": compute_type(dtype),
+    }  # fmt: skip
+    programs = tiles * groups * ceil_div(length, positions) * batch
+    warps = max(1, setting.warps * group * positions * cols // setting.block)  # fewer for a small tile
+    return Launch(_rotate, (programs,), sizes, constants, warps)
 
 
 # ------------------------------------------------------------------------------------------------------------- kernel

@@ -3,8 +3,8 @@
 All settings of the backend are in this file. They follow from the resources of the chips (``_chips.py``): registers,
 threads, processors, 16-byte accesses, bytes in flight. The tests compile the kernels for sm_80, sm_90, sm_100 and
 gfx942 and check that they fit (tests/test_triton_compile.py: no register spills). Unless a comment gives a measurement,
-it was not measured that a setting is the fastest one that fits. FUSEDOPS_AUTOTUNE=1 times the neighbours of a setting
-on a GPU (``_autotune.py``).
+it was not measured that a setting is the fastest one that fits. ``python -m benchmarks.settings`` measures the settings
+beside them on a GPU.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def share_columns(n_rows: int, size: int, narrowest: int, inputs: int = 2) -> Co
     """Return the setting for sums over the columns of ``inputs`` tensors (n_rows, size).
 
     ``narrowest`` is the element size in bytes of the narrowest dtype. The setting determines the order of the sum, and
-    with it the bits of the result, so it is never tuned.
+    with it the bits of the result.
     """
     # the sums take as many registers as the elements of an input
     block, warps = tile(narrowest) if inputs == 1 else gated_tile(narrowest, True)
@@ -311,7 +311,7 @@ class NormSums(NamedTuple):
 def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -> NormSums:
     """Return the setting of a norm's backward for (n_rows, size). sums: rows are summed too. centered: LayerNorm.
 
-    The setting determines the order of the sums, and with it the bits of the result, so it is never tuned.
+    The setting determines the order of the sums, and with it the bits of the result.
     """
     width, per_thread, longest = power_of_two(size), NORM_BACKWARD_PER_THREAD[widest], NORM_BACKWARD_ON_CHIP[widest]
     registers = HALF_RESIDENT if n_rows * size > NORM_IN_CACHE else None
@@ -333,24 +333,3 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -
     # a compile-time power of two, as in share_columns
     steps = power_of_two(ceil_div(ceil_div(n_rows, parts), rows))
     return NormSums(rows, width, warps, True, steps, joined, registers)
-
-
-# --------------------------------------------------------------------------------------------------------- neighbours
-
-
-def neighbours(setting: Plan | Tile) -> list[Plan | Tile]:
-    """Return the settings that autotuning compares with ``setting``: half and twice the warps, rows or block."""
-    candidates: list[Plan | Tile] = [setting._replace(warps=warps) for warps in (setting.warps // 2, setting.warps * 2)]
-    if isinstance(setting, Tile) or not setting.on_chip:
-        candidates += [setting._replace(block=block) for block in (setting.block // 2, setting.block * 2)]
-    elif setting.rows > 1:
-        candidates += [setting._replace(rows=rows) for rows in (setting.rows // 2, setting.rows * 2)]
-    return [candidate for candidate in candidates if _is_valid(candidate)]
-
-
-def _is_valid(setting: Plan | Tile) -> bool:
-    if not 1 <= setting.warps <= chip.threads // chip.lanes:
-        return False
-    if isinstance(setting, Tile):
-        return setting.block <= LARGEST_TILE
-    return setting.rows <= SHORT_ROWS

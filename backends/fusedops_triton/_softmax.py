@@ -34,7 +34,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops_triton._autotune import Tuned, tuned
 from fusedops_triton._bias import unit
 from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
@@ -46,7 +45,6 @@ from fusedops_triton._settings import (
     ceil_div,
     packed_parts,
     plan,
-    power_of_two,
     warps_for,
 )
 from fusedops_triton._softmax_long import (
@@ -136,7 +134,7 @@ def _layout(x: Tensor, mask: Tensor | None) -> tuple[_Ints, _Ints, torch.dtype, 
 def _forward_launch(
     shape: _Ints, x_strides: _Ints, dtype: torch.dtype, mask_shape: _Ints | None, mask_strides: _Ints | None,
     causal: bool,
-) -> Launch | Tuned | None:  # fmt: skip
+) -> Launch | None:  # fmt: skip
     """Return the launch for non-empty tensors of this layout; None if the kernels do not support the strides."""
     x_walk = _walk(shape, x_strides, shape)
     m_walk = (0, 0, 0, 0) if mask_shape is None or mask_strides is None else _walk(mask_shape, mask_strides, shape)
@@ -146,32 +144,29 @@ def _forward_launch(
     unit_k, unit_x, unit_m = unit(size_k), _unit_of(x_walk[:3]), _unit_of(m_walk[:3])
     strides = (*[stride // unit_x for stride in x_walk[:3]], *[stride // unit_m for stride in m_walk[:3]])
     sizes = (*strides, n_rows, size_h, size_q, size_k // unit_k)
-
-    def make_launch(setting: Plan) -> Launch:
-        # For each query, the heads that share a mask run one after the other. The first head reads the row of the mask
-        # from memory, and the others find it in the L2 cache. Otherwise the whole [sq, sk] mask would have to stay in
-        # the cache while a head of x is read: 84 MB at 4096 * 4096 in bfloat16; an H100 has 50 MB. With several rows
-        # per program the order is not changed: a head is small enough. (A loop over heads inside a program would save a
-        # quarter of the L2 traffic, which is not the bottleneck, and would give too few programs for [1, 1, sq, sk].)
-        heads_inner = size_h > 1 and setting.rows == 1 and m_walk[1] == 0 and m_walk[2] != 0
-        constants = {
-            "CAUSAL": causal, "HEADS_INNER": heads_inner, "UNIT": unit_k, "UNIT_X": unit_x, "UNIT_M": unit_m,
-            "STEP_X": x_walk[3], "STEP_M": m_walk[3], "BLOCK_K": setting.block, "WIDE": compute_type(dtype),
-        }  # fmt: skip
-        if not setting.on_chip:
-            return Launch(forward_long, (n_rows,), sizes, constants, setting.warps)
-        constants |= _tile_of(n_rows, size_q, size_k, setting) | {"FLAT": _is_flat(shape, x_strides)}
-        # narrow accesses, bounds tests, doubles and the offsets of many rows take more registers than the limit
-        few = constants["EVEN"] and min(unit_x, unit_m) >= 8 and dtype.itemsize <= 4
-        fits = few and setting.warps == 1 and setting.rows <= 2
-        grid = (ceil_div(n_rows, setting.rows),)
-        return Launch(_forward_on_chip, grid, sizes, constants, setting.warps, HALF_RESIDENT if fits else None)
-
-    return tuned(make_launch, plan(size_k, dtype.itemsize, inputs=1), power_of_two(size_k), dtype.itemsize)
+    setting = plan(size_k, dtype.itemsize, inputs=1)
+    # For each query, the heads that share a mask run one after the other. The first head reads the row of the mask
+    # from memory, and the others find it in the L2 cache. Otherwise the whole [sq, sk] mask would have to stay in
+    # the cache while a head of x is read: 84 MB at 4096 * 4096 in bfloat16; an H100 has 50 MB. With several rows
+    # per program the order is not changed: a head is small enough. (A loop over heads inside a program would save a
+    # quarter of the L2 traffic, which is not the bottleneck, and would give too few programs for [1, 1, sq, sk].)
+    heads_inner = size_h > 1 and setting.rows == 1 and m_walk[1] == 0 and m_walk[2] != 0
+    constants = {
+        "CAUSAL": causal, "HEADS_INNER": heads_inner, "UNIT": unit_k, "UNIT_X": unit_x, "UNIT_M": unit_m,
+        "STEP_X": x_walk[3], "STEP_M": m_walk[3], "BLOCK_K": setting.block, "WIDE": compute_type(dtype),
+    }  # fmt: skip
+    if not setting.on_chip:
+        return Launch(forward_long, (n_rows,), sizes, constants, setting.warps)
+    constants |= _tile_of(n_rows, size_q, size_k, setting) | {"FLAT": _is_flat(shape, x_strides)}
+    # narrow accesses, bounds tests, doubles and the offsets of many rows take more registers than the limit
+    few = constants["EVEN"] and min(unit_x, unit_m) >= 8 and dtype.itemsize <= 4
+    fits = few and setting.warps == 1 and setting.rows <= 2
+    grid = (ceil_div(n_rows, setting.rows),)
+    return Launch(_forward_on_chip, grid, sizes, constants, setting.warps, HALF_RESIDENT if fits else None)
 
 
 @cached_by_layout
-def _backward_launch(shape: _Ints, grad_strides: _Ints, dtype: torch.dtype, causal: bool) -> Launch | Tuned | None:
+def _backward_launch(shape: _Ints, grad_strides: _Ints, dtype: torch.dtype, causal: bool) -> Launch | None:
     """Return the launch, as ``_forward_launch``. grad has the shape of y, which is contiguous."""
     g_walk = _walk(shape, grad_strides, shape)
     if g_walk is None:
@@ -179,20 +174,17 @@ def _backward_launch(shape: _Ints, grad_strides: _Ints, dtype: torch.dtype, caus
     n_rows, size_h, size_q, size_k = _sizes(shape)
     unit_k, unit_g = unit(size_k), _unit_of(g_walk[:3])
     sizes = (*[stride // unit_g for stride in g_walk[:3]], n_rows, size_h, size_q, size_k // unit_k)
-
-    def make_launch(setting: Plan) -> Launch:
-        constants = {
-            "CAUSAL": causal, "UNIT": unit_k, "UNIT_G": unit_g, "STEP_G": g_walk[3], "BLOCK_K": setting.block,
-            "WIDE": compute_type(dtype),
-        }  # fmt: skip
-        if not setting.on_chip:
-            return Launch(backward_long, (n_rows,), sizes, constants, setting.warps)
-        constants |= _tile_of(n_rows, size_q, size_k, setting) | {"FLAT": _is_flat(shape, grad_strides)}
-        grid = (ceil_div(n_rows, setting.rows),)
-        registers = HALF_RESIDENT if setting.warps == 1 else None  # wider rows would spill with a limit
-        return Launch(_backward_on_chip, grid, sizes, constants, setting.warps, registers)
-
-    return tuned(make_launch, plan(size_k, dtype.itemsize, inputs=2), power_of_two(size_k), dtype.itemsize)
+    setting = plan(size_k, dtype.itemsize, inputs=2)
+    constants = {
+        "CAUSAL": causal, "UNIT": unit_k, "UNIT_G": unit_g, "STEP_G": g_walk[3], "BLOCK_K": setting.block,
+        "WIDE": compute_type(dtype),
+    }  # fmt: skip
+    if not setting.on_chip:
+        return Launch(backward_long, (n_rows,), sizes, constants, setting.warps)
+    constants |= _tile_of(n_rows, size_q, size_k, setting) | {"FLAT": _is_flat(shape, grad_strides)}
+    grid = (ceil_div(n_rows, setting.rows),)
+    registers = HALF_RESIDENT if setting.warps == 1 else None  # wider rows would spill with a limit
+    return Launch(_backward_on_chip, grid, sizes, constants, setting.warps, registers)
 
 
 def _packed_launch(kernel: Any, inputs: int, excluded: bool, *tensors: Tensor) -> Launch | None:

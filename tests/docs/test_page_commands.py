@@ -72,6 +72,7 @@ NOT_RUN = {
     "make npu": "needs an Ascend device",
     "make npu-contract": "downloads 0.5 GB",
     "python -m benchmarks.idle": "waits for an idle machine",
+    "python -m benchmarks.settings": "needs a GPU; backends/triton/test_triton_settings.py runs it on a CPU",
     "python -m benchmarks.linear_loss": "needs 2 GB and a minute",
     "python -m benchmarks.experts": "needs minutes",
     "python -m benchmarks.train_step": "needs 3 GB and minutes",

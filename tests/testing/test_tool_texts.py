@@ -1,11 +1,10 @@
-"""Every text of verify, bind, the conformance kit, stats and autotuning, word for word."""
+"""Every text of verify, bind, the conformance kit, stats and launches, word for word."""
 
 import importlib.metadata
 import importlib.util
 import os
 import pathlib
 import runpy
-import tempfile
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from state import without_backends
 
 import fusedops
 
-TRITON = importlib.util.find_spec("triton") is not None  # without it the texts of autotuning are not shown
+TRITON = importlib.util.find_spec("triton") is not None  # without it the text of a capture is not shown
 CORE = pathlib.Path(fusedops.__file__).parent
 TABLE = Table(__file__, "fakes")
 pin = TABLE.pin
@@ -97,31 +96,6 @@ def counting() -> None:
 pin("FUSEDOPS_STATS", counting, fusedops.FusedOpsWarning)
 
 
-def tuning() -> None:
-    from fusedops_triton import _autotune
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FUSEDOPS_AUTOTUNE", "yes")
-        _autotune.clear_caches()
-        try:
-            _autotune._enabled()
-        finally:
-            _autotune.clear_caches()
-
-
-def tuned() -> None:
-    from fusedops_triton._autotune import Store
-
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", folder)
-        store = Store("a GPU")
-        store._settings["softmax"] = [5]
-        try:
-            store.get("softmax", [])
-        except fusedops.FusedOpsWarning as warning:
-            raise fusedops.FusedOpsWarning(str(warning).replace(str(store.path), "{file}")) from None
-
-
 def captured() -> None:
     from triton.runtime.jit import JITFunction
 
@@ -137,9 +111,5 @@ def captured() -> None:
 
 if TRITON:
     pin("a capture", captured, fusedops.FusedOpsError)
-    pin("FUSEDOPS_AUTOTUNE", tuning, fusedops.FusedOpsWarning, form="has no effect; set it to")
-    pin("a setting", tuned, fusedops.FusedOpsWarning)
 
-test_a_text, test_no_text_is_left_over = TABLE.tests(
-    absent=() if TRITON else ("FUSEDOPS_AUTOTUNE", "a setting", "a capture")
-)
+test_a_text, test_no_text_is_left_over = TABLE.tests(absent=() if TRITON else ("a capture",))

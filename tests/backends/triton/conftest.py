@@ -47,39 +47,6 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def nothing_tuned() -> Iterator[None]:
-    """Forget all tuned settings, before and after."""
-    from autotune_cases import forget
-
-    forget()
-    yield
-    forget()
-
-
-@pytest.fixture
-def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """The folder of the files, which does not exist yet; autotuning is on, for tensors of any size."""
-    from fusedops_triton import _autotune
-
-    monkeypatch.setenv("FUSEDOPS_AUTOTUNE", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(_autotune, "LEAST_BYTES", 0)
-    return tmp_path / "cache" / "fusedops"
-
-
-@pytest.fixture
-def timer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A stub in place of the timer."""
-    from autotune_cases import Timer
-
-    from fusedops_triton import _autotune
-
-    stub = Timer()
-    monkeypatch.setattr(_autotune, "timer", stub)
-    return stub
-
-
-@pytest.fixture
 def traffic(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Counts the bytes that kernels load and store in the interpreter."""
     from triton_traffic import counted  # needs triton
