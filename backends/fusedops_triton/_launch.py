@@ -182,10 +182,17 @@ class Launch:
             # This compiles the kernel, or finds it, without loading it.
             compiled = self.kernel.run(*args, *self.sizes, grid=self.grid, warmup=True, **options)
             if getattr(compiled, "module", None) is None:
+                tensors = [
+                    f"{name.removesuffix('_ptr')} {str(arg.dtype).removeprefix('torch.')}{list(arg.shape)} "
+                    f"of strides {arg.stride()}"
+                    for name, arg in zip(self.kernel.arg_names, args)
+                    if isinstance(arg, Tensor)
+                ]
                 raise FusedOpsError(
                     f"got a first launch of {self.kernel.__module__}.{self.kernel.__name__} while a CUDA graph is "
-                    f"captured, expected a kernel that is loaded; to fix: call fusedops.warm_up(op, *args) with the "
-                    f"call's op and arguments before the capture, or make the call itself once"
+                    f"captured, on {', '.join(tensors)}, expected a kernel that is loaded; to fix: before the capture "
+                    f"call fusedops.warm_up(op, *args) with the call's op and arguments, or make the call itself once, "
+                    f"with its backward if that is captured: kernels depend on dtypes, shapes, strides and alignment"
                 )
         return self.kernel[self.grid](*args, *self.sizes, **options)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from error_calls import GOOD, INVALID, PLUGIN, POLICY, X, alone, made, unavailable, with_mine
 from error_texts import Table
 from state import without_backends
@@ -103,10 +104,13 @@ def captured() -> None:
 
     kernel: Any = object.__new__(JITFunction)  # compiled and not loaded
     kernel.__module__, kernel.__name__ = "fusedops_triton._softmax", "_forward"
+    kernel.arg_names = ["y_ptr", "x_ptr", "mask_ptr", "scale"]
     kernel.run = lambda *args, **kwargs: types.SimpleNamespace(module=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_launch, "_is_capturing", lambda: True)
-        _launch.Launch(kernel, (1,), (), {}, 4)._launch_with_triton(())
+        _launch.Launch(kernel, (1,), (), {}, 4)._launch_with_triton(
+            (torch.empty(2, 4), torch.empty(4, 2).t(), None, 1.0)
+        )
 
 
 if TRITON:

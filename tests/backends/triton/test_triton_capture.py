@@ -54,7 +54,8 @@ print(json.dumps(seen))
     assert first == again
     assert first[0] == "FusedOpsError"
     assert "fusedops_triton._softmax._forward_on_chip while a CUDA graph is captured" in first[1]
-    assert "to fix: call fusedops.warm_up(op, *args)" in first[1]
+    assert "x float32[2, 3, 8, 32] of strides (768, 256, 32, 1)" in first[1]
+    assert "to fix: before the capture call fusedops.warm_up(op, *args)" in first[1]
     assert after == captured == ["_forward_on_chip"]
 
 
