@@ -39,3 +39,12 @@ def test_attention_of_one_key_has_a_gradient_of_k_in_proportion_to_a_large_q() -
     call = op.prepared(op.bind((), {"q": q, "k": k * 1e-160, "v": k}))
     limit = testing.expected(op, call, grad=torch.ones_like(q)).limits["gradient of k"].flatten()
     assert 0 < limit[1] < 1e-6 * 1e160
+
+
+def test_a_score_that_underflows_has_no_gradient() -> None:
+    op, logits = OPS["top_k_routing"], torch.tensor([[-88.9, -23.2, -32.3]])
+    call = {"logits": logits, "k": 3, "score": "sigmoid", "normalize": True, "eps": 0.0}
+    expected = testing.expected(op, op.prepared(op.bind((), call)), grad=torch.tensor([[-0.1, 1.2, 1.8]]))
+    size, limit = expected.gradients["logits"][0].abs(), expected.limits["gradient of logits"][0]
+    assert 0 < size[0] < limit[0]  # 2.5e-39 / 8e-11: a score that is no normal number may be 0
+    assert limit[2] < 1e-3 * size[2]

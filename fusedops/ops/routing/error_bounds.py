@@ -147,7 +147,7 @@ def logits_error_bound(
         other = formulas.sigmoid(-picked.z).nan_to_num(nan=0.0) + absolute
         if score == "sigmoid":
             slope = (s + picked.error) * other
-            of_slope = slope * (picked.share + 4 * absolute) + absolute * s
+            of_slope = picked.error * other + slope * 4 * absolute + absolute * s
         else:
             slope = finite_size(formulas.slope_of_sqrt_softplus(picked.z, picked.s)) + picked.error
             of_slope = slope * (3 * picked.share + 4 * absolute) + 2 * picked.error
