@@ -188,7 +188,7 @@ make gpu WHEELS=build/gpu-wheels                 # the same with other libraries
 make gpu-dry                                     # every step of make gpu on a CPU, with small sizes
 python -m benchmarks report                      # the pages and the picture, from the committed runs
 python -m benchmarks --help                      # other ops, dtypes, sweeps, threads
-python -m benchmarks.settings --ops rms_norm     # on a GPU: half and twice the warps, rows or block of Triton kernels
+python -m benchmarks.settings --ops rms_norm     # on a GPU: other warps, rows, blocks of Triton kernels
 python -m benchmarks.idle                        # how fast the cores are while idle, for --idle on a shared machine
 python -m benchmarks --allocator tuned --compare benchmarks/results/out/large-tuned-2.jsonl   # what got slower
 ```

@@ -1,4 +1,4 @@
-"""The kernels of the triton backend with other launch settings: half and twice the warps, the rows or the block.
+"""The kernels of the triton backend with other launch settings: warps, rows, block, and no limit of registers.
 
 A table for whoever sets ``backends/fusedops_triton/_settings.py`` for a chip: for each call the default's time, and the
 default's time divided by that of each other setting; above 1, the other one is faster. A place is empty where a setting
@@ -27,11 +27,15 @@ from fusedops import Case, Op, testing
 from fusedops.testing import interleaved
 from fusedops.testing._timing import backward_of, copy_of, floating, served_by, with_grad
 
-#: A field of a setting, and what it is multiplied by.
-VARIATIONS = {
-    f"{field} {sign} 2": (field, factor)
-    for field in ("warps", "rows", "block")
-    for sign, factor in (("/", 0.5), ("x", 2.0))
+#: A field of a setting, and what it is multiplied by; None: the limit goes.
+VARIATIONS: dict[str, tuple[str, float | None]] = {
+    "warps / 2": ("warps", 0.5),
+    "warps x 2": ("warps", 2.0),
+    "rows / 2": ("rows", 0.5),
+    "rows x 2": ("rows", 2.0),
+    "block / 2": ("block", 0.5),
+    "block x 2": ("block", 2.0),
+    "any registers": ("registers", None),
 }
 _MODES = ("forward", "backward")
 
@@ -45,12 +49,14 @@ class Row(NamedTuple):
     others: dict[str, float | str]
 
 
-def varied_setting(setting: Any, field: str, factor: float) -> Any:
+def varied_setting(setting: Any, field: str, factor: float | None) -> Any:
     """Return a setting with another field; the same where the kernel has no such choice."""
     from fusedops_triton import _settings
 
     if field not in setting._fields:
         return setting
+    if factor is None:
+        return setting._replace(**{field: None})
     of_rows = getattr(setting, "on_chip", None)  # None: of flat tiles, or of sums over columns
     if (field == "block" and of_rows) or (field == "rows" and not (of_rows and setting.rows > 1)):
         return setting
@@ -64,7 +70,7 @@ def varied_setting(setting: Any, field: str, factor: float) -> Any:
 
 
 @contextmanager
-def varied(field: str, factor: float) -> Iterator[list[str]]:
+def varied(field: str, factor: float | None) -> Iterator[list[str]]:
     """Change the settings that kernels ask for; yield the names of the functions that gave a changed one."""
     from fusedops_triton import _launch
 

@@ -27,7 +27,7 @@ def test_the_table_has_a_gain_for_each_setting_that_exists(capsys: pytest.Captur
         exists = [bool(place) for place in places]
         assert len(exists) == len(settings.VARIATIONS)
         assert exists[1]  # twice the warps
-        assert exists[4:] == [False, False]  # a block is a whole row
+        assert exists[4:6] == [False, False]  # a block is a whole row
 
 
 def test_a_setting_changes_the_launch_and_not_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +42,5 @@ def test_a_setting_changes_the_launch_and_not_the_result(monkeypatch: pytest.Mon
     assert other.warps == 2 * default.warps == 2 * _settings.norm_plan(64, 4, 1).warps
     monkeypatch.setattr(_settings, "SHORT_ROWS", 4)
     assert settings.varied_setting(_settings.Plan(4, 64, 1, True), "rows", 2.0).rows == 4
+    limited = _settings.NormSums(1, 64, 1, True, 1, registers=64)
+    assert settings.varied_setting(limited, "registers", None).registers is None
