@@ -14,6 +14,22 @@ _GROUPED = (2, 8, 4096, 128)
 
 #: By op. The largest tensors have 2**27 elements or more: several times an L2 cache.
 CALLS: Mapping[str, tuple[Case, ...]] = {
+    "rms_norm": (Case("4096", _ROWS), Case("8192", _LONG_ROWS)),
+    "add_rms_norm": (Case("4096", {**_ROWS, "residual": _ROWS["x"]}),),
+    "layer_norm": (Case("4096", {**_ROWS, "bias": _ROWS["weight"]}),),
+    "scaled_masked_softmax": (
+        Case("4096", {"x": (1, 32, 1024, 4096)}),
+        Case("causal 4096", {"x": (1, 8, 4096, 4096), "scale": 0.125, "causal": True}),
+    ),
+    "cross_entropy": (
+        Case("32000", {"logits": (8192, 32000), "target": (8192,)}),
+        Case("128256", {"logits": (4096, 128256), "target": (4096,)}),
+    ),
+    "swiglu": (Case("packed", {"gate": (8192, 28672)}),),
+    "rotary_embedding": (
+        Case("half", {"q": (4, 32, 8192, 128), "k": (4, 8, 8192, 128), "cos": (8192, 64), "sin": (8192, 64)}),
+    ),
+    "top_k_routing": (Case("Qwen3-MoE", {"logits": (32768, 128), "k": 8, "normalize": True}),),
     "attention": (
         Case("causal", {"q": _HEADS, "k": _HEADS, "v": _HEADS, "causal": "upper_left"}),
         Case("grouped", {"q": _HEADS, "k": _GROUPED, "v": _GROUPED, "causal": "upper_left"}),
@@ -37,22 +53,6 @@ CALLS: Mapping[str, tuple[Case, ...]] = {
             },
         ),
     ),
-    "rms_norm": (Case("4096", _ROWS), Case("8192", _LONG_ROWS)),
-    "add_rms_norm": (Case("4096", {**_ROWS, "residual": _ROWS["x"]}),),
-    "layer_norm": (Case("4096", {**_ROWS, "bias": _ROWS["weight"]}),),
-    "scaled_masked_softmax": (
-        Case("4096", {"x": (1, 32, 1024, 4096)}),
-        Case("causal 4096", {"x": (1, 8, 4096, 4096), "scale": 0.125, "causal": True}),
-    ),
-    "cross_entropy": (
-        Case("32000", {"logits": (8192, 32000), "target": (8192,)}),
-        Case("128256", {"logits": (4096, 128256), "target": (4096,)}),
-    ),
-    "swiglu": (Case("packed", {"gate": (8192, 28672)}),),
-    "rotary_embedding": (
-        Case("half", {"q": (4, 32, 8192, 128), "k": (4, 8, 8192, 128), "cos": (8192, 64), "sin": (8192, 64)}),
-    ),
-    "top_k_routing": (Case("Qwen3-MoE", {"logits": (32768, 128), "k": 8, "normalize": True}),),
 }  # fmt: skip
 
 

@@ -141,7 +141,9 @@ def _columns_launch(
         "TANH": approximate == "tanh", "UNIT": bias_unit, "STEPS": columns.steps, "ROWS": columns.rows,
         "COLS": columns.cols, "EVEN": columns.are_even(n_rows, size * bias_unit), "WIDE": compute_type(dtype),
     }  # fmt: skip
-    return Launch(_backward_columns, (columns.tiles, columns.parts), (n_rows, size), constants, columns.warps), columns
+    # in bfloat16 an H200 has 89 % of the speed of a copy; with no tile read ahead 83, with twice the warps 78
+    warps = max(columns.warps // 2, 1)
+    return Launch(_backward_columns, (columns.tiles, columns.parts), (n_rows, size), constants, warps), columns
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels
@@ -197,10 +199,17 @@ def _backward_columns(
     col = tl.program_id(0).to(tl.int64) * COLS + tl.arange(0, COLS)
     bias = widened(tl.load(bias_ptr + col, mask=col < size.to(tl.int64) * UNIT, other=0.0), WIDE)[None, :]
     sums = tl.zeros([ROWS, COLS], dtype=WIDE)  # each lane adds up its own elements; one reduction at the end
+    at, inside, _ = column_tile(0, n_rows, size, UNIT, STEPS, ROWS, COLS, EVEN)
+    next_x = tl.load(x_ptr + at, mask=inside, other=0.0)
+    next_grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
     for step in range(STEPS):
         at, inside, _ = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS, EVEN)
-        x = tl.load(x_ptr + at, mask=inside, other=0.0)
-        grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
+        x, grad = next_x, next_grad
+        # the next tile is read while this one is computed
+        then, there, _ = column_tile(step + 1, n_rows, size, UNIT, STEPS, ROWS, COLS, EVEN)
+        there = there & (step + 1 < STEPS)
+        next_x = tl.load(x_ptr + then, mask=there, other=0.0)
+        next_grad = tl.load(grad_ptr + then, mask=there, other=0.0)
         du = widened(grad, WIDE) * gelu_slope(widened(x, WIDE) + bias, TANH)
         if dx_ptr is not None:
             tl.store(dx_ptr + at, rounded(du, dx_ptr), mask=inside)

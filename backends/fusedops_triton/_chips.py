@@ -20,8 +20,8 @@ class Chip(NamedTuple):
 
     @property
     def fills(self) -> int:
-        """Programs that fill the chip: at least three for each processor, a power of two, so that sums over rows have
-        the same order, and the same bits, on every NVIDIA chip below.
+        """Programs that fill the chip: at least three for each processor, a power of two, so that the sums of a bias's
+        gradient have the same order, and the same bits, on every NVIDIA chip below.
         """
         return 1 << (3 * self.processors - 1).bit_length()
 

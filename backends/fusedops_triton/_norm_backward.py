@@ -1,7 +1,8 @@
 """The backward of RMSNorm and LayerNorm in Triton, with and without a residual. ``_norm.py`` has what is common.
 
-    rows on chip    A program holds a range of rows, one tile after the other, and reads each element once. Each lane
-                    adds up the gradients of weight and bias of its columns, and the program writes one row of sums.
+    rows on chip    A program holds a range of rows, one tile after the other, and reads each element once, most before
+                    the tile before is computed. Each lane adds up the gradients of weight and bias of its columns, and
+                    the program writes one row of sums.
     longer rows     A program reads its row twice, in blocks: first for the two means, then to write the result. The
                     gradients of weight and bias are summed by a kernel over columns, which reads the inputs again.
 
@@ -112,13 +113,13 @@ def _backward_launches(
     sizes, shared = (n_rows, size // unit_h), {"CENTER": centered, "UNIT": unit_h, "WIDE": compute_type(wide)}
     setting = norm_sums(n_rows, size, widest, sums, centered)
     if setting.on_chip:
-        even = size == setting.block and n_rows % (setting.steps * setting.rows) == 0
         constants = {
-            **shared, "JOINED": setting.joined, "STEPS": setting.steps, "EVEN": even, "ROWS": setting.rows,
-            "BLOCK": setting.block,
+            **shared, "JOINED": setting.joined, "AHEAD": setting.ahead, "EVEN": size == setting.block,
+            "WHOLE": n_rows % setting.rows == 0, "ROWS": setting.rows, "BLOCK": setting.block,
         }  # fmt: skip
         parts = ceil_div(n_rows, setting.steps * setting.rows)
         registers = setting.registers if wide == torch.float32 else None  # a double takes two
+        sizes = (*sizes, setting.steps)
         rows = Launch(_norm_backward_on_chip, (parts,), sizes, constants, setting.warps, registers)
         return _Launches(rows, None, parts)
     constants = {**shared, "BLOCK": setting.block}
@@ -135,18 +136,19 @@ def _backward_launches(
 _NOT_SPECIALIZED = ["offset", "n_rows", "size"]
 
 
-@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
+@triton.jit(do_not_specialize=[*_NOT_SPECIALIZED, "steps"])
 def _norm_backward_on_chip(
     dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
-    offset, n_rows, size,
-    CENTER: tl.constexpr, JOINED: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    offset, n_rows, size, steps,
+    CENTER: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute STEPS * ROWS whole rows. Grid (parts,); H = size * UNIT <= BLOCK.
+    """Compute steps * ROWS whole rows, or those that are left. Grid (parts,); H = size * UNIT <= BLOCK.
 
     dx_ptr, dresidual_ptr: (n_rows, H), or None. dweight_ptr, dbias_ptr: (parts, H), the sums over this program's rows,
     or None. grad_ptr, s_ptr: (n_rows, H). grad_s_ptr: (n_rows, H), or None. mean_ptr, rstd_ptr: (n_rows,). weight_ptr:
-    (H,), or None. offset: see ``scalar``.
+    (H,), or None. offset: see ``scalar``. AHEAD: a tile is read while the one before is computed. EVEN: H = BLOCK.
+    WHOLE: n_rows is a multiple of ROWS.
     """
     col = tl.arange(0, BLOCK)
     in_row, columns = columns_of(col, size, UNIT, EVEN, BLOCK)
@@ -156,15 +158,31 @@ def _norm_backward_on_chip(
     # each lane adds up its own elements; one reduction over rows at the end
     dweight = tl.zeros([ROWS, BLOCK], dtype=WIDE)
     dbias = tl.zeros([ROWS, BLOCK], dtype=WIDE)
-    for step in range(STEPS):
-        row = (tl.program_id(0).to(tl.int64) * STEPS + step) * ROWS + tl.arange(0, ROWS)
-        inside = in_row[None, :] if EVEN else in_row[None, :] & (row < n_rows)[:, None]
-        at = row[:, None] * columns + col[None, :]
-        normal = widened(tl.load(s_ptr + at, mask=inside, other=0.0), WIDE)
-        grad = widened(tl.load(grad_ptr + at, mask=inside, other=0.0), WIDE)
-        rstd = tl.load(rstd_ptr + row, mask=row < n_rows, other=0.0)[:, None]
+    # offsets from a scalar, of 32 bits: the addresses of a thread take as few registers as they can
+    at = tl.arange(0, ROWS)[:, None] * columns.to(tl.int32) + col[None, :]
+    first = tl.program_id(0).to(tl.int64) * (steps * ROWS)
+    end = tl.minimum(first + steps * ROWS, n_rows)
+    if AHEAD:
+        inside = _inside(in_row, first, end, WHOLE, ROWS)
+        next_s = tl.load(s_ptr + columns * first + at, mask=inside, other=0.0)
+        next_grad = tl.load(grad_ptr + columns * first + at, mask=inside, other=0.0)
+    for start in range(first, end, ROWS):
+        row = start + tl.arange(0, ROWS)
+        base = columns * start
+        inside = _inside(in_row, start, end, WHOLE, ROWS)
+        is_row = row < n_rows
+        if AHEAD:
+            normal, grad = widened(next_s, WIDE), widened(next_grad, WIDE)
+            then = base + columns * ROWS
+            following = _inside(in_row, start + ROWS, end, False, ROWS)
+            next_s = tl.load(s_ptr + then + at, mask=following, other=0.0)
+            next_grad = tl.load(grad_ptr + then + at, mask=following, other=0.0)
+        else:
+            normal = widened(tl.load(s_ptr + base + at, mask=inside, other=0.0), WIDE)
+            grad = widened(tl.load(grad_ptr + base + at, mask=inside, other=0.0), WIDE)
+        rstd = tl.load(rstd_ptr + row, mask=is_row, other=0.0)[:, None]
         if CENTER:
-            normal -= tl.load(mean_ptr + row, mask=row < n_rows, other=0.0)[:, None]
+            normal -= tl.load(mean_ptr + row, mask=is_row, other=0.0)[:, None]
         normal *= rstd
         if dweight_ptr is not None:
             dweight += grad * normal
@@ -184,16 +202,25 @@ def _norm_backward_on_chip(
             else:
                 ds = (m - normal * (tl.sum(m * normal, axis=1) * share)[:, None]) * rstd
             if grad_s_ptr is not None:
-                ds += widened(tl.load(grad_s_ptr + at, mask=inside, other=0.0), WIDE)
+                ds += widened(tl.load(grad_s_ptr + base + at, mask=inside, other=0.0), WIDE)
             if dx_ptr is not None:
-                tl.store(dx_ptr + at, rounded(ds, dx_ptr), mask=inside)
+                tl.store(dx_ptr + base + at, rounded(ds, dx_ptr), mask=inside)
             if dresidual_ptr is not None:
-                tl.store(dresidual_ptr + at, rounded(ds, dresidual_ptr), mask=inside)
+                tl.store(dresidual_ptr + base + at, rounded(ds, dresidual_ptr), mask=inside)
     to = tl.program_id(0).to(tl.int64) * columns + col
     if dweight_ptr is not None:
         tl.store(dweight_ptr + to, rounded(tl.sum(dweight, axis=0), dweight_ptr), mask=in_row)
     if dbias_ptr is not None:
         tl.store(dbias_ptr + to, rounded(tl.sum(dbias, axis=0), dbias_ptr), mask=in_row)
+
+
+@triton.jit
+def _inside(in_row, start, end, WHOLE: tl.constexpr, ROWS: tl.constexpr):
+    """Return which elements of the ROWS rows from ``start`` exist. WHOLE: all rows do."""
+    inside = in_row[None, :] & tl.full([ROWS, 1], 1, tl.int1)
+    if not WHOLE:
+        inside = inside & (start + tl.arange(0, ROWS) < end)[:, None]
+    return inside
 
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)

@@ -259,24 +259,23 @@ NORM_BACKWARD_ON_CHIP = {2: 8192, 4: 8192, 8: 4096}
 NORM_PER_THREAD = {2: 32, 4: 16, 8: 16}
 NORM_WIDE = 8192
 
-#: Elements per thread of the backward, one 16-byte load of each tensor. Inputs and sums take up to six registers for
-#: each element: with twice as many, a quarter of the threads would be resident on sm_90.
-NORM_BACKWARD_PER_THREAD = {2: 8, 4: 4, 8: 4}
+#: Elements per thread of the backward, one 16-byte load of each two-byte tensor. Inputs and sums take up to six
+#: registers for each element: with twice as many, half of the threads would not be resident.
+NORM_BACKWARD_PER_THREAD = {2: 8, 4: 8, 8: 4}
 
-#: RMSNorm has the sums of one vector: of rows of two-byte elements an NVIDIA thread takes more at these widths, and
-#: rows of twice the limit fit. On an H200, whose copy has 4.23 TB/s, rms_norm has 3.64 so at 4096, where one load a
-#: thread has 3.37, and 3.50 at 16384, where two reads of a row have 2.08. There 72 to 120 bytes of a thread spill, and
-#: stay in the L1 cache: with half the elements a thread it has 3.06. (At 8192 with 64 bytes spilled 3.29 for 3.09.)
-RMS_PER_THREAD = {4096: 32, 16384: 32}
+#: The widest rows of two-byte elements on chip, and their elements per thread on NVIDIA: 32 for RMSNorm, which has the
+#: sums of one vector, and 16 for LayerNorm. Registers spill there (72 to 200 bytes of a thread), into the L1 cache. On
+#: an H200, in percent of the speed of a copy: 81 and 45; 38 for LayerNorm with two reads of a row.
+NORM_WIDEST = 16384
+NORM_WIDEST_PER_THREAD = {False: 32, True: 16}
 
-#: Rows of x per row of sums, at least, and the target number of warps for each of ``Chip.fills``: 32 for each processor
-#: of an H100. Sums are written and read in float32: with 16 rows of two-byte elements 8 / (6 * 16) = 8 % of the bytes
-#: that rms_norm moves. Tensors with so few rows for each program stay in the L2 cache.
+#: Rows of x per row of sums, at least: sums are written and read in float32. With 16 rows of two-byte elements that is
+#: 8 / (6 * 16) = 8 % of the bytes that rms_norm moves; tensors with so few rows for each program stay in the L2 cache.
 NORM_PART_ROWS = 16
-NORM_WARPS = 8
 
-#: Elements of a tensor that stays in the L2 cache, which needs fewer threads than the memory: no limit of registers.
-NORM_IN_CACHE = 2**20
+#: Warps of the programs of a processor that a norm's backward is divided into: those that are resident at a time, of 64
+#: registers. On an H200, half and twice as many programs took 7 to 24 % more at (32768, 4096).
+NORM_WARPS = 32
 
 
 def norm_plan(size: int, widest: int, inputs: int) -> Plan:
@@ -297,6 +296,7 @@ class NormSums(NamedTuple):
     """The setting of a norm's backward: each program computes ``steps`` tiles of ``rows`` rows.
 
     joined: LayerNorm's two sums over a row are computed by one reduction. registers: of a thread, at most; None: any.
+    ahead: a tile is read while the one before is computed.
     """
 
     rows: int
@@ -305,31 +305,30 @@ class NormSums(NamedTuple):
     on_chip: bool
     steps: int
     joined: bool = True
-    registers: int | None = None
+    registers: int | None = HALF_RESIDENT
+    ahead: bool = False
 
 
 def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -> NormSums:
     """Return the setting of a norm's backward for (n_rows, size). sums: rows are summed too. centered: LayerNorm.
 
-    The setting determines the order of the sums, and with it the bits of the result.
+    The setting determines the order of the sums, and with it the bits of the result. Tiles of two-byte elements are
+    read ahead; of float32, an H200 took 20 % more so for layer_norm at 4096.
     """
     width, per_thread, longest = power_of_two(size), NORM_BACKWARD_PER_THREAD[widest], NORM_BACKWARD_ON_CHIP[widest]
-    registers = HALF_RESIDENT if n_rows * size > NORM_IN_CACHE else None
-    if widest == 2 and chip.nvidia and not centered and width in RMS_PER_THREAD and width <= 2 * longest:
-        per_thread, longest = RMS_PER_THREAD[width], width
-        registers = None
+    registers: int | None = HALF_RESIDENT
+    # with 1024 threads, of 64 registers each, ptxas moves out six for one reduction of two sums
+    joined = width < NORM_WIDE or not centered or chip != CHIPS["sm_100"]
+    ahead = widest == 2
+    if widest == 2 and chip.nvidia and width == NORM_WIDEST:
+        longest, per_thread = width, NORM_WIDEST_PER_THREAD[centered]
+        registers, joined, ahead = (HALF_RESIDENT if centered else None), False, False
     if width > longest:
         block = LONG_TILE[widest] // 2
         return NormSums(1, block, warps_for(block, ROW_PER_THREAD[widest] // 4), False, 1)
     rows = min(max(1, chip.lanes * per_thread // width), SHORT_ROWS)
     warps = warps_for(rows * width, per_thread)
-    # with 1024 threads, of 64 registers each, ptxas moves out six for one reduction of two sums
-    joined = width < NORM_WIDE or not centered or chip != CHIPS["sm_100"]
     if not sums:
         return NormSums(rows, width, warps, True, 1, joined, registers)
-    # of the widest rows a processor holds one program: as many as there are processors, about
-    programs = chip.fills // 4 if width > NORM_WIDE else chip.fills * max(1, NORM_WARPS // warps)
-    parts = min(ceil_div(n_rows, NORM_PART_ROWS), programs)
-    # a compile-time power of two, as in share_columns
-    steps = power_of_two(ceil_div(ceil_div(n_rows, parts), rows))
-    return NormSums(rows, width, warps, True, steps, joined, registers)
+    parts = min(ceil_div(n_rows, NORM_PART_ROWS), chip.processors * NORM_WARPS // warps)
+    return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), joined, registers, ahead)

@@ -51,12 +51,12 @@ _BOTH = ("--elements", str(2**28), "--dtypes", "bfloat16", "float32")
 MEASUREMENTS = {
     "headline": (
         ("--sweep", "headline", "--elements", str(2**30), "--dtypes", "bfloat16", "--ops", *headline.CALLS),
-        80.0,
+        105.0,
         3,
         ("linear_cross_entropy", "rms_norm"),
     ),
     "large": (("--sweep", "large", "--grow", *_BOTH, "--ops", *BYTES), 90.0, 3, ("rms_norm",)),
-    "length": (("--sweep", "length", *_BOTH, "--ops", "scaled_masked_softmax", "rms_norm"), 60.0, 2, ("rms_norm",)),
+    "length": (("--sweep", "length", *_BOTH, "--ops", "scaled_masked_softmax", "rms_norm"), 35.0, 2, ("rms_norm",)),
 }
 
 #: The exit status of a measurement whose process can no longer use its device, and the calls of a measurement that may

@@ -220,7 +220,6 @@ def test_a_norm_moves_the_fewest_bytes(
 ) -> None:
     monkeypatch.setattr(_settings, "NORM_PART_ROWS", 256)  # as if x were larger
     monkeypatch.setattr(_settings, "chip", _settings.chip._replace(processors=64))
-    monkeypatch.setattr(_settings, "NORM_WARPS", 0)
     _launch.clear_layout_caches()
     x, centered = torch.randn(256, 200).to(dtype), name.endswith("layer_norm")
     tensors, forward, backward = norm_call(name, x)

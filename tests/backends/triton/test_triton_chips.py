@@ -51,11 +51,10 @@ def test_settings_fit_the_chip(target: str, monkeypatch: pytest.MonkeyPatch) -> 
             assert 1 <= setting.warps <= chip.threads // chip.lanes
 
 
-def test_sums_have_one_order_on_every_nvidia_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_over_columns_have_one_order_on_every_nvidia_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = set[object]()
     for chip in CHIPS.values():
         if chip.nvidia:
             monkeypatch.setattr(_settings, "chip", chip)
-            norms = [_settings.norm_sums(2**16, width, 2, True, False) for width in (1024, 4096, 8192, 16384)]
-            settings.add((_settings.share_columns(2**16, 4096, 2), *norms))
+            settings.add(_settings.share_columns(2**16, 4096, 2))
     assert len(settings) == 1

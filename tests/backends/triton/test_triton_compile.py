@@ -22,8 +22,8 @@ Case = dict[str, Any]
 #: Bytes a thread. ptxas moves a register or two out by its own choice, to fit one more program on a multiprocessor (it
 #: stops at 40 registers of 128 allowed): noise beside 128 bytes of real traffic. Past the limits it is 48 and more.
 SPILL_NOISE = 16
-#: Of the wide rows of RMSNorm's backward, which are faster so on an H200: _settings.RMS_PER_THREAD.
-RMS_SPILL = 128
+#: Of the widest rows of the backward of norms, which are faster so on an H200: _settings.NORM_WIDEST.
+WIDEST_SPILL = 256
 WIDTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # the last is beyond what fits on chip
 CORNERS = [64, 1024, 16384, 32768, 65536]
 DTYPES = ("bfloat16", "float32")
@@ -137,7 +137,7 @@ def _norm_cases() -> dict[str, Case]:
         limits = (8192, 8192, 4096) if op.endswith("backward") else (32768, 16384, 8192)
         for dtype, limit in zip(("bfloat16", "float32", "float64"), limits):
             cases[f"{op}-{limit}-{dtype}-sm_90"] = _norm_case(op, limit, dtype, "sm_90")
-        if op.endswith("rms_norm backward"):
+        if op.endswith("backward"):
             for size in (4096, 16384):
                 cases[f"{op}-{size}-bfloat16-sm_90"] = _norm_case(op, size, "bfloat16", "sm_90")
         for size in (128, 1000, 65536):  # 1000 * 2 bytes is a multiple of 16, though 1000 is not one of 16
@@ -167,7 +167,7 @@ NORM_ODD = {
         f"{op}, {dtype}, twice the limit": _norm_case(op, size, dtype, "sm_90", on_chip=size)
         for op, dtype, size in (
             ("layer_norm", "float64", 16384),
-            *((f"{norm} backward", "bfloat16", 16384) for norm in NORMS),
+            *((f"{norm} backward", "bfloat16", 32768) for norm in NORMS),
             ("add_layer_norm backward", "float32", 16384),
             ("add_layer_norm backward", "float64", 8192),
         )
@@ -259,8 +259,8 @@ def test_flat_tiles_are_wide_for_any_row_length(compiled: dict[str, dict[str, An
 @pytest.mark.parametrize("name", NORM_CASES)
 def test_a_norm_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     case, facts = NORM_CASES[name], compiled[name]
-    wide = case["shape"][-1] == 16384 and case["target"] != "gfx942"
-    assert facts["spilled"] <= (RMS_SPILL if wide and case["op"].endswith("rms_norm backward") else SPILL_NOISE)
+    widest = case["shape"][-1] == 16384 and case["op"].endswith("backward")
+    assert facts["spilled"] <= (WIDEST_SPILL if widest else SPILL_NOISE)
     assert facts["float64"] == (case["dtype"] == "float64")
     assert facts["address_64"]
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 128 * 1024

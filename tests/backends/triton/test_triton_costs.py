@@ -49,7 +49,7 @@ def test_a_kernel_costs_what_the_table_has(name: str, costs: dict[str, dict[str,
 @pytest.mark.parametrize("name", CASES)
 def test_a_kernel_leaves_the_memory_as_the_limit(name: str, costs: dict[str, dict[str, float]]) -> None:
     case, got = CASES[name], costs[name]
-    assert got["spilled"] == 0
+    assert got["spilled"] <= case.get("spilled", 0)
     assert got["issue"] <= case["most"], f"{name}: got {got}, expected an issue of at most {case['most']} %"
     least = case.get("resident", RESIDENT)
     assert got["threads"] >= least, f"{name}: got {got}, expected {least} % of the threads of a multiprocessor"

@@ -76,10 +76,10 @@ def test_any_call(
 @needs_loops
 @pytest.mark.parametrize("name", NORMS)
 def test_several_tiles_in_several_parts_give_one_sum(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 2,048 columns a program holds one row at a time: 70 rows are five parts of 16 steps."""
+    """With 2,048 columns a program holds one row at a time: 70 rows are five parts of 14 steps."""
     call = call_of(name, (70, 2048))
     setting = _settings.norm_sums(70, 2048, 4, sums=True, centered=False)
-    assert (setting.rows, setting.steps) == (1, 16)
+    assert (setting.rows, setting.steps) == (1, 14)
     check(name, call)
 
 

@@ -35,8 +35,9 @@ def cost_of(case: dict[str, Any]) -> Cost:
 
 def _steps(launch: Launch, columns: int) -> int:
     """Return the trips of the loops of a kernel."""
-    if "STEPS" in launch.arguments:
-        return launch.arguments["STEPS"]
+    for name in ("STEPS", "steps"):
+        if name in launch.arguments:
+            return launch.arguments[name]
     block = next((launch.arguments[name] for name in ("BLOCK_K", "BLOCK") if name in launch.arguments), columns)
     return -(-columns // block)
 
