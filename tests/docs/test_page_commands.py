@@ -33,6 +33,7 @@ SHORTER = {
 ELSEWHERE = {
     "make demo": ("docs/test_demo.py", "train_gpt.py"),
     "python examples/train_gpt.py": ("docs/test_demo.py", "train_gpt.py"),
+    "python examples/train_moe.py": ("docs/test_demo.py", "train_moe.py"),
     "make chat": ("docs/test_smollm2.py", "smollm2.py"),
     "make finetune": ("docs/test_smollm2.py", "finetune.py"),
     "make site": ("docs/test_site.py", '"sphinx"'),

@@ -42,6 +42,7 @@ def program_of(done: subprocess.CompletedProcess[str]) -> str:
     return found[1]
 
 
+@pytest.mark.slow
 def test_a_wrong_number_is_found_and_its_program_is_small_and_shows_it(
     tmp_path: pathlib.Path, program: Callable[..., Any]
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_backend_without_fault_passes() -> None:
     assert "6 calls: 0 wrong, 0 crash, 0 hang" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_end_of_the_process_is_reported_with_its_call_and_the_others_run() -> None:
     done = fuzz(*PLANTED, "14", "--hang", "3", planted="ends")
     assert done.returncode == 1

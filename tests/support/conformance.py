@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -54,22 +54,23 @@ COMPILED = ("add_rms_norm", "attention")
 NOT_INTERPRETED = ("determinism",)
 
 
-def every_check() -> pytest.MarkDecorator:
-    """Run a test with each check of each backend that is installed, as ``check``.
+def every_check(slow: Container[str]) -> pytest.MarkDecorator:
+    """Run a test with each check of each backend that is installed, as ``check``. slow: the names of slow ones.
 
     A fixture ``installed`` of the module gets the backend's name. It registers the backend once for all its checks: the
     kit keeps the calls that a kernel takes for as long as the kernel is registered.
     """
-    params = [each for backend in BACKENDS for each in _params(backend)]
+    params = [each for backend in BACKENDS for each in _params(backend, slow)]
     return pytest.mark.parametrize(("installed", "check"), params, indirect=["installed"], scope="module")
 
 
-def _params(backend: str) -> Iterable[Any]:
+def _params(backend: str, slow: Container[str]) -> Iterable[Any]:
     with BACKENDS[backend]():
         (info,) = [info for info in fusedops.backends() if info.name == backend]
         for check in testing.checks(backend, elements=ELEMENTS[backend]) if info.state != "unavailable" else ():
             if _can_fail(check):
-                yield pytest.param(backend, check, id=f"{backend}-{check.id}")
+                name = f"{backend}-{check.id}"
+                yield pytest.param(backend, check, id=name, marks=[pytest.mark.slow] * (name in slow))
 
 
 def _can_fail(check: testing.Check) -> bool:

@@ -17,6 +17,10 @@ def installed(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@every_check()
+#: With pytest.mark.slow: 230 calls of eleven launches each, in the interpreter.
+SLOW = ("triton-experts/forward/calls", "triton-experts/backward/calls")
+
+
+@every_check(SLOW)
 def test_the_kit_passes(installed: None, check: testing.Check) -> None:
     passes(check)
