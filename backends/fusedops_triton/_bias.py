@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops_triton._launch import Launch, cached_by_layout
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import LARGEST_TILE, Columns, ceil_div, share_sums
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -155,7 +156,7 @@ def _sums_launch(parts: int, size: int) -> Launch:
 # ------------------------------------------------------------------------------------------------------------ kernels
 
 
-@triton.jit(do_not_specialize=["parts"])
+@profiled(do_not_specialize=["parts"])
 def _add_sums(
     dbias_ptr, sums_ptr, parts, size, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 ):  # fmt: skip

@@ -49,6 +49,7 @@ from fusedops_triton._bias import (
 )
 from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, compiles_ptx, scalar_for
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import HALF_RESIDENT, Columns, ceil_div, dropout_tile, share_columns, tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -220,7 +221,7 @@ def _calls(narrowest: int, elements: int) -> int:
 # specialise on the address of the seed either, which is read once.
 
 
-@triton.jit(do_not_specialize=["seed_ptr", "scale", "last", "n", "size", "inner", "wrap", "outer", "step"])
+@profiled(do_not_specialize=["seed_ptr", "scale", "last", "n", "size", "inner", "wrap", "outer", "step"])
 def _forward(
     y_ptr, x_ptr, bias_ptr, residual_ptr, seed_ptr, scale, last, n, size, inner, wrap, outer, step,
     KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, NARROW: tl.constexpr, EVEN: tl.constexpr,
@@ -249,7 +250,7 @@ def _forward(
     tl.store(y_ptr + base + at, rounded(u, y_ptr), mask=inside)
 
 
-@triton.jit(do_not_specialize=["seed_ptr", "scale", "last", "n"])
+@profiled(do_not_specialize=["seed_ptr", "scale", "last", "n"])
 def _backward_flat(
     dx_ptr, du_ptr, grad_ptr, seed_ptr, scale, last, n,
     UNIT_N: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, CALLS: tl.constexpr, PTX: tl.constexpr,
@@ -267,7 +268,7 @@ def _backward_flat(
         tl.store(du_ptr + base + at, rounded(du, du_ptr), mask=inside)
 
 
-@triton.jit(do_not_specialize=["seed_ptr", "scale", "last", "n_rows", "size"])
+@profiled(do_not_specialize=["seed_ptr", "scale", "last", "n_rows", "size"])
 def _backward_columns(
     dx_ptr, sums_ptr, grad_ptr, seed_ptr, scale, last, n_rows, size,
     UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EVEN: tl.constexpr,

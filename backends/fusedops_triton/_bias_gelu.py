@@ -41,6 +41,7 @@ from fusedops_triton._bias import (
 )
 from fusedops_triton._common import compute_type, reciprocal, widened
 from fusedops_triton._launch import Launch, cached_by_layout
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import Columns, ceil_div, share_columns, tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -150,7 +151,7 @@ def _columns_launch(
 # Triton does not specialise on any integer here: UNIT and UNIT_N give the compiler the alignment.
 
 
-@triton.jit(do_not_specialize=["n", "size", "inner", "wrap", "outer", "step"])
+@profiled(do_not_specialize=["n", "size", "inner", "wrap", "outer", "step"])
 def _forward(
     y_ptr, x_ptr, bias_ptr, n, size, inner, wrap, outer, step,
     TANH: tl.constexpr, KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, NARROW: tl.constexpr,
@@ -167,7 +168,7 @@ def _forward(
     tl.store(y_ptr + base + at, rounded(gelu(u, TANH), y_ptr), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n", "size", "inner", "wrap", "outer", "step"])
+@profiled(do_not_specialize=["n", "size", "inner", "wrap", "outer", "step"])
 def _backward_flat(
     dx_ptr, du_ptr, grad_ptr, x_ptr, bias_ptr, n, size, inner, wrap, outer, step,
     TANH: tl.constexpr, KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, NARROW: tl.constexpr,
@@ -185,7 +186,7 @@ def _backward_flat(
         tl.store(du_ptr + base + at, rounded(du, du_ptr), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n_rows", "size"])
+@profiled(do_not_specialize=["n_rows", "size"])
 def _backward_columns(
     dx_ptr, sums_ptr, grad_ptr, x_ptr, bias_ptr, n_rows, size,
     TANH: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,

@@ -41,6 +41,7 @@ from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._logits import added, capped, slope
 from fusedops_triton._loss_settings import loss_gradient_plan, loss_group, loss_plan
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div, warps_for
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -197,7 +198,7 @@ _NOT_SPECIALIZED = [
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
+@profiled(do_not_specialize=_NOT_SPECIALIZED)
 def _forward(
     loss_ptr, lse_ptr, x_ptr, target_ptr, ignore_index, label_smoothing, z_loss, softcap,
     n_rows, inner, stride_inner, stride_outer, size,
@@ -284,7 +285,7 @@ def _forward(
         tl.store(lse_ptr + row, tl.where(counts, lse, 0.0), mask=exists)
 
 
-@triton.jit(do_not_specialize=["ignore_index", "n_rows"])
+@profiled(do_not_specialize=["ignore_index", "n_rows"])
 def _sum_rows(
     out_ptr, loss_ptr, target_ptr, denominator_ptr, ignore_index, n_rows,
     MEAN: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
@@ -313,7 +314,7 @@ def _sum_rows(
     tl.store(out_ptr, result)
 
 
-@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
+@profiled(do_not_specialize=_NOT_SPECIALIZED)
 def _backward(
     dx_ptr, grad_ptr, divisor_ptr, x_ptr, lse_ptr, target_ptr, ignore_index, label_smoothing, z_loss, softcap,
     n_rows, inner, stride_inner, stride_outer, size,

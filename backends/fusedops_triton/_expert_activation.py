@@ -30,6 +30,7 @@ from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._expert_rows import Route
 from fusedops_triton._gated import activated, gradients
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
 
 _FUNCTIONS = {
@@ -158,7 +159,7 @@ def _backward_launch(n_rows: int, size: int, experts: int, width: int, element_s
 # ------------------------------------------------------------------------------------------------------ jit functions
 
 
-@triton.jit(do_not_specialize=["limit", "alpha", "offset", "n_rows", "size"])
+@profiled(do_not_specialize=["limit", "alpha", "offset", "n_rows", "size"])
 def _forward(
     a_ptr, h_ptr, bias_ptr, group_ptr, limit, alpha, offset, n_rows, experts, size,
     KIND: tl.constexpr, LAYOUT: tl.constexpr, SAVE: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
@@ -188,7 +189,7 @@ def _forward(
     tl.store(a_ptr + row[:, None] * columns + col[None, :], rounded(a, a_ptr), inside)
 
 
-@triton.jit(do_not_specialize=["limit", "alpha", "offset", "n_rows", "size", "width"])
+@profiled(do_not_specialize=["limit", "alpha", "offset", "n_rows", "size", "width"])
 def _backward(
     dh_ptr, a_ptr, dweights_ptr, da_ptr, h_ptr, grad_ptr, bias_ptr, weights_ptr, order_ptr, group_ptr,
     limit, alpha, offset, n_rows, experts, size, width,

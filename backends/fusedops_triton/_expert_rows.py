@@ -27,6 +27,7 @@ from fusedops_triton import _settings
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, widened
 from fusedops_triton._launch import Launch, cached_by_layout
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
 
 _COUNTED = 256  # routed rows of a program of the route
@@ -184,7 +185,7 @@ def _experts_at(index_ptr, at, n_rows, experts):
     return tl.where(at < n_rows, e, -1)
 
 
-@triton.jit
+@profiled()
 def _count(counts_ptr, index_ptr, n_rows, experts, blocks, ROWS: tl.constexpr, CHUNK: tl.constexpr):
     """Count the rows of each expert, and the sentinels, of ROWS rows. Grid (blocks,). counts_ptr: (E + 1, blocks)."""
     block = tl.program_id(0)
@@ -195,7 +196,7 @@ def _count(counts_ptr, index_ptr, n_rows, experts, blocks, ROWS: tl.constexpr, C
         tl.store(counts_ptr + which.to(tl.int64) * blocks + block, count, which <= experts)
 
 
-@triton.jit
+@profiled()
 def _place(
     place_ptr, order_ptr, group_ptr, ends_ptr, counts_ptr, upto_ptr, index_ptr, n_rows, experts, blocks,
     ROWS: tl.constexpr, CHUNK: tl.constexpr,
@@ -234,7 +235,7 @@ def _tile(size, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     return row, col, columns
 
 
-@triton.jit(do_not_specialize=["tokens", "size"])
+@profiled(do_not_specialize=["tokens", "size"])
 def _spread(
     rows_ptr, weighted_ptr, x_ptr, place_ptr, weights_ptr, tokens, size,
     K: tl.constexpr, UNROLLED: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -265,7 +266,7 @@ def _copy(rows_ptr, weighted_ptr, x, place_ptr, weights_ptr, choice, there, col,
         tl.store(weighted_ptr + to, rounded(widened(x, WIDE) * weight[:, None], weighted_ptr), inside)
 
 
-@triton.jit(do_not_specialize=["tokens", "size"])
+@profiled(do_not_specialize=["tokens", "size"])
 def _combine(
     y_ptr, rows_ptr, place_ptr, weights_ptr, bias_ptr, index_ptr, tokens, size,
     K: tl.constexpr, UNROLLED: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -304,7 +305,7 @@ def _term(
     return tl.where(known[:, None], term, 0.0)
 
 
-@triton.jit
+@profiled()
 def _sum_groups(
     sums_ptr, rows_ptr, order_ptr, weights_ptr, ends_ptr, size, tiles,
     ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr,
@@ -332,7 +333,7 @@ def group_of(ends_ptr, expert):
     return tl.load(ends_ptr + expert - 1, expert > 0, 0), tl.load(ends_ptr + expert)
 
 
-@triton.jit
+@profiled()
 def _clear(weight_ptr, ends_ptr, size, parts, BLOCK: tl.constexpr):
     """Set a share of the elements of an expert to 0 if it has no rows. Grid (E * parts,)."""
     expert, part = tl.program_id(0) // parts, tl.program_id(0) % parts

@@ -32,6 +32,7 @@ from fusedops_triton._bias import rounded, unit
 from fusedops_triton._bias_gelu import gelu, gelu_slope
 from fusedops_triton._common import compute_type, reciprocal, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div, gated_columns, gated_tile, power_of_two
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -185,7 +186,7 @@ def _pairs_launch(backward: bool, n: int, element_size: int, dtype: torch.dtype,
 # Triton does not specialise on any integer here: UNIT and UNIT_N give the compiler the alignment.
 
 
-@triton.jit(do_not_specialize=["limit", "alpha", "offset", "n_rows", "size", "gate_stride", "up_stride"])
+@profiled(do_not_specialize=["limit", "alpha", "offset", "n_rows", "size", "gate_stride", "up_stride"])
 def _forward_rows(
     y_ptr, gate_ptr, up_ptr, limit, alpha, offset, n_rows, size, gate_stride, up_stride,
     KIND: tl.constexpr, ONE: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
@@ -202,7 +203,7 @@ def _forward_rows(
     tl.store(y_ptr + row[:, None] * columns + col[None, :], rounded(y, y_ptr), mask=inside)
 
 
-@triton.jit(
+@profiled(
     do_not_specialize=[
         "limit", "alpha", "offset", "n_rows", "size", "gate_stride", "up_stride", "dgate_stride", "dup_stride"
     ]
@@ -228,7 +229,7 @@ def _backward_rows(
         tl.store(dup_ptr + _at(row, col, dup_stride, UNIT), rounded(dup, dup_ptr), mask=inside)
 
 
-@triton.jit(do_not_specialize=["limit", "alpha", "offset", "n"])
+@profiled(do_not_specialize=["limit", "alpha", "offset", "n"])
 def _forward_pairs(
     y_ptr, packed_ptr, limit, alpha, offset, n,
     KIND: tl.constexpr, UNIT_N: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
@@ -243,7 +244,7 @@ def _forward_pairs(
     tl.store(y_ptr + base + at, rounded(y, y_ptr), mask=at < left)
 
 
-@triton.jit(do_not_specialize=["limit", "alpha", "offset", "n"])
+@profiled(do_not_specialize=["limit", "alpha", "offset", "n"])
 def _backward_pairs(
     dpacked_ptr, grad_ptr, packed_ptr, limit, alpha, offset, n,
     KIND: tl.constexpr, UNIT_N: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,

@@ -34,6 +34,7 @@ from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type
 from fusedops_triton._expert_rows import clear_empty, group_of
 from fusedops_triton._launch import Launch, cached_by_layout
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)  # since torch 2.10
@@ -169,7 +170,7 @@ def _readable(weight: Tensor) -> Tensor:
 # UNIT gives the compiler the alignment of rows, also of those whose sizes are not multiples of 16.
 
 
-@triton.jit(do_not_specialize=["experts", "size", "length", "across"])
+@profiled(do_not_specialize=["experts", "size", "length", "across"])
 def _rows(
     y_ptr, rows_ptr, weight_ptr, ends_ptr, experts, size, length, across,
     SWAPPED: tl.constexpr, EVEN: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr,
@@ -216,7 +217,7 @@ def _first_tile(ends_ptr, expert, BM: tl.constexpr):
     return tl.load(ends_ptr + expert - 1, expert > 0, 0) // BM + expert
 
 
-@triton.jit(do_not_specialize=["size_m", "size_n", "down", "across"])
+@profiled(do_not_specialize=["size_m", "size_n", "down", "across"])
 def _weights(
     result_ptr, one_ptr, other_ptr, ends_ptr, size_m, size_n, down, across,
     UNIT: tl.constexpr, OF: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,

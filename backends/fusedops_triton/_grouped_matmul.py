@@ -12,7 +12,6 @@ device, and there are no atomics.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from fusedops_triton._common import compute_type, widened
 from fusedops_triton._expert_rows import sum_groups
 from fusedops_triton._grouped import rows_by_weight, weights_of_rows
 from fusedops_triton._launch import Launch, cached_by_layout
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -103,7 +103,7 @@ def _finish_launch(n_rows: int, size: int, experts: int, element_size: int, wide
 # -------------------------------------------------------------------------------------------------------- jit function
 
 
-@triton.jit(do_not_specialize=["n_rows", "experts", "size"])
+@profiled(do_not_specialize=["n_rows", "experts", "size"])
 def _add_bias(
     y_ptr, bias_ptr, group_ptr, ends_ptr, n_rows, experts, size,
     UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr,

@@ -33,6 +33,7 @@ from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._logits import added, capped, slope
 from fusedops_triton._loss_settings import class_tile
+from fusedops_triton._profiled import profiled
 
 #: Rows of a chunk, at least. With the gradient of weight: 4096, or as many as x has columns if those are fewer, and at
 #: least SUM_ROWS, but no more than half of all rows: the logits of all rows never exist at once. Each chunk reads and
@@ -222,7 +223,7 @@ def _launch_of(
 # ------------------------------------------------------------------------------------------------------------- kernel
 
 
-@triton.jit(do_not_specialize=["smoothing", "z_loss", "softcap", "ignore_index", "size"])
+@profiled(do_not_specialize=["smoothing", "z_loss", "softcap", "ignore_index", "size"])
 def _loss_and_gradient(
     logits_ptr, loss_ptr, target_ptr, scale_ptr, bias_ptr, smoothing, z_loss, softcap, ignore_index, size, padded,
     SMOOTHS: tl.constexpr, SQUARES: tl.constexpr, CAPS: tl.constexpr, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,

@@ -33,6 +33,7 @@ from fusedops.dtypes import compute_dtype, promoted
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div, norm_plan
 
 # ----------------------------------------------------------------------------------------------------------- launcher
@@ -110,7 +111,7 @@ def _forward_launch(n_rows: int, size: int, adds: bool, dtype: torch.dtype, cent
 _NOT_SPECIALIZED = ["eps", "offset", "n_rows", "size"]
 
 
-@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
+@profiled(do_not_specialize=_NOT_SPECIALIZED)
 def _norm_forward_on_chip(
     y_ptr, s_ptr, mean_ptr, rstd_ptr, x_ptr, residual_ptr, weight_ptr, bias_ptr, eps, offset, n_rows, size,
     CENTER: tl.constexpr, OFFSET: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
@@ -155,7 +156,7 @@ def _norm_forward_on_chip(
     tl.store(y_ptr + at, rounded(y, y_ptr), mask=inside)
 
 
-@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
+@profiled(do_not_specialize=_NOT_SPECIALIZED)
 def _norm_forward_long(
     y_ptr, s_ptr, mean_ptr, rstd_ptr, x_ptr, residual_ptr, weight_ptr, bias_ptr, eps, offset, n_rows, size,
     CENTER: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,

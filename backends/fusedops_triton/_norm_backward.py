@@ -27,6 +27,7 @@ from fusedops_triton._bias import add_sums, column_tile, rounded, store_sums, un
 from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
 from fusedops_triton._norm import columns_of, ready
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div, norm_sums, share_columns
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -136,7 +137,7 @@ def _backward_launches(
 _NOT_SPECIALIZED = ["offset", "n_rows", "size"]
 
 
-@triton.jit(do_not_specialize=[*_NOT_SPECIALIZED, "steps"])
+@profiled(do_not_specialize=[*_NOT_SPECIALIZED, "steps"])
 def _norm_backward_on_chip(
     dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
     offset, n_rows, size, steps,
@@ -223,7 +224,7 @@ def _inside(in_row, start, end, WHOLE: tl.constexpr, ROWS: tl.constexpr):
     return inside
 
 
-@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
+@profiled(do_not_specialize=_NOT_SPECIALIZED)
 def _norm_backward_long(
     dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
     offset, n_rows, size,
@@ -276,7 +277,7 @@ def _norm_backward_long(
             tl.store(dresidual_ptr + at + col, rounded(ds, dresidual_ptr), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n_rows", "size"])
+@profiled(do_not_specialize=["n_rows", "size"])
 def _norm_backward_sums(
     dweight_ptr, dbias_ptr, grad_ptr, s_ptr, mean_ptr, rstd_ptr, n_rows, size,
     CENTER: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,

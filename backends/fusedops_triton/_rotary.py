@@ -27,6 +27,7 @@ from fusedops.dtypes import compute_dtype, promoted
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import compute_type, widened
 from fusedops_triton._launch import Launch, cached_by_layout
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ROTARY_HEADS, ceil_div, power_of_two, rotary_tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -131,7 +132,7 @@ def _launch(
 # Triton does not specialise on any integer here: UNIT gives the compiler the alignment.
 
 
-@triton.jit(
+@profiled(
     do_not_specialize=[
         "length", "q_heads", "k_heads", "dim", "half", "q_batch", "q_head", "q_position", "k_batch", "k_head",
         "k_position", "angle_batch", "angle_position",

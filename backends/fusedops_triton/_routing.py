@@ -28,6 +28,7 @@ from fusedops.dtypes import compute_dtype
 from fusedops.ops.routing.formulas import SCORES
 from fusedops_triton._common import compute_type, exp, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div, power_of_two
 
 _BYTES = 4096  # of the logits of a program, once they are widened
@@ -191,7 +192,7 @@ def _picked(x_ptr, row, experts, chosen, fit, top, total, SCORE: tl.constexpr, W
     return z, tl.where(fit, s, 0.0)
 
 
-@triton.jit
+@profiled()
 def _forward(
     weights_ptr, chosen_ptr, x_ptr, bias_ptr, index_ptr, eps, scale, rows, experts, k, groups, top_groups,
     SCORE: tl.constexpr, GIVEN: tl.constexpr, BY_TWO: tl.constexpr, NORMALIZE: tl.constexpr,
@@ -279,7 +280,7 @@ def _number(order, WIDE: tl.constexpr):
     return tl.where(order < 0, order ^ LARGEST, order).to(WIDE, bitcast=True)
 
 
-@triton.jit
+@profiled()
 def _backward(
     dx_ptr, grad_ptr, x_ptr, chosen_ptr, eps, scale, rows, experts, k,
     SCORE: tl.constexpr, NORMALIZE: tl.constexpr,

@@ -12,12 +12,12 @@ weight, from float32 to bfloat16, where its bytes take 0.75.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._launch import Launch, cached_by_layout
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div, tile
 
 
@@ -44,7 +44,7 @@ def _launch_of(size: int, narrowest: int) -> Launch:
     return Launch(_scale, (ceil_div(size, setting.block),), (size // aligned,), constants, setting.warps)
 
 
-@triton.jit(do_not_specialize=["size"])
+@profiled(do_not_specialize=["size"])
 def _scale(out_ptr, value_ptr, factor_ptr, size, UNIT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr):
     """Compute BLOCK elements of size * UNIT. Grid (cdiv(size * UNIT, BLOCK),). EVEN: all blocks are whole."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -37,6 +37,7 @@ from torch import Tensor
 from fusedops_triton._bias import unit
 from fusedops_triton._common import compute_type, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import (
     BACKWARD_ON_CHIP,
     HALF_RESIDENT,
@@ -273,7 +274,7 @@ def _make_supported(t: Tensor, full: torch.Size) -> Tensor:
 # by 16, and would read rows of 1000 two-byte elements two bytes at a time.
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+@profiled(do_not_specialize=NOT_SPECIALIZED)
 def _forward_on_chip(
     y_ptr, x_ptr, mask_ptr, scale,
     stride_xb, stride_xh, stride_xq, stride_mb, stride_mh, stride_mq, n_rows, size_h, size_q, size_k,
@@ -333,7 +334,7 @@ def _forward_on_chip(
                 )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALIZED_BACKWARD)
+@profiled(do_not_specialize=NOT_SPECIALIZED_BACKWARD)
 def _backward_on_chip(
     dx_ptr, grad_ptr, y_ptr, scale, stride_gb, stride_gh, stride_gq, n_rows, size_h, size_q, size_k,
     CAUSAL: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr, UNIT: tl.constexpr,

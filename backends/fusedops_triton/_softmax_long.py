@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from fusedops_triton._common import exp, scalar, widened
+from fusedops_triton._profiled import profiled
 from fusedops_triton._softmax_rows import offset, or_nan, or_zero, place, sector_end
 
 #: Arguments that do not change the generated code: each would double the compilations.
@@ -31,7 +32,7 @@ NOT_SPECIALIZED_BACKWARD = [
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+@profiled(do_not_specialize=NOT_SPECIALIZED)
 def forward_long(
     y_ptr, x_ptr, mask_ptr, scale,
     stride_xb, stride_xh, stride_xq, stride_mb, stride_mh, stride_mq, n_rows, size_h, size_q, size_k,
@@ -46,7 +47,7 @@ def forward_long(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALIZED_BACKWARD)
+@profiled(do_not_specialize=NOT_SPECIALIZED_BACKWARD)
 def backward_long(
     dx_ptr, grad_ptr, y_ptr, scale, stride_gb, stride_gh, stride_gq, n_rows, size_h, size_q, size_k,
     CAUSAL: tl.constexpr, UNIT: tl.constexpr, UNIT_G: tl.constexpr, STEP_G: tl.constexpr, BLOCK_K: tl.constexpr,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fusedops_triton._profiled import profiled
 from fusedops_triton._softmax_long import store_row
 from fusedops_triton._softmax_rows import or_zero
 
@@ -26,7 +27,7 @@ from fusedops_triton._softmax_rows import or_zero
 # after the other, keep the values that are alive few.
 
 
-@triton.jit(do_not_specialize=["scale", "n_rows", "size_k"])
+@profiled(do_not_specialize=["scale", "n_rows", "size_k"])
 def forward_packed(
     y_ptr, x_ptr, scale, n_rows, size_k, UNIT: tl.constexpr, PARTS: tl.constexpr, PAIRS: tl.constexpr
 ):  # fmt: skip
@@ -68,7 +69,7 @@ def forward_packed(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["scale", "n_rows", "size_k"])
+@profiled(do_not_specialize=["scale", "n_rows", "size_k"])
 def backward_packed(
     dx_ptr, grad_ptr, y_ptr, scale, n_rows, size_k, UNIT: tl.constexpr, PARTS: tl.constexpr, PAIRS: tl.constexpr
 ):  # fmt: skip

@@ -30,7 +30,8 @@ def outcome(call):
         call()
     except Exception as error:
         return [type(error).__name__, str(error)]
-    return [None if launch[4] is None else launch[4][0] for launch in made.driver.launches]
+    functions = [launch[4] for launch in made.driver.launches]
+    return [None if each is None else each[0].removeprefix("fusedops_softmax") for each in functions]
 
 x = torch.zeros(2, 3, 8, 32)
 softmax = lambda: made.softmax_forward(x, None, 0.3, False)

@@ -104,7 +104,7 @@ print(json.dumps([same, ready, got[0][4]]))
     same, ready, function = program(START + code)
     assert same == [True] * 5
     assert ready == [[1, 0], [1, 0], [1, 0], [2, 0], [1, 0]]  # the sums for a bias are added up by a second kernel
-    assert function == ["_forward", 0]
+    assert function == ["fusedops_bias_dropout_forward", 0]
 
 
 def test_a_launcher_calls_no_more_functions_than_a_bare_launch_and_5(program: Callable[[str], Any]) -> None:
@@ -330,3 +330,14 @@ def test_rows_are_found_however_a_tensor_lies() -> None:
         assert torch.equal(_joined(walkable, strides, full), t.expand(full))
         ways["walked" if walkable is t else "copied"] += 1
     assert min(ways.values()) > 200
+
+
+def test_a_profiler_sees_whose_kernel_it_is_and_its_bytes(program: Callable[[str], Any]) -> None:
+    code = """
+knobs.runtime.launch_enter_hook.add(print)  # the stub driver does not call it
+with made.recorded() as launches:
+    made.softmax_forward(x.bfloat16(), None, 0.3, False)
+seen = [launch[6].get() for launch in launches]
+print(json.dumps([[each["name"], each["bytes"]] for each in seen]))
+"""
+    assert program(START + code) == [["fusedops_softmax_forward_on_chip", 2 * 2 * 2 * 3 * 8 * 32]]

@@ -35,7 +35,7 @@ class Pretended(CompiledKernel):
     """The result of ``triton.compile``; its handle contains all that it was compiled from."""
 
     def __init__(self, source: Any, target: Any = None, options: Any = None) -> None:
-        self.src, self.name, self.module = source, source.fn.__name__, None
+        self.src, self.name, self.module, self.metadata = source, source.fn.__name__, None, None
         made_of = (source.signature, source.constants, source.attrs, {**options, "extern_libs": None}, target)
         self.function = (f"{source.fn.__module__}.{self.name}", repr(made_of))
         self.packed_metadata = (options["num_warps"], hash(self.function))
