@@ -84,6 +84,8 @@ def used() -> list[Call]:
 def _type(node: ast.expr, types: dict[str, str]) -> str:
     if isinstance(node, ast.Constant):
         return type(node.value).__name__
+    if isinstance(node, ast.List):
+        return "list[Tensor]"
     return types.get(node.id, "Tensor") if isinstance(node, ast.Name) else "Tensor"
 
 
@@ -93,8 +95,9 @@ def misfits(call: Call, schema: str) -> Iterator[str]:
     takes = {
         "Tensor": ("Tensor", "Optional[Tensor]"),
         "Tensor | None": ("Optional[Tensor]",),
+        "list[Tensor]": ("List[Tensor]",),
         "float": ("number", "float"),
-        "int": ("number", "int"),
+        "int": ("number", "int", "Optional[int]"),
         "bool": ("bool",),
         "str": ("str",),
     }

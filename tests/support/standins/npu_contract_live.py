@@ -17,6 +17,7 @@ from fusedops_npu.attention import attention, attention_backward
 from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
 from fusedops_npu.cross_entropy import cross_entropy, cross_entropy_backward
 from fusedops_npu.geglu import geglu
+from fusedops_npu.grouped_matmul import grouped_matmul, grouped_matmul_backward
 from fusedops_npu.rms_norm import rms_norm, rms_norm_backward
 from fusedops_npu.rotary_embedding import rotary_embedding
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
@@ -38,6 +39,7 @@ OPS = (
     "npu_cross_entropy_loss_backward",
     "npu_fusion_attention",
     "npu_fusion_attention_grad",
+    "npu_grouped_matmul",
 )
 
 
@@ -90,6 +92,8 @@ def main() -> None:
         target = torch.empty(2, 4, 64, dtype=torch.int64, device="npu:0")
         keys = torch.empty(2, 2, 96, 96, dtype=torch.bfloat16, device="npu:0")
         options = (-100, 0.0, 0.0, None, "mean", None)
+        rows, ends = x[0, 0], torch.empty(4, dtype=torch.int64, device="npu:0")
+        stack = torch.empty(4, 96, 96, dtype=torch.bfloat16, device="npu:0")
         # npu_geglu_grad is not called: its meta function returns two tensors for one (torch_npu 2.13)
         kernels: dict[str, Callable[[], Any]] = {
             "npu_scaled_masked_softmax": lambda: scaled_masked_softmax.function(x, mask, 0.5, False),
@@ -112,6 +116,13 @@ def main() -> None:
             ),
             "npu_fusion_attention_grad": lambda: attention_backward.function(
                 x, rstd, x, keys, keys, mask, x, rstd, None, "none", None, False, three
+            ),
+            "npu_grouped_matmul": lambda: grouped_matmul.function(rows, stack, ends, None, False),
+            "npu_grouped_matmul for the gradient of x": lambda: grouped_matmul_backward.function(
+                rows, rows, stack, ends, None, False, (True, False, False)
+            ),
+            "npu_grouped_matmul for the gradient of the weight": lambda: grouped_matmul_backward.function(
+                rows, rows, stack, ends, None, False, (False, True, False)
             ),
             "npu_geglu": lambda: geglu.function(x, None, "tanh", False),
             "npu_rotary_mul": lambda: rotary_embedding.function(x, None, x[0, 0, :, :48], x[0, 0, :, :48], False, -2),
