@@ -224,9 +224,9 @@ fusedops explain rms_norm --x 8,2048,4096:bf16@cuda
 A kernel whose issue is well below 100 % can wait for memory alone. `tests/support/compiled/issue_slots.py` has the
 model and how it compares with published measurements. A test compares each kernel with this table.
 
-**What the model does not see** is how long a load is waited for. The backward of rms_norm at 4096 columns went from 24 %
-issue to 38 when it began to read a row ahead, with four times the warps for as many elements, and an H200 takes 204 us for
-it where it took 222.
+**What the model does not see** is how long a load is waited for. The backward of rms_norm at 4096 columns went from 24
+to 38 % issue when it began to read a row ahead, by four times the warps, and an H200 takes 204 us for it where it took
+222.
 
 **Long rows of softmax.** Rows of two-byte elements are read once up to 65536 columns, backward up to 32768: a
 multiprocessor has 256 KB of registers, and a row is half of them. With a mask or `causal`, or where a tensor is not
