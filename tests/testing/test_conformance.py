@@ -17,8 +17,13 @@ def installed(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-#: With pytest.mark.slow: 230 calls of eleven launches each, in the interpreter.
-SLOW = ("triton-experts/forward/calls", "triton-experts/backward/calls")
+#: With pytest.mark.slow: of many launches each, or large products, in the interpreter.
+SLOW = (
+    "triton-experts/forward/calls",
+    "triton-experts/backward/calls",
+    "triton-linear_cross_entropy/forward/calls",
+    "triton-linear_cross_entropy/forward/sizes",
+)
 
 
 @every_check(SLOW)
