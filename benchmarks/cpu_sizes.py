@@ -36,7 +36,8 @@ def in_turns(work: dict[str, Turn], seconds: float) -> dict[str, float]:
     repeats: dict[str, int] = {}
     total = 0.0
     for name, call in work.items():
-        call()
+        for _ in range(3):  # the second call like another is remembered, which takes as long as twenty later ones
+            call()
         start = time.perf_counter()
         call()
         took = time.perf_counter() - start
