@@ -101,6 +101,12 @@ def raw_saved_tensors(ctx: Any) -> tuple[Any, ...]:
     return ctx._raw_saved_tensors
 
 
+def set_node_apply(function: type[torch.autograd.Function], backward: Callable[..., Any]) -> None:
+    """Let autograd call a Function's backward itself, without the Python in between, which takes 0.8 us."""
+    _backward_cls: Any = function._backward_cls
+    _backward_cls.apply = backward
+
+
 def storage_users(storage: torch.UntypedStorage) -> int:
     """Return how many tensors and storages share a storage's memory."""
     return _c._storage_Use_Count(storage._cdata)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
+from fusedops._contract.constraint import compiled
 from fusedops._contract.values import Saved
 
 Getter = Callable[[Sequence[Any]], tuple[Any, ...]]
+_FLAGS = ("needs", "reuse")  # parameters of backward that are no values of forward
 
 
 class BackwardCall:
@@ -65,8 +68,7 @@ class BackwardCall:
         saved_names = [value.name for value in saved]
         at_hand = [*parameters, *outputs, *saved_names]
         dtypes = [name for name in kept if name not in at_hand and name.removesuffix("_dtype") in parameters]
-        flags = ("needs", "reuse")
-        unknown = [name for name in kept if name not in at_hand and name not in dtypes and name not in flags]
+        unknown = [name for name in kept if name not in at_hand and name not in dtypes and name not in _FLAGS]
         if unknown:
             raise ValueError(
                 f"op {op}: backward takes {', '.join(unknown)}; it may take {', '.join(at_hand)}, "
@@ -81,7 +83,12 @@ class BackwardCall:
         self.saved_indices = tuple(at for at, name in enumerate(self.kept_tensors) if name in saved_names)
         scalars = [name for name in kept if name in parameters and name not in is_tensor]
         self.tensors = _getter([at_hand.index(name) for name in self.kept_tensors])
+        self._op = op
+        self._names = names
+        self._parameters = parameters
+        self._differentiable = differentiable
         self._scalar_names = scalars
+        self._values = (*scalars, *dtypes)
         dtypes_of = [parameters.index(name.removesuffix("_dtype")) for name in dtypes]
         self.values = _with_dtypes(_getter([at_hand.index(name) for name in scalars]), dtypes_of)
         order = [*self.grads, *self.kept_tensors, *scalars, *dtypes, "needs", "reuse"]
@@ -89,12 +96,48 @@ class BackwardCall:
         self._reuse_index = list(names).index("reuse") if self.reuses else -1
         self.arguments_of = _getter([order.index(name) for name in names])
         self._traceable_arguments_of = _traceable_getter([order.index(name) for name in names])
-        self._without_needs = _traceable_getter([order.index(name) for name in names if name not in flags])
+        self._without_needs = _traceable_getter([order.index(name) for name in names if name not in _FLAGS])
         self._gradient_indices = [parameters.index(name) for name in differentiable]
         self._passed_index = -1 if passed_through is None else parameters.index(passed_through)
         self._identity = identity
         self._count = len(parameters)
         self._single = len(differentiable) == 1
+
+    @cached_property
+    def of_node(self) -> Callable[..., tuple[Any, ...]]:
+        """A function that returns what an autograd node does: :meth:`gradients`, written for the op, in half the time.
+
+        It takes a function that counts a call and returns the kernel; the gradients of the outputs; the kept tensors;
+        the values; ``ctx.needs_input_grad`` of a node whose first argument is no argument of the op; and ``reuse``.
+        """
+        gradients = {name: f"_d_{name}" for name in self._differentiable}
+        wanted = {name: f"_wanted[{at + 1}]" for at, name in enumerate(self._parameters)}
+        first = self._differentiable[0]
+        lines = [
+            f"{', '.join(names)}, = {sequence}"
+            for sequence, names in (("_grads", self.grads), ("_tensors", self.kept_tensors), ("_values", self._values))
+            if names
+        ]
+        if self._identity is not None:
+            of_identity = [name for name in self._names if name not in _FLAGS]
+            lines.append(f"_same = {wanted[first]} and _identity({', '.join(of_identity)})")
+            wanted[first] = f"{wanted[first]} and not _same"
+        given = {"needs": "_needs", "reuse": "_reuse"}
+        lines += [
+            f"_needs = ({', '.join(wanted[name] for name in self._differentiable)},)",
+            f"{' = '.join(gradients.values())} = None",
+            "if True in _needs:",
+            f"    {', '.join(gradients.values())}{'' if self._single else ','} = "
+            f"_counted()({', '.join(given.get(name, name) for name in self._names)})",
+        ]
+        if self._identity is not None:
+            lines += ["if _same:", f"    {gradients[first]} = {self.grads[0]}"]
+        if self._passed_index >= 0:
+            passed = self._parameters[self._passed_index]
+            gradients[passed] = f"{self.grads[0]} if {wanted[passed]} else None"
+        lines.append(f"return None, {', '.join(gradients.get(name, 'None') for name in self._parameters)}")
+        source = "\n    ".join(["def of_node(_counted, _grads, _tensors, _values, _wanted, _reuse):", *lines, ""])
+        return compiled(source, f"the gradients of {self._op}", {"_identity": self._identity})["of_node"]
 
     def arguments(
         self, grads: Sequence[Any], tensors: Sequence[Any], values: Sequence[Any], needs: tuple[bool, ...]

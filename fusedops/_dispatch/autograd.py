@@ -12,13 +12,14 @@ from torch import Tensor, is_grad_enabled
 
 from fusedops._dispatch.backward.batched import run_batched
 from fusedops._dispatch.backward.held import is_held
-from fusedops._dispatch.backward.saved_sizes import SavedBefore, changed_error, have_changed, sizes_of
+from fusedops._dispatch.backward.saved_sizes import SavedBefore, are_like, changed_error, differ, sizes_of
 from fusedops._torch import (
     graph_is_kept,
     is_dynamo_compiling,
     is_legacy_batchedtensor,
     is_transformed,
     saved_tensors_hooks,
+    set_node_apply,
     unwrap_if_dead,
 )
 
@@ -65,7 +66,8 @@ class OpFunction(torch.autograd.Function):
         if op.integers:
             grads = grads[: len(op.with_gradient)]
         if plain:
-            if have_changed(tensors, of_forward, grads[0], compiling):
+            # compiled autograd cannot trace what are_like calls
+            if (compiling or not are_like(tensors, of_forward)) and differ(tensors, of_forward, grads[0]):
                 raise changed_error(op, tensors, of_forward, grads[0])
             run = backward.run
         else:
@@ -73,7 +75,7 @@ class OpFunction(torch.autograd.Function):
             run = backward
         # create_graph=True, a batched or a dual gradient: a kernel's result has no graph, no batch and no tangent
         # compiled autograd batches nothing, and cannot trace the question
-        batched = not compiling and _are_batched(grads)
+        batched = not compiling and (is_legacy_batchedtensor(grads[0]) or (len(grads) > 1 and _are_batched(grads)))
         if batched or is_grad_enabled() or is_transformed():
             reuse = False
             tensors = call.differentiable_tensors(tensors, values)
@@ -82,8 +84,11 @@ class OpFunction(torch.autograd.Function):
         elif plain and compiling:
             reuse = False
             run = partial(_run_registered, op, backward.backend)
-        elif reuse:
-            reuse = not graph_is_kept() and not is_held(ctx, tensors, call.saved_indices)
+        else:
+            if reuse:
+                reuse = not graph_is_kept() and not is_held(ctx, tensors, call.saved_indices)
+            if plain:
+                return call.of_node(backward.counted, grads, tensors, values, ctx.needs_input_grad, reuse)
         # a number of a trace is a tensor, at which backward must not look
         look = plain or not any(isinstance(value, Tensor) for value in values)
         wanted = ctx.needs_input_grad[1:]
@@ -123,6 +128,7 @@ def apply(
 def _apply_of(op: Op) -> Callable[..., Any]:
     """Return ``apply`` of the op's Function, made at its first gradient: creating a Function takes 0.6 ms."""
     function = type(op.name, (OpFunction,), {})
+    set_node_apply(function, OpFunction.backward)
     # not Function.apply's own Python: its cases (functorch, setup_context) cannot occur here, and it costs 3 us
     return cast("Any", super(torch.autograd.Function, function)).apply
 

@@ -14,7 +14,7 @@ from fusedops._contract.plain_argument import PlainFloat
 from fusedops._contract.signature import with_floats
 from fusedops._dispatch.other_calls import raise_or_record, serve_other_tensors
 from fusedops._dispatch.registered.registration import call_registered
-from fusedops._dispatch.serve import recent_call, run, serve
+from fusedops._dispatch.serve import look_up, run, serve
 from fusedops._torch import dispatch_modes, forward_ad, functorch_level, is_dynamo_compiling, is_jit_tracing
 
 if TYPE_CHECKING:
@@ -43,11 +43,22 @@ def call(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     """
     if is_dynamo_compiling():
         return call_registered(op, args, backend)
-    recent = recent_call(op, args, backend)
-    if recent is not None:  # checked before, and not traced or transformed now
-        plan, (_, kernel, wants_gradient, backward, before) = recent
+    recent = None
+    try:
+        plan = look_up(op, args[0], backend)[2]
+        if plan is not None and forward_ad._current_level < 0:  # pyright: ignore[reportPrivateUsage]  # not compared
+            for each in plan.recent:
+                if each.is_like(*args):
+                    recent = each
+                    break
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # of an argument or a policy that is refused later
+        plan = None
+    if plan is not None and recent is not None:  # checked before, and not traced or transformed now
+        _, kernel, wants_gradient, backward, before = recent
         if op.prepare_args is not None:  # op.prepared(args) without its frame
             args = op.prepare_args(args)
+        if not wants_gradient and not op.saved:  # run() without its frame
+            return kernel.counted()(*args)
         return run(op, plan, kernel, args, wants_gradient, backward, before)
     if is_jit_tracing():
         return call_registered(op, args, backend)

@@ -12,13 +12,11 @@ from torch import Tensor, is_grad_enabled
 from fusedops._dispatch import autograd
 from fusedops._dispatch.selection.recent import MOST, with_call
 from fusedops._policy import context
-from fusedops._torch import forward_ad
 
 if TYPE_CHECKING:
     from fusedops._contract.op import Op
     from fusedops._dispatch.backward.saved_sizes import SavedBefore
     from fusedops._dispatch.selection.plan import Plan
-    from fusedops._dispatch.selection.recent import Recent
     from fusedops._plugins.record import PreparedKernel
     from fusedops._policy.context import ActivePolicy
 
@@ -50,21 +48,6 @@ def serve(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
         else:
             plan.shapes = (shapes, *plan.shapes[: MOST - 1])
     return run(op, plan, kernel, prepared, wants_gradient, backward)
-
-
-def recent_call(op: Op, args: tuple[Any, ...], backend: str | None) -> tuple[Plan, Recent] | None:
-    """Return a recent call like this one, and its plan, or None if no recent call is like this one."""
-    try:
-        if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]  # no guard compares it
-            return None
-        plan = _look_up(op, args[0], backend)[2]
-        if plan is not None:
-            for recent in plan.recent:
-                if recent.is_like(*args):
-                    return plan, recent
-    except (AttributeError, TypeError, ValueError, RuntimeError):  # of an argument or a policy that is refused later
-        pass
-    return None
 
 
 def wants_gradient_of(op: Op, args: tuple[Any, ...]) -> bool:
@@ -107,7 +90,7 @@ def backward_results(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
 
 def plan_for(op: Op, x: Tensor, backend: str | None) -> Plan:
     """Return the plan for a call whose first argument is ``x``, by the policy in effect. Made once, then looked up."""
-    active, key, plan = _look_up(op, x, backend)
+    active, key, plan = look_up(op, x, backend)
     if plan is None:
         from fusedops._dispatch.selection.fallback import new_plan  # loaded by the first call, not by the import
 
@@ -115,7 +98,7 @@ def plan_for(op: Op, x: Tensor, backend: str | None) -> Plan:
     return plan
 
 
-def _look_up(op: Op, x: Tensor, backend: str | None) -> tuple[ActivePolicy, tuple[str, str], Plan | None]:
+def look_up(op: Op, x: Tensor, backend: str | None) -> tuple[ActivePolicy, tuple[str, str], Plan | None]:
     """Return the policy in effect, the key of the plan in it, and the plan, or None where none was made yet."""
     block = context.frame.get()
     active = (context.process or context.process_policy()) if block is None else block.active()

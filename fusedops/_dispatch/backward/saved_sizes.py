@@ -42,7 +42,7 @@ class SavedBefore:
         saved = self._saved
         if saved is None:
             saved = self._saved = sizes_of(tensors)._replace(is_like=comparison_with(names, tensors))
-        return saved if _are_like(saved, tensors) else sizes_of(tensors)
+        return saved if are_like(tensors, saved) else sizes_of(tensors)
 
 
 def sizes_of(tensors: Sequence[Tensor | None]) -> Saved:
@@ -50,30 +50,26 @@ def sizes_of(tensors: Sequence[Tensor | None]) -> Saved:
     return Saved([None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors])
 
 
-def have_changed(tensors: Sequence[Tensor | None], saved: Saved, grad: Tensor, traced: bool) -> bool:
-    """Return True where a tensor differs from forward's, or is not where the gradient is, which autograd checks.
-
-    Args:
-        tensors: in backward.
-        saved: of forward.
-        grad: the gradient of an output.
-        traced: compiled autograd traces the call; it cannot trace ``is_like``.
-    """
-    return (traced or not _are_like(saved, tensors)) and _differ(tensors, saved.sizes, grad)
-
-
-def _are_like(saved: Saved, tensors: Sequence[Tensor | None]) -> bool:
+def are_like(tensors: Sequence[Tensor | None], saved: Saved) -> bool:
+    """Return True for tensors in backward that are like forward's; False also where that is not known."""
     try:
         return saved.is_like is not None and saved.is_like(*tensors)
     except (AttributeError, TypeError):  # None in place of a tensor
         return False
 
 
-def _differ(tensors: Sequence[Tensor | None], sizes: Sequence[Any], grad: Tensor) -> bool:
+def differ(tensors: Sequence[Tensor | None], saved: Saved, grad: Tensor) -> bool:
+    """Return True where a tensor differs from forward's, or is not where the gradient is, which autograd checks.
+
+    Args:
+        tensors: in backward.
+        saved: of forward.
+        grad: the gradient of an output.
+    """
     on_cpu = grad.is_cpu
-    for tensor, of_forward in zip(tensors, sizes):
+    for tensor, of_forward in zip(tensors, saved.sizes):
         if tensor is not None:
-            shape, dtype = of_forward  # most backwards pay this loop: devices are compared where there may be several
+            shape, dtype = of_forward  # devices are compared where there may be several
             if tensor.shape != shape or tensor.dtype is not dtype or tensor.is_cpu is not on_cpu:
                 return True
             if not on_cpu and tensor.device != grad.device:
