@@ -10,6 +10,7 @@ import fusedops
 from fusedops_cpu import (
     add_layer_norm,
     add_rms_norm,
+    attention,
     bias_dropout,
     bias_dropout_add,
     bias_gelu,
@@ -50,10 +51,11 @@ def fusedops_backend() -> fusedops.Backend:
     return fusedops.Backend(
         name="cpu",
         device_types=("cpu",),
-        priority=10,  # above eager
+        priority=60,  # above sdpa, which takes the attention that is not taken here
         kernels=fusedops.kernels_of(
             add_layer_norm,
             add_rms_norm,
+            attention,
             bias_dropout,
             bias_dropout_add,
             bias_gelu,

@@ -63,6 +63,16 @@ class Library:
 
     # read when first called: a clone whose library was compiled before them keeps the other ops
     @cached_property
+    def attention_forward(self) -> LibraryFunction:
+        """Attention of few queries."""
+        return self._function("attention_forward")
+
+    @cached_property
+    def attention_backward(self) -> LibraryFunction:
+        """Its gradients."""
+        return self._function("attention_backward")
+
+    @cached_property
     def quantized_forward(self) -> LibraryFunction:
         """The product with a packed weight."""
         return self._function("quantized_forward")

@@ -122,18 +122,25 @@ def _falls_back(decision: Decision, named: Sequence[str]) -> bool:
     """Return True where the call would report a fallback: a backend before the selected one refuses it.
 
     A backend for another device is passed over without a report unless a policy names it and not the selected one; so
-    is a backend that no policy names and that cannot run here, or has no kernel for the op.
+    is a backend that no policy names and that is optional, cannot run here, or has no kernel for the op.
     """
     for candidate in decision.candidates:
         if candidate.backend == decision.backend:
             return False
         code = candidate.reasons[0].code if candidate.reasons else None
         is_named = candidate.backend in named
+        if not is_named and _is_optional_backend(candidate.backend):
+            continue
         if code is ReasonCode.DEVICE:
             is_named = is_named and decision.backend not in named
         if code is not None and (is_named or code not in NOT_ABOUT_ARGUMENTS):
             return True
     return False
+
+
+def _is_optional_backend(name: str) -> bool:
+    record = registry.find(name)
+    return record is not None and record.backend is not None and record.backend.optional
 
 
 def _joined(given: str) -> str:

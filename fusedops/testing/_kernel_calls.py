@@ -19,8 +19,8 @@ from fusedops.errors import InvalidInputError
 from fusedops.testing._calls import Call, dtype_name, followed, specs
 from fusedops.testing._empty import empty_outputs, empty_saved
 
-_ROWS = (9, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-_COLUMNS = (33, 8, *_ROWS[1:])
+_ROWS = (9, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 3)  # the last for kernels of few rows
+_COLUMNS = (33, 8, *_ROWS[1:-1])
 # (each leading size, rows, columns), the smallest and most odd first: constraints on sizes are met by one of them
 _last: dict[Direction, tuple[tuple[Any, ...], list[Call]]] = {}  # the newest by direction, as in _variants.py
 _SIZES = sorted(product((2, 1), _ROWS, _COLUMNS), key=lambda s: (_ROWS.index(s[1]) + _COLUMNS.index(s[2]), -s[0]))

@@ -45,11 +45,11 @@ def test_exit_codes(argv: list[str], code: int, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("policy", [None, "a", "b", "b,a", "c", "c,b", "a,c", "bias_gelu=b"])
+@pytest.mark.parametrize("policy", [None, "a", "b", "b,a", "c", "c,b", "a,c", "bias_gelu=b", "d", "b,d"])
 @pytest.mark.parametrize("fallback", ["warn", "raise"])
 @pytest.mark.parametrize("size", [8, 12, 13])
 def test_the_exit_code_is_what_the_call_does(policy: str | None, fallback: str, size: int, fakes: Fakes) -> None:
-    """Backend a takes multiples of 8, b multiples of 4, c is for another device type."""
+    """Backend a takes multiples of 8, b multiples of 4, c is for another device type, d is optional: of 16."""
 
     def kernels(multiple: int) -> list[fusedops.Kernel]:
         op = fusedops.ops.OPS["bias_gelu"]
@@ -62,6 +62,7 @@ def test_the_exit_code_is_what_the_call_does(policy: str | None, fallback: str, 
     fusedops.register(fusedops.Backend("a", ("cpu",), 200, kernels(8)))
     fusedops.register(fusedops.Backend("b", ("cpu",), 150, kernels(4)))
     fusedops.register(fusedops.Backend("c", ("npu",), 400, kernels(1)))
+    fusedops.register(fusedops.Backend("d", ("cpu",), 500, kernels(16), optional=True))
     with fusedops.use(policy, fallback=fallback), warnings.catch_warnings(record=True) as caught:  # type: ignore[arg-type]
         warnings.simplefilter("always")
         try:

@@ -32,6 +32,34 @@ struct SoftmaxBackward {
   double scale;
 };
 
+// q (batch, heads, queries, size), k and v (batch, key_heads, keys, size and value_size), with the elements from one
+// batch, head and position to the next; the last dimension is contiguous. Query i sees the keys from i + low to i +
+// high.
+struct AttentionSizes {
+  int64_t dtype, batch, heads, key_heads, queries, keys, size, value_size;
+  int64_t q_batch, q_head, q_position, k_batch, k_head, k_position, v_batch, v_head, v_position;
+  int64_t out_batch, out_head, out_position, mask_batch, mask_head, mask_query, mask_key, low, high;
+  double scale;
+};
+
+struct AttentionForward {
+  const void *q, *k, *v;
+  const uint8_t* mask;  // non-zero = masked out; null: none
+  void* out;            // (batch, heads, queries, value_size)
+  float* lse;           // (batch, heads, queries)
+  AttentionSizes sizes;
+};
+
+struct AttentionBackward {
+  const void *q, *k, *v;
+  const uint8_t* mask;
+  const void* grad;       // of out, by its strides
+  const float* grad_lse;  // (batch, heads, queries); null: 0
+  void *dq, *dk, *dv;     // null: not wanted
+  AttentionSizes sizes;
+  int64_t dq_batch, dq_head, dq_position, dk_batch, dk_head, dk_position, dv_batch, dv_head, dv_position;
+};
+
 struct GeluForward {
   const void *x, *bias;  // bias: (columns), or null
   void* y;
@@ -214,6 +242,8 @@ auto with_dtype(int64_t dtype, F f) {
 FUSEDOPS_EXPORT void fusedops_use_threads(void* parallel_for, void* get_num_threads);
 FUSEDOPS_EXPORT int fusedops_softmax_forward(const fusedops::SoftmaxForward* call);
 FUSEDOPS_EXPORT int fusedops_softmax_backward(const fusedops::SoftmaxBackward* call);
+FUSEDOPS_EXPORT int fusedops_attention_forward(const fusedops::AttentionForward* call);
+FUSEDOPS_EXPORT int fusedops_attention_backward(const fusedops::AttentionBackward* call);
 FUSEDOPS_EXPORT int fusedops_gelu_forward(const fusedops::GeluForward* call);
 FUSEDOPS_EXPORT int fusedops_gelu_backward(const fusedops::GeluBackward* call);
 FUSEDOPS_EXPORT int fusedops_dropout_forward(const fusedops::DropoutForward* call);

@@ -58,10 +58,15 @@ void* implementation_of(Object* tensor) {
 
 }  // namespace
 
-bool Argument::is_contiguous() const {
-  int64_t expected = 1;
-  for (int64_t i = dim; i-- > 0; expected *= sizes[i] > 1 ? sizes[i] : 1) {
-    if (strides[i] != expected) return false;
+bool Argument::is_dense() const {
+  int64_t count = 1;
+  for (int64_t i = 0; i < dim; i++) count *= sizes[i];
+  if (count < 2) return true;
+  for (int64_t expected = 1; expected < count;) {
+    int64_t found = 0;
+    while (found < dim && (sizes[found] < 2 || strides[found] != expected)) found++;
+    if (found == dim) return false;
+    expected *= sizes[found];
   }
   return true;
 }

@@ -15,7 +15,7 @@ struct Argument {
   void* implementation;  // of a tensor; it is not compared, and not valid in a remembered call
   int32_t dtype, device_type, device_index;
   int64_t dim, sizes[MOST_DIMS], strides[MOST_DIMS];
-  bool is_contiguous() const;
+  bool is_dense() const;  // its elements lie without gaps, its dims in any order
 };
 
 // Reads an argument. False where a call with it is not remembered.

@@ -174,7 +174,7 @@ bool note_result(Object* object, Object* const* objects, const Arguments& argume
   result.kind = Result::ARGUMENT;
   if (result.argument >= 0) return true;
   Argument tensor;
-  if (!read(object, tensor) || tensor.value || !tensor.is_contiguous()) return false;
+  if (!read(object, tensor) || tensor.value || !tensor.is_dense()) return false;
   result.kind = Result::NEW;
   result.is_on_cpu = tensor.device_type == CPU;
   for (int64_t i = 0; i < tensor.dim; i++) result.is_empty |= !tensor.sizes[i];

@@ -35,15 +35,7 @@ struct Operand {
   }
 };
 
-// Swaps bit S of the row and of the lane: all bits one after another transpose LANES rows.
-template <int S>
-struct Lower {
-  static constexpr int at(int i) { return i & S ? LANES + i - S : i; }
-};
-template <int S>
-struct Upper {
-  static constexpr int at(int i) { return i & S ? LANES + i : i + S; }
-};
+// All bits one after another transpose LANES rows.
 template <int S>
 INLINE void swap_bit(vfloat* rows) {
   if constexpr (S < LANES) {

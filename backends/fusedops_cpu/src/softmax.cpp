@@ -4,6 +4,7 @@
 
 #include "api.h"
 #include "functions.h"
+#include "masks.h"
 #include "parallel.h"
 #include "several.h"
 
@@ -62,18 +63,6 @@ class MaskRows {
   const MaskLayout& layout_;
   int64_t index_[MAX_DIMS], offset_ = 0;
 };
-
-INLINE vint masked_lanes(const uint8_t* mask, Full) {
-  vbyte m;
-  memcpy(&m, mask, sizeof m);
-  return widen_8(m) != 0;
-}
-INLINE vint masked_lanes(const uint8_t* mask, Cut) { return masked_lanes(mask, Full{}); }
-INLINE vint masked_lanes(const uint8_t* mask, Part lanes) {
-  uint8_t values[LANES] = {};
-  for (int i = 0; i < lanes.n; i++) values[i] = mask[i];
-  return masked_lanes(values, Full{});
-}
 
 // One row: the first n of sk columns, and 0 after them. `buffer` holds sk + LANES floats.
 template <class T, bool MASKED>

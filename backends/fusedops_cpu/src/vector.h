@@ -533,5 +533,15 @@ INLINE float max_of_first(vfloat v) {  // of the first 2 * WIDTH lanes
 }
 INLINE float max_of(vfloat v) { return max_of_first<LANES / 2>(v); }
 
+// Of two rows whose numbers differ in bit S alone: both with that bit of the row and of the lane swapped.
+template <int S>
+struct Lower {
+  static constexpr int at(int i) { return i & S ? LANES + i - S : i; }
+};
+template <int S>
+struct Upper {
+  static constexpr int at(int i) { return i & S ? LANES + i : i + S; }
+};
+
 }  // namespace
 }  // namespace fusedops

@@ -195,6 +195,7 @@ int main() {
     test_rotations(dtype);
     test_routings(dtype);
     test_experts(dtype);
+    test_attentions(dtype);
   }
   printf("vectors of %d bytes, structs of", VECTOR_BYTES);
   for (size_t size : {sizeof(SoftmaxForward), sizeof(SoftmaxBackward), sizeof(GeluForward), sizeof(GeluBackward),

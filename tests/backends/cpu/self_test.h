@@ -64,3 +64,4 @@ void test_losses(int64_t dtype, int64_t rows, int64_t columns);
 void test_routings(int64_t dtype);
 void test_rotations(int64_t dtype);
 void test_experts(int64_t dtype);
+void test_attentions(int64_t dtype);

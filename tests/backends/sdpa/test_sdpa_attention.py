@@ -21,7 +21,7 @@ Q, K, V = (torch.randn(2, n, s, 8, generator=torch.Generator().manual_seed(n + s
     [
         ({"v": V[..., :4]}, "dim 3 of v = 4, expected that of q, 8"),
         ({"causal": True, "window": (3, 0)}, "a window, expected no window"),
-        ({"q": Q[:, :, :4], "causal": "lower_right"}, "expected 'none' or 'upper_left', or Sq == Sk"),
+        ({"q": Q[:, :, :5], "causal": "lower_right"}, "expected 'none' or 'upper_left', or Sq == Sk"),
         ({"causal": True, "scale": 0.0}, "scale = 0.0, expected a Python number of at least 1e-30, finite in float32"),
         ({"q": Q[..., :0], "k": K[..., :0], "v": V[..., :0]}, "dim 3 of q = 0, expected a size of at least 1"),
     ],

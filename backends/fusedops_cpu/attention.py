@@ -1,0 +1,105 @@
+"""attention in the compiled library (``src/attention.cpp``), of few queries, as in generation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedops import masks, ops
+from fusedops.constraints import Dim, DType
+from fusedops_cpu._calls import LibraryCall, library_kernel
+from fusedops_cpu._library import DTYPE_CODES, dense, library
+
+_LIMITS = (
+    DType("q", torch.float32, torch.bfloat16, torch.float16),
+    # of more, a kernel that computes tiles of queries and keys may be faster
+    Dim("q", (2,), at_most=4),
+)
+_SOURCE = "fusedops_cpu/src/attention.cpp"
+_Window = tuple[int, int] | None
+
+
+@library_kernel(ops.attention, *_LIMITS, source=_SOURCE)
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: str,
+    window: _Window,
+    return_lse: bool,
+) -> LibraryCall | tuple[Tensor, Tensor]:
+    """Compute the op; keys and values of any strides are read once for all query heads that share them."""
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    out = torch.empty_like(q) if v.shape[3] == q.shape[3] else _empty(q, v.shape[3])
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    if not v.shape[2]:
+        return out.zero_(), lse.fill_(-torch.inf)
+    if not lse.numel():
+        return out, lse
+    sizes = _sizes(q, k, v, mask, out, scale, causal, window)
+    return LibraryCall(library().attention_forward, (q, k, v, mask, out, lse, *sizes), (out, lse))
+
+
+@library_kernel(ops.attention, *_LIMITS, direction="backward", source=_SOURCE)
+def attention_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    causal: str,
+    window: _Window,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> LibraryCall | tuple[Tensor | None, ...]:
+    """Compute the gradients of q, k and v from the scores, which are computed again."""
+    q, k, v, grad_out = _rows(q), _rows(k), _rows(v), _rows(grad_out)
+    gradients = [torch.empty_like(tensor) if need else None for tensor, need in zip((q, k, v), needs)]
+    if not (lse.numel() and v.shape[2]):
+        return tuple(gradient if gradient is None else gradient.zero_() for gradient in gradients)
+    sizes = _sizes(q, k, v, mask, grad_out, scale, causal, window)
+    strides = [(0, 0, 0) if gradient is None else gradient.stride()[:3] for gradient in gradients]
+    of_lse = dense(grad_lse) if return_lse else None
+    fields = (q, k, v, mask, grad_out, of_lse, *gradients, *sizes, *strides[0], *strides[1], *strides[2])
+    return LibraryCall(library().attention_backward, fields, tuple(gradients))
+
+
+def _sizes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    scale: float | None,
+    causal: str,
+    window: _Window,
+) -> tuple[int | float, ...]:
+    """Return the fields of AttentionSizes."""
+    batch, heads, queries, size = q.shape
+    _, key_heads, keys, value_size = v.shape
+    mask_strides = (0, 0, 0, 0) if mask is None else mask.expand(batch, heads, queries, keys).stride()
+    low, high = masks.band(queries, keys, causal, window)
+    return (
+        *(DTYPE_CODES[q.dtype], batch, heads, key_heads, queries, keys, size, value_size),
+        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides),
+        *(-queries if low is None else low, keys if high is None else high),
+        max(size, 1) ** -0.5 if scale is None else scale,
+    )
+
+
+def _empty(q: Tensor, size: int) -> Tensor:
+    """Return an empty out, its dims in memory in the order of q's where it is not wider."""
+    return torch.empty_like(q[..., :size]) if size < q.shape[3] else q.new_empty((*q.shape[:3], size))
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Return a tensor whose last dim is contiguous, and whose memory holds its values."""
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor if tensor.stride(3) == 1 else tensor.contiguous()
