@@ -19,6 +19,7 @@ from fusedops_npu import (
     rotary_embedding,
     scaled_masked_softmax,
     swiglu,
+    top_k_routing,
 )
 
 
@@ -100,6 +101,7 @@ def fusedops_backend() -> fusedops.Backend:
             rotary_embedding,
             scaled_masked_softmax,
             swiglu,
+            top_k_routing,
         ),
         probe=_probe,
         needs="torch_npu, CANN and an Ascend device",

@@ -44,6 +44,14 @@ export const routingKinds = {
     ({ groups }) => `an integer from 1 to groups, ${groups}`,
   ),
 
+  GroupsFit(c, args, groups) {
+    if (groups === 1n || groups === args.top_groups) return [];
+    const width = expertsOf(args) / groups;
+    if (width >= 3n && groups * ((width + 31n) / 32n) * 32n <= 2048n) return [];
+    const needed = "groups of at least 3, at most 2048 once each is filled up to a multiple of 32";
+    return [[`${groups} groups of ${width} experts`, needed, "use fewer groups, or another backend"]];
+  },
+
   IndexFits(c, args, spec) {
     const [other, k] = [args[c.other], args.k];
     if (other === null) return [];

@@ -22,7 +22,7 @@ _TWICE = 16  # calls that are made twice, at most
 def calls(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield calls in which every two values of two arguments meet: results are within the op's tolerance."""
     for variant in variants(subject, direction):
-        yield Trial(variant.label, partial(_check_right, subject, direction, variant))
+        yield Trial(variant.label, partial(_check_right, subject, direction, variant), variant.excuse)
 
 
 def _check_right(subject: Subject, direction: Direction, variant: Variant) -> None:

@@ -15,6 +15,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import Call, arguments, dtype_name, followed, shrunk, specs, tensors
+from fusedops.testing._contents import NAN_CHOICE
 from fusedops.testing._expected import expected_forward
 from fusedops.testing._roles import flags, masked_tensor, masks, numbers, probabilities, seeds
 from fusedops.testing._subject import Subject
@@ -64,7 +65,10 @@ def special(subject: Subject, direction: Direction) -> Iterator[Trial]:
     for base in subject.bases(direction)[:1]:
         bare: Call = {**base, **dict.fromkeys(masks(op))}
         for name, values in _SPECIAL.items() if subject.takes(bare, direction) else ():
-            yield Trial(name, partial(_check_special, subject, bare, values))
+            excuse = NAN_CHOICE if op.evidence.pin_choice and name == "NaN" else ""
+            yield Trial(name, partial(_check_special, subject, bare, values), excuse)
+        if op.evidence.pin_choice and subject.takes(bare, direction):
+            yield Trial("NaN in other rows", partial(_check_choice_of_other_rows, subject, bare), "nondeterministic")
         for mask in masks(op):
             if base[mask] is None or masked_tensor(op, mask) is None:
                 continue
@@ -84,6 +88,21 @@ def _check_special(subject: Subject, base: Call, values: Sequence[float]) -> Non
         x.view(-1)[at * 7 + 3] = value
     real[first] = x.to(subject.device)
     subject.assert_right("forward", tuple(real.values()))
+
+
+def _check_choice_of_other_rows(subject: Subject, base: Call) -> None:
+    """Put NaN in every second row of a choice: the rows between are as without it, also where that is excused."""
+    first = subject.op.parameters[0]
+    real = tensors(subject.op, base)
+    without = subject.forward(tuple(real.values()))
+    x = real[first].cpu()
+    x.view(-1, x.shape[-1])[1::2, ::3] = _NAN
+    real[first] = x.to(subject.device)
+    for name, got, wanted in zip(subject.op.outputs, subject.forward(tuple(real.values())), without):
+        between, before = (y.cpu().reshape(-1, y.shape[-1])[::2] for y in (got, wanted))
+        if not torch.equal(between, before):
+            what = subject.output_name(name)
+            raise AssertionError(f"got other bits of {what} in rows without NaN, expected the same: others have it")
 
 
 def _check_under_mask(subject: Subject, base: Call, mask: str, under: Sequence[float], beside: float | None) -> None:

@@ -13,6 +13,9 @@ from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
 from fusedops.testing._roles import masks, seeds
 
+NAN_CHOICE = "nan-choice"
+"""The deviation of a kernel that chooses otherwise in rows with NaN."""
+
 
 class Content(NamedTuple):
     """The elements of a tensor.
@@ -20,10 +23,12 @@ class Content(NamedTuple):
     Attributes:
         fill: returns a tensor of the same shape and dtype with it.
         hides: True where it may hide the effect of other arguments.
+        excuse: the deviation that excuses a call with it, where the backend declares it.
     """
 
     fill: Callable[[Tensor], Tensor]
     hides: bool = False
+    excuse: str = ""
 
 
 def contents_of(op: Op, name: str, spec: TensorSpec, direction: Direction) -> dict[str, Content]:
@@ -38,7 +43,8 @@ def contents_of(op: Op, name: str, spec: TensorSpec, direction: Direction) -> di
         return {f"{name} = {value}": Content(_filled(value)) for value in (0, -5, 2**63 - 1)}
     if name == op.parameters[0] and direction == "forward" and not masks(op):
         # under a mask a kernel may deviate, which the check "special" excuses where that is declared
-        found = {f"{name} of NaN and inf": Content(_not_finite, hides=True)}
+        excuse = NAN_CHOICE if op.evidence.pin_choice else ""
+        found = {f"{name} of NaN and inf": Content(_not_finite, hides=True, excuse=excuse)}
         if op.integers:  # a choice, which has ties then
             found[f"{name} of few numbers"] = Content(_few_numbers)
             found[f"{name} of one number"] = Content(torch.ones_like, hides=True)

@@ -48,6 +48,7 @@ class Variant:
         fills: what the tensors hold that do not hold the usual random numbers: each changes them.
         save: True where a forward kernel is asked for the saved values too.
         changes: what differs from the op's case, as text.
+        excuse: the deviation that excuses the call, where the backend declares it.
     """
 
     call: Call
@@ -55,6 +56,7 @@ class Variant:
     fills: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=lambda: {})
     save: bool = True
     changes: tuple[str, ...] = ()
+    excuse: str = ""
 
     @property
     def label(self) -> str:
@@ -260,7 +262,9 @@ def _fill_axis(name: str, fills: Mapping[str, Any]) -> _Axis:
     def change(variant: Variant, label: str) -> Variant | None:
         if variant.call[name] is None:
             return None
-        return _changed(variant, label, fills={**variant.fills, name: fills[label].fill})
+        content = fills[label]
+        excuse = content.excuse or variant.excuse
+        return _changed(variant, label, fills={**variant.fills, name: content.fill}, excuse=excuse)
 
     return _Axis(tuple(fills), change, frozenset(label for label, each in fills.items() if each.hides))
 

@@ -26,6 +26,7 @@ import fusedops
 from fusedops.constraints import Dim, DType, Present, Rank, Scalar, When
 from fusedops_npu._as_4d import ViewableAs4D
 from fusedops_npu._rotary_limits import FewHeads, WholeHead
+from fusedops_npu._routing_limits import GroupsFit
 from fusedops_npu._rows import Rows
 
 TABLE = Table(__file__, "fakes")
@@ -74,6 +75,18 @@ pin(
         op=ROTARY,
         form=ROTARY_FORM,
         call=lambda: fusedops.rotary_embedding(FIVE[0], None, X[:1].mT, X[:1].mT),
+    ),
+    NO_BACKEND,
+)
+
+ROUTING_FORM = "logits, k, score, bias, groups, top_groups, group_score, normalize, eps, scale, index"
+pin(
+    "Ascend's groups",
+    registered(
+        GroupsFit("groups"),
+        op="top_k_routing",
+        form=ROUTING_FORM,
+        call=lambda: fusedops.top_k_routing(torch.ones(1, 8), 2, groups=4, top_groups=2),
     ),
     NO_BACKEND,
 )

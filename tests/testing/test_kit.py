@@ -9,12 +9,13 @@ import shlex
 import subprocess
 import sys
 import textwrap
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
 from broken_backends import BROKEN, DECLARED, Broken, float32_dbias, gelu_backward, wrong_signature
-from loopback import reference_kernels, registered
+from loopback import reference_kernels, registered, with_parameters
 from repository import ROOT, SUPPORT_FOLDERS
 
 import fusedops
@@ -82,6 +83,36 @@ def test_a_deviation_excuses_within_its_bound(fill: float, fails: bool) -> None:
     assert result.excused == [("scores of -30000 beside the mask", "finite-fill")]
     assert ("scores of -9000 beside the mask" in [failure.case for failure in result.failures]) == bool(result.failures)
     assert bool(result.failures) == fails
+
+
+def nan_choice(spreads: bool) -> Broken:
+    """Return a routing that has the first experts in rows with NaN, or in all rows, and declares it."""
+
+    def forward(logits: torch.Tensor, k: int, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, index = OPS["top_k_routing"].reference(logits, k, *options)
+        wrong = logits.isnan().any(-1, keepdim=True)
+        wrong = wrong.any() if spreads else wrong
+        first = torch.arange(k, device=logits.device).expand(index.shape)
+        return weights.masked_fill(wrong, torch.nan), torch.where(wrong, first, index).contiguous()
+
+    op = OPS["top_k_routing"]
+    function = with_parameters(forward, *op.parameters)
+    declared = fusedops.kernel("top_k_routing", deviations=[Deviation("nan-choice", "the first ones")])(function)
+    return Broken("nan_choice", lambda: [declared, reference_kernels(op)[1]], "", "")
+
+
+@pytest.mark.parametrize("spreads", [False, True])
+def test_a_choice_among_nan_is_excused_where_no_other_row_has_it(spreads: bool) -> None:
+    with registered(nan_choice(spreads).backend()):
+        special, calls = (
+            next(check for check in testing.checks("nan_choice", elements=2**11) if check.name == name).run()
+            for name in ("special", "calls")
+        )
+    assert special.excused == [("NaN", "nan-choice")]
+    assert [failure.case for failure in special.failures] == ["NaN in other rows"] * spreads
+    assert calls.excused
+    assert all("of NaN and inf" in case for case, _ in calls.excused)
+    assert not calls.failures
 
 
 # constraints of every kind, on x and on tensors beside it

@@ -22,6 +22,7 @@ from fusedops_npu.rms_norm import rms_norm, rms_norm_backward
 from fusedops_npu.rotary_embedding import rotary_embedding
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 from fusedops_npu.swiglu import swiglu, swiglu_backward
+from fusedops_npu.top_k_routing import top_k_routing
 
 OPS = (
     "npu_scaled_masked_softmax",
@@ -40,6 +41,7 @@ OPS = (
     "npu_fusion_attention",
     "npu_fusion_attention_grad",
     "npu_grouped_matmul",
+    "npu_moe_gating_top_k",
 )
 
 
@@ -123,6 +125,9 @@ def main() -> None:
             ),
             "npu_grouped_matmul for the gradient of the weight": lambda: grouped_matmul_backward.function(
                 rows, rows, stack, ends, None, False, (False, True, False)
+            ),
+            "npu_moe_gating_top_k": lambda: top_k_routing.function(
+                rows, 8, "sigmoid", x[0, 0, 0], 8, 4, "top2", True, 1e-20, 2.5, None
             ),
             "npu_geglu": lambda: geglu.function(x, None, "tanh", False),
             "npu_rotary_mul": lambda: rotary_embedding.function(x, None, x[0, 0, :, :48], x[0, 0, :, :48], False, -2),
