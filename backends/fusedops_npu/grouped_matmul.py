@@ -107,10 +107,10 @@ def grouped_matmul_backward(
         dx = _products(grad, weight.mT if transposed else weight, ends)
         dx.masked_fill_((torch.arange(rows, device=x.device) >= ends[-1:])[:, None], 0.0)
     if needs[1]:
-        dweight = _sums(x, grad, ends) if transposed else _sums(grad, x, ends)
+        dweight = group_sums(x, grad, ends) if transposed else group_sums(grad, x, ends)
     if needs[2] and bias is not None:
         wide = grad if grad.dtype == bias.dtype else grad.float()
-        dbias = _sums(wide.new_ones(rows, 1), wide, ends)[:, 0].to(bias.dtype)
+        dbias = group_sums(wide.new_ones(rows, 1), wide, ends)[:, 0].to(bias.dtype)
     return dx, dweight, dbias
 
 
@@ -123,7 +123,7 @@ def _products(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return _vendor(_dense(rows), factor, torch.cat((ends[:-1], ends.new_full((1,), rows.shape[0]))), _ROWS)
 
 
-def _sums(first: Tensor, second: Tensor, ends: Tensor) -> Tensor:
+def group_sums(first: Tensor, second: Tensor, ends: Tensor) -> Tensor:
     """Return ``first.T @ second`` of the rows (S, M) and (S, N) of each group, (E, M, N)."""
     if first.numel() == 0 or second.numel() == 0:
         return first.new_zeros(ends.shape[0], first.shape[1], second.shape[1])
