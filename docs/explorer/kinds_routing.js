@@ -1,4 +1,4 @@
-// Constraints of the routing of experts: sizes beside other arguments.
+// Positive integers beside other arguments: a divisor of a size, and the sizes of a routing of experts.
 
 import { equal, repr, shown, typeOf } from "./python.js";
 import { rank } from "./kinds_tensors.js";
@@ -21,7 +21,15 @@ function most(args) {
   return members < experts ? members : experts;
 }
 
+const lastSize = (spec) => (rank(spec) ? spec.shape.at(-1) : 1n);
+
 export const routingKinds = {
+  Divisor(c, args, given) {
+    const other = args[c.other];
+    const fits = (value) => value === 1n || !rank(other) || other.shape.at(-1) % value === 0n;
+    return size(fits, () => `a divisor of the last size of ${c.other}, ${lastSize(other)}`)(c, args, given);
+  },
+
   ChoiceCount: size(
     (k, args) => k <= most(args),
     (args) => `an integer from 1 to ${most(args)}, the experts that may be chosen`,

@@ -33,6 +33,7 @@ from fusedops.constraints.attention import Window as Window
 from fusedops.constraints.conditions import Capability as Capability
 from fusedops.constraints.conditions import Present as Present
 from fusedops.constraints.conditions import When as When
+from fusedops.constraints.counts import Divisor as Divisor
 from fusedops.constraints.dims import DimMultiple as DimMultiple
 from fusedops.constraints.dims import LastDims as LastDims
 from fusedops.constraints.dims import LeadingDims as LeadingDims
@@ -80,6 +81,7 @@ __all__ = [
     "DType",
     "Dim",
     "DimMultiple",
+    "Divisor",
     "Finite",
     "Flag",
     "Floating",

@@ -27,6 +27,8 @@ from fusedops.ops.norms.add_layer_norm import OP as _ADD_LAYER_NORM
 from fusedops.ops.norms.add_layer_norm import add_layer_norm as add_layer_norm
 from fusedops.ops.norms.add_rms_norm import OP as _ADD_RMS_NORM
 from fusedops.ops.norms.add_rms_norm import add_rms_norm as add_rms_norm
+from fusedops.ops.norms.gated_rms_norm import OP as _GATED_RMS_NORM
+from fusedops.ops.norms.gated_rms_norm import gated_rms_norm as gated_rms_norm
 from fusedops.ops.norms.layer_norm import OP as _LAYER_NORM
 from fusedops.ops.norms.layer_norm import layer_norm as layer_norm
 from fusedops.ops.norms.rms_norm import OP as _RMS_NORM
@@ -50,6 +52,7 @@ _OWN = (
     _BIAS_GELU,
     _CROSS_ENTROPY,
     _EXPERTS,
+    _GATED_RMS_NORM,
     _GEGLU,
     _GROUPED_MATMUL,
     _LAYER_NORM,

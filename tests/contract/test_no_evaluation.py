@@ -88,6 +88,7 @@ VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
     "DType": (constraints.DType, ("x", torch.float32)),
     "Dim": (constraints.Dim, ("x", (-1,), 1, 8, 2)),
     "DimMultiple": (constraints.DimMultiple, ("x", "y", 1, 8)),
+    "Divisor": (constraints.Divisor, ("x", "y")),
     "Finite": (constraints.Finite, ("x", 0.0)),
     "Flag": (constraints.Flag, ("x",)),
     "Floating": (constraints.Floating, ("x",)),

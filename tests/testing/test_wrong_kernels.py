@@ -6,6 +6,7 @@ import pytest
 import wrong_attention_kernels  # noqa: F401  adds to the list
 import wrong_chunk_kernels  # noqa: F401
 import wrong_experts_kernels  # noqa: F401
+import wrong_gated_norm_kernels  # noqa: F401
 import wrong_grouped_kernels  # noqa: F401
 import wrong_packed_kernels  # noqa: F401
 import wrong_routing_kernels  # noqa: F401

@@ -9,12 +9,13 @@ geglu: 1 + tanh and 1 + erf cancel below 0, and are constant beyond 10.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
-from fusedops.ops.gated.formulas import gradients, wide_pair
+from fusedops.ops.gated.formulas import activated, gradients, wide_pair
 
 
 def swiglu_error_bound(
@@ -79,6 +80,28 @@ def geglu_gradient_error_bound(
     # a kernel may read GELU as forward rounded it (torch_npu's): below the normal numbers a rounding is no share of it
     dup = dup + d * (kept.smallest_normal * kept.eps / 2)
     return gradients(dgate, dup, gate.double(), None if up is None else up.double(), interleaved, needs)
+
+
+class GateErrors(NamedTuple):
+    """The activation of a gate and its derivative, in float64, each with the largest error."""
+
+    act: Tensor
+    act_moves: Tensor
+    slope: Tensor
+    slope_moves: Tensor
+
+
+def gate_errors(absolute: float, gate: Tensor, activation: str, arithmetic: torch.finfo) -> GateErrors:
+    """Return the activation with its errors; a gate that is not finite gives the same everywhere."""
+    g = gate.double().nan_to_num(nan=0.0, posinf=1e3, neginf=-1e3)
+    act, slope = activated(g, activation)
+    r, s, rest = g.abs(), torch.sigmoid(g), torch.sigmoid(-g)
+    share = absolute * (1 + r * rest)
+    least = arithmetic.smallest_normal  # a sigmoid below it may be 0
+    if activation == "sigmoid":
+        return GateErrors(act, s * share + least, slope, s * rest * (share + absolute * (1 + r)) + absolute * s + least)
+    slope_moves = s * share + absolute * s * rest * r * (1 + r) + (1 + r) * least
+    return GateErrors(act, act.abs() * share + r * least, slope, slope_moves)
 
 
 def _saturated(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
 
+#: The functions of a gate that multiplies a norm: silu is ``gate * sigmoid(gate)``.
+ACTIVATIONS = ("silu", "sigmoid")
+
 
 def output_dtype(gate: Any, up: Any, *rest: Any) -> torch.dtype:
     """Return the dtype of ``gate * up``."""
@@ -46,3 +49,12 @@ def empty(gate: Tensor, up: Tensor | None, *rest: Any) -> Tensor:
     if up is not None:
         return torch.empty_like(gate, dtype=dtype, memory_format=torch.contiguous_format)
     return gate.new_empty((*gate.shape[:-1], gate.shape[-1] // 2), dtype=dtype)
+
+
+def activated(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """Return the activation of a gate, and its derivative. silu of -inf is 0."""
+    s, rest = torch.sigmoid(gate), torch.sigmoid(-gate)
+    if activation == "sigmoid":
+        return s, s * rest
+    act = gate.masked_fill(s == 0, 0.0) * s  # -inf * 0 would be NaN
+    return act, s + act.masked_fill(rest == 0, 0.0) * rest

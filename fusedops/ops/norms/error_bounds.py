@@ -6,14 +6,15 @@ In a row of nearly equal numbers the difference from the mean cancels, and ``rst
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fusedops._contract.evidence import Tolerance
-from fusedops.dtypes import compute_dtype
-from fusedops.ops.norms.formulas import rounded_sum
+from fusedops.dtypes import compute_dtype, promoted
+from fusedops.ops.gated.error_bounds import GateErrors, gate_errors
+from fusedops.ops.norms.formulas import in_groups, rounded_sum
 
 TOLERANCE = {
     # relative: one rounding of the result. absolute: of s alone; what follows is computed in float32
@@ -109,6 +110,103 @@ def add_layer_norm_gradient_error_bound(
     ds, dweight, dbias = _gradients(absolute, grad_y, *rest[:5], rounded=True)
     ds = ds + absolute * grad_s.double().abs()
     return ds, ds, dweight, dbias
+
+
+def gated_rms_norm_error_bound(
+    absolute: float,
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    gate_first: bool,
+    activation: str,
+    groups: int,
+    offset: float,
+    save: bool,
+) -> tuple[Tensor, ...]:
+    """Return the changes of y and rstd; inf where a group has no determined result."""
+    arithmetic = torch.finfo(compute_dtype(promoted(x, gate)))
+    if x.dtype.itemsize == 2:  # computed in float32, and rounded once
+        absolute = TOLERANCE[torch.float32].absolute
+    of_gate = gate_errors(absolute, gate, activation, arithmetic)
+    z, z_moves = _normalized_rows(absolute, x, of_gate, gate_first, groups)
+    rstd = torch.rsqrt(z.square().mean(-1, keepdim=True) + eps)
+    norm = _norm(absolute, z, z_moves, rstd, arithmetic)
+    factor, terms = _factor(None if weight is None else in_groups(weight, groups), offset)
+    y = norm.normal * factor
+    moves = norm.moves * factor.abs() + absolute * (1 + norm.normal.abs() * terms)
+    largest = (z.abs() * rstd).maximum(torch.ones(())) * factor.abs()
+    if not gate_first:
+        act, act_moves = (in_groups(each, groups) for each in (of_gate.act, of_gate.act_moves))
+        moves = moves * (act.abs() + act_moves) + y.abs() * (act_moves + absolute * act.abs())
+        largest = largest * act.abs().clamp(min=1.0)
+    moves = moves.masked_fill(norm.unknown | (largest >= arithmetic.max), math.inf)
+    change = (rstd * norm.rstd_moves).masked_fill(norm.unknown, math.inf)
+    return _open(moves.flatten(-2)), _open(change[..., 0])
+
+
+def gated_rms_norm_gradient_error_bound(
+    absolute: float,
+    grad: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    gate_first: bool,
+    activation: str,
+    groups: int,
+    offset: float,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Return the changes of the gradients of x, gate and weight; inf where rstd has no determined value, or where a
+    product or a sum may overflow.
+    """
+    arithmetic = torch.finfo(compute_dtype(promoted(x, gate)))
+    if arithmetic.bits < 64:  # the arithmetic is in float32, also beside a weight of float64
+        absolute = max(absolute, GRADIENT_TOLERANCE[torch.float32].absolute)
+    of_gate = gate_errors(absolute, gate, activation, arithmetic)
+    z, z_moves = _normalized_rows(absolute, x, of_gate, gate_first, groups)
+    r = rstd.double()[..., None]
+    norm = _norm(absolute, z, z_moves, r, arithmetic)
+    rows, d, act, act_moves, slope, slope_moves = (in_groups(each.double(), groups) for each in (x, grad, *of_gate))
+    factor, terms = _factor(None if weight is None else in_groups(weight, groups), offset)
+    g, g_moves = (d, torch.zeros_like(d)) if gate_first else (d * act, d.abs() * (act_moves + absolute * act.abs()))
+    m, size = g * factor, g.abs() * terms
+    m_moves = absolute * size + g_moves * factor.abs()
+    product = (m * norm.normal).mean(-1, keepdim=True)
+    of_product = (size * (norm.moves + absolute * norm.normal.abs()) + m_moves * norm.normal.abs()).mean(
+        -1, keepdim=True
+    )
+    inner = m_moves + norm.moves * product.abs() + norm.normal.abs() * of_product
+    inner = inner + absolute * size.mean(-1, keepdim=True) + 2 * arithmetic.tiny * arithmetic.eps
+    drift = 0.25 * arithmetic.eps  # terms of one sign, added one by one
+    inner = inner + drift * z.shape[-1] * norm.normal.abs() * product.abs()
+    exact = m - norm.normal * product
+    dz, dz_moves = r * exact, r.abs() * (inner + exact.abs() * norm.rstd_moves)
+    reach = (1 + z.abs().nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)).square() * (1 + r.abs() ** 3)
+    open_rows = norm.unknown | (size.nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True) * reach >= arithmetic.max)
+    n_size, n_moves = norm.normal.abs() * terms, norm.moves * factor.abs() + absolute * norm.normal.abs() * terms
+    if gate_first:
+        dx = dz_moves * (act.abs() + act_moves) + dz.abs() * (act_moves + absolute * act.abs())
+        of_act, of_act_moves = dz * rows, (dz_moves + absolute * dz.abs()) * rows.abs()
+        largest = dz.abs() * act.abs().maximum(rows.abs() * (1 + slope.abs()))
+    else:
+        dx = dz_moves
+        of_act, of_act_moves = d * norm.normal * factor, d.abs() * (n_moves + absolute * n_size)
+        largest = d.abs() * (1 + n_size) * (1 + slope.abs()).maximum(act.abs() * factor.abs())
+    dgate = of_act_moves * (slope.abs() + slope_moves) + of_act.abs() * (slope_moves + absolute * slope.abs())
+    beyond = largest >= arithmetic.max
+    results: list[Tensor | None] = [
+        _open(each.masked_fill(open_rows | beyond, math.inf).flatten(-2)) for each in (dx, dgate)
+    ]
+    if weight is None:
+        return *results, None
+    of_weight = g.abs() * (norm.moves + absolute * norm.normal.abs()) + g_moves * norm.normal.abs()
+    of_weight = of_weight.masked_fill(norm.unknown | beyond, math.inf)
+    total = (g * norm.normal).masked_fill(norm.unknown, 0.0)
+    drift *= x.shape[:-1].numel()
+    dweight = of_weight.sum_to_size(factor.shape) + drift * total.sum_to_size(factor.shape).abs()
+    return *results, _open(dweight.flatten())
 
 
 def _outputs(
@@ -263,3 +361,40 @@ def _factor(weight: Tensor | None, offset: float) -> tuple[Tensor, Tensor]:
     if weight is None:
         return torch.ones(()).double(), torch.ones(()).double()
     return weight.double() + offset, weight.double().abs() + abs(offset)
+
+
+class _Norm(NamedTuple):
+    """Groups of rows that are normalized, (..., groups, H / groups), with the largest errors."""
+
+    normal: Tensor
+    moves: Tensor  # of normal
+    rstd_moves: Tensor  # in proportion to rstd, (..., groups, 1)
+    unknown: Tensor  # True where rstd has no determined value, (..., groups, 1)
+
+
+def _normalized_rows(
+    absolute: float, x: Tensor, of_gate: GateErrors, gate_first: bool, groups: int
+) -> tuple[Tensor, Tensor]:
+    """Return the numbers whose norm is taken, and their errors."""
+    z = x.double()
+    moves = absolute * z.abs()
+    if gate_first:
+        moves = moves * 2 * of_gate.act.abs() + z.abs() * of_gate.act_moves
+        z = z * of_gate.act
+    return in_groups(z, groups), in_groups(moves, groups)
+
+
+def _norm(absolute: float, z: Tensor, z_moves: Tensor, rstd: Tensor, arithmetic: torch.finfo) -> _Norm:
+    """Return the normalized numbers with their errors."""
+    normal, spread = z * rstd, z_moves * rstd.abs()
+    rstd_moves = absolute + (spread * normal.abs()).mean(-1, keepdim=True)
+    moves = spread + normal.abs() * (rstd_moves + absolute)
+    squares = z.square().sum(-1, keepdim=True)
+    unknown = ~(rstd_moves <= 0.5) | ~(squares < arithmetic.max) | ~(rstd.square() < 1 / arithmetic.smallest_normal)
+    unknown = unknown | ~((z.abs() * rstd).amax(-1, keepdim=True) < arithmetic.max) if z.shape[-1] else unknown
+    return _Norm(normal, moves, rstd_moves, unknown)
+
+
+def _open(limit: Tensor) -> Tensor:
+    """Return the limit, inf where it is not determined."""
+    return limit.nan_to_num(nan=math.inf, posinf=math.inf)

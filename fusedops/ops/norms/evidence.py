@@ -231,3 +231,85 @@ ADD_LAYER_NORM = Evidence(
     result_dtype=_SUM_DTYPES,
     sharded=_SUM_SHARDED,
 )
+
+
+# ------------------------------------------------------------------------------------------------------ gated_rms_norm
+
+
+def gated_rms_norm_unfused(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    gate_first: bool,
+    activation: str,
+    groups: int,
+    offset: float,
+) -> Tensor:
+    """Compute the op as models do without fused ops."""
+    act = getattr(torch.nn.functional, activation)(gate.float())
+    y = x.float() * act if gate_first else x.float()
+    y = y.view(*y.shape[:-1], groups, -1)
+    y = (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)).view(x.shape)
+    y = y if weight is None else y * (offset + weight.float())
+    return (y if gate_first else y * act).to(x.dtype)
+
+
+def gated_rms_norm_min_bytes(x: Any, gate: Any, weight: Any, *rest: Any) -> Mapping[Any, int]:
+    """Read x and gate, write y; read grad, x and gate, write dx and dgate. The weight as in rms_norm."""
+    pair = (x.dtype, gate.dtype)
+    return {
+        "forward": _row_bytes(x, (*pair, x.dtype), (weight,)),
+        "backward": _row_bytes(x, (*pair, *pair, x.dtype), (weight,) * 2),
+    }
+
+
+def _gated_case(name: str, shape: tuple[int, ...], source: str = "", **options: Any) -> Case:
+    return Case(name, {"x": shape, "gate": shape, "weight": shape[-1:], **options}, source)
+
+
+GATED_RMS_NORM = Evidence(
+    formula="rms_norm(x) * act(gate), or rms_norm(x * act(gate))",
+    cases=[
+        _gated_case("qwen_3_next", (1024, 32, 128), "Qwen3-Next 80B, the norm of each value head"),
+        _gated_case("kimi_linear", (512, 32, 128), "Kimi Linear 48B", activation="sigmoid", eps=1e-5),
+        _gated_case("granite_4", (512, 3072), "Granite 4 tiny, Mamba-2 layers", gate_first=True, eps=1e-5),
+        _gated_case("nemotron_h", (256, 8192), "Nemotron-H 8B", gate_first=True, groups=8, eps=1e-5),
+        _gated_case("ragged", (3, 1001), "no size is a power of two", groups=7, offset=1.0, eps=1e-3),
+        Case("no_weight", {"x": (4, 96), "gate": (4, 96), "gate_first": True, "activation": "sigmoid"}),
+    ],
+    tolerance=error_bounds.TOLERANCE,
+    gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
+    error_bound=error_bounds.gated_rms_norm_error_bound,
+    gradient_error_bound=error_bounds.gated_rms_norm_gradient_error_bound,
+    min_bytes=gated_rms_norm_min_bytes,
+    unfused=gated_rms_norm_unfused,
+    sample=lambda batch, length: {
+        "x": (batch, length, 6),
+        "gate": (batch, length, 6),
+        "weight": (6,),
+        "gate_first": True,
+        "groups": 2,
+    },
+    large=[
+        _gated_case("norm first", (8192, 4096)),
+        _gated_case("gate first, 8 groups", (8192, 4096), gate_first=True, groups=8),
+    ],
+    sweep=lambda rows, width: {"x": (rows, width), "gate": (rows, width), "weight": (width,)},
+    peers="""
+| peer | order | activation | groups | rounded |
+|---|---|---|---|---|
+| transformers, `Qwen3NextRMSNormGated` | norm first | silu | 1 | before the weight and after the gate |
+| transformers, `MambaRMSNormGated` | gate first | silu | 1 | before the weight and after it |
+| transformers, `Zamba2RMSNormGated` | gate first | silu | any | before the weight and after it |
+| mamba_ssm, `RMSNormGated` | both | silu | any | once |
+| flash-linear-attention, `FusedRMSNormGated` | norm first | silu or sigmoid | 1 | once |
+| fusedops | both | silu or sigmoid | any | once |
+""",
+    result_dtype="of `x`",
+    sharded=(
+        "any dim except the last",
+        "`gate` as x; `weight` replicated",
+        "of x and gate: as x; of weight with a sharded x: `Partial`",
+    ),
+)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted, upcast
+from fusedops.ops.gated.formulas import activated
 
 
 def norm(
@@ -109,6 +110,91 @@ def residual_gradients(
     ds = ds + grad_s.to(ds.dtype)
     dx = ds.to(grad.dtype, copy=True) if needs[0] else None  # no two results of backward share memory
     return dx, ds.to(residual_dtype, copy=True) if needs[1] else None, dweight, dbias
+
+
+def gated_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    gate_first: bool,
+    activation: str,
+    groups: int,
+    offset: float,
+) -> tuple[Tensor, Tensor]:
+    """Compute y, (..., H) in the dtype of x, and rstd, (..., groups), of RMSNorm beside a gate.
+
+    Args:
+        x: (..., H).
+        gate: (..., H).
+        weight: (H,), or None.
+        eps: added to the mean square.
+        gate_first: True normalizes ``x * act(gate)``, False multiplies the normalized x by ``act(gate)``.
+        activation: "silu" or "sigmoid".
+        groups: parts of a row, each with a norm of its own.
+        offset: added to the weight.
+    """
+    wide = compute_dtype(promoted(x, gate))
+    act, _ = activated(gate.to(wide), activation)
+    rows = in_groups(x.to(wide) * act if gate_first else x.to(wide), groups)
+    rstd = rstd_of(rows, eps, centered=False)
+    y = normalized(rows, rstd, None).flatten(-2)
+    if weight is not None:
+        y = y * _scale(weight, offset, wide)
+    return (y if gate_first else y * act).to(x.dtype), rstd
+
+
+def gated_gradients(
+    grad: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    gate_first: bool,
+    activation: str,
+    groups: int,
+    offset: float,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Compute the gradients of x, gate and weight, each in its dtype.
+
+    Args:
+        grad: (..., H), the gradient of y.
+        x: as in :func:`gated_norm`, with ``gate``, ``weight``, ``gate_first``, ``activation``, ``groups``, ``offset``.
+        gate: as there.
+        rstd: (..., groups).
+        weight: as there.
+        gate_first: as there.
+        activation: as there.
+        groups: as there.
+        offset: as there.
+        needs: the gradients to compute.
+    """
+    wide = rstd.dtype
+    act, slope = activated(gate.to(wide), activation)
+    rows, g = x.to(wide), grad.to(wide)
+    normed = rows * act if gate_first else rows
+    of_norm = in_groups(g if gate_first else g * act, groups)
+    parts = None if weight is None else in_groups(weight, groups)
+    wanted = (needs[0] or (needs[1] and gate_first), needs[2], False)
+    drows, dweight, _ = gradients(of_norm, in_groups(normed, groups), None, rstd, parts, None, offset, wanted)
+    dx = dgate = None
+    if drows is not None:
+        drows = drows.flatten(-2)
+        dx = (drows * act if gate_first else drows).to(x.dtype) if needs[0] else None
+    if needs[1]:
+        if drows is not None and gate_first:
+            dact = drows * rows
+        else:
+            dact = g * normalized(in_groups(rows, groups), rstd, None).flatten(-2)
+            dact = dact if weight is None else dact * _scale(weight, offset, wide)
+        dgate = (dact * slope).to(gate.dtype)
+    return dx, dgate, None if dweight is None else dweight.flatten()
+
+
+def in_groups(rows: Tensor, groups: int) -> Tensor:
+    """Return a view (..., groups, H / groups) of rows (..., H)."""
+    return rows.view(*rows.shape[:-1], groups, rows.shape[-1] // groups)
 
 
 def mean_of(x: Tensor) -> Tensor:

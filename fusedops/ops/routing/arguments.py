@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-
-from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, shown
+from fusedops._contract.constraint import Arguments, Constraint
 from fusedops._contract.tensor_spec import TensorSpec
-from fusedops._report.reason import Reason, ReasonCode
+from fusedops._report.reason import ReasonCode
 from fusedops.constraints import (
     Beside,
     Classes,
@@ -22,68 +20,10 @@ from fusedops.constraints import (
     Rank,
     SameDevice,
 )
+from fusedops.constraints.counts import CountBeside
 from fusedops.constraints.relations import same_shape
 from fusedops.constraints.tensors import possible
 from fusedops.ops.routing.formulas import GROUP_SCORES, SCORES
-
-
-class _Size(Constraint):
-    """A constraint on the size of a positive integer beside other arguments."""
-
-    code = ReasonCode.SCALAR
-    none_is_met = False
-    beside: tuple[str, ...] = ()
-    text = ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, *self.beside)
-
-    def fits(self, value: int, *others: Any) -> bool:
-        """Return True where a positive integer is accepted beside the other arguments."""
-        raise NotImplementedError
-
-    def needed(self, *others: Any) -> str:
-        """Return the accepted integers beside the other arguments, as a phrase."""
-        raise NotImplementedError
-
-    def candidates(self, *others: Any) -> list[int]:
-        """Return integers just inside and just outside."""
-        raise NotImplementedError
-
-    def expression(self, constants: dict[str, object]) -> str:
-        return f"{constant(constants, self.accepts)}({', '.join(self.names)})"
-
-    def accepts(self, value: Any, *others: Any) -> bool:
-        """Return True where an integer is accepted; of other values another constraint is."""
-        if isinstance(value, torch.SymInt):
-            return self.fits(value, *others)  # pyright: ignore[reportArgumentType]
-        return type(value) is not int or value < 1 or self.fits(value, *others)
-
-    def reasons(self, args: Arguments) -> list[Reason]:
-        value, others = args[self.name], [args[name] for name in self.beside]
-        if self.accepts(value, *others):
-            return []
-        needed = self.needed(*others)
-        given = f"{self.name} = {shown(value)}"
-        return [Reason(self.code, given, needed, f"pass {self.name} as {needed}")]
-
-    def describe(self) -> str:
-        return f"{self.name}: {self.text}"
-
-    def _values(self, args: Arguments) -> list[int]:
-        """Return positive integers just inside and just outside."""
-        values = (*self.candidates(*(args[name] for name in self.beside)), 1)
-        return [*dict.fromkeys(value for value in values if value > 0)]
-
-    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
-        others = [args[name] for name in self.beside]
-        for value in self._values(args):
-            yield Boundary(f"{self.name} = {value!r}", {**args, self.name: value}, self.accepts(value, *others))
-
-    def examples(self, args: Arguments) -> Mapping[str, Any]:
-        others = [args[name] for name in self.beside]
-        return {f"{self.name} = {value}": value for value in self._values(args) if self.accepts(value, *others)}
 
 
 def _most(logits: Any, groups: Any, top_groups: Any) -> int:
@@ -95,7 +35,7 @@ def _most(logits: Any, groups: Any, top_groups: Any) -> int:
     return min(experts, experts // groups * top_groups)
 
 
-class ChoiceCount(_Size):
+class ChoiceCount(CountBeside):
     """At most all experts, or those of the best groups."""
 
     beside = ("logits", "groups", "top_groups")
@@ -112,7 +52,7 @@ class ChoiceCount(_Size):
         return [most, most + 1]
 
 
-class GroupCount(_Size):
+class GroupCount(CountBeside):
     """A divisor of the number of experts. A group whose score is that of its two best has at least two."""
 
     beside = ("logits", "group_score")
@@ -137,7 +77,7 @@ class GroupCount(_Size):
         return [2, 3, 4, experts // 2, experts, experts + 1]
 
 
-class TopGroupCount(_Size):
+class TopGroupCount(CountBeside):
     """At most all groups."""
 
     beside = ("groups",)
