@@ -93,17 +93,17 @@ def _rows(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, T
         gate = dense(gate)
         return gate, None, 1, gate.numel() // 2, 0, 0
     if up is None:
-        gate, row = _with_rows(gate)
+        gate, row = with_rows(gate)
         width = gate.shape[-1]
         return gate, None, gate.numel() // (width or 1), width // 2, row, row
     if gate.is_contiguous() and up.is_contiguous():
         return dense(gate), dense(up), 1, gate.numel(), 0, 0
-    (gate, gate_row), (up, up_row) = _with_rows(gate), _with_rows(up)
+    (gate, gate_row), (up, up_row) = with_rows(gate), with_rows(up)
     columns = gate.shape[-1]
     return gate, up, gate.numel() // (columns or 1), columns, gate_row, up_row
 
 
-def _with_rows(tensor: Tensor) -> tuple[Tensor, int]:
+def with_rows(tensor: Tensor) -> tuple[Tensor, int]:
     """Return the tensor, or a contiguous copy, and the elements from one row to the next."""
     if tensor.is_contiguous():
         return dense(tensor), tensor.shape[-1]

@@ -93,6 +93,16 @@ class Library:
         return self._function("routing_backward")
 
     @cached_property
+    def gated_norm_forward(self) -> LibraryFunction:
+        """The norm beside a gate."""
+        return self._function("gated_norm_forward")
+
+    @cached_property
+    def gated_norm_backward(self) -> LibraryFunction:
+        """Its gradients."""
+        return self._function("gated_norm_backward")
+
+    @cached_property
     def experts_forward(self) -> LibraryFunction:
         """The experts of a mixture."""
         return self._function("experts_forward")

@@ -120,6 +120,25 @@ struct GatedBackward {
   double limit, alpha, offset;
 };
 
+// weight: null for none. The norm is that of `groups` parts of a row, of `columns` each.
+struct GatedNormForward {
+  const void *x, *gate, *weight;  // (rows, groups * columns) twice; (groups * columns)
+  void* y;                        // (rows, groups * columns)
+  float* rstds;                   // (rows, groups); null: not wanted
+  int64_t dtype, weight_dtype, rows, groups, columns, x_row,
+      gate_row;                 // elements from one row of x, or gate, to the next
+  int64_t gate_first, sigmoid;  // sigmoid: 0 for silu
+  double eps, offset;           // offset: added to the weight
+};
+
+struct GatedNormBackward {
+  const void *grad, *x, *gate, *weight;
+  const float* rstds;
+  void *dx, *dgate, *dweight;  // null: not wanted
+  int64_t dtype, weight_dtype, rows, groups, columns, x_row, gate_row, gate_first, sigmoid;
+  double offset;
+};
+
 enum Reduction : int64_t { NONE = 0, SUM = 1, MEAN = 2, MEAN_BY = 3 };  // MEAN_BY: divides by the denominator
 
 // Row r of x begins at element r / inner_rows * outer_stride + r % inner_rows * row_stride.
@@ -252,6 +271,8 @@ FUSEDOPS_EXPORT int fusedops_norm_forward(const fusedops::NormForward* call);
 FUSEDOPS_EXPORT int fusedops_norm_backward(const fusedops::NormBackward* call);
 FUSEDOPS_EXPORT int fusedops_gated_forward(const fusedops::GatedForward* call);
 FUSEDOPS_EXPORT int fusedops_gated_backward(const fusedops::GatedBackward* call);
+FUSEDOPS_EXPORT int fusedops_gated_norm_forward(const fusedops::GatedNormForward* call);
+FUSEDOPS_EXPORT int fusedops_gated_norm_backward(const fusedops::GatedNormBackward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_forward(const fusedops::CrossEntropyForward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const fusedops::CrossEntropyBackward* call);
 FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);

@@ -14,28 +14,6 @@ struct TwoSums {
   INLINE TwoSums operator+(TwoSums other) const { return {first + other.first, second + other.second}; }
 };
 
-// The sum of f(index, lanes) over a row, lane by lane, in an order that depends on n alone. Four sums at a time, as
-// each addition waits for the one before; in chunks, so that the sum of a long row is as exact as that of a short one.
-template <class Sums, class F>
-INLINE Sums sums_of_row(int64_t n, F f) {
-  constexpr int64_t CHUNK = 16384;
-  Sums total = {};
-  for (int64_t at = 0; at < n; at += CHUNK) {
-    const int64_t end = std::min(n, at + CHUNK);
-    Sums s0 = {}, s1 = {}, s2 = {}, s3 = {};
-    int64_t i = at;
-    for (; i + 4 * LANES <= end; i += 4 * LANES) {
-      s0 = s0 + f(i, Full{});
-      s1 = s1 + f(i + LANES, Full{});
-      s2 = s2 + f(i + 2 * LANES, Full{});
-      s3 = s3 + f(i + 3 * LANES, Full{});
-    }
-    each(end - i, [&](int64_t j, auto lanes) { s0 = s0 + f(i + j, lanes); });
-    total = total + ((s0 + s1) + (s2 + s3));
-  }
-  return total;
-}
-
 // The rows of one call, their weight and bias in float32.
 template <class T, bool CENTERED>
 struct Forward {

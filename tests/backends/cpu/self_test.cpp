@@ -190,6 +190,7 @@ int main() {
         for (int with_bias = 0; with_bias < 2; with_bias++) test_rows(dtype, rows, columns, with_bias);
         test_norms(dtype, rows, columns);
         test_gated(dtype, rows, columns);
+        test_gated_norms(dtype, rows, columns);
         test_losses(dtype, rows, columns);
       }
     test_rotations(dtype);
@@ -198,11 +199,13 @@ int main() {
     test_attentions(dtype);
   }
   printf("vectors of %d bytes, structs of", VECTOR_BYTES);
-  for (size_t size : {sizeof(SoftmaxForward), sizeof(SoftmaxBackward), sizeof(GeluForward), sizeof(GeluBackward),
-                      sizeof(DropoutForward), sizeof(DropoutBackward), sizeof(NormForward), sizeof(NormBackward),
-                      sizeof(GatedForward), sizeof(GatedBackward), sizeof(CrossEntropyForward),
-                      sizeof(CrossEntropyBackward), sizeof(Rotary), sizeof(QuantizedForward), sizeof(QuantizedBackward),
-                      sizeof(RoutingForward), sizeof(RoutingBackward), sizeof(ExpertsForward), sizeof(ExpertsBackward)})
+  for (size_t size :
+       {sizeof(SoftmaxForward),   sizeof(SoftmaxBackward),  sizeof(GeluForward),         sizeof(GeluBackward),
+        sizeof(DropoutForward),   sizeof(DropoutBackward),  sizeof(NormForward),         sizeof(NormBackward),
+        sizeof(GatedForward),     sizeof(GatedBackward),    sizeof(CrossEntropyForward), sizeof(CrossEntropyBackward),
+        sizeof(Rotary),           sizeof(QuantizedForward), sizeof(QuantizedBackward),   sizeof(RoutingForward),
+        sizeof(RoutingBackward),  sizeof(ExpertsForward),   sizeof(ExpertsBackward),     sizeof(GatedNormForward),
+        sizeof(GatedNormBackward)})
     printf(" %d", int(size));
   printf(" bytes, %d failures\n", failures);
   return failures != 0;

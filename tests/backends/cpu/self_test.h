@@ -60,6 +60,7 @@ inline bool close(double a, double b, double tolerance) { return std::fabs(a - b
 
 void test_norms(int64_t dtype, int64_t rows, int64_t columns);
 void test_gated(int64_t dtype, int64_t rows, int64_t columns);
+void test_gated_norms(int64_t dtype, int64_t rows, int64_t columns);
 void test_losses(int64_t dtype, int64_t rows, int64_t columns);
 void test_routings(int64_t dtype);
 void test_rotations(int64_t dtype);

@@ -150,3 +150,52 @@ void test_gated(int64_t dtype, int64_t rows, int64_t columns) {
   for (Activation activation : {SWISH, GELU_TANH, GELU_ERF})
     for (Form form : {TWO, HALVES, PAIRS}) test_gate(dtype, rows, columns, activation, form);
 }
+
+static void test_gated_norm(int64_t dtype, int64_t rows, int64_t columns, int64_t groups, bool first, bool sigmoid) {
+  const int64_t width = groups * columns, count = rows * width, stride = width + 3;  // rows of gate are apart
+  Tensor x = random_tensor(dtype, count), gate = random_tensor(dtype, rows * stride),
+         grad = random_tensor(dtype, count);
+  Tensor weight = random_tensor(dtype, width), y(dtype, count), dx(dtype, count), dgate(dtype, count);
+  Tensor dweight(dtype, width);
+  std::vector<float> rstds(rows * groups);
+  GatedNormForward forward{x.data(), gate.data(), weight.data(), y.data(), rstds.data(), dtype,   dtype, rows,
+                           groups,   columns,     width,         stride,   first,        sigmoid, 1e-2,  0.5};
+  CHECK(fusedops_gated_norm_forward(&forward) == OK, "gated norm");
+  GatedNormBackward backward{grad.data(),  x.data(),       gate.data(), weight.data(), rstds.data(), dx.data(),
+                             dgate.data(), dweight.data(), dtype,       dtype,         rows,         groups,
+                             columns,      width,          stride,      first,         sigmoid,      0.5};
+  CHECK(fusedops_gated_norm_backward(&backward) == OK, "gated norm backward");
+  const double tolerance = 16 * x.tolerance();
+  std::vector<double> sums(width);
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t group = 0; group < groups; group++) {
+      const int64_t at = row * width + group * columns, gate_at = row * stride + group * columns;
+      auto s = [&](int64_t j) { return 1 / (1 + std::exp(-gate.at(gate_at + j))); };
+      auto act = [&](int64_t j) { return sigmoid ? s(j) : s(j) * gate.at(gate_at + j); };
+      auto slope = [&](int64_t j) { return s(j) * (sigmoid ? 1 - s(j) : 1 + gate.at(gate_at + j) * (1 - s(j))); };
+      auto z = [&](int64_t j) { return x.at(at + j) * (first ? act(j) : 1); };
+      auto scale = [&](int64_t j) { return weight.at(group * columns + j) + 0.5; };
+      auto g = [&](int64_t j) { return grad.at(at + j) * (first ? 1 : act(j)); };
+      double squares = 0, product = 0;
+      for (int64_t j = 0; j < columns; j++) squares += z(j) * z(j);
+      const double rstd = 1 / std::sqrt(squares / columns + 1e-2);
+      for (int64_t j = 0; j < columns; j++) product += g(j) * scale(j) * z(j) * rstd;
+      for (int64_t j = 0; j < columns; j++) {
+        const double normal = z(j) * rstd, want = normal * scale(j) * (first ? 1 : act(j));
+        CHECK(close(y.at(at + j), want, tolerance), "gated norm %g, not %g", y.at(at + j), want);
+        const double dz = rstd * (g(j) * scale(j) - normal * product / columns), all = dz * (first ? act(j) : 1);
+        CHECK(close(dx.at(at + j), all, 10 * tolerance), "gradient of x %g, not %g", dx.at(at + j), all);
+        const double of_gate = (first ? dz * x.at(at + j) : grad.at(at + j) * normal * scale(j)) * slope(j);
+        CHECK(close(dgate.at(at + j), of_gate, 10 * tolerance), "of gate %g, not %g", dgate.at(at + j), of_gate);
+        sums[group * columns + j] += g(j) * normal;
+      }
+    }
+  for (int64_t j = 0; j < width; j++)
+    CHECK(close(dweight.at(j), sums[j], 50 * x.tolerance()), "dweight %g, not %g", dweight.at(j), sums[j]);
+}
+
+void test_gated_norms(int64_t dtype, int64_t rows, int64_t columns) {
+  for (int64_t groups : {1, 3})
+    for (bool first : {false, true})
+      for (bool sigmoid : {false, true}) test_gated_norm(dtype, rows, columns, groups, first, sigmoid);
+}

@@ -34,6 +34,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "swiglu, pairs": ("swiglu", {"up": None, "interleaved": True}),
     "geglu, pairs": ("geglu", {"up": None, "interleaved": True}),
     "rms_norm, no weight": ("rms_norm", {"weight": None}),
+    "gated_rms_norm, gate first": ("gated_rms_norm", {"weight": None, "gate_first": True, "activation": "sigmoid"}),
     "layer_norm, no bias": ("layer_norm", {"bias": None}),
     "rotary, one tensor": ("rotary_embedding", {"k": None}),
     "cross_entropy, none": ("cross_entropy", {"reduction": "none", "denominator": None}),

@@ -36,6 +36,8 @@ CALLS: dict[str, tuple[Rows, dict[str, Any]]] = {
     "add_layer_norm": (lambda x, one, row: (x, one, row, row, 1e-3), {}),
     "swiglu": (lambda x, one, row: (x, one), {}),
     "geglu": (lambda x, one, row: (x, one), {}),
+    "gated_rms_norm": (lambda x, one, row: (x, one, row, 1e-3), {}),
+    "gated_rms_norm, gate first": (lambda x, one, row: (x, one, row, 1e-3), {"gate_first": True}),
     "cross_entropy": (lambda x, one, row: (x, _classes(x)), {"z_loss": 0.1}),
     "cross_entropy, rows": (lambda x, one, row: (x, _classes(x)), {"reduction": "none", "label_smoothing": 0.1}),
     "top_k_routing": (lambda x, one, row: (x, 3), {"normalize": True}),
