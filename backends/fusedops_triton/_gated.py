@@ -301,8 +301,8 @@ def activated(gate, up, limit, alpha, offset, KIND: tl.constexpr):
         return gelu(tl.where(gate < -32.0, -32.0, gate), KIND == "tanh") * up  # -inf * 0 would be NaN
     if KIND == "clamped":
         gate, up = _clamped(gate, up, limit)
-    s, _ = _logistic(alpha * gate)
-    return _times(gate, s) * (up + offset)
+    s, _ = logistic(alpha * gate)
+    return times(gate, s) * (up + offset)
 
 
 @triton.jit
@@ -316,8 +316,8 @@ def gradients(grad, gate, up, limit, alpha, offset, KIND: tl.constexpr):
     gate_passes, up_passes = gate <= limit, tl.abs(up) <= limit
     if KIND == "clamped":
         gate, up = _clamped(gate, up, limit)
-    s, rest = _logistic(alpha * gate)
-    swish = _times(gate, s)
+    s, rest = logistic(alpha * gate)
+    swish = times(gate, s)
     dgate, dup = grad * ((up + offset) * (s + swish * (alpha * rest))), grad * swish
     if KIND == "clamped":
         dgate, dup = tl.where(gate_passes, dgate, 0.0), tl.where(up_passes, dup, 0.0)
@@ -333,13 +333,13 @@ def _clamped(gate, up, limit):
 
 
 @triton.jit
-def _times(gate, s):
+def times(gate, s):
     """Compute gate * s, 0 where s is 0: -inf * 0 would be NaN."""
     return tl.where(s == 0, 0.0, gate * s)
 
 
 @triton.jit
-def _logistic(t):
+def logistic(t):
     """Return 1 / (1 + exp(-t)) and 1 / (1 + exp(t)). exp(-|t|) does not overflow."""
     e = tl.exp2(-1.4426950408889634 * tl.abs(t))
     r = reciprocal(1.0 + e)

@@ -332,3 +332,28 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -
         return NormSums(rows, width, warps, True, 1, joined, registers)
     parts = min(ceil_div(n_rows, NORM_PART_ROWS), chip.processors * NORM_WARPS // warps)
     return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), joined, registers, ahead)
+
+
+def gated_norm_plan(size: int, widest: int) -> Plan:
+    """Return the default setting of the forward of a norm beside a gate, for groups of ``size`` elements.
+
+    ``widest`` is the element size in bytes of the widest dtype.
+    """
+    width = power_of_two(size)
+    rows = min(max(1, SHORT_TILE // 2 // width), SHORT_ROWS)
+    return Plan(rows, width, warps_for(rows * width, NORM_PER_THREAD[widest] // 2), True)
+
+
+def gated_norm_sums(n_rows: int, size: int, groups: int, widest: int, sums: bool) -> NormSums:
+    """Return the setting of its backward for (n_rows, groups, size). sums: rows are summed too.
+
+    Half the elements per thread of a norm's backward: three inputs and the derivative of the gate take the registers.
+    With as many, a quarter of the threads would be resident. Groups of 8192 spill up to 96 bytes of a thread on sm_90.
+    """
+    width, per_thread = power_of_two(size), NORM_BACKWARD_PER_THREAD[widest] // 2
+    rows = min(max(1, chip.lanes * per_thread // width), SHORT_ROWS)
+    warps = warps_for(rows * width, per_thread)
+    if not sums:
+        return NormSums(rows, width, warps, True, 1, registers=None)
+    parts = min(ceil_div(n_rows, NORM_PART_ROWS), ceil_div(chip.processors * NORM_WARPS, warps * groups))
+    return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), registers=None)

@@ -200,9 +200,38 @@ def check_routing(case: Case, facts: dict[str, Any]) -> None:
     assert facts["registers"] <= 128, facts  # four programs of 128 threads on a multiprocessor, or more
 
 
+# ------------------------------------------------------------------------------------------------------- gated_rms_norm
+
+GATED_NORMS: dict[str, Case] = {
+    "heads": {"shape": [262144, 128]},
+    "gate first": {"shape": [8192, 4096], "gate_first": True},
+    "groups": {"shape": [4096, 8192], "groups": 8, "gate_first": True},
+    "sigmoid": {"shape": [8192, 2560], "sigmoid": True},
+}
+
+
+def _of_gated_norm() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for turn, (name, shape) in enumerate(GATED_NORMS.items()):
+        for op in ("gated_rms_norm", "gated_rms_norm backward"):
+            for dtype, target in (("bfloat16", "sm_90"), (("float64", "float32")[turn % 2], OTHERS[turn % 3])):
+                cases[f"{op}, {name}, {dtype}, {target}"] = {"op": op, "dtype": dtype, "target": target, **shape}
+    return cases
+
+
+def check_gated_norm(case: Case, facts: dict[str, Any]) -> None:
+    side = "backward" if case["op"].endswith("backward") else "forward"
+    assert facts["kernel"] == f"_gated_norm_{side}"
+    # x, gate and grad by 8 bytes or more; beside them rstd, or nothing
+    narrow = sum(count for width, count in facts["loads"].items() if width not in ("8", "16"))
+    assert narrow <= (4 if side == "backward" else 0), facts
+    assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**16
+
+
 FAMILIES = (
     (_of_classes, check_classes),
     (_of_gated, check_gated),
+    (_of_gated_norm, check_gated_norm),
     (_of_loss, check_loss),
     (_of_rotary, check_rotary),
     (_of_routing, check_routing),

@@ -23,6 +23,8 @@ ROWS: dict[str, Case] = {
     "add_rms_norm backward": {"shape": [8192, 4096]},
     "layer_norm": {"shape": [8192, 65536]},  # more than fits on chip
     "layer_norm backward": {"shape": [8192, 1000]},
+    "gated_rms_norm": {"shape": [8192, 4096], "gate_first": True, "groups": 8},
+    "gated_rms_norm backward": {"shape": [8192, 4096], "gate_first": True, "groups": 8, "dtype": "float32"},
     "swiglu": {"shape": [8192, 4096], "limit": 7.0},
     "geglu_halves_backward": {"shape": [8192, 4096]},
     "rotary_embedding": ROTARY,

@@ -32,11 +32,12 @@ RESIDENT, RESIDENT_AHEAD = 50, 25
 
 #: Limits of ops for which there is no aim: what they take now. The polynomial of the exact GELU and its slope, both of
 #: which geglu's backward computes, have twice the instructions of a logistic function; cross entropy reads two bytes
-#: for an exponential, and writes none. LayerNorm's and GELU's backward read a tile ahead: they have more instructions
+#: for an exponential, and writes none. A norm beside a gate has the instructions of a
+#: norm and of a logistic function. LayerNorm's and GELU's backward read a tile ahead: they have more instructions
 #: than with one tile at a time, and an H200 takes 15 to 25 % less time for them.
 EXCEPTIONS = {
     "geglu": 60, "geglu backward": 72, "cross entropy": 55, "cross entropy backward": 50, "layer norm backward": 55,
-    "gelu erf backward": 57,
+    "gelu erf backward": 57, "gated norm": 56, "gated norm backward": 63,
 }  # fmt: skip
 
 
@@ -116,6 +117,27 @@ def _of_norms() -> dict[str, Case]:
     return cases
 
 
+def _of_gated_norms() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for name, form in (
+        ("", {}),
+        (" gate first", {"gate_first": True}),
+        (" 8 groups", {"gate_first": True, "groups": 8}),
+    ):
+        for dtype, widths in (("bfloat16", (128, 4096)), ("float32", (4096,))):
+            for size in widths if not name else (4096,):
+                case: Case = {"shape": [ELEMENTS // size, size], "dtype": dtype, **form}
+                most = _limit("gated norm", dtype)
+                cases[f"gated_rms_norm{name} {size} {dtype}"] = {
+                    "op": "gated_rms_norm", "bytes": 3 * SIZES[dtype], "most": most, **case,
+                }  # fmt: skip
+                most = _limit("gated norm backward", dtype)
+                cases[f"gated_rms_norm backward{name} {size} {dtype}"] = {
+                    "op": "gated_rms_norm backward", "bytes": 5 * SIZES[dtype], "most": most, **case,
+                }  # fmt: skip
+    return cases
+
+
 def _of_other_ops() -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for op in ("swiglu", "geglu"):
@@ -156,4 +178,4 @@ def _of_other_ops() -> dict[str, Case]:
     return cases
 
 
-CASES = _of_softmax() | _of_flat_ops() | _of_norms() | _of_other_ops()
+CASES = _of_softmax() | _of_flat_ops() | _of_norms() | _of_gated_norms() | _of_other_ops()

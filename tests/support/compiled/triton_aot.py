@@ -180,6 +180,30 @@ def norm_launch(case: dict[str, Any]) -> Launch:
     return launches[case.get("launch", 0)]
 
 
+def gated_norm_launch(case: dict[str, Any]) -> Launch:
+    """Return the first launch of gated_rms_norm, or of its backward. op: it, or with " backward"; shape, dtype, target,
+    and maybe gate_first, sigmoid, groups, sums (False: the gradients of x and gate alone).
+    """
+    from fusedops_triton import _gated_norm, _launch, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    x = torch.empty(case["shape"], dtype=getattr(torch, case["dtype"]), device="meta")
+    weight, groups = x.new_empty(case["shape"][-1:]), case.get("groups", 1)
+    options = _gated_norm.GatedNorm(case.get("gate_first", False), not case.get("sigmoid"), groups, 0.0)
+    with Recorder() as launches:
+        if case["op"].endswith("backward"):
+            rstd = x.new_empty((*x.shape[:-1], groups), dtype=torch.promote_types(x.dtype, torch.float32))
+            needs = (True, True, case.get("sums", True))
+            _gated_norm.gated_norm_backward(x, x, x, rstd, weight, options, needs)
+        else:
+            _gated_norm.gated_norm_forward(x, x, weight, 1e-6, options, True)
+    for launch in launches:
+        assert launch.grid[0] < 2**31
+        assert all(size < 2**16 for size in launch.grid[1:])
+    return launches[0]
+
+
 def modern_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of an op without a bias: a key of ``calls``; shape of the output, dtype, target."""
     from fusedops_triton import _gated, _launch, _settings
@@ -345,6 +369,8 @@ def launch_of(case: dict[str, Any]) -> Launch:
         return routing_launch(case)
     if case["op"].startswith("rotary_embedding"):
         return rotary_launch(case)
+    if case["op"].startswith("gated_rms_norm"):
+        return gated_norm_launch(case)
     if "norm" in case["op"]:
         return norm_launch(case)
     return modern_launch(case) if case["op"].startswith(MODERN) else bias_launch(case)

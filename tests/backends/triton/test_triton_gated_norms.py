@@ -1,0 +1,77 @@
+"""gated_rms_norm on Triton in the interpreter: groups, several parts of sums, dtypes, rows that are too long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pairwise import pairwise
+from right import assert_right
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from triton_cases import needs_loops
+
+import fusedops
+from fusedops_triton import _settings
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+def call_of(shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = (F32,) * 3, **options: Any) -> dict[str, Any]:
+    """Return a call; dtypes: of x, gate and weight."""
+    numbers, names = torch.Generator().manual_seed(0), ("x", "gate", "weight")
+    shapes = (shape, shape, shape[-1:])
+    made = {name: torch.randn(each, generator=numbers).to(dtype) for name, each, dtype in zip(names, shapes, dtypes)}
+    return {**made, **options}
+
+
+def check(call: dict[str, Any]) -> None:
+    with fusedops.use("triton", fallback="raise"):
+        assert_right("gated_rms_norm", **call)
+
+
+@needs_loops
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtypes", "gate_first", "activation", "offset", "weighted"),
+    pairwise(
+        [(5, 40), (3, 100), (2, 3, 24), (60,), (4, 4)],
+        [1, 2, 4],
+        [(F32,) * 3, (BF16,) * 3, (F16,) * 3, (F64,) * 3, (BF16, F32, BF16), (F32, BF16, F64), (F64, F16, F32)],
+        [False, True],
+        ["silu", "sigmoid"],
+        [0.0, 1.5],
+        [True, False],
+    ),
+    ids=str,
+)
+def test_any_call(
+    shape: tuple[int, ...],
+    groups: int,
+    dtypes: tuple[torch.dtype, ...],
+    gate_first: bool,
+    activation: str,
+    offset: float,
+    weighted: bool,
+) -> None:
+    options = {"groups": groups, "gate_first": gate_first, "activation": activation, "offset": offset}
+    call = call_of(shape, dtypes, **options)
+    check(call if weighted else {**call, "weight": None})
+
+
+@needs_loops
+@pytest.mark.parametrize("gate_first", [False, True])
+def test_several_tiles_in_several_parts_give_one_sum(gate_first: bool) -> None:
+    """Groups of 1,024 columns, of which a program holds one row at a time: 70 rows are five parts of 14 steps."""
+    setting = _settings.gated_norm_sums(70, 1024, 2, 4, sums=True)
+    assert (setting.rows, setting.steps) == (1, 14)
+    check(call_of((70, 2048), groups=2, gate_first=gate_first))
+
+
+def test_a_row_that_is_too_long_goes_to_the_next_backend() -> None:
+    x = torch.randn(2, 8193)
+    with fusedops.use("triton,eager", fallback="silent"):
+        decision = fusedops.explain("gated_rms_norm", x, x)
+    assert decision.backend == "eager"
+    assert "dim -1 of x = 8193, expected a size of at most 8192" in str(decision)
