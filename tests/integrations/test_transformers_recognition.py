@@ -94,11 +94,11 @@ def test_what_only_looks_like_a_norm_is_left(name: str) -> None:
 
 def test_a_norm_with_a_second_argument_is_left() -> None:
     class GatedNorm(TinyNorm):
-        def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
             y = rms(self, x) * self.weight
-            return y if gate is None else y * F.silu(gate)
+            return y if scale is None else y * scale
 
-    assert apply(GatedNorm(None)).rows == (Row("GatedNorm", "", 1, "its forward takes x, gate, expected one tensor"),)
+    assert apply(GatedNorm(None)).rows == (Row("GatedNorm", "", 1, "its forward takes x, scale, expected one tensor"),)
 
 
 def test_a_norm_of_another_dim_is_left() -> None:

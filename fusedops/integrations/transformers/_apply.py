@@ -16,6 +16,7 @@ from fusedops.integrations._applied import Applied, Row
 from fusedops.integrations.transformers._activations import recognised_activation
 from fusedops.integrations.transformers._experts import recognised_experts
 from fusedops.integrations.transformers._gated import recognised_gated
+from fusedops.integrations.transformers._gated_norms import recognised_gated_norm
 from fusedops.integrations.transformers._head import has_fused_loss, heads_of, recognised_head
 from fusedops.integrations.transformers._implementation import apply_attention, attention_notes, restore_attention
 from fusedops.integrations.transformers._losses import loss_of, recognised_loss, replace_loss, restore_loss
@@ -32,6 +33,7 @@ _NOTHING = "no module is a norm, a gated MLP, a GELU, a rotary embedding or a lo
 _OPS = (
     "rms_norm",
     "layer_norm",
+    "gated_rms_norm",
     "swiglu",
     "geglu",
     "bias_gelu",
@@ -90,6 +92,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
     layouts = layouts_of(model.modules())
     recognisers: dict[str, _Recogniser] = {
         _FUSED_LOSS: lambda module: recognised_head(module, heads[module]) if module in heads else None,
+        "gated norm": recognised_gated_norm,
         "norm": recognised_norm,
         "gated MLP": recognised_gated,
         "experts": lambda module: recognised_experts(module, whole="experts" in chosen),
