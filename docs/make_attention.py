@@ -29,7 +29,7 @@ CALLS: dict[str, Mapping[str, Any]] = {
     '`causal="upper_left"`, Sq < Sk': {"sk": 2 * S, "causal": "upper_left"},
     '`causal="lower_right"`, Sq < Sk': {"sk": 2 * S, "causal": "lower_right"},
     '`causal="lower_right"`, Sq = 1: decoding': {"sq": 1, "causal": "lower_right"},
-    "Sq = 4, Sk = 512, `window` and a mask": {"sq": 4, "causal": "lower_right", "window": (127, 0), "mask": (B, 1, 1, S)},
+    "Sq = 4, Sk = 512, `window` and a mask": {"sq": 4, "causal": "lower_right", "window": (3, 0), "mask": (B, 1, 1, S)},
     "`causal` and `window`": {"causal": True, "window": (127, 0)},
     "`window` alone": {"window": (63, 63)},
     "`window` alone, Sq < Sk": {"sk": 2 * S, "window": (63, 63)},

@@ -1,4 +1,4 @@
-"""attention in the compiled library (``src/attention.cpp``), of few queries, as in generation."""
+"""attention in the compiled library (``src/attention.cpp``): of few queries, and of short sequences."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from fusedops import masks, ops
-from fusedops.constraints import Dim, DType
+from fusedops.constraints import Dim, DType, When
 from fusedops_cpu._calls import LibraryCall, library_kernel
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 _LIMITS = (
     DType("q", torch.float32, torch.bfloat16, torch.float16),
     # of more, a kernel that computes tiles of queries and keys may be faster
-    Dim("q", (2,), at_most=4),
+    Dim("q", (2,), at_most=16),
+    When(Dim("k", (2,), at_least=17), Dim("q", (2,), at_most=4)),
 )
 _SOURCE = "fusedops_cpu/src/attention.cpp"
 _Window = tuple[int, int] | None

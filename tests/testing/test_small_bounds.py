@@ -17,6 +17,19 @@ def test_a_mean_that_is_small_by_chance_moves_as_its_terms_do() -> None:
     assert float(dweight[2]) > 0.05 * float(dweight[0])  # of the third term little is left but the error of the mean
 
 
+def test_a_bound_has_no_sign_also_where_a_random_rstd_has_one() -> None:
+    x, grad, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
+    of_both = [
+        error_bounds.rms_norm_gradient_error_bound(2e-5, grad, x, rstd, weight, 0.0, (True, True))
+        for rstd in (torch.full((3,), -0.7), torch.full((3,), 0.7))
+    ]
+    for negative, positive in zip(*of_both):
+        assert negative is not None
+        assert positive is not None
+        assert torch.equal(negative, positive)
+        assert (negative > 0).all()
+
+
 def test_a_gradient_of_routing_may_overflow_before_it_is_divided_by_the_total() -> None:
     op, logits = OPS["top_k_routing"], torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
     grad = torch.tensor([[2.0] * 4, [1e-3] * 4])

@@ -47,12 +47,8 @@ class Norm(Replacement):
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the norm of the one argument."""
         (x,) = (*args, *kwargs.values())
-        weight = None
-        if self.has_weight:
-            weight = module._parameters.get("weight")  # without the call of torch's __getattr__
-            if weight is None:  # a wrapper has a tensor or a property in its place
-                weight = module.weight
-        if self.wide_under_autocast and x.device.type != "cpu" and autocasts(x.device.type):
+        weight = _parameter(module, "weight") if self.has_weight else None
+        if self.wide_under_autocast and not x.is_cpu and autocasts(x.device.type):
             x = x.float()  # autocast's rule for torch's layer_norm on an accelerator
         # comparisons first: a Tensor.to that changes nothing takes 1 us
         if weight is not None and x.dtype != weight.dtype and self.result != "input":
@@ -62,10 +58,16 @@ class Norm(Replacement):
             y = ops.rms_norm(x, weight, eps, offset=self.offset)
         else:
             scale = weight if weight is None or self.offset == 0 else weight + self.offset
-            y = ops.layer_norm(x, scale, module.bias if self.has_bias else None, eps)
+            y = ops.layer_norm(x, scale, _parameter(module, "bias") if self.has_bias else None, eps)
         if weight is not None and y.dtype != weight.dtype and self.result == "weight":
             y = y.to(weight.dtype)
         return y
+
+
+def _parameter(module: Any, name: str) -> Any:
+    """Return a parameter, without the call of torch's __getattr__ where there is one of the name."""
+    value = module._parameters.get(name)
+    return getattr(module, name) if value is None else value  # a wrapper has a tensor or a property in its place
 
 
 def recognised_norm(module: Module) -> Norm | str | None:

@@ -271,7 +271,7 @@ def _gradients(
     if x.dtype != torch.float64:  # the arithmetic is in float32, also beside a weight of float64
         absolute = max(absolute, GRADIENT_TOLERANCE[torch.float32].absolute)
     rounding = torch.finfo(x.dtype).eps / 2 if rounded else 0.0
-    rows, g, r = x.double(), grad.double(), rstd.double()[..., None]
+    rows, g, r = x.double(), grad.double(), rstd.double().abs()[..., None]
     centre = torch.zeros(()).double() if mean is None else mean.double()[..., None]
     normal = (rows - centre) * r
     of_mean = centre.abs()

@@ -13,7 +13,9 @@ import fusedops
 from fusedops import attention
 
 KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-Q, K, V = (torch.randn(2, n, s, 8, generator=torch.Generator().manual_seed(n + s)) for n, s in ((4, 6), (2, 6), (2, 6)))
+Q, K, V = (
+    torch.randn(2, n, s, 8, generator=torch.Generator().manual_seed(n + s)) for n, s in ((4, 20), (2, 20), (2, 20))
+)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_it_is_the_first_choice_on_a_cpu() -> None:
 def test_torch_still_has_what_is_corrected() -> None:
     """A correction that torch no longer needs is to be removed."""
     heads = V.repeat_interleave(2, 1)
-    bias = torch.zeros(1, 1, 6, 6)
+    bias = torch.zeros(1, 1, 20, 20)
     bias[:, :, 2] = -math.inf
     assert bool((KERNEL(Q, heads, heads, attn_mask=bias)[1][:, :, 2] == 0).all())
     dirty = torch.cat((heads[:, :, :5], torch.full_like(heads[:, :, 5:], math.nan)), 2)
