@@ -3,10 +3,12 @@
     python -m benchmarks.attention                                  # [2, 16, 2048, 64] on the CPU
     python -m benchmarks.attention --shape 1 4 256 64 --turns 3     # a short run
     python -m benchmarks.attention --device cuda --dtypes bfloat16
+    python -m benchmarks.attention --forms decode --shape 1 32 4096 128
 
-In each turn both run once, and the order changes from turn to turn. Of "values" torch takes its path that keeps all
-scores, because the values have another width. The last lines are the time to choose: a call without work, beside the
-function of the selected backend and a direct call.
+"decode" is one query of each head over S keys, of which 8 query heads share a head. In each turn both run once, and the
+order changes from turn to turn. Of "values" torch takes its path that keeps all scores, because the values have another
+width. The last lines are the time to choose: a call without work, beside the function of the selected backend and a
+direct call.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import fusedops
 from benchmarks.memory import peak_bytes
 from fusedops._plugins.registry import registry
 
-FORMS = ("causal", "padded", "values")
+FORMS = ("causal", "padded", "values", "decode")
+SHORT = 5e-3  # seconds of a measurement: shorter calls are repeated
 SMALL = (2, 2, 4, 8)
 
 
@@ -39,7 +42,18 @@ class Call(NamedTuple):
 
 def call_of(form: str, shape: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Call:
     """Return a call of a form. The masks are made once, as a model makes them."""
-    batch, _, length, width = shape
+    batch, heads, length, width = shape
+    if form == "decode":
+        of_keys = (batch, max(1, heads // 8), length, width)
+        q, k, v = (torch.randn(s, device=device).to(dtype) for s in ((batch, heads, 1, width), of_keys, of_keys))
+        return Call(
+            (q.requires_grad_(), k.requires_grad_(), v.requires_grad_()),
+            torch.randn_like(q),
+            {
+                "torch": lambda q, k, v: scaled_dot_product_attention(q, k, v, enable_gqa=True),
+                "fusedops": lambda q, k, v: fusedops.attention(q, k, v),
+            },
+        )
     value_shape = (*shape[:3], width // 2) if form == "values" else shape
     q, k, v = (torch.randn(s, device=device).to(dtype).requires_grad_() for s in (shape, shape, value_shape))
     grad = torch.randn(value_shape, device=device).to(dtype)
@@ -108,7 +122,8 @@ def measure(form: str, dtype: torch.dtype, options: argparse.Namespace) -> None:
     for direction in ("inference", "training"):
         work = runs(call, direction)
         peaks = {name: peak_bytes(run, options.device) for name, run in work.items()}
-        times = in_turns(work, options.device, options.turns)
+        repeats = max(1, round(SHORT / seconds(work["torch"], options.device)))
+        times = in_turns(work, options.device, options.turns, repeats)
         ratios = [ours / theirs for ours, theirs in zip(times["fusedops"], times["torch"])]
         ours, theirs = (1000 * statistics.median(times[name]) for name in ("fusedops", "torch"))
         what = f"{form:8} {str(dtype).removeprefix('torch.'):9} {direction:9}"
