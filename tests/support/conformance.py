@@ -46,16 +46,19 @@ ELEMENTS = {
 OF_REFERENCES = ("dropout", "dtypes", "empty", "float64", "infinite", "kernel", "masked_rows", "needs", "saved")
 OF_REFERENCES += ("sizes", "special", "strides")
 # A graph that torch.compile makes is of the registered op, by autograd's formulas of the op: it is that of eager on all
-# backends, whose kernels "fake", "opcheck" and "autograd" call by the same registered op. So with each other backend
-# these ops alone are compiled: of several outputs and saved values, of optional ones, and of those that sdpa has.
+# backends, whose kernels "fake", "opcheck" and "autograd" call by the same registered op, and test_pytorch_compile.py
+# compiles every op. So with each backend these ops alone are compiled here: of several outputs and saved values, of
+# optional ones, and of those that sdpa has.
 COMPILED = ("add_rms_norm", "attention")
 # The interpreter runs the programs of a launch one after another: two runs differ by what they read alone, and
 # "history" compares the bits of a dozen calls.
 NOT_INTERPRETED = ("determinism",)
+# With pytest.mark.slow: the calls of pairwise arguments, in the interpreter, and of experts and large products.
+SLOW_BACKEND, SLOW_OPS = "triton", ("experts", "linear_cross_entropy")
 
 
 def every_check(slow: Container[str]) -> pytest.MarkDecorator:
-    """Run a test with each check of each backend that is installed, as ``check``. slow: the names of slow ones.
+    """Run a test with each check of each backend that is installed, as ``check``. slow: the names of more slow ones.
 
     A fixture ``installed`` of the module gets the backend's name. It registers the backend once for all its checks: the
     kit keeps the calls that a kernel takes for as long as the kernel is registered.
@@ -70,7 +73,8 @@ def _params(backend: str, slow: Container[str]) -> Iterable[Any]:
         for check in testing.checks(backend, elements=ELEMENTS[backend]) if info.state != "unavailable" else ():
             if _can_fail(check):
                 name = f"{backend}-{check.id}"
-                yield pytest.param(backend, check, id=name, marks=[pytest.mark.slow] * (name in slow))
+                is_slow = name in slow or (check.name == "calls" and (backend == SLOW_BACKEND or check.op in SLOW_OPS))
+                yield pytest.param(backend, check, id=name, marks=[pytest.mark.slow] * is_slow)
 
 
 def _can_fail(check: testing.Check) -> bool:
@@ -78,7 +82,7 @@ def _can_fail(check: testing.Check) -> bool:
     if check.backend == "loopback":
         return check.name in OF_REFERENCES
     if check.name == "compile":
-        return check.backend == "eager" or check.op in COMPILED
+        return check.op in COMPILED
     return check.backend != "triton" or check.name not in NOT_INTERPRETED
 
 

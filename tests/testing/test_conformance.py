@@ -17,21 +17,10 @@ def installed(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-#: With pytest.mark.slow: of many launches each, large products, or experts one by one. They took 60 s of one core.
+#: With pytest.mark.slow, besides calls: of large tensors.
 SLOW = (
-    "cpu-experts/backward/calls",
-    "eager-experts/forward/calls",
-    "eager-experts/backward/calls",
-    "eager-linear_cross_entropy/forward/calls",
-    "eager-linear_cross_entropy/backward/calls",
     "npu-experts/forward/constraints",
-    "npu-experts/forward/calls",
     "npu-experts/backward/constraints",
-    "npu-experts/backward/calls",
-    "triton-gated_rms_norm/backward/calls",
-    "triton-experts/forward/calls",
-    "triton-experts/backward/calls",
-    "triton-linear_cross_entropy/forward/calls",
     "triton-linear_cross_entropy/forward/sizes",
 )
 
