@@ -105,8 +105,8 @@ turns; the machine was **busy**):
 | the same | 1 | 6.1 | 2.4 | **0.43** | **0.37** |
 
 [gated_rms_norm](ops.md#gated_rms_norm) on `cpu` beside the chain of models: float32 inside, a mean of squares, silu and
-products, each a call of torch. Its time divided by that of the op, 1 thread, on the same **busy** machine (process
-time, medians of seven turns):
+products, each a call of torch. Its time divided by that of the op, 1 thread, on a **busy** Intel Xeon with AVX-512
+(process time, medians of seven turns):
 
 | shape | dtype | norm first, forward | both | gate first, forward | both |
 |---|---|---|---|---|---|

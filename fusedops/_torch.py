@@ -102,7 +102,10 @@ def raw_saved_tensors(ctx: Any) -> tuple[Any, ...]:
 
 
 def set_node_apply(function: type[torch.autograd.Function], backward: Callable[..., Any]) -> None:
-    """Let autograd call a Function's backward itself, without the Python in between, which takes 0.8 us."""
+    """Let autograd call a Function's backward itself, without the Python in between, which takes 0.8 us.
+
+    The name was seen in torch 2.0 and 2.13.
+    """
     _backward_cls: Any = function._backward_cls
     _backward_cls.apply = backward
 

@@ -106,7 +106,7 @@ INLINE void each_few(int64_t rows, F f) {
   if (row < rows) f(row, std::integral_constant<int, 1>{});
 }
 
-// The same for all rows, of which each may hide other keys.
+// add_values for all rows, of which each may hide other keys.
 template <class T>
 NOINLINE void add_values_of_rows(int64_t rows, const float* weights, const uint8_t* hidden, int64_t row, const T* v,
                                  int64_t key_stride, int64_t n, int64_t size, float* values, int64_t room) {
