@@ -5,14 +5,13 @@ Every measured number in their tables and in the picture comes from a file of be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import packed_linear, picture, report
+from benchmarks import model_page, packed_linear, picture, report
 from benchmarks.cpu_cases import CASES, limit
 from benchmarks.gpu import page as gpu_page
 
@@ -218,38 +217,6 @@ fusedops bench bias_gelu --dtype bf16 --elements 1048576
 ```
 """
 
-COSTS = """# The Triton kernels by a model
-
-**A model, not a measurement:** [On an NVIDIA GPU](gpu.md) has those of an H200. The kernels are compiled for sm_90, and
-their instructions are counted. To see which kernel takes a call:
-
-```sh
-fusedops explain rms_norm --x 8,2048,4096:bf16@cuda
-```
-
-| column | meaning |
-|---|---|
-| issue | time that the instructions take to issue, in percent of the time that the fewest bytes take at copy speed |
-| instructions | that a warp issues |
-| registers, spilled | of a thread; bytes of a thread that are in memory instead |
-| threads | that a multiprocessor holds at a time, in percent |
-
-A kernel whose issue is well below 100 % can wait for memory alone. `tests/support/compiled/issue_slots.py` has the
-model and how it compares with published measurements. A test compares each kernel with this table.
-
-**What the model does not see** is how long a load is waited for. The backward of rms_norm at 4096 columns went from 24
-to 38 % issue when it began to read a row ahead, by four times the warps, and an H200 takes 204 us for it where it took
-222.
-
-**Long rows of softmax.** Rows of two-byte elements are read once up to 65536 columns, backward up to 32768: a
-multiprocessor has 256 KB of registers, and a row is half of them. With a mask or `causal`, or where a tensor is not
-contiguous, this ends at 32768 and 16384, as in float32. Longer rows are read twice. Where the rows in flight fit in the
-L2 cache (50 MB on an H100), the second read comes from there: 32768 columns of float32 backward, or 65536 of a masked
-bfloat16, are 256 and 128 KB for each of 4 programs of 132 multiprocessors, 138 and 69 MB. So it comes from memory in
-part: 60 to 100 % of the speed that one read would have backward, 67 to 100 % forward. Reading them once needs
-several multiprocessors for a row, whose sums Triton does not exchange.
-"""
-
 Rows = report.Rows
 
 
@@ -383,16 +350,6 @@ def measurements(runs: Mapping[Path, Rows]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def triton_model() -> str:
-    """Return the page of the modelled kernels."""
-    stored = json.loads((report.RESULTS / "kernel_costs.json").read_text(encoding="utf-8"))
-    lines = [COSTS, f"Triton {stored['triton']}; {link(report.RESULTS / 'kernel_costs.json')}", ""]
-    lines += ["| kernel | issue, % | instructions | registers | spilled | threads, % |", "|---|---|---|---|---|---|"]
-    for name, row in stored["kernels"].items():
-        lines.append(f"| {name} | " + " | ".join(f"{value:.0f}" for value in row.values()) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def speedups(rows: Rows) -> dict[str, tuple[float, float]]:
     """Return the speed-up of each op in the first table at the largest size: forward, backward."""
     calls, largest = by_call(rows), COLUMNS[-1]
@@ -413,6 +370,6 @@ def files() -> dict[Path, str]:
         DOCS / "measuring.md": MEASURING,
         DOCS / "measurements.md": measurements(runs),
         DOCS / "gpu.md": gpu_page.page(),
-        DOCS / "triton-model.md": triton_model(),
+        DOCS / "triton-model.md": model_page.page(),
         picture.FILE: picture.drawn(speedups(rows), title),
     }

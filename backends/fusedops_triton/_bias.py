@@ -46,11 +46,11 @@ class BiasLayout(NamedTuple):
     """A bias and its position in x, as ``bias_at`` needs them."""
 
     tensor: Tensor | None  # contiguous
-    # "none"; "all": the shape of x; "tail": the last dimensions of x; "long tail": the same, at least as long as a
-    # tile; "other"
+    # "none"; "all": the shape of x, to which a bias of any other shape is expanded; "tail": the last dimensions of x;
+    # "long tail": the same, at least as long as a tile
     kind: str
     unit: int
-    sizes: tuple[int, int, int, int, int]  # size, inner, wrap, outer, step: see ``bias_at``
+    sizes: tuple[int, int, int]  # size, multiplier, shift: see ``bias_at``
 
     @property
     def columns(self) -> int:
@@ -58,7 +58,7 @@ class BiasLayout(NamedTuple):
         return self.sizes[0] * self.unit if self.kind in ("tail", "long tail") else 0
 
 
-_NO_SIZES = (0, 0, 0, 0, 0)
+_NO_SIZES = (0, 0, 0)
 _NO_BIAS = BiasLayout(None, "none", 1, _NO_SIZES)
 
 
@@ -73,31 +73,18 @@ def locate(bias: Tensor | None, shape: torch.Size) -> BiasLayout:
 
 
 @cached_by_layout
-def _locate(bias: tuple[int, ...], shape: tuple[int, ...]) -> tuple[str, int, tuple[int, int, int, int, int]]:
+def _locate(bias: tuple[int, ...], shape: tuple[int, ...]) -> tuple[str, int, tuple[int, int, int]]:
     """Return the kind, unit and sizes of a ``BiasLayout`` from the two shapes."""
     size = math.prod(bias)
     if size == math.prod(shape):
         return "all", 1, _NO_SIZES
-    # Merge neighbouring dimensions of x that are all in the bias, or all not: [(in_bias, size), ...], outermost first.
-    groups: list[tuple[bool, int]] = []
-    for x_size, bias_size in zip(shape, (1,) * (len(shape) - len(bias)) + bias):
-        if x_size > 1:
-            in_bias = bias_size > 1
-            previous = groups.pop() if groups and groups[-1][0] == in_bias else (in_bias, 1)
-            groups.append((in_bias, previous[1] * x_size))
-    bias_groups = [position for position, group in enumerate(groups) if group[0]]
-    if not bias_groups or bias_groups == [len(groups) - 1]:
-        if size >= 2**31:  # bias_at has 32-bit columns
-            return "other", 1, (size, 1, 1, 1, 0)
-        kind = "long tail" if size >= LARGEST_TILE else "tail"  # a tile contains at most one end of such a row
-        return kind, unit(size), (size // unit(size), *_multiplier(size), 0, 0)
-    if len(bias_groups) > 2:  # (a, 1, b, 1, c): not used in practice. A copy at the size of x keeps the kernels simple
+    lasts = shape[len(shape) - len(bias) :]
+    while bias and bias[0] == 1:  # what is left is the last dims of x, or has a size of 1 between others
+        bias, lasts = bias[1:], lasts[1:]
+    if bias != lasts or size >= 2**31:  # bias_at has 32-bit columns
         return "all", 1, _NO_SIZES
-    # One group of size b: (i // inner) % b. Two groups of sizes a and b: (i // outer % a) * b + (i // inner) % b.
-    first, last = bias_groups[0], bias_groups[-1]
-    inner, b = _product(groups[last + 1 :]), groups[last][1]
-    wrap, outer = (groups[first][1], _product(groups[first + 1 :])) if len(bias_groups) == 2 else (1, 1)
-    return "other", 1, (b, inner, wrap, outer, b if len(bias_groups) == 2 else 0)
+    kind = "long tail" if size >= LARGEST_TILE else "tail"  # a tile contains at most one end of such a row
+    return kind, unit(size), (size // unit(size), *_multiplier(size))
 
 
 def _multiplier(divisor: int) -> tuple[int, int]:
@@ -121,10 +108,6 @@ def kind_in_tiles(kind: str, columns: int, block: int) -> str:
     return "short tail" if kind == "tail" and block % columns == 0 else kind
 
 
-def _product(groups: list[tuple[bool, int]]) -> int:
-    return math.prod([size for _, size in groups])
-
-
 def sum_to_bias(du: Tensor, bias: Tensor) -> Tensor:
     """Return the gradient of a bias of any shape from ``du``, the gradient of ``x + bias``.
 
@@ -133,12 +116,12 @@ def sum_to_bias(du: Tensor, bias: Tensor) -> Tensor:
     return du.sum_to_size(bias.shape).to(bias.dtype)
 
 
-def allocate_sums(columns: Columns, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def allocate_sums(columns: Columns, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Allocate the gradient of a bias and the tensor (parts, H) for its sums, the same tensor if parts == 1."""
     dbias = torch.empty_like(bias, memory_format=torch.contiguous_format)
     if columns.parts == 1:
         return dbias, dbias
-    return dbias, torch.empty((columns.parts, bias.numel()), dtype=dtype, device=bias.device)
+    return dbias, torch.empty((columns.parts, bias.numel()), dtype=torch.float32, device=bias.device)
 
 
 def add_sums(dbias: Tensor, sums: Tensor) -> None:
@@ -188,13 +171,12 @@ def flat_tile(n, UNIT: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit
 def bias_at(
-    bias_ptr, base, at, inside, size, inner, wrap, outer, step,
+    bias_ptr, base, at, inside, size, multiplier, shift,
     KIND: tl.constexpr, UNIT: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     """Load the bias of the elements base + at. ``locate`` and ``kind_in_tiles`` compute the arguments from ``size`` on.
 
-    For KIND "other", the index in the bias is ``(i // outer % wrap) * step + (i // inner) % size``. For a tail,
-    ``inner`` and ``wrap`` are the multiplier and the shift of ``_remainder``. NARROW: ``base`` is below 2**31.
+    multiplier, shift: of ``_remainder``. NARROW: ``base`` is below 2**31.
     """
     if KIND == "whole tail" or KIND == "long tail" or KIND == "short tail" or KIND == "tail":
         columns = size.to(tl.uint32) * UNIT
@@ -203,7 +185,7 @@ def bias_at(
             col &= columns - 1
         else:  # once per program; the rest is computed only for the first element of every 16 bytes
             if NARROW:
-                start = _remainder(base.to(tl.uint32), columns, inner, wrap)
+                start = _remainder(base.to(tl.uint32), columns, multiplier, shift)
             else:
                 start = (base % columns.to(tl.int64)).to(tl.uint32)
             if KIND == "whole tail":  # constant distances between the accesses of a thread
@@ -212,13 +194,10 @@ def bias_at(
         if KIND == "long tail":
             col = tl.minimum(col, col - columns)  # unsigned: a difference below 0 is the larger one
         if KIND == "tail":
-            col = _remainder(col, columns, inner, wrap)
+            col = _remainder(col, columns, multiplier, shift)
         col = tl.max_contiguous(tl.multiple_of(col, UNIT), UNIT)  # Triton 3.9 infers this, 3.6 does not
         return tl.load(bias_ptr + col, mask=inside, other=0.0)
-    if KIND == "all":
-        return tl.load(bias_ptr + base + at, mask=inside, other=0.0)
-    index = base + at
-    return tl.load(bias_ptr + index // outer % wrap * step + index // inner % size, mask=inside, other=0.0)
+    return tl.load(bias_ptr + base + at, mask=inside, other=0.0)  # "all"
 
 
 @triton.jit
@@ -259,7 +238,5 @@ def store_sums(sums_ptr, sums, size, UNIT: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def rounded(value, ptr):
-    """Convert ``value`` to the dtype that ``ptr`` points to. float64 to 16 bits goes through float32, as in torch."""
-    if value.dtype == tl.float64 and ptr.dtype.element_ty.primitive_bitwidth == 16:
-        value = value.to(tl.float32)
+    """Convert ``value`` to the dtype that ``ptr`` points to."""
     return value.to(ptr.dtype.element_ty)

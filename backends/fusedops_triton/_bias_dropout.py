@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype, promoted
+from fusedops.dtypes import promoted
 from fusedops.philox import threshold
 from fusedops_triton._bias import (
     BiasLayout,
@@ -47,8 +47,8 @@ from fusedops_triton._bias import (
     sum_to_bias,
     unit,
 )
-from fusedops_triton._common import compute_type, scalar, widened
-from fusedops_triton._launch import Launch, cached_by_layout, compiles_ptx, scalar_for
+from fusedops_triton._common import read, scalar, widened
+from fusedops_triton._launch import Launch, cached_by_layout, compiles_ptx
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import HALF_RESIDENT, Columns, ceil_div, dropout_tile, share_columns, tile
 
@@ -59,21 +59,21 @@ class _DropoutArguments(NamedTuple):
     """The kernel arguments for dropout."""
 
     seed: Tensor | None  # None: keep all elements
-    scale: float | int  # factor of the kept elements, see ``scalar_for``
+    scale: float  # factor of the kept elements
     last: int  # the largest word whose element is dropped: an unsigned number, passed as the int32 with the same bits
 
 
-def _dropout_arguments(p: float, training: bool, seed: Tensor | None, dtype: torch.dtype) -> _DropoutArguments:
-    drops, scale, last = _scale_and_last(p if training else 0.0, dtype)
+def _dropout_arguments(p: float, training: bool, seed: Tensor | None) -> _DropoutArguments:
+    drops, scale, last = _scale_and_last(p if training else 0.0)
     return _DropoutArguments(seed.resolve_neg() if drops and seed is not None else None, scale, last)
 
 
 @cached_by_layout  # 0.2 us instead of 0.7 us
-def _scale_and_last(p: float, dtype: torch.dtype) -> tuple[bool, float | int, int]:
+def _scale_and_last(p: float) -> tuple[bool, float, int]:
     """Return if any element is dropped, and ``scale`` and ``last`` of ``_DropoutArguments``."""
     if p == 0:
-        return False, scalar_for(1.0, dtype), 0
-    scale = scalar_for(1 / (1 - p) if p < 1 else 0.0, dtype)
+        return False, 1.0, 0
+    scale = 1 / (1 - p) if p < 1 else 0.0
     # The threshold of p = 1, 2**32, does not fit in 32 bits; threshold - 1 does. For p below 2**-33 it is -1.
     last = threshold(p) - 1
     return last >= 0, scale, last - 2**32 if last >= 2**31 else last
@@ -85,7 +85,7 @@ def dropout_forward(
     """Compute ``dropout(x + bias)``, or ``residual + dropout(x + bias)``.
 
     Args:
-        x: (...), float16, bfloat16, float32 or float64, any strides.
+        x: (...), float16, bfloat16 or float32, any strides.
         bias: broadcastable to x, any of these dtypes, any strides; or None.
         residual: the shape of x, any of these dtypes, any strides; x and bias are converted to its dtype. Or None.
         p: probability of dropping.
@@ -103,8 +103,8 @@ def dropout_forward(
         return y
     x, layout = x.resolve_neg().contiguous(), locate(bias, x.shape)
     residual = None if residual is None else residual.resolve_neg().contiguous()
-    dropout = _dropout_arguments(p, training, seed, dtype)
-    launch = _forward_launch(n, min(x.element_size(), y.element_size()), dtype, residual is not None, *layout[1:])
+    dropout = _dropout_arguments(p, training, seed)
+    launch = _forward_launch(n, min(x.element_size(), y.element_size()), residual is not None, *layout[1:])
     launch(y, y, x, layout.tensor, residual, *dropout)
     return y
 
@@ -134,16 +134,15 @@ def dropout_backward(
     if grad.numel() == 0 or not (needs[0] or bias is not None):
         return dx, None if bias is None else torch.zeros_like(bias, memory_format=torch.contiguous_format)
     grad = grad.resolve_neg().contiguous()
-    dropout = _dropout_arguments(p, training, seed, grad.dtype)
+    dropout = _dropout_arguments(p, training, seed)
     layout = locate(bias, grad.shape)
     # with a row length that is not a multiple of 4, rows would split the groups that share a Philox call
     if bias is not None and layout.columns and (dropout.seed is None or layout.columns % 4 == 0):
         return dx, _columns_backward(dx, grad, dropout, layout, bias)
     du = None
     if bias is not None:  # the gradient of x + bias: in the dtype of a bias of x's size, else in the dtype of sums
-        sum_dtype = compute_dtype(grad.dtype)
-        du = torch.empty_like(grad, dtype=bias.dtype if bias.numel() == grad.numel() else sum_dtype)
-    launch = _flat_launch(grad.numel(), min(grad.element_size(), x_dtype.itemsize), grad.dtype)
+        du = torch.empty_like(grad, dtype=bias.dtype if bias.numel() == grad.numel() else torch.float32)
+    launch = _flat_launch(grad.numel(), min(grad.element_size(), x_dtype.itemsize))
     launch(grad, dx, du, grad, *dropout)
     return dx, None if bias is None or du is None else sum_to_bias(du, bias)
 
@@ -154,8 +153,8 @@ def _columns_backward(
     """Write dx, unless it is None, and return the gradient of a bias (H,)."""
     narrowest = grad.element_size() if dx is None else min(grad.element_size(), dx.element_size())
     n_rows = grad.numel() // layout.columns
-    launch, columns = _columns_launch(n_rows, narrowest, grad.dtype, layout.unit, layout.sizes[0])
-    dbias, sums = allocate_sums(columns, bias, compute_dtype(grad.dtype))
+    launch, columns = _columns_launch(n_rows, narrowest, layout.unit, layout.sizes[0])
+    dbias, sums = allocate_sums(columns, bias)
     launch(grad, dx, sums, grad, *dropout)
     if sums is not dbias:
         add_sums(dbias, sums)
@@ -163,50 +162,43 @@ def _columns_backward(
 
 
 @cached_by_layout
-def _forward_launch(
-    n: int, narrowest: int, dtype: torch.dtype, adds: bool, kind: str, bias_unit: int, sizes: tuple[int, ...]
-) -> Launch:
+def _forward_launch(n: int, narrowest: int, adds: bool, kind: str, bias_unit: int, sizes: tuple[int, ...]) -> Launch:
     """Return the launch of ``_forward`` for n elements; kind, bias_unit and sizes are from ``locate``.
 
     adds: there is a residual.
     """
-    unit_n, wide = unit(n), compute_type(dtype)
+    unit_n = unit(n)
     setting = tile(narrowest) if adds else dropout_tile(narrowest)
     constants = {
         "KIND": kind_in_tiles(kind, sizes[0] * bias_unit, setting.block), "UNIT": bias_unit, "UNIT_N": unit_n,
         "NARROW": n < 2**31, "EVEN": n % setting.block == 0, "BLOCK": setting.block,
-        "CALLS": _calls(narrowest, setting.block), "PTX": compiles_ptx(_forward), "WIDE": wide,
+        "CALLS": _calls(narrowest, setting.block), "PTX": compiles_ptx(_forward),
     }  # fmt: skip
     grid = (ceil_div(n, setting.block),)
-    registers = None if kind == "other" else HALF_RESIDENT  # which takes more, for the addresses
-    return Launch(_forward, grid, (n // unit_n, *sizes), constants, setting.warps, registers)
+    return Launch(_forward, grid, (n // unit_n, *sizes), constants, setting.warps, HALF_RESIDENT)
 
 
 @cached_by_layout
-def _flat_launch(n: int, narrowest: int, dtype: torch.dtype) -> Launch:
+def _flat_launch(n: int, narrowest: int) -> Launch:
     """Return the launch of ``_backward_flat`` for n elements."""
     unit_n = unit(n)
     setting = dropout_tile(narrowest)
     constants = {
         "UNIT_N": unit_n, "EVEN": n % setting.block == 0, "BLOCK": setting.block,
         "CALLS": _calls(narrowest, setting.block), "PTX": compiles_ptx(_backward_flat),
-        "WIDE": compute_type(dtype),
     }  # fmt: skip
     grid = (ceil_div(n, setting.block),)
     return Launch(_backward_flat, grid, (n // unit_n,), constants, setting.warps, HALF_RESIDENT)
 
 
 @cached_by_layout
-def _columns_launch(
-    n_rows: int, narrowest: int, dtype: torch.dtype, bias_unit: int, size: int
-) -> tuple[Launch, Columns]:
+def _columns_launch(n_rows: int, narrowest: int, bias_unit: int, size: int) -> tuple[Launch, Columns]:
     """Return the launch of ``_backward_columns`` for (n_rows, size * bias_unit), and the setting of its sums."""
     columns = share_columns(n_rows, size * bias_unit, narrowest, inputs=1)
     constants = {
         "UNIT": bias_unit, "STEPS": columns.steps, "ROWS": columns.rows, "COLS": columns.cols,
         "EVEN": columns.are_even(n_rows, size * bias_unit), "CALLS": _calls(narrowest, columns.cols),
         "CARRY": n_rows * size * bias_unit >= 2**34, "PTX": compiles_ptx(_backward_columns),
-        "WIDE": compute_type(dtype),
     }  # fmt: skip
     return Launch(_backward_columns, (columns.tiles, columns.parts), (n_rows, size), constants, columns.warps), columns
 
@@ -221,32 +213,32 @@ def _calls(narrowest: int, elements: int) -> int:
 # specialise on the address of the seed either, which is read once.
 
 
-@profiled(do_not_specialize=["seed_ptr", "scale", "last", "n", "size", "inner", "wrap", "outer", "step"])
+@profiled(do_not_specialize=["seed_ptr", "scale", "last", "n", "size", "multiplier", "shift"])
 def _forward(
-    y_ptr, x_ptr, bias_ptr, residual_ptr, seed_ptr, scale, last, n, size, inner, wrap, outer, step,
+    y_ptr, x_ptr, bias_ptr, residual_ptr, seed_ptr, scale, last, n, size, multiplier, shift,
     KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, NARROW: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK: tl.constexpr, CALLS: tl.constexpr, PTX: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, CALLS: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK elements. Grid (cdiv(n * UNIT_N, BLOCK),).
 
-    y_ptr, x_ptr: (n * UNIT_N,). residual_ptr: the same, or None. bias_ptr and from ``size`` to ``step``: see
+    y_ptr, x_ptr: (n * UNIT_N,). residual_ptr: the same, or None. bias_ptr and from ``size`` to ``shift``: see
     ``bias_at``. seed_ptr: (1,) int64, or None. scale, last: see ``_DropoutArguments``.
     """
     base, at, inside = flat_tile(n, UNIT_N, BLOCK, EVEN)
     x = tl.load(x_ptr + base + at, mask=inside, other=0.0)
     if residual_ptr is not None:
         x = rounded(x, y_ptr)  # the residual's dtype
-    u = widened(x, WIDE)
+    u = widened(x)
     if KIND != "none":
-        bias = bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT, NARROW)
+        bias = bias_at(bias_ptr, base, at, inside, size, multiplier, shift, KIND, UNIT, NARROW)
         if residual_ptr is not None:
             bias = rounded(bias, y_ptr)
-        u += widened(bias, WIDE)
+        u += widened(bias)
     if seed_ptr is not None:  # before the multiplication, so that two elements are rounded by one instruction
         u = tl.where(_kept_in_tile(seed_ptr, last, BLOCK, CALLS, PTX), u, 0.0)
-    u *= scalar(scale, WIDE)
+    u *= scalar(scale)
     if residual_ptr is not None:
-        u += widened(tl.load(residual_ptr + base + at, mask=inside, other=0.0), WIDE)
+        u += read(residual_ptr + base + at, inside)
     tl.store(y_ptr + base + at, rounded(u, y_ptr), mask=inside)
 
 
@@ -254,14 +246,13 @@ def _forward(
 def _backward_flat(
     dx_ptr, du_ptr, grad_ptr, seed_ptr, scale, last, n,
     UNIT_N: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, CALLS: tl.constexpr, PTX: tl.constexpr,
-    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Write BLOCK elements of the gradient to dx_ptr and du_ptr. Each can be None. Other arguments as in _forward."""
     base, at, inside = flat_tile(n, UNIT_N, BLOCK, EVEN)
-    du = widened(tl.load(grad_ptr + base + at, mask=inside, other=0.0), WIDE)
+    du = read(grad_ptr + base + at, inside)
     if seed_ptr is not None:
         du = tl.where(_kept_in_tile(seed_ptr, last, BLOCK, CALLS, PTX), du, 0.0)
-    du *= scalar(scale, WIDE)
+    du *= scalar(scale)
     if dx_ptr is not None:
         tl.store(dx_ptr + base + at, rounded(du, dx_ptr), mask=inside)
     if du_ptr is not None:
@@ -272,7 +263,7 @@ def _backward_flat(
 def _backward_columns(
     dx_ptr, sums_ptr, grad_ptr, seed_ptr, scale, last, n_rows, size,
     UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EVEN: tl.constexpr,
-    CALLS: tl.constexpr, CARRY: tl.constexpr, PTX: tl.constexpr, WIDE: tl.constexpr,
+    CALLS: tl.constexpr, CARRY: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Write and sum COLS columns of STEPS * ROWS rows. Grid (cdiv(H, COLS), parts).
 
@@ -281,10 +272,10 @@ def _backward_columns(
     """
     if seed_ptr is not None:
         seed = tl.load(seed_ptr)
-    sums = tl.zeros([ROWS, COLS], dtype=WIDE)  # each lane adds up its own elements; one reduction at the end
+    sums = tl.zeros([ROWS, COLS], dtype=tl.float32)  # each lane adds up its own elements; one reduction at the end
     for step in range(STEPS):
         at, inside, row = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS, EVEN)
-        du = widened(tl.load(grad_ptr + at, mask=inside, other=0.0), WIDE)
+        du = read(grad_ptr + at, inside)
         if seed_ptr is not None:
             groups, col = size.to(tl.int64) * UNIT // 4, tl.program_id(0) * (COLS // 4)
             if CARRY:
@@ -294,7 +285,7 @@ def _backward_columns(
                 low = (row.to(tl.uint32) * groups.to(tl.uint32) + col.to(tl.uint32))[:, None]
                 high = tl.zeros_like(low)
             du = tl.where(_kept(seed, low, high, last, COLS, CALLS, CARRY, PTX), du, 0.0)
-        du *= scalar(scale, WIDE)
+        du *= scalar(scale)
         if dx_ptr is not None:
             tl.store(dx_ptr + at, rounded(du, dx_ptr), mask=inside)
         sums += du

@@ -6,7 +6,7 @@
 
 Common to all kernels:
 
-- ``x + bias``, GELU and sums are computed in float32, in float64 for float64.
+- ``x + bias``, GELU and sums are computed in float32.
 - 0.5 * (1 + tanh(z)) is the logistic function of 2z, accurate to the last places in both tails. So is its derivative,
   which avoids the cancellation of 1 - tanh(z)**2.
 - x and grad are made contiguous if they are not. _bias.py has the layout of the bias and the sums.
@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype, promoted
+from fusedops.dtypes import promoted
 from fusedops_triton._bias import (
     BiasLayout,
     add_sums,
@@ -39,7 +39,7 @@ from fusedops_triton._bias import (
     sum_to_bias,
     unit,
 )
-from fusedops_triton._common import compute_type, reciprocal, widened
+from fusedops_triton._common import read, reciprocal, widened
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import Columns, ceil_div, share_columns, tile
@@ -51,7 +51,7 @@ def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     """Compute ``gelu(x + bias)``.
 
     Args:
-        x: (...), float16, bfloat16, float32 or float64, any strides.
+        x: (...), float16, bfloat16 or float32, any strides.
         bias: broadcastable to x, any of these dtypes, any strides; or None.
         approximate: "tanh", or "none" for the exact form.
 
@@ -65,7 +65,7 @@ def gelu_forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
         return y
     x, layout = x.resolve_neg().contiguous(), locate(bias, x.shape)
     narrowest = min(x.element_size(), y.element_size())
-    launch = _flat_launch(False, n, narrowest, dtype, approximate, *layout[1:])
+    launch = _flat_launch(False, n, narrowest, approximate, *layout[1:])
     launch(y, y, x, layout.tensor)
     return y
 
@@ -91,10 +91,9 @@ def gelu_backward(
         return dx, _columns_backward(dx, grad, x, layout, wanted_bias, approximate)
     du = None
     if wanted_bias is not None:  # the gradient of x + bias: in the dtype of a bias of x's size, else in that of sums
-        sum_dtype = compute_dtype(grad.dtype)
-        du = torch.empty_like(x, dtype=wanted_bias.dtype if wanted_bias.numel() == x.numel() else sum_dtype)
+        du = torch.empty_like(x, dtype=wanted_bias.dtype if wanted_bias.numel() == x.numel() else torch.float32)
     narrowest = min(grad.element_size(), x.element_size())
-    launch = _flat_launch(True, x.numel(), narrowest, grad.dtype, approximate, *layout[1:])
+    launch = _flat_launch(True, x.numel(), narrowest, approximate, *layout[1:])
     launch(x, dx, du, grad, x, layout.tensor)
     return dx, None if wanted_bias is None or du is None else sum_to_bias(du, wanted_bias)
 
@@ -105,8 +104,8 @@ def _columns_backward(
     """Write dx, unless it is None, and return the gradient of a bias (H,)."""
     narrowest = min(grad.element_size(), x.element_size())
     n_rows = x.numel() // layout.columns
-    launch, columns = _columns_launch(n_rows, narrowest, grad.dtype, approximate, layout.unit, layout.sizes[0])
-    dbias, sums = allocate_sums(columns, bias, compute_dtype(grad.dtype))
+    launch, columns = _columns_launch(n_rows, narrowest, approximate, layout.unit, layout.sizes[0])
+    dbias, sums = allocate_sums(columns, bias)
     launch(x, dx, sums, grad, x, layout.tensor)
     if sums is not dbias:
         add_sums(dbias, sums)
@@ -115,7 +114,7 @@ def _columns_backward(
 
 @cached_by_layout
 def _flat_launch(
-    backward: bool, n: int, narrowest: int, dtype: torch.dtype, approximate: str, kind: str, bias_unit: int,
+    backward: bool, n: int, narrowest: int, approximate: str, kind: str, bias_unit: int,
     sizes: tuple[int, ...],
 ) -> Launch:  # fmt: skip
     """Return the launch of ``_forward`` or ``_backward_flat`` for n elements.
@@ -127,20 +126,18 @@ def _flat_launch(
     constants = {
         "TANH": approximate == "tanh", "KIND": kind_in_tiles(kind, sizes[0] * bias_unit, setting.block),
         "UNIT": bias_unit, "UNIT_N": unit_n, "NARROW": n < 2**31, "EVEN": n % setting.block == 0,
-        "BLOCK": setting.block, "WIDE": compute_type(dtype),
+        "BLOCK": setting.block,
     }  # fmt: skip
     return Launch(kernel, (ceil_div(n, setting.block),), (n // unit_n, *sizes), constants, setting.warps)
 
 
 @cached_by_layout
-def _columns_launch(
-    n_rows: int, narrowest: int, dtype: torch.dtype, approximate: str, bias_unit: int, size: int
-) -> tuple[Launch, Columns]:
+def _columns_launch(n_rows: int, narrowest: int, approximate: str, bias_unit: int, size: int) -> tuple[Launch, Columns]:
     """Return the launch of ``_backward_columns`` for (n_rows, size * bias_unit), and the setting of its sums."""
     columns = share_columns(n_rows, size * bias_unit, narrowest)
     constants = {
         "TANH": approximate == "tanh", "UNIT": bias_unit, "STEPS": columns.steps, "ROWS": columns.rows,
-        "COLS": columns.cols, "EVEN": columns.are_even(n_rows, size * bias_unit), "WIDE": compute_type(dtype),
+        "COLS": columns.cols, "EVEN": columns.are_even(n_rows, size * bias_unit),
     }  # fmt: skip
     # in bfloat16 an H200 has 89 % of the speed of a copy; with no tile read ahead 83, with twice the warps 78
     warps = max(columns.warps // 2, 1)
@@ -151,35 +148,35 @@ def _columns_launch(
 # Triton does not specialise on any integer here: UNIT and UNIT_N give the compiler the alignment.
 
 
-@profiled(do_not_specialize=["n", "size", "inner", "wrap", "outer", "step"])
+@profiled(do_not_specialize=["n", "size", "multiplier", "shift"])
 def _forward(
-    y_ptr, x_ptr, bias_ptr, n, size, inner, wrap, outer, step,
+    y_ptr, x_ptr, bias_ptr, n, size, multiplier, shift,
     TANH: tl.constexpr, KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, NARROW: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK elements. Grid (cdiv(n * UNIT_N, BLOCK),).
 
-    y_ptr, x_ptr: (n * UNIT_N,). bias_ptr and from ``size`` to ``step``: see ``bias_at``.
+    y_ptr, x_ptr: (n * UNIT_N,). bias_ptr and from ``size`` to ``shift``: see ``bias_at``.
     """
     base, at, inside = flat_tile(n, UNIT_N, BLOCK, EVEN)
-    u = widened(tl.load(x_ptr + base + at, mask=inside, other=0.0), WIDE)
+    u = read(x_ptr + base + at, inside)
     if KIND != "none":
-        u += widened(bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT, NARROW), WIDE)
+        u += widened(bias_at(bias_ptr, base, at, inside, size, multiplier, shift, KIND, UNIT, NARROW))
     tl.store(y_ptr + base + at, rounded(gelu(u, TANH), y_ptr), mask=inside)
 
 
-@profiled(do_not_specialize=["n", "size", "inner", "wrap", "outer", "step"])
+@profiled(do_not_specialize=["n", "size", "multiplier", "shift"])
 def _backward_flat(
-    dx_ptr, du_ptr, grad_ptr, x_ptr, bias_ptr, n, size, inner, wrap, outer, step,
+    dx_ptr, du_ptr, grad_ptr, x_ptr, bias_ptr, n, size, multiplier, shift,
     TANH: tl.constexpr, KIND: tl.constexpr, UNIT: tl.constexpr, UNIT_N: tl.constexpr, NARROW: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write BLOCK elements of the gradient to dx_ptr and du_ptr. Each can be None. Other arguments as in _forward."""
     base, at, inside = flat_tile(n, UNIT_N, BLOCK, EVEN)
-    u = widened(tl.load(x_ptr + base + at, mask=inside, other=0.0), WIDE)
+    u = read(x_ptr + base + at, inside)
     if KIND != "none":
-        u += widened(bias_at(bias_ptr, base, at, inside, size, inner, wrap, outer, step, KIND, UNIT, NARROW), WIDE)
-    du = widened(tl.load(grad_ptr + base + at, mask=inside, other=0.0), WIDE) * gelu_slope(u, TANH)
+        u += widened(bias_at(bias_ptr, base, at, inside, size, multiplier, shift, KIND, UNIT, NARROW))
+    du = read(grad_ptr + base + at, inside) * gelu_slope(u, TANH)
     if dx_ptr is not None:
         tl.store(dx_ptr + base + at, rounded(du, dx_ptr), mask=inside)
     if du_ptr is not None:
@@ -190,7 +187,7 @@ def _backward_flat(
 def _backward_columns(
     dx_ptr, sums_ptr, grad_ptr, x_ptr, bias_ptr, n_rows, size,
     TANH: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     """Write and sum COLS columns of STEPS * ROWS rows. Grid (cdiv(H, COLS), parts), H = size * UNIT.
 
@@ -198,8 +195,8 @@ def _backward_columns(
     bias_ptr: (H,).
     """
     col = tl.program_id(0).to(tl.int64) * COLS + tl.arange(0, COLS)
-    bias = widened(tl.load(bias_ptr + col, mask=col < size.to(tl.int64) * UNIT, other=0.0), WIDE)[None, :]
-    sums = tl.zeros([ROWS, COLS], dtype=WIDE)  # each lane adds up its own elements; one reduction at the end
+    bias = read(bias_ptr + col, col < size.to(tl.int64) * UNIT)[None, :]
+    sums = tl.zeros([ROWS, COLS], dtype=tl.float32)  # each lane adds up its own elements; one reduction at the end
     at, inside, _ = column_tile(0, n_rows, size, UNIT, STEPS, ROWS, COLS, EVEN)
     next_x = tl.load(x_ptr + at, mask=inside, other=0.0)
     next_grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
@@ -211,7 +208,7 @@ def _backward_columns(
         there = there & (step + 1 < STEPS)
         next_x = tl.load(x_ptr + then, mask=there, other=0.0)
         next_grad = tl.load(grad_ptr + then, mask=there, other=0.0)
-        du = widened(grad, WIDE) * gelu_slope(widened(x, WIDE) + bias, TANH)
+        du = widened(grad) * gelu_slope(widened(x) + bias, TANH)
         if dx_ptr is not None:
             tl.store(dx_ptr + at, rounded(du, dx_ptr), mask=inside)
         sums += du
@@ -223,12 +220,10 @@ def _backward_columns(
 
 @triton.jit
 def gelu(u, TANH: tl.constexpr):
-    """Compute GELU of u, float32 or float64."""
+    """Compute GELU of u, float32."""
     if TANH:
         # exp2 overflows left of -10, where the result is 0 too
         return u * reciprocal(1.0 + tl.exp2(-_exponent(u, u * u)))
-    if u.dtype == tl.float64:
-        return 0.5 * u * (1.0 + tl.erf(0.7071067811865476 * u))
     ratio, e = _tail(u)
     tail = ratio * e
     return u * tl.where(u > 0, 1.0 - tail, tail)
@@ -246,9 +241,6 @@ def gelu_slope(u, TANH: tl.constexpr):
         # The derivative of 2z is 2 * sqrt(2 / pi) * (1 + 3 * 0.044715 * u * u), that of the logistic function is
         # e * r * r. u * e is computed first: it becomes 0 long before u**3 overflows.
         return tl.where(t > 0, r, er) + (u * (er * r)) * (1.5957691216057308 + 0.21406444881780076 * square)
-    if u.dtype == tl.float64:
-        cdf = 0.5 + 0.5 * tl.erf(0.7071067811865476 * u)
-        return cdf + u * (0.3989422804014327 * tl.exp2(-0.7213475204444817 * u * u))
     ratio, e = _tail(u)
     left = e * (ratio - 0.3989422804014327 * tl.abs(u))  # the derivative at -|u|
     return tl.where(u > 0, 1.0 - left, left)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from fusedops.constraints import Dim, DType
+from fusedops.constraints import Capability, Constraint, Dim, DType
 
 #: The longest row of kernels that count columns in 32 bits. The last block may end up to 2**16 columns behind the row.
 LONGEST_ROW = 2**31 - 2**16
 
 
-def factors(*names: str) -> tuple[DType, ...]:
-    """Return the constraints on the tensors of a product: Triton 3.6 ends in an assertion for float64 and float16."""
-    return tuple(DType(name, torch.float16, torch.bfloat16, torch.float32) for name in names)
+def supported(*names: str) -> tuple[Constraint, ...]:
+    """Return the constraints of every kernel, on the tensors whose dtypes decide in which dtype a call is computed.
+
+    The kernels compute in float32. Those of torch serve float64, for which a GPU has 1/2 to 1/64 of the arithmetic, and
+    in whose products Triton 3.6 ends in an assertion. Triton supports NVIDIA GPUs from Ampere on.
+    """
+    return (
+        Capability(names[0], (8, 0)),
+        *(DType(name, torch.float16, torch.bfloat16, torch.float32) for name in names),
+    )
 
 
 def row_length(name: str, dim: int = -1) -> Dim:

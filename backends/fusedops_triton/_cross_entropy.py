@@ -8,7 +8,7 @@
 
 Common to all kernels:
 
-- The arithmetic is float32, float64 for float64. The loss of a row is computed as (maximum - logit of the target) +
+- The arithmetic is float32. The loss of a row is computed as (maximum - logit of the target) +
   log(sum), which has no cancellation where the loss is small.
 - The logits of ignored rows are not read, but for short rows in the forward. The loss of a row with a target out of
   range is NaN, and so is its gradient: no one waits for the device to raise.
@@ -34,11 +34,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype
 from fusedops.ops.losses.formulas import LossOptions
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_type, exp, scalar, widened
-from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._common import exp, read, read_evicting, scalar, widened
+from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._logits import added, capped, slope
 from fusedops_triton._loss_settings import loss_gradient_plan, loss_group, loss_plan
 from fusedops_triton._profiled import profiled
@@ -47,10 +46,10 @@ from fusedops_triton._settings import ceil_div, warps_for
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
-def _scalars(options: LossOptions, dtype: torch.dtype) -> tuple[float | int, ...]:
+def _scalars(options: LossOptions) -> tuple[float | int, ...]:
     """Return ignore_index, label_smoothing, z_loss and softcap as kernel arguments."""
     numbers = (options.label_smoothing, options.z_loss, 1.0 if options.softcap is None else options.softcap)
-    return (options.ignore_index, *(scalar_for(number, dtype) for number in numbers))
+    return (options.ignore_index, *(float(number) for number in numbers))
 
 
 def cross_entropy_forward(
@@ -59,16 +58,15 @@ def cross_entropy_forward(
     """Compute the loss.
 
     Args:
-        logits: (..., V), float16, bfloat16, float32 or float64, any strides.
+        logits: (..., V), float16, bfloat16 or float32, any strides.
         target: (...), int64, any strides.
         options: the other arguments of the op.
         save: True also returns lse.
 
     Returns:
-        The loss: () or, for the reduction "none", (...); lse (...), or None. float32, or float64 for float64.
+        The loss: () or, for the reduction "none", (...); lse (...), or None. float32.
     """
-    wide = compute_dtype(logits.dtype)
-    rows = torch.empty(target.shape, dtype=wide, device=logits.device)
+    rows = torch.empty(target.shape, dtype=torch.float32, device=logits.device)
     lse = torch.empty_like(rows) if save else None
     target = target.resolve_neg().contiguous()
     if rows.numel():
@@ -76,12 +74,12 @@ def cross_entropy_forward(
         launch = _forward_launch(
             logits.shape, logits.stride(), logits.dtype, options.label_smoothing != 0, options.softcap is not None
         )
-        launch(rows, rows, lse, logits, target, *_scalars(options, logits.dtype))
+        launch(rows, rows, lse, logits, target, *_scalars(options))
     if options.reduction == "none":
         return rows, lse
-    total = torch.empty((), dtype=wide, device=logits.device)
+    total = torch.empty((), dtype=torch.float32, device=logits.device)
     mean = options.reduction == "mean"
-    launch = _sum_launch(target.numel(), wide, mean)
+    launch = _sum_launch(target.numel(), mean)
     divisor = options.denominator.resolve_neg() if mean and options.denominator is not None else None
     launch(total, total, rows, target, divisor, options.ignore_index)
     return total, lse
@@ -104,14 +102,14 @@ def cross_entropy_backward(grad: Tensor, logits: Tensor, lse: Tensor, target: Te
     divisor = options.denominator if options.reduction == "mean" else None
     if options.reduction == "mean" and divisor is None:
         divisor = torch.empty((), dtype=lse.dtype, device=lse.device)
-        _sum_launch(target.numel(), lse.dtype, True)(divisor, divisor, None, target, None, options.ignore_index)
+        _sum_launch(target.numel(), True)(divisor, divisor, None, target, None, options.ignore_index)
     launch = _backward_launch(
         logits.shape, logits.stride(), logits.dtype, options.reduction == "none", options.label_smoothing != 0,
         options.softcap is not None,
     )  # fmt: skip
     grad, lse = grad.resolve_neg().contiguous(), lse.resolve_neg().contiguous()
     divisor = None if divisor is None else divisor.resolve_neg()
-    launch(dx, dx, grad, divisor, logits, lse, target, *_scalars(options, logits.dtype))
+    launch(dx, dx, grad, divisor, logits, lse, target, *_scalars(options))
     return dx
 
 
@@ -125,7 +123,7 @@ def _forward_launch(shape: _Ints, strides: _Ints, dtype: torch.dtype, smooth: bo
     constants = {
         "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
         "ROWS": setting.rows, "SHORT": setting.on_chip, "BLOCK": setting.block,
-        "GROUP": loss_group(setting, dtype.itemsize), "WIDE": compute_type(dtype),
+        "GROUP": loss_group(setting, dtype.itemsize),
     }  # fmt: skip
     grid = (ceil_div(math.prod(shape[:-1]), setting.rows),)
     return Launch(_forward, grid, sizes, constants, setting.warps)
@@ -139,17 +137,17 @@ def _backward_launch(
     setting = loss_gradient_plan(shape[-1], dtype.itemsize)
     constants = {
         "PER_ROW": per_row, "SMOOTH": smooth, "CAP": cap, "UNIT": aligned, "FLAT": sizes[1] == sizes[0],
-        "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_type(dtype),
+        "ROWS": setting.rows, "BLOCK": setting.block,
     }  # fmt: skip
     grid = (ceil_div(math.prod(shape[:-1]), setting.rows) * ceil_div(shape[-1], setting.block),)
     return Launch(_backward, grid, sizes, constants, setting.warps)
 
 
 @cached_by_layout
-def _sum_launch(n_rows: int, wide: torch.dtype, mean: bool) -> Launch:
+def _sum_launch(n_rows: int, mean: bool) -> Launch:
     # one program: of many rows, each thread has several on the way
     block, per_thread = (1024, 8) if n_rows <= 1024 else (4096, 4)
-    constants = {"MEAN": mean, "BLOCK": block, "WIDE": compute_type(wide)}
+    constants = {"MEAN": mean, "BLOCK": block}
     return Launch(_sum_rows, (1,), (n_rows,), constants, warps_for(block, per_thread))
 
 
@@ -203,7 +201,7 @@ def _forward(
     loss_ptr, lse_ptr, x_ptr, target_ptr, ignore_index, label_smoothing, z_loss, softcap,
     n_rows, inner, stride_inner, stride_outer, size,
     SMOOTH: tl.constexpr, CAP: tl.constexpr, UNIT: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr,
-    SHORT: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
+    SHORT: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Compute the loss and lse of ROWS rows. Grid (cdiv(n_rows, ROWS),); V = size * UNIT. SHORT: V <= BLOCK.
 
@@ -218,9 +216,9 @@ def _forward(
     known = counts & (target >= 0) & (target < columns)
     offset = _row_offset(row, inner, stride_inner, stride_outer, UNIT, FLAT)
     x_row = x_ptr + offset
-    wanted = widened(tl.load(x_row + target, mask=known, other=0.0), WIDE)  # arrives while the row is read
+    wanted = read(x_row + target, known)  # arrives while the row is read
     if CAP:
-        wanted = capped(wanted, softcap, WIDE)
+        wanted = capped(wanted, softcap)
     stop = columns
     if not SHORT:  # ROWS is 1: nothing to read of an ignored row
         stop = tl.where(tl.sum(counts.to(tl.int32), axis=0) > 0, columns, 0)
@@ -228,9 +226,9 @@ def _forward(
     # `total` is the sum of exp(z - top), `top` the maximum so far, for every GROUP columns of a block: a thread has
     # those of the columns that it reads, and no thread waits for another before the end
     GROUPS: tl.constexpr = BLOCK // GROUP
-    top = tl.full([ROWS, GROUPS], float("-inf"), WIDE)
-    total = tl.full([ROWS, GROUPS], 0.0, WIDE)
-    sums = tl.full([ROWS, GROUPS], 0.0, WIDE)
+    top = tl.full([ROWS, GROUPS], float("-inf"), tl.float32)
+    total = tl.full([ROWS, GROUPS], 0.0, tl.float32)
+    sums = tl.full([ROWS, GROUPS], 0.0, tl.float32)
     from_row = x_row
     APART: tl.constexpr = GROUP < BLOCK and UNIT < GROUP  # ROWS is 1
     if APART:
@@ -241,19 +239,19 @@ def _forward(
         at = tl.arange(0, 2 * GROUP)
         edge = tl.where(at < GROUP, at, lead + between + at - GROUP)
         on_edge = (edge < tl.where(at < GROUP, lead, stop))[None, :] & counts[:, None]
-        z_edge = _logits(x_row[:, None] + edge[None, :], on_edge, softcap, CAP, WIDE, True)
+        z_edge = _logits(x_row[:, None] + edge[None, :], on_edge, softcap, CAP, True)
         stop = tl.multiple_of(between, GROUP)
     whole = 0  # columns that are read without masks
     if not SHORT:
         whole = tl.maximum(stop - 1, 0) // BLOCK * BLOCK
         for start in range(0, whole, BLOCK):
             col = start + tl.arange(0, BLOCK)
-            z = _logits(from_row[:, None] + col[None, :], None, softcap, CAP, WIDE, False)
+            z = _logits(from_row[:, None] + col[None, :], None, softcap, CAP, False)
             top, total, sums = added(top, total, sums, z, z, SMOOTH, GROUP)
     col = whole + tl.arange(0, BLOCK)
     # short rows do not wait for their target: those that are ignored are read too
     inside = (exists if SHORT else counts)[:, None] & (col < stop)[None, :]
-    z = _logits(from_row[:, None] + col[None, :], inside, softcap, CAP, WIDE, True)
+    z = _logits(from_row[:, None] + col[None, :], inside, softcap, CAP, True)
     top, total, sums = added(top, total, sums, z, tl.where(inside, z, 0.0) if SMOOTH else z, SMOOTH, GROUP)
     highest = tl.max(top, axis=1)
     if APART:
@@ -275,9 +273,9 @@ def _forward(
     lse = top + rest
     loss = (top - wanted) + rest
     if SMOOTH:
-        smoothing = scalar(label_smoothing, WIDE)
-        loss = (1.0 - smoothing) * loss + smoothing * ((top - sums / columns.to(WIDE)) + rest)
-    weight = scalar(z_loss, WIDE)
+        smoothing = scalar(label_smoothing)
+        loss = (1.0 - smoothing) * loss + smoothing * ((top - sums / columns.to(tl.float32)) + rest)
+    weight = scalar(z_loss)
     loss += tl.where(weight == 0.0, 0.0, weight * lse * lse)
     loss = tl.where(known, loss, float("nan"))
     tl.store(loss_ptr + row, tl.where(counts, loss, 0.0), mask=exists)
@@ -288,14 +286,14 @@ def _forward(
 @profiled(do_not_specialize=["ignore_index", "n_rows"])
 def _sum_rows(
     out_ptr, loss_ptr, target_ptr, denominator_ptr, ignore_index, n_rows,
-    MEAN: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    MEAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute the sum of the losses, divided by the denominator or the number of rows that count if MEAN. Grid (1,).
 
     out_ptr: (). loss_ptr: (n_rows,), or None: compute what "mean" divides by. target_ptr: (n_rows,).
     denominator_ptr: (), or None.
     """
-    sums = tl.zeros([BLOCK], dtype=WIDE)
+    sums = tl.zeros([BLOCK], dtype=tl.float32)
     counts = tl.zeros([BLOCK], dtype=tl.int32)
     for start in range(0, n_rows, BLOCK):
         row = start + tl.arange(0, BLOCK).to(tl.int64)
@@ -307,9 +305,9 @@ def _sum_rows(
     result = tl.sum(sums, axis=0)
     if MEAN:
         if denominator_ptr is None:
-            divisor = tl.maximum(tl.sum(counts.to(tl.int64), axis=0), 1).to(WIDE)
+            divisor = tl.maximum(tl.sum(counts.to(tl.int64), axis=0), 1).to(tl.float32)
         else:
-            divisor = tl.load(denominator_ptr).to(WIDE)
+            divisor = tl.load(denominator_ptr).to(tl.float32)
         result = divisor if loss_ptr is None else result / divisor
     tl.store(out_ptr, result)
 
@@ -319,7 +317,7 @@ def _backward(
     dx_ptr, grad_ptr, divisor_ptr, x_ptr, lse_ptr, target_ptr, ignore_index, label_smoothing, z_loss, softcap,
     n_rows, inner, stride_inner, stride_outer, size,
     PER_ROW: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr, UNIT: tl.constexpr, FLAT: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK columns of ROWS rows of the gradient. Grid (cdiv(n_rows, ROWS) * cdiv(V, BLOCK),); V = size * UNIT.
 
@@ -337,26 +335,26 @@ def _backward(
     lse = tl.load(lse_ptr + row, mask=counts, other=0.0)
     scale = tl.load(grad_ptr + row * PER_ROW, mask=counts, other=0.0)
     if divisor_ptr is not None:
-        scale = scale / tl.load(divisor_ptr).to(WIDE)
+        scale = scale / tl.load(divisor_ptr).to(tl.float32)
     # 0 in an ignored row, whose logits are read as 0: so is its gradient, without a comparison for each element
     scale = tl.where(counts, scale, 0.0)
     scale = tl.where(counts & ((target < 0) | (target >= columns)), float("nan"), scale)
 
     inside = (col < columns)[None, :] & counts[:, None]
     x_row = x_ptr + _row_offset(row, inner, stride_inner, stride_outer, UNIT, FLAT)
-    x = widened(tl.load(x_row[:, None] + col[None, :], mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
-    z = capped(x, softcap, WIDE) if CAP else x
-    factor = scale * (1.0 + 2.0 * (scalar(z_loss, WIDE) * lse))
+    x = read_evicting(x_row[:, None] + col[None, :], inside, "evict_first")
+    z = capped(x, softcap) if CAP else x
+    factor = scale * (1.0 + 2.0 * (scalar(z_loss) * lse))
     dz = exp(z - lse[:, None]) * factor[:, None]
     hit = scale
     if SMOOTH:
-        smoothing = scalar(label_smoothing, WIDE)
-        dz -= (scale * (smoothing / columns.to(WIDE)))[:, None]
+        smoothing = scalar(label_smoothing)
+        dz -= (scale * (smoothing / columns.to(tl.float32)))[:, None]
         hit = scale * (1.0 - smoothing)
     first = (program % blocks) * BLOCK
     if tl.max(((target >= first) & (target < first + BLOCK)).to(tl.int32), axis=0) != 0:  # one block of many
         dz = tl.where(col[None, :] == target[:, None], dz - hit[:, None], dz)
-    dx = dz * slope(z, softcap, WIDE) if CAP else dz
+    dx = dz * slope(z, softcap) if CAP else dz
     out = row[:, None] * (size.to(tl.int64) * UNIT) + col[None, :]
     tl.store(dx_ptr + out, rounded(dx, dx_ptr), mask=(col < columns)[None, :] & exists[:, None])
 
@@ -365,14 +363,14 @@ def _backward(
 
 
 @triton.jit
-def _logits(pointers, inside, softcap, CAP: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
+def _logits(pointers, inside, softcap, CAP: tl.constexpr, MASKED: tl.constexpr):
     """Return logits, capped; -inf where not ``inside``."""
     if not MASKED:
-        z = widened(tl.load(pointers, eviction_policy="evict_first"), WIDE)
+        z = widened(tl.load(pointers, eviction_policy="evict_first"))
     else:
-        z = widened(tl.load(pointers, mask=inside, other=float("-inf"), eviction_policy="evict_first"), WIDE)
+        z = widened(tl.load(pointers, mask=inside, other=float("-inf"), eviction_policy="evict_first"))
     if CAP:
-        z = capped(z, softcap, WIDE)
+        z = capped(z, softcap)
         if MASKED:
             z = tl.where(inside, z, float("-inf"))
     return z

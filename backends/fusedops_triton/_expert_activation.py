@@ -6,7 +6,7 @@
     backward    A program computes whole rows: the activation again, the gradient of the up-projections, and the
                 gradient of the weight of each row, which is a sum over it.
 
-All arithmetic is in float32, in float64 for float64, and rounded once. Gate and up are the halves of a row, or its
+All arithmetic is in float32, and rounded once. Gate and up are the halves of a row, or its
 even and odd elements.
 """
 
@@ -19,17 +19,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fusedops.ops.experts.formulas import Activation
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_type, scalar, widened
+from fusedops_triton._common import read, scalar, widened
 from fusedops_triton._expert_rows import Route
 from fusedops_triton._gated import activated, gradients
-from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
 
@@ -44,25 +43,22 @@ class _Kind(NamedTuple):
 
     function: str
     layout: str  # "halves", "pairs", or "gate": there is no up
-    wide: torch.dtype  # of the arithmetic
 
 
-def _kind(act: Activation, wide: torch.dtype) -> tuple[_Kind, tuple[float | int, ...]]:
+def _kind(act: Activation) -> tuple[_Kind, tuple[float, ...]]:
     """Return the constexprs of an activation, and its numbers."""
     layout = ("pairs" if act.interleaved else "halves") if act.gated else "gate"
     function, numbers = _FUNCTIONS[act.name], (0.0, 1.0, 0.0)
     if act.name == "swiglu":
         function = "swish" if act.limit is None else "clamped"
         numbers = (act.limit or 0.0, act.alpha, act.offset)
-    return _Kind(function, layout, wide), tuple([scalar_for(number, wide) for number in numbers])
+    return _Kind(function, layout), tuple([float(number) for number in numbers])
 
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
-def activation_forward(
-    h: Tensor, bias: Tensor | None, of: Route, act: Activation, save: bool, wide: torch.dtype
-) -> Tensor:
+def activation_forward(h: Tensor, bias: Tensor | None, of: Route, act: Activation, save: bool) -> Tensor:
     """Return the activation of ``h + bias``, (S, I), the dtype of h.
 
     Args:
@@ -71,9 +67,8 @@ def activation_forward(
         of: the route.
         act: the activation.
         save: True writes h.
-        wide: the dtype of the arithmetic.
     """
-    kind, numbers = _kind(act, wide)
+    kind, numbers = _kind(act)
     a = h.new_empty((h.shape[0], h.shape[1] // 2 if act.gated else h.shape[1]))
     if a.numel():
         launch = _forward_launch(*a.shape, of.ends.shape[0], a.element_size(), kind, save)
@@ -90,7 +85,6 @@ def _forward_launch(n_rows: int, size: int, experts: int, element_size: int, kin
     unit_i = unit(size)
     constants = {
         "KIND": kind.function, "LAYOUT": kind.layout, "SAVE": save, "UNIT": unit_i, "ROWS": rows, "COLS": cols,
-        "WIDE": compute_type(kind.wide),
     }  # fmt: skip
     grid = (ceil_div(size, cols) * ceil_div(n_rows, rows),)
     return Launch(_forward, grid, (n_rows, experts, size // unit_i), constants, warps_for(rows * cols, per_thread))
@@ -113,7 +107,6 @@ def activation_backward(
     of: Route,
     act: Activation,
     wanted: tuple[bool, bool, bool],
-    wide: torch.dtype,
 ) -> Gradients:
     """Compute the gradients of h and of the weights of the rows, and the activation again.
 
@@ -127,9 +120,8 @@ def activation_backward(
         of: the route.
         act: the activation.
         wanted: the results to compute.
-        wide: the dtype of the arithmetic.
     """
-    kind, numbers = _kind(act, wide)
+    kind, numbers = _kind(act)
     size = h.shape[1] // 2 if act.gated else h.shape[1]
     dh, a = h.new_empty(h.shape) if wanted[0] else None, h.new_empty((h.shape[0], size)) if wanted[1] else None
     dweights = weights.new_empty(weights.shape) if wanted[2] else None
@@ -150,7 +142,6 @@ def _backward_launch(n_rows: int, size: int, experts: int, width: int, element_s
     unit_i, unit_h = unit(size) or 1, unit(width) or 1
     constants = {
         "KIND": kind.function, "LAYOUT": kind.layout, "UNIT": unit_i, "UNIT_H": unit_h, "ROWS": rows, "COLS": cols,
-        "WIDE": compute_type(kind.wide),
     }  # fmt: skip
     sizes = (n_rows, experts, size // unit_i, width // unit_h)
     return Launch(_backward, (ceil_div(n_rows, rows),), sizes, constants, warps_for(rows * cols, per_thread))
@@ -163,7 +154,7 @@ def _backward_launch(n_rows: int, size: int, experts: int, width: int, element_s
 def _forward(
     a_ptr, h_ptr, bias_ptr, group_ptr, limit, alpha, offset, n_rows, experts, size,
     KIND: tl.constexpr, LAYOUT: tl.constexpr, SAVE: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, WIDE: tl.constexpr,
+    COLS: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS * COLS elements. Grid (cdiv(I, COLS) * cdiv(n_rows, ROWS),), I = size * UNIT."""
     columns = size.to(tl.int64) * UNIT
@@ -173,9 +164,9 @@ def _forward(
     first = (program % tiles).to(tl.int64) * COLS
     e = tl.load(group_ptr + row, row < n_rows, experts)
     known, there = e < experts, row < n_rows
-    gate, up = _read(h_ptr, row, known, first, columns, LAYOUT, COLS, WIDE)
+    gate, up = _read(h_ptr, row, known, first, columns, LAYOUT, COLS)
     if bias_ptr is not None:
-        gate_bias, up_bias = _read(bias_ptr, e.to(tl.int64), known, first, columns, LAYOUT, COLS, WIDE)
+        gate_bias, up_bias = _read(bias_ptr, e.to(tl.int64), known, first, columns, LAYOUT, COLS)
         gate += gate_bias
         if LAYOUT != "gate":
             up += up_bias
@@ -183,7 +174,7 @@ def _forward(
         if bias_ptr is None:
             there = there & ~known
         _write(h_ptr, gate, up, row, there, first, columns, LAYOUT, COLS)
-    a = _activated(gate, up, limit, alpha, offset, KIND, WIDE)
+    a = _activated(gate, up, limit, alpha, offset, KIND)
     col = first + tl.arange(0, COLS)
     inside = known[:, None] & (col < columns)[None, :]
     tl.store(a_ptr + row[:, None] * columns + col[None, :], rounded(a, a_ptr), inside)
@@ -194,7 +185,7 @@ def _backward(
     dh_ptr, a_ptr, dweights_ptr, da_ptr, h_ptr, grad_ptr, bias_ptr, weights_ptr, order_ptr, group_ptr,
     limit, alpha, offset, n_rows, experts, size, width,
     KIND: tl.constexpr, LAYOUT: tl.constexpr, UNIT: tl.constexpr, UNIT_H: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, WIDE: tl.constexpr,
+    COLS: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS rows. Grid (cdiv(n_rows, ROWS),). I = size * UNIT, H = width * UNIT_H."""
     columns = size.to(tl.int64) * UNIT
@@ -202,22 +193,22 @@ def _backward(
     routed = tl.load(order_ptr + row, row < n_rows, 0)
     e = tl.load(group_ptr + row, row < n_rows, experts)
     known = e < experts
-    weight = tl.load(weights_ptr + routed, known, 0.0).to(WIDE)
-    total = tl.zeros((ROWS, COLS), WIDE)
+    weight = tl.load(weights_ptr + routed, known, 0.0).to(tl.float32)
+    total = tl.zeros((ROWS, COLS), tl.float32)
     for first in range(0, size * UNIT, COLS):
-        gate, up = _read(h_ptr, row, known, first, columns, LAYOUT, COLS, WIDE)
+        gate, up = _read(h_ptr, row, known, first, columns, LAYOUT, COLS)
         col = first + tl.arange(0, COLS)
         inside = known[:, None] & (col < columns)[None, :]
         at = row[:, None] * columns + col[None, :]
         if a_ptr is not None or dweights_ptr is not None:
-            a = _activated(gate, up, limit, alpha, offset, KIND, WIDE)
+            a = _activated(gate, up, limit, alpha, offset, KIND)
             if a_ptr is not None:
                 tl.store(a_ptr + at, rounded(a, a_ptr), inside)
             if dweights_ptr is not None:
-                total += tl.where(inside, a * widened(tl.load(da_ptr + at, inside, 0.0), WIDE), 0.0)
+                total += tl.where(inside, a * read(da_ptr + at, inside), 0.0)
         if dh_ptr is not None:
-            da = widened(tl.load(da_ptr + at, inside, 0.0), WIDE) * weight[:, None]
-            dgate, dup = _gradients(da, gate, up, limit, alpha, offset, KIND, WIDE)
+            da = read(da_ptr + at, inside) * weight[:, None]
+            dgate, dup = _gradients(da, gate, up, limit, alpha, offset, KIND)
             _write(dh_ptr, dgate, dup, row, known, first, columns, LAYOUT, COLS)
     if dweights_ptr is not None:
         if bias_ptr is not None:
@@ -225,9 +216,9 @@ def _backward(
             for first in range(0, width * UNIT_H, COLS):
                 col = first + tl.arange(0, COLS)
                 inside = known[:, None] & (col < wide)[None, :]
-                grad = widened(tl.load(grad_ptr + row[:, None] * wide + col[None, :], inside, 0.0), WIDE)
+                grad = read(grad_ptr + row[:, None] * wide + col[None, :], inside)
                 bias = tl.load(bias_ptr + e.to(tl.int64)[:, None] * wide + col[None, :], inside, 0.0)
-                total += tl.where(inside, grad * widened(bias, WIDE), 0.0)
+                total += tl.where(inside, grad * widened(bias), 0.0)
         tl.store(dweights_ptr + routed, rounded(tl.sum(total, 1), dweights_ptr), row < n_rows)
 
 
@@ -235,21 +226,21 @@ def _backward(
 
 
 @triton.jit
-def _read(ptr, row, known, first, columns, LAYOUT: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):
+def _read(ptr, row, known, first, columns, LAYOUT: tl.constexpr, COLS: tl.constexpr):
     """Return gate and up of some rows from column ``first`` on, float32; 0 for rows that are not known."""
     if LAYOUT == "pairs":
         both = 2 * first + tl.arange(0, 2 * COLS)
         inside = known[:, None] & (both < 2 * columns)[None, :]
-        packed = widened(tl.load(ptr + row[:, None] * (2 * columns) + both[None, :], inside, 0.0), WIDE)
+        packed = read(ptr + row[:, None] * (2 * columns) + both[None, :], inside)
         return tl.split(tl.reshape(packed, [packed.shape[0], COLS, 2]))
     col = first + tl.arange(0, COLS)
     inside = known[:, None] & (col < columns)[None, :]
     if LAYOUT == "gate":
-        gate = widened(tl.load(ptr + row[:, None] * columns + col[None, :], inside, 0.0), WIDE)
-        return gate, tl.full(gate.shape, 1.0, WIDE)
+        gate = read(ptr + row[:, None] * columns + col[None, :], inside)
+        return gate, tl.full(gate.shape, 1.0, tl.float32)
     at = row[:, None] * (2 * columns) + col[None, :]
-    gate = widened(tl.load(ptr + at, inside, 0.0), WIDE)
-    return gate, widened(tl.load(ptr + columns + at, inside, 0.0), WIDE)
+    gate = read(ptr + at, inside)
+    return gate, read(ptr + columns + at, inside)
 
 
 @triton.jit
@@ -272,20 +263,20 @@ def _write(ptr, gate, up, row, known, first, columns, LAYOUT: tl.constexpr, COLS
 
 
 @triton.jit
-def _activated(gate, up, limit, alpha, offset, KIND: tl.constexpr, WIDE: tl.constexpr):
+def _activated(gate, up, limit, alpha, offset, KIND: tl.constexpr):
     """Compute the activation."""
     if KIND == "relu" or KIND == "relu2":
         positive = tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
         return positive if KIND == "relu" else positive * positive
-    return activated(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+    return activated(gate, up, scalar(limit), scalar(alpha), scalar(offset), KIND)
 
 
 @triton.jit
-def _gradients(da, gate, up, limit, alpha, offset, KIND: tl.constexpr, WIDE: tl.constexpr):
+def _gradients(da, gate, up, limit, alpha, offset, KIND: tl.constexpr):
     """Compute the gradients of gate and up; the latter is without a meaning where there is no up."""
     if KIND == "relu" or KIND == "relu2":
         slope = tl.where(gate > 0, 1.0, 0.0)
         if KIND == "relu2":
             slope = 2.0 * tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
         return da * slope, da * slope
-    return gradients(da, gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+    return gradients(da, gate, up, scalar(limit), scalar(alpha), scalar(offset), KIND)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fusedops_triton import _settings
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_type, widened
+from fusedops_triton._common import read, widened
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
@@ -77,9 +77,7 @@ def _route_launches(n_rows: int, experts: int, blocks: int) -> tuple[Launch, Lau
     return first, second
 
 
-def spread(
-    x: Tensor, place: Tensor, weights: Tensor | None, plain: bool, wide: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
+def spread(x: Tensor, place: Tensor, weights: Tensor | None, plain: bool) -> tuple[Tensor | None, Tensor | None]:
     """Return the sorted rows of x (T, H), and the same times their weights, each (T * K, H) in the dtype of x.
 
     Args:
@@ -87,20 +85,17 @@ def spread(
         place: of the route.
         weights: (T, K), contiguous, or None: no weighted rows.
         plain: False leaves the first result out.
-        wide: the dtype of the arithmetic.
     """
     size = (place.numel(), x.shape[1])
     rows = x.new_empty(size) if plain else None
     weighted = None if weights is None else x.new_empty(size)
     if x.numel() and place.numel():
-        launch = _token_launch(_spread, *place.shape, x.shape[1], x.element_size(), wide)
+        launch = _token_launch(_spread, *place.shape, x.shape[1], x.element_size())
         launch(x, rows, weighted, x, place, weights)
     return rows, weighted
 
 
-def combine(
-    rows: Tensor, place: Tensor, weights: Tensor | None, bias: Tensor | None, index: Tensor, wide: torch.dtype
-) -> Tensor:
+def combine(rows: Tensor, place: Tensor, weights: Tensor | None, bias: Tensor | None, index: Tensor) -> Tensor:
     """Return the sum over the choices of each token of ``weights * (rows + bias)``, (T, H), the dtype of rows.
 
     Args:
@@ -109,17 +104,16 @@ def combine(
         weights: (T, K), contiguous, or None for 1.
         bias: (E, H), contiguous, or None.
         index: (T, K), contiguous.
-        wide: the dtype of the sum.
     """
     y = rows.new_empty((place.shape[0], rows.shape[1]))
     if y.numel():
-        launch = _token_launch(_combine, *place.shape, rows.shape[1], rows.element_size(), wide)
+        launch = _token_launch(_combine, *place.shape, rows.shape[1], rows.element_size())
         launch(y, y, rows, place, weights, bias, index)
     return y
 
 
 @cached_by_layout
-def _token_launch(kernel: Any, tokens: int, choices: int, size: int, element_size: int, wide: torch.dtype) -> Launch:
+def _token_launch(kernel: Any, tokens: int, choices: int, size: int, element_size: int) -> Launch:
     """Return the launch of ``_spread`` or ``_combine``: 16 bytes of a row for each thread."""
     per_thread = FLAT_PER_THREAD[element_size] // 2
     tile = per_thread * FLAT_THREADS
@@ -128,15 +122,12 @@ def _token_launch(kernel: Any, tokens: int, choices: int, size: int, element_siz
     unit_h = unit(size)
     constants = {
         "K": choices, "UNROLLED": choices <= _UNROLLED, "UNIT": unit_h, "ROWS": rows, "COLS": cols,
-        "WIDE": compute_type(wide),
     }  # fmt: skip
     grid = (ceil_div(size, cols) * ceil_div(tokens, rows),)
     return Launch(kernel, grid, (tokens, size // unit_h), constants, warps_for(rows * cols, per_thread))
 
 
-def sum_groups(
-    rows: Tensor, order: Tensor | None, ends: Tensor, weights: Tensor | None, like: Tensor, wide: torch.dtype
-) -> Tensor:
+def sum_groups(rows: Tensor, order: Tensor | None, ends: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
     """Return the sum of ``weights * rows`` over the rows of each expert, (E, H), the dtype of ``like``.
 
     Args:
@@ -145,19 +136,18 @@ def sum_groups(
         ends: (E,), int32.
         weights: (T, K), contiguous, or None for 1.
         like: (E, H).
-        wide: the dtype of the sums.
     """
     sums = torch.empty_like(like, memory_format=torch.contiguous_format)
     if sums.numel():
-        launch = _sums_launch(*sums.shape, wide)
+        launch = _sums_launch(*sums.shape)
         launch(sums, sums, rows, order, weights, ends)
     return sums
 
 
 @cached_by_layout
-def _sums_launch(experts: int, size: int, wide: torch.dtype) -> Launch:
+def _sums_launch(experts: int, size: int) -> Launch:
     tiles = ceil_div(size, _SUM_COLS)
-    constants = {"ROWS": _SUM_ROWS, "COLS": _SUM_COLS, "WIDE": compute_type(wide)}
+    constants = {"ROWS": _SUM_ROWS, "COLS": _SUM_COLS}
     return Launch(_sum_groups, (experts * tiles,), (size, tiles), constants, 4)
 
 
@@ -239,7 +229,6 @@ def _tile(size, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
 def _spread(
     rows_ptr, weighted_ptr, x_ptr, place_ptr, weights_ptr, tokens, size,
     K: tl.constexpr, UNROLLED: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Copy ROWS * COLS elements K times. Grid (cdiv(H, COLS) * cdiv(tokens, ROWS),), H = size * UNIT."""
     row, col, columns = _tile(size, UNIT, ROWS, COLS)
@@ -248,80 +237,79 @@ def _spread(
     x = tl.load(x_ptr + row[:, None] * columns + col[None, :], inside, 0.0)
     if UNROLLED:
         for k in tl.static_range(K):  # pyright: ignore[reportGeneralTypeIssues]
-            _copy(rows_ptr, weighted_ptr, x, place_ptr, weights_ptr, row * K + k, there, col, columns, WIDE)
+            _copy(rows_ptr, weighted_ptr, x, place_ptr, weights_ptr, row * K + k, there, col, columns)
     else:
         for k in range(K):
-            _copy(rows_ptr, weighted_ptr, x, place_ptr, weights_ptr, row * K + k, there, col, columns, WIDE)
+            _copy(rows_ptr, weighted_ptr, x, place_ptr, weights_ptr, row * K + k, there, col, columns)
 
 
 @triton.jit
-def _copy(rows_ptr, weighted_ptr, x, place_ptr, weights_ptr, choice, there, col, columns, WIDE: tl.constexpr):
+def _copy(rows_ptr, weighted_ptr, x, place_ptr, weights_ptr, choice, there, col, columns):
     place = tl.load(place_ptr + choice, there, -1)
     to = place.to(tl.int64)[:, None] * columns + col[None, :]
     inside = (place >= 0)[:, None] & (col < columns)[None, :]
     if rows_ptr is not None:
         tl.store(rows_ptr + to, x, inside)
     if weighted_ptr is not None:
-        weight = tl.load(weights_ptr + choice, there, 0.0).to(WIDE)
-        tl.store(weighted_ptr + to, rounded(widened(x, WIDE) * weight[:, None], weighted_ptr), inside)
+        weight = tl.load(weights_ptr + choice, there, 0.0).to(tl.float32)
+        tl.store(weighted_ptr + to, rounded(widened(x) * weight[:, None], weighted_ptr), inside)
 
 
 @profiled(do_not_specialize=["tokens", "size"])
 def _combine(
     y_ptr, rows_ptr, place_ptr, weights_ptr, bias_ptr, index_ptr, tokens, size,
     K: tl.constexpr, UNROLLED: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS * COLS elements. Grid as in ``_spread``."""
     row, col, columns = _tile(size, UNIT, ROWS, COLS)
     there = row < tokens
-    total = tl.zeros((ROWS, COLS), WIDE)
+    total = tl.zeros((ROWS, COLS), tl.float32)
     if UNROLLED:
         for k in tl.static_range(K):  # pyright: ignore[reportGeneralTypeIssues]
             choice = row * K + k
-            total += _term(rows_ptr, place_ptr, weights_ptr, bias_ptr, index_ptr, choice, there, col, columns, WIDE)
+            total += _term(rows_ptr, place_ptr, weights_ptr, bias_ptr, index_ptr, choice, there, col, columns)
     else:
         for k in range(K):
             choice = row * K + k
-            total += _term(rows_ptr, place_ptr, weights_ptr, bias_ptr, index_ptr, choice, there, col, columns, WIDE)
+            total += _term(rows_ptr, place_ptr, weights_ptr, bias_ptr, index_ptr, choice, there, col, columns)
     inside = there[:, None] & (col < columns)[None, :]
     tl.store(y_ptr + row[:, None] * columns + col[None, :], rounded(total, y_ptr), inside)
 
 
 @triton.jit
 def _term(
-    rows_ptr, place_ptr, weights_ptr, bias_ptr, index_ptr, choice, there, col, columns, WIDE: tl.constexpr
+    rows_ptr, place_ptr, weights_ptr, bias_ptr, index_ptr, choice, there, col, columns
 ):  # fmt: skip
     """Return a choice's part of the sum, 0 for a sentinel."""
     place = tl.load(place_ptr + choice, there, -1)
     known = place >= 0
     inside = known[:, None] & (col < columns)[None, :]
-    term = widened(tl.load(rows_ptr + place.to(tl.int64)[:, None] * columns + col[None, :], inside, 0.0), WIDE)
+    term = read(rows_ptr + place.to(tl.int64)[:, None] * columns + col[None, :], inside)
     if bias_ptr is not None:
         e = tl.load(index_ptr + choice, known, 0).to(tl.int64)
-        term += widened(tl.load(bias_ptr + e[:, None] * columns + col[None, :], inside, 0.0), WIDE)
+        term += read(bias_ptr + e[:, None] * columns + col[None, :], inside)
     if weights_ptr is not None:
-        term *= tl.load(weights_ptr + choice, known, 0.0).to(WIDE)[:, None]
+        term *= tl.load(weights_ptr + choice, known, 0.0).to(tl.float32)[:, None]
     return tl.where(known[:, None], term, 0.0)
 
 
 @profiled()
 def _sum_groups(
     sums_ptr, rows_ptr, order_ptr, weights_ptr, ends_ptr, size, tiles,
-    ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Add up COLS columns of the rows of an expert. Grid (E * tiles,)."""
     expert, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     start, end = group_of(ends_ptr, expert)
     col = tile * COLS + tl.arange(0, COLS)
-    total = tl.zeros((ROWS, COLS), WIDE)
+    total = tl.zeros((ROWS, COLS), tl.float32)
     for first in range(start, end, ROWS):
         row = first + tl.arange(0, ROWS)
         at = row.to(tl.int64)[:, None] * size + col[None, :]
-        value = widened(tl.load(rows_ptr + at, (row < end)[:, None] & (col < size)[None, :], 0.0), WIDE)
+        value = read(rows_ptr + at, (row < end)[:, None] & (col < size)[None, :])
         if weights_ptr is not None:
             routed = tl.load(order_ptr + row, row < end, 0)
-            value *= tl.load(weights_ptr + routed, row < end, 0.0).to(WIDE)[:, None]
+            value *= tl.load(weights_ptr + routed, row < end, 0.0).to(tl.float32)[:, None]
         total += value
     sums = tl.sum(total, 0)
     tl.store(sums_ptr + expert.to(tl.int64) * size + col, rounded(sums, sums_ptr), col < size)

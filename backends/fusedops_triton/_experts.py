@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fusedops.dtypes import no_autocast
-from fusedops.ops.experts.formulas import Activation, arithmetic
+from fusedops.ops.experts.formulas import Activation
 from fusedops_triton._expert_activation import activation_backward, activation_forward
 from fusedops_triton._expert_rows import Route, combine, route, spread, sum_groups
 from fusedops_triton._grouped import rows_by_weight, weights_of_rows
@@ -36,24 +36,23 @@ def experts_forward(
     if index.numel() == 0 or up.shape[0] == 0:
         y = torch.zeros_like(x, memory_format=torch.contiguous_format)
         return y, x.new_zeros((index.numel(), width)) if save else None
-    wide = arithmetic(x, up, down)
     with no_autocast(x.device.type):
         x, index, weights = _plain(x), _plain(index), _plain(weights)
         of = route(index, up.shape[0])
-        h = _up_projection(x, of, up, transposed, wide)
-        a = activation_forward(h, None if up_bias is None else _plain(up_bias), of, act, save, wide)
+        h = _up_projection(x, of, up, transposed)
+        a = activation_forward(h, None if up_bias is None else _plain(up_bias), of, act, save)
         kept = h if save else None
         del h
-        rows = rows_by_weight(a, down, of.ends, not transposed, wide)
-        y = combine(rows, of.place, weights, None if down_bias is None else _plain(down_bias), index, wide)
+        rows = rows_by_weight(a, down, of.ends, not transposed)
+        y = combine(rows, of.place, weights, None if down_bias is None else _plain(down_bias), index)
     return y, kept
 
 
-def _up_projection(x: Tensor, of: Route, up: Tensor, transposed: bool, wide: torch.dtype) -> Tensor:
+def _up_projection(x: Tensor, of: Route, up: Tensor, transposed: bool) -> Tensor:
     """Return the products of the rows with up, without the bias. What it copies is freed before the next pass."""
-    inputs, _ = spread(x, of.place, None, True, wide)
+    inputs, _ = spread(x, of.place, None, True)
     assert inputs is not None
-    return rows_by_weight(inputs, up, of.ends, not transposed, wide)
+    return rows_by_weight(inputs, up, of.ends, not transposed)
 
 
 def experts_backward(
@@ -81,33 +80,32 @@ def experts_backward(
     needs_up_bias, needs_down_bias = up_bias is not None and needs[4], down_bias is not None and needs[5]
     needs_h = needs_x or needs_up or needs_up_bias
     dx = dup = ddown = dup_bias = ddown_bias = da = None
-    wide = arithmetic(x, up, down)
     with no_autocast(x.device.type):
         grad, x, index, weights, hidden = (_plain(each) for each in (grad, x, index, weights, hidden))
         of = route(index, up.shape[0])
         needs_da = needs_h or needs_weights
-        g, weighted = spread(grad, of.place, weights if needs_down else None, needs_da or needs_down_bias, wide)
+        g, weighted = spread(grad, of.place, weights if needs_down else None, needs_da or needs_down_bias)
         if needs_da and g is not None:
-            da = rows_by_weight(g, down, of.ends, transposed, wide)
+            da = rows_by_weight(g, down, of.ends, transposed)
         bias = None if down_bias is None else _plain(down_bias)
         wanted = (needs_h, needs_down, needs_weights)
-        found = activation_backward(da, hidden, g, bias, weights, of, act, wanted, wide)
+        found = activation_backward(da, hidden, g, bias, weights, of, act, wanted)
         if needs_down_bias and down_bias is not None and g is not None:
-            ddown_bias = sum_groups(g, of.order, of.ends, weights, down_bias, wide)
+            ddown_bias = sum_groups(g, of.order, of.ends, weights, down_bias)
         del g, da
         if weighted is not None and found.a is not None:
-            ddown = weights_of_rows(*((found.a, weighted) if transposed else (weighted, found.a)), of.ends, down, wide)
+            ddown = weights_of_rows(*((found.a, weighted) if transposed else (weighted, found.a)), of.ends, down)
         del weighted
         dh = found.h
         if dh is not None:
             if needs_up_bias and up_bias is not None:
-                dup_bias = sum_groups(dh, None, of.ends, None, up_bias, wide)
+                dup_bias = sum_groups(dh, None, of.ends, None, up_bias)
             if needs_x:
-                dx = combine(rows_by_weight(dh, up, of.ends, transposed, wide), of.place, None, None, index, wide)
+                dx = combine(rows_by_weight(dh, up, of.ends, transposed), of.place, None, None, index)
             if needs_up:
-                inputs, _ = spread(x, of.place, None, True, wide)
+                inputs, _ = spread(x, of.place, None, True)
                 assert inputs is not None
-                dup = weights_of_rows(*((inputs, dh) if transposed else (dh, inputs)), of.ends, up, wide)
+                dup = weights_of_rows(*((inputs, dh) if transposed else (dh, inputs)), of.ends, up)
     return dx, found.weights, dup, ddown, dup_bias, ddown_bias
 
 

@@ -6,7 +6,7 @@
 
 Common to all kernels:
 
-- All arithmetic is in float32, in float64 for float64, and rounded once.
+- All arithmetic is in float32, and rounded once.
 - The halves of packed rows are read where they are, and so are gate and up that are chunks of one tensor: a row stride
   each. Two contiguous tensors are one row, so that tiles are aligned and full for every width.
 - Interleaved pairs are loaded and stored together, 16 bytes at a time, and separated in registers.
@@ -30,8 +30,8 @@ from torch import Tensor
 from fusedops.dtypes import promoted
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._bias_gelu import gelu, gelu_slope
-from fusedops_triton._common import compute_type, reciprocal, scalar, widened
-from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._common import read, reciprocal, scalar
+from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div, gated_columns, gated_tile, power_of_two
 
@@ -56,7 +56,7 @@ def gated_forward(gate: Tensor, up: Tensor | None, activation: Swish | Gelu, int
     """Compute ``activation(gate) * up``.
 
     Args:
-        gate: (..., H), or (..., 2H) without up; float16, bfloat16, float32 or float64, any strides.
+        gate: (..., H), or (..., 2H) without up; float16, bfloat16 or float32, any strides.
         up: the shape of gate, any of these dtypes, any strides; or None.
         activation: the function.
         interleaved: gate and up are at even and odd positions of a packed tensor.
@@ -69,15 +69,15 @@ def gated_forward(gate: Tensor, up: Tensor | None, activation: Swish | Gelu, int
     y = torch.empty(shape, dtype=dtype, device=gate.device)
     if y.numel() == 0:
         return y
-    kind, numbers = _scalars(activation, dtype)
+    kind, numbers = _scalars(activation)
     if up is None and interleaved:
-        launch = _pairs_launch(False, y.numel(), y.element_size(), dtype, kind)
+        launch = _pairs_launch(False, y.numel(), y.element_size(), kind)
         launch(y, y, gate.resolve_neg().contiguous(), *numbers)
         return y
     g, u = _rows(*((gate, up) if up is not None else _halves(gate)))
     narrowest = min(g.element_size(), u.element_size())
     n_rows, width, strides = _layout(y.shape[-1] if y.dim() else 1, y.numel(), (g, u))
-    launch = _rows_launch(False, n_rows, width, strides, narrowest, dtype, kind)
+    launch = _rows_launch(False, n_rows, width, strides, narrowest, kind)
     launch(y, y, g, u, *numbers)
     return y
 
@@ -99,10 +99,10 @@ def gated_backward(
     dup = torch.empty_like(up, memory_format=torch.contiguous_format) if up is not None and needs[1] else None
     if grad.numel() == 0 or (dgate is None and dup is None):
         return dgate, dup
-    kind, numbers = _scalars(activation, grad.dtype)
+    kind, numbers = _scalars(activation)
     grad = grad.resolve_neg().contiguous()
     if up is None and interleaved:
-        launch = _pairs_launch(True, grad.numel(), grad.element_size(), grad.dtype, kind)
+        launch = _pairs_launch(True, grad.numel(), grad.element_size(), kind)
         launch(grad, dgate, grad, gate.resolve_neg().contiguous(), *numbers)
         return dgate, None
     g, u = _rows(*((gate, up) if up is not None else _halves(gate)))
@@ -110,18 +110,18 @@ def gated_backward(
     narrowest = min(g.element_size(), u.element_size())
     width = grad.shape[-1] if grad.dim() else 1
     n_rows, width, strides = _layout(width, grad.numel(), (g, u, dg, du))
-    launch = _rows_launch(True, n_rows, width, strides, narrowest, grad.dtype, kind)
+    launch = _rows_launch(True, n_rows, width, strides, narrowest, kind)
     launch(grad, dg, du, grad, g, u, *numbers)
     return dgate, dup
 
 
-def _scalars(activation: Swish | Gelu, dtype: torch.dtype) -> tuple[str, tuple[float | int, ...]]:
+def _scalars(activation: Swish | Gelu) -> tuple[str, tuple[float, ...]]:
     """Return the name of the function in the kernels, and the scalar arguments."""
     if isinstance(activation, Gelu):
-        return activation.form, (scalar_for(0.0, dtype),) * 3
+        return activation.form, (0.0,) * 3
     clamped = activation.limit is not None
     numbers = (activation.limit if clamped else 0.0, activation.alpha, activation.offset)
-    return "clamped" if clamped else "swish", tuple([scalar_for(value, dtype) for value in numbers])
+    return "clamped" if clamped else "swish", tuple([float(value) for value in numbers])
 
 
 def _halves(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +158,7 @@ def _layout(width: int, n: int, tensors: tuple[Tensor | None, ...]) -> tuple[int
 
 @cached_by_layout
 def _rows_launch(
-    backward: bool, n_rows: int, width: int, strides: tuple[int, ...], narrowest: int, dtype: torch.dtype, kind: str
+    backward: bool, n_rows: int, width: int, strides: tuple[int, ...], narrowest: int, kind: str
 ) -> Launch:
     """Return the launch of ``_forward_rows`` or ``_backward_rows``."""
     kernel, row_unit = (_backward_rows if backward else _forward_rows), unit(gcd(width, *strides))
@@ -168,17 +168,17 @@ def _rows_launch(
     rows = min(setting.block // cols, power_of_two(n_rows))
     constants: dict[str, Any] = {
         "KIND": kind, "ONE": n_rows == 1, "UNIT": row_unit, "EVEN": width % cols == 0 and n_rows % rows == 0,
-        "ROWS": rows, "COLS": cols, "WIDE": compute_type(dtype),
+        "ROWS": rows, "COLS": cols,
     }  # fmt: skip
     return Launch(kernel, (ceil_div(width, cols) * ceil_div(n_rows, rows),), sizes, constants, setting.warps)
 
 
 @cached_by_layout
-def _pairs_launch(backward: bool, n: int, element_size: int, dtype: torch.dtype, kind: str) -> Launch:
+def _pairs_launch(backward: bool, n: int, element_size: int, kind: str) -> Launch:
     """Return the launch of ``_forward_pairs`` or ``_backward_pairs`` for n pairs."""
     kernel, unit_n = (_backward_pairs if backward else _forward_pairs), unit(n)
     setting = gated_tile(element_size, backward)
-    constants = {"KIND": kind, "UNIT_N": unit_n, "BLOCK": setting.block, "WIDE": compute_type(dtype)}
+    constants = {"KIND": kind, "UNIT_N": unit_n, "BLOCK": setting.block}
     return Launch(kernel, (ceil_div(n, setting.block),), (n // unit_n,), constants, setting.warps)
 
 
@@ -190,16 +190,16 @@ def _pairs_launch(backward: bool, n: int, element_size: int, dtype: torch.dtype,
 def _forward_rows(
     y_ptr, gate_ptr, up_ptr, limit, alpha, offset, n_rows, size, gate_stride, up_stride,
     KIND: tl.constexpr, ONE: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, WIDE: tl.constexpr,
+    COLS: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS * COLS elements. Grid (cdiv(H, COLS) * cdiv(n_rows, ROWS),), H = size * UNIT.
 
     y_ptr: (n_rows, H), contiguous. gate_ptr, up_ptr: (n_rows, H), strides (stride * UNIT, 1).
     """
     row, col, columns, inside = _tile(n_rows, size, ONE, UNIT, EVEN, ROWS, COLS)
-    gate = widened(tl.load(gate_ptr + _at(row, col, gate_stride, UNIT), mask=inside, other=0.0), WIDE)
-    up = widened(tl.load(up_ptr + _at(row, col, up_stride, UNIT), mask=inside, other=0.0), WIDE)
-    y = activated(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+    gate = read(gate_ptr + _at(row, col, gate_stride, UNIT), inside)
+    up = read(up_ptr + _at(row, col, up_stride, UNIT), inside)
+    y = activated(gate, up, scalar(limit), scalar(alpha), scalar(offset), KIND)
     tl.store(y_ptr + row[:, None] * columns + col[None, :], rounded(y, y_ptr), mask=inside)
 
 
@@ -212,17 +212,17 @@ def _backward_rows(
     dgate_ptr, dup_ptr, grad_ptr, gate_ptr, up_ptr, limit, alpha, offset,
     n_rows, size, gate_stride, up_stride, dgate_stride, dup_stride,
     KIND: tl.constexpr, ONE: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, WIDE: tl.constexpr,
+    COLS: tl.constexpr,
 ):  # fmt: skip
     """Write ROWS * COLS elements of each gradient; dgate_ptr or dup_ptr can be None. Grid as in ``_forward_rows``.
 
     grad_ptr: (n_rows, H), contiguous. The others: (n_rows, H), strides (stride * UNIT, 1).
     """
     row, col, columns, inside = _tile(n_rows, size, ONE, UNIT, EVEN, ROWS, COLS)
-    grad = widened(tl.load(grad_ptr + row[:, None] * columns + col[None, :], mask=inside, other=0.0), WIDE)
-    gate = widened(tl.load(gate_ptr + _at(row, col, gate_stride, UNIT), mask=inside, other=0.0), WIDE)
-    up = widened(tl.load(up_ptr + _at(row, col, up_stride, UNIT), mask=inside, other=0.0), WIDE)
-    dgate, dup = gradients(grad, gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+    grad = read(grad_ptr + row[:, None] * columns + col[None, :], inside)
+    gate = read(gate_ptr + _at(row, col, gate_stride, UNIT), inside)
+    up = read(up_ptr + _at(row, col, up_stride, UNIT), inside)
+    dgate, dup = gradients(grad, gate, up, scalar(limit), scalar(alpha), scalar(offset), KIND)
     if dgate_ptr is not None:
         tl.store(dgate_ptr + _at(row, col, dgate_stride, UNIT), rounded(dgate, dgate_ptr), mask=inside)
     if dup_ptr is not None:
@@ -232,31 +232,31 @@ def _backward_rows(
 @profiled(do_not_specialize=["limit", "alpha", "offset", "n"])
 def _forward_pairs(
     y_ptr, packed_ptr, limit, alpha, offset, n,
-    KIND: tl.constexpr, UNIT_N: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    KIND: tl.constexpr, UNIT_N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK elements. Grid (cdiv(n * UNIT_N, BLOCK),). y_ptr: (n * UNIT_N,). packed_ptr: (2 * n * UNIT_N,)."""
     base = tl.program_id(0).to(tl.int64) * BLOCK
     left = n.to(tl.int64) * UNIT_N - base
     at, both = tl.arange(0, BLOCK), tl.arange(0, 2 * BLOCK)
-    packed = widened(tl.load(packed_ptr + 2 * base + both, mask=both < 2 * left, other=0.0), WIDE)
+    packed = read(packed_ptr + 2 * base + both, both < 2 * left)
     gate, up = tl.split(tl.reshape(packed, [BLOCK, 2]))
-    y = activated(gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+    y = activated(gate, up, scalar(limit), scalar(alpha), scalar(offset), KIND)
     tl.store(y_ptr + base + at, rounded(y, y_ptr), mask=at < left)
 
 
 @profiled(do_not_specialize=["limit", "alpha", "offset", "n"])
 def _backward_pairs(
     dpacked_ptr, grad_ptr, packed_ptr, limit, alpha, offset, n,
-    KIND: tl.constexpr, UNIT_N: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    KIND: tl.constexpr, UNIT_N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write BLOCK pairs of the gradient. Arguments and grid as in ``_forward_pairs``."""
     base = tl.program_id(0).to(tl.int64) * BLOCK
     left = n.to(tl.int64) * UNIT_N - base
     at, both = tl.arange(0, BLOCK), tl.arange(0, 2 * BLOCK)
-    packed = widened(tl.load(packed_ptr + 2 * base + both, mask=both < 2 * left, other=0.0), WIDE)
-    grad = widened(tl.load(grad_ptr + base + at, mask=at < left, other=0.0), WIDE)
+    packed = read(packed_ptr + 2 * base + both, both < 2 * left)
+    grad = read(grad_ptr + base + at, at < left)
     gate, up = tl.split(tl.reshape(packed, [BLOCK, 2]))
-    dgate, dup = gradients(grad, gate, up, scalar(limit, WIDE), scalar(alpha, WIDE), scalar(offset, WIDE), KIND)
+    dgate, dup = gradients(grad, gate, up, scalar(limit), scalar(alpha), scalar(offset), KIND)
     dpacked = tl.reshape(tl.join(dgate, dup), [2 * BLOCK])
     tl.store(dpacked_ptr + 2 * base + both, rounded(dpacked, dpacked_ptr), mask=both < 2 * left)
 
@@ -296,7 +296,7 @@ def _at(row, col, stride, UNIT: tl.constexpr):
 
 @triton.jit
 def activated(gate, up, limit, alpha, offset, KIND: tl.constexpr):
-    """Compute the function of gate and up, float32 or float64. KIND: "swish", "clamped", "tanh" or "erf"."""
+    """Compute the function of gate and up, float32. KIND: "swish", "clamped", "tanh" or "erf"."""
     if KIND == "tanh" or KIND == "erf":
         return gelu(tl.where(gate < -32.0, -32.0, gate), KIND == "tanh") * up  # -inf * 0 would be NaN
     if KIND == "clamped":

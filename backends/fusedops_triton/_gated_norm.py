@@ -7,7 +7,7 @@ atomics: the same input gives the same bits.
 
 Common to both kernels:
 
-- The arithmetic is in float32, in float64 where x or gate is float64, and rounded once.
+- The arithmetic is in float32 and rounded once.
 - Tensors are made contiguous if they are not. H is passed as ``size * UNIT``, as in ``_norm.py``.
 - Offsets of rows are 64-bit.
 """
@@ -26,11 +26,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype, promoted
 from fusedops_triton._bias import add_sums, rounded, unit
-from fusedops_triton._common import compute_type, scalar, widened
+from fusedops_triton._common import read, scalar, widened
 from fusedops_triton._gated import logistic, times
-from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._norm import columns_of, ready
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div, gated_norm_plan, gated_norm_sums
@@ -54,21 +53,21 @@ def gated_norm_forward(
     """Compute y, (..., H) in the dtype of x, and rstd, (..., groups), or None without ``save``; both contiguous.
 
     Args:
-        x: (..., H), float16, bfloat16, float32 or float64, any strides.
+        x: (..., H), float16, bfloat16 or float32, any strides.
         gate: (..., H), any of these dtypes, any strides.
         weight: (H,), any of these dtypes; or None.
         eps: at least 0.
         options: of the call.
         save: True also returns rstd.
     """
-    dtype, shape = promoted(x, gate), x.shape
+    shape = x.shape
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    rstd = torch.empty((*shape[:-1], options.groups), dtype=compute_dtype(dtype), device=x.device) if save else None
+    rstd = torch.empty((*shape[:-1], options.groups), dtype=torch.float32, device=x.device) if save else None
     if y.numel() == 0:
         return y, None if rstd is None else rstd.fill_(float("nan"))  # of rows without columns
     sizes = (shape[:-1].numel(), shape[-1], max(x.element_size(), gate.element_size()))
-    launch = _forward_launch(*sizes, dtype, options._replace(offset=float(options.offset != 0)))
-    numbers = (scalar_for(eps, dtype), scalar_for(options.offset, dtype))
+    launch = _forward_launch(*sizes, options._replace(offset=float(options.offset != 0)))
+    numbers = (float(eps), float(options.offset))
     launch(y, y, rstd, ready(x), ready(gate), ready(weight), *numbers)
     return y, rstd
 
@@ -102,41 +101,38 @@ def gated_norm_backward(
         return dx, dgate, None if dweight is None else dweight.zero_()
     widest = max(x.element_size(), gate.element_size(), grad.element_size())
     sizes = (x.shape[:-1].numel(), x.shape[-1], widest)
-    launch, parts = _backward_launch(*sizes, rstd.dtype, dweight is not None, options._replace(offset=0.0))
+    launch, parts = _backward_launch(*sizes, dweight is not None, options._replace(offset=0.0))
     sums = dweight
     if dweight is not None and parts > 1:
-        sums = torch.empty((parts, dweight.numel()), dtype=rstd.dtype, device=x.device)
+        sums = torch.empty((parts, dweight.numel()), dtype=torch.float32, device=x.device)
     inputs = (ready(grad), ready(x), ready(gate), ready(rstd), ready(weight))
-    launch(x, dx, dgate, sums, *inputs, scalar_for(options.offset, rstd.dtype))
+    launch(x, dx, dgate, sums, *inputs, float(options.offset))
     if dweight is not None and sums is not None and sums is not dweight:
         add_sums(dweight, sums)
     return dx, dgate, dweight
 
 
 @cached_by_layout
-def _forward_launch(n_rows: int, columns: int, widest: int, dtype: torch.dtype, options: GatedNorm) -> Launch:
+def _forward_launch(n_rows: int, columns: int, widest: int, options: GatedNorm) -> Launch:
     """Return the launch for (n_rows, columns). options: with an offset of 0, or 1 for any other."""
     size = columns // options.groups
     unit_h, setting = unit(size), gated_norm_plan(size, widest)
     constants = {
         "GATE_FIRST": options.gate_first, "SILU": options.silu, "OFFSET": options.offset != 0, "UNIT": unit_h,
         "EVEN": size == setting.block and n_rows % setting.rows == 0, "ROWS": setting.rows, "BLOCK": setting.block,
-        "WIDE": compute_type(dtype),
     }  # fmt: skip
     grid = (ceil_div(n_rows, setting.rows), options.groups)
     return Launch(_gated_norm_forward, grid, (n_rows, size // unit_h, options.groups), constants, setting.warps)
 
 
 @cached_by_layout
-def _backward_launch(
-    n_rows: int, columns: int, widest: int, wide: torch.dtype, sums: bool, options: GatedNorm
-) -> tuple[Launch, int]:
+def _backward_launch(n_rows: int, columns: int, widest: int, sums: bool, options: GatedNorm) -> tuple[Launch, int]:
     """Return the launch for (n_rows, columns), and its rows of sums. sums: the gradient of the weight is wanted."""
     size = columns // options.groups
     unit_h, setting = unit(size), gated_norm_sums(n_rows, size, options.groups, widest, sums)
     constants = {
         "GATE_FIRST": options.gate_first, "SILU": options.silu, "UNIT": unit_h, "EVEN": size == setting.block,
-        "WHOLE": n_rows % setting.rows == 0, "ROWS": setting.rows, "BLOCK": setting.block, "WIDE": compute_type(wide),
+        "WHOLE": n_rows % setting.rows == 0, "ROWS": setting.rows, "BLOCK": setting.block,
     }  # fmt: skip
     parts = ceil_div(n_rows, setting.steps * setting.rows)
     sizes = (n_rows, size // unit_h, options.groups, setting.steps)
@@ -151,7 +147,7 @@ def _backward_launch(
 def _gated_norm_forward(
     y_ptr, rstd_ptr, x_ptr, gate_ptr, weight_ptr, eps, offset, n_rows, size, groups,
     GATE_FIRST: tl.constexpr, SILU: tl.constexpr, OFFSET: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute one group of ROWS rows. Grid (cdiv(n_rows, ROWS), groups); H = size * UNIT <= BLOCK.
 
@@ -167,18 +163,18 @@ def _gated_norm_forward(
         inside = inside & (row < n_rows)[:, None]
     index = row * groups + group
     at = index[:, None] * width + col[None, :]
-    rows = widened(tl.load(x_ptr + at, mask=inside, other=0.0), WIDE)
-    act, _ = activation(widened(tl.load(gate_ptr + at, mask=inside, other=0.0), WIDE), SILU)
+    rows = read(x_ptr + at, inside)
+    act, _ = activation(read(gate_ptr + at, inside), SILU)
     if GATE_FIRST:
         rows *= act
-    rstd = tl.rsqrt(tl.sum(rows * rows, axis=1) / width.to(WIDE) + scalar(eps, WIDE))
+    rstd = tl.rsqrt(tl.sum(rows * rows, axis=1) / width.to(tl.float32) + scalar(eps))
     if rstd_ptr is not None:
         tl.store(rstd_ptr + index, rstd, mask=row < n_rows)
     y = rows * rstd[:, None]
     if weight_ptr is not None:
-        factor = widened(tl.load(weight_ptr + group * width + col, mask=in_row, other=0.0), WIDE)
+        factor = read(weight_ptr + group * width + col, in_row)
         if OFFSET:
-            factor += scalar(offset, WIDE)
+            factor += scalar(offset)
         y *= factor[None, :]
     if not GATE_FIRST:
         y *= act
@@ -190,7 +186,7 @@ def _gated_norm_backward(
     dx_ptr, dgate_ptr, dweight_ptr, grad_ptr, x_ptr, gate_ptr, rstd_ptr, weight_ptr, offset,
     n_rows, size, groups, steps,
     GATE_FIRST: tl.constexpr, SILU: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute one group of steps * ROWS rows, or of what is left. Grid (parts, groups); H = size * UNIT <= BLOCK.
 
@@ -201,12 +197,12 @@ def _gated_norm_backward(
     group = tl.program_id(1).to(tl.int64)
     col = tl.arange(0, BLOCK)
     in_row, width = columns_of(col, size, UNIT, EVEN, BLOCK)
-    share = 1.0 / width.to(WIDE)
+    share = 1.0 / width.to(tl.float32)
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + group * width + col, mask=in_row, other=0.0)
-        factor = (widened(weight, WIDE) + scalar(offset, WIDE))[None, :]
+        factor = (widened(weight) + scalar(offset))[None, :]
     # each lane adds up its own elements; one reduction over rows at the end
-    dweight = tl.zeros([ROWS, BLOCK], dtype=WIDE)
+    dweight = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     first = tl.program_id(0).to(tl.int64) * (steps * ROWS)
     end = tl.minimum(first + steps * ROWS, n_rows)
     for start in range(first, end, ROWS):
@@ -216,9 +212,9 @@ def _gated_norm_backward(
             inside = inside & (row < end)[:, None]
         index = row * groups + group
         at = index[:, None] * width + col[None, :]
-        x = widened(tl.load(x_ptr + at, mask=inside, other=0.0), WIDE)
-        act, slope = activation(widened(tl.load(gate_ptr + at, mask=inside, other=0.0), WIDE), SILU)
-        grad = widened(tl.load(grad_ptr + at, mask=inside, other=0.0), WIDE)
+        x = read(x_ptr + at, inside)
+        act, slope = activation(read(gate_ptr + at, inside), SILU)
+        grad = read(grad_ptr + at, inside)
         rstd = tl.load(rstd_ptr + index, mask=row < n_rows, other=0.0)[:, None]
         scaled = grad  # the gradient of the normalized numbers, without the gate
         if weight_ptr is not None:

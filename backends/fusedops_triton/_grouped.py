@@ -29,9 +29,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from fusedops.dtypes import compute_dtype
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_type
 from fusedops_triton._expert_rows import clear_empty, group_of
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._profiled import profiled
@@ -64,7 +62,7 @@ def _tiles(dtype: torch.dtype, *sizes: int) -> tuple[_Tiles, int]:
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
-def rows_by_weight(rows: Tensor, weight: Tensor, ends: Tensor, swapped: bool, wide: torch.dtype) -> Tensor:
+def rows_by_weight(rows: Tensor, weight: Tensor, ends: Tensor, swapped: bool) -> Tensor:
     """Return the product of each row with the weight of its expert, (S, N), in the dtype of rows.
 
     Args:
@@ -72,10 +70,9 @@ def rows_by_weight(rows: Tensor, weight: Tensor, ends: Tensor, swapped: bool, wi
         weight: (E, L, N); ``swapped``: (E, N, L).
         ends: (E,), int32. What is past the last one is not written.
         swapped: the last two dims of ``weight`` are swapped.
-        wide: the dtype of the op's arithmetic.
     """
     size, length = weight.shape[1 if swapped else 2], rows.shape[1]
-    if _is_taken(rows, weight, wide):
+    if _is_taken(rows, weight):
         return _grouped_mm(rows, _readable(weight.mT if swapped else weight), offs=ends)
     y = rows.new_empty((rows.shape[0], size))
     if y.numel() and weight.shape[0]:
@@ -97,7 +94,7 @@ def _rows_launch(n_rows: int, experts: int, size: int, length: int, swapped: boo
     return Launch(_rows, grid, (experts, size // common, length // common, across), constants, tiles.warps)
 
 
-def weights_of_rows(one: Tensor, other: Tensor, ends: Tensor, like: Tensor, wide: torch.dtype) -> Tensor:
+def weights_of_rows(one: Tensor, other: Tensor, ends: Tensor, like: Tensor) -> Tensor:
     """Return ``one.T @ other`` of the rows of each expert, (E, M, N), in the dtype of ``like``; 0 without rows.
 
     Args:
@@ -105,9 +102,8 @@ def weights_of_rows(one: Tensor, other: Tensor, ends: Tensor, like: Tensor, wide
         other: (S, N), likewise.
         ends: (E,), int32.
         like: (E, M, N).
-        wide: the dtype of the op's arithmetic.
     """
-    if _is_taken(one, other, wide) and like.dtype is torch.bfloat16:
+    if _is_taken(one, other) and like.dtype is torch.bfloat16:
         result = _grouped_mm(one.t(), other, offs=ends)
         clear_empty(result, ends)
         return result
@@ -132,18 +128,17 @@ def _constants(kernel: Any, dtype: torch.dtype, tiles: _Tiles) -> dict[str, Any]
 
     The interpreter has no products of bfloat16. Those of float32 are the same.
     """
-    factors = dtype if isinstance(kernel, JITFunction) else compute_dtype(dtype)
-    return {"OF": _TYPES[factors], "WIDE": compute_type(dtype), "BM": tiles.m, "BN": tiles.n, "BK": tiles.k}
+    factors = dtype if isinstance(kernel, JITFunction) else torch.float32
+    return {"OF": _TYPES[factors], "BM": tiles.m, "BN": tiles.n, "BK": tiles.k}
 
 
-def _is_taken(one: Tensor, other: Tensor, wide: torch.dtype) -> bool:
+def _is_taken(one: Tensor, other: Tensor) -> bool:
     """Return True where torch's grouped_mm has the product in one kernel, which reads nothing from the device."""
     return (
         _grouped_mm is not None
         and one.is_cuda
         and one.dtype is torch.bfloat16
         and other.dtype is torch.bfloat16
-        and wide is torch.float32
         and one.numel() > 0
         and other.numel() > 0
         and all(size % 8 == 0 for size in (one.shape[-1], *other.shape[-2 if other.dim() == 3 else -1 :]))
@@ -174,7 +169,7 @@ def _readable(weight: Tensor) -> Tensor:
 def _rows(
     y_ptr, rows_ptr, weight_ptr, ends_ptr, experts, size, length, across,
     SWAPPED: tl.constexpr, EVEN: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr,
-    OF: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    OF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute BM * BN elements. Grid (tiles * across,), with as many tiles as there may be; the last ones are empty.
 
@@ -194,7 +189,7 @@ def _rows(
         lines = rows_ptr + m.to(tl.int64)[:, None] * length
         weight = weight_ptr + expert.to(tl.int64) * size * length
         columns = weight + (n.to(tl.int64) * length if SWAPPED else n)[None, :]
-        total = tl.zeros((BM, BN), WIDE)
+        total = tl.zeros((BM, BN), tl.float32)
         for first in range(0, length, BK):
             at = first + k
             fits = at < length
@@ -203,7 +198,7 @@ def _rows(
             one = tl.load(lines + at[None, :], (m < end)[:, None] & fits[None, :], 0.0)
             down = at if SWAPPED else at.to(tl.int64) * size
             other = tl.load(columns + down[:, None], (n < size)[None, :] & fits[:, None], 0.0)
-            total = tl.dot(one.to(OF), other.to(OF), total, input_precision="ieee", out_dtype=WIDE)
+            total = tl.dot(one.to(OF), other.to(OF), total, input_precision="ieee", out_dtype=tl.float32)
         to = m.to(tl.int64)[:, None] * size + n[None, :]
         tl.store(y_ptr + to, rounded(total, y_ptr), (m < end)[:, None] & (n < size)[None, :])
 
@@ -220,20 +215,20 @@ def _first_tile(ends_ptr, expert, BM: tl.constexpr):
 @profiled(do_not_specialize=["size_m", "size_n", "down", "across"])
 def _weights(
     result_ptr, one_ptr, other_ptr, ends_ptr, size_m, size_n, down, across,
-    UNIT: tl.constexpr, OF: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    UNIT: tl.constexpr, OF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute BM * BN elements of one expert. Grid (E * down * across,). size_m, size_n: over UNIT."""
     size_m, size_n = size_m * UNIT, size_n * UNIT
     expert, tile = tl.program_id(0) // (down * across), tl.program_id(0) % (down * across)
     m, n = (tile // across) * BM + tl.arange(0, BM), (tile % across) * BN + tl.arange(0, BN)
     start, end = group_of(ends_ptr, expert)
-    total = tl.zeros((BM, BN), WIDE)
+    total = tl.zeros((BM, BN), tl.float32)
     for first in range(start, end, BK):
         row = first + tl.arange(0, BK)
         there = (row < end)[:, None]
         at = row.to(tl.int64)[:, None]
         one = tl.load(one_ptr + at * size_m + m[None, :], there & (m < size_m)[None, :], 0.0)
         other = tl.load(other_ptr + at * size_n + n[None, :], there & (n < size_n)[None, :], 0.0)
-        total = tl.dot(tl.trans(one.to(OF)), other.to(OF), total, input_precision="ieee", out_dtype=WIDE)
+        total = tl.dot(tl.trans(one.to(OF)), other.to(OF), total, input_precision="ieee", out_dtype=tl.float32)
     to = result_ptr + expert.to(tl.int64) * size_m * size_n + m.to(tl.int64)[:, None] * size_n + n[None, :]
     tl.store(to, rounded(total, result_ptr), (m < size_m)[:, None] & (n < size_n)[None, :])

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fusedops.dtypes import no_autocast
 from fusedops.ops.experts.arguments import ends_of
-from fusedops.ops.experts.formulas import arithmetic, valid_ends
+from fusedops.ops.experts.formulas import valid_ends
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_type, widened
+from fusedops_triton._common import read
 from fusedops_triton._expert_rows import sum_groups
 from fusedops_triton._grouped import rows_by_weight, weights_of_rows
 from fusedops_triton._launch import Launch, cached_by_layout
@@ -33,11 +33,10 @@ def products_forward(x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | 
     """Return the products of all groups, (S, N)."""
     if weight.shape[0] == 0:
         return x.new_zeros(x.shape[0], weight.shape[2 if transposed else 1])
-    wide = arithmetic(x, weight)
     with no_autocast(x.device.type):
         ends = _ends(offsets, x.shape[0])
-        y = rows_by_weight(x.resolve_neg().contiguous(), weight, ends, not transposed, wide)
-        _finish(y, None if bias is None else bias.resolve_neg().contiguous(), ends, wide)
+        y = rows_by_weight(x.resolve_neg().contiguous(), weight, ends, not transposed)
+        _finish(y, None if bias is None else bias.resolve_neg().contiguous(), ends)
     return y
 
 
@@ -57,18 +56,17 @@ def products_backward(
             for each, need in zip((x, weight, bias), needs)
         )
         return first, second, third
-    wide = arithmetic(x, weight)
     dx = dweight = dbias = None
     with no_autocast(x.device.type):
         grad, x = grad.resolve_neg().contiguous(), x.resolve_neg().contiguous()
         ends = _ends(offsets, x.shape[0])
         if needs[0]:
-            dx = rows_by_weight(grad, weight, ends, transposed, wide)
-            _finish(dx, None, ends, wide)
+            dx = rows_by_weight(grad, weight, ends, transposed)
+            _finish(dx, None, ends)
         if needs[1]:
-            dweight = weights_of_rows(*((x, grad) if transposed else (grad, x)), ends, weight, wide)
+            dweight = weights_of_rows(*((x, grad) if transposed else (grad, x)), ends, weight)
         if needs[2] and bias is not None:
-            dbias = sum_groups(grad, None, ends, None, bias, wide)
+            dbias = sum_groups(grad, None, ends, None, bias)
     return dx, dweight, dbias
 
 
@@ -79,10 +77,10 @@ def _ends(offsets: Tensor, rows: int) -> Tensor:
     return valid_ends(offsets, rows).int()
 
 
-def _finish(y: Tensor, bias: Tensor | None, ends: Tensor, wide: torch.dtype) -> None:
+def _finish(y: Tensor, bias: Tensor | None, ends: Tensor) -> None:
     """Add the bias (E, N) to the rows of y (S, N), and set those past the last end to 0."""
     if y.numel():
-        launch = _finish_launch(*y.shape, ends.shape[0], y.element_size(), wide)
+        launch = _finish_launch(*y.shape, ends.shape[0], y.element_size())
         group = None
         if bias is not None:
             group = torch.searchsorted(ends, torch.arange(y.shape[0], device=y.device, dtype=ends.dtype), right=True)
@@ -90,12 +88,12 @@ def _finish(y: Tensor, bias: Tensor | None, ends: Tensor, wide: torch.dtype) -> 
 
 
 @cached_by_layout
-def _finish_launch(n_rows: int, size: int, experts: int, element_size: int, wide: torch.dtype) -> Launch:
+def _finish_launch(n_rows: int, size: int, experts: int, element_size: int) -> Launch:
     per_thread = FLAT_PER_THREAD[element_size] // 2
     tile, unit_n = per_thread * FLAT_THREADS, unit(size)
     cols = gated_columns(size, tile, element_size)
     rows = min(tile // cols, power_of_two(n_rows))
-    constants = {"UNIT": unit_n, "ROWS": rows, "COLS": cols, "WIDE": compute_type(wide)}
+    constants = {"UNIT": unit_n, "ROWS": rows, "COLS": cols}
     grid = (ceil_div(size, cols) * ceil_div(n_rows, rows),)
     return Launch(_add_bias, grid, (n_rows, experts, size // unit_n), constants, warps_for(rows * cols, per_thread))
 
@@ -106,7 +104,7 @@ def _finish_launch(n_rows: int, size: int, experts: int, element_size: int, wide
 @profiled(do_not_specialize=["n_rows", "experts", "size"])
 def _add_bias(
     y_ptr, bias_ptr, group_ptr, ends_ptr, n_rows, experts, size,
-    UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS * COLS elements in place. Grid (cdiv(N, COLS) * cdiv(n_rows, ROWS),), N = size * UNIT."""
     columns = size.to(tl.int64) * UNIT
@@ -122,6 +120,6 @@ def _add_bias(
     else:
         e = tl.load(group_ptr + row, known & there, 0).to(tl.int64)
         fits = (known & there)[:, None] & inside
-        y = widened(tl.load(y_ptr + at, fits, 0.0), WIDE)
-        y += widened(tl.load(bias_ptr + e[:, None] * columns + col[None, :], fits, 0.0), WIDE)
+        y = read(y_ptr + at, fits)
+        y += read(bias_ptr + e[:, None] * columns + col[None, :], fits)
         tl.store(y_ptr + at, rounded(y, y_ptr), there[:, None] & inside)

@@ -17,7 +17,6 @@ the log "fusedops.triton" (level DEBUG).
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -140,8 +139,14 @@ class Launch:
         if path is None or self._must_use_triton(path.knobs):
             return self._launch_with_triton(args)
         backend, specialize = path.backend, path.specialize
-        # a call for None costs as much as one for a tensor
-        key = (device, *[None if arg is None else specialize(backend, arg, False, True, True) for arg in args])
+        # every float is an fp32, and a call for None costs as much as one for a tensor
+        key = (
+            device,
+            *[
+                None if arg is None or type(arg) is float else specialize(backend, arg, False, True, True)
+                for arg in args
+            ],
+        )
         cached = self._compiled.get(key)
         if cached is None:
             compiled = self._launch_with_triton(args)
@@ -229,14 +234,3 @@ def clear_layout_caches() -> None:
     """Clear the caches of ``cached_by_layout``. For tests that change settings."""
     for clear in _cache_clears:
         clear()
-
-
-def scalar_for(value: float, dtype: torch.dtype) -> float | int:
-    """Return ``value`` as a kernel argument that does not lose precision.
-
-    Triton passes a Python float as float32. This is enough for the float16, bfloat16 and float32 kernels. The float64
-    kernels take the 64 bits of the double as an integer and cast them back. The alternatives are worse: an argument
-    annotated as float64 adds float64 instructions to every kernel, a constexpr compiles a kernel for each value, and a
-    one-element tensor is a copy to the device.
-    """
-    return struct.unpack("<q", struct.pack("<d", value))[0] if dtype == torch.float64 else float(value)

@@ -4,7 +4,7 @@ The rows of x are computed in chunks. A matmul writes the logits of a chunk; the
 them into their own gradient in place; two matmuls read it. Nothing waits for the device.
 
 - The matmuls run in the dtype of x and weight, so 16-bit logits are rounded once, as torch.nn.Linear's are. Sums,
-  exponentials, the bias and the gradient of weight are float32, float64 for float64.
+  exponentials, the bias and the gradient of weight are float32.
 - Rows of logits are padded to a multiple of 16 elements, so that every access has 16 bytes for any number of classes.
   The padding is 0 in the gradient, and is no part of what the matmuls see.
 - A row is read twice, for the sum of its exponentials and for the gradient, and is written once. The target's gradient
@@ -27,10 +27,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype, no_autocast, promoted
+from fusedops.dtypes import no_autocast, promoted
 from fusedops.ops.losses.formulas import LossOptions
-from fusedops_triton._common import compute_type, exp, scalar, widened
-from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._common import exp, scalar, widened
+from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._logits import added, capped, slope
 from fusedops_triton._loss_settings import class_tile
 from fusedops_triton._profiled import profiled
@@ -89,19 +89,18 @@ def row_losses(
     """
     (n_rows, size), classes = x.shape, weight.shape[0]
     common = promoted(x, weight)
-    wide = compute_dtype(common)
     weight, target = weight.resolve_neg().to(common), target.resolve_neg().contiguous()
-    losses = x.new_empty(n_rows, dtype=wide)
+    losses = x.new_empty(n_rows, dtype=torch.float32)
     dx = x.new_empty((n_rows, size)) if wanted[0] else None
-    dweight = x.new_empty((classes, size), dtype=wide) if wanted[1] else None
+    dweight = x.new_empty((classes, size), dtype=torch.float32) if wanted[1] else None
     if dweight is not None and n_rows == 0:
         dweight.zero_()
-    dbias = x.new_zeros(classes, dtype=wide) if wanted[2] else None
+    dbias = x.new_zeros(classes, dtype=torch.float32) if wanted[2] else None
     padded = -(-max(classes, 1) // _PADDED) * _PADDED
     if bias is not None:
-        bias = torch.nn.functional.pad(bias.resolve_neg().to(wide), (0, padded - classes))
+        bias = torch.nn.functional.pad(bias.resolve_neg().float(), (0, padded - classes))
     if scale is not None:
-        scale = scale.to(wide).contiguous()
+        scale = scale.float().contiguous()
     rows = rows_of_chunk(n_rows, size, classes, chunk, None if dweight is None else common)
     memory = x.new_empty((rows, padded), dtype=common)
     memory[:, classes:].zero_()  # what the padding holds is read
@@ -125,7 +124,7 @@ def row_losses(
             if dweight is not None:
                 _add_product(dweight, logits, x_rows, start == 0)
             if dbias is not None:
-                dbias += logits.sum(0, dtype=wide)
+                dbias += logits.sum(0, dtype=torch.float32)
     return Rows(losses, dx, dweight, dbias)
 
 
@@ -203,7 +202,7 @@ def loss_rows(
     given = (options.label_smoothing != 0, options.z_loss != 0, options.softcap is not None)
     launch = _launch_of(logits.shape[0], logits.shape[1], padded, logits.dtype, given, gradient)
     numbers = (options.label_smoothing, options.z_loss, 1.0 if options.softcap is None else options.softcap)
-    scalars = [scalar_for(float(number), logits.dtype) for number in numbers]
+    scalars = [float(number) for number in numbers]
     launch(losses, logits, losses, target, scale, bias, *scalars, options.ignore_index)
 
 
@@ -215,7 +214,7 @@ def _launch_of(
     setting = class_tile(padded, dtype.itemsize)
     constants = {
         "SMOOTHS": given[0], "SQUARES": given[1], "CAPS": given[2], "GRADIENT": gradient, "BLOCK": setting.block,
-        "GROUP": 16 // dtype.itemsize, "WIDE": compute_type(dtype),
+        "GROUP": 16 // dtype.itemsize,
     }  # fmt: skip
     return Launch(_loss_and_gradient, (n_rows,), (size, padded), constants, setting.warps)
 
@@ -227,7 +226,7 @@ def _launch_of(
 def _loss_and_gradient(
     logits_ptr, loss_ptr, target_ptr, scale_ptr, bias_ptr, smoothing, z_loss, softcap, ignore_index, size, padded,
     SMOOTHS: tl.constexpr, SQUARES: tl.constexpr, CAPS: tl.constexpr, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
-    GROUP: tl.constexpr, WIDE: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """Compute the loss of a row, and turn its logits into the gradient of ``scale * loss``. Grid (n_rows,).
 
@@ -242,20 +241,20 @@ def _loss_and_gradient(
     place = tl.where(wrong, 0, target)
     # before any thread writes: a barrier of the reductions below is between
     at_target = place + tl.arange(0, 1)
-    picked = tl.sum(_logits(line, bias_ptr, at_target, at_target < padded, softcap, CAPS, WIDE, True), axis=0)
+    picked = tl.sum(_logits(line, bias_ptr, at_target, at_target < padded, softcap, CAPS, True), axis=0)
 
     whole = size // BLOCK * BLOCK  # columns that are read without masks
     stop = tl.where(ignored, 0, whole)
     last = (whole + tl.arange(0, BLOCK))[None, :]
-    top = tl.full([1, BLOCK // GROUP], float("-inf"), WIDE)
-    total = tl.full([1, BLOCK // GROUP], 0.0, WIDE)
-    sums = tl.full([1, BLOCK // GROUP], 0.0, WIDE)
+    top = tl.full([1, BLOCK // GROUP], float("-inf"), tl.float32)
+    total = tl.full([1, BLOCK // GROUP], 0.0, tl.float32)
+    sums = tl.full([1, BLOCK // GROUP], 0.0, tl.float32)
     for start in range(0, stop, BLOCK):
         col = (start + tl.arange(0, BLOCK))[None, :]
-        z = _logits(line, bias_ptr, col, None, softcap, CAPS, WIDE, False)
+        z = _logits(line, bias_ptr, col, None, softcap, CAPS, False)
         top, total, sums = added(top, total, sums, z, z, SMOOTHS, GROUP)
     if whole < padded:
-        z = _logits(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, WIDE, True)
+        z = _logits(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, True)
         inside = last < tl.where(ignored, 0, size)
         z = tl.where(inside, z, float("-inf"))
         top, total, sums = added(top, total, sums, z, tl.where(inside, z, 0.0), SMOOTHS, GROUP)
@@ -264,50 +263,49 @@ def _loss_and_gradient(
     total_of_row = tl.sum(tl.sum(total * exp(top - shift), axis=1), axis=0)
     lse = tl.where(ignored, 0.0, highest) + tl.log(tl.where(ignored, 1.0, total_of_row))
 
-    smooth = scalar(smoothing, WIDE)
-    columns = size.to(WIDE)
+    smooth = scalar(smoothing)
+    columns = size.to(tl.float32)
     loss = lse - (1.0 - smooth) * picked
     if SMOOTHS:
         loss -= smooth * (tl.sum(tl.sum(sums, axis=1), axis=0) / columns)
     if SQUARES:
-        loss += scalar(z_loss, WIDE) * lse * lse
+        loss += scalar(z_loss) * lse * lse
     loss = tl.where(ignored, 0.0, tl.where(wrong, float("nan"), loss))
     tl.store(loss_ptr + row, loss)
 
     if GRADIENT:
         SCALED: tl.constexpr = SQUARES or scale_ptr is not None
-        factor = tl.full([], 1.0, WIDE)
+        factor = tl.full([], 1.0, tl.float32)
         if scale_ptr is not None:
-            factor = tl.load(scale_ptr + row).to(WIDE)
+            factor = tl.load(scale_ptr + row).to(tl.float32)
         hit = factor * (1.0 - smooth)
         everywhere = factor * smooth / columns
         if SQUARES:
-            factor = factor * (1.0 + 2.0 * (scalar(z_loss, WIDE) * lse))
+            factor = factor * (1.0 + 2.0 * (scalar(z_loss) * lse))
         base = tl.where(wrong, float("nan"), lse)
         for start in range(0, stop, BLOCK):
             col = (start + tl.arange(0, BLOCK))[None, :]
-            z = _logits(line, bias_ptr, col, None, softcap, CAPS, WIDE, False)
-            g = _gradient(z, base, factor, everywhere, softcap, SCALED, SMOOTHS, CAPS, WIDE)
+            z = _logits(line, bias_ptr, col, None, softcap, CAPS, False)
+            g = _gradient(z, base, factor, everywhere, softcap, SCALED, SMOOTHS, CAPS)
             tl.store(line + col, g.to(logits_ptr.dtype.element_ty))
         for start in range(stop, whole, BLOCK):  # of an ignored row
             tl.store(line + start + tl.arange(0, BLOCK), tl.zeros([BLOCK], logits_ptr.dtype.element_ty))
         if whole < padded:
-            z = _logits(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, WIDE, True)
-            g = _gradient(z, base, factor, everywhere, softcap, SCALED, SMOOTHS, CAPS, WIDE)
+            z = _logits(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, True)
+            g = _gradient(z, base, factor, everywhere, softcap, SCALED, SMOOTHS, CAPS)
             g = tl.where(last < tl.where(ignored, 0, size), g, 0.0)
             tl.store(line + last, g.to(logits_ptr.dtype.element_ty), mask=last < padded)
         # the target's: written once more, after every thread has written
         tl.debug_barrier()
-        g = _gradient(picked, base, factor, everywhere, softcap, SCALED, SMOOTHS, False, WIDE) - hit
+        g = _gradient(picked, base, factor, everywhere, softcap, SCALED, SMOOTHS, False) - hit
         if CAPS:
-            g *= slope(picked, softcap, WIDE)
+            g *= slope(picked, softcap)
         tl.store(line + place, g.to(logits_ptr.dtype.element_ty), mask=ignored == 0)
 
 
 @triton.jit
 def _gradient(
     z, lse, factor, everywhere, softcap, SCALED: tl.constexpr, SMOOTHS: tl.constexpr, CAPS: tl.constexpr,
-    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Return the gradient of logits other than the target's: NaN where ``lse`` is."""
     g = exp(z - lse)
@@ -316,16 +314,16 @@ def _gradient(
     if SMOOTHS:
         g -= everywhere
     if CAPS:
-        g *= slope(z, softcap, WIDE)
+        g *= slope(z, softcap)
     return g
 
 
 @triton.jit
-def _logits(line, bias_ptr, col, reach, softcap, CAPS: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
+def _logits(line, bias_ptr, col, reach, softcap, CAPS: tl.constexpr, MASKED: tl.constexpr):
     """Return the logits of some columns with the bias, capped: ``softcap * tanh(z / softcap)``."""
-    z = widened(tl.load(line + col, mask=reach, other=0.0) if MASKED else tl.load(line + col), WIDE)
+    z = widened(tl.load(line + col, mask=reach, other=0.0) if MASKED else tl.load(line + col))
     if bias_ptr is not None:
-        z += widened(tl.load(bias_ptr + col, mask=reach, other=0.0) if MASKED else tl.load(bias_ptr + col), WIDE)
+        z += widened(tl.load(bias_ptr + col, mask=reach, other=0.0) if MASKED else tl.load(bias_ptr + col))
     if CAPS:
-        z = capped(z, softcap, WIDE)
+        z = capped(z, softcap)
     return z

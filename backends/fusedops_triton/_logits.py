@@ -38,33 +38,26 @@ def added(top, total, sums, z, finite, SMOOTH: tl.constexpr, GROUP: tl.constexpr
 
 
 @triton.jit
-def capped(x, softcap, WIDE: tl.constexpr):
+def capped(x, softcap):
     """Return ``softcap * tanh(x / softcap)``. softcap: see ``scalar``."""
-    cap = scalar(softcap, WIDE)
-    return cap * _tanh(x / cap, WIDE)
+    cap = scalar(softcap)
+    return cap * _tanh(x / cap)
 
 
 @triton.jit
-def slope(z, softcap, WIDE: tl.constexpr):
+def slope(z, softcap):
     """Return the derivative of ``capped`` from its result."""
-    ratio = z / scalar(softcap, WIDE)
+    ratio = z / scalar(softcap)
     return 1.0 - ratio * ratio
 
 
 @triton.jit
-def _tanh(u, WIDE: tl.constexpr):
+def _tanh(u):
     """Return tanh(u), with a small relative error for small u too, where ``1 - exp(-2u)`` cancels."""
     size = tl.abs(u)
     e = exp(-2.0 * size)  # at most 1: does not overflow
     far = (1.0 - e) * reciprocal(1.0 + e)
-    if WIDE == tl.float64:  # noqa: SIM300 - ruff takes any upper case name for a constant
-        # 1 - exp(-2u) is (1 - e) * -2u / log(e), where the errors of e cancel (Kahan)
-        inexact = (e < 1.0) & (e > 0.5)
-        step = (1.0 - e) * (-2.0 * size) / tl.log(tl.where(inexact, e, 0.5))
-        near = tl.where(inexact, step / (2.0 - step), size)
-        positive = tl.where(size < 0.3, near, far)
-    else:
-        s = size * size
-        near = size * (1.0 + s * (-0.33333334 + s * (0.13333334 + s * (-0.053968254 + s * 0.021869488))))
-        positive = tl.where(size < 0.2, near, far)
+    s = size * size
+    near = size * (1.0 + s * (-0.33333334 + s * (0.13333334 + s * (-0.053968254 + s * 0.021869488))))
+    positive = tl.where(size < 0.2, near, far)
     return tl.where(u < 0.0, -positive, positive)

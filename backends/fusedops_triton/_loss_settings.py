@@ -21,7 +21,7 @@ LOSS_TILE = 2048
 
 def class_tile(padded: int, element_size: int) -> Tile:
     """Return the setting for rows of ``padded`` logits, which a program reads in blocks, and writes in place."""
-    block = min(power_of_two(padded), LOSS_TILE // (2 if element_size == 8 else 1))
+    block = min(power_of_two(padded), LOSS_TILE)
     return Tile(block, warps_for(block, ROW_PER_THREAD[element_size] // 2))
 
 
@@ -31,7 +31,7 @@ def loss_plan(size: int, element_size: int) -> Plan:
     It reads each row once, so nothing is gained by a row on chip. Short rows are read whole, by a warp or two, several
     of the shortest at a time; longer ones go through in blocks.
     """
-    width, block = power_of_two(size), LOSS_TILE // (2 if element_size == 8 else 1)
+    width, block = power_of_two(size), LOSS_TILE
     if width > block:
         return Plan(1, block, warps_for(block, ROW_PER_THREAD[element_size] // 2), False)
     rows = min(max(1, SHORT_TILE // width), SHORT_ROWS)
@@ -39,11 +39,8 @@ def loss_plan(size: int, element_size: int) -> Plan:
 
 
 def loss_group(setting: Plan, element_size: int) -> int:
-    """Return the columns that have a maximum and a sum of their own: those of one access; of a whole row, all.
-
-    Doubles have only two in an access: with one more for each two exponentials, they have all of a block.
-    """
-    return setting.block if setting.on_chip or element_size == 8 else 16 // element_size
+    """Return the columns that have a maximum and a sum of their own: those of one access; of a whole row, all."""
+    return setting.block if setting.on_chip else 16 // element_size
 
 
 def loss_gradient_plan(size: int, element_size: int) -> Plan:

@@ -10,7 +10,7 @@ that is None leaves out the residual, the weight, the bias or the saved values.
 
 Common to all kernels:
 
-- Rows are normalized in float32, in float64 for float64. The sum ``x + residual`` is rounded to its dtype, and the
+- Rows are normalized in float32. The sum ``x + residual`` is rounded to its dtype, and the
   rounded values are normalized.
 - Tensors of x's size are made contiguous if they are not. H is passed as ``size * UNIT``, so that rows of a length that
   is divisible by 8 but not by 16 have 16-byte accesses.
@@ -29,10 +29,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype, promoted
+from fusedops.dtypes import promoted
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_type, scalar, widened
-from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._common import read, read_evicting, scalar, widened
+from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div, norm_plan
 
@@ -52,7 +52,7 @@ def norm_forward(
     """Compute ``y = norm(s) * (offset + weight) + bias`` with ``s = x + residual``.
 
     Args:
-        x: (..., H), float16, bfloat16, float32 or float64, any strides.
+        x: (..., H), float16, bfloat16 or float32, any strides.
         residual: (..., H), any of these dtypes, any strides; or None: s is x then.
         weight: (H,), any of these dtypes; or None.
         bias: (H,), any of these dtypes; or None.
@@ -68,8 +68,7 @@ def norm_forward(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     dtype = promoted(x, residual)
     s = None if residual is None else torch.empty_like(y, dtype=dtype)
-    wide = compute_dtype(dtype)
-    rstd = torch.empty(x.shape[:-1], dtype=wide, device=x.device) if save else None
+    rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device) if save else None
     mean = torch.empty_like(rstd) if rstd is not None and centered else None
     if y.numel() == 0:
         for value in (mean, rstd):  # of rows without columns
@@ -81,7 +80,7 @@ def norm_forward(
     )
     launch(
         y, y, s, mean, rstd, ready(x), ready(residual), ready(weight), ready(bias),
-        scalar_for(eps, dtype), scalar_for(offset, dtype),
+        float(eps), float(offset),
     )  # fmt: skip
     return y, s, mean, rstd
 
@@ -97,7 +96,7 @@ def _forward_launch(n_rows: int, size: int, adds: bool, dtype: torch.dtype, cent
     unit_h = unit(size)
     setting = norm_plan(size, dtype.itemsize, 2 if adds else 1)
     sizes = (n_rows, size // unit_h)
-    constants = {"CENTER": centered, "UNIT": unit_h, "BLOCK": setting.block, "WIDE": compute_type(dtype)}
+    constants = {"CENTER": centered, "UNIT": unit_h, "BLOCK": setting.block}
     if not setting.on_chip:
         return Launch(_norm_forward_long, (n_rows,), sizes, constants, setting.warps)
     even = size == setting.block and n_rows % setting.rows == 0
@@ -115,7 +114,7 @@ _NOT_SPECIALIZED = ["eps", "offset", "n_rows", "size"]
 def _norm_forward_on_chip(
     y_ptr, s_ptr, mean_ptr, rstd_ptr, x_ptr, residual_ptr, weight_ptr, bias_ptr, eps, offset, n_rows, size,
     CENTER: tl.constexpr, OFFSET: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS whole rows. Grid (cdiv(n_rows, ROWS),); H = size * UNIT <= BLOCK.
 
@@ -131,88 +130,84 @@ def _norm_forward_on_chip(
     at = row[:, None] * width + col[None, :]
     x = tl.load(x_ptr + at, mask=inside, other=0.0)
     if residual_ptr is None:
-        s = widened(x, WIDE)
+        s = widened(x)
     else:  # by Triton's conversion, with which the compiler adds two bfloat16 by half an instruction
-        total = rounded(x.to(WIDE) + tl.load(residual_ptr + at, mask=inside, other=0.0).to(WIDE), s_ptr)
+        total = rounded(x.to(tl.float32) + tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32), s_ptr)
         tl.store(s_ptr + at, total, mask=inside)
-        s = widened(total, WIDE)
+        s = widened(total)
 
     if CENTER:
-        mean = tl.sum(s, axis=1) / width.to(WIDE)
+        mean = tl.sum(s, axis=1) / width.to(tl.float32)
         s = tl.where(inside, s - mean[:, None], 0.0)
         if mean_ptr is not None:
             tl.store(mean_ptr + row, mean, mask=row < n_rows)
-    rstd = tl.rsqrt(tl.sum(s * s, axis=1) / width.to(WIDE) + scalar(eps, WIDE))
+    rstd = tl.rsqrt(tl.sum(s * s, axis=1) / width.to(tl.float32) + scalar(eps))
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd, mask=row < n_rows)
     y = s * rstd[:, None]
     if weight_ptr is not None:
-        factor = widened(tl.load(weight_ptr + col, mask=in_row, other=0.0), WIDE)
+        factor = read(weight_ptr + col, in_row)
         if OFFSET:
-            factor += scalar(offset, WIDE)
+            factor += scalar(offset)
         y *= factor[None, :]
     if bias_ptr is not None:
-        y += widened(tl.load(bias_ptr + col, mask=in_row, other=0.0), WIDE)[None, :]
+        y += read(bias_ptr + col, in_row)[None, :]
     tl.store(y_ptr + at, rounded(y, y_ptr), mask=inside)
 
 
 @profiled(do_not_specialize=_NOT_SPECIALIZED)
 def _norm_forward_long(
     y_ptr, s_ptr, mean_ptr, rstd_ptr, x_ptr, residual_ptr, weight_ptr, bias_ptr, eps, offset, n_rows, size,
-    CENTER: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    CENTER: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute one row of any length, BLOCK columns at a time. Grid (n_rows,). Arguments as in _norm_forward_on_chip."""
     row = tl.program_id(0).to(tl.int64)
     columns = size.to(tl.int64) * UNIT
     at = row * columns
     # of each lane: the mean so far, and the sum of squares of the differences from it
-    mean = tl.zeros([BLOCK], dtype=WIDE)
-    squares = tl.zeros([BLOCK], dtype=WIDE)
+    mean = tl.zeros([BLOCK], dtype=tl.float32)
+    squares = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, columns, BLOCK):
         col = start + tl.arange(0, BLOCK)
         inside = col < columns
-        s = widened(tl.load(x_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last"), WIDE)
+        s = read_evicting(x_ptr + at + col, inside, "evict_last")
         if residual_ptr is not None:
-            other = widened(
-                tl.load(residual_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last"), WIDE
-            )
+            other = read_evicting(residual_ptr + at + col, inside, "evict_last")
             total = rounded(s + other, s_ptr)
             tl.store(s_ptr + at + col, total, mask=inside)
-            s = total.to(WIDE)
+            s = total.to(tl.float32)
         if CENTER:
             difference = tl.where(inside, s - mean, 0.0)
             mean += difference / (start // BLOCK + 1)
             squares += difference * (s - mean)
         else:
             squares += s * s
-    n = columns.to(WIDE)
+    n = columns.to(tl.float32)
     if CENTER:
         # lanes of the last block that are outside have one element less
-        count = ((columns - tl.arange(0, BLOCK) + BLOCK - 1) // BLOCK).to(WIDE)
+        count = ((columns - tl.arange(0, BLOCK) + BLOCK - 1) // BLOCK).to(tl.float32)
         center = tl.sum(mean * count, axis=0) / n
         squares += count * (mean - center) * (mean - center)
         if mean_ptr is not None:
             tl.store(mean_ptr + row, center)
-    rstd = tl.rsqrt(tl.sum(squares, axis=0) / n + scalar(eps, WIDE))
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / n + scalar(eps))
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd)
 
     for start in range(0, columns, BLOCK):
         col = start + tl.arange(0, BLOCK)
         inside = col < columns
-        s = widened(tl.load(x_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
+        s = read_evicting(x_ptr + at + col, inside, "evict_first")
         if residual_ptr is not None:  # not from s_ptr: another thread may have written the element
-            other = widened(
-                tl.load(residual_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first"), WIDE
-            )
-            s = rounded(s + other, s_ptr).to(WIDE)
+            other = read_evicting(residual_ptr + at + col, inside, "evict_first")
+            s = rounded(s + other, s_ptr).to(tl.float32)
         if CENTER:
             s -= center
         y = s * rstd
         if weight_ptr is not None:
-            y *= widened(tl.load(weight_ptr + col, mask=inside, other=0.0), WIDE) + scalar(offset, WIDE)
+            y *= read(weight_ptr + col, inside) + scalar(offset)
         if bias_ptr is not None:
-            y += widened(tl.load(bias_ptr + col, mask=inside, other=0.0), WIDE)
+            y += read(bias_ptr + col, inside)
         tl.store(y_ptr + at + col, rounded(y, y_ptr), mask=inside)
 
 

@@ -24,8 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops_triton._bias import add_sums, column_tile, rounded, store_sums, unit
-from fusedops_triton._common import compute_type, scalar, widened
-from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._common import read, read_evicting, scalar, widened
+from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._norm import columns_of, ready
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div, norm_sums, share_columns
@@ -71,17 +71,16 @@ def norm_backward(
     inputs = (ready(grad), ready(grad_s), ready(s), ready(mean), ready(rstd), ready(weight))
     sizes = [t.element_size() for t in (grad, grad_s, s, *rows) if t is not None]
     launches = _backward_launches(
-        s.numel() // s.shape[-1], s.shape[-1], min(sizes), max(sizes), rstd.dtype, mean is not None,
+        s.numel() // s.shape[-1], s.shape[-1], min(sizes), max(sizes), mean is not None,
         any(v is not None for v in vectors),
     )  # fmt: skip
-    partial = [_partial(vector, launches.parts, rstd.dtype) for vector in sums]
-    factor = scalar_for(offset, rstd.dtype)
+    partial = [_partial(vector, launches.parts) for vector in sums]
     first, second = (*rows, None)[:2]
     if launches.columns is None:
-        launches.rows(s, first, second, *partial, *inputs, factor)
+        launches.rows(s, first, second, *partial, *inputs, float(offset))
     else:
         if first is not None or second is not None:
-            launches.rows(s, first, second, None, None, *inputs, factor)
+            launches.rows(s, first, second, None, None, *inputs, float(offset))
         if sums[0] is not None or sums[1] is not None:
             launches.columns(s, *partial, inputs[0], *inputs[2:5])
     for vector, parts in zip(sums, partial):
@@ -90,11 +89,11 @@ def norm_backward(
     return *rows, *sums
 
 
-def _partial(vector: Tensor | None, parts: int, dtype: torch.dtype) -> Tensor | None:
+def _partial(vector: Tensor | None, parts: int) -> Tensor | None:
     """Return the tensor (parts, H) for sums, which is the gradient itself if parts == 1."""
     if vector is None or parts == 1:
         return vector
-    return torch.empty((parts, vector.numel()), dtype=dtype, device=vector.device)
+    return torch.empty((parts, vector.numel()), dtype=torch.float32, device=vector.device)
 
 
 class _Launches(NamedTuple):
@@ -106,12 +105,10 @@ class _Launches(NamedTuple):
 
 
 @cached_by_layout
-def _backward_launches(
-    n_rows: int, size: int, narrowest: int, widest: int, wide: torch.dtype, centered: bool, sums: bool
-) -> _Launches:
+def _backward_launches(n_rows: int, size: int, narrowest: int, widest: int, centered: bool, sums: bool) -> _Launches:
     """Return the launches for (n_rows, size). sums: the gradient of weight or bias is wanted."""
     unit_h = unit(size)
-    sizes, shared = (n_rows, size // unit_h), {"CENTER": centered, "UNIT": unit_h, "WIDE": compute_type(wide)}
+    sizes, shared = (n_rows, size // unit_h), {"CENTER": centered, "UNIT": unit_h}
     setting = norm_sums(n_rows, size, widest, sums, centered)
     if setting.on_chip:
         constants = {
@@ -119,9 +116,8 @@ def _backward_launches(
             "WHOLE": n_rows % setting.rows == 0, "ROWS": setting.rows, "BLOCK": setting.block,
         }  # fmt: skip
         parts = ceil_div(n_rows, setting.steps * setting.rows)
-        registers = setting.registers if wide == torch.float32 else None  # a double takes two
         sizes = (*sizes, setting.steps)
-        rows = Launch(_norm_backward_on_chip, (parts,), sizes, constants, setting.warps, registers)
+        rows = Launch(_norm_backward_on_chip, (parts,), sizes, constants, setting.warps, setting.registers)
         return _Launches(rows, None, parts)
     constants = {**shared, "BLOCK": setting.block}
     rows = Launch(_norm_backward_long, (n_rows,), sizes, constants, setting.warps)
@@ -142,7 +138,7 @@ def _norm_backward_on_chip(
     dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
     offset, n_rows, size, steps,
     CENTER: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute steps * ROWS whole rows, or those that are left. Grid (parts,); H = size * UNIT <= BLOCK.
 
@@ -153,12 +149,12 @@ def _norm_backward_on_chip(
     """
     col = tl.arange(0, BLOCK)
     in_row, columns = columns_of(col, size, UNIT, EVEN, BLOCK)
-    share = 1.0 / columns.to(WIDE)
+    share = 1.0 / columns.to(tl.float32)
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + col, mask=in_row, other=0.0)
     # each lane adds up its own elements; one reduction over rows at the end
-    dweight = tl.zeros([ROWS, BLOCK], dtype=WIDE)
-    dbias = tl.zeros([ROWS, BLOCK], dtype=WIDE)
+    dweight = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    dbias = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     # offsets from a scalar, of 32 bits: the addresses of a thread take as few registers as they can
     at = tl.arange(0, ROWS)[:, None] * columns.to(tl.int32) + col[None, :]
     first = tl.program_id(0).to(tl.int64) * (steps * ROWS)
@@ -173,14 +169,14 @@ def _norm_backward_on_chip(
         inside = _inside(in_row, start, end, WHOLE, ROWS)
         is_row = row < n_rows
         if AHEAD:
-            normal, grad = widened(next_s, WIDE), widened(next_grad, WIDE)
+            normal, grad = widened(next_s), widened(next_grad)
             then = base + columns * ROWS
             following = _inside(in_row, start + ROWS, end, False, ROWS)
             next_s = tl.load(s_ptr + then + at, mask=following, other=0.0)
             next_grad = tl.load(grad_ptr + then + at, mask=following, other=0.0)
         else:
-            normal = widened(tl.load(s_ptr + base + at, mask=inside, other=0.0), WIDE)
-            grad = widened(tl.load(grad_ptr + base + at, mask=inside, other=0.0), WIDE)
+            normal = read(s_ptr + base + at, inside)
+            grad = read(grad_ptr + base + at, inside)
         rstd = tl.load(rstd_ptr + row, mask=is_row, other=0.0)[:, None]
         if CENTER:
             normal -= tl.load(mean_ptr + row, mask=is_row, other=0.0)[:, None]
@@ -192,7 +188,7 @@ def _norm_backward_on_chip(
         if dx_ptr is not None or dresidual_ptr is not None:
             m = grad
             if weight_ptr is not None:
-                m = grad * (widened(weight, WIDE) + scalar(offset, WIDE))[None, :]
+                m = grad * (widened(weight) + scalar(offset))[None, :]
             # rstd * (m - mean(m) - normal * mean(m * normal)), by two instructions an element
             if CENTER:
                 if JOINED:  # both sums by one reduction: the program waits half as often for its warps
@@ -203,7 +199,7 @@ def _norm_backward_on_chip(
             else:
                 ds = (m - normal * (tl.sum(m * normal, axis=1) * share)[:, None]) * rstd
             if grad_s_ptr is not None:
-                ds += widened(tl.load(grad_s_ptr + base + at, mask=inside, other=0.0), WIDE)
+                ds += read(grad_s_ptr + base + at, inside)
             if dx_ptr is not None:
                 tl.store(dx_ptr + base + at, rounded(ds, dx_ptr), mask=inside)
             if dresidual_ptr is not None:
@@ -228,7 +224,7 @@ def _inside(in_row, start, end, WHOLE: tl.constexpr, ROWS: tl.constexpr):
 def _norm_backward_long(
     dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
     offset, n_rows, size,
-    CENTER: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    CENTER: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute one row of any length, BLOCK columns at a time, without dweight_ptr and dbias_ptr. Grid (n_rows,).
 
@@ -238,22 +234,22 @@ def _norm_backward_long(
     columns = size.to(tl.int64) * UNIT
     at = row * columns
     rstd = tl.load(rstd_ptr + row)
-    mean = tl.zeros([], dtype=WIDE)
+    mean = tl.zeros([], dtype=tl.float32)
     if CENTER:
         mean = tl.load(mean_ptr + row)
     # each lane keeps its sums until the end: one reduction per row instead of one per block
-    products = tl.zeros([BLOCK], dtype=WIDE)
-    sums = tl.zeros([BLOCK], dtype=WIDE)
+    products = tl.zeros([BLOCK], dtype=tl.float32)
+    sums = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, columns, BLOCK):
         col = start + tl.arange(0, BLOCK)
         inside = col < columns
-        s = widened(tl.load(s_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last"), WIDE)
-        m = widened(tl.load(grad_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last"), WIDE)
+        s = read_evicting(s_ptr + at + col, inside, "evict_last")
+        m = read_evicting(grad_ptr + at + col, inside, "evict_last")
         if weight_ptr is not None:
-            m *= widened(tl.load(weight_ptr + col, mask=inside, other=0.0), WIDE) + scalar(offset, WIDE)
+            m *= read(weight_ptr + col, inside) + scalar(offset)
         products += m * ((s - mean) * rstd)
         sums += m
-    n = columns.to(WIDE)
+    n = columns.to(tl.float32)
     product = tl.sum(products, axis=0) / n
     if CENTER:
         center = tl.sum(sums, axis=0) / n
@@ -261,16 +257,16 @@ def _norm_backward_long(
     for start in range(0, columns, BLOCK):
         col = start + tl.arange(0, BLOCK)
         inside = col < columns
-        s = widened(tl.load(s_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
-        m = widened(tl.load(grad_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
+        s = read_evicting(s_ptr + at + col, inside, "evict_first")
+        m = read_evicting(grad_ptr + at + col, inside, "evict_first")
         if weight_ptr is not None:
-            m *= widened(tl.load(weight_ptr + col, mask=inside, other=0.0), WIDE) + scalar(offset, WIDE)
+            m *= read(weight_ptr + col, inside) + scalar(offset)
         ds = m - ((s - mean) * rstd) * product
         if CENTER:
             ds -= center
         ds *= rstd
         if grad_s_ptr is not None:
-            ds += widened(tl.load(grad_s_ptr + at + col, mask=inside, other=0.0), WIDE)
+            ds += read(grad_s_ptr + at + col, inside)
         if dx_ptr is not None:
             tl.store(dx_ptr + at + col, rounded(ds, dx_ptr), mask=inside)
         if dresidual_ptr is not None:
@@ -281,16 +277,16 @@ def _norm_backward_long(
 def _norm_backward_sums(
     dweight_ptr, dbias_ptr, grad_ptr, s_ptr, mean_ptr, rstd_ptr, n_rows, size,
     CENTER: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     """Sum COLS columns of STEPS * ROWS rows. Grid (cdiv(H, COLS), parts). Arguments as in _norm_backward_on_chip."""
-    dweight = tl.zeros([ROWS, COLS], dtype=WIDE)
-    dbias = tl.zeros([ROWS, COLS], dtype=WIDE)
+    dweight = tl.zeros([ROWS, COLS], dtype=tl.float32)
+    dbias = tl.zeros([ROWS, COLS], dtype=tl.float32)
     for step in range(STEPS):
         at, inside, row = column_tile(step, n_rows, size, UNIT, STEPS, ROWS, COLS, EVEN)
-        grad = widened(tl.load(grad_ptr + at, mask=inside, other=0.0), WIDE)
+        grad = read(grad_ptr + at, inside)
         if dweight_ptr is not None:
-            normal = widened(tl.load(s_ptr + at, mask=inside, other=0.0), WIDE)
+            normal = read(s_ptr + at, inside)
             if CENTER:
                 normal -= tl.load(mean_ptr + row, mask=row < n_rows, other=0.0)[:, None]
             dweight += grad * (normal * tl.load(rstd_ptr + row, mask=row < n_rows, other=0.0)[:, None])

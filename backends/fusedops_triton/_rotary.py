@@ -6,7 +6,7 @@
 - q and k are read by their strides, as transformers' are views with the heads and the positions exchanged, and so are
   cos and sin, which models keep doubled; only the last dim is made contiguous.
 - Interleaved pairs are loaded and stored together, 16 bytes at a time, and separated in registers.
-- The arithmetic is in float32, in float64 where a tensor has it. cos and sin are not rounded.
+- The arithmetic is in float32. cos and sin are not rounded.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -23,9 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype, promoted
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_type, widened
+from fusedops_triton._common import read
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ROTARY_HEADS, ceil_div, power_of_two, rotary_tile
@@ -39,7 +38,7 @@ def rotate(
     """Rotate the pairs of q and of k.
 
     Args:
-        q: (..., Nq, S, D), or (..., S, Nq, D) with seq_dim -3, float16, bfloat16, float32 or float64, any strides.
+        q: (..., Nq, S, D), or (..., S, Nq, D) with seq_dim -3, float16, bfloat16 or float32, any strides.
         k: the same with its own number of heads, any of these dtypes, or None.
         cos: (..., S, R/2), any of these dtypes.
         sin: the same.
@@ -68,9 +67,6 @@ def _launch_on(
     cos, sin = _angles(cos, out[0]), _angles(sin, out[0])
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    wide = compute_dtype(promoted(cos, sin))
-    for tensor in given:
-        wide = torch.promote_types(wide, tensor.dtype)
     heads_dim = 1 if seq_dim == -2 else 2
     # batch, head, position
     strides = [(x.stride(0), x.stride(heads_dim), x.stride(3 - heads_dim)) for x in given]
@@ -80,7 +76,7 @@ def _launch_on(
     narrowest = min(x.element_size() for x in given)
     launch = _launch(
         batch, heads, length, dim, cos.shape[2], tuple(strides), angle_strides, interleaved, seq_dim, forward,
-        narrowest, wide,
+        narrowest,
     )  # fmt: skip
     second = (out[1], given[1]) if len(given) > 1 else (None, None)
     launch(out[0], out[0], second[0], given[0], second[1], cos, sin)
@@ -104,7 +100,7 @@ def _angles(angle: Tensor, y: Tensor) -> Tensor:
 @cached_by_layout
 def _launch(
     batch: int, heads: tuple[int, ...], length: int, dim: int, half: int, strides: tuple[tuple[int, ...], ...],
-    angle_strides: tuple[int, ...], interleaved: bool, seq_dim: int, forward: bool, narrowest: int, dtype: torch.dtype,
+    angle_strides: tuple[int, ...], interleaved: bool, seq_dim: int, forward: bool, narrowest: int,
 ) -> Launch:  # fmt: skip
     """Return the launch of ``_rotate`` for q of (B, heads[0], S, D) and, of two numbers of heads, k."""
     x_strides = [step for each in (strides[0], strides[-1]) for step in each]
@@ -121,7 +117,7 @@ def _launch(
     groups = sum(ceil_div(count, group) for count in heads)
     constants = {
         "FORWARD": forward, "INTERLEAVED": interleaved, "SEQ_INNER": seq_dim == -2, "UNIT": row_unit,
-        "HEADS": group, "POSITIONS": positions, "COLS": cols, "WIDE": compute_type(dtype),
+        "HEADS": group, "POSITIONS": positions, "COLS": cols,
     }  # fmt: skip
     programs = tiles * groups * ceil_div(length, positions) * batch
     warps = max(1, setting.warps * group * positions * cols // setting.block)  # fewer for a small tile
@@ -143,7 +139,7 @@ def _rotate(
     length, q_heads, k_heads, dim, half, q_batch, q_head, q_position, k_batch, k_head, k_position,
     angle_batch, angle_position,
     FORWARD: tl.constexpr, INTERLEAVED: tl.constexpr, SEQ_INNER: tl.constexpr, UNIT: tl.constexpr,
-    HEADS: tl.constexpr, POSITIONS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr,
+    HEADS: tl.constexpr, POSITIONS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Rotate COLS pairs of POSITIONS positions of HEADS heads of q or of k, or copy 2 * COLS columns after the pairs.
 
@@ -169,14 +165,14 @@ def _rotate(
         _of_one(
             q_out_ptr, q_ptr, cos_ptr, sin_ptr, batch, head, position, angle, tile, tiles,
             q_heads, length, dim, half, q_batch, q_head, q_position,
-            FORWARD, INTERLEAVED, SEQ_INNER, UNIT, COLS, WIDE,
+            FORWARD, INTERLEAVED, SEQ_INNER, UNIT, COLS,
         )  # fmt: skip
     elif k_ptr is not None:
         head = (group - q_groups) * HEADS + rows // POSITIONS
         _of_one(
             k_out_ptr, k_ptr, cos_ptr, sin_ptr, batch, head, position, angle, tile, tiles,
             k_heads, length, dim, half, k_batch, k_head, k_position,
-            FORWARD, INTERLEAVED, SEQ_INNER, UNIT, COLS, WIDE,
+            FORWARD, INTERLEAVED, SEQ_INNER, UNIT, COLS,
         )  # fmt: skip
 
 
@@ -192,7 +188,6 @@ def _of_one(
     y_ptr, x_ptr, cos_ptr, sin_ptr, batch, head, position, angle, tile, tiles,
     heads, length, dim, half, batch_stride, head_stride, position_stride,
     FORWARD: tl.constexpr, INTERLEAVED: tl.constexpr, SEQ_INNER: tl.constexpr, UNIT: tl.constexpr, COLS: tl.constexpr,
-    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of rows and columns. ``head``, ``position`` and ``angle`` are of each row, 64-bit."""
     inside = ((head < heads) & (position < length))[:, None]
@@ -204,7 +199,7 @@ def _of_one(
         cos_at = angle[:, None] + (tile * COLS + tl.arange(0, COLS))[None, :]
         _turn(
             y_ptr, x_ptr, cos_ptr + cos_at, sin_ptr + cos_at, y_row, x_row, inside, columns, tile,
-            FORWARD, INTERLEAVED, COLS, WIDE,
+            FORWARD, INTERLEAVED, COLS,
         )  # fmt: skip
     else:
         _copy(
@@ -215,26 +210,26 @@ def _of_one(
 @triton.jit
 def _turn(
     y_ptr, x_ptr, cos_at, sin_at, y_row, x_row, inside, columns, tile,
-    FORWARD: tl.constexpr, INTERLEAVED: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr,
+    FORWARD: tl.constexpr, INTERLEAVED: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Rotate the pairs of one tile. ``cos_at`` and ``sin_at`` are the addresses of their angles."""
     col = tile * COLS + tl.arange(0, COLS)
     kept = inside & (col < columns)[None, :]
-    cos = widened(tl.load(cos_at, mask=kept, other=0.0), WIDE)
-    sin = widened(tl.load(sin_at, mask=kept, other=0.0), WIDE)
+    cos = read(cos_at, kept)
+    sin = read(sin_at, kept)
     if not FORWARD:
         sin = -sin
     if INTERLEAVED:
         both = tile * (2 * COLS) + tl.arange(0, 2 * COLS)
         each = inside & (both < 2 * columns)[None, :]
-        x = widened(tl.load(x_ptr + x_row[:, None] + both[None, :], mask=each, other=0.0), WIDE)
+        x = read(x_ptr + x_row[:, None] + both[None, :], each)
         first, second = tl.split(tl.reshape(x, [x_row.shape[0], COLS, 2]))
         y = tl.join(first * cos - second * sin, second * cos + first * sin)
         y = tl.reshape(y, [x_row.shape[0], 2 * COLS])
         tl.store(y_ptr + y_row[:, None] + both[None, :], rounded(y, y_ptr), mask=each)
     else:
-        first = widened(tl.load(x_ptr + x_row[:, None] + col[None, :], mask=kept, other=0.0), WIDE)
-        second = widened(tl.load(x_ptr + x_row[:, None] + (col + columns)[None, :], mask=kept, other=0.0), WIDE)
+        first = read(x_ptr + x_row[:, None] + col[None, :], kept)
+        second = read(x_ptr + x_row[:, None] + (col + columns)[None, :], kept)
         one, two = first * cos - second * sin, second * cos + first * sin
         tl.store(y_ptr + y_row[:, None] + col[None, :], rounded(one, y_ptr), mask=kept)
         tl.store(y_ptr + y_row[:, None] + (col + columns)[None, :], rounded(two, y_ptr), mask=kept)

@@ -24,10 +24,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype
 from fusedops.ops.routing.formulas import SCORES
-from fusedops_triton._common import compute_type, exp, scalar, widened
-from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._common import exp, read, scalar, widened
+from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div, power_of_two
 
@@ -55,15 +54,15 @@ def routing_forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute the weights and the index of the chosen experts, (..., k); logits (..., E) of any strides."""
     shape = (*logits.shape[:-1], options.k)
-    weights = torch.empty(shape, dtype=compute_dtype(logits.dtype), device=logits.device)
+    weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
     chosen = torch.empty(shape, dtype=torch.int64, device=logits.device)
     if weights.numel():
         logits, bias, index = (_plain(each) for each in (logits, bias, index))
         rows, grouped = weights.numel() // options.k, 1 < options.groups != options.top_groups
         groups, top = (options.groups, options.top_groups) if grouped else (1, 1)
         sizes = (logits.shape[-1], options.k, groups, top, options.group_score == "top2", options.normalize)
-        launch = _forward_launch(rows, logits.dtype, options.score, index is not None, *sizes)
-        launch(weights, weights, chosen, logits, bias, index, *_scalars(options.eps, options.scale, logits.dtype))
+        launch = _forward_launch(rows, options.score, index is not None, *sizes)
+        launch(weights, weights, chosen, logits, bias, index, float(options.eps), float(options.scale))
     return weights, chosen
 
 
@@ -75,8 +74,8 @@ def routing_backward(
     if dx.numel():
         rows, experts = dx.numel() // dx.shape[-1], dx.shape[-1]
         grad, logits, chosen = (_plain(each) for each in (grad, logits, chosen))
-        launch = _backward_launch(rows, logits.dtype, score, experts, k, normalize)
-        launch(dx, dx, grad, logits, chosen, *_scalars(eps, scale, logits.dtype))
+        launch = _backward_launch(rows, score, experts, k, normalize)
+        launch(dx, dx, grad, logits, chosen, float(eps), float(scale))
     return dx
 
 
@@ -84,14 +83,9 @@ def _plain(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.resolve_neg().contiguous()
 
 
-def _scalars(eps: float, scale: float, dtype: torch.dtype) -> tuple[float | int, ...]:
-    return scalar_for(eps, dtype), scalar_for(scale, dtype)
-
-
 @cached_by_layout
 def _forward_launch(
     rows: int,
-    dtype: torch.dtype,
     score: str,
     given: bool,
     experts: int,
@@ -101,21 +95,21 @@ def _forward_launch(
     by_two: bool,
     normalize: bool,
 ) -> Launch:
-    width, setting = power_of_two(experts // groups), _setting(experts, rows, dtype)
+    width, setting = power_of_two(experts // groups), _setting(experts, rows)
     constants = {
         "SCORE": SCORES.index(score), "GIVEN": given, "BY_TWO": by_two, "NORMALIZE": normalize, "ROWS": setting.rows,
-        "GROUPS": power_of_two(groups), "WIDTH": width, "CHOICES": power_of_two(k), "WIDE": compute_type(dtype),
+        "GROUPS": power_of_two(groups), "WIDTH": width, "CHOICES": power_of_two(k),
     }  # fmt: skip
     grid, sizes = (ceil_div(rows, setting.rows),), (rows, experts, k, groups, top_groups)
     return Launch(_forward, grid, sizes, constants, setting.warps)
 
 
 @cached_by_layout
-def _backward_launch(rows: int, dtype: torch.dtype, score: str, experts: int, k: int, normalize: bool) -> Launch:
-    setting = _setting(experts, rows, dtype)
+def _backward_launch(rows: int, score: str, experts: int, k: int, normalize: bool) -> Launch:
+    setting = _setting(experts, rows)
     constants = {
         "SCORE": SCORES.index(score), "NORMALIZE": normalize, "ROWS": setting.rows, "BLOCK": power_of_two(experts),
-        "CHOICES": power_of_two(k), "WIDE": compute_type(dtype),
+        "CHOICES": power_of_two(k),
     }  # fmt: skip
     return Launch(_backward, (ceil_div(rows, setting.rows),), (rows, experts, k), constants, setting.warps)
 
@@ -127,23 +121,25 @@ class _Setting(NamedTuple):
     warps: int
 
 
-def _setting(experts: int, rows: int, dtype: torch.dtype) -> _Setting:
-    """Return programs of 4 KiB of numbers with 4 warps, 8 in float64; of one row where it is longer, fewer for few."""
-    elements, size = power_of_two(experts), compute_dtype(dtype).itemsize
-    fitting = min(max(1, _BYTES // size // elements), power_of_two(rows))
-    return _Setting(fitting, (4 if fitting * elements > 256 else 1) * size // 4)
+def _setting(experts: int, rows: int) -> _Setting:
+    """Return programs of 4 KiB of numbers with 4 warps; of one row where it is longer, fewer for few."""
+    elements = power_of_two(experts)
+    fitting = min(max(1, _BYTES // 4 // elements), power_of_two(rows))
+    return _Setting(fitting, 4 if fitting * elements > 256 else 1)
 
 
 # ------------------------------------------------------------------------------------------------------ jit functions
 
 _SOFTMAX, _SIGMOID, _SQRT_SOFTPLUS, _TOPK_SOFTMAX = (tl.constexpr(each) for each in range(4))
 _MANY = tl.constexpr(0x7FFFFFFF)  # above every index
+_LARGEST = tl.constexpr(0x7FFFFFFF)  # of the integers of _order
+_LOW = tl.constexpr(-0x7FFFFFFF)  # below those of all numbers but -NaN
 
 
 @triton.jit
-def _log_of_one_and(e, WIDE: tl.constexpr):
+def _log_of_one_and(e):
     """Return log(1 + e) for e in [0, 1], as 2 * atanh(e / (2 + e)): 3 to the power of -2 * TERMS is its error."""
-    TERMS: tl.constexpr = 18 if WIDE == tl.float64 else 8  # noqa: SIM300
+    TERMS: tl.constexpr = 8
     u = e / (2.0 + e)
     q = u * u
     p = tl.zeros_like(u)
@@ -153,12 +149,12 @@ def _log_of_one_and(e, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _score(z, SCORE: tl.constexpr, WIDE: tl.constexpr):
+def _score(z, SCORE: tl.constexpr):
     """Return the score of each number by itself."""
     e = exp(-tl.abs(z))
     if SCORE == _SIGMOID:
         return tl.where(z >= 0, 1.0, e) / (1.0 + e)
-    return tl.sqrt(tl.where(z >= 0, z, 0.0) + _log_of_one_and(e, WIDE))  # NaN by e
+    return tl.sqrt(tl.where(z >= 0, z, 0.0) + _log_of_one_and(e))  # NaN by e
 
 
 @triton.jit
@@ -170,25 +166,23 @@ def _exponentials(z):
 
 
 @triton.jit
-def _order(x, WIDE: tl.constexpr):
+def _order(x):
     """Return integers in the order of the numbers: NaN is the largest, 0 and -0 are equal."""
-    LARGEST: tl.constexpr = 0x7FFFFFFFFFFFFFFF if WIDE == tl.float64 else 0x7FFFFFFF  # noqa: SIM300
-    BITS: tl.constexpr = tl.int64 if WIDE == tl.float64 else tl.int32  # noqa: SIM300
-    bits = (x + 0.0).to(BITS, bitcast=True)
-    return tl.where(x == x, tl.where(bits < 0, bits ^ LARGEST, bits), LARGEST)
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(x == x, tl.where(bits < 0, bits ^ _LARGEST, bits), _LARGEST)
 
 
 @triton.jit
-def _picked(x_ptr, row, experts, chosen, fit, top, total, SCORE: tl.constexpr, WIDE: tl.constexpr):
+def _picked(x_ptr, row, experts, chosen, fit, top, total, SCORE: tl.constexpr):
     """Return the logits of the chosen of rows, and their scores; 0 for the rest."""
-    z = widened(tl.load(x_ptr + row[:, None] * experts + chosen, fit, 0.0), WIDE)
+    z = read(x_ptr + row[:, None] * experts + chosen, fit)
     if SCORE == _SOFTMAX:
         s = exp(z - top[:, None]) / total[:, None]
     elif SCORE == _TOPK_SOFTMAX:
         e, _, of_chosen = _exponentials(tl.where(fit, z, float("-inf")))
         s = e / of_chosen[:, None]
     else:
-        s = _score(z, SCORE, WIDE)
+        s = _score(z, SCORE)
     return z, tl.where(fit, s, 0.0)
 
 
@@ -196,7 +190,7 @@ def _picked(x_ptr, row, experts, chosen, fit, top, total, SCORE: tl.constexpr, W
 def _forward(
     weights_ptr, chosen_ptr, x_ptr, bias_ptr, index_ptr, eps, scale, rows, experts, k, groups, top_groups,
     SCORE: tl.constexpr, GIVEN: tl.constexpr, BY_TWO: tl.constexpr, NORMALIZE: tl.constexpr,
-    ROWS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, CHOICES: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     j = tl.arange(0, CHOICES)[None, :]
@@ -205,86 +199,82 @@ def _forward(
     width = experts // groups
     expert = (tl.arange(0, GROUPS)[:, None] * width + tl.arange(0, WIDTH)[None, :])[None, :, :]
     of_row = ((tl.arange(0, GROUPS)[:, None] < groups) & (tl.arange(0, WIDTH)[None, :] < width))[None, :, :]
-    top = tl.zeros((ROWS,), WIDE)
-    total = tl.zeros((ROWS,), WIDE)
+    top = tl.zeros((ROWS,), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
     if SCORE == _SOFTMAX or not GIVEN:
         known = of_row & (row[:, None, None] < rows)
-        s = widened(tl.load(x_ptr + row[:, None, None] * experts + expert, known, float("-inf")), WIDE)
+        s = widened(tl.load(x_ptr + row[:, None, None] * experts + expert, known, float("-inf")))
         if SCORE == _SOFTMAX:
             top = tl.max(tl.max(s, 2), 1)
             s = exp(s - top[:, None, None])
             total = tl.sum(tl.sum(s, 2), 1)
             s = s / total[:, None, None]
         elif SCORE != _TOPK_SOFTMAX:
-            s = _score(s, SCORE, WIDE)
+            s = _score(s, SCORE)
     if GIVEN:
         chosen = tl.load(index_ptr + at, there, 0).to(tl.int64)
     else:
         if bias_ptr is not None:
-            s += widened(tl.load(bias_ptr + expert, of_row, 0.0), WIDE)
-        LOW: tl.constexpr = -0x7FFFFFFFFFFFFFFF if WIDE == tl.float64 else -0x7FFFFFFF  # noqa: SIM300
-        order = tl.where(of_row, _order(s, WIDE), LOW)
+            s += read(bias_ptr + expert, of_row)
+        order = tl.where(of_row, _order(s), _LOW)
         if GROUPS > 1:
-            kept = _best_groups(order, expert, groups, top_groups, BY_TWO, ROWS, GROUPS, WIDE)
-            order = tl.where(kept[:, :, None], order, LOW)
-        chosen = _largest(order, expert, k, ROWS, CHOICES, WIDE)
+            kept = _best_groups(order, expert, groups, top_groups, BY_TWO, ROWS, GROUPS)
+            order = tl.where(kept[:, :, None], order, _LOW)
+        chosen = _largest(order, expert, k, ROWS, CHOICES)
     tl.store(chosen_ptr + at, chosen, there)
     wrong = ((chosen < 0) | (chosen >= experts)) & there
-    _, picked = _picked(x_ptr, row, experts, chosen, there & ~wrong, top, total, SCORE, WIDE)
+    _, picked = _picked(x_ptr, row, experts, chosen, there & ~wrong, top, total, SCORE)
     if NORMALIZE:
-        picked = picked / (tl.sum(picked, 1) + scalar(eps, WIDE))[:, None]
+        picked = picked / (tl.sum(picked, 1) + scalar(eps))[:, None]
     is_wrong = tl.max(wrong.to(tl.int32), 1)[:, None] > 0
-    tl.store(weights_ptr + at, tl.where(is_wrong, float("nan"), picked * scalar(scale, WIDE)), there)
+    tl.store(weights_ptr + at, tl.where(is_wrong, float("nan"), picked * scalar(scale)), there)
 
 
 @triton.jit
 def _best_groups(
     order, expert, groups, top_groups,
-    BY_TWO: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
+    BY_TWO: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Return True for the groups of each row from which experts are chosen, (ROWS, GROUPS)."""
-    LOW: tl.constexpr = -0x7FFFFFFFFFFFFFFF if WIDE == tl.float64 else -0x7FFFFFFF  # noqa: SIM300
     group = tl.arange(0, GROUPS)[None, :]
     score = tl.max(order, 2)
     if BY_TWO:
         at = tl.min(tl.where(order == score[:, :, None], expert, _MANY), 2)
-        second = tl.max(tl.where(expert == at[:, :, None], LOW, order), 2)
-        score = _order(_number(score, WIDE) + _number(second, WIDE), WIDE)
-    score = tl.where(group < groups, score, LOW)
+        second = tl.max(tl.where(expert == at[:, :, None], _LOW, order), 2)
+        score = _order(_number(score) + _number(second))
+    score = tl.where(group < groups, score, _LOW)
     kept = tl.zeros((ROWS, GROUPS), tl.int1)
     for _ in range(top_groups):
         best = tl.min(tl.where(score == tl.max(score, 1)[:, None], group, _MANY), 1)[:, None]
         kept = kept | (group == best)
-        score = tl.where(group == best, LOW, score)
+        score = tl.where(group == best, _LOW, score)
     return kept
 
 
 @triton.jit
-def _largest(order, expert, k, ROWS: tl.constexpr, CHOICES: tl.constexpr, WIDE: tl.constexpr):
+def _largest(order, expert, k, ROWS: tl.constexpr, CHOICES: tl.constexpr):
     """Return the experts of the k largest of each row, in the first k of CHOICES elements."""
-    LOW: tl.constexpr = -0x7FFFFFFFFFFFFFFF if WIDE == tl.float64 else -0x7FFFFFFF  # noqa: SIM300
     j = tl.arange(0, CHOICES)[None, :]
     chosen = tl.zeros((ROWS, CHOICES), tl.int64)
     for place in range(k):
         largest = tl.max(tl.max(order, 2), 1)[:, None, None]
         at = tl.min(tl.min(tl.where(order == largest, expert, _MANY), 2), 1)
         chosen = tl.where(j == place, at[:, None].to(tl.int64), chosen)
-        order = tl.where(expert == at[:, None, None], LOW, order)
+        order = tl.where(expert == at[:, None, None], _LOW, order)
     return chosen
 
 
 @triton.jit
-def _number(order, WIDE: tl.constexpr):
+def _number(order):
     """Return the number of an integer of _order."""
-    LARGEST: tl.constexpr = 0x7FFFFFFFFFFFFFFF if WIDE == tl.float64 else 0x7FFFFFFF  # noqa: SIM300
-    return tl.where(order < 0, order ^ LARGEST, order).to(WIDE, bitcast=True)
+    return tl.where(order < 0, order ^ _LARGEST, order).to(tl.float32, bitcast=True)
 
 
 @profiled()
 def _backward(
     dx_ptr, grad_ptr, x_ptr, chosen_ptr, eps, scale, rows, experts, k,
     SCORE: tl.constexpr, NORMALIZE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, CHOICES: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     j, expert = tl.arange(0, CHOICES)[None, :], tl.arange(0, BLOCK)[None, :]
@@ -292,20 +282,18 @@ def _backward(
     known = (row[:, None] < rows) & (expert < experts)
     chosen = tl.load(chosen_ptr + row[:, None] * k + j, there, 0)
     wrong = ((chosen < 0) | (chosen >= experts)) & there
-    top = tl.zeros((ROWS,), WIDE)
-    total = tl.zeros((ROWS,), WIDE)
+    top = tl.zeros((ROWS,), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
     if SCORE == _SOFTMAX:
-        s, top, total = _exponentials(
-            widened(tl.load(x_ptr + row[:, None] * experts + expert, known, float("-inf")), WIDE)
-        )
+        s, top, total = _exponentials(widened(tl.load(x_ptr + row[:, None] * experts + expert, known, float("-inf"))))
         s = s / total[:, None]
-    z, picked = _picked(x_ptr, row, experts, chosen, there & ~wrong, top, total, SCORE, WIDE)
-    g = tl.load(grad_ptr + row[:, None] * k + j, there, 0.0).to(WIDE) * scalar(scale, WIDE)
+    z, picked = _picked(x_ptr, row, experts, chosen, there & ~wrong, top, total, SCORE)
+    g = tl.load(grad_ptr + row[:, None] * k + j, there, 0.0).to(tl.float32) * scalar(scale)
     if NORMALIZE:
-        divisor = (tl.sum(picked, 1) + scalar(eps, WIDE))[:, None]
+        divisor = (tl.sum(picked, 1) + scalar(eps))[:, None]
         g = (g - tl.sum(g * (picked / divisor), 1)[:, None]) / divisor
     terms = tl.where(there, g * picked, 0.0)
-    d = tl.zeros((ROWS, BLOCK), WIDE)
+    d = tl.zeros((ROWS, BLOCK), tl.float32)
     if SCORE == _SOFTMAX:
         d = -s * tl.sum(terms, 1)[:, None]
     elif SCORE == _TOPK_SOFTMAX:

@@ -25,7 +25,7 @@ def scaled(value: Tensor, factor: Tensor, dtype: torch.dtype, reuse: bool) -> Te
     """Return ``value * factor``, contiguous.
 
     Args:
-        value: float32 or float64, any strides.
+        value: float32, any strides.
         factor: ().
         dtype: of the result.
         reuse: True may write over ``value``.

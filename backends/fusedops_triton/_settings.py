@@ -51,9 +51,8 @@ class Plan(NamedTuple):
 
 #: Elements per thread, by element size. 32 two-byte elements are four 16-byte loads in flight. With 1024 threads this
 #: is 64 KB per multiprocessor; 3.3 TB/s times 600 ns of latency is 15 KB for each of the 132 multiprocessors of an
-#: H100. As float32, the elements take 32 of the 64 registers that a thread has with 1024 threads. A double takes two
-#: registers.
-ROW_PER_THREAD = {2: 32, 4: 32, 8: 16}
+#: H100. As float32, the elements take 32 of the 64 registers that a thread has with 1024 threads.
+ROW_PER_THREAD = {2: 32, 4: 32}
 
 #: Elements of a program that holds several short rows, which is one warp, and its maximum number of rows. Each row has
 #: 64-bit offsets in registers: 1024 rows of one column took all 255 registers and spilled.
@@ -62,12 +61,12 @@ SHORT_ROWS = 128
 
 #: The widest row on chip, by element size. At twice the width, 1024 threads with 64 registers each spill 48 to 520
 #: bytes per thread on sm_90 (tests/test_triton_compile.py). Backward holds two inputs, forward one.
-FORWARD_ON_CHIP = {2: 32768, 4: 32768, 8: 16384}
-BACKWARD_ON_CHIP = {2: 16384, 4: 16384, 8: 8192}
+FORWARD_ON_CHIP = {2: 32768, 4: 32768}
+BACKWARD_ON_CHIP = {2: 16384, 4: 16384}
 
 #: Elements that a program of the kernels for longer rows has in flight, by element size. This is half of what a program
 #: on chip holds with the same threads, so two programs share a multiprocessor and one computes while the other waits.
-LONG_TILE = {2: 8192, 4: 8192, 8: 4096}
+LONG_TILE = {2: 8192, 4: 8192}
 
 
 def plan(size_k: int, element_size: int, inputs: int) -> Plan:
@@ -82,15 +81,34 @@ def plan(size_k: int, element_size: int, inputs: int) -> Plan:
 
 
 #: The widest row of two-byte elements on chip as pairs (``_softmax_packed.py``), forward and backward: 128 KB, half of
-#: the registers. And the columns of a part, 16 bytes for each of the most threads that a program has.
-PACKED_FORWARD, PACKED_BACKWARD = 65536, 32768
-PACKED_PART = 8192
+#: the registers.
+PACKED_ON_CHIP = {1: 65536, 2: 32768}
+
+#: Rows above this width go as pairs where they can, by the number of inputs. On an H200, in percent of the speed of a
+#: copy, without pairs and with them: forward 78 and 92 at 32768 columns, 95 and 90 at 16384; backward 95 and 102 at
+#: 32768, 99 and 103 at 16384, 105 and 103 at 8192. A B200, whose memory is faster, needs more programs that wait for
+#: it: by the model of ``docs/triton-model.md`` half of the width.
+PACKED_ABOVE = {1: 16384, 2: 8192}
+
+#: Accesses of 16 bytes that a thread has of a row of the next power of two: 64 registers of pairs, of one input or two.
+PACKED_PARTS = {1: 16, 2: 8}
 
 
-def packed_parts(size_k: int, element_size: int, inputs: int) -> int:
-    """Return the parts of a row on chip as pairs; 0 where it does not fit, or where ``plan`` has it on chip."""
-    first, last = (FORWARD_ON_CHIP[2], PACKED_FORWARD) if inputs == 1 else (BACKWARD_ON_CHIP[2], PACKED_BACKWARD)
-    return ceil_div(size_k, PACKED_PART) if element_size == 2 and first < size_k <= last and size_k % 8 == 0 else 0
+class Packed(NamedTuple):
+    """The setting of a kernel that holds a row as pairs."""
+
+    parts: int  # of a row; a thread has one access of each
+    columns: int  # of a part
+    warps: int
+
+
+def packed_plan(size_k: int, element_size: int, inputs: int) -> Packed | None:
+    """Return the setting for a row as pairs; None where it does not fit, or where ``plan`` is the better one."""
+    above = PACKED_ABOVE[inputs] // (2 if chip == CHIPS["sm_100"] else 1)
+    if element_size != 2 or size_k % 8 or not above < size_k <= PACKED_ON_CHIP[inputs]:
+        return None
+    columns = power_of_two(size_k) // PACKED_PARTS[inputs]
+    return Packed(ceil_div(size_k, columns), columns, warps_for(columns, 8))
 
 
 # ----------------------------------------------------------------------------------------- flat tiles (ops with a bias)
@@ -106,7 +124,7 @@ class Tile(NamedTuple):
 #: Elements per thread, by element size: two 16-byte loads of each tensor in flight. And threads per program: four
 #: warps. 16 programs fit on a multiprocessor with 32 registers per thread. 2048 threads * 32 bytes in flight is twice
 #: what the 4.8 TB/s * 800 ns / 132 of an H200 need.
-FLAT_PER_THREAD = {2: 16, 4: 8, 8: 4}
+FLAT_PER_THREAD = {2: 16, 4: 8}
 FLAT_THREADS = 128
 
 #: The largest tile. ``bias_at`` depends on it.
@@ -161,7 +179,7 @@ ROTARY_HEADS = 4
 
 #: Pairs per thread, by element size. In float32 two 16-byte loads of each element of a pair: placing a row takes as
 #: many instructions as four pairs.
-ROTARY_PER_THREAD = {2: 8, 4: 8, 8: 2}
+ROTARY_PER_THREAD = {2: 8, 4: 8}
 
 
 def rotary_tile(narrowest: int) -> Tile:
@@ -250,18 +268,19 @@ def share_sums(parts: int, size: int) -> Columns:
 #: The widest row of a norm on chip, by the element size of its widest tensor: forward, and backward, which holds two
 #: inputs and the sums of weight and bias over its rows. At twice the width, registers spill on sm_90
 #: (tests/test_triton_compile.py): 48 to 232 bytes per thread backward, 64 to 96 forward with a residual.
-NORM_FORWARD_ON_CHIP = {2: 32768, 4: 16384, 8: 8192}
-NORM_BACKWARD_ON_CHIP = {2: 8192, 4: 8192, 8: 4096}
+NORM_FORWARD_ON_CHIP = {2: 32768, 4: 16384}
+NORM_BACKWARD_ON_CHIP = {2: 8192, 4: 8192}
 
-#: Elements per thread of the forward: four 16-byte loads in flight. Half as many of two inputs, and from NORM_WIDE
-#: columns on: LayerNorm takes 68 to 80 registers there with all of them, so that less than half of the threads would be
-#: resident.
-NORM_PER_THREAD = {2: 32, 4: 16, 8: 16}
+#: Elements per thread of the forward: four 16-byte loads in flight, and from NORM_WIDE columns of two-byte elements on
+#: eight, so that several programs fit on a multiprocessor and one computes while another waits. LayerNorm at 8192 and
+#: 16384 columns on an H200, with 16, 32 and 64 of them: 91, 96, 96 and 59, 93, 96 % of the speed of a copy.
+NORM_PER_THREAD = {2: 32, 4: 16}
 NORM_WIDE = 8192
+NORM_WIDE_PER_THREAD = {2: 64, 4: 16}
 
 #: Elements per thread of the backward, one 16-byte load of each two-byte tensor. Inputs and sums take up to six
 #: registers for each element: with twice as many, half of the threads would not be resident.
-NORM_BACKWARD_PER_THREAD = {2: 8, 4: 8, 8: 4}
+NORM_BACKWARD_PER_THREAD = {2: 8, 4: 8}
 
 #: The widest rows of two-byte elements on chip, and their elements per thread on NVIDIA: 32 for RMSNorm, which has the
 #: sums of one vector, and 16 for LayerNorm. Registers spill there (72 to 200 bytes of a thread), into the L1 cache. On
@@ -274,8 +293,11 @@ NORM_WIDEST_PER_THREAD = {False: 32, True: 16}
 NORM_PART_ROWS = 16
 
 #: Warps of the programs of a processor that a norm's backward is divided into: those that are resident at a time, of 64
-#: registers. On an H200, half and twice as many programs took 7 to 24 % more at (32768, 4096).
-NORM_WARPS = 32
+#: registers. On an H200, half and twice as many programs took 7 to 24 % more at (32768, 4096). Threads of a norm beside
+#: a gate take 32 registers, and a multiprocessor holds at most so many programs: at 4096 columns 87 % of the speed of a
+#: copy in place of 65.
+NORM_WARPS, GATED_NORM_WARPS = 32, 64
+NORM_PROGRAMS = 32
 
 
 def norm_plan(size: int, widest: int, inputs: int) -> Plan:
@@ -287,7 +309,7 @@ def norm_plan(size: int, widest: int, inputs: int) -> Plan:
     if width > NORM_FORWARD_ON_CHIP[widest]:
         block = LONG_TILE[widest] // inputs
         return Plan(1, block, warps_for(block, ROW_PER_THREAD[widest] // (2 * inputs)), False)
-    per_thread = NORM_PER_THREAD[widest] // (2 if inputs == 2 or width >= NORM_WIDE else 1)
+    per_thread = NORM_WIDE_PER_THREAD[widest] if width >= NORM_WIDE else NORM_PER_THREAD[widest] // inputs
     rows = min(max(1, SHORT_TILE // inputs // width), SHORT_ROWS)
     return Plan(rows, width, warps_for(rows * width, per_thread), True)
 
@@ -317,8 +339,8 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -
     """
     width, per_thread, longest = power_of_two(size), NORM_BACKWARD_PER_THREAD[widest], NORM_BACKWARD_ON_CHIP[widest]
     registers: int | None = HALF_RESIDENT
-    # with 1024 threads, of 64 registers each, ptxas moves out six for one reduction of two sums
-    joined = width < NORM_WIDE or not centered or chip != CHIPS["sm_100"]
+    # on sm_100, with 64 registers each, ptxas moves out six for one reduction of two sums
+    joined = width < NORM_WIDE // 2 or not centered or chip != CHIPS["sm_100"]
     ahead = widest == 2
     if widest == 2 and chip.nvidia and width == NORM_WIDEST:
         longest, per_thread = width, NORM_WIDEST_PER_THREAD[centered]
@@ -355,5 +377,6 @@ def gated_norm_sums(n_rows: int, size: int, groups: int, widest: int, sums: bool
     warps = warps_for(rows * width, per_thread)
     if not sums:
         return NormSums(rows, width, warps, True, 1, registers=None)
-    parts = min(ceil_div(n_rows, NORM_PART_ROWS), ceil_div(chip.processors * NORM_WARPS, warps * groups))
+    resident = chip.processors * max(min(NORM_PROGRAMS, GATED_NORM_WARPS // warps), 1)
+    parts = min(ceil_div(n_rows, NORM_PART_ROWS), ceil_div(resident, groups))
     return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), registers=None)

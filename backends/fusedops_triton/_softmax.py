@@ -10,7 +10,7 @@ dimensions are merged. A row is the Sk scores of one query.
 
 Common to all kernels:
 
-- Scores, sums and exponentials are float32, float64 for float64. `scale` is never rounded to a narrower dtype.
+- Scores, sums and exponentials are float32. `scale` is never rounded to a narrower dtype.
 - `x`, `grad` and `mask` are read with their own strides (0 where broadcast) if their last stride is 0 or 1. Otherwise
   they are made contiguous first: every lane would fetch a 32-byte sector for one element.
 - With `causal`, reads end with the 32-byte sector that contains the diagonal. Memory does not transfer smaller pieces,
@@ -35,18 +35,16 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops_triton._bias import unit
-from fusedops_triton._common import compute_type, scalar, widened
-from fusedops_triton._launch import Launch, cached_by_layout, scalar_for
+from fusedops_triton._common import read, scalar, widened
+from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import (
-    BACKWARD_ON_CHIP,
     HALF_RESIDENT,
-    PACKED_PART,
+    PACKED_ABOVE,
     Plan,
     ceil_div,
-    packed_parts,
+    packed_plan,
     plan,
-    warps_for,
 )
 from fusedops_triton._softmax_long import (
     NOT_SPECIALIZED,
@@ -65,7 +63,7 @@ def softmax_forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool) 
     """Compute ``softmax(where(masked, -inf, scale * x), dim=-1)``. Masked positions and masked rows are exactly 0.
 
     Args:
-        x: (..., Sq, Sk), rank >= 2, float16, bfloat16, float32 or float64, any strides.
+        x: (..., Sq, Sk), rank >= 2, float16, bfloat16 or float32, any strides.
         mask: bool or uint8, broadcastable to x, any strides, non-zero = masked; or None.
         scale: finite.
         causal: True also masks k > q.
@@ -81,14 +79,14 @@ def softmax_forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool) 
         mask = mask.view(torch.uint8)
     packed = _packed_launch(forward_packed, 1, causal or mask is not None, x)
     if packed is not None:
-        packed(y, y, x, scalar_for(scale, y.dtype))
+        packed(y, y, x, float(scale))
         return y
     launch = _forward_launch(*_layout(x, mask), causal)
     if launch is None:
         x, mask = _make_supported(x, y.shape), None if mask is None else _make_supported(mask, y.shape)
         launch = _forward_launch(*_layout(x, mask), causal)
         assert launch is not None
-    launch(y, y, x, mask, scalar_for(scale, y.dtype))
+    launch(y, y, x, mask, float(scale))
     return y
 
 
@@ -111,14 +109,14 @@ def softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Ten
     grad = grad.resolve_neg()
     packed = _packed_launch(backward_packed, 2, causal, grad, y)
     if packed is not None:
-        packed(dx, dx, grad, y, scalar_for(scale, y.dtype))
+        packed(dx, dx, grad, y, float(scale))
         return dx
     launch = _backward_launch(y.shape, grad.stride(), y.dtype, causal)
     if launch is None:
         grad = _make_supported(grad, y.shape)
         launch = _backward_launch(y.shape, grad.stride(), y.dtype, causal)
         assert launch is not None
-    launch(dx, dx, grad, y, scalar_for(scale, y.dtype))
+    launch(dx, dx, grad, y, float(scale))
     return dx
 
 
@@ -154,13 +152,13 @@ def _forward_launch(
     heads_inner = size_h > 1 and setting.rows == 1 and m_walk[1] == 0 and m_walk[2] != 0
     constants = {
         "CAUSAL": causal, "HEADS_INNER": heads_inner, "UNIT": unit_k, "UNIT_X": unit_x, "UNIT_M": unit_m,
-        "STEP_X": x_walk[3], "STEP_M": m_walk[3], "BLOCK_K": setting.block, "WIDE": compute_type(dtype),
+        "STEP_X": x_walk[3], "STEP_M": m_walk[3], "BLOCK_K": setting.block,
     }  # fmt: skip
     if not setting.on_chip:
         return Launch(forward_long, (n_rows,), sizes, constants, setting.warps)
     constants |= _tile_of(n_rows, size_q, size_k, setting) | {"FLAT": _is_flat(shape, x_strides)}
-    # narrow accesses, bounds tests, doubles and the offsets of many rows take more registers than the limit
-    few = constants["EVEN"] and min(unit_x, unit_m) >= 8 and dtype.itemsize <= 4
+    # narrow accesses, bounds tests and the offsets of many rows take more registers than the limit
+    few = constants["EVEN"] and min(unit_x, unit_m) >= 8
     fits = few and setting.warps == 1 and setting.rows <= 2
     grid = (ceil_div(n_rows, setting.rows),)
     return Launch(_forward_on_chip, grid, sizes, constants, setting.warps, HALF_RESIDENT if fits else None)
@@ -178,7 +176,6 @@ def _backward_launch(shape: _Ints, grad_strides: _Ints, dtype: torch.dtype, caus
     setting = plan(size_k, dtype.itemsize, inputs=2)
     constants = {
         "CAUSAL": causal, "UNIT": unit_k, "UNIT_G": unit_g, "STEP_G": g_walk[3], "BLOCK_K": setting.block,
-        "WIDE": compute_type(dtype),
     }  # fmt: skip
     if not setting.on_chip:
         return Launch(backward_long, (n_rows,), sizes, constants, setting.warps)
@@ -194,7 +191,7 @@ def _packed_launch(kernel: Any, inputs: int, excluded: bool, *tensors: Tensor) -
     excluded: the call has what the kernel lacks.
     """
     shape, dtype = tensors[0].shape, tensors[0].dtype
-    if excluded or shape[-1] <= BACKWARD_ON_CHIP[2]:
+    if excluded or shape[-1] <= PACKED_ABOVE[inputs] // 2:
         return None
     ready = all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in tensors)
     return _launch_of_pairs(kernel, shape, dtype, inputs) if ready else None
@@ -203,13 +200,12 @@ def _packed_launch(kernel: Any, inputs: int, excluded: bool, *tensors: Tensor) -
 @cached_by_layout
 def _launch_of_pairs(kernel: Any, shape: _Ints, dtype: torch.dtype, inputs: int) -> Launch | None:
     """Return the launch for contiguous tensors; None for rows of other widths."""
-    parts = packed_parts(shape[-1], dtype.itemsize, inputs)
-    if parts == 0:
+    setting = packed_plan(shape[-1], dtype.itemsize, inputs)
+    if setting is None:
         return None
     n_rows, unit_k = math.prod(shape[:-1]), unit(shape[-1])
-    constants = {"UNIT": unit_k, "PARTS": parts, "PAIRS": PACKED_PART // 2}
-    warps = warps_for(PACKED_PART, 8)
-    return Launch(kernel, (n_rows,), (n_rows, shape[-1] // unit_k), constants, warps)
+    constants = {"UNIT": unit_k, "PARTS": setting.parts, "PAIRS": setting.columns // 2}
+    return Launch(kernel, (n_rows,), (n_rows, shape[-1] // unit_k), constants, setting.warps)
 
 
 def _tile_of(n_rows: int, size_q: int, size_k: int, setting: Plan) -> dict[str, Any]:
@@ -280,7 +276,7 @@ def _forward_on_chip(
     stride_xb, stride_xh, stride_xq, stride_mb, stride_mh, stride_mq, n_rows, size_h, size_q, size_k,
     CAUSAL: tl.constexpr, HEADS_INNER: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr,
     UNIT: tl.constexpr, UNIT_X: tl.constexpr, UNIT_M: tl.constexpr, STEP_X: tl.constexpr, STEP_M: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS whole rows. Grid (cdiv(n_rows, ROWS),), n_rows = B * H * Sq; Sk = size_k * UNIT <= BLOCK_K.
 
@@ -313,7 +309,7 @@ def _forward_on_chip(
     keep = _kept(m_at, reach, keep)
 
     # in units of log2(e), so that exp2 does not multiply
-    score = tl.where(keep, widened(x, WIDE) * (scalar(scale, WIDE) * 1.4426950408889634), float("-inf"))
+    score = tl.where(keep, widened(x) * (scalar(scale) * 1.4426950408889634), float("-inf"))
     part = tl.exp2(score - or_zero(tl.max(score, axis=1))[:, None])
     total = tl.sum(part, axis=1)
     ordinary = total > 0.0
@@ -330,7 +326,7 @@ def _forward_on_chip(
                     program * ROWS + i, y_ptr, x_ptr, mask_ptr, scale,
                     stride_xb, stride_xh, stride_xq, stride_mb, stride_mh, stride_mq, size_h, size_q, size_k,
                     CAUSAL, HEADS_INNER, UNIT, UNIT_X, UNIT_M, STEP_X, STEP_M,
-                    BLOCK_K, BLOCK_K * ROWS // 8 if ROWS < 8 and BLOCK_K >= 8 else BLOCK_K, WIDE,
+                    BLOCK_K, BLOCK_K * ROWS // 8 if ROWS < 8 and BLOCK_K >= 8 else BLOCK_K,
                 )  # fmt: skip
 
 
@@ -338,7 +334,7 @@ def _forward_on_chip(
 def _backward_on_chip(
     dx_ptr, grad_ptr, y_ptr, scale, stride_gb, stride_gh, stride_gq, n_rows, size_h, size_q, size_k,
     CAUSAL: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr, UNIT: tl.constexpr,
-    UNIT_G: tl.constexpr, STEP_G: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    UNIT_G: tl.constexpr, STEP_G: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS whole rows of the gradient. Grid (cdiv(n_rows, ROWS),), n_rows = B * H * Sq; Sk <= BLOCK_K.
 
@@ -356,10 +352,10 @@ def _backward_on_chip(
     g_at = grad_ptr + at
     if not FLAT:
         g_at = grad_ptr + offset(b, h, q, stride_gb, stride_gh, stride_gq, UNIT_G)[:, None] + k * STEP_G
-    g = widened(tl.load(g_at, mask=reach, other=0.0), WIDE)
-    y = widened(tl.load(y_ptr + at, mask=reach, other=0.0), WIDE)
+    g = read(g_at, reach)
+    y = read(y_ptr + at, reach)
     product = tl.where(k <= q[:, None], g * y, 0.0) if CAUSAL else g * y
-    dx = scalar(scale, WIDE) * y * (g - tl.sum(product, axis=1)[:, None])
+    dx = scalar(scale) * y * (g - tl.sum(product, axis=1)[:, None])
     if CAUSAL:
         dx = tl.where(k <= q[:, None], dx, 0.0)
     tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fusedops_triton._common import exp, scalar, widened
+from fusedops_triton._common import exp, read_evicting, scalar, widened
 from fusedops_triton._profiled import profiled
 from fusedops_triton._softmax_rows import offset, or_nan, or_zero, place, sector_end
 
@@ -37,13 +37,13 @@ def forward_long(
     y_ptr, x_ptr, mask_ptr, scale,
     stride_xb, stride_xh, stride_xq, stride_mb, stride_mh, stride_mq, n_rows, size_h, size_q, size_k,
     CAUSAL: tl.constexpr, HEADS_INNER: tl.constexpr, UNIT: tl.constexpr, UNIT_X: tl.constexpr, UNIT_M: tl.constexpr,
-    STEP_X: tl.constexpr, STEP_M: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    STEP_X: tl.constexpr, STEP_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute one row of any length, BLOCK_K columns at a time. Grid (n_rows,). Arguments as in _forward_on_chip."""
     store_row(
         tl.program_id(0).to(n_rows.dtype), y_ptr, x_ptr, mask_ptr, scale,
         stride_xb, stride_xh, stride_xq, stride_mb, stride_mh, stride_mq, size_h, size_q, size_k,
-        CAUSAL, HEADS_INNER, UNIT, UNIT_X, UNIT_M, STEP_X, STEP_M, None, BLOCK_K, WIDE,
+        CAUSAL, HEADS_INNER, UNIT, UNIT_X, UNIT_M, STEP_X, STEP_M, None, BLOCK_K,
     )  # fmt: skip
 
 
@@ -51,7 +51,6 @@ def forward_long(
 def backward_long(
     dx_ptr, grad_ptr, y_ptr, scale, stride_gb, stride_gh, stride_gq, n_rows, size_h, size_q, size_k,
     CAUSAL: tl.constexpr, UNIT: tl.constexpr, UNIT_G: tl.constexpr, STEP_G: tl.constexpr, BLOCK_K: tl.constexpr,
-    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute one row of the gradient, BLOCK_K columns at a time. Grid (n_rows,). Arguments as in _backward_on_chip."""
     row = tl.program_id(0).to(n_rows.dtype)
@@ -60,27 +59,27 @@ def backward_long(
     g_row = grad_ptr + offset(b, h, q, stride_gb, stride_gh, stride_gq, UNIT_G)
     y_row = y_ptr + row.to(tl.int64) * columns
     dx_row = dx_ptr + row.to(tl.int64) * columns
-    factor = scalar(scale, WIDE)
+    factor = scalar(scale)
     stop, reach = columns, columns
     if CAUSAL:
         stop = tl.minimum(columns, q + 1).to(tl.int32)
         reach = sector_end(q, y_ptr)
 
     # each lane keeps its sum until the end: one reduction per row instead of one per block
-    sums = tl.zeros([BLOCK_K], dtype=WIDE)
+    sums = tl.zeros([BLOCK_K], dtype=tl.float32)
     for start in range(0, stop, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         inside = (k < columns) & (k < reach)
-        g = widened(tl.load(g_row + k * STEP_G, mask=inside, other=0.0, eviction_policy="evict_last"), WIDE)
-        y = widened(tl.load(y_row + k, mask=inside, other=0.0, eviction_policy="evict_last"), WIDE)
+        g = read_evicting(g_row + k * STEP_G, inside, "evict_last")
+        y = read_evicting(y_row + k, inside, "evict_last")
         sums += tl.where(k < stop, g * y, 0.0)
     total = tl.sum(sums, axis=0)
 
     for start in range(0, stop, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         inside = (k < columns) & (k < reach)
-        g = widened(tl.load(g_row + k * STEP_G, mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
-        y = widened(tl.load(y_row + k, mask=inside, other=0.0, eviction_policy="evict_first"), WIDE)
+        g = read_evicting(g_row + k * STEP_G, inside, "evict_first")
+        y = read_evicting(y_row + k, inside, "evict_first")
         dx = tl.where(k < stop, factor * y * (g - total), 0.0)
         tl.store(dx_row + k, dx.to(dx_ptr.dtype.element_ty), mask=k < columns)
     if CAUSAL:
@@ -100,7 +99,7 @@ def store_row(
     row, y_ptr, x_ptr, mask_ptr, scale,
     stride_xb, stride_xh, stride_xq, stride_mb, stride_mh, stride_mq, size_h, size_q, size_k,
     CAUSAL: tl.constexpr, HEADS_INNER: tl.constexpr, UNIT: tl.constexpr, UNIT_X: tl.constexpr, UNIT_M: tl.constexpr,
-    STEP_X: tl.constexpr, STEP_M: tl.constexpr, MOST: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    STEP_X: tl.constexpr, STEP_M: tl.constexpr, MOST: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute one row with any scores, BLOCK_K columns at a time. Masked positions are 0 even if the row is NaN.
 
@@ -117,8 +116,8 @@ def store_row(
     limit = stop if MOST is None else MOST
 
     # `total` is the sum of exp(score - top), `top` the maximum so far. The sum is rescaled when the maximum changes.
-    top = tl.full([], float("-inf"), WIDE)
-    total = tl.full([], 0.0, WIDE)
+    top = tl.full([], float("-inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
     for start in range(0, limit, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         keep = k < stop
@@ -126,7 +125,7 @@ def store_row(
         if mask_ptr is not None:
             m_row = mask_ptr + offset(b, h, q, stride_mb, stride_mh, stride_mq, UNIT_M)
             keep = keep & (tl.load(m_row + k * STEP_M, mask=k < reach, other=1) == 0)
-        score = tl.where(keep, widened(x, WIDE) * scalar(scale, WIDE), float("-inf"))
+        score = tl.where(keep, widened(x) * scalar(scale), float("-inf"))
         higher = tl.maximum(top, tl.max(score, axis=0))
         total = total * exp(top - or_zero(higher)) + tl.sum(exp(score - or_zero(higher)), axis=0)
         top = higher
@@ -139,7 +138,7 @@ def store_row(
         if mask_ptr is not None:
             m_row = mask_ptr + offset(b, h, q, stride_mb, stride_mh, stride_mq, UNIT_M)
             keep = keep & (tl.load(m_row + k * STEP_M, mask=k < reach, other=1) == 0)
-        score = tl.where(keep, widened(x, WIDE) * scalar(scale, WIDE), float("-inf"))
+        score = tl.where(keep, widened(x) * scalar(scale), float("-inf"))
         y = tl.where(keep, exp(score - or_zero(top)) * inverse, 0.0)
         tl.store(y_row + k, y.to(y_ptr.dtype.element_ty), mask=k < columns)
     if CAUSAL:

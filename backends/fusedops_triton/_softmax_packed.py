@@ -65,7 +65,7 @@ def forward_packed(
     else:  # infinities, NaN, scores that log2(e) makes infinite, or a scale of 0
         store_row(
             row, y_ptr, x_ptr, None, scale, 0, 0, size_k, 0, 0, 0, 1, n_rows, size_k,
-            False, False, UNIT, UNIT, 1, 1, 0, None, PAIRS, tl.float32,
+            False, False, UNIT, UNIT, 1, 1, 0, None, PAIRS,
         )  # fmt: skip
 
 

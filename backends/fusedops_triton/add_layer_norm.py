@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
+from fusedops_triton._constraints import supported
 
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-@kernel(ops.add_layer_norm, Capability("x", (8, 0)), source="fusedops_triton/_norm.py")
+@kernel(ops.add_layer_norm, *supported("x", "residual"), source="fusedops_triton/_norm.py")
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor | None, ...]:
@@ -20,7 +19,7 @@ def add_layer_norm(
     return norm_forward(x, residual, weight, bias, eps, 0.0, True, save)
 
 
-@kernel(ops.add_layer_norm, Capability("s", (8, 0)), direction="backward", source="fusedops_triton/_norm_backward.py")
+@kernel(ops.add_layer_norm, *supported("s"), direction="backward", source="fusedops_triton/_norm_backward.py")
 def add_layer_norm_backward(
     grad_y: Tensor,
     grad_s: Tensor,

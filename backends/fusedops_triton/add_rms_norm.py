@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
+from fusedops_triton._constraints import supported
 
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-@kernel(ops.add_rms_norm, Capability("x", (8, 0)), source="fusedops_triton/_norm.py")
+@kernel(ops.add_rms_norm, *supported("x", "residual"), source="fusedops_triton/_norm.py")
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
 ) -> tuple[Tensor | None, ...]:
@@ -21,7 +20,7 @@ def add_rms_norm(
     return y, s, rstd
 
 
-@kernel(ops.add_rms_norm, Capability("s", (8, 0)), direction="backward", source="fusedops_triton/_norm_backward.py")
+@kernel(ops.add_rms_norm, *supported("s"), direction="backward", source="fusedops_triton/_norm_backward.py")
 def add_rms_norm_backward(
     grad_y: Tensor,
     grad_s: Tensor,

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
+from fusedops_triton._constraints import supported
 
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-@kernel(ops.bias_dropout, Capability("x", (8, 0)), source="fusedops_triton/_bias_dropout.py")
+@kernel(ops.bias_dropout, *supported("x", "bias"), source="fusedops_triton/_bias_dropout.py")
 def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
     """Compute the op for any shape, strides and bias shape."""
     from fusedops_triton._bias_dropout import dropout_forward  # imports triton, so not at module level
@@ -18,7 +17,7 @@ def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed:
     return dropout_forward(x, bias, None, p, training, seed)
 
 
-@kernel(ops.bias_dropout, Capability("grad", (8, 0)), direction="backward", source="fusedops_triton/_bias_dropout.py")
+@kernel(ops.bias_dropout, *supported("grad"), direction="backward", source="fusedops_triton/_bias_dropout.py")
 def bias_dropout_backward(
     grad: Tensor,
     seed: Tensor | None,

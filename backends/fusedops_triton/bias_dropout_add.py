@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
+from fusedops_triton._constraints import supported
 
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-@kernel(ops.bias_dropout_add, Capability("x", (8, 0)), source="fusedops_triton/_bias_dropout.py")
+@kernel(ops.bias_dropout_add, *supported("residual"), source="fusedops_triton/_bias_dropout.py")
 def bias_dropout_add(
     x: Tensor,
     bias: Tensor | None,
@@ -25,9 +24,7 @@ def bias_dropout_add(
     return dropout_forward(x, bias, residual, p, training, seed)
 
 
-@kernel(
-    ops.bias_dropout_add, Capability("grad", (8, 0)), direction="backward", source="fusedops_triton/_bias_dropout.py"
-)
+@kernel(ops.bias_dropout_add, *supported("grad"), direction="backward", source="fusedops_triton/_bias_dropout.py")
 def bias_dropout_add_backward(
     grad: Tensor,
     seed: Tensor | None,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
+from fusedops_triton._constraints import supported
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-_AMPERE = Capability("x", (8, 0))
+_CONSTRAINTS = supported("x", "bias")
 
 
-@kernel(ops.bias_gelu, _AMPERE, source="fusedops_triton/_bias_gelu.py")
+@kernel(ops.bias_gelu, *_CONSTRAINTS, source="fusedops_triton/_bias_gelu.py")
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     """Compute the tanh form or the exact form for any shape, strides and bias shape."""
     from fusedops_triton._bias_gelu import gelu_forward  # imports triton, so not at module level
@@ -19,7 +18,7 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     return gelu_forward(x, bias, approximate)
 
 
-@kernel(ops.bias_gelu, _AMPERE, direction="backward", source="fusedops_triton/_bias_gelu.py")
+@kernel(ops.bias_gelu, *_CONSTRAINTS, direction="backward", source="fusedops_triton/_bias_gelu.py")
 def bias_gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:

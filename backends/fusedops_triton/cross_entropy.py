@@ -5,15 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
 from fusedops.ops.losses.formulas import LossOptions
-from fusedops_triton._constraints import row_length
+from fusedops_triton._constraints import row_length, supported
 
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
 @kernel(
     ops.cross_entropy,
-    Capability("logits", (8, 0)),
+    *supported("logits"),
     row_length("logits"),
     source="fusedops_triton/_cross_entropy.py",
 )
@@ -37,7 +35,7 @@ def cross_entropy(
 
 @kernel(
     ops.cross_entropy,
-    Capability("logits", (8, 0)),
+    *supported("logits"),
     row_length("logits"),
     direction="backward",
     source="fusedops_triton/_cross_entropy.py",

@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability, Dim
+from fusedops.constraints import Dim
 from fusedops.ops.experts.formulas import Activation
-from fusedops_triton._constraints import LONGEST_ROW, factors
+from fusedops_triton._constraints import LONGEST_ROW, supported
 
 _CONSTRAINTS = (
-    Capability("x", (8, 0)),  # Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-    *factors("x", "up", "down"),
+    *supported("x", "up", "down"),
     Dim("index", (0,), at_most=2**24),  # the routed rows are counted in 32 bits
     Dim("index", (1,), at_most=2**6),
     Dim("up", (-2, -1), at_most=LONGEST_ROW),

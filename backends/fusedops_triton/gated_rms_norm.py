@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability, Dim
+from fusedops.constraints import Dim
+from fusedops_triton._constraints import supported
 
 #: The longest row: of one group, a program holds the whole row.
 _LONGEST = 8192
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-_CONSTRAINTS = (Capability("x", (8, 0)), Dim("x", (-1,), at_most=_LONGEST))
+_CONSTRAINTS = (*supported("x", "gate"), Dim("x", (-1,), at_most=_LONGEST))
 _SOURCE = "fusedops_triton/_gated_norm.py"
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
+from fusedops_triton._constraints import supported
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-_AMPERE = Capability("gate", (8, 0))
+_CONSTRAINTS = supported("gate", "up")
 
 
-@kernel(ops.geglu, _AMPERE, source="fusedops_triton/_gated.py")
+@kernel(ops.geglu, *_CONSTRAINTS, source="fusedops_triton/_gated.py")
 def geglu(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) -> Tensor:
     """Compute the op for two tensors and for packed ones, of any shape and strides."""
     from fusedops_triton._gated import Gelu, gated_forward  # imports triton, so not at module level
@@ -19,7 +18,7 @@ def geglu(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) 
     return gated_forward(gate, up, Gelu("tanh" if approximate == "tanh" else "erf"), interleaved)
 
 
-@kernel(ops.geglu, _AMPERE, direction="backward", source="fusedops_triton/_gated.py")
+@kernel(ops.geglu, *_CONSTRAINTS, direction="backward", source="fusedops_triton/_gated.py")
 def geglu_backward(
     grad: Tensor,
     gate: Tensor,

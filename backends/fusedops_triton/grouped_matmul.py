@@ -5,12 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability, Dim
-from fusedops_triton._constraints import LONGEST_ROW, factors
+from fusedops.constraints import Dim
+from fusedops_triton._constraints import LONGEST_ROW, supported
 
 _CONSTRAINTS = (
-    Capability("x", (8, 0)),  # Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-    *factors("x", "weight"),
+    *supported("x", "weight"),
     Dim("x", (0,), at_most=2**30),  # the rows are counted in 32 bits
     Dim("weight", (-2, -1), at_most=LONGEST_ROW),
 )

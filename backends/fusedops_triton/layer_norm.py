@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
+from fusedops_triton._constraints import supported
 
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-@kernel(ops.layer_norm, Capability("x", (8, 0)), source="fusedops_triton/_norm.py")
+@kernel(ops.layer_norm, *supported("x"), source="fusedops_triton/_norm.py")
 def layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -20,7 +19,7 @@ def layer_norm(
     return y, mean, rstd
 
 
-@kernel(ops.layer_norm, Capability("x", (8, 0)), direction="backward", source="fusedops_triton/_norm_backward.py")
+@kernel(ops.layer_norm, *supported("x"), direction="backward", source="fusedops_triton/_norm_backward.py")
 def layer_norm_backward(
     grad: Tensor,
     x: Tensor,

@@ -6,17 +6,15 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
 from fusedops.ops.losses import formulas
 from fusedops.ops.losses.formulas import LossOptions
-from fusedops_triton._constraints import row_length
+from fusedops_triton._constraints import row_length, supported
 
 _SOURCE = "torch.mm, fusedops_triton/_linear_cross_entropy.py"
 _CLASSES = row_length("weight", 0)
 
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-@kernel(ops.linear_cross_entropy, Capability("x", (8, 0)), _CLASSES, source=_SOURCE)
+@kernel(ops.linear_cross_entropy, *supported("x", "weight"), _CLASSES, source=_SOURCE)
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -57,7 +55,7 @@ def linear_cross_entropy(
     return formulas.reduced(losses.view(target.shape), target, options), *gradients
 
 
-@kernel(ops.linear_cross_entropy, Capability("x", (8, 0)), _CLASSES, direction="backward", source=_SOURCE)
+@kernel(ops.linear_cross_entropy, *supported("x", "weight"), _CLASSES, direction="backward", source=_SOURCE)
 def linear_cross_entropy_backward(
     grad: Tensor,
     x: Tensor,

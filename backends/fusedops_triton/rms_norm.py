@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
+from fusedops_triton._constraints import supported
 
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-@kernel(ops.rms_norm, Capability("x", (8, 0)), source="fusedops_triton/_norm.py")
+@kernel(ops.rms_norm, *supported("x"), source="fusedops_triton/_norm.py")
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool) -> tuple[Tensor, Tensor | None]:
     """Compute the op for any rank, row length, strides and dtypes."""
     from fusedops_triton._norm import norm_forward  # imports triton, so not at module level
@@ -18,7 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: 
     return y, rstd
 
 
-@kernel(ops.rms_norm, Capability("x", (8, 0)), direction="backward", source="fusedops_triton/_norm_backward.py")
+@kernel(ops.rms_norm, *supported("x"), direction="backward", source="fusedops_triton/_norm_backward.py")
 def rms_norm_backward(
     grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None, offset: float, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:

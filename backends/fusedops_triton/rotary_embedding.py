@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
+from fusedops_triton._constraints import supported
 
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-@kernel(ops.rotary_embedding, Capability("q", (8, 0)), source="fusedops_triton/_rotary.py")
+@kernel(ops.rotary_embedding, *supported("q", "k", "cos", "sin"), source="fusedops_triton/_rotary.py")
 def rotary_embedding(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
 ) -> tuple[Tensor, Tensor]:
@@ -22,7 +21,7 @@ def rotary_embedding(
 
 @kernel(
     ops.rotary_embedding,
-    Capability("grad_rotated_q", (8, 0)),
+    *supported("grad_rotated_q", "grad_rotated_k", "cos", "sin"),
     direction="backward",
     source="fusedops_triton/_rotary.py",
 )

@@ -5,12 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
-from fusedops_triton._constraints import row_length
+from fusedops_triton._constraints import row_length, supported
 
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-@kernel(ops.scaled_masked_softmax, Capability("x", (8, 0)), row_length("x"), source="fusedops_triton/_softmax.py")
+@kernel(ops.scaled_masked_softmax, *supported("x"), row_length("x"), source="fusedops_triton/_softmax.py")
 def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """Compute the op for any rank, row length, strides and mask shape."""
     from fusedops_triton._softmax import softmax_forward  # imports triton, so not at module level
@@ -20,7 +18,7 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: 
 
 @kernel(
     ops.scaled_masked_softmax,
-    Capability("y", (8, 0)),
+    *supported("y"),
     row_length("y"),
     direction="backward",
     source="fusedops_triton/_softmax.py",

@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
+from fusedops_triton._constraints import supported
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-_AMPERE = Capability("gate", (8, 0))
+_CONSTRAINTS = supported("gate", "up")
 
 
-@kernel(ops.swiglu, _AMPERE, source="fusedops_triton/_gated.py")
+@kernel(ops.swiglu, *_CONSTRAINTS, source="fusedops_triton/_gated.py")
 def swiglu(
     gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, offset: float, interleaved: bool
 ) -> Tensor:
@@ -21,7 +20,7 @@ def swiglu(
     return gated_forward(gate, up, Swish(limit, alpha, offset), interleaved)
 
 
-@kernel(ops.swiglu, _AMPERE, direction="backward", source="fusedops_triton/_gated.py")
+@kernel(ops.swiglu, *_CONSTRAINTS, direction="backward", source="fusedops_triton/_gated.py")
 def swiglu_backward(
     grad: Tensor,
     gate: Tensor,

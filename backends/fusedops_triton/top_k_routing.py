@@ -5,16 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability, Dim
+from fusedops.constraints import Dim
+from fusedops_triton._constraints import supported
 
 #: The most experts that one program holds.
 _MOST = 4096
 
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
 @kernel(
     ops.top_k_routing,
-    Capability("logits", (8, 0)),
+    *supported("logits"),
     Dim("logits", (-1,), at_most=_MOST),
     source="fusedops_triton/_routing.py",
 )
@@ -40,7 +40,7 @@ def top_k_routing(
 
 @kernel(
     ops.top_k_routing,
-    Capability("logits", (8, 0)),
+    *supported("logits"),
     Dim("logits", (-1,), at_most=_MOST),
     direction="backward",
     source="fusedops_triton/_routing.py",

@@ -26,18 +26,16 @@ def test_every_shape_of_bias_is_found() -> None:
         for kept in itertools.product((False, True), repeat=rank):
             bias = torch.randn([size if keep else 1 for size, keep in zip(shape[5 - rank :], kept, strict=True)])
             place = locate(bias, shape)
-            at, (size, inner, wrap, outer, step) = torch.arange(shape.numel()), place.sizes
+            at = torch.arange(shape.numel())
             if "tail" in place.kind:
-                at = at % (size * place.unit)
-            elif place.kind == "other":
-                at = at // outer % wrap * step + at // inner % size
+                at = at % (place.sizes[0] * place.unit)
             assert place.tensor is not None
             assert torch.equal(place.tensor.flatten()[at].view(shape), bias.expand(shape)), (kept, place)
             kinds.add(place.kind)
-    assert kinds == {"all", "tail", "other"}
+    assert kinds == {"all", "tail"}
 
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 # ------------------------------------------------------------------------------------------------------ sums of columns
 
@@ -116,4 +114,4 @@ def test_units() -> None:
 
 
 def test_tiles() -> None:
-    assert [tile(each) for each in (2, 4, 8)] == [(2048, 4), (1024, 4), (512, 4)]
+    assert [tile(each) for each in (2, 4)] == [(2048, 4), (1024, 4)]

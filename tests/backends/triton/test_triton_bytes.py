@@ -147,7 +147,7 @@ def run_backward(op: str, x: Tensor, bias: Tensor | None, seed: Tensor) -> int:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("bias_shape", [None, (1000,), (5, 1), (5, 1000)], ids=str)
+@pytest.mark.parametrize("bias_shape", [None, (1000,), (5, 1000)], ids=str)
 @pytest.mark.parametrize("op", BIAS_OPS)
 def test_forward_with_a_bias_moves_the_fewest_bytes(
     op: str, bias_shape: tuple[int, ...] | None, dtype: torch.dtype, traffic: Traffic

@@ -56,6 +56,6 @@ CASES |= PRODUCTS
 def test_it_compiles(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     facts = compiled[name]
     assert facts["address_64"]
-    assert facts["float64"] == (CASES[name]["dtype"] == "float64")
+    assert not facts["float64"]
     assert "16" in facts["loads"] or name in PRODUCTS
     assert facts["stores"]

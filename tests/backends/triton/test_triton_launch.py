@@ -58,8 +58,9 @@ _settings.chip = _settings.CHIPS["gfx942"]  # as with a torch for ROCm
         "_bias._add_sums",
         *(f"_bias_dropout.{kernel}" for kernel in ("_backward_columns", "_backward_flat", "_forward")),
         *(f"_bias_gelu.{kernel}" for kernel in ("_backward_columns", "_backward_flat", "_forward")),
+        "_cross_entropy._forward",
         *("_softmax._backward_on_chip", "_softmax._forward_on_chip"),
-        *("_softmax_long.backward_long", "_softmax_long.forward_long"),
+        *("_softmax_long.backward_long", "_softmax_long.forward_long", "_softmax_packed.forward_packed"),
     ]
 
 

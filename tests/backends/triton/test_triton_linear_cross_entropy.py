@@ -116,14 +116,14 @@ def test_a_product_that_adds_must_give_the_sum(right: bool, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("size", [1, 100, 4096, 4099])
-@pytest.mark.parametrize(("given", "wanted"), [(0, 0), (0, 1), (1, 1), (0, 2), (0, 3)])
-def test_scaled_rounds_once(size: int, given: int, wanted: int) -> None:
-    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-    value, factor = torch.randn(3, size, dtype=dtypes[given]), torch.tensor(0.3, dtype=dtypes[given])
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_scaled_rounds_once(size: int, wanted: int) -> None:
+    dtypes = [torch.float32, torch.bfloat16, torch.float16]
+    value, factor = torch.randn(3, size), torch.tensor(0.3)
     product = (value * factor).to(dtypes[wanted])
     for reuse in (False, True):
         before = value.clone()
         got = scaled(value, factor, dtypes[wanted], reuse)
         assert torch.equal(got, product)
-        assert (got is value) == (reuse and given == wanted)
+        assert (got is value) == (reuse and wanted == 0)
         assert got is value or torch.equal(value, before)

@@ -32,8 +32,8 @@ def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Rows of the sizes in this file on chip, or in blocks of 16."""
     if request.param == "long":
         for limit in ("NORM_FORWARD_ON_CHIP", "NORM_BACKWARD_ON_CHIP"):
-            monkeypatch.setattr(_settings, limit, dict.fromkeys((2, 4, 8), 0))
-        monkeypatch.setattr(_settings, "LONG_TILE", dict.fromkeys((2, 4, 8), 32))
+            monkeypatch.setattr(_settings, limit, dict.fromkeys((2, 4), 0))
+        monkeypatch.setattr(_settings, "LONG_TILE", dict.fromkeys((2, 4), 32))
     _launch.clear_layout_caches()
     yield request.param
     _launch.clear_layout_caches()
@@ -62,7 +62,7 @@ def check(name: str, call: dict[str, Any]) -> tuple[Tensor, ...]:
     pairwise(
         NORMS,
         [(5, 40), (3, 100), (2, 3, 33), (70,), (4, 1)],
-        [(F32,) * 3, (BF16,) * 3, (F16,) * 3, (F64,) * 3, (BF16, F32, BF16), (F32, BF16, F64), (F64, F16, F32)],
+        [(F32,) * 3, (BF16,) * 3, (F16,) * 3, (BF16, F32, BF16), (F32, BF16, F64), (F32, F16, F32)],
         [(), ("weight",), ("bias",), ("weight", "bias")],
     ),
     ids=str,
@@ -101,8 +101,8 @@ def test_numbers_at_the_edges_are_those_of_the_definition(name: str) -> None:
 @needs_loops
 def test_the_mean_of_a_long_row_is_exact_far_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum of squares less the square of the sum would lose every digit of the variance."""
-    monkeypatch.setattr(_settings, "NORM_FORWARD_ON_CHIP", dict.fromkeys((2, 4, 8), 0))
-    monkeypatch.setattr(_settings, "LONG_TILE", dict.fromkeys((2, 4, 8), 32))
+    monkeypatch.setattr(_settings, "NORM_FORWARD_ON_CHIP", dict.fromkeys((2, 4), 0))
+    monkeypatch.setattr(_settings, "LONG_TILE", dict.fromkeys((2, 4), 32))
     _launch.clear_layout_caches()
     x = torch.randn(3, 300, generator=torch.Generator().manual_seed(0)) + 10_000
     y = OPS["layer_norm"].function(x, backend="triton")

@@ -25,8 +25,8 @@ from fusedops_triton._settings import plan
 from fusedops_triton._softmax import softmax_backward, softmax_forward
 
 OP = OPS["scaled_masked_softmax"]
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-SCALE = 0.3  # not a float32 number: rounding it to float32 shows in float64 (1e-8 of every score)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+SCALE = 0.3
 
 
 # NaN and infinity are wanted in some tests: the GPU does not warn of them, NumPy does
@@ -51,7 +51,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Limits of 16 instead of 32768, blocks of 32 and 16: the kernels cannot tell, and the interpreter is slow."""
     _launch.clear_layout_caches()
     for name, width in {"FORWARD_ON_CHIP": 16, "BACKWARD_ON_CHIP": 16, "LONG_TILE": 32}.items():
-        monkeypatch.setattr(_settings, name, dict.fromkeys((2, 4, 8), width))
+        monkeypatch.setattr(_settings, name, dict.fromkeys((2, 4), width))
     yield
     _launch.clear_layout_caches()
 
@@ -106,7 +106,7 @@ HARD_LENGTHS = [20, 2000, pytest.param(40_000, marks=needs_loops)]  # several ro
 @pytest.mark.parametrize(
     ("size_k", "dtype"),
     [
-        *itertools.product((20, 2000), (torch.float16, torch.float32, torch.float64)),
+        *itertools.product((20, 2000), (torch.float16, torch.float32)),
         pytest.param(40_000, torch.float32, marks=needs_loops),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_long_run_of_minus_infinity_before_a_score(size_k: int) -> None:
     assert (y[0, :-1] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_largest_scores(dtype: torch.dtype) -> None:
     # the finite minimum, with which some code masks, and the maximum: scores times log2(e) would not be finite
     low, high = torch.finfo(dtype).min, torch.finfo(dtype).max
@@ -169,14 +169,10 @@ def test_the_largest_scores(dtype: torch.dtype) -> None:
     check(x, scale=1.0)
 
 
-@pytest.mark.parametrize("scale", [0.1, -1 / 3, 1e-320, 0.0, 5e-324, 1.0, 1e38])
-def test_scale_is_a_double_for_float64(scale: float) -> None:
-    x = torch.randn(3, 9, dtype=torch.float64) * (1.0 if abs(scale) < 2 else 1e-38)
-    y = softmax_forward(x, None, scale, False)
-    torch.testing.assert_close(y, OP.reference(x, None, scale, False), rtol=1e-15, atol=0.0)
-    grad = torch.randn(3, 9, dtype=torch.float64)
-    want = OP.backward(grad, y, scale, False)
-    torch.testing.assert_close(softmax_backward(grad, y, scale, False), want, rtol=1e-13, atol=0.0)
+@pytest.mark.parametrize("scale", [-1 / 3, 1e-320, 0.0, 1e38])
+def test_any_finite_scale(scale: float) -> None:
+    """Triton takes a scale below the smallest normal float32 as a float64."""
+    check(torch.randn(3, 9) * (1.0 if abs(scale) < 2 else 1e-38), scale=scale)
 
 
 def test_scale_is_not_rounded_to_half_precision() -> None:
@@ -189,7 +185,7 @@ def test_scale_is_not_rounded_to_half_precision() -> None:
 # ------------------------------------------------------------------------------------------------------------ settings
 
 
-@pytest.mark.parametrize("element_size", [2, 4, 8])
+@pytest.mark.parametrize("element_size", [2, 4])
 @pytest.mark.parametrize("inputs", [1, 2])
 def test_plans(element_size: int, inputs: int) -> None:
     for size_k in (1, 2, 31, 64, 65, 1000, 1024, 1025, 4096, 16384, 16385, 32768, 32769, 1 << 20):

@@ -13,14 +13,14 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_traffic import Traffic, total
 
 from fusedops.testing import OPS
-from fusedops_triton import _softmax
-from fusedops_triton._settings import PACKED_BACKWARD, PACKED_FORWARD, packed_parts
+from fusedops_triton import _settings, _softmax
+from fusedops_triton._settings import PACKED_ON_CHIP, packed_plan
 from fusedops_triton._softmax import softmax_backward, softmax_forward
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of NaN and infinity
 OP = OPS["scaled_masked_softmax"]
 DTYPES = (torch.float16, torch.bfloat16)
-WIDTHS = (32776, 40000, 49152, 65528, 65536)  # 5 to 8 parts, of which the last is whole, or not
+WIDTHS = (16392, 20000, 24576, 32760, 32768)  # 9 to 16 parts, of which the last is whole, or not
 RTOL = {torch.float16: 1e-3, torch.bfloat16: 8e-3}  # the interpreter does not round to bfloat16, it truncates
 ATOL = {torch.float16: 6e-8, torch.bfloat16: 0.0}
 
@@ -58,7 +58,7 @@ def test_forward(dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [16392, 24576, 32768])
+@pytest.mark.parametrize("width", [8200, 12288, 16384])
 def test_backward(dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     names = kernels_of(monkeypatch)
     grad = torch.randn(3, width).to(dtype)
@@ -73,21 +73,21 @@ def test_backward(dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_with_infinities_and_nan_and_a_scale_of_zero(dtype: torch.dtype) -> None:
-    x = torch.randn(6, 40000).to(dtype)
+    x = torch.randn(6, 20000).to(dtype)
     x[0, 7] = math.inf
-    x[1, 39999] = -math.inf
+    x[1, 19999] = -math.inf
     x[2, 4096] = math.nan
     x[3, :] = -math.inf
-    x[4, :32000] = -math.inf
+    x[4, :16000] = -math.inf
     got = softmax_forward(x, None, 0.5, False)
     assert_close(got, forward_of(x, 0.5))
-    assert got[1, 39999] == 0
+    assert got[1, 19999] == 0
     assert_close(softmax_forward(x[4:], None, 0.0, False), forward_of(x[4:], 0.0))
 
 
 def test_a_gradient_with_nan_stays_in_its_row() -> None:
-    grad, y = torch.randn(2, 20000).bfloat16(), torch.rand(2, 20000).bfloat16()
-    grad[0, 19999] = math.nan
+    grad, y = torch.randn(2, 10000).bfloat16(), torch.rand(2, 10000).bfloat16()
+    grad[0, 9999] = math.nan
     dx = softmax_backward(grad, y, 0.5, False)
     assert dx[0].isnan().all()
     assert not dx[1].isnan().any()
@@ -105,9 +105,9 @@ def test_each_row_is_read_once(traffic: Traffic) -> None:
 
 
 @pytest.mark.parametrize("which", ["misaligned", "strided", "odd width", "masked", "causal", "float32", "wider"])
-def test_other_tensors_take_the_kernels_that_read_twice(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_tensors_take_the_other_kernels(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = kernels_of(monkeypatch)
-    width = {"odd width": 40001, "wider": PACKED_FORWARD + 8}.get(which, 40000)
+    width = {"odd width": 20001, "wider": PACKED_ON_CHIP[1] + 8}.get(which, 20000)
     x = torch.randn(2, width + 16).to(torch.float32 if which == "float32" else torch.bfloat16)
     x = x[:, :width] if which == "strided" else x[:, :width].contiguous()
     if which == "misaligned":
@@ -118,11 +118,17 @@ def test_other_tensors_take_the_kernels_that_read_twice(which: str, monkeypatch:
     kept = torch.ones(2, width, dtype=torch.bool).tril() if which == "causal" else mask is None or ~mask
     expected = torch.softmax((x.double() * 0.3).masked_fill(~torch.as_tensor(kept), -math.inf), -1)
     torch.testing.assert_close(y.double(), expected, rtol=8e-3, atol=0.0)
-    assert names == ["forward_long"]
+    assert names == ["forward_long" if which == "wider" else "_forward_on_chip"]
 
 
-def test_the_widths() -> None:
-    assert [packed_parts(n, 2, 1) for n in (32768, 32776, 40000, 65536, 65544, 40001)] == [0, 5, 5, 8, 0, 0]
-    assert [packed_parts(n, 2, 2) for n in (16384, 16392, 32768, 32776)] == [0, 3, 4, 0]
-    assert packed_parts(40000, 4, 1) == packed_parts(20000, 8, 2) == 0
-    assert (PACKED_FORWARD, PACKED_BACKWARD) == (2**16, 2**15)
+def test_the_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parts(inputs: int, *widths: int) -> list[int | None]:
+        plans = [packed_plan(width, 2, inputs) for width in widths]
+        return [None if plan is None else plan.parts for plan in plans]
+
+    assert parts(1, 16384, 16392, 32768, 40000, 65536, 65544, 20001) == [None, 9, 16, 10, 16, None, None]
+    assert parts(2, 8192, 8200, 16384, 20000, 32768, 32776) == [None, 5, 8, 5, 8, None]
+    assert packed_plan(40000, 4, 1) is packed_plan(20000, 4, 2) is None
+    monkeypatch.setattr(_settings, "chip", _settings.CHIPS["sm_100"])
+    assert parts(1, 8192, 8200, 16384) == [None, 9, 16]
+    assert parts(2, 4096, 4104, 8192) == [None, 5, 8]

@@ -12,6 +12,7 @@ from typing import Any
 Case = dict[str, Any]
 SIZES = {"bfloat16": 2, "float32": 4}
 ELEMENTS = 2**25
+WIDEST = 16384  # columns of the backward of norms, in which registers spill: _settings.NORM_WIDEST
 ROTARY = {"op": "rotary_embedding", "q": [4, 32, 2048, 128], "k": [4, 8, 2048, 128], "cos": [2048, 64]}
 
 #: The most issue of a kind of kernel in bfloat16, in percent: above about 45, a kernel falls below 95 % of the speed of
@@ -25,10 +26,6 @@ LIMITS = {
 #: Rows of fewer than 512 columns, of which a program has several.
 SHORT_LIMITS = {"softmax plain": 60, "softmax masked": 75, "softmax causal": 70}
 FLOAT32_LIMIT = 45
-
-#: At least so many percent of the threads of a multiprocessor are resident, which covers the latency of memory; fewer
-#: where a program reads the next tile while it computes one (``resident`` of a case), as bias_gelu's backward does.
-RESIDENT, RESIDENT_AHEAD = 50, 25
 
 #: Limits of ops for which there is no aim: what they take now. The polynomial of the exact GELU and its slope, both of
 #: which geglu's backward computes, have twice the instructions of a logistic function; cross entropy reads two bytes
@@ -66,9 +63,10 @@ def _of_softmax() -> dict[str, Case]:
             cases[f"softmax {kind} {size_k} bfloat16"] = _softmax("bfloat16", size_k, kind)
         for size_k in (128, 4096):
             cases[f"softmax {kind} {size_k} float32"] = _softmax("float32", size_k, kind)
-    for size_k in (32768, 65536):
+    for size_k in (16384, 32768, 65536):
         cases[f"softmax plain {size_k} bfloat16"] = _softmax("bfloat16", size_k)
-    cases["softmax backward plain 32768 bfloat16"] = _softmax("bfloat16", 32768, backward=True)
+    for size_k in (16384, 32768):
+        cases[f"softmax backward plain {size_k} bfloat16"] = _softmax("bfloat16", size_k, backward=True)
     cases["softmax plain 1000 bfloat16"] = _softmax("bfloat16", 1000)
     for kind in ("plain", "causal"):
         for size_k in (128, 1024, 8192):
@@ -94,8 +92,6 @@ def _of_flat_ops() -> dict[str, Case]:
                     continue
                 case: Case = {"op": op, "shape": [ELEMENTS // 4096, columns], "dtype": dtype, "approximate": form}
                 case |= {"bytes": accesses * size, "most": _limit(kind, dtype), **({} if bias else {"bias": None})}
-                if bias and op == "gelu_backward":
-                    case |= {"resident": RESIDENT_AHEAD}
                 cases[" ".join(part for part in (op, form, which, dtype) if part)] = case
     return cases
 
@@ -104,11 +100,13 @@ def _of_norms() -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for op, forward, backward in (("rms_norm", 2, 3), ("add_rms_norm", 4, 5), ("layer_norm", 2, 3),
                                   ("add_layer_norm", 4, 5)):  # fmt: skip
-        for dtype, widths in (("bfloat16", (128, 512, 1024, 2048, 4096, 8192)), ("float32", (4096, 8192))):
+        for dtype, widths in (("bfloat16", (128, 512, 1024, 2048, 4096, 8192, 16384)), ("float32", (4096, 8192))):
             for size in widths:
                 case: Case = {"shape": [ELEMENTS // size, size], "dtype": dtype, "most": _limit("norm", dtype)}
                 cases[f"{op} {size} {dtype}"] = {"op": op, "bytes": SIZES[dtype] * forward, **case}
                 case |= {"op": f"{op} backward", "bytes": SIZES[dtype] * backward}
+                if size == WIDEST:
+                    case |= {"spilled": 200}
                 if op == "layer_norm":
                     case |= {"most": _limit("layer norm backward", dtype)}
                 if op == "add_layer_norm" and (size, dtype) == (4096, "float32"):
@@ -165,6 +163,13 @@ def _of_other_ops() -> dict[str, Case]:
         cases[f"cross_entropy {dtype}"] = {"op": "cross_entropy", "bytes": size, "most": most, **loss}
         odd: Case = {**loss, "shape": [8192, 50257]}  # rows that begin anywhere
         cases[f"cross_entropy odd {dtype}"] = {"op": "cross_entropy", "bytes": size, "most": most, **odd}
+        if dtype == "bfloat16":
+            small: Case = {"shape": [8192, 32000], "dtype": dtype}
+            cases["cross_entropy 32000 bfloat16"] = {"op": "cross_entropy", "bytes": 2, "most": 60, **small}
+            most = _limit("cross entropy backward", dtype)
+            cases["cross_entropy backward 32000 bfloat16"] = {
+                "op": "cross_entropy backward", "bytes": 4, "most": most, **small
+            }  # fmt: skip
         most = _limit("cross entropy backward", dtype)
         cases[f"cross_entropy backward {dtype}"] = {
             "op": "cross_entropy backward", "bytes": 2 * size, "most": most, **loss
@@ -178,4 +183,31 @@ def _of_other_ops() -> dict[str, Case]:
     return cases
 
 
-CASES = _of_softmax() | _of_flat_ops() | _of_norms() | _of_gated_norms() | _of_other_ops()
+def _of_b200() -> dict[str, Case]:
+    """Return the rows that one program holds, compiled for sm_100 with the settings of a B200."""
+    cases: dict[str, Case] = {}
+    for size in (4096, 8192, 16384):
+        each = {
+            "softmax": _softmax("bfloat16", size), "softmax backward": _softmax("bfloat16", size, backward=True),
+        }  # fmt: skip
+        for op, accesses in (("rms_norm", 2), ("layer_norm", 2), ("rms_norm backward", 3), ("layer_norm backward", 3)):
+            case: Case = {"op": op, "shape": [ELEMENTS // size, size], "dtype": "bfloat16", "bytes": 2 * accesses}
+            each[op] = {**case, "most": 100, **({"spilled": 200} if op.endswith("backward") and size == WIDEST else {})}
+        for name, case in each.items():
+            cases[f"B200: {name} {size} bfloat16"] = {**case, "target": "sm_100"}
+    return cases
+
+
+#: The least estimated speed, in percent of a copy's: above what the kernels had before they were made for it.
+LEAST = {
+    ("cross_entropy 32000 bfloat16", "H200"): 92, ("cross_entropy bfloat16", "H200"): 92,
+    ("rms_norm backward 4096 bfloat16", "H200"): 92, ("layer_norm backward 4096 bfloat16", "H200"): 90,
+    ("rms_norm backward 8192 bfloat16", "H200"): 86, ("layer_norm backward 8192 bfloat16", "H200"): 80,
+    **{(f"B200: {name} {size} bfloat16", "B200"): 80
+       for name in ("softmax", "softmax backward", "rms_norm", "layer_norm") for size in (4096, 8192)},
+    ("B200: softmax 16384 bfloat16", "B200"): 80, ("B200: softmax backward 16384 bfloat16", "B200"): 80,
+    ("B200: rms_norm 16384 bfloat16", "B200"): 77, ("B200: layer_norm 16384 bfloat16", "B200"): 70,
+}  # fmt: skip
+
+
+CASES = _of_softmax() | _of_flat_ops() | _of_norms() | _of_gated_norms() | _of_other_ops() | _of_b200()

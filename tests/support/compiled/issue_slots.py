@@ -30,6 +30,7 @@ class Cost(NamedTuple):
     registers: int  # of a thread
     spilled: int  # bytes of a thread
     threads: float  # percent of the 2048 threads of a multiprocessor that are resident
+    loops: bool  # the kernel has a loop on its way
 
 
 class _Instruction(NamedTuple):
@@ -51,12 +52,11 @@ def cost(cubin: bytes, nbytes: float, warps: int, shared: int, steps: int) -> Co
     """
     usage, sass = _dump(cubin, "-res-usage"), _dump(cubin, "-sass")
     used = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
-    instructions = _issued(_listing(sass), steps)
+    instructions, loops = _issued(_listing(sass), steps)
     clocks = instructions * warps / 4
     threads = _resident(used["REG"], warps, shared) * warps / WARPS
-    return Cost(
-        100 * clocks * BYTES_PER_CLOCK / nbytes, instructions, used["REG"], used["STACK"] + used["LOCAL"], 100 * threads
-    )
+    issue, spilled = 100 * clocks * BYTES_PER_CLOCK / nbytes, used["STACK"] + used["LOCAL"]
+    return Cost(issue, instructions, used["REG"], spilled, 100 * threads, loops)
 
 
 def _dump(cubin: bytes, flag: str) -> str:
@@ -84,8 +84,11 @@ def _listing(sass: str) -> list[_Instruction]:
     return found
 
 
-def _issued(listing: list[_Instruction], steps: int) -> float:
-    """Return the instructions of the shortest way to the end that passes by no loop: rare cases take longer ways."""
+def _issued(listing: list[_Instruction], steps: int) -> tuple[float, bool]:
+    """Return the instructions of the shortest way to the end that passes by no loop: rare cases take longer ways.
+
+    Beside them, True if it goes through a loop.
+    """
     index = {instruction.address: at for at, instruction in enumerate(listing)}
     ways = [_successors(listing, at, index) for at in range(len(listing))]
     order, back = _order(ways)
@@ -100,7 +103,7 @@ def _issued(listing: list[_Instruction], steps: int) -> float:
         weight = 0 if listing[at].opcode == "NOP" else steps if at in repeated else 1
         left[at] = weight + min((left[to] for to in longest), default=0)
         loops[at] = frozenset().union(*(loops[to] for to in longest)) | ({at} & heads)
-    return left[0]
+    return left[0], bool(loops[0])
 
 
 def _successors(listing: list[_Instruction], at: int, index: dict[int, int]) -> list[int]:

@@ -12,25 +12,56 @@ import json
 import math
 import pathlib
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from cost_cases import CASES
-from issue_slots import Cost, cost
+from issue_slots import WARPS, Cost, cost
 from triton_aot import TARGETS, Launch, launch_of
+from waits import CHIPS, Program, share
 
 ROOT = pathlib.Path(__file__).parents[3]
 TABLE = ROOT / "benchmarks" / "results" / "kernel_costs.json"
 
 
-def cost_of(case: dict[str, Any]) -> Cost:
-    """Return the cost of the kernel of a case of ``cost_cases.py``."""
-    launch = launch_of({**case, "target": "sm_90"})
-    compiled = triton.compile(launch.source(), target=TARGETS["sm_90"], options=launch.options)
+#: The sums and maxima over a row that a program waits for at each trip, by op; the others wait for none.
+REDUCTIONS = {
+    "forward": 2, "backward": 1, "rms_norm": 1, "add_rms_norm": 1, "layer_norm": 2, "add_layer_norm": 2,
+    "gated_rms_norm": 1,
+}  # fmt: skip
+#: The same once a program: the maximum and the sum of a long row.
+REDUCTIONS_AT_THE_END = {"cross_entropy": 2, "classes": 2}
+
+
+#: The chips whose settings a target has.
+MODELLED = {"sm_90": ("H100", "H200"), "sm_100": ("B200",)}
+
+
+class Modelled(NamedTuple):
+    """The cost of a kernel and its speed by the model of ``waits.py``."""
+
+    cost: Cost
+    program: Program
+
+
+def modelled(case: dict[str, Any]) -> Modelled:
+    """Return the cost of the kernel of a case of ``cost_cases.py``, for its target, sm_90 if it names none."""
+    target = case.get("target", "sm_90")
+    launch = launch_of({**case, "target": target})
+    compiled = triton.compile(launch.source(), target=TARGETS[target], options=launch.options)
     nbytes = case["bytes"] * math.prod(case["shape"]) / math.prod(launch.grid)
-    warps, shared = launch.options["num_warps"], compiled.metadata.shared
-    return cost(compiled.asm["cubin"], nbytes, warps, shared, _steps(launch, case["shape"][-1]))
+    warps, shared, steps = launch.options["num_warps"], compiled.metadata.shared, _steps(launch, case["shape"][-1])
+    result = cost(compiled.asm["cubin"], nbytes, warps, shared, steps)
+    steps = steps if result.loops else 1
+    name, _, direction = case["op"].partition(" ")
+    each = 1 if direction and name in REDUCTIONS else REDUCTIONS.get(name, 0)
+    program = Program(
+        result.instructions, warps, round(result.threads / 100 * WARPS / warps), nbytes, steps,
+        each * steps + (0 if direction else REDUCTIONS_AT_THE_END.get(name, 0)),
+        bool(launch.arguments.get("AHEAD")) or case["op"] == "gelu_backward",
+    )  # fmt: skip
+    return Modelled(result, program)
 
 
 def _steps(launch: Launch, columns: int) -> int:
@@ -44,13 +75,14 @@ def _steps(launch: Launch, columns: int) -> int:
 
 def row_of(case: dict[str, Any]) -> dict[str, float]:
     """Return the row of the table."""
-    result = cost_of(case)
+    result, program = modelled(case)
     return {
         "issue": round(result.issue, 1),
         "instructions": round(result.instructions),
         "registers": result.registers,
         "spilled": result.spilled,
         "threads": round(result.threads, 1),
+        **{name: round(share(program, CHIPS[name])) for name in MODELLED[case.get("target", "sm_90")]},
     }
 
 

@@ -20,10 +20,12 @@ from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from benchmarks.launch import StubDriver
+from fusedops.ops.losses.formulas import LossOptions
 from fusedops_triton import _launch
 from fusedops_triton._bias import add_sums
 from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
 from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
+from fusedops_triton._cross_entropy import cross_entropy_forward
 from fusedops_triton._softmax import softmax_backward, softmax_forward
 
 torch.set_num_threads(1)
@@ -96,8 +98,9 @@ def plain(launch: tuple[Any, ...], given: list[Tensor]) -> tuple[Any, ...]:
 # --------------------------------------------------------------------------------------------------------------- calls
 
 SIZES = (1, 2, 3, 8, 16, 17, 32, 48, 100, 128)
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-SCALES = (0.0, 1.0, 0.125, 0.3, 1e-320)  # as 64 bits: 0 is a 32-bit number, as is the denormal one, and the rest not
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+SCALES = (0.0, 1.0, 0.125, 0.3, 1e-320)
+PLAIN, IGNORED = LossOptions(-100, 0.0, 0.0, None, "none", None), (-100, 2**40)  # of 32 bits, and of 64
 
 
 def laid(choose: random.Random, vary: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -134,7 +137,7 @@ def a_call(choose: random.Random, vary: random.Random) -> tuple[list[Tensor], Ca
     p, training = vary.choice((0.0, 1e-12, 0.1, 0.5, 0.9, 1.0)), vary.random() < 0.9
     needs = vary.choice(((True, True), (True, False), (False, True)))
     given = [t for t in (x, other, bias, seed) if t is not None]
-    what = choose.randrange(8)
+    what = choose.randrange(9)
     if what == 0:
         mask = laid(choose, vary, broadcast(choose, shape), torch.bool)
         given.append(mask)
@@ -152,6 +155,12 @@ def a_call(choose: random.Random, vary: random.Random) -> tuple[list[Tensor], Ca
         return [*given, residual], lambda: dropout_forward(x, bias, residual if needs[0] else None, p, training, seed)
     if what == 6:
         return given, lambda: dropout_backward(x, seed, bias, p, training, dtype, needs)
+    if what == 7:
+        target, options = (
+            torch.zeros(x.shape[:-1], dtype=torch.int64),
+            PLAIN._replace(ignore_index=vary.choice(IGNORED)),
+        )
+        return [x, target], lambda: cross_entropy_forward(x, target, options, causal)
     sums, dbias = torch.zeros(choose.choice(SIZES[1:]), shape[-1]), torch.zeros(shape[-1], dtype=dtype)
     return [sums, dbias], lambda: add_sums(dbias, sums)
 
