@@ -176,6 +176,23 @@ export const expertsKinds = {
   ),
 };
 
+export const convolutionKinds = {
+  StateFits(c, { x, weight, cu_seqlens: bounds }, spec) {
+    const ranks = [rank(spec), rank(x), rank(weight), bounds === null ? 1 : rank(bounds)];
+    if (ranks.join() !== "3,3,2,1") return [];
+    const packed = bounds !== null;
+    const needed = [packed ? bounds.shape[0] - 1n : x.shape[0], x.shape[1], weight.shape[1] - 1n];
+    if (equal(spec.shape, needed)) return [];
+    const kept = needed[2];
+    const text = `${repr(needed)}, the ${packed ? "sequences" : "batches"}, channels and W - 1`;
+    const withNewest = equal(spec.shape, [...needed.slice(0, 2), kept + 1n]);
+    const fix = withNewest
+      ? `pass ${c.name}[..., 1:], without the oldest input`
+      : `pass the last ${kept} inputs before each sequence`;
+    return [[`${c.name} of shape ${repr(spec.shape)}`, text, fix]];
+  },
+};
+
 export const viewKinds = {
   ViewableAs4D(c, args, mask) {
     const x = args[c.other];

@@ -5,6 +5,8 @@ from fusedops._plugins.registry import registry
 from fusedops._policy.context import drop_plans
 from fusedops.ops.attention.attention import OP as _ATTENTION
 from fusedops.ops.attention.attention import attention as attention
+from fusedops.ops.convolution.causal_conv1d import OP as _CAUSAL_CONV1D
+from fusedops.ops.convolution.causal_conv1d import causal_conv1d as causal_conv1d
 from fusedops.ops.dropout.bias_dropout import OP as _BIAS_DROPOUT
 from fusedops.ops.dropout.bias_dropout import bias_dropout as bias_dropout
 from fusedops.ops.dropout.bias_dropout_add import OP as _BIAS_DROPOUT_ADD
@@ -50,6 +52,7 @@ _OWN = (
     _BIAS_DROPOUT,
     _BIAS_DROPOUT_ADD,
     _BIAS_GELU,
+    _CAUSAL_CONV1D,
     _CROSS_ENTROPY,
     _EXPERTS,
     _GATED_RMS_NORM,

@@ -49,6 +49,7 @@ DTYPES: dict[str, list[list[torch.dtype]]] = {
     "add_layer_norm": [[BF16], [BF16, FP32]],
     "add_rms_norm": [[BF16], [BF16, FP32]],
     "attention": [[BF16], [FP32]],
+    "causal_conv1d": [[BF16], [FP32], [BF16, FP32, FP32, BF16]],
     "linear_cross_entropy": [[BF16, FP32], [FP32]],
     "rotary_embedding": [[FP16], [BF16, BF16, FP32]],
 }

@@ -63,7 +63,7 @@ def test_an_odd_tensor_has_the_results_of_a_plain_one(name: str, look: str) -> N
             continue
         # products of matrices round otherwise where a tensor starts at another address
         limits = expected_forward(op, op.prepared(op.bind((), call))).limits
-        for output, got, want in zip(op.outputs, *results, strict=True):
+        for output, (got, want) in zip(op.outputs, zip(*results, strict=True)):  # one of several may be left out
             assert (got is None) == (want is None)
             if got is not None:
                 testing.assert_within(got.as_subclass(Tensor), want.double(), 2 * limits[f"output {output}"], look)

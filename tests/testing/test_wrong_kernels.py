@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import wrong_attention_kernels  # noqa: F401  adds to the list
 import wrong_chunk_kernels  # noqa: F401
+import wrong_conv_kernels  # noqa: F401
 import wrong_experts_kernels  # noqa: F401
 import wrong_gated_norm_kernels  # noqa: F401
 import wrong_grouped_kernels  # noqa: F401

@@ -6,7 +6,7 @@ import pytest
 from conformance import pairwise_calls, passes
 
 from fusedops import testing
-from fusedops_eager import _gelu, _norms, _slabs, _softmax, _swiglu
+from fusedops_eager import _causal_conv, _gelu, _norms, _slabs, _softmax, _swiglu
 
 # the others have no slabs, or none that these calls fill
 OTHERS = ("attention", "cross_entropy", "experts", "grouped_matmul", "linear_cross_entropy", "quantized_linear")
@@ -15,6 +15,7 @@ CUT = [name for name in testing.OPS if name not in OTHERS]
 
 @pytest.fixture(autouse=True)
 def tiny_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_causal_conv, "_MIN_SLAB_ELEMENTS", 0)
     monkeypatch.setattr(_gelu, "_MIN_SLAB_ELEMENTS", 0)
     monkeypatch.setattr(_norms, "_MIN_SLAB_ELEMENTS", 0)
     monkeypatch.setattr(_swiglu, "MIN_SLAB_ELEMENTS", 0)

@@ -84,6 +84,8 @@ def bad_values(op: Op, call: dict[str, Any], name: str) -> list[Any]:
     """Return values that are invalid for an argument of a call, whatever the others are."""
     own = [each for each in op.constraints if each.name == name]
     bad = [value for each in own for value in WRONG.get(type(each), ())]
+    if op.signature.parameters[name].default is None:
+        bad = [value for value in bad if value is not None]
     for each in own:
         if isinstance(each, OneElement):
             return [*(WRONG_SEEDS if torch.int64 in each.dtypes else NO_NUMBERS), torch.ones(2), ONE.to("meta")]

@@ -1,0 +1,122 @@
+"""Evidence of causal_conv1d: cases, bytes, the unfused form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops._contract.evidence import Case, Evidence
+from fusedops.ops.convolution import error_bounds
+from fusedops.ops.convolution.formulas import SILU
+
+
+def unfused(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    initial_state: Tensor | None,
+    return_state: bool,
+    cu_seqlens: Tensor | None,
+) -> Any:
+    """Compute the op as models do without fused ops; packed sequences one by one."""
+    if cu_seqlens is not None:
+        bounds: list[int] = [int(bound) for bound in cu_seqlens]
+        parts = [
+            unfused(
+                x[..., start:end],
+                weight,
+                bias,
+                activation,
+                None if initial_state is None else initial_state[n : n + 1],
+                return_state,
+                None,
+            )
+            for n, (start, end) in enumerate(pairwise(bounds))
+        ]
+        if not return_state:
+            return torch.cat(parts, -1)
+        return torch.cat([part[0] for part in parts], -1), torch.cat([part[1] for part in parts])
+    width = weight.shape[1]
+    whole = torch.nn.functional.pad(x, (width - 1, 0)) if initial_state is None else torch.cat((initial_state, x), -1)
+    own = None if bias is None else bias.to(x.dtype)
+    y = torch.nn.functional.conv1d(whole, weight.to(x.dtype)[:, None], own, groups=x.shape[1])
+    y = torch.nn.functional.silu(y) if activation == SILU else y
+    return (y, whole[..., x.shape[-1] :]) if return_state else y
+
+
+def min_bytes(
+    x: Any, weight: Any, bias: Any, activation: str, initial_state: Any, return_state: bool, cu_seqlens: Any
+) -> Mapping[Any, int]:
+    """Read x and the small tensors, write y; read grad and x, write dx. The states are W - 1 positions, both times."""
+    whole = prod(x.shape) * x.dtype.itemsize
+    small = prod(weight.shape) * weight.dtype.itemsize
+    small = small if bias is None else small + bias.shape[0] * bias.dtype.itemsize
+    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    state = sequences * x.shape[1] * (weight.shape[1] - 1) * x.dtype.itemsize
+    states = (0 if initial_state is None else state) + (state if return_state else 0)
+    return {"forward": 2 * whole + small + states, "backward": 3 * whole + 2 * small + 2 * states}
+
+
+def _case(name: str, shape: tuple[int, int, int], width: int, source: str = "", **options: Any) -> Case:
+    """Return a case; bias: True; initial_state: True; sequences: the number of packed ones."""
+    b, c, _ = shape
+    args: dict[str, Any] = {"x": shape, "weight": (c, width)}
+    sequences = options.pop("sequences", None)
+    if options.pop("bias", False):
+        args["bias"] = (c,)
+    args["activation"] = options.pop("activation", SILU)
+    if options.pop("initial_state", False):
+        args["initial_state"] = (sequences or b, c, width - 1)
+    if sequences is not None:
+        args["cu_seqlens"] = (sequences + 1,)
+    return Case(name, {**args, **options}, source)
+
+
+def _sample(batch: int, length: int) -> Mapping[str, Any]:
+    shape = (batch, 6, length)
+    return {**_case("", shape, 4, bias=True, initial_state=True).args, "return_state": True}
+
+
+CAUSAL_CONV1D = Evidence(
+    formula="act(bias + sum over w of weight[w] * x[s - (W - 1) + w])",
+    cases=[
+        _case("every_argument", (2, 9, 11), 4, "small", bias=True, initial_state=True, return_state=True),
+        _case("packed", (1, 10, 40), 4, "small", bias=True, sequences=7, return_state=True),
+        _case("packed_states", (1, 6, 30), 3, "small", initial_state=True, sequences=6, return_state=True),
+        _case("qwen_3_next", (1, 8192, 1024), 4, "Qwen3-Next 80B"),
+        _case("granite_4", (2, 3328, 512), 4, "Granite 4 tiny, Mamba-2 layers", bias=True),
+        _case("lfm_2", (4, 2048, 256), 3, "LFM2 1.2B", activation="none"),
+        _case("decode", (4, 4096, 1), 4, "one token", initial_state=True, return_state=True),
+        _case("ragged", (3, 37, 301), 8, "no size is a power of two", bias=True, activation="none", return_state=True),
+        _case("two_taps", (2, 5, 2), 2, "shorter than most kernels' blocks", bias=True, return_state=True),
+    ],
+    tolerance=error_bounds.TOLERANCE,
+    gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
+    error_bound=error_bounds.error_bound,
+    gradient_error_bound=error_bounds.gradient_error_bound,
+    min_bytes=min_bytes,
+    unfused=unfused,
+    sample=_sample,
+    large=[_case("silu", (2, 4096, 4096), 4), _case("packed", (1, 4096, 8192), 4, sequences=16)],
+    sweep=lambda rows, width: {"x": (1, width, rows), "weight": (width, 4), "activation": SILU},
+    peers="""
+| peer | widths | states | packed sequences | computed in |
+|---|---|---|---|---|
+| causal-conv1d, `causal_conv1d_fn` | 2 to 4 | W - 1 | `seq_idx` | float32 |
+| causal-conv1d, `causal_conv1d_update` | 2 to 4 | at least W - 1, written | by index | float32 |
+| transformers, torch | any | W, written | no | the dtype of the weight |
+| fusedops | 2 to 8 | W - 1, returned | `cu_seqlens` | float32 |
+""",
+    result_dtype="of `x`",
+    sharded=(
+        "batches and channels",
+        "`weight`, `bias` as the channels; `initial_state` as x; `cu_seqlens` replicated",
+        "of x and initial_state: as x; of weight and bias: as the channels, with sharded batches `Partial`",
+    ),
+)
