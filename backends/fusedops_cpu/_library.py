@@ -103,6 +103,16 @@ class Library:
         return self._function("gated_norm_backward")
 
     @cached_property
+    def conv_forward(self) -> LibraryFunction:
+        """The causal convolution."""
+        return self._function("conv_forward")
+
+    @cached_property
+    def conv_backward(self) -> LibraryFunction:
+        """Its gradients."""
+        return self._function("conv_backward")
+
+    @cached_property
     def experts_forward(self) -> LibraryFunction:
         """The experts of a mixture."""
         return self._function("experts_forward")

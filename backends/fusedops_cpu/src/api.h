@@ -139,6 +139,32 @@ struct GatedNormBackward {
   double offset;
 };
 
+// x (batch, channels, length), with the elements from one batch, channel and position to the next. Positions are next
+// to each other, or channels: then x_channel is 1, and by_channel. Each batch is a sequence, or batch is 1 and there
+// are bounds.
+struct ConvSizes {
+  int64_t dtype, weight_dtype, bias_dtype, batch, channels, length, width, sequences, silu, by_channel;
+  int64_t x_batch, x_channel, x_position, y_batch, y_channel, y_position;  // y: of the result, y or dx
+};
+
+// weight (channels, width); bias (channels), null: none. before (sequences, channels, width - 1): the inputs before
+// each sequence, null: zeros. bounds (sequences + 1): of packed sequences, null: none.
+struct ConvForward {
+  const void *x, *weight, *bias, *before;
+  const int64_t* bounds;
+  void *y, *state;  // state (sequences, channels, width - 1), null: not wanted
+  ConvSizes sizes;
+};
+
+struct ConvBackward {
+  const void *grad, *x, *weight, *bias, *before;
+  const int64_t* bounds;
+  const void* grad_state;                // null: 0
+  void *dx, *dweight, *dbias, *dbefore;  // null: not wanted
+  ConvSizes sizes;
+  int64_t grad_batch, grad_channel, grad_position;
+};
+
 enum Reduction : int64_t { NONE = 0, SUM = 1, MEAN = 2, MEAN_BY = 3 };  // MEAN_BY: divides by the denominator
 
 // Row r of x begins at element r / inner_rows * outer_stride + r % inner_rows * row_stride.
@@ -273,6 +299,8 @@ FUSEDOPS_EXPORT int fusedops_gated_forward(const fusedops::GatedForward* call);
 FUSEDOPS_EXPORT int fusedops_gated_backward(const fusedops::GatedBackward* call);
 FUSEDOPS_EXPORT int fusedops_gated_norm_forward(const fusedops::GatedNormForward* call);
 FUSEDOPS_EXPORT int fusedops_gated_norm_backward(const fusedops::GatedNormBackward* call);
+FUSEDOPS_EXPORT int fusedops_conv_forward(const fusedops::ConvForward* call);
+FUSEDOPS_EXPORT int fusedops_conv_backward(const fusedops::ConvBackward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_forward(const fusedops::CrossEntropyForward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const fusedops::CrossEntropyBackward* call);
 FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);

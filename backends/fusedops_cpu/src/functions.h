@@ -162,6 +162,27 @@ INLINE V tanh_of(V u) {
   return where_positive(m + 0.55f, p * u, where_positive(u, 1.0f - rest, rest - 1.0f));
 }
 
+// ---- silu and sigmoid ----
+
+// act(g) and its derivative: with s = sigmoid(g), f * s and s * (base + f * (1 - s)), where f is g and base 1 for silu,
+// and f is 1 and base 0 for sigmoid.
+struct GateFunction {
+  int32_t silu;  // all bits, or none
+  float base;
+
+  struct Value {
+    vfloat act, slope;
+  };
+  INLINE Value operator()(vfloat g) const {
+    const vfloat w = g * -LOG2_E, e = exp2_within(at_most(126.0f, at_least(-127.0f, w)));
+    const vfloat s = zero_above(126.0f, w, reciprocal(e + 1.0f));
+    const vfloat f = (vint{} | silu) ? zero_above(126.0f, w, g) : all(1.0f);  // where s is 0: -inf * 0 would be NaN
+    return {f * s, s * (at_most(1e30f, f) * (e * s) + base)};                 // and so would be inf * 0, of an f of inf
+  }
+};
+
+inline GateFunction gate_function(bool sigmoid) { return {sigmoid ? 0 : -1, sigmoid ? 0.0f : 1.0f}; }
+
 // ---- The normal distribution ----
 
 constexpr float NORMAL_END = 13.2689f;  // density and Phi(-NORMAL_END) are 0

@@ -9,32 +9,13 @@
 namespace fusedops {
 namespace {
 
-// act(g) and its derivative: with s = sigmoid(g), f * s and s * (base + f * (1 - s)), where f is g and base 1 for silu,
-// and f is 1 and base 0 for sigmoid.
-struct Activation {
-  int32_t silu;  // all bits, or none
-  float base;
-
-  struct Value {
-    vfloat act, slope;
-  };
-  INLINE Value operator()(vfloat g) const {
-    const vfloat w = g * -LOG2_E, e = exp2_within(at_most(126.0f, at_least(-127.0f, w)));
-    const vfloat s = zero_above(126.0f, w, reciprocal(e + 1.0f));
-    const vfloat f = (vint{} | silu) ? zero_above(126.0f, w, g) : all(1.0f);  // where s is 0: -inf * 0 would be NaN
-    return {f * s, s * (at_most(1e30f, f) * (e * s) + base)};                 // and so would be inf * 0, of an f of inf
-  }
-};
-
-inline Activation activation_of(bool sigmoid) { return {sigmoid ? 0 : -1, sigmoid ? 0.0f : 1.0f}; }
-
 // The groups of rows of one call, their weight in float32.
 template <class T, bool GATE_FIRST>
 struct Rows {
   const T *x, *gate;
   const float* weight;
   int64_t groups, columns, x_row, gate_row;  // columns: of a group
-  Activation activation;
+  GateFunction activation;
 
   template <class Call>
   Rows(const Call& call, const float* weight)
@@ -45,18 +26,18 @@ struct Rows {
         columns(call.columns),
         x_row(call.x_row),
         gate_row(call.gate_row),
-        activation(activation_of(call.sigmoid)) {}
+        activation(gate_function(call.sigmoid)) {}
 
   // The numbers of one group of a row: x, the activation of the gate, and what is normalized.
   struct Numbers {
     vfloat x;
-    Activation::Value gate;
+    GateFunction::Value gate;
     INLINE vfloat normed() const { return GATE_FIRST ? x * gate.act : x; }
   };
   struct Group {
     const T *x, *gate;
     const float* weight;
-    Activation activation;
+    GateFunction activation;
     template <class Lanes>
     INLINE Numbers operator()(int64_t i, Lanes lanes) const {
       return {load(x + i, lanes), activation(load(gate + i, lanes))};

@@ -197,15 +197,17 @@ int main() {
     test_routings(dtype);
     test_experts(dtype);
     test_attentions(dtype);
+    test_convolutions(dtype);
   }
   printf("vectors of %d bytes, structs of", VECTOR_BYTES);
-  for (size_t size :
-       {sizeof(SoftmaxForward),   sizeof(SoftmaxBackward),  sizeof(GeluForward),         sizeof(GeluBackward),
-        sizeof(DropoutForward),   sizeof(DropoutBackward),  sizeof(NormForward),         sizeof(NormBackward),
-        sizeof(GatedForward),     sizeof(GatedBackward),    sizeof(CrossEntropyForward), sizeof(CrossEntropyBackward),
-        sizeof(Rotary),           sizeof(QuantizedForward), sizeof(QuantizedBackward),   sizeof(RoutingForward),
-        sizeof(RoutingBackward),  sizeof(ExpertsForward),   sizeof(ExpertsBackward),     sizeof(GatedNormForward),
-        sizeof(GatedNormBackward)})
+  for (size_t size : {sizeof(SoftmaxForward),  sizeof(SoftmaxBackward),     sizeof(GeluForward),
+                      sizeof(GeluBackward),    sizeof(DropoutForward),      sizeof(DropoutBackward),
+                      sizeof(NormForward),     sizeof(NormBackward),        sizeof(GatedForward),
+                      sizeof(GatedBackward),   sizeof(CrossEntropyForward), sizeof(CrossEntropyBackward),
+                      sizeof(Rotary),          sizeof(QuantizedForward),    sizeof(QuantizedBackward),
+                      sizeof(RoutingForward),  sizeof(RoutingBackward),     sizeof(ExpertsForward),
+                      sizeof(ExpertsBackward), sizeof(GatedNormForward),    sizeof(GatedNormBackward),
+                      sizeof(ConvForward),     sizeof(ConvBackward)})
     printf(" %d", int(size));
   printf(" bytes, %d failures\n", failures);
   return failures != 0;

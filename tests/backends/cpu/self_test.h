@@ -66,3 +66,4 @@ void test_routings(int64_t dtype);
 void test_rotations(int64_t dtype);
 void test_experts(int64_t dtype);
 void test_attentions(int64_t dtype);
+void test_convolutions(int64_t dtype);

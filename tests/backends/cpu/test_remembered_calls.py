@@ -35,6 +35,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "geglu, pairs": ("geglu", {"up": None, "interleaved": True}),
     "rms_norm, no weight": ("rms_norm", {"weight": None}),
     "gated_rms_norm, gate first": ("gated_rms_norm", {"weight": None, "gate_first": True, "activation": "sigmoid"}),
+    "causal_conv1d, y alone": ("causal_conv1d", {"bias": None, "initial_state": None, "return_state": False}),
     "layer_norm, no bias": ("layer_norm", {"bias": None}),
     "rotary, one tensor": ("rotary_embedding", {"k": None}),
     "cross_entropy, none": ("cross_entropy", {"reduction": "none", "denominator": None}),
