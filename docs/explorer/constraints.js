@@ -1,7 +1,14 @@
 // Constraints as data: the reasons for which a call violates one. Every type of constraint has one function.
 
 import { besideKinds, tensorKinds } from "./kinds_tensors.js";
-import { attentionKinds, convolutionKinds, expertsKinds, rotaryKinds, viewKinds } from "./kinds_shapes.js";
+import {
+  attentionKinds,
+  convolutionKinds,
+  expertsKinds,
+  linearAttentionKinds,
+  rotaryKinds,
+  viewKinds,
+} from "./kinds_shapes.js";
 import { routingKinds } from "./kinds_routing.js";
 import { valueKinds } from "./kinds_values.js";
 
@@ -13,6 +20,7 @@ const kinds = {
   ...rotaryKinds,
   ...expertsKinds,
   ...convolutionKinds,
+  ...linearAttentionKinds,
   ...routingKinds,
   ...viewKinds,
 };

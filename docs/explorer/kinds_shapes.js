@@ -1,7 +1,7 @@
-// Constraints of single ops and kernels on several shapes: attention, rotary embedding, experts, views.
+// Constraints of single ops and kernels on several shapes: attention, rotary embedding, experts, linear attention, views.
 
 import { equal, prod, repr, shown, typeOf } from "./python.js";
-import { broadcasts, rank } from "./kinds_tensors.js";
+import { besideKinds, broadcasts, rank } from "./kinds_tensors.js";
 
 const ALIGNMENTS = ["none", "upper_left", "lower_right"];
 const isWindow = (value) =>
@@ -177,7 +177,7 @@ export const expertsKinds = {
 };
 
 export const convolutionKinds = {
-  StateFits(c, { x, weight, cu_seqlens: bounds }, spec) {
+  ConvStateFits(c, { x, weight, cu_seqlens: bounds }, spec) {
     const ranks = [rank(spec), rank(x), rank(weight), bounds === null ? 1 : rank(bounds)];
     if (ranks.join() !== "3,3,2,1") return [];
     const packed = bounds !== null;
@@ -191,6 +191,28 @@ export const convolutionKinds = {
       : `pass the last ${kept} inputs before each sequence`;
     return [[`${c.name} of shape ${repr(spec.shape)}`, text, fix]];
   },
+};
+
+// The shapes that a tensor may have beside v, from v's and q's.
+const ofPositions = (rule, shapes) => (c, args, spec) => {
+  const [v, q] = [args.v, args.q];
+  if (rank(v) !== 4 || (c.type !== "BetaFits" && rank(q) !== 4)) return [];
+  const expected = shapes(v.shape, q.shape, args);
+  if (expected.some((shape) => equal(spec.shape, shape))) return [];
+  return [[`${c.name} of shape ${repr(spec.shape)}`, expected.map(repr).join(" or "), `pass ${c.name} as ${rule}`]];
+};
+
+export const linearAttentionKinds = {
+  GroupedHeads: (c, args, spec) => besideKinds.DimMultiple(c, args, spec),
+
+  DecayFits: ofPositions("(B, S, Hv), or (B, S, Hv, Dk)", (v, q) => [v.slice(0, 3), [...v.slice(0, 3), q[3]]]),
+
+  BetaFits: ofPositions("(B, S, Hv)", (v) => [v.slice(0, 3)]),
+
+  StateFits: ofPositions("(B, Hv, Dk, Dv), with cu_seqlens (N, Hv, Dk, Dv)", (v, q, { cu_seqlens: bounds }) => {
+    const count = bounds === null || rank(bounds) !== 1 ? v[0] : bounds.shape[0] - 1n;
+    return [[count, v[2], q[3], v[3]]];
+  }),
 };
 
 export const viewKinds = {

@@ -47,6 +47,7 @@ export const tensorKinds = {
 
   DType: strided((c) => `convert ${c.name} to ${listed(c.dtypes)}`),
   Floating: strided((c) => `convert it, as in ${c.name}.float()`),
+  Between: strided((c) => `convert it, as in ${c.name}.float()`),
   Mask: strided((c, dtype) =>
     isFloat(dtype)
       ? `for an additive mask pass ${c.name} < 0: True means masked out`

@@ -41,6 +41,7 @@ from fusedops.constraints.dims import NotLarger as NotLarger
 from fusedops.constraints.dims import Packed as Packed
 from fusedops.constraints.dims import SameDims as SameDims
 from fusedops.constraints.dims import SameSize as SameSize
+from fusedops.constraints.dtypes import Between as Between
 from fusedops.constraints.dtypes import Bytes as Bytes
 from fusedops.constraints.dtypes import Classes as Classes
 from fusedops.constraints.dtypes import DType as DType
@@ -73,6 +74,7 @@ __all__ = [
     "Beside",
     "Boundary",
     "Broadcasts",
+    "Between",
     "Bytes",
     "Capability",
     "Classes",

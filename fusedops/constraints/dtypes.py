@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -98,6 +100,34 @@ class Floating(_Strided):
 
     def fix_of(self, tensor: Any) -> str:
         return f"convert it, as in {self.name}.float()"
+
+
+class Between(Floating):
+    """A strided floating tensor whose numbers are usually between two bounds, such as logarithms up to 0.
+
+    The numbers are data, which no constraint looks at: kernels get any. The calls of the conformance kit have such
+    numbers.
+
+    Args:
+        name: the tensor argument.
+        low: the lower bound. None: there is none, and -inf is among the numbers.
+        high: the upper bound.
+
+    >>> from fusedops.constraints import Between
+    >>> Between("decay", None, 0.0).describe()
+    'decay: float16, bfloat16, float32 or float64'
+    """
+
+    def __init__(self, name: str, low: float | None, high: float) -> None:
+        super().__init__(name)
+        least = -sys.float_info.max if low is None else low
+        if type(least) is not float or type(high) is not float or not -math.inf < least < high < math.inf:
+            raise ValueError(
+                f"Between({name!r}): got {low!r} and {high!r}, expected finite floats, the lower one first, which may "
+                f"be None; to fix: write 0.0, 1.0"
+            )
+        self.low = low
+        self.high = high
 
 
 class Bytes(_Strided):

@@ -21,6 +21,8 @@ from fusedops.ops.gated.swiglu import OP as _SWIGLU
 from fusedops.ops.gated.swiglu import swiglu as swiglu
 from fusedops.ops.gelu.bias_gelu import OP as _BIAS_GELU
 from fusedops.ops.gelu.bias_gelu import bias_gelu as bias_gelu
+from fusedops.ops.linear_attention.linear_attention import OP as _LINEAR_ATTENTION
+from fusedops.ops.linear_attention.linear_attention import linear_attention as linear_attention
 from fusedops.ops.losses.cross_entropy import OP as _CROSS_ENTROPY
 from fusedops.ops.losses.cross_entropy import cross_entropy as cross_entropy
 from fusedops.ops.losses.linear_cross_entropy import OP as _LINEAR_CROSS_ENTROPY
@@ -59,6 +61,7 @@ _OWN = (
     _GEGLU,
     _GROUPED_MATMUL,
     _LAYER_NORM,
+    _LINEAR_ATTENTION,
     _LINEAR_CROSS_ENTROPY,
     _QUANTIZED_LINEAR,
     _RMS_NORM,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from math import prod
 from typing import Any, cast
@@ -14,7 +15,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops.quantization import FORMATS
 from fusedops.testing._packed import random_packed
-from fusedops.testing._roles import classes, dtype_of, masks, offsets, one_elements, packed_rows
+from fusedops.testing._roles import between, classes, dtype_of, masks, offsets, one_elements, packed_rows
 
 Call = dict[str, Any]  # a forward call by parameter, in the op's order; each tensor as a TensorSpec
 
@@ -116,6 +117,9 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
         if isinstance(spec, TensorSpec):
             rows = (*call[constraint.of or op.parameters[0]].shape[constraint.dim :], 0)[0]
             real[constraint.name] = random_offsets(spec.shape, rows, generator).to(spec.dtype).to(spec.device)
+    for constraint in between(op):
+        if isinstance(call.get(constraint.name), TensorSpec):
+            real[constraint.name] = moved_between(real[constraint.name], constraint.low, constraint.high)
     for constraint in packed_rows(op):
         spec, format = call[constraint.name], call.get(constraint.format, defaults.get(constraint.format))
         if isinstance(spec, TensorSpec) and format in FORMATS:
@@ -136,6 +140,26 @@ def random_offsets(shape: tuple[int, ...], rows: int, generator: torch.Generator
     if ends.dim() == 1:
         flat[2::3] = flat[1::3][: flat[2::3].numel()]
     return ends
+
+
+def moved_between(numbers: Tensor, low: float | None, high: float) -> Tensor:
+    """Return random numbers between two bounds from normal ones of a size of 3, in their dtype.
+
+    Where ``low`` is None, the distances from ``high`` differ by column, from about 1 to 1/1000, and some numbers are
+    -inf.
+
+    >>> import torch
+    >>> from fusedops.testing._calls import moved_between
+    >>> moved_between(torch.tensor([-3.0, 0.0, 3.0]), 0.0, 1.0)
+    tensor([0.0474, 0.5000, 0.9526])
+    """
+    wide = numbers.double()
+    if low is not None:
+        return (low + (high - low) * wide.sigmoid()).to(numbers.dtype)
+    columns = torch.arange(numbers.shape[-1] if numbers.dim() else 1, device=numbers.device) % 4
+    below = (high - (wide / 3).abs() * 0.1 ** columns.double()).reshape(numbers.shape).contiguous()
+    below.view(-1)[13::97] = -math.inf
+    return below.to(numbers.dtype)
 
 
 def _random(op: Op, name: str, spec: TensorSpec, first: TensorSpec, generator: torch.Generator) -> Tensor:

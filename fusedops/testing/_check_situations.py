@@ -17,7 +17,7 @@ from fusedops._report.direction import Direction
 from fusedops.testing._calls import Call, followed, tensors
 from fusedops.testing._expected import Expected, expected
 from fusedops.testing._observed import plain_masks
-from fusedops.testing._roles import flags
+from fusedops.testing._roles import flags, offsets
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 
@@ -132,11 +132,13 @@ def sizes(subject: Subject, direction: Direction) -> Iterator[Trial]:
     for base in subject.bases(direction)[:1]:
         shape: tuple[int, ...] = base[first].shape
         last = shape[-2:]
-        for dim in range(-len(last), 0):
+        # dims that offsets count in are those of a scan, which a kernel may cut into blocks too
+        scanned = [c.dim - len(shape) for c in offsets(op) if c.of is None and c.dim < len(shape) - len(last)]
+        for dim in (*scanned, *range(-len(last), 0)):
             for size in _AROUND:
-                at = len(last) + dim
-                sizes = (1,) * (len(shape) - len(last)) + (*last[:at], size, *last[at + 1 :])
-                call = followed(op, base, first, sizes)
+                sizes = [*(1,) * (len(shape) - len(last)), *last]
+                sizes[dim] = size
+                call = followed(op, base, first, tuple(sizes))
                 if subject.takes(call, direction):
                     yield Trial(f"{first} dim {dim} = {size}", partial(_check_call, subject, direction, call))
     for name in op.parameters:

@@ -9,6 +9,7 @@ import torch
 from fusedops._contract.constraint import Constraint
 from fusedops._contract.op import Op
 from fusedops.constraints import (
+    Between,
     Broadcasts,
     Classes,
     DType,
@@ -53,6 +54,11 @@ def classes(op: Op) -> tuple[Classes, ...]:
 def offsets(op: Op) -> tuple[Offsets, ...]:
     """Return the constraints on arguments that hold the ends of groups of rows."""
     return tuple(c for c in _constraints(op) if isinstance(c, Offsets))
+
+
+def between(op: Op) -> tuple[Between, ...]:
+    """Return the constraints on tensors whose numbers are usually between two bounds."""
+    return tuple(c for c in _constraints(op) if isinstance(c, Between))
 
 
 def packed_rows(op: Op) -> tuple[PackedRows, ...]:

@@ -15,6 +15,7 @@ from state import backend_records, kernel_entry
 
 from fusedops import TensorSpec
 from fusedops.constraints import (
+    Between,
     Broadcasts,
     Capability,
     Classes,
@@ -96,6 +97,7 @@ EXAMPLES: list[tuple[Constraint, str]] = [
     (Divisor("scale", "x"), "scale: a divisor of the last size of x"),
     (Classes("mask"), "mask: int64"),
     (Offsets("mask"), "mask: int32 or int64"),
+    (Between("x", None, 0.0), "x: float16, bfloat16, float32 or float64"),
     (OneElement("mask", F16, BF16), "mask: float16 or bfloat16, one element"),
     (Integer("scale"), "scale: a 64-bit integer"),
 ]
@@ -288,6 +290,7 @@ plain_constraints = st.one_of(
     st.builds(OneElement, tensor_names, dtypes),
     st.builds(Classes, tensor_names),
     st.builds(Offsets, tensor_names),
+    st.builds(Between, tensor_names, st.sampled_from((None, 0.0)), st.just(1.0)),
     st.builds(Integer, st.just("scale")),
     st.builds(Count, st.just("scale")),
     st.builds(Divisor, st.just("scale"), st.just("x")),

@@ -80,6 +80,7 @@ class Real(float):
 
 VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
     "Alignment": (constraints.Alignment, ("x", "y", "z", "upper_left")),
+    "Between": (constraints.Between, ("x", None, 0.0)),
     "Broadcasts": (constraints.Broadcasts, ("x", "y")),
     "Bytes": (constraints.Bytes, ("x",)),
     "Capability": (constraints.Capability, ("x", (9, 0))),

@@ -15,6 +15,12 @@ import fusedops
 TABLE = Table(__file__, "fakes")
 pin = TABLE.pin
 
+
+def linear(q: torch.Tensor | None = None, v: torch.Tensor | None = None, **more: Any) -> Callable[[], Any]:
+    rows = torch.ones(1, 4, 2, 8) if q is None else q
+    return lambda: fusedops.linear_attention(rows, rows, rows if v is None else v, **more)
+
+
 pin("no tensor", gelu([1.0]), INVALID)
 pin("dtype", gelu(torch.ones(2, dtype=torch.int64)), INVALID)
 pin("layout", gelu(torch.ones(2).to_sparse()), INVALID)
@@ -108,6 +114,13 @@ pin("a weight the other way", lambda: fusedops.grouped_matmul(X, torch.ones(3, 4
 pin("other columns", lambda: fusedops.grouped_matmul(X, torch.ones(3, 5, 6), ENDS, transposed=True), INVALID)
 pin("ends of other groups", lambda: fusedops.grouped_matmul(X, torch.ones(2, 6, 4), ENDS), INVALID)
 pin("ends that are floats", lambda: fusedops.grouped_matmul(X, torch.ones(3, 6, 4), ENDS.float()), INVALID)
+pin("a bound past the positions", linear(cu_seqlens=ENDS + 3), INVALID)
+pin("bounds in a batch of several", linear(torch.ones(2, 4, 1, 1), cu_seqlens=ENDS), INVALID)
+pin("value heads that are no multiple", linear(v=torch.ones(1, 4, 3, 8)), INVALID)
+pin("a decay of other heads", linear(decay=torch.ones(1, 4, 3)), INVALID)
+pin("a beta of each row", linear(beta=torch.ones(1, 4, 2, 8)), INVALID)
+pin("a state of other rows", linear(initial_state=torch.ones(1, 2, 3, 8)), INVALID)
+pin("the states of packed sequences", linear(initial_state=torch.ones(1, 2, 8, 8), cu_seqlens=ENDS), INVALID)
 pin("an end past the rows", lambda: fusedops.grouped_matmul(X, torch.ones(3, 6, 4), ENDS + 1), INVALID)
 pin("nested", gelu(NESTED), INVALID)
 pin("a spec", gelu(fusedops.TensorSpec((2, 4))), INVALID)

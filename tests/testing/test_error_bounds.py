@@ -23,6 +23,8 @@ ROWS = 4096
 MOST = 0.2  # of the size of the result: root of the mean of the squares, for both
 ARGS: dict[str, dict[str, Any]] = {  # ops whose sample has a number of columns, too, that grows with the rows
     "attention": {"q": (1, 2, ROWS, 16), "k": (1, 1, 64, 16), "v": (1, 1, 64, 16), "return_lse": True},
+    # the reference has a step for each position
+    "linear_attention": dict(OPS["linear_attention"].evidence.sample(1, ROWS // 16)),
     "scaled_masked_softmax": {"x": (1, ROWS, 64), "scale": 1.0},
 }
 

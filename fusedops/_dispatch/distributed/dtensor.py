@@ -91,7 +91,9 @@ def _forward(
         results = func(*local.values(), **kwargs)
         each = (results,) if isinstance(results, Tensor) else results[:count]
     shapes = _output_shapes(op, given)
-    whole = [whole_tensor(result, layout, shape, _of_output(op, layout, shape)) for result, shape in zip(each, shapes)]
+    with_dims = dims_by_name(op, given)
+    placed = [_of_output(op, layout, shape, with_dims.get(name)) for name, shape in zip(op.outputs, shapes)]
+    whole = [whole_tensor(result, layout, *where) for result, *where in zip(each, shapes, placed)]
     for value, result in zip(op.required_saved, each[len(whole) :]):
         whole.append(_whole_saved(op, given, local, layout, value.gradient_of, result))
     if not saves:
@@ -100,10 +102,14 @@ def _forward(
     return whole[0] if len(whole) == 1 else tuple(whole)
 
 
-def _of_output(op: Op, layout: Layout, shape: tuple[int, ...]) -> Sequence[Placement]:
-    """Return the placements of an output of this shape."""
+def _of_output(
+    op: Op, layout: Layout, shape: tuple[int, ...], with_dims: Sequence[int | None] | None
+) -> Sequence[Placement]:
+    """Return the placements of an output of this shape; ``with_dims`` as of ``Sharding.dims_of``."""
     if op.sharding.summed:
         return layout.of(shape, Partial())
+    if with_dims is not None:
+        return layout.of(shape, None, with_dims)
     return layout.of(shape) if len(shape) == len(layout.shape) else layout.leading(shape)
 
 

@@ -34,7 +34,7 @@ from fusedops.ops.convolution.formulas import NONE, SILU
 Shape = tuple[int, ...]
 
 
-class StateFits(TensorConstraint):
+class ConvStateFits(TensorConstraint):
     """initial_state has the last W - 1 inputs before each sequence: (B, C, W - 1), of packed ones (N, C, W - 1)."""
 
     code = ReasonCode.SIZE
@@ -109,7 +109,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     SameDevice("initial_state", "x"),
     SameDType("initial_state", "x"),
     Rank("initial_state", 3),
-    StateFits("initial_state"),
+    ConvStateFits("initial_state"),
     Flag("return_state"),
 )
 

@@ -9,7 +9,15 @@ from fusedops import testing
 from fusedops_eager import _causal_conv, _gelu, _norms, _slabs, _softmax, _swiglu
 
 # the others have no slabs, or none that these calls fill
-OTHERS = ("attention", "cross_entropy", "experts", "grouped_matmul", "linear_cross_entropy", "quantized_linear")
+OTHERS = (
+    "attention",
+    "cross_entropy",
+    "experts",
+    "grouped_matmul",
+    "linear_attention",
+    "linear_cross_entropy",
+    "quantized_linear",
+)
 CUT = [name for name in testing.OPS if name not in OTHERS]
 
 

@@ -1,0 +1,1 @@
+"""The ops of linear attention and state space models."""
