@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.evidence import Tolerance, finite_size
-from fusedops.ops.convolution.formulas import (
+from fusedops.ops.gated.error_bounds import gate_errors
+from fusedops.ops.linear_attention.conv_formulas import (
     SILU,
     arithmetic,
     linear_gradients,
@@ -20,7 +21,6 @@ from fusedops.ops.convolution.formulas import (
     preactivation,
     taps,
 )
-from fusedops.ops.gated.error_bounds import gate_errors
 
 TOLERANCE = {
     # absolute: of sums in float32. relative: one rounding of the result

@@ -1,1 +1,0 @@
-"""The op of short convolutions, as models with linear attention have."""
