@@ -73,6 +73,16 @@ class Library:
         return self._function("attention_backward")
 
     @cached_property
+    def merge_forward(self) -> LibraryFunction:
+        """Two parts of one attention."""
+        return self._function("merge_forward")
+
+    @cached_property
+    def merge_backward(self) -> LibraryFunction:
+        """Their gradients."""
+        return self._function("merge_backward")
+
+    @cached_property
     def quantized_forward(self) -> LibraryFunction:
         """The product with a packed weight."""
         return self._function("quantized_forward")

@@ -17,12 +17,14 @@ from fusedops_eager import (
     layer_norm,
     linear_attention,
     linear_cross_entropy,
+    merge_attention,
     quantized_linear,
     rms_norm,
     rotary_embedding,
     scaled_masked_softmax,
     swiglu,
     top_k_routing,
+    varlen_attention,
 )
 
 
@@ -49,12 +51,14 @@ def fusedops_backend() -> fusedops.Backend:
             layer_norm,
             linear_attention,
             linear_cross_entropy,
+            merge_attention,
             quantized_linear,
             rms_norm,
             rotary_embedding,
             scaled_masked_softmax,
             swiglu,
             top_k_routing,
+            varlen_attention,
         ),
         needs="torch",
     )

@@ -415,3 +415,14 @@ def conv_tile(channels: int, positions: int, by_channel: bool, size: int) -> Con
 def conv_steps(positions: int, tile: ConvTile) -> int:
     """Return the tiles that a program of the backward goes through, one after the other."""
     return ceil_div(ceil_div(positions, tile.positions), CONV_PARTS)
+
+
+def merge_plan(size: int, widest: int, inputs: int) -> Plan:
+    """Return the setting for rows of ``size`` elements of two parts of one attention, ``inputs`` of them read.
+
+    Addresses of rows and weights take registers too: a thread has half the elements of a norm's.
+    """
+    width = power_of_two(size)
+    rows = min(max(1, SHORT_TILE // inputs // width), SHORT_ROWS)
+    rows = power_of_two(rows + 1) // 2  # not above
+    return Plan(rows, width, warps_for(rows * width, NORM_PER_THREAD[widest] // 2), True)

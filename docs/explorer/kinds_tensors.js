@@ -57,6 +57,9 @@ export const tensorKinds = {
   Classes: strided((c, dtype) =>
     isFloat(dtype) ? `pass the index of each class, as in ${c.name}.argmax(-1)` : `convert it, as in ${c.name}.long()`,
   ),
+  LogSums: strided(
+    (c) => `pass ${c.name} as attention returns it; in 16 bits it has lost what the weights depend on`,
+  ),
   Offsets: strided((c) => `pass the end of each group of rows, as in counts.cumsum(0), with ${c.name}.long()`),
 
   OneElement(c, args, spec) {

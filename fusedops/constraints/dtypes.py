@@ -211,19 +211,38 @@ class Offsets(_Strided):
         name: the tensor argument.
         of: the tensor that has the rows. None: the op's first one. No end passes its size.
         dim: the dim of the rows in that tensor.
+        bounds: True where the start of the first group stands before the ends, as in cu_seqlens of packed sequences.
 
     >>> from fusedops.constraints import Offsets
     >>> Offsets("offsets").describe()
     'offsets: int32 or int64'
     """
 
-    def __init__(self, name: str, of: str | None = None, dim: int = 0) -> None:
+    def __init__(self, name: str, of: str | None = None, dim: int = 0, bounds: bool = False) -> None:
         super().__init__(name, torch.int32, torch.int64)
         self.of = of
         self.dim = dim
+        self.bounds = bounds
 
     def fix_of(self, tensor: Any) -> str:
         return f"pass the end of each group of rows, as in counts.cumsum(0), with {self.name}.long()"
+
+
+class LogSums(_Strided):
+    """A strided tensor of float32 or float64, each the logarithm of a sum of exponentials: -inf for an empty sum.
+
+    The numbers are data, which no constraint looks at. That some are -inf is for the calls of the conformance kit.
+
+    >>> from fusedops.constraints import LogSums
+    >>> LogSums("lse").describe()
+    'lse: float32 or float64'
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, torch.float32, torch.float64)
+
+    def fix_of(self, tensor: Any) -> str:
+        return f"pass {self.name} as attention returns it; in 16 bits it has lost what the weights depend on"
 
 
 class OneElement(_Strided):

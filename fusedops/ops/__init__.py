@@ -5,6 +5,10 @@ from fusedops._plugins.registry import registry
 from fusedops._policy.context import drop_plans
 from fusedops.ops.attention.attention import OP as _ATTENTION
 from fusedops.ops.attention.attention import attention as attention
+from fusedops.ops.attention.merge_attention import OP as _MERGE_ATTENTION
+from fusedops.ops.attention.merge_attention import merge_attention as merge_attention
+from fusedops.ops.attention.varlen_attention import OP as _VARLEN_ATTENTION
+from fusedops.ops.attention.varlen_attention import varlen_attention as varlen_attention
 from fusedops.ops.dropout.bias_dropout import OP as _BIAS_DROPOUT
 from fusedops.ops.dropout.bias_dropout import bias_dropout as bias_dropout
 from fusedops.ops.dropout.bias_dropout_add import OP as _BIAS_DROPOUT_ADD
@@ -63,12 +67,14 @@ _OWN = (
     _LAYER_NORM,
     _LINEAR_ATTENTION,
     _LINEAR_CROSS_ENTROPY,
+    _MERGE_ATTENTION,
     _QUANTIZED_LINEAR,
     _RMS_NORM,
     _ROTARY_EMBEDDING,
     _SCALED_MASKED_SOFTMAX,
     _SWIGLU,
     _TOP_K_ROUTING,
+    _VARLEN_ATTENTION,
 )
 registry.on_change.append(drop_plans)
 registry.on_new_op.append(register_op)

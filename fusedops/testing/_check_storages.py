@@ -120,7 +120,7 @@ def _check_other_memory(subject: Subject, base: Call) -> None:
         for name in _kept(subject, base):
             differentiate(retain_graph=True)  # what a kernel remembers of a call
             old = args[name].data  # not detach(), whose changes are new versions of the saved tensor
-            args[name].data = old.mT.contiguous().mT if old.dim() > 1 else old.clone()
+            args[name].data = old.mT.clone(memory_format=torch.contiguous_format).mT if old.dim() > 1 else old.clone()
             old.fill_(torch.nan if old.is_floating_point() else 0)
         gradients = differentiate()
     subject.assert_gradients(dict(zip(want.gradients, gradients)), want, tuple(args.values()))

@@ -11,7 +11,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
-from fusedops.testing._roles import masks, seeds
+from fusedops.testing._roles import log_sums, masks, seeds
 
 NAN_CHOICE = "nan-choice"
 """The deviation of a kernel that chooses otherwise in rows with NaN."""
@@ -41,6 +41,12 @@ def contents_of(op: Op, name: str, spec: TensorSpec, direction: Direction) -> di
         }
     if name in seeds(op):
         return {f"{name} = {value}": Content(_filled(value)) for value in (0, -5, 2**63 - 1)}
+    if name in log_sums(op):
+        return {
+            f"{name} of empty sums alone": Content(_filled(-float("inf")), hides=True),
+            f"{name} with empty sums": Content(_with_empty_sums),
+            f"{name} of about 60": Content(_far_from_0),
+        }
     if name == op.parameters[0] and direction == "forward" and not masks(op):
         # under a mask a kernel may deviate, which the check "special" excuses where that is declared
         excuse = NAN_CHOICE if op.evidence.pin_choice else ""
@@ -60,8 +66,18 @@ def _any_bytes(mask: Tensor) -> Tensor:
     return masked.view(mask.dtype)
 
 
-def _filled(value: int) -> Callable[[Tensor], Tensor]:
+def _filled(value: float) -> Callable[[Tensor], Tensor]:
     return lambda tensor: torch.full_like(tensor, value)
+
+
+def _with_empty_sums(tensor: Tensor) -> Tensor:
+    filled = tensor.cpu().clone().reshape(-1)
+    filled[::3] = -float("inf")  # the same places in each argument: of all of them, and of one beside others
+    return filled.view(tensor.shape).to(tensor.device)
+
+
+def _far_from_0(tensor: Tensor) -> Tensor:
+    return tensor + 60
 
 
 def _few_numbers(tensor: Tensor) -> Tensor:

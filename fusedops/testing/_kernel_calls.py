@@ -18,9 +18,11 @@ from fusedops._report.direction import Direction
 from fusedops.errors import InvalidInputError
 from fusedops.testing._calls import Call, dtype_name, followed, specs
 from fusedops.testing._empty import empty_outputs, empty_saved
+from fusedops.testing._roles import offsets
 
 _ROWS = (9, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 3)  # the last for kernels of few rows
 _COLUMNS = (33, 8, *_ROWS[1:-1])
+_GROUPED = 6  # times as many leading entries where they are in groups
 # (each leading size, rows, columns), the smallest and most odd first: constraints on sizes are met by one of them
 _last: dict[Direction, tuple[tuple[Any, ...], list[Call]]] = {}  # the newest by direction, as in _variants.py
 _SIZES = sorted(product((2, 1), _ROWS, _COLUMNS), key=lambda s: (_ROWS.index(s[1]) + _COLUMNS.index(s[2]), -s[0]))
@@ -141,7 +143,10 @@ class KernelCalls:
     def _small(self, case: Call, direction: Direction) -> Call | None:
         first = self.op.parameters[0]
         rank = case[first].dim()
-        for leading, rows, columns in _SIZES:
+        # so many leading entries that some groups have several
+        grouped = any(each.of in (None, first) and each.dim < rank - 2 for each in offsets(self.op))
+        for size, rows, columns in _SIZES:
+            leading = _GROUPED * size if grouped else size
             call = followed(self.op, case, first, ((leading,) * (rank - 2) + (rows, columns))[-rank:])
             if self.takes(call, direction):
                 return call

@@ -15,6 +15,7 @@ from fusedops.constraints import (
     DType,
     Finite,
     Flag,
+    LogSums,
     Mask,
     Offsets,
     OneElement,
@@ -59,6 +60,11 @@ def offsets(op: Op) -> tuple[Offsets, ...]:
 def between(op: Op) -> tuple[Between, ...]:
     """Return the constraints on tensors whose numbers are usually between two bounds."""
     return tuple(c for c in _constraints(op) if isinstance(c, Between))
+
+
+def log_sums(op: Op) -> tuple[str, ...]:
+    """Return the arguments that are logarithms of sums of exponentials."""
+    return _named(op, LogSums)
 
 
 def packed_rows(op: Op) -> tuple[PackedRows, ...]:

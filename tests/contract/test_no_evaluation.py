@@ -98,6 +98,7 @@ VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
     "LeadingDims": (constraints.LeadingDims, ("x", "y")),
     "Mask": (constraints.Mask, ("x",)),
     "NotLarger": (constraints.NotLarger, ("x", "y", 1)),
+    "LogSums": (constraints.LogSums, ("x",)),
     "Offsets": (constraints.Offsets, ("x",)),
     "OneElement": (constraints.OneElement, ("x", torch.int64)),
     "OneOf": (constraints.OneOf, ("x", "a", "b")),

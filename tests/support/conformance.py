@@ -108,6 +108,7 @@ def passes(check: testing.Check) -> None:
         ("cpu", "dtypes"),
         ("npu", "needs"),
         ("attention", "dtypes"),
+        ("varlen_attention", "dtypes"),
         ("flash_attn_on_cpu", "masked_rows"),
     }
     if check.name == "shared" and not result.cases:

@@ -26,6 +26,14 @@ ARGS: dict[str, dict[str, Any]] = {  # ops whose sample has a number of columns,
     # the reference has a step for each position
     "linear_attention": dict(OPS["linear_attention"].evidence.sample(1, ROWS // 16)),
     "scaled_masked_softmax": {"x": (1, ROWS, 64), "scale": 1.0},
+    "varlen_attention": {
+        "q": (ROWS, 2, 16),
+        "k": (64, 1, 16),
+        "v": (64, 1, 16),
+        "cu_seqlens_q": (3,),
+        "cu_seqlens_k": (3,),
+        "return_lse": True,
+    },
 }
 
 

@@ -163,6 +163,34 @@ struct ConvBackward {
   void *dx, *dweight, *dbias, *dbefore;  // null: not wanted
   ConvSizes sizes;
   int64_t grad_batch, grad_channel, grad_position;
+
+// Elements from one entry to the next.
+struct MergeStrides {
+  int64_t batch, head, position;
+};
+
+struct MergeSizes {
+  int64_t dtype, batch, heads, positions, columns;
+  MergeStrides of_a, of_b, of_out;  // of_out: of the gradient of out in backward
+};
+
+struct MergeForward {
+  const void *out_a, *out_b;   // (batch, heads, positions, columns), the last dim contiguous
+  const float *lse_a, *lse_b;  // (batch, heads, positions)
+  void* out;
+  float* lse;
+  MergeSizes sizes;
+};
+
+struct MergeBackward {
+  const void* grad;
+  const float* grad_lse;
+  const void *out_a, *out_b;
+  const float *lse_a, *lse_b;
+  void *da, *db;           // null: not wanted
+  float *dlse_a, *dlse_b;  // likewise
+  MergeSizes sizes;
+  MergeStrides of_da, of_db;
 };
 
 enum Reduction : int64_t { NONE = 0, SUM = 1, MEAN = 2, MEAN_BY = 3 };  // MEAN_BY: divides by the denominator
@@ -289,6 +317,8 @@ FUSEDOPS_EXPORT int fusedops_softmax_forward(const fusedops::SoftmaxForward* cal
 FUSEDOPS_EXPORT int fusedops_softmax_backward(const fusedops::SoftmaxBackward* call);
 FUSEDOPS_EXPORT int fusedops_attention_forward(const fusedops::AttentionForward* call);
 FUSEDOPS_EXPORT int fusedops_attention_backward(const fusedops::AttentionBackward* call);
+FUSEDOPS_EXPORT int fusedops_merge_forward(const fusedops::MergeForward* call);
+FUSEDOPS_EXPORT int fusedops_merge_backward(const fusedops::MergeBackward* call);
 FUSEDOPS_EXPORT int fusedops_gelu_forward(const fusedops::GeluForward* call);
 FUSEDOPS_EXPORT int fusedops_gelu_backward(const fusedops::GeluBackward* call);
 FUSEDOPS_EXPORT int fusedops_dropout_forward(const fusedops::DropoutForward* call);

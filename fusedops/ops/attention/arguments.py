@@ -1,14 +1,16 @@
-"""Arguments and results of attention: defaults made explicit, and empty results."""
+"""Arguments and results of attention: defaults made explicit, empty results, the bounds of packed sequences."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from fusedops._contract.constraint import is_tensor
+from fusedops._storages import freed_error, is_freed
 from fusedops.dtypes import compute_dtype
+from fusedops.errors import InvalidInputError
 
 
 def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -51,3 +53,85 @@ def empty(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     if size > q.shape[3]:
         return q.new_empty((*q.shape[:3], size)), lse
     return torch.empty_like(q[..., :size]), lse
+
+
+# ----------------------------------------------------------------------------------------------------- varlen_attention
+
+
+def prepare_packed(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments with ``causal`` as a text: False is "none".
+
+    Where queries and keys have the same bounds, True and "lower_right" are "upper_left": more kernels accept it.
+    """
+    bounds_of_keys, causal = args[4], args[6]
+    if causal is False:
+        text = "none"
+    elif bounds_of_keys is None and (causal is True or (type(causal) is str and causal == "lower_right")):
+        text = "upper_left"
+    else:
+        return args  # a constraint refuses any other value
+    return (*args[:6], text, *args[7:])
+
+
+def bounds_of_keys(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
+    """Return None for the bounds of keys that are those of the queries, of as many rows."""
+    if cu_seqlens_k is not cu_seqlens_q or not (is_tensor(q) and is_tensor(k)) or q.is_nested or k.is_nested:
+        return cu_seqlens_k
+    return None if q.dim() > 0 and k.dim() > 0 and q.shape[0] == k.shape[0] else cu_seqlens_k
+
+
+class Sequence(NamedTuple):
+    """One of several packed sequences: the places of its queries and of its keys."""
+
+    queries: slice
+    keys: slice
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The numbers of its queries and of its keys."""
+        return self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
+
+
+def sequences_of(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, queries: int, keys: int) -> list[Sequence]:
+    """Return the sequences that have a query, which a kernel reads once: a device is waited for.
+
+    Args:
+        cu_seqlens_q: (B + 1,), int32 or int64. On the meta device, where it has no numbers, one sequence has all rows.
+        cu_seqlens_k: (B + 1,), or None for the same.
+        queries: T.
+        keys: Tk.
+
+    Raises:
+        InvalidInputError: on a CPU a bound is below the one before it, below 0, or above the number of rows.
+
+    >>> import torch
+    >>> from fusedops.ops.attention.arguments import sequences_of
+    >>> sequences_of(torch.tensor([0, 2, 2, 5]), None, 5, 5)[1].lengths
+    (3, 3)
+    """
+    if cu_seqlens_q.is_meta:
+        return [Sequence(slice(0, queries), slice(0, keys))]
+    of_queries = _bounds("cu_seqlens_q", cu_seqlens_q, queries, "q")
+    of_keys = of_queries if cu_seqlens_k is None else _bounds("cu_seqlens_k", cu_seqlens_k, keys, "k")
+    parts = [[*map(slice, bounds, bounds[1:])] for bounds in (of_queries, of_keys)]
+    return [Sequence(*each) for each in zip(*parts) if each[0].start < each[0].stop]
+
+
+def _bounds(name: str, cu_seqlens: Tensor, rows: int, of: str) -> list[int]:
+    """Return the bounds as integers: those on a CPU checked, others clamped, as the reference does."""
+    if is_freed(cu_seqlens):
+        raise freed_error("varlen_attention", name)
+    values: list[int] = cast("Any", cu_seqlens).tolist()
+    bounds: list[int] = []
+    before = 0
+    for n, bound in enumerate(values):
+        if not before <= bound <= rows and cu_seqlens.is_cpu:
+            after = f" after {before}" if n else ""
+            raise InvalidInputError(
+                f"varlen_attention: got {name}[{n}] = {bound}{after}, expected the start of a sequence from {before} "
+                f"to {rows}, the rows of {of}; to fix: pass 0 and the sums of the lengths, as in "
+                f"torch.nn.functional.pad(lengths.cumsum(0), (1, 0))"
+            )
+        before = min(max(bound, before), rows)
+        bounds.append(before)
+    return bounds

@@ -1,4 +1,5 @@
-"""The error bounds of attention: the changes of the results where products and probabilities are rounded.
+"""The error bounds of attention: the changes of the results where products and probabilities are rounded; and of two
+parts of one.
 
 A score is a sum of D products of exact inputs in float32: it moves by the rounding of the arithmetic, whatever the
 dtype of the inputs. Probabilities and their gradients may be rounded to the dtype of the inputs before the next
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.attention import formulas
+from fusedops.ops.attention.merge_attention import Parts, arithmetic, parts
 
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order, and of more as much more
 _ARITHMETIC, _PRODUCTS = 2e-6, 512
@@ -174,3 +176,122 @@ def _moves(
     overflow = (largest >= torch.finfo(compute_dtype(q.dtype)).max / 2).any(-1, keepdim=True)
     # exp(move) - 1, where the first order is not enough
     return p, torch.expm1(move.clamp(max=80.0)), overflow | s.values.isnan().any(-1, keepdim=True), s
+
+
+# ----------------------------------------------------------------------------------------------------- merge_attention
+
+
+def merge_error_bound(
+    absolute: float, out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the changes of out and lse: a weight, exp of a difference, changes by the roundings of both lse."""
+    p, size_a, size_b, relative = _merged(absolute, out_a, lse_a, out_b, lse_b)
+    of_out = relative[..., None] * (p.weight_a[..., None] * size_a + p.weight_b[..., None] * size_b)
+    of_out = of_out + _flushed_weights(out_a, lse_a, out_b, lse_b) * (size_a + size_b)
+    unknown = ~(p.a.isfinite() & p.b.isfinite()) & _may_flush(p)[..., None]  # 0 * inf, or a small number times inf
+    of_lse = absolute * (1 + p.lse.abs().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
+    return of_out.masked_fill(unknown, math.inf), of_lse
+
+
+def merge_gradient_error_bound(
+    absolute: float,
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    out_a: Tensor,
+    lse_a: Tensor,
+    out_b: Tensor,
+    lse_b: Tensor,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the changes of the four gradients; inf where a sum may overflow."""
+    p, size_a, size_b, relative = _merged(absolute, out_a, lse_a, out_b, lse_b)
+    g, g_lse = (each.double().abs().nan_to_num(nan=0.0, posinf=0.0) for each in (grad_out, grad_lse))
+    flushed = _flushed_weights(out_a, lse_a, out_b, lse_b)
+    terms = (g * (size_a + size_b)).sum(-1)
+    sums = relative * max(1.0, out_a.shape[-1] / _PRODUCTS)  # sums of more products are less exact
+    both = p.weight_a * p.weight_b + flushed
+    dlse_a = sums * (p.weight_a * g_lse + both * terms) + flushed * (g_lse + terms)
+    dlse_b = sums * (p.weight_b * g_lse + both * terms) + flushed * (g_lse + terms)
+    dout_a, dout_b = ((relative * each)[..., None] * g + flushed * g for each in (p.weight_a, p.weight_b))
+    limit = torch.finfo(arithmetic(out_a, lse_a, out_b, lse_b)).max / 2
+    given = (grad_out.isfinite() & p.a.isfinite() & p.b.isfinite()).all(-1) & grad_lse.isfinite()
+    # the sum is that of a difference, or the difference that of two sums
+    unknown = (terms >= limit) | ~given
+    unknown_out = _may_flush(p)[..., None] & ~grad_out.isfinite()
+    return (
+        dout_a.masked_fill(unknown_out, math.inf),
+        dlse_a.masked_fill(unknown, math.inf),
+        dout_b.masked_fill(unknown_out, math.inf),
+        dlse_b.masked_fill(unknown, math.inf),
+    )
+
+
+def _merged(
+    absolute: float, out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
+) -> tuple[Parts, Tensor, Tensor, Tensor]:
+    """Return the parts in float64, the magnitudes of both out, and the relative change of a weight, (...)."""
+    p = parts(out_a.double(), lse_a.double(), out_b.double(), lse_b.double())
+    size_a, size_b = (each.abs().nan_to_num(nan=0.0, posinf=0.0) for each in (p.a, p.b))
+    sizes = [each.double().abs().nan_to_num(nan=0.0, posinf=0.0) for each in (lse_a, lse_b)]
+    weights = [each.nan_to_num(nan=0.0) for each in (p.weight_a, p.weight_b)]
+    return p._replace(weight_a=weights[0], weight_b=weights[1]), size_a, size_b, absolute * (1 + sizes[0] + sizes[1])
+
+
+def _flushed_weights(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> float:
+    """Return what a weight loses where the smallest numbers of the arithmetic become 0."""
+    return torch.finfo(arithmetic(out_a, lse_a, out_b, lse_b)).smallest_normal
+
+
+def _may_flush(p: Parts) -> Tensor:
+    """Return the rows in which the smaller weight, of a part with keys, may be 0: (...)."""
+    smaller = torch.minimum(p.weight_a, p.weight_b)
+    return (smaller < 2 * torch.finfo(torch.float32).smallest_normal) & ~(p.none_a | p.none_b)
+
+
+# ----------------------------------------------------------------------------------------------------- varlen_attention
+
+
+def packed_error_bound(
+    absolute: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the changes of out and lse, of attention in which other sequences are masked."""
+    mask = formulas.packed_mask(cu_seqlens_q, q.shape[0], cu_seqlens_k, k.shape[0], causal, window)
+    first, second, third = map(formulas.heads_first, (q, k, v))
+    out, lse = error_bound(absolute, first, second, third, mask, scale, "none", None, return_lse)
+    return out[0].transpose(0, 1), lse[0].transpose(0, 1)
+
+
+def packed_gradient_error_bound(
+    absolute: float,
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor, ...]:
+    """Return the changes of the gradients of q, k and v, of attention in which other sequences are masked."""
+    mask = formulas.packed_mask(cu_seqlens_q, q.shape[0], cu_seqlens_k, k.shape[0], causal, window)
+    of_lse = [each.transpose(0, 1)[None] for each in (grad_lse, lse)]
+    grad, first, second, third, result = map(formulas.heads_first, (grad_out, q, k, v, out))
+    bounds = gradient_error_bound(
+        absolute, grad, of_lse[0], first, second, third, mask, result, of_lse[1], scale, "none", None, return_lse, needs
+    )
+    return tuple(each[0].transpose(0, 1) if each.dim() == 4 else each for each in bounds)

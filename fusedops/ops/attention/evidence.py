@@ -1,4 +1,4 @@
-"""Evidence of attention: cases, bytes, the unfused form, tolerances."""
+"""Evidence of attention and of its parts: cases, bytes, the unfused form, tolerances."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fusedops import masks
 from fusedops._contract.evidence import Case, Evidence, Tolerance
 from fusedops.ops.attention import formulas
-from fusedops.ops.attention.error_bounds import error_bound, gradient_error_bound
+from fusedops.ops.attention.arguments import sequences_of
+from fusedops.ops.attention.error_bounds import (
+    error_bound,
+    gradient_error_bound,
+    merge_error_bound,
+    merge_gradient_error_bound,
+    packed_error_bound,
+    packed_gradient_error_bound,
+)
 
 
 def unfused(
@@ -121,6 +130,180 @@ ATTENTION = Evidence(
         "`q`: batch and heads",
         "`k`, `v`: batch and heads, replicated where there is one head; whole key heads on each rank; `mask` likewise, "
         "replicated where its size is 1",
+        "as q, k, v; of a replicated k and v with sharded heads of q: `Partial`",
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------- merge_attention
+
+
+def _merge(*shape: int) -> dict[str, Any]:
+    """Return the tensors of a call."""
+    return {"out_a": shape, "lse_a": shape[:-1], "out_b": shape, "lse_b": shape[:-1]}
+
+
+def merge_unfused(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the op as ring attention does without fused ops: two empty parts are NaN."""
+    lse = torch.logaddexp(lse_a, lse_b)
+    weight_a, weight_b = torch.exp(lse_a - lse)[..., None], torch.exp(lse_b - lse)[..., None]
+    return (weight_a * out_a + weight_b * out_b).to(torch.promote_types(out_a.dtype, out_b.dtype)), lse
+
+
+def merge_min_bytes(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Mapping[Any, int]:
+    """Read both parts, write out and lse; read both and the gradients of these, write four gradients."""
+    sizes = [math.prod(each.shape) * each.dtype.itemsize for each in (out_a, out_b, lse_a, lse_b)]
+    results = max(sizes[:2]) + max(sizes[2:])
+    return {"forward": sum(sizes) + results, "backward": 2 * sum(sizes) + results}
+
+
+def merge_sample(batch: int, length: int) -> Mapping[str, Any]:
+    """Return a small call for tests."""
+    return _merge(batch, 2, length, 8)
+
+
+def merge_sweep(rows: int, width: int) -> Mapping[str, Any]:
+    """Return the call of a benchmark over lengths."""
+    return _merge(rows, width)
+
+
+MERGE = Evidence(
+    formula="exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b, lse = logaddexp(lse_a, lse_b)",
+    cases=[
+        Case("ring_llama3_8b", _merge(1, 32, 64, 128), "a ring over the keys of Llama 3 8B"),
+        Case("packed", _merge(257, 8, 64), "packed sequences beside a shared prefix"),
+        Case("decode", _merge(4, 32, 1, 128), "one query beside a cached prefix"),
+        Case("ragged", _merge(3, 5, 33, 41), "no size is a power of two"),
+    ],
+    large=[Case("ring_llama3_8b", _merge(1, 32, 4096, 128), "a ring over the keys of Llama 3 8B")],
+    tolerance={
+        torch.float16: Tolerance(1e-6, 1e-3),
+        torch.bfloat16: Tolerance(1e-6, 8e-3),
+        torch.float32: Tolerance(1e-6, 1e-6),
+        torch.float64: Tolerance(1e-15, 1e-15),
+    },
+    gradient_tolerance={
+        torch.float16: Tolerance(1e-6, 1e-3),
+        torch.bfloat16: Tolerance(1e-6, 8e-3),
+        torch.float32: Tolerance(1e-6, 1e-6),
+        torch.float64: Tolerance(2e-15, 1e-15),
+    },
+    error_bound=merge_error_bound,
+    gradient_error_bound=merge_gradient_error_bound,
+    min_bytes=merge_min_bytes,
+    unfused=merge_unfused,
+    sample=merge_sample,
+    sweep=merge_sweep,
+    peers="""
+| peer | layout of out | of lse | gradients |
+|---|---|---|---|
+| torch, `_SDPAMerger` of context parallelism | (B, N, S, D) | (B, N, S) | of the whole ring |
+| vLLM, `merge_attn_states` | (T, N, D) | (N, T) | none |
+| fusedops | any with D last | that of out without D | of all four |
+""",
+    result_dtype="of `out_a + out_b`",
+    sharded=(
+        "any dim except the last",
+        "`out_b` as `out_a`; `lse_a` and `lse_b` likewise",
+        "as the tensors",
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------- varlen_attention
+
+
+def _packed(rows: int, keys: int, nq: int, nk: int, d: int, sequences: int, **options: Any) -> dict[str, Any]:
+    """Return the tensors of a call; with as many keys as queries, the bounds of both are the same."""
+    bounds = {} if keys == rows else {"cu_seqlens_k": (sequences + 1,)}
+    tensors = {"q": (rows, nq, d), "k": (keys, nk, d), "v": (keys, nk, d), "cu_seqlens_q": (sequences + 1,)}
+    return {**tensors, **bounds, **options}
+
+
+def packed_unfused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    """Compute the op as models do without it: padded to the longest sequence, with a mask."""
+    sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0])
+    out, lse = q.new_zeros((*q.shape[:2], v.shape[2])), q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
+    if not sequences:
+        return out, lse
+    queries, keys, values = (
+        pad_sequence([each[slices[at]] for slices in sequences], batch_first=True).transpose(1, 2)
+        for each, at in ((q, 0), (k, 1), (v, 1))
+    )
+    sizes = [each.lengths for each in sequences]
+    bands = torch.ones(len(sizes), 1, queries.shape[2], keys.shape[2], dtype=torch.bool, device=q.device)
+    for hidden, (sq, sk) in zip(bands, sizes):
+        masked = masks.from_band(sq, sk, masks.band(sq, sk, causal, window), q.device)
+        hidden[:, :sq, :sk] = False if masked is None else masked
+    results = unfused(queries, keys, values, bands, scale, "none", None, return_lse)
+    for at, each in enumerate(sequences):
+        out[each.queries] = results[0][at, :, : each.lengths[0]].transpose(0, 1)
+        lse[each.queries] = results[1][at, :, : each.lengths[0]].transpose(0, 1).float()
+    return out, lse
+
+
+def packed_min_bytes(q: Any, k: Any, v: Any, *rest: Any) -> Mapping[Any, int]:
+    """Read q, k and v, write out and lse; read these again with the gradient of out, write three gradients."""
+    size = q.dtype.itemsize
+    inputs = size * sum(math.prod(each.shape) for each in (q, k, v))
+    outputs = math.prod(q.shape[:2]) * (size * v.shape[2] + max(size, 4))
+    return {"forward": inputs + outputs, "backward": 2 * inputs + 2 * outputs}
+
+
+def packed_sample(batch: int, length: int) -> Mapping[str, Any]:
+    """Return a small call for tests."""
+    return _packed(batch, batch, 4, 1, length + 3, 3, scale=0.3, causal="upper_left", return_lse=True)
+
+
+def packed_sweep(rows: int, width: int) -> Mapping[str, Any]:
+    """Return the call of a benchmark over lengths."""
+    return _packed(rows, rows, 16, 16, width, 32, causal="upper_left")
+
+
+PACKED = Evidence(
+    formula="attention of each of several packed sequences",
+    cases=[
+        Case("prefill", _packed(24, 40, 4, 1, 32, 6, causal="lower_right", return_lse=True), "prompts, cached keys"),
+        Case("llama3_8b", _packed(64, 64, 32, 8, 128, 4, causal="upper_left"), "Llama 3 8B, packed documents"),
+        Case("bert", _packed(150, 150, 12, 12, 64, 5), "BERT without padding"),
+        Case("mistral_window", _packed(96, 96, 8, 2, 64, 3, causal="upper_left", window=[31, 0]), "Mistral"),
+        Case("decode", _packed(16, 300, 8, 8, 64, 16, causal="lower_right"), "one query of some of 16 sequences"),
+        Case("ragged", _packed(33, 45, 3, 1, 40, 7, window=[3, 2], scale=0.3), "no size is a power of two"),
+    ],
+    large=[
+        Case("causal", _packed(16384, 16384, 16, 16, 64, 32, causal="upper_left")),
+        Case("grouped", _packed(16384, 16384, 16, 4, 64, 32, causal="upper_left")),
+    ],
+    tolerance=ATTENTION.tolerance,
+    gradient_tolerance=ATTENTION.gradient_tolerance,
+    error_bound=packed_error_bound,
+    gradient_error_bound=packed_gradient_error_bound,
+    min_bytes=packed_min_bytes,
+    unfused=packed_unfused,
+    sample=packed_sample,
+    sweep=packed_sweep,
+    peers="""
+| peer | device | causal, Sq != Sk | window | bounds |
+|---|---|---|---|---|
+| torch, `varlen_attn` | CUDA | lower right | `window_size` | those of both, the longest of both |
+| flash-attn, `flash_attn_varlen_func` | CUDA | lower right | `window_size` | those of both, the longest of both |
+| torch_npu, `npu_fusion_attention` | Ascend | by `sparse_mode` | `sparse_mode=4` | lists of integers |
+| fusedops | any | by name | `window` | `cu_seqlens_q`, `cu_seqlens_k` |
+""",
+    result_dtype="of `q`",
+    sharded=(
+        "`q`: heads",
+        "`k`, `v`: heads, replicated where there is one; whole key heads on each rank; bounds replicated, or plain",
         "as q, k, v; of a replicated k and v with sharded heads of q: `Partial`",
     ),
 )

@@ -146,3 +146,64 @@ def summed(gradient: Tensor, heads: int) -> Tensor:
     """Return the gradient of keys or values, summed over the query heads of each of ``heads``."""
     b, n, length, width = gradient.shape
     return gradient.reshape(b, heads, n // max(heads, 1), length, width).sum(2)
+
+
+# ----------------------------------------------------------------------------------------------------- varlen_attention
+
+
+def heads_first(packed: Tensor) -> Tensor:
+    """Return packed rows (T, N, D) as a view of one batch entry, (1, N, T, D)."""
+    return packed.transpose(0, 1)[None]
+
+
+class Rows(NamedTuple):
+    """The sequences of packed rows, and their numbers in these, int64.
+
+    Attributes:
+        sequence: (T,), the sequence of each row, B for a row of none.
+        index: (T,), the number of each row in it.
+        lengths: (B + 1,), the length of each sequence, 0 for none.
+    """
+
+    sequence: Tensor
+    index: Tensor
+    lengths: Tensor
+
+
+def rows_of(cu_seqlens: Tensor, rows: int) -> Rows:
+    """Return the sequences of rows; a bound beyond them is the last one, one that falls the bound before it."""
+    bounds = cu_seqlens.long().clamp(0, rows).cummax(0).values
+    row = cu_seqlens.new_ones(rows, dtype=torch.int64).cumsum(0) - 1  # a DTensor where the bounds are one
+    after = (row[:, None] >= bounds).sum(-1)  # bounds
+    count = bounds.shape[0] - 1
+    sequence = torch.where(after > 0, after - 1, count)
+    starts, lengths = bounds, torch.cat((bounds[1:] - bounds[:-1], torch.zeros_like(bounds[:1])))
+    return Rows(sequence, row - starts[sequence], lengths)
+
+
+def packed_mask(
+    cu_seqlens_q: Tensor,
+    queries: int,
+    cu_seqlens_k: Tensor | None,
+    keys: int,
+    causal: str,
+    window: tuple[int, int] | None,
+) -> Tensor:
+    """Return the mask of packed sequences, (T, Tk), True where masked: other sequences, and the band of each."""
+    of_q = rows_of(cu_seqlens_q, queries)
+    of_k = (
+        of_q
+        if cu_seqlens_k is None and queries == keys
+        else rows_of(cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, keys)
+    )
+    none = cu_seqlens_q.shape[0] - 1
+    masked = (of_q.sequence[:, None] != of_k.sequence) | (of_q.sequence == none)[:, None]
+    if causal == "none" and window is None:
+        return masked
+    distance = of_k.index - of_q.index[:, None]
+    if causal != "upper_left":
+        distance = distance - (of_k.lengths - of_q.lengths)[of_q.sequence][:, None]
+    if window is not None:
+        masked = masked | (distance < -window[0])
+    right = 0 if causal != "none" else None if window is None else window[1]
+    return masked if right is None else masked | (distance > right)

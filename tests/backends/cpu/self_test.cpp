@@ -191,6 +191,7 @@ int main() {
         test_norms(dtype, rows, columns);
         test_gated(dtype, rows, columns);
         test_gated_norms(dtype, rows, columns);
+        test_merges(dtype, rows, columns);
         test_losses(dtype, rows, columns);
       }
     test_rotations(dtype);
@@ -207,7 +208,8 @@ int main() {
                       sizeof(Rotary),          sizeof(QuantizedForward),    sizeof(QuantizedBackward),
                       sizeof(RoutingForward),  sizeof(RoutingBackward),     sizeof(ExpertsForward),
                       sizeof(ExpertsBackward), sizeof(GatedNormForward),    sizeof(GatedNormBackward),
-                      sizeof(ConvForward),     sizeof(ConvBackward)})
+                      sizeof(ConvForward),     sizeof(ConvBackward),     sizeof(MergeForward),
+                      sizeof(MergeBackward)})
     printf(" %d", int(size));
   printf(" bytes, %d failures\n", failures);
   return failures != 0;

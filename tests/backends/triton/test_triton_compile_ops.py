@@ -226,10 +226,38 @@ def check_gated_norm(case: Case, facts: dict[str, Any]) -> None:
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**16
 
 
+# ----------------------------------------------------------------------------------------------------- merge_attention
+
+MERGES: dict[str, Case] = {  # (B, S, N, D) in memory
+    "heads of 128": {"shape": [2, 4096, 32, 128]},
+    "heads of 64": {"shape": [2, 4096, 16, 64]},
+    "heads of 80": {"shape": [2, 1000, 16, 80]},
+    "long rows": {"shape": [1, 512, 1, 4096]},
+}
+
+
+def _of_merge() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for turn, (name, shape) in enumerate(MERGES.items()):
+        for op in ("merge_attention", "merge_attention backward"):
+            for dtype, target in (("bfloat16", "sm_90"), (("float64", "float32")[turn % 2], OTHERS[turn % 3])):
+                cases[f"{op}, {name}, {dtype}, {target}"] = {"op": op, "dtype": dtype, "target": target, **shape}
+    return cases
+
+
+def check_merge(case: Case, facts: dict[str, Any]) -> None:
+    side = "backward" if case["op"].endswith("backward") else "forward"
+    assert facts["kernel"] == f"_merge_{side}"
+    # rows by 16 bytes; beside them one lse of each row, and the gradient of one
+    assert facts["loads"].get("16", 0) >= 2, facts
+    assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**16
+
+
 FAMILIES = (
     (_of_classes, check_classes),
     (_of_gated, check_gated),
     (_of_gated_norm, check_gated_norm),
+    (_of_merge, check_merge),
     (_of_loss, check_loss),
     (_of_rotary, check_rotary),
     (_of_routing, check_routing),

@@ -204,6 +204,24 @@ def gated_norm_launch(case: dict[str, Any]) -> Launch:
     return launches[0]
 
 
+def merge_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of merge_attention, or of its backward. op: it, or with " backward"; shape, dtype, target."""
+    from fusedops_triton import _launch, _merge, _settings
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    out = torch.empty(case["shape"], dtype=getattr(torch, case["dtype"]), device="meta").transpose(1, 2)
+    lse = torch.empty(out.shape[:-1], dtype=torch.promote_types(out.dtype, torch.float32), device="meta")
+    with Recorder() as launches:
+        if case["op"].endswith("backward"):
+            _merge.merge_backward(out, lse, out, lse, out, lse, (True, case.get("sums", True), True, True))
+        else:
+            _merge.merge_forward(out, lse, out, lse)
+    (launch,) = launches
+    assert launch.grid[0] < 2**31
+    return launch
+
+
 def modern_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of an op without a bias: a key of ``calls``; shape of the output, dtype, target."""
     from fusedops_triton import _gated, _launch, _settings
@@ -371,6 +389,8 @@ def launch_of(case: dict[str, Any]) -> Launch:
         return rotary_launch(case)
     if case["op"].startswith("gated_rms_norm"):
         return gated_norm_launch(case)
+    if case["op"].startswith("merge_attention"):
+        return merge_launch(case)
     if "norm" in case["op"]:
         return norm_launch(case)
     return modern_launch(case) if case["op"].startswith(MODERN) else bias_launch(case)

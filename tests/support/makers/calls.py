@@ -60,15 +60,17 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
             numbers = numbers > 0.5
         elif name in ends:  # of groups of rows of the first tensor
             numbers = (numbers.abs() * first[0]).clamp(max=first[0]).sort(-1).values
+            if ends[name].bounds:  # every row in a group
+                numbers[0], numbers[-1] = 0, first[0]
         elif not kind.is_floating_point:  # positions in the last dimension of the first tensor, such as classes
             numbers = (numbers.abs() * columns) % columns
         tensors.append(numbers.to(kind))
     return tensors
 
 
-def ends_of_groups(op: str) -> list[str]:
-    """Return the parameters that hold the ends of groups of rows of the first tensor."""
-    return [item.name for item in OPS[op].constraints if isinstance(item, Offsets)]
+def ends_of_groups(op: str) -> dict[str, Offsets]:
+    """Return the constraints on the parameters that hold the ends of groups of rows of the first tensor."""
+    return {item.name: item for item in OPS[op].constraints if isinstance(item, Offsets)}
 
 
 def has_kernels(backend: str, op: str) -> bool:
