@@ -5,7 +5,7 @@ first load of an element are answered by the L1 cache. Positions are next to eac
 BY_CHANNEL, and the elements from one to the next of the other kind are ``step``. Packed sequences come as three rows of
 numbers for the positions: the sequence of each, its first position and its end.
 
-The arithmetic is in float32, in float64 where x, weight or bias has it, and rounded once.
+The arithmetic is in float32 and rounded once.
 Offsets are 64-bit.
 """
 
@@ -25,14 +25,14 @@ from torch import Tensor
 
 from fusedops.ops.linear_attention.conv_arguments import check_bounds, empty_state
 from fusedops.ops.linear_attention.conv_formulas import SILU as SILU_NAME
-from fusedops.ops.linear_attention.conv_formulas import Packed, arithmetic, final_state, packed_of
+from fusedops.ops.linear_attention.conv_formulas import Packed, final_state, packed_of
 from fusedops_triton._bias import rounded
-from fusedops_triton._common import compute_type, widened
+from fusedops_triton._common import widened
 from fusedops_triton._gated import logistic, times
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._norm import ready
 from fusedops_triton._profiled import profiled
-from fusedops_triton._settings import ceil_div, conv_tile
+from fusedops_triton._settings import FLAT_THREADS, ceil_div, power_of_two, warps_for
 
 
 class Positions(NamedTuple):
@@ -41,6 +41,40 @@ class Positions(NamedTuple):
     sequence: Tensor | None
     start: Tensor | None
     end: Tensor | None
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+class ConvTile(NamedTuple):
+    """The setting of a kernel that works on tiles of channels and positions."""
+
+    channels: int
+    positions: int
+    warps: int
+
+
+#: Elements per thread of 128 threads: backward has twice as many numbers of each. And the longest side of a tile, along
+#: memory: 512 bytes of two-byte elements or more.
+PER_THREAD, PER_THREAD_BACKWARD = 8, 4
+CONV_SIDE = 256
+#: The most rows of sums for the gradient of the weight: a program goes through as many tiles as that takes.
+CONV_PARTS = 64
+
+
+def conv_tile(channels: int, positions: int, by_channel: bool, per_thread: int) -> ConvTile:
+    """Return the setting for (B, channels, positions). by_channel: channels are next to each other in memory."""
+    elements = FLAT_THREADS * per_thread
+    along, across = (channels, positions) if by_channel else (positions, channels)
+    side = min(power_of_two(along), CONV_SIDE)
+    other = min(power_of_two(across), elements // side)
+    warps = warps_for(side * other, per_thread)
+    return ConvTile(side, other, warps) if by_channel else ConvTile(other, side, warps)
+
+
+def conv_steps(positions: int, tile: ConvTile) -> int:
+    """Return the tiles that a program of the backward goes through, one after the other."""
+    return ceil_div(ceil_div(positions, tile.positions), CONV_PARTS)
 
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -58,7 +92,7 @@ def conv_forward(
     """Compute y in the order of x in memory, and the state, (0,) where it is not wanted.
 
     Args:
-        x: (B, C, S), float16, bfloat16, float32 or float64, any strides.
+        x: (B, C, S), float16, bfloat16 or float32, any strides.
         weight: (C, W), any of these dtypes, any strides.
         bias: (C,), any of these dtypes, any strides; or None.
         activation: "none" or "silu".
@@ -70,9 +104,8 @@ def conv_forward(
     x, by_channel = with_steps(x)
     y, before = empty_in_order(x, by_channel), ready(initial_state)
     if y.numel():
-        wide = arithmetic(x, weight, bias)
         steps = (x.stride(0), x.stride(2 if by_channel else 1), y.stride(0), y.stride(2 if by_channel else 1))
-        launch = _forward_launch(tuple(x.shape), weight.shape[1], steps, wide, activation == SILU_NAME, by_channel)
+        launch = _forward_launch(tuple(x.shape), weight.shape[1], steps, activation == SILU_NAME, by_channel)
         launch(x, y, x, ready(weight), ready(bias), before, *positions_of(packed))
     if not return_state:
         return y, empty_state(x, weight, False, None)
@@ -119,15 +152,15 @@ def empty_in_order(x: Tensor, by_channel: bool) -> Tensor:
 
 @cached_by_layout
 def _forward_launch(
-    shape: tuple[int, int, int], width: int, steps: tuple[int, ...], wide: torch.dtype, silu: bool, by_channel: bool
+    shape: tuple[int, int, int], width: int, steps: tuple[int, ...], silu: bool, by_channel: bool
 ) -> Launch:
     """Return the launch for (B, C, S). steps: of x and y, from one batch and one row to the next."""
     batch, channels, positions = shape
-    tile = conv_tile(channels, positions, by_channel, wide.itemsize)
+    tile = conv_tile(channels, positions, by_channel, PER_THREAD)
     tiles = (ceil_div(channels, tile.channels), ceil_div(positions, tile.positions))
     constants = {
         "WIDTH": width, "SILU": silu, "BY_CHANNEL": by_channel, "CHANNELS": tile.channels,
-        "POSITIONS": tile.positions, "WIDE": compute_type(wide),
+        "POSITIONS": tile.positions,
     }  # fmt: skip
     grid = (batch * tiles[0] * tiles[1],)
     return Launch(_conv_forward, grid, (*steps, channels, positions, *tiles), constants, tile.warps)
@@ -141,7 +174,7 @@ def _conv_forward(
     y_ptr, x_ptr, weight_ptr, bias_ptr, before_ptr, sequence_ptr, start_ptr, end_ptr,
     x_batch, x_step, y_batch, y_step, channels, positions, tiles_c, tiles_s,
     WIDTH: tl.constexpr, SILU: tl.constexpr, BY_CHANNEL: tl.constexpr, CHANNELS: tl.constexpr,
-    POSITIONS: tl.constexpr, WIDE: tl.constexpr,
+    POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of (CHANNELS, POSITIONS). Grid (B * tiles_c * tiles_s,).
 
@@ -155,15 +188,15 @@ def _conv_forward(
     sequence, start, end = sequence_of(batch, p, sequence_ptr, start_ptr, end_ptr, positions)
     inside = (c < channels)[:, None] & (p < positions)[None, :]
     x_ptr += batch * x_batch
-    z = tl.zeros([CHANNELS, POSITIONS], dtype=WIDE)
+    z = tl.zeros([CHANNELS, POSITIONS], dtype=tl.float32)
     if bias_ptr is not None:
-        z += widened(tl.load(bias_ptr + c, mask=c < channels, other=0.0), WIDE)[:, None]
+        z += widened(tl.load(bias_ptr + c, mask=c < channels, other=0.0))[:, None]
     for w in tl.static_range(WIDTH):
         value = input_of(
             x_ptr, before_ptr, c, p + (w - (WIDTH - 1)), sequence, start, end, x_step, channels, inside,
-            WIDTH, BY_CHANNEL, WIDE,
+            WIDTH, BY_CHANNEL,
         )  # fmt: skip
-        z += value * weight_of(weight_ptr, c, channels, w, WIDTH, WIDE)
+        z += value * weight_of(weight_ptr, c, channels, w, WIDTH)
     y = z
     if SILU:
         s, _ = logistic(z)
@@ -200,20 +233,20 @@ def sequence_of(batch, p, sequence_ptr, start_ptr, end_ptr, positions):
 @triton.jit
 def input_of(
     x_ptr, before_ptr, c, at, sequence, start, end, x_step, channels, inside,
-    WIDTH: tl.constexpr, BY_CHANNEL: tl.constexpr, WIDE: tl.constexpr,
+    WIDTH: tl.constexpr, BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """Return the inputs of channels at positions ``at``, of given sequences: before them the state's."""
     own = inside & ((at >= start) & (at < end))[None, :]
-    value = widened(tl.load(x_ptr + place_of(c[:, None], at[None, :], x_step, BY_CHANNEL), mask=own, other=0.0), WIDE)
+    value = widened(tl.load(x_ptr + place_of(c[:, None], at[None, :], x_step, BY_CHANNEL), mask=own, other=0.0))
     if before_ptr is not None:
         row = (sequence * channels)[None, :] + c[:, None]
         k = (at - start + (WIDTH - 1))[None, :]
         absent = inside & (at < start)[None, :] & (k >= 0)
-        value += widened(tl.load(before_ptr + row * (WIDTH - 1) + k, mask=absent, other=0.0), WIDE)
+        value += widened(tl.load(before_ptr + row * (WIDTH - 1) + k, mask=absent, other=0.0))
     return value
 
 
 @triton.jit
-def weight_of(weight_ptr, c, channels, w: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+def weight_of(weight_ptr, c, channels, w: tl.constexpr, WIDTH: tl.constexpr):
     """Return the weight of a tap, (CHANNELS, 1)."""
-    return widened(tl.load(weight_ptr + c * WIDTH + w, mask=c < channels, other=0.0), WIDE)[:, None]
+    return widened(tl.load(weight_ptr + c * WIDTH + w, mask=c < channels, other=0.0))[:, None]

@@ -18,9 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.ops.linear_attention.conv_formulas import SILU as SILU_NAME
-from fusedops.ops.linear_attention.conv_formulas import arithmetic
 from fusedops_triton._bias import add_sums, rounded
 from fusedops_triton._causal_conv import (
+    PER_THREAD_BACKWARD,
+    conv_steps,
+    conv_tile,
     empty_in_order,
     in_order,
     input_of,
@@ -31,12 +33,12 @@ from fusedops_triton._causal_conv import (
     weight_of,
     with_steps,
 )
-from fusedops_triton._common import compute_type, widened
+from fusedops_triton._common import widened
 from fusedops_triton._gated import logistic, times
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._norm import ready
 from fusedops_triton._profiled import profiled
-from fusedops_triton._settings import ceil_div, conv_steps, conv_tile, power_of_two
+from fusedops_triton._settings import ceil_div, power_of_two
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -70,16 +72,16 @@ def conv_backward(
     grad_y = in_order(grad_y, by_channel)
     dx = empty_in_order(x, by_channel) if needs[0] else None
     own, offset, before, of_state = ready(weight), ready(bias), ready(initial_state), ready(grad_state)
-    silu, wide, (channels, width) = activation == SILU_NAME, arithmetic(x, weight, bias), weight.shape
+    silu, (channels, width) = activation == SILU_NAME, weight.shape
     other = 2 if by_channel else 1
     dweight, dbias, dinitial = None, None, None
     sums_wanted = needs[1] or (needs[2] and bias is not None)
-    sums = torch.zeros((channels, width + 1), dtype=wide, device=x.device) if sums_wanted else None
+    sums = torch.zeros((channels, width + 1), dtype=torch.float32, device=x.device) if sums_wanted else None
     if x.numel() and (dx is not None or sums is not None):
         y_steps = (0, 0) if dx is None else (dx.stride(0), dx.stride(other))
         steps = (x.stride(0), x.stride(other), grad_y.stride(0), grad_y.stride(other), *y_steps)
-        launch, parts = _backward_launch(tuple(x.shape), width, steps, wide, silu, by_channel)
-        of_parts = None if sums is None else torch.empty((parts, sums.numel()), dtype=wide, device=x.device)
+        launch, parts = _backward_launch(tuple(x.shape), width, steps, silu, by_channel)
+        of_parts = None if sums is None else torch.empty((parts, sums.numel()), dtype=torch.float32, device=x.device)
         launch(x, dx, of_parts, grad_y, x, own, offset, before, of_state, *positions_of(packed))
         if sums is not None and of_parts is not None:
             add_sums(sums, of_parts)
@@ -90,7 +92,7 @@ def conv_backward(
         dinitial = torch.empty(initial_state.shape, dtype=initial_state.dtype, device=x.device)
         if dinitial.numel():
             steps = (x.stride(0), x.stride(other), grad_y.stride(0), grad_y.stride(other))
-            launch = _before_launch(tuple(dinitial.shape), x.shape[2], steps, wide, silu, by_channel)
+            launch = _before_launch(tuple(dinitial.shape), x.shape[2], steps, silu, by_channel)
             bounds = (None, None) if packed is None else (packed.first, packed.length)
             launch(x, dinitial, grad_y, x, own, offset, before, of_state, *bounds)
     return dx, dweight, dbias, dinitial
@@ -98,16 +100,16 @@ def conv_backward(
 
 @cached_by_layout
 def _backward_launch(
-    shape: tuple[int, int, int], width: int, steps: tuple[int, ...], wide: torch.dtype, silu: bool, by_channel: bool
+    shape: tuple[int, int, int], width: int, steps: tuple[int, ...], silu: bool, by_channel: bool
 ) -> tuple[Launch, int]:
     """Return the launch for (B, C, S), and its rows of sums. steps: of x, grad and dx."""
     batch, channels, positions = shape
-    tile = conv_tile(channels, positions, by_channel, 2 * wide.itemsize)
+    tile = conv_tile(channels, positions, by_channel, PER_THREAD_BACKWARD)
     repeats = conv_steps(positions, tile)
     tiles = (ceil_div(channels, tile.channels), ceil_div(positions, tile.positions * repeats))
     constants = {
         "WIDTH": width, "SILU": silu, "BY_CHANNEL": by_channel, "CHANNELS": tile.channels,
-        "POSITIONS": tile.positions, "SUMS": power_of_two(width + 1), "WIDE": compute_type(wide),
+        "POSITIONS": tile.positions, "SUMS": power_of_two(width + 1),
     }  # fmt: skip
     grid = (batch * tiles[0] * tiles[1],)
     sizes = (*steps, channels, positions, *tiles, repeats)
@@ -116,13 +118,13 @@ def _backward_launch(
 
 @cached_by_layout
 def _before_launch(
-    shape: tuple[int, int, int], positions: int, steps: tuple[int, ...], wide: torch.dtype, silu: bool, by_channel: bool
+    shape: tuple[int, int, int], positions: int, steps: tuple[int, ...], silu: bool, by_channel: bool
 ) -> Launch:
     """Return the launch for an initial state (N, C, W - 1). steps: of x and grad."""
     sequences, channels, kept = shape
     block = min(power_of_two(channels), 128)
     constants = {
-        "WIDTH": kept + 1, "SILU": silu, "BY_CHANNEL": by_channel, "CHANNELS": block, "WIDE": compute_type(wide),
+        "WIDTH": kept + 1, "SILU": silu, "BY_CHANNEL": by_channel, "CHANNELS": block,
     }  # fmt: skip
     tiles = ceil_div(channels, block)
     return Launch(_conv_before, (sequences * tiles,), (*steps, channels, positions, tiles), constants, 4)
@@ -142,7 +144,7 @@ def _conv_backward(
     sequence_ptr, start_ptr, end_ptr,
     x_batch, x_step, g_batch, g_step, dx_batch, dx_step, channels, positions, tiles_c, tiles_s, steps,
     WIDTH: tl.constexpr, SILU: tl.constexpr, BY_CHANNEL: tl.constexpr, CHANNELS: tl.constexpr,
-    POSITIONS: tl.constexpr, SUMS: tl.constexpr, WIDE: tl.constexpr,
+    POSITIONS: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """Compute ``steps`` tiles of (CHANNELS, POSITIONS). Grid (B * tiles_c * tiles_s,).
 
@@ -154,38 +156,38 @@ def _conv_backward(
     c = (pid // tiles_s % tiles_c).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)
     x_ptr += batch * x_batch
     grad_ptr += batch * g_batch
-    bias = tl.zeros([CHANNELS], dtype=WIDE)
+    bias = tl.zeros([CHANNELS], dtype=tl.float32)
     if bias_ptr is not None:
-        bias = widened(tl.load(bias_ptr + c, mask=c < channels, other=0.0), WIDE)
+        bias = widened(tl.load(bias_ptr + c, mask=c < channels, other=0.0))
     column = tl.arange(0, SUMS)
-    sums = tl.zeros([CHANNELS, SUMS], dtype=WIDE)
+    sums = tl.zeros([CHANNELS, SUMS], dtype=tl.float32)
     part = (pid % tiles_s).to(tl.int64)
     for step in range(steps):
         p = (part * steps + step) * POSITIONS + tl.arange(0, POSITIONS)
         sequence, start, end = sequence_of(batch, p, sequence_ptr, start_ptr, end_ptr, positions)
         inside = (c < channels)[:, None] & (p < positions)[None, :]
-        dx = tl.zeros([CHANNELS, POSITIONS], dtype=WIDE)
+        dx = tl.zeros([CHANNELS, POSITIONS], dtype=tl.float32)
         for k in tl.static_range(WIDTH):  # the output k positions on
             known = inside & (p + k < end)[None, :]
             at = place_of(c[:, None], (p + k)[None, :], g_step, BY_CHANNEL)
-            h = widened(tl.load(grad_ptr + at, mask=known, other=0.0), WIDE)
+            h = widened(tl.load(grad_ptr + at, mask=known, other=0.0))
             if SILU:
-                z = tl.zeros([CHANNELS, POSITIONS], dtype=WIDE) + bias[:, None]
+                z = tl.zeros([CHANNELS, POSITIONS], dtype=tl.float32) + bias[:, None]
                 for w in tl.static_range(WIDTH):
                     value = input_of(
                         x_ptr, before_ptr, c, p + (k + w - (WIDTH - 1)), sequence, start, end, x_step, channels, inside,
-                        WIDTH, BY_CHANNEL, WIDE,
+                        WIDTH, BY_CHANNEL,
                     )  # fmt: skip
-                    z += value * weight_of(weight_ptr, c, channels, w, WIDTH, WIDE)
+                    z += value * weight_of(weight_ptr, c, channels, w, WIDTH)
                 s, rest = logistic(z)
                 h = tl.where(known, h * (s + times(times(z, s), rest)), 0.0)
             # not inf * 0 beyond the end of a sequence
-            dx += tl.where(known, h * weight_of(weight_ptr, c, channels, WIDTH - 1 - k, WIDTH, WIDE), 0.0)
+            dx += tl.where(known, h * weight_of(weight_ptr, c, channels, WIDTH - 1 - k, WIDTH), 0.0)
             if k == 0 and sums_ptr is not None:
                 for w in tl.static_range(WIDTH):
                     value = input_of(
                         x_ptr, before_ptr, c, p + (w - (WIDTH - 1)), sequence, start, end, x_step, channels, inside,
-                        WIDTH, BY_CHANNEL, WIDE,
+                        WIDTH, BY_CHANNEL,
                     )  # fmt: skip
                     product = tl.sum(tl.where(known, h * value, 0.0), axis=1)
                     sums += tl.where((column == w)[None, :], product[:, None], 0.0)
@@ -196,7 +198,7 @@ def _conv_backward(
                 row = (sequence * channels)[None, :] + c[:, None]
                 last = inside & ((k >= 0) & (p < end))[None, :]
                 of_state = tl.load(grad_state_ptr + row * (WIDTH - 1) + k[None, :], mask=last, other=0.0)
-                dx += widened(of_state, WIDE)
+                dx += widened(of_state)
             at = place_of(c[:, None], p[None, :], dx_step, BY_CHANNEL)
             tl.store(dx_ptr + batch * dx_batch + at, rounded(dx, dx_ptr), mask=inside)
     if sums_ptr is not None:
@@ -209,7 +211,7 @@ def _conv_backward(
 def _conv_before(
     dbefore_ptr, grad_ptr, x_ptr, weight_ptr, bias_ptr, before_ptr, grad_state_ptr, first_ptr, length_ptr,
     x_batch, x_step, g_batch, g_step, channels, positions, tiles_c,
-    WIDTH: tl.constexpr, SILU: tl.constexpr, BY_CHANNEL: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
+    WIDTH: tl.constexpr, SILU: tl.constexpr, BY_CHANNEL: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the initial state, of one sequence and CHANNELS channels. Grid (sequences * tiles_c,).
 
@@ -228,16 +230,16 @@ def _conv_before(
         x_ptr += sequence * x_batch
         grad_ptr += sequence * g_batch
     row = (sequence * channels + c) * (WIDTH - 1)
-    bias = tl.zeros([CHANNELS], dtype=WIDE)
+    bias = tl.zeros([CHANNELS], dtype=tl.float32)
     if bias_ptr is not None:
-        bias = widened(tl.load(bias_ptr + c, mask=known, other=0.0), WIDE)
+        bias = widened(tl.load(bias_ptr + c, mask=known, other=0.0))
     for k in tl.static_range(WIDTH - 1):
-        total = tl.zeros([CHANNELS], dtype=WIDE)
+        total = tl.zeros([CHANNELS], dtype=tl.float32)
         if grad_state_ptr is not None:
-            total += widened(tl.load(grad_state_ptr + row + (k - length), mask=known & (k >= length), other=0.0), WIDE)
+            total += widened(tl.load(grad_state_ptr + row + (k - length), mask=known & (k >= length), other=0.0))
         for j in tl.static_range(k + 1):  # the output at this position, by tap k - j
             there = known & (j < length)
-            h = widened(tl.load(grad_ptr + place_of(c, start + j, g_step, BY_CHANNEL), mask=there, other=0.0), WIDE)
+            h = widened(tl.load(grad_ptr + place_of(c, start + j, g_step, BY_CHANNEL), mask=there, other=0.0))
             if SILU:
                 z = bias
                 for w in tl.static_range(WIDTH):
@@ -246,10 +248,10 @@ def _conv_before(
                     else:
                         at = place_of(c, start + (j + w - (WIDTH - 1)), x_step, BY_CHANNEL)
                         value = tl.load(x_ptr + at, mask=there, other=0.0)
-                    factor = widened(tl.load(weight_ptr + c * WIDTH + w, mask=known, other=0.0), WIDE)
-                    z += widened(value, WIDE) * factor
+                    factor = widened(tl.load(weight_ptr + c * WIDTH + w, mask=known, other=0.0))
+                    z += widened(value) * factor
                 s, rest = logistic(z)
                 h = h * (s + times(times(z, s), rest))
-            factor = widened(tl.load(weight_ptr + c * WIDTH + (k - j), mask=known, other=0.0), WIDE)
+            factor = widened(tl.load(weight_ptr + c * WIDTH + (k - j), mask=known, other=0.0))
             total += tl.where(there, h * factor, 0.0)
         tl.store(dbefore_ptr + row + k, rounded(total, dbefore_ptr), mask=known)

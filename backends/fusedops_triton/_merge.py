@@ -2,7 +2,7 @@
 
 A program has some rows of D columns. Tensors are read by their strides, (batch, head, position), as attention returns
 views with the heads and the positions exchanged in memory. A part without keys is not read. The arithmetic is in
-float32, in float64 where an argument is float64, and rounded once.
+float32 and rounded once.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -20,9 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.dtypes import promoted
-from fusedops.ops.attention.merge_attention import arithmetic
 from fusedops_triton._bias import rounded, unit
-from fusedops_triton._common import compute_type, exp, widened
+from fusedops_triton._common import exp, widened
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._norm import columns_of, ready
 from fusedops_triton._profiled import profiled
@@ -35,14 +34,13 @@ _NONE: Strides = (0, 0, 0)
 
 
 def merge_forward(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute out and lse. out_a, out_b: (..., D), floating. lse_a, lse_b: (...), float32 or float64. Any strides."""
-    wide = arithmetic(out_a, lse_a, out_b, lse_b)
+    """Compute out and lse. out_a, out_b: (..., D), floating. lse_a, lse_b: (...), float32. Any strides."""
     out = _like(out_a, promoted(out_a, out_b))
-    lse = torch.empty(lse_a.shape, dtype=wide, device=out.device)
+    lse = torch.empty(lse_a.shape, dtype=torch.float32, device=out.device)
     if lse.numel():
         rows = [_as_4d(each) for each in (out_a, out_b, out)]
         widest = max(each.element_size() for each in rows)
-        launch = _forward_launch(rows[0].shape, tuple(map(_strides, rows)), widest, wide)
+        launch = _forward_launch(rows[0].shape, tuple(map(_strides, rows)), widest)
         launch(out, out, lse, rows[0], ready(lse_a), rows[1], ready(lse_b))
     return out, lse
 
@@ -57,7 +55,6 @@ def merge_backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients of the four arguments, each where it is wanted. Arguments as in the forward."""
-    wide = arithmetic(out_a, lse_a, out_b, lse_b)
     da, db = (_like(own, own.dtype) if need else None for own, need in ((out_a, needs[0]), (out_b, needs[2])))
     dlse_a, dlse_b = (
         torch.empty(own.shape, dtype=own.dtype, device=own.device) if need else None
@@ -67,7 +64,7 @@ def merge_backward(
         rows = [_as_4d(each) for each in (grad_out, out_a, out_b)]
         strides = (*map(_strides, rows), *(_NONE if each is None else _strides(_as_4d(each)) for each in (da, db)))
         widest = max(each.element_size() for each in rows)
-        launch = _backward_launch(rows[0].shape, strides, widest, wide, (da is not None, db is not None))
+        launch = _backward_launch(rows[0].shape, strides, widest, (da is not None, db is not None))
         tensors = (rows[0], ready(grad_lse), rows[1], ready(lse_a), rows[2], ready(lse_b))
         launch(out_a, da, dlse_a, db, dlse_b, *tensors)
     return da, dlse_a, db, dlse_b
@@ -100,22 +97,18 @@ def _strides(tensor: Tensor) -> Strides:
 
 
 @cached_by_layout
-def _forward_launch(shape: torch.Size, strides: tuple[Strides, ...], widest: int, wide: torch.dtype) -> Launch:
+def _forward_launch(shape: torch.Size, strides: tuple[Strides, ...], widest: int) -> Launch:
     """Return the launch for (B, N, S, D). strides: of out_a, out_b and out."""
-    return _launch(_merge_forward, shape, strides, widest, wide, 2)
+    return _launch(_merge_forward, shape, strides, widest, 2)
 
 
 @cached_by_layout
-def _backward_launch(
-    shape: torch.Size, strides: tuple[Strides, ...], widest: int, wide: torch.dtype, wanted: tuple[bool, bool]
-) -> Launch:
+def _backward_launch(shape: torch.Size, strides: tuple[Strides, ...], widest: int, wanted: tuple[bool, bool]) -> Launch:
     """Return the launch for (B, N, S, D). strides: of the gradient of out, of out_a, out_b, and of their gradients."""
-    return _launch(_merge_backward, shape, strides, widest, wide, 3)
+    return _launch(_merge_backward, shape, strides, widest, 3)
 
 
-def _launch(
-    kernel: object, shape: torch.Size, strides: tuple[Strides, ...], widest: int, wide: torch.dtype, inputs: int
-) -> Launch:
+def _launch(kernel: object, shape: torch.Size, strides: tuple[Strides, ...], widest: int, inputs: int) -> Launch:
     batch, heads, positions, size = shape
     steps = [step for each in strides for step in each]
     of_rows = unit(gcd(size, *steps)) if size else 1
@@ -123,7 +116,7 @@ def _launch(
     n_rows = batch * heads * positions
     constants = {
         "UNIT": of_rows, "EVEN": size == setting.block and n_rows % setting.rows == 0, "ROWS": setting.rows,
-        "BLOCK": setting.block, "WIDE": compute_type(wide),
+        "BLOCK": setting.block,
     }  # fmt: skip
     sizes = (n_rows, heads, positions, size // of_rows, *(step // of_rows for step in steps))
     return Launch(kernel, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
@@ -143,7 +136,7 @@ def _merge_forward(
     out_ptr, lse_ptr, a_ptr, lse_a_ptr, b_ptr, lse_b_ptr,
     n_rows, heads, positions, size, a_batch, a_head, a_position, b_batch, b_head, b_position,
     out_batch, out_head, out_position,
-    UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS rows. Grid (cdiv(n_rows, ROWS),); D = size * UNIT <= BLOCK; strides in units of UNIT.
 
@@ -155,11 +148,11 @@ def _merge_forward(
     batch, head, position = _place(row, heads, positions)
     col = tl.arange(0, BLOCK)
     inside = _inside(col, there, size, UNIT, EVEN, BLOCK)
-    weight_a, weight_b, lse, has_a, has_b = _weights(lse_a_ptr, lse_b_ptr, row, there, WIDE)
+    weight_a, weight_b, lse, has_a, has_b = _weights(lse_a_ptr, lse_b_ptr, row, there)
     a_at = _at(batch, head, position, a_batch, a_head, a_position, UNIT)[:, None] + col[None, :]
     b_at = _at(batch, head, position, b_batch, b_head, b_position, UNIT)[:, None] + col[None, :]
-    a = widened(tl.load(a_ptr + a_at, mask=inside & has_a[:, None], other=0.0), WIDE)
-    b = widened(tl.load(b_ptr + b_at, mask=inside & has_b[:, None], other=0.0), WIDE)
+    a = widened(tl.load(a_ptr + a_at, mask=inside & has_a[:, None], other=0.0))
+    b = widened(tl.load(b_ptr + b_at, mask=inside & has_b[:, None], other=0.0))
     out = a * weight_a[:, None] + b * weight_b[:, None]
     out_at = _at(batch, head, position, out_batch, out_head, out_position, UNIT)[:, None] + col[None, :]
     tl.store(out_ptr + out_at, rounded(out, out_ptr), mask=inside)
@@ -177,7 +170,7 @@ def _merge_backward(
     da_ptr, dlse_a_ptr, db_ptr, dlse_b_ptr, grad_ptr, grad_lse_ptr, a_ptr, lse_a_ptr, b_ptr, lse_b_ptr,
     n_rows, heads, positions, size, grad_batch, grad_head, grad_position, a_batch, a_head, a_position,
     b_batch, b_head, b_position, da_batch, da_head, da_position, db_batch, db_head, db_position,
-    UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of ROWS rows, each whose pointer is not None. As _merge_forward; grad_ptr: as out_ptr."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -185,10 +178,10 @@ def _merge_backward(
     batch, head, position = _place(row, heads, positions)
     col = tl.arange(0, BLOCK)
     inside = _inside(col, there, size, UNIT, EVEN, BLOCK)
-    weight_a, weight_b, _, has_a, has_b = _weights(lse_a_ptr, lse_b_ptr, row, there, WIDE)
+    weight_a, weight_b, _, has_a, has_b = _weights(lse_a_ptr, lse_b_ptr, row, there)
     grad_at = _at(batch, head, position, grad_batch, grad_head, grad_position, UNIT)[:, None] + col[None, :]
     # of a row without any key nothing is read: its gradients are 0
-    grad = widened(tl.load(grad_ptr + grad_at, mask=inside & (has_a | has_b)[:, None], other=0.0), WIDE)
+    grad = widened(tl.load(grad_ptr + grad_at, mask=inside & (has_a | has_b)[:, None], other=0.0))
     if da_ptr is not None:
         da_at = _at(batch, head, position, da_batch, da_head, da_position, UNIT)[:, None] + col[None, :]
         da = tl.where(has_a[:, None], grad * weight_a[:, None], 0.0)
@@ -202,10 +195,10 @@ def _merge_backward(
         read = inside & both[:, None]
         a_at = _at(batch, head, position, a_batch, a_head, a_position, UNIT)[:, None] + col[None, :]
         b_at = _at(batch, head, position, b_batch, b_head, b_position, UNIT)[:, None] + col[None, :]
-        a = widened(tl.load(a_ptr + a_at, mask=read, other=0.0), WIDE)
-        b = widened(tl.load(b_ptr + b_at, mask=read, other=0.0), WIDE)
+        a = widened(tl.load(a_ptr + a_at, mask=read, other=0.0))
+        b = widened(tl.load(b_ptr + b_at, mask=read, other=0.0))
         moved = tl.where(both, tl.sum(grad * (a - b), axis=1), 0.0)
-        grad_lse = tl.load(grad_lse_ptr + row, mask=there, other=0.0).to(WIDE)
+        grad_lse = tl.load(grad_lse_ptr + row, mask=there, other=0.0).to(tl.float32)
         if dlse_a_ptr is not None:
             dlse_a = tl.where(has_a, weight_a * (grad_lse + weight_b * moved), 0.0)
             tl.store(dlse_a_ptr + row, rounded(dlse_a, dlse_a_ptr), mask=there)
@@ -241,13 +234,13 @@ def _inside(col, there, size, UNIT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def _weights(lse_a_ptr, lse_b_ptr, row, there, WIDE: tl.constexpr):
+def _weights(lse_a_ptr, lse_b_ptr, row, there):
     """Return the weights of both parts, lse, and which parts have keys.
 
     The weights are logistic functions of the difference, by the exponential of a number that is not positive.
     """
-    x = tl.load(lse_a_ptr + row, mask=there, other=-float("inf")).to(WIDE)
-    y = tl.load(lse_b_ptr + row, mask=there, other=-float("inf")).to(WIDE)
+    x = tl.load(lse_a_ptr + row, mask=there, other=-float("inf")).to(tl.float32)
+    y = tl.load(lse_b_ptr + row, mask=there, other=-float("inf")).to(tl.float32)
     has_a, has_b = x != -float("inf"), y != -float("inf")
     both = has_a & has_b
     difference = tl.where(both, x - y, 0.0)

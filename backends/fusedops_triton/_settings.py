@@ -382,41 +382,6 @@ def gated_norm_sums(n_rows: int, size: int, groups: int, widest: int, sums: bool
     return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), registers=None)
 
 
-# --------------------------------------------------------------------------------------------------- causal convolution
-
-
-class ConvTile(NamedTuple):
-    """The setting of a kernel that works on tiles of channels and positions."""
-
-    channels: int
-    positions: int
-    warps: int
-
-
-#: Elements per thread of 128 threads, by the bytes that the numbers of an element take: backward has twice as many. And
-#: the longest side of a tile, along memory: 512 bytes of two-byte elements or more.
-CONV_PER_THREAD = {4: 8, 8: 4, 16: 2}
-CONV_SIDE = 256
-#: The most rows of sums for the gradient of the weight: a program goes through as many tiles as that takes.
-CONV_PARTS = 64
-
-
-def conv_tile(channels: int, positions: int, by_channel: bool, size: int) -> ConvTile:
-    """Return the setting for (B, channels, positions). by_channel: channels are next to each other in memory."""
-    per_thread = CONV_PER_THREAD[size]
-    elements = FLAT_THREADS * per_thread
-    along, across = (channels, positions) if by_channel else (positions, channels)
-    side = min(power_of_two(along), CONV_SIDE)
-    other = min(power_of_two(across), elements // side)
-    warps = warps_for(side * other, per_thread)
-    return ConvTile(side, other, warps) if by_channel else ConvTile(other, side, warps)
-
-
-def conv_steps(positions: int, tile: ConvTile) -> int:
-    """Return the tiles that a program of the backward goes through, one after the other."""
-    return ceil_div(ceil_div(positions, tile.positions), CONV_PARTS)
-
-
 def merge_plan(size: int, widest: int, inputs: int) -> Plan:
     """Return the setting for rows of ``size`` elements of two parts of one attention, ``inputs`` of them read.
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability
+from fusedops_triton._constraints import supported
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer
-_CAPABLE = Capability("x", (8, 0))
+_CONSTRAINTS = supported("x", "weight", "bias")
 
 
-@kernel(ops.causal_conv1d, _CAPABLE, source="fusedops_triton/_causal_conv.py")
+@kernel(ops.causal_conv1d, *_CONSTRAINTS, source="fusedops_triton/_causal_conv.py")
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
@@ -27,7 +26,7 @@ def causal_conv1d(
     return conv_forward(x, weight, bias, activation, initial_state, return_state, cu_seqlens)
 
 
-@kernel(ops.causal_conv1d, _CAPABLE, direction="backward", source="fusedops_triton/_causal_conv_backward.py")
+@kernel(ops.causal_conv1d, *_CONSTRAINTS, direction="backward", source="fusedops_triton/_causal_conv_backward.py")
 def causal_conv1d_backward(
     grad_y: Tensor,
     grad_state: Tensor,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Capability, Dim
+from fusedops.constraints import Dim
+from fusedops_triton._constraints import supported
 
-# Triton supports NVIDIA GPUs with compute capability 8.0 (Ampere) and newer. A program holds whole rows
-_CONSTRAINTS = (Capability("out_a", (8, 0)), Dim("out_a", (-1,), at_most=4096))
+# a program holds whole rows
+_CONSTRAINTS = (*supported("out_a", "lse_a", "out_b", "lse_b"), Dim("out_a", (-1,), at_most=4096))
 _SOURCE = "fusedops_triton/_merge.py"
 
 

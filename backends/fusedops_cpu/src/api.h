@@ -163,6 +163,7 @@ struct ConvBackward {
   void *dx, *dweight, *dbias, *dbefore;  // null: not wanted
   ConvSizes sizes;
   int64_t grad_batch, grad_channel, grad_position;
+};
 
 // Elements from one entry to the next.
 struct MergeStrides {
