@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops.ops.linear_attention.conv_arguments import check_bounds, empty_state
+from fusedops.ops.convolution.arguments import check_bounds, empty_state
 from fusedops_cpu._calls import LibraryCall, library_kernel, results_of
 from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fusedops.ops.linear_attention.conv_arguments import check_bounds
-from fusedops.ops.linear_attention.conv_formulas import (
+from fusedops.ops.convolution.arguments import check_bounds
+from fusedops.ops.convolution.formulas import (
     SILU,
     Packed,
     arithmetic,

@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops.ops.linear_attention.conv_arguments import check_bounds, empty_state
-from fusedops.ops.linear_attention.conv_formulas import SILU as SILU_NAME
-from fusedops.ops.linear_attention.conv_formulas import Packed, final_state, packed_of
+from fusedops.ops.convolution.arguments import check_bounds, empty_state
+from fusedops.ops.convolution.formulas import SILU as SILU_NAME
+from fusedops.ops.convolution.formulas import Packed, final_state, packed_of
 from fusedops_triton._bias import rounded
 from fusedops_triton._common import widened
 from fusedops_triton._gated import logistic, times

@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fusedops.ops.linear_attention.conv_formulas import SILU as SILU_NAME
+from fusedops.ops.convolution.formulas import SILU as SILU_NAME
 from fusedops_triton._bias import add_sums, rounded
 from fusedops_triton._causal_conv import (
     PER_THREAD_BACKWARD,

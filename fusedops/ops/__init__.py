@@ -23,8 +23,6 @@ from fusedops.ops.gated.swiglu import OP as _SWIGLU
 from fusedops.ops.gated.swiglu import swiglu as swiglu
 from fusedops.ops.gelu.bias_gelu import OP as _BIAS_GELU
 from fusedops.ops.gelu.bias_gelu import bias_gelu as bias_gelu
-from fusedops.ops.linear_attention.causal_conv1d import OP as _CAUSAL_CONV1D
-from fusedops.ops.linear_attention.causal_conv1d import causal_conv1d as causal_conv1d
 from fusedops.ops.linear_attention.linear_attention import OP as _LINEAR_ATTENTION
 from fusedops.ops.linear_attention.linear_attention import linear_attention as linear_attention
 from fusedops.ops.losses.cross_entropy import OP as _CROSS_ENTROPY

@@ -12,8 +12,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Output
 from fusedops._dispatch.call import call
-from fusedops.ops.linear_attention import conv_arguments as arguments
-from fusedops.ops.linear_attention import conv_formulas as formulas
+from fusedops.ops.convolution import arguments, formulas
 
 
 def causal_conv1d(
@@ -128,6 +127,6 @@ OP = Op(
     outputs=(Output("y", permuted=True), "state"),
     empty=arguments.empty,
     prepare_args=arguments.prepare_args,
-    sharding="fusedops.ops.linear_attention.conv_sharding:SHARDING",
-    evidence="fusedops.ops.linear_attention.conv_evidence:CAUSAL_CONV1D",
+    sharding="fusedops.ops.convolution.sharding:SHARDING",
+    evidence="fusedops.ops.convolution.evidence:CAUSAL_CONV1D",
 )

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.evidence import Tolerance, finite_size
-from fusedops.ops.gated.error_bounds import gate_errors
-from fusedops.ops.linear_attention.conv_formulas import (
+from fusedops.ops.convolution.formulas import (
     SILU,
     arithmetic,
     linear_gradients,
@@ -21,6 +20,7 @@ from fusedops.ops.linear_attention.conv_formulas import (
     preactivation,
     taps,
 )
+from fusedops.ops.gated.error_bounds import gate_errors
 
 TOLERANCE = {
     # absolute: of sums in float32. relative: one rounding of the result

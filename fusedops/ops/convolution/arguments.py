@@ -29,7 +29,7 @@ from fusedops.constraints import (
 )
 from fusedops.constraints.tensors import possible
 from fusedops.errors import InvalidInputError
-from fusedops.ops.linear_attention.conv_formulas import NONE, SILU
+from fusedops.ops.convolution.formulas import NONE, SILU
 
 Shape = tuple[int, ...]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.evidence import Case, Evidence
-from fusedops.ops.linear_attention import conv_error_bounds as error_bounds
-from fusedops.ops.linear_attention.conv_formulas import SILU
+from fusedops.ops.convolution import error_bounds
+from fusedops.ops.convolution.formulas import SILU
 
 
 def unfused(

@@ -1,0 +1,1 @@
+"""The op of short convolutions, as models with linear attention have."""
