@@ -9,6 +9,8 @@ from fusedops.ops.attention.merge_attention import OP as _MERGE_ATTENTION
 from fusedops.ops.attention.merge_attention import merge_attention as merge_attention
 from fusedops.ops.attention.varlen_attention import OP as _VARLEN_ATTENTION
 from fusedops.ops.attention.varlen_attention import varlen_attention as varlen_attention
+from fusedops.ops.convolution.causal_conv1d import OP as _CAUSAL_CONV1D
+from fusedops.ops.convolution.causal_conv1d import causal_conv1d as causal_conv1d
 from fusedops.ops.dropout.bias_dropout import OP as _BIAS_DROPOUT
 from fusedops.ops.dropout.bias_dropout import bias_dropout as bias_dropout
 from fusedops.ops.dropout.bias_dropout_add import OP as _BIAS_DROPOUT_ADD

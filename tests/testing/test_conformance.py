@@ -17,10 +17,11 @@ def installed(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-#: With pytest.mark.slow, besides calls: of large tensors.
+#: With pytest.mark.slow, besides calls: of large tensors, and of many loads in the interpreter.
 SLOW = (
     "npu-experts/forward/constraints",
     "npu-experts/backward/constraints",
+    "triton-causal_conv1d/backward/sizes",
     "triton-linear_cross_entropy/forward/sizes",
 )
 

@@ -240,7 +240,7 @@ def _of_merge() -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for turn, (name, shape) in enumerate(MERGES.items()):
         for op in ("merge_attention", "merge_attention backward"):
-            for dtype, target in (("bfloat16", "sm_90"), (("float64", "float32")[turn % 2], OTHERS[turn % 3])):
+            for dtype, target in (("bfloat16", "sm_90"), ("float32", OTHERS[turn % 3])):
                 cases[f"{op}, {name}, {dtype}, {target}"] = {"op": op, "dtype": dtype, "target": target, **shape}
     return cases
 
@@ -253,7 +253,38 @@ def check_merge(case: Case, facts: dict[str, Any]) -> None:
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**16
 
 
+# -------------------------------------------------------------------------------------------------------- causal_conv1d
+
+CONVOLUTIONS: dict[str, Case] = {
+    "positions": {"shape": [2, 4096, 4096]},
+    "channels": {"shape": [2, 4096, 4096], "by_channel": True},
+    "packed with states": {"shape": [1, 8192, 16384], "by_channel": True, "packed": 33, "states": True},
+    "states": {"shape": [64, 4096, 512], "states": True, "width": 3},
+}
+
+
+def _of_convolution() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for turn, (name, shape) in enumerate(CONVOLUTIONS.items()):
+        launches = [("causal_conv1d", 0), ("causal_conv1d backward", 0)]
+        launches += [("causal_conv1d backward", 2)] if shape.get("states") else []
+        for op, launch in launches:
+            for dtype, target in (("bfloat16", "sm_90"), ("float32", OTHERS[turn % 3])):
+                case = {"op": op, "launch": launch, "dtype": dtype, "target": target, **shape}
+                cases[f"{op}, launch {launch}, {name}, {dtype}, {target}"] = case
+    return cases
+
+
+def check_convolution(case: Case, facts: dict[str, Any]) -> None:
+    names = (
+        ("_conv_forward",) if not case["op"].endswith("backward") else ("_conv_backward", "_add_sums", "_conv_before")
+    )
+    assert facts["kernel"] == names[case["launch"]]
+    assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**16
+
+
 FAMILIES = (
+    (_of_convolution, check_convolution),
     (_of_classes, check_classes),
     (_of_gated, check_gated),
     (_of_gated_norm, check_gated_norm),

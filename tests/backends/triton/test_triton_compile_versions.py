@@ -25,6 +25,8 @@ ROWS: dict[str, Case] = {
     "layer_norm backward": {"shape": [8192, 1000]},
     "gated_rms_norm": {"shape": [8192, 4096], "gate_first": True, "groups": 8},
     "gated_rms_norm backward": {"shape": [8192, 4096], "gate_first": True, "groups": 8, "dtype": "float32"},
+    "causal_conv1d": {"shape": [2, 4096, 4096], "by_channel": True},
+    "causal_conv1d backward": {"shape": [2, 4096, 4096], "by_channel": True, "states": True},
     "swiglu": {"shape": [8192, 4096], "limit": 7.0},
     "geglu_halves_backward": {"shape": [8192, 4096]},
     "rotary_embedding": ROTARY,

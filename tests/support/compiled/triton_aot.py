@@ -13,11 +13,14 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 from assembly import of_amdgcn, of_cuda
+from conv_launches import launch_conv
+from expert_launches import launch_experts
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -352,21 +355,17 @@ def routing_launch(case: dict[str, Any]) -> Launch:
     return launch
 
 
-def expert_launch(case: dict[str, Any]) -> Launch:
-    """Return a launch of experts, by its position. op: "experts", "experts backward" or "experts clear"; for the rest
-    see ``expert_launches.py``.
-    """
-    from expert_launches import launch_experts
-
+def recorded_launch(case: dict[str, Any], launch: Callable[[dict[str, Any]], None]) -> Launch:
+    """Return a launch of a function that makes those of a case: the first one, or number ``launch`` of the case."""
     from fusedops_triton import _launch, _settings
 
     _settings.chip = _settings.CHIPS[case["target"]]
     _launch.clear_layout_caches()  # launches depend on it
     with Recorder() as launches:
-        launch_experts(case)
-    for launch in launches:
-        assert math.prod(launch.grid) < 2**31, "more programs than a grid may have"
-    return launches[case["launch"]]
+        launch(case)
+    for each in launches:
+        assert math.prod(each.grid) < 2**31, "more programs than a grid may have"
+    return launches[case.get("launch", 0)]
 
 
 #: The ops of ``modern_launch``.
@@ -382,7 +381,9 @@ def launch_of(case: dict[str, Any]) -> Launch:
     if case["op"].startswith("cross_entropy"):
         return loss_launch(case)
     if case["op"].startswith("experts"):
-        return expert_launch(case)
+        return recorded_launch(case, launch_experts)
+    if case["op"].startswith("causal_conv1d"):
+        return recorded_launch(case, launch_conv)
     if case["op"].startswith("top_k_routing"):
         return routing_launch(case)
     if case["op"].startswith("rotary_embedding"):

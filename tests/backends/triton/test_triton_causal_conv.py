@@ -1,0 +1,60 @@
+"""causal_conv1d on Triton in the interpreter: several tiles of both kinds, several steps of sums, packed sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from right import assert_right
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from triton_cases import needs_loops
+
+import fusedops
+from fusedops_triton import _settings
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+BOUNDS = torch.tensor([1, 30, 30, 31, 66], dtype=torch.int32)
+
+
+def call_of(
+    shape: tuple[int, int, int], width: int, by_channel: bool, dtype: torch.dtype = F32, weight: torch.dtype = F32
+) -> dict[str, Any]:
+    """Return a call with a bias and a state before. dtype: of x and the state. weight: of weight and bias."""
+    numbers, (batch, channels, _) = torch.Generator().manual_seed(0), shape
+    x, taps, bias, before = (
+        torch.randn(each, generator=numbers)
+        for each in (shape, (channels, width), (channels,), (batch, channels, width - 1))
+    )
+    x = (x.mT.contiguous().mT if by_channel else x).to(dtype)
+    options = {"activation": "silu", "initial_state": before.to(dtype), "return_state": True}
+    return {"x": x, "weight": taps.to(weight), "bias": bias.to(weight), **options}
+
+
+def check(call: dict[str, Any]) -> None:
+    with fusedops.use("triton", fallback="raise"):
+        assert_right("causal_conv1d", **call)
+
+
+@needs_loops
+@pytest.mark.parametrize(
+    ("by_channel", "shape", "steps"), [(True, (1, 200, 70), 2), (True, (2, 300, 3), 1), (False, (2, 3, 300), 1)]
+)
+def test_several_tiles_give_one_sum(by_channel: bool, shape: tuple[int, int, int], steps: int) -> None:
+    """A program of the backward has one position of 256 channels, or 256 positions of one: 70 are 35 parts of 2."""
+    tile = _settings.conv_tile(shape[1], shape[2], by_channel, 8)
+    assert _settings.conv_steps(shape[2], tile) == steps
+    assert shape[1] > tile.channels or shape[2] > tile.positions
+    check(call_of(shape, 4 if by_channel else 2, by_channel))
+
+
+@needs_loops
+@pytest.mark.parametrize(
+    ("by_channel", "dtype", "weight"), [(True, BF16, F32), (False, F16, F16), (True, F64, BF16), (False, F32, F64)]
+)
+def test_packed_sequences(by_channel: bool, dtype: torch.dtype, weight: torch.dtype) -> None:
+    call = call_of((1, 5, 70), 3, by_channel, dtype, weight)
+    before = torch.randn(4, 5, 2, generator=torch.Generator().manual_seed(1)).to(dtype)
+    check({**call, "cu_seqlens": BOUNDS, "initial_state": before})
