@@ -12,6 +12,7 @@ Offsets are 64-bit.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false
 # Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 from fusedops.ops.convolution.arguments import check_bounds, empty_state
 from fusedops.ops.convolution.formulas import SILU as SILU_NAME
 from fusedops.ops.convolution.formulas import Packed, final_state, packed_of
-from fusedops_triton._bias import rounded
+from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import widened
 from fusedops_triton._gated import logistic, times
 from fusedops_triton._launch import Launch, cached_by_layout
@@ -54,9 +55,9 @@ class ConvTile(NamedTuple):
     warps: int
 
 
-#: Elements per thread of 128 threads: backward has twice as many numbers of each. And the longest side of a tile, along
-#: memory: 512 bytes of two-byte elements or more.
-PER_THREAD, PER_THREAD_BACKWARD = 8, 4
+#: Elements per thread of 128 threads. With four, a thread of the backward spills 8 bytes on sm_90. And the longest side
+#: of a tile, along memory: 512 bytes of two-byte elements or more.
+PER_THREAD, PER_THREAD_BACKWARD = 8, 2
 CONV_SIDE = 256
 #: The most rows of sums for the gradient of the weight: a program goes through as many tiles as that takes.
 CONV_PARTS = 64
@@ -66,7 +67,7 @@ def conv_tile(channels: int, positions: int, by_channel: bool, per_thread: int) 
     """Return the setting for (B, channels, positions). by_channel: channels are next to each other in memory."""
     elements = FLAT_THREADS * per_thread
     along, across = (channels, positions) if by_channel else (positions, channels)
-    side = min(power_of_two(along), CONV_SIDE)
+    side = min(power_of_two(along), CONV_SIDE, elements)
     other = min(power_of_two(across), elements // side)
     warps = warps_for(side * other, per_thread)
     return ConvTile(side, other, warps) if by_channel else ConvTile(other, side, warps)
@@ -158,12 +159,21 @@ def _forward_launch(
     batch, channels, positions = shape
     tile = conv_tile(channels, positions, by_channel, PER_THREAD)
     tiles = (ceil_div(channels, tile.channels), ceil_div(positions, tile.positions))
+    unit_s = common_unit(steps, by_channel)
     constants = {
         "WIDTH": width, "SILU": silu, "BY_CHANNEL": by_channel, "CHANNELS": tile.channels,
-        "POSITIONS": tile.positions,
+        "POSITIONS": tile.positions, "UNIT": unit_s, "EVEN": channels % tile.channels == 0,
     }  # fmt: skip
     grid = (batch * tiles[0] * tiles[1],)
-    return Launch(_conv_forward, grid, (*steps, channels, positions, *tiles), constants, tile.warps)
+    sizes = (*(step // unit_s for step in steps), channels, positions, *tiles)
+    return Launch(_conv_forward, grid, sizes, constants, tile.warps)
+
+
+def common_unit(steps: tuple[int, ...], by_channel: bool) -> int:
+    """Return the largest power of two that divides all steps, up to that of wide accesses; 1 where these cannot be."""
+    if not by_channel:  # the inputs of taps begin anywhere among positions
+        return 1
+    return min((unit(step) for step in steps if step), default=1)  # 0: of an expanded dim, or no result
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels
@@ -174,9 +184,11 @@ def _conv_forward(
     y_ptr, x_ptr, weight_ptr, bias_ptr, before_ptr, sequence_ptr, start_ptr, end_ptr,
     x_batch, x_step, y_batch, y_step, channels, positions, tiles_c, tiles_s,
     WIDTH: tl.constexpr, SILU: tl.constexpr, BY_CHANNEL: tl.constexpr, CHANNELS: tl.constexpr,
-    POSITIONS: tl.constexpr,
+    POSITIONS: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of (CHANNELS, POSITIONS). Grid (B * tiles_c * tiles_s,).
+    """Compute a tile of (CHANNELS, POSITIONS). Grid (B * tiles_c * tiles_s,). EVEN: no tile is cut among channels.
+
+    Steps are in units of UNIT elements, by which the compiler knows the alignment.
 
     y_ptr, x_ptr: (B, channels, positions). weight_ptr: (channels, WIDTH). bias_ptr: (channels,), or None. before_ptr:
     (sequences, channels, WIDTH - 1), or None. sequence_ptr, start_ptr, end_ptr: (positions,), or None.
@@ -186,8 +198,10 @@ def _conv_forward(
     c = (pid // tiles_s % tiles_c).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)
     p = (pid % tiles_s).to(tl.int64) * POSITIONS + tl.arange(0, POSITIONS)
     sequence, start, end = sequence_of(batch, p, sequence_ptr, start_ptr, end_ptr, positions)
-    inside = (c < channels)[:, None] & (p < positions)[None, :]
-    x_ptr += batch * x_batch
+    inside = inside_of(c, p, channels, positions, EVEN)
+    x_step *= UNIT
+    y_step *= UNIT
+    x_ptr += batch * (x_batch * UNIT)
     z = tl.zeros([CHANNELS, POSITIONS], dtype=tl.float32)
     if bias_ptr is not None:
         z += widened(tl.load(bias_ptr + c, mask=c < channels, other=0.0))[:, None]
@@ -204,7 +218,7 @@ def _conv_forward(
     if end_ptr is not None:
         y = tl.where((p < end)[None, :], y, 0.0)
     at = place_of(c[:, None], p[None, :], y_step, BY_CHANNEL)
-    tl.store(y_ptr + batch * y_batch + at, rounded(y, y_ptr), mask=inside)
+    tl.store(y_ptr + batch * (y_batch * UNIT) + at, rounded(y, y_ptr), mask=inside)
 
 
 # ------------------------------------------------------------------------------------------------- parts of a kernel
@@ -216,6 +230,14 @@ def place_of(c, p, step, BY_CHANNEL: tl.constexpr):
     if BY_CHANNEL:
         return p * step + c
     return c * step + p
+
+
+@triton.jit
+def inside_of(c, p, channels, positions, EVEN: tl.constexpr):
+    """Return True for the elements that there are; EVEN: the compiler knows that channels are not cut."""
+    if EVEN:
+        return tl.full([c.shape[0], 1], 1, tl.int1) & (p < positions)[None, :]
+    return (c < channels)[:, None] & (p < positions)[None, :]
 
 
 @triton.jit

@@ -9,6 +9,7 @@ a kernel of its own: the first W - 1 positions of each sequence.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false
 # Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from fusedops.ops.convolution.formulas import SILU as SILU_NAME
 from fusedops_triton._bias import add_sums, rounded
 from fusedops_triton._causal_conv import (
     PER_THREAD_BACKWARD,
+    common_unit,
     conv_steps,
     conv_tile,
     empty_in_order,
     in_order,
     input_of,
+    inside_of,
     packed_sequences,
     place_of,
     positions_of,
@@ -107,12 +110,14 @@ def _backward_launch(
     tile = conv_tile(channels, positions, by_channel, PER_THREAD_BACKWARD)
     repeats = conv_steps(positions, tile)
     tiles = (ceil_div(channels, tile.channels), ceil_div(positions, tile.positions * repeats))
+    unit_s = common_unit(steps, by_channel)
     constants = {
         "WIDTH": width, "SILU": silu, "BY_CHANNEL": by_channel, "CHANNELS": tile.channels,
-        "POSITIONS": tile.positions, "SUMS": power_of_two(width + 1),
+        "POSITIONS": tile.positions, "SUMS": power_of_two(width + 1), "UNIT": unit_s,
+        "EVEN": channels % tile.channels == 0,
     }  # fmt: skip
     grid = (batch * tiles[0] * tiles[1],)
-    sizes = (*steps, channels, positions, *tiles, repeats)
+    sizes = (*(step // unit_s for step in steps), channels, positions, *tiles, repeats)
     return Launch(_conv_backward, grid, sizes, constants, tile.warps), batch * tiles[1]
 
 
@@ -144,18 +149,21 @@ def _conv_backward(
     sequence_ptr, start_ptr, end_ptr,
     x_batch, x_step, g_batch, g_step, dx_batch, dx_step, channels, positions, tiles_c, tiles_s, steps,
     WIDTH: tl.constexpr, SILU: tl.constexpr, BY_CHANNEL: tl.constexpr, CHANNELS: tl.constexpr,
-    POSITIONS: tl.constexpr, SUMS: tl.constexpr,
+    POSITIONS: tl.constexpr, SUMS: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Compute ``steps`` tiles of (CHANNELS, POSITIONS). Grid (B * tiles_c * tiles_s,).
 
     dx_ptr: (B, channels, positions), or None. sums_ptr: (B * tiles_s, channels, WIDTH + 1), the sums over the positions
-    of this program for weight, then bias; or None. grad_state_ptr: as before_ptr, or None. The others as in forward.
+    of this program for weight, then bias; or None. grad_state_ptr: as before_ptr, or None. The rest is as in forward.
     """
     pid = tl.program_id(0)
     batch = (pid // (tiles_c * tiles_s)).to(tl.int64)
     c = (pid // tiles_s % tiles_c).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)
-    x_ptr += batch * x_batch
-    grad_ptr += batch * g_batch
+    x_step *= UNIT
+    g_step *= UNIT
+    dx_step *= UNIT
+    x_ptr += batch * (x_batch * UNIT)
+    grad_ptr += batch * (g_batch * UNIT)
     bias = tl.zeros([CHANNELS], dtype=tl.float32)
     if bias_ptr is not None:
         bias = widened(tl.load(bias_ptr + c, mask=c < channels, other=0.0))
@@ -165,7 +173,7 @@ def _conv_backward(
     for step in range(steps):
         p = (part * steps + step) * POSITIONS + tl.arange(0, POSITIONS)
         sequence, start, end = sequence_of(batch, p, sequence_ptr, start_ptr, end_ptr, positions)
-        inside = (c < channels)[:, None] & (p < positions)[None, :]
+        inside = inside_of(c, p, channels, positions, EVEN)
         dx = tl.zeros([CHANNELS, POSITIONS], dtype=tl.float32)
         for k in tl.static_range(WIDTH):  # the output k positions on
             known = inside & (p + k < end)[None, :]
@@ -200,7 +208,7 @@ def _conv_backward(
                 of_state = tl.load(grad_state_ptr + row * (WIDTH - 1) + k[None, :], mask=last, other=0.0)
                 dx += widened(of_state)
             at = place_of(c[:, None], p[None, :], dx_step, BY_CHANNEL)
-            tl.store(dx_ptr + batch * dx_batch + at, rounded(dx, dx_ptr), mask=inside)
+            tl.store(dx_ptr + batch * (dx_batch * UNIT) + at, rounded(dx, dx_ptr), mask=inside)
     if sums_ptr is not None:
         to = ((batch * tiles_s + part) * channels + c) * (WIDTH + 1)
         wanted = (c < channels)[:, None] & (column <= WIDTH)[None, :]
