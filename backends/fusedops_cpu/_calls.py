@@ -71,10 +71,11 @@ def library_function(function: Any, kinds: bytes, failure: Callable[[int], Excep
 
 
 def library_kernel(
-    op: Op, *constraints: Constraint, source: str, direction: Any = "forward"
+    op: Op, *constraints: Constraint, source: str, direction: Any = "forward", deviations: Any = ()
 ) -> Callable[[Callable[..., Any]], fusedops.Kernel]:
     """Return a decorator that makes a launcher a kernel. The arguments are those of :func:`fusedops.kernel`."""
-    return fusedops.kernel(op, *constraints, direction=direction, source=source, prepare=prepared)
+    options: dict[str, Any] = {"source": source, "prepare": prepared, "deviations": deviations}
+    return fusedops.kernel(op, *constraints, direction=direction, **options)
 
 
 def prepared(launcher: Callable[..., Any]) -> Callable[..., Any]:

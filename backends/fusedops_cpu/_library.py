@@ -123,6 +123,11 @@ class Library:
         return self._function("conv_backward")
 
     @cached_property
+    def linear_attention_forward(self) -> LibraryFunction:
+        """The recurrence of linear attention."""
+        return self._function("linear_attention_forward")
+
+    @cached_property
     def experts_forward(self) -> LibraryFunction:
         """The experts of a mixture."""
         return self._function("experts_forward")

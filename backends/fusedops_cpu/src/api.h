@@ -194,6 +194,18 @@ struct MergeBackward {
   MergeStrides of_da, of_db;
 };
 
+// Head h has the rows of key head h / (heads / key_heads). With `bounds`, of packed sequences, batch is 1, and states
+// are those of `sequences`.
+struct LinearAttentionForward {
+  const void *q, *k, *v;                // (batch, positions, key_heads, rows) twice; (batch, positions, heads, columns)
+  const float *decay, *beta, *initial;  // (batch, positions, heads), decay with `rows` where by_row; null: none
+  const int64_t* bounds;                // (sequences + 1), checked; null: none
+  void* out;                            // (batch, positions, heads, columns)
+  float* state;                         // (batch or sequences, heads, rows, columns), as initial
+  int64_t dtype, batch, positions, key_heads, heads, rows, columns, sequences, by_row, normalize;
+  double scale;
+};
+
 enum Reduction : int64_t { NONE = 0, SUM = 1, MEAN = 2, MEAN_BY = 3 };  // MEAN_BY: divides by the denominator
 
 // Row r of x begins at element r / inner_rows * outer_stride + r % inner_rows * row_stride.
@@ -332,6 +344,7 @@ FUSEDOPS_EXPORT int fusedops_gated_norm_forward(const fusedops::GatedNormForward
 FUSEDOPS_EXPORT int fusedops_gated_norm_backward(const fusedops::GatedNormBackward* call);
 FUSEDOPS_EXPORT int fusedops_conv_forward(const fusedops::ConvForward* call);
 FUSEDOPS_EXPORT int fusedops_conv_backward(const fusedops::ConvBackward* call);
+FUSEDOPS_EXPORT int fusedops_linear_attention_forward(const fusedops::LinearAttentionForward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_forward(const fusedops::CrossEntropyForward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const fusedops::CrossEntropyBackward* call);
 FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);

@@ -1,0 +1,223 @@
+// The recurrence of linear attention, one position after another: the state of a head is read and written in columns
+// that fit into the L1 cache, for STRETCH positions at a time. A sum of products with each state costs as many
+// multiplications as the products of all pairs of positions that a chunk has, and no more memory.
+#include <algorithm>
+#include <cmath>
+
+#include "api.h"
+#include "parallel.h"
+
+namespace fusedops {
+namespace {
+
+constexpr int64_t STRETCH = 64;                       // positions
+constexpr int64_t WIDTH = LANES > 32 ? LANES : 32;    // columns of a block of a state: 128 rows are 16 KiB
+constexpr int VECTORS = WIDTH / LANES;                // of a row of a block
+constexpr int ROWS = VECTORS >= 8 ? 1 : 8 / VECTORS;  // at once: 8 sums, as each addition waits for the one before
+
+// What a worker has in float32: `rows` is a multiple of ROWS, those past the end are 0.
+struct Numbers {
+  float *q, *k;             // (STRETCH, rows), normalized; q scaled
+  float *factor, *decayed;  // (STRETCH, rows) of a decay of each row: exp(decay), and k times it
+  float* state;             // (rows, WIDTH)
+  static int64_t floats(int64_t rows) { return rows * (4 * STRETCH + WIDTH); }
+  Numbers(float* memory, int64_t rows)
+      : q(memory),
+        k(q + STRETCH * rows),
+        factor(k + STRETCH * rows),
+        decayed(factor + STRETCH * rows),
+        state(decayed + STRETCH * rows) {}
+};
+
+template <class T>
+struct Heads {
+  LinearAttentionForward call;
+  int64_t rows;  // padded
+
+  // Computes one value head of one sequence.
+  NOINLINE void operator()(int64_t n, int64_t head, float* memory) const {
+    const Numbers numbers(memory, rows);
+    const int64_t batch = call.bounds ? 0 : n;
+    const int64_t start = call.bounds ? call.bounds[n] : 0, end = call.bounds ? call.bounds[n + 1] : call.positions;
+    const int64_t size = call.rows * call.columns, at = (n * call.heads + head) * size;
+    const float* from = call.initial ? call.initial + at : nullptr;
+    float* to = call.state + at;
+    if (start >= end) {
+      if (from)
+        std::copy(from, from + size, to);
+      else
+        std::fill(to, to + size, 0.0f);
+      return;
+    }
+    for (int64_t first = start; first < end; first += STRETCH) {
+      const int64_t count = std::min(STRETCH, end - first), position = batch * call.positions + first;
+      prepare(numbers, position, count, head);
+      for (int64_t column = 0; column < call.columns; column += WIDTH) {
+        const int64_t columns = std::min(WIDTH, call.columns - column);
+        Stretch stretch{numbers, position, count, head, column, columns, numbers.state, WIDTH, numbers.state, WIDTH};
+        // a block of one position is read where it is, and written where it goes
+        const bool in_place = count == 1 && from && columns == WIDTH && rows == call.rows;
+        if (in_place) {
+          stretch.from = from + column, stretch.to = to + column;
+          stretch.from_step = stretch.to_step = call.columns;
+        } else {
+          take(numbers, from ? from + column : nullptr, columns);
+        }
+        if (call.by_row) {
+          call.beta ? block<true, true>(stretch) : block<true, false>(stretch);
+        } else {
+          call.beta ? block<false, true>(stretch) : block<false, false>(stretch);
+        }
+        if (in_place) continue;
+        for (int64_t i = 0; i < call.rows; i++)
+          each(columns, [&](int64_t j, auto lanes) {
+            store(to + i * call.columns + column + j, load(numbers.state + i * WIDTH + j, lanes), lanes);
+          });
+      }
+      from = to;
+    }
+  }
+
+ private:
+  // Some columns of the state for some positions.
+  struct Stretch {
+    const Numbers& numbers;
+    int64_t position, count, head, column, columns;
+    const float* from;  // the state before the first position
+    int64_t from_step;
+    float* to;  // after the last one
+    int64_t to_step;
+  };
+
+  // Loads a block of a state; null: zeros.
+  INLINE void take(const Numbers& numbers, const float* from, int64_t columns) const {
+    memset(numbers.state, 0, rows * WIDTH * sizeof(float));
+    if (!from) return;
+    for (int64_t i = 0; i < call.rows; i++)
+      each(columns, [&](int64_t j, auto lanes) {
+        store(numbers.state + i * WIDTH + j, load(from + i * call.columns + j, lanes), lanes);
+      });
+  }
+
+  NOINLINE void prepare(const Numbers& numbers, int64_t position, int64_t count, int64_t head) const {
+    const int64_t key = head / (call.heads / call.key_heads), step = call.key_heads * call.rows;
+    const T* q = (const T*)call.q + position * step + key * call.rows;
+    const T* k = (const T*)call.k + position * step + key * call.rows;
+    for (int64_t t = 0; t < count; t++) {
+      row(q + t * step, numbers.q + t * rows, float(call.scale));
+      row(k + t * step, numbers.k + t * rows, 1.0f);
+      if (!call.by_row) continue;
+      const float* decay = call.decay + ((position + t) * call.heads + head) * call.rows;
+      for (int64_t i = 0; i < rows; i++) {
+        numbers.factor[t * rows + i] = i < call.rows ? std::exp(decay[i]) : 0.0f;
+        numbers.decayed[t * rows + i] = numbers.factor[t * rows + i] * numbers.k[t * rows + i];
+      }
+    }
+  }
+
+  // Loads a row of q or k, times a factor.
+  INLINE void row(const T* from, float* to, float factor) const {
+    std::fill(to + call.rows, to + rows, 0.0f);
+    float squares = 0;
+    each(call.rows, [&](int64_t i, auto lanes) { store(to + i, load(from + i, lanes), lanes); });
+    if (call.normalize) {
+      vfloat sum = {};
+      each(call.rows, [&](int64_t i, auto lanes) {
+        const vfloat v = load(to + i, lanes);
+        sum = sum + v * v;
+      });
+      for (int i = 0; i < LANES; i++) squares += sum[i];
+      factor = factor / std::sqrt(squares + 1e-6f);
+    }
+    if (factor != 1.0f)
+      each(call.rows, [&](int64_t i, auto lanes) { store(to + i, load(to + i, lanes) * factor, lanes); });
+  }
+
+  template <bool BY_ROW, bool BETA>
+  NOINLINE void block(const Stretch& stretch) const {
+    const Numbers& numbers = stretch.numbers;
+    const int64_t position = stretch.position, head = stretch.head, columns = stretch.columns;
+    const int64_t step = call.heads * call.columns, first = position * step + head * call.columns + stretch.column;
+    const T* v = (const T*)call.v + first;
+    T* out = (T*)call.out + first;
+    float* const to = stretch.to;
+    const float* from = stretch.from;
+    int64_t from_step = stretch.from_step;
+    const int64_t to_step = stretch.to_step;
+    for (int64_t t = 0; t < stretch.count; t++) {
+      const int64_t at = (position + t) * call.heads + head;
+      const float* const q = numbers.q + t * rows;
+      const float* const k = numbers.k + t * rows;
+      const float* const factors = BY_ROW ? numbers.factor + t * rows : nullptr;
+      const float factor = BY_ROW || !call.decay ? 1.0f : std::exp(call.decay[at]);
+      float values[WIDTH] = {};
+      each(columns, [&](int64_t j, auto lanes) { store(values + j, load(v + t * step + j, lanes), lanes); });
+      vfloat u[VECTORS];
+      for (int w = 0; w < VECTORS; w++) u[w] = load(values + w * LANES);
+      if constexpr (BETA) {
+        vfloat sums[ROWS][VECTORS] = {};
+        const float* const keys = BY_ROW ? numbers.decayed + t * rows : k;
+        for (int64_t i = 0; i < rows; i += ROWS)
+          for (int r = 0; r < ROWS; r++)
+            for (int w = 0; w < VECTORS; w++)
+              sums[r][w] = sums[r][w] + load(from + (i + r) * from_step + w * LANES) * keys[i + r];
+        const float beta = call.beta[at];
+        for (int w = 0; w < VECTORS; w++) {
+          vfloat sum = sums[0][w];
+          for (int r = 1; r < ROWS; r++) sum = sum + sums[r][w];
+          u[w] = (u[w] - (BY_ROW ? sum : sum * factor)) * beta;
+        }
+      }
+      vfloat sums[ROWS][VECTORS] = {};
+      for (int64_t i = 0; i < rows; i += ROWS)
+        for (int r = 0; r < ROWS; r++)
+          for (int w = 0; w < VECTORS; w++) {
+            const vfloat before = load(from + (i + r) * from_step + w * LANES);
+            const vfloat h = before * (BY_ROW ? factors[i + r] : factor) + u[w] * k[i + r];
+            store(to + (i + r) * to_step + w * LANES, h);
+            sums[r][w] = sums[r][w] + h * q[i + r];
+          }
+      for (int w = 0; w < VECTORS; w++) {
+        vfloat sum = sums[0][w];
+        for (int r = 1; r < ROWS; r++) sum = sum + sums[r][w];
+        store(values + w * LANES, sum);
+      }
+      each(columns, [&](int64_t j, auto lanes) { store(out + t * step + j, load(values + j, lanes), lanes); });
+      from = to;
+      from_step = to_step;
+    }
+  }
+};
+
+template <class T>
+Status forward(const LinearAttentionForward& call) {
+  const int64_t count = call.bounds ? call.sequences : call.batch, tasks = count * call.heads;
+  const int64_t rows = divide_up(std::max<int64_t>(call.rows, 1), ROWS) * ROWS;
+  if (call.bounds) {  // positions of no sequence are 0
+    const int64_t step = call.heads * call.columns, last = call.bounds[call.sequences];
+    memset((void*)call.out, 0, call.bounds[0] * step * sizeof(T));
+    memset((void*)((T*)call.out + last * step), 0, (call.positions - last) * step * sizeof(T));
+  }
+  const int64_t work = call.positions * call.heads * call.rows * call.columns * (call.bounds ? 1 : call.batch);
+  const int64_t workers = work <= BLOCK ? 1 : workers_for(tasks);
+  const Scratch scratch(workers, Numbers::floats(rows));
+  if (scratch.failed()) return OUT_OF_MEMORY;
+  const Heads<T> heads{call, rows};
+  const Scratch* const memory = &scratch;
+  run_blocks(tasks, workers, [=](int64_t task, int64_t worker) {
+    heads(task / heads.call.heads, task % heads.call.heads, memory->of(worker));
+  });
+  return OK;
+}
+
+}  // namespace
+}  // namespace fusedops
+
+using namespace fusedops;
+
+FUSEDOPS_EXPORT int fusedops_linear_attention_forward(const LinearAttentionForward* call) {
+  if (call->positions < 0 || call->rows < 0 || call->columns < 0 || call->key_heads < 0) return INVALID;
+  if (!call->heads || !call->columns || (!call->bounds && !call->batch)) return OK;
+  if (!call->key_heads || call->heads % call->key_heads) return INVALID;
+  return with_dtype(call->dtype, [=](auto element) { return forward<decltype(element)>(*call); });
+}
