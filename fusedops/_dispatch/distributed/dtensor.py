@@ -93,7 +93,7 @@ def _forward(
     shapes = _output_shapes(op, given)
     with_dims = dims_by_name(op, given)
     placed = [_of_output(op, layout, shape, with_dims.get(name)) for name, shape in zip(op.outputs, shapes)]
-    whole = [whole_tensor(result, layout, *where) for result, *where in zip(each, shapes, placed)]
+    whole = [whole_tensor(result, layout, shape, at) for result, shape, at in zip(each, shapes, placed)]
     for value, result in zip(op.required_saved, each[len(whole) :]):
         whole.append(_whole_saved(op, given, local, layout, value.gradient_of, result))
     if not saves:
