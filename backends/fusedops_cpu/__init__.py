@@ -28,6 +28,7 @@ from fusedops_cpu import (
     scaled_masked_softmax,
     swiglu,
     top_k_routing,
+    varlen_attention,
 )
 
 _FIX = (
@@ -77,6 +78,7 @@ def fusedops_backend() -> fusedops.Backend:
             scaled_masked_softmax,
             swiglu,
             top_k_routing,
+            varlen_attention,
         ),
         probe=_probe,
         optional=True,

@@ -5,6 +5,7 @@ import torch
 import fusedops
 from fusedops_sdpa import attention as _cpu
 from fusedops_sdpa import attention_cuda as _cuda
+from fusedops_sdpa import varlen_attention as _packed
 
 
 @fusedops.hookimpl
@@ -12,11 +13,12 @@ def fusedops_backend() -> fusedops.Backend:
     """Return the description of this backend; fusedops calls this hook."""
     has_rocm = torch.version.hip is not None  # "cuda" is ROCm there, with other kernels behind the same functions
     on_cuda = () if has_rocm else (_cuda.attention, _cuda.attention_backward)
+    of_cpu = (_cpu.attention, _cpu.attention_backward, _packed.varlen_attention, _packed.varlen_attention_backward)
     return fusedops.Backend(
         name="sdpa",
         device_types=("cpu",) if has_rocm else ("cpu", "cuda"),
         priority=5,  # below cpu, which takes the attention of few queries on a CPU
-        kernels=(_cpu.attention, _cpu.attention_backward, *on_cuda),
+        kernels=(*of_cpu, *on_cuda),
         needs="torch",
         packages=("torch",),
         optional=True,  # eager serves the rest, in chunks, as any program expects

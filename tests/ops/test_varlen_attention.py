@@ -32,12 +32,12 @@ def qkv(rows: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Te
 
 def results(tensors: list[Tensor], bounds: Tensor, **options: Any) -> list[Tensor]:
     """Return out, lse and the gradients of q, k and v."""
-    with torch.enable_grad():
+    with torch.no_grad():
         out, lse = fusedops.varlen_attention(*tensors, bounds, return_lse=True, **options)
-        plain = fusedops.varlen_attention(*tensors, bounds, **options)
+    plain = fusedops.varlen_attention(*tensors, bounds, **options)
     grad = torch.randn((4096, *out.shape[1:]), generator=torch.Generator().manual_seed(9))
     gradients = torch.autograd.grad((plain * grad[: len(out)].to(out.dtype)).sum(), tensors)
-    return [out.detach(), lse.detach(), *gradients]
+    return [out, lse, *gradients]
 
 
 @every_backend

@@ -161,12 +161,12 @@ class Rows(NamedTuple):
 
     Attributes:
         sequence: (T,), the sequence of each row, B for a row of none.
-        index: (T,), the number of each row in it.
+        number: (T,), the number of each row in it.
         lengths: (B + 1,), the length of each sequence, 0 for none.
     """
 
     sequence: Tensor
-    index: Tensor
+    number: Tensor
     lengths: Tensor
 
 
@@ -200,7 +200,7 @@ def packed_mask(
     masked = (of_q.sequence[:, None] != of_k.sequence) | (of_q.sequence == none)[:, None]
     if causal == "none" and window is None:
         return masked
-    distance = of_k.index - of_q.index[:, None]
+    distance = of_k.number - of_q.number[:, None]
     if causal != "upper_left":
         distance = distance - (of_k.lengths - of_q.lengths)[of_q.sequence][:, None]
     if window is not None:

@@ -26,7 +26,7 @@ pytestmark = [
 KERNELS = fusedops_cpu.fusedops_backend().kernels
 # (op, options), with each form that a launcher treats by itself
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{op: (op, {}) for op in OPS if any(kernel.op == op for kernel in KERNELS)},
+    **{op: (op, {}) for op in OPS if any(k.op == op and k.prepare for k in fusedops_cpu.fusedops_backend().kernels)},
     "softmax, causal": ("scaled_masked_softmax", {"mask": None, "causal": True}),
     "gelu, no bias": ("bias_gelu", {"bias": None}),
     "dropout, evaluation": ("bias_dropout", {"training": False}),
