@@ -201,15 +201,35 @@ int main() {
     test_convolutions(dtype);
   }
   printf("vectors of %d bytes, structs of", VECTOR_BYTES);
-  for (size_t size : {sizeof(SoftmaxForward),  sizeof(SoftmaxBackward),     sizeof(GeluForward),
-                      sizeof(GeluBackward),    sizeof(DropoutForward),      sizeof(DropoutBackward),
-                      sizeof(NormForward),     sizeof(NormBackward),        sizeof(GatedForward),
-                      sizeof(GatedBackward),   sizeof(CrossEntropyForward), sizeof(CrossEntropyBackward),
-                      sizeof(Rotary),          sizeof(QuantizedForward),    sizeof(QuantizedBackward),
-                      sizeof(RoutingForward),  sizeof(RoutingBackward),     sizeof(ExpertsForward),
-                      sizeof(ExpertsBackward), sizeof(GatedNormForward),    sizeof(GatedNormBackward),
-                      sizeof(ConvForward),     sizeof(ConvBackward),     sizeof(MergeForward),
-                      sizeof(MergeBackward)})
+  // in the order of the functions of api.h
+  for (size_t size : {sizeof(SoftmaxForward),
+                      sizeof(SoftmaxBackward),
+                      sizeof(AttentionForward),
+                      sizeof(AttentionBackward),
+                      sizeof(MergeForward),
+                      sizeof(MergeBackward),
+                      sizeof(GeluForward),
+                      sizeof(GeluBackward),
+                      sizeof(DropoutForward),
+                      sizeof(DropoutBackward),
+                      sizeof(NormForward),
+                      sizeof(NormBackward),
+                      sizeof(GatedForward),
+                      sizeof(GatedBackward),
+                      sizeof(GatedNormForward),
+                      sizeof(GatedNormBackward),
+                      sizeof(ConvForward),
+                      sizeof(ConvBackward),
+                      sizeof(LinearAttentionForward),
+                      sizeof(CrossEntropyForward),
+                      sizeof(CrossEntropyBackward),
+                      sizeof(Rotary),
+                      sizeof(QuantizedForward),
+                      sizeof(QuantizedBackward),
+                      sizeof(RoutingForward),
+                      sizeof(RoutingBackward),
+                      sizeof(ExpertsForward),
+                      sizeof(ExpertsBackward)})
     printf(" %d", int(size));
   printf(" bytes, %d failures\n", failures);
   return failures != 0;
