@@ -52,5 +52,8 @@ pin("a row of the lowest number", lambda: masks.from_additive(torch.tensor([[0.0
 pin("from_lengths", lambda: masks.from_lengths(torch.ones(1), 3), INVALID)
 pin("padding", lambda: masks.from_lengths(torch.tensor([1]), 3, padding="top"), INVALID)
 pin("from_cu_seqlens", lambda: masks.from_cu_seqlens(torch.tensor([0, 1]), 3, torch.tensor([0, 1, 2]), 4), INVALID)
+PACKED = torch.ones(3, 4, 8)
+pin("a bound that falls", lambda: fusedops.varlen_attention(PACKED, PACKED, PACKED, torch.tensor([0, 2, 1])), INVALID)
+pin("lse in 16 bits", lambda: fusedops.merge_attention(PACKED, PACKED[..., 0].half(), PACKED, PACKED[..., 0]), INVALID)
 
 test_a_text, test_no_text_is_left_over = TABLE.tests()
