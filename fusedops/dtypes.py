@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fusedops._torch import autocasts
 
-__all__ = ["compute_dtype", "no_autocast", "promoted", "upcast"]
+__all__ = ["arithmetic", "compute_dtype", "no_autocast", "promoted", "upcast"]
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -25,6 +25,20 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     torch.float32
     """
     return torch.promote_types(dtype, torch.float32)
+
+
+def arithmetic(first: Any, *others: Any) -> torch.dtype:
+    """Return the dtype in which tensors are computed together: float32, or float64 where one has it; None is left out.
+
+    >>> import torch, fusedops
+    >>> fusedops.dtypes.arithmetic(torch.ones(2, dtype=torch.bfloat16), None, torch.ones(2, dtype=torch.float64))
+    torch.float64
+    """
+    dtype = first.dtype
+    for other in others:
+        if other is not None:
+            dtype = torch.promote_types(dtype, other.dtype)
+    return compute_dtype(dtype)
 
 
 def promoted(one: Any, other: Any) -> torch.dtype:

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import arithmetic
 from fusedops.ops.convolution.arguments import check_bounds
 from fusedops.ops.convolution.formulas import (
     SILU,
     Packed,
-    arithmetic,
     final_state,
     linear_gradients,
     packed_of,

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fusedops.dtypes import no_autocast
-from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, order_of
+from fusedops.dtypes import arithmetic, no_autocast
+from fusedops.ops.experts.formulas import Activation, experts_of, order_of
 
 PANEL = 2048  # rows of a panel, at most, unless one expert has more
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops.dtypes import no_autocast
+from fusedops.dtypes import arithmetic, no_autocast
 from fusedops.ops.experts.arguments import ends_of
-from fusedops.ops.experts.formulas import arithmetic, valid_ends
+from fusedops.ops.experts.formulas import valid_ends
 from fusedops_eager._experts import oriented, product_dtype, write_gradients, write_product
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)  # since torch 2.10

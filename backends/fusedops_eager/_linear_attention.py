@@ -14,8 +14,9 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from fusedops.dtypes import arithmetic
 from fusedops.ops.linear_attention.arguments import bounds_of
-from fusedops.ops.linear_attention.formulas import arithmetic, normalized_gradient, rnorm_of, scale_of
+from fusedops.ops.linear_attention.formulas import normalized_gradient, rnorm_of, scale_of
 from fusedops_eager._decays import HeadDecay, NoDecay, RowDecay
 
 CHUNK = 64  # positions, a power of two

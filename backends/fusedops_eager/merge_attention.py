@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.dtypes import promoted
-from fusedops.ops.attention import merge_attention as formulas
+from fusedops.dtypes import arithmetic, promoted
 
 _SOURCE = "fusedops_eager/merge_attention.py"
 
@@ -57,7 +56,7 @@ def merge_attention_backward(
 
 def _weights(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
     """Return both weights and lse, contiguous, and False where it is known that every row of both parts has keys."""
-    dtype = formulas.arithmetic(out_a, lse_a, out_b, lse_b)
+    dtype = arithmetic(out_a, lse_a, out_b, lse_b)
     x, y = lse_a.to(dtype), lse_b.to(dtype)
     none_a, none_b = x == -math.inf, y == -math.inf
     one = none_a | none_b

@@ -7,7 +7,7 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops.nn._repr import backend_repr
-from fusedops.ops.gelu.bias_gelu import Approximate
+from fusedops.ops.bias.bias_gelu import Approximate
 
 
 class ScaledMaskedSoftmax(Module):

@@ -9,12 +9,14 @@ from fusedops.ops.attention.merge_attention import OP as _MERGE_ATTENTION
 from fusedops.ops.attention.merge_attention import merge_attention as merge_attention
 from fusedops.ops.attention.varlen_attention import OP as _VARLEN_ATTENTION
 from fusedops.ops.attention.varlen_attention import varlen_attention as varlen_attention
+from fusedops.ops.bias.bias_dropout import OP as _BIAS_DROPOUT
+from fusedops.ops.bias.bias_dropout import bias_dropout as bias_dropout
+from fusedops.ops.bias.bias_dropout_add import OP as _BIAS_DROPOUT_ADD
+from fusedops.ops.bias.bias_dropout_add import bias_dropout_add as bias_dropout_add
+from fusedops.ops.bias.bias_gelu import OP as _BIAS_GELU
+from fusedops.ops.bias.bias_gelu import bias_gelu as bias_gelu
 from fusedops.ops.convolution.causal_conv1d import OP as _CAUSAL_CONV1D
 from fusedops.ops.convolution.causal_conv1d import causal_conv1d as causal_conv1d
-from fusedops.ops.dropout.bias_dropout import OP as _BIAS_DROPOUT
-from fusedops.ops.dropout.bias_dropout import bias_dropout as bias_dropout
-from fusedops.ops.dropout.bias_dropout_add import OP as _BIAS_DROPOUT_ADD
-from fusedops.ops.dropout.bias_dropout_add import bias_dropout_add as bias_dropout_add
 from fusedops.ops.experts.experts import OP as _EXPERTS
 from fusedops.ops.experts.experts import experts as experts
 from fusedops.ops.experts.grouped_matmul import OP as _GROUPED_MATMUL
@@ -23,8 +25,6 @@ from fusedops.ops.gated.geglu import OP as _GEGLU
 from fusedops.ops.gated.geglu import geglu as geglu
 from fusedops.ops.gated.swiglu import OP as _SWIGLU
 from fusedops.ops.gated.swiglu import swiglu as swiglu
-from fusedops.ops.gelu.bias_gelu import OP as _BIAS_GELU
-from fusedops.ops.gelu.bias_gelu import bias_gelu as bias_gelu
 from fusedops.ops.linear_attention.linear_attention import OP as _LINEAR_ATTENTION
 from fusedops.ops.linear_attention.linear_attention import linear_attention as linear_attention
 from fusedops.ops.losses.cross_entropy import OP as _CROSS_ENTROPY

@@ -183,7 +183,7 @@ def test_the_search_finds_every_kind_of_name() -> None:
     assert set(OWN_OPS) <= set(OPS)
     assert op_names('"""bias_gelu"""\nOPS["bias_gelu"]') == [(2, "bias_gelu")]
     assert op_names("torch.ops.fusedops.bias_gelu_backward") == [(1, "bias_gelu")]
-    assert op_names("from fusedops.ops.gelu.bias_gelu import OP") == []
+    assert op_names("from fusedops.ops.bias.bias_gelu import OP") == []
     assert op_names("from fusedops.ops import bias_gelu") == [(1, "bias_gelu")]
 
 

@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype
+from fusedops.dtypes import arithmetic, compute_dtype
 from fusedops.ops.attention import formulas
-from fusedops.ops.attention.merge_attention import Parts, arithmetic, parts
+from fusedops.ops.attention.merge_attention import Parts, parts
 
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order, and of more as much more
 _ARITHMETIC, _PRODUCTS = 2e-6, 512

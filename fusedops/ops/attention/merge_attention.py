@@ -14,7 +14,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.values import Output
 from fusedops._dispatch.call import call
 from fusedops.constraints import Floating, LeadingDims, LogSums, Rank, SameDevice, SameShape
-from fusedops.dtypes import compute_dtype, promoted
+from fusedops.dtypes import arithmetic, promoted
 
 
 def merge_attention(
@@ -75,11 +75,6 @@ class Parts(NamedTuple):
     weight_a: Tensor
     weight_b: Tensor
     lse: Tensor
-
-
-def arithmetic(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> torch.dtype:
-    """Return the dtype of the arithmetic and of lse: float32, or float64 where an argument is float64."""
-    return torch.promote_types(compute_dtype(promoted(out_a, out_b)), promoted(lse_a, lse_b))
 
 
 def parts(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Parts:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Output
 from fusedops._dispatch.call import call
+from fusedops.dtypes import arithmetic
 from fusedops.ops.convolution import arguments, formulas
 
 
@@ -81,7 +82,7 @@ def reference(
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch."""
-    wide = formulas.arithmetic(x, weight, bias)
+    wide = arithmetic(x, weight, bias)
     packed = None if cu_seqlens is None else formulas.packed_of(cu_seqlens, x.shape[-1])
     offset, before = (None if each is None else each.to(wide) for each in (bias, initial_state))
     y = formulas.forward(x.to(wide), weight.to(wide), offset, activation, before, packed).to(x.dtype)
@@ -103,7 +104,7 @@ def backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, weight, bias and initial_state."""
-    wide = formulas.arithmetic(x, weight, bias)
+    wide = arithmetic(x, weight, bias)
     packed = None if cu_seqlens is None else formulas.packed_of(cu_seqlens, x.shape[-1])
     of_state = grad_state.to(wide) if return_state else None
     offset, before = (None if each is None else each.to(wide) for each in (bias, initial_state))

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.evidence import Tolerance, finite_size
+from fusedops.dtypes import arithmetic
 from fusedops.ops.convolution.formulas import (
     SILU,
-    arithmetic,
     linear_gradients,
     packed_of,
     preactivation,

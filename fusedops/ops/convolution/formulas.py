@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fusedops.dtypes import no_autocast
-from fusedops.ops.experts import formulas as experts
 from fusedops.ops.gated.formulas import activated
 
 NONE, SILU = "none", "silu"
@@ -47,11 +46,6 @@ def packed_of(cu_seqlens: Tensor, positions: int) -> Packed:
     inside = (number >= 0) & (number < count)
     sequence = number.clamp(min=0)
     return Packed(bounds[:-1], bounds.diff(), sequence, position - bounds[sequence], inside)
-
-
-def arithmetic(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:
-    """Return the dtype of the arithmetic: float32, or float64 where a tensor has it."""
-    return experts.arithmetic(x, weight) if bias is None else experts.arithmetic(x, weight, bias)
 
 
 def taps(x: Tensor, width: int, initial_state: Tensor | None, packed: Packed | None) -> list[Tensor]:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.evidence import Tolerance, finite_size
-from fusedops.ops.experts.formulas import Activation, arithmetic, experts_of, group_of_rows, order_of
+from fusedops.dtypes import arithmetic
+from fusedops.ops.experts.formulas import Activation, experts_of, group_of_rows, order_of
 from fusedops.ops.gated.formulas import split
 
 TOLERANCE = {

@@ -11,10 +11,10 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
+from fusedops.dtypes import arithmetic
 from fusedops.ops.experts.arguments import CONSTRAINTS
 from fusedops.ops.experts.formulas import (
     Activation,
-    arithmetic,
     experts_of,
     linear,
     linear_gradients,

@@ -11,19 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype, no_autocast
+from fusedops.dtypes import no_autocast
 from fusedops.ops.gated import geglu, swiglu
 
 GATED = ("swiglu", "geglu", "geglu_tanh")
 PLAIN = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
-
-
-def arithmetic(x: Tensor, *weights: Tensor) -> torch.dtype:
-    """Return the dtype of the arithmetic: float32, or float64 where x or a weight has it."""
-    dtype = x.dtype
-    for weight in weights:
-        dtype = torch.promote_types(dtype, weight.dtype)
-    return compute_dtype(dtype)
 
 
 def experts_of(index: Tensor, experts: int) -> Tensor:

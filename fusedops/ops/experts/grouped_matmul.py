@@ -8,8 +8,9 @@ from torch import Tensor
 
 from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
+from fusedops.dtypes import arithmetic
 from fusedops.ops.experts.arguments import GROUPED
-from fusedops.ops.experts.formulas import arithmetic, group_of_rows, linear, linear_gradients, stacked
+from fusedops.ops.experts.formulas import group_of_rows, linear, linear_gradients, stacked
 
 
 def grouped_matmul(

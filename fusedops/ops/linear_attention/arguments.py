@@ -29,8 +29,8 @@ from fusedops.constraints import (
     constant,
 )
 from fusedops.constraints.relations import same_shape
+from fusedops.dtypes import arithmetic
 from fusedops.errors import InvalidInputError
-from fusedops.ops.linear_attention.formulas import arithmetic
 
 Shape = tuple[int, ...]
 

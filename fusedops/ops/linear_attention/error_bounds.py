@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.evidence import Tolerance
+from fusedops.dtypes import arithmetic
 from fusedops.ops.linear_attention import formulas
 from fusedops.ops.linear_attention.formulas import Rows
 
@@ -103,10 +104,10 @@ class _Call:
         given = (q, k, v, decay, beta, initial_state)
         dtypes = [each.dtype for each in given if each is not None]
         self.absolute = max(absolute, *(TOLERANCE[dtype].absolute for dtype in dtypes[:3]))
-        arithmetic = formulas.arithmetic(*given)
-        self.absolute = absolute if arithmetic is torch.float64 else max(self.absolute, TOLERANCE[arithmetic].absolute)
-        self.unit = torch.finfo(arithmetic).eps / 2
-        self.limit = torch.finfo(arithmetic).max / 4
+        wide = arithmetic(*given)
+        self.absolute = absolute if wide is torch.float64 else max(self.absolute, TOLERANCE[wide].absolute)
+        self.unit = torch.finfo(wide).eps / 2
+        self.limit = torch.finfo(wide).max / 4
         self.packed = None if cu_seqlens is None else formulas.packed_of(cu_seqlens, q.shape[1])
         self.open = self._open(q, k, v, decay, beta, initial_state, *grads)
         safe = [None if each is None else _finite(each) for each in given]

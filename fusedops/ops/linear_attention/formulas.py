@@ -11,18 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype
+from fusedops.dtypes import arithmetic
 
 EPS = 1e-6  # of the normalization of q and k, as in transformers
-
-
-def arithmetic(q: Any, *others: Any) -> torch.dtype:
-    """Return the dtype of the arithmetic: float32, or float64 where a tensor has it. None is left out."""
-    dtype = q.dtype
-    for each in others:
-        if each is not None:
-            dtype = torch.promote_types(dtype, each.dtype)
-    return compute_dtype(dtype)
 
 
 def scale_of(q: Any, scale: float | None) -> float:

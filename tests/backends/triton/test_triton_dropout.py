@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_cases import seed_of
 
 from fusedops import philox as _philox
-from fusedops.ops.dropout import bias_dropout_add
+from fusedops.ops.bias import bias_dropout_add
 from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
 
 

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from fusedops.ops.gelu import bias_gelu
+from fusedops.ops.bias import bias_gelu
 from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
 
 FORMS = ("tanh", "none")

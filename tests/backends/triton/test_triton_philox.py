@@ -11,7 +11,7 @@ import triton.language as tl
 from triton_cases import seed_of
 
 from fusedops import philox as _philox
-from fusedops.ops.dropout import bias_dropout
+from fusedops.ops.bias import bias_dropout
 from fusedops_triton._bias_dropout import _kept, dropout_backward, dropout_forward
 from fusedops_triton._bias_dropout import _philox as philox_of_triton
 

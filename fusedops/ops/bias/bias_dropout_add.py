@@ -10,7 +10,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
 from fusedops.constraints import Floating, SameDevice, SameShape
-from fusedops.ops.dropout import arguments, bias_dropout, formulas
+from fusedops.ops.bias import arguments, bias_dropout, formulas
 from fusedops.philox import dropped
 
 
@@ -86,7 +86,7 @@ OP = Op(
     passed_through="residual",
     identity=bias_dropout.identity,
     output_dtype=_output_dtype,
-    sharding="fusedops.ops.dropout.sharding:SHARDING",
+    sharding="fusedops.ops.bias.sharding:SHARDING",
     prepare_args=arguments.prepare_args,
-    evidence="fusedops.ops.dropout.evidence:BIAS_DROPOUT_ADD",
+    evidence="fusedops.ops.bias.evidence:BIAS_DROPOUT_ADD",
 )

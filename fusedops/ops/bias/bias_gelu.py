@@ -99,5 +99,5 @@ OP = Op(
     backward=backward,
     differentiable=("x", "bias"),
     output_dtype=output_dtype,
-    evidence="fusedops.ops.gelu.evidence:BIAS_GELU",
+    evidence="fusedops.ops.bias.evidence:BIAS_GELU",
 )

@@ -1,4 +1,4 @@
-"""The error bounds of the dropout ops: ``absolute`` times the magnitudes of the terms of an element that is kept."""
+"""The error bounds of the ops with a bias: ``absolute`` times the magnitudes of the terms of an element."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
+from fusedops.ops.bias.bias_gelu import summed
 from fusedops.philox import dropped
 
 
@@ -58,3 +59,21 @@ def bias_dropout_add_error_bound(
 def _lost(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what the conversion to a dtype changes; inf where it overflows."""
     return (tensor.to(dtype).double() - tensor.double()).abs().nan_to_num(nan=0.0, posinf=math.inf)
+
+
+def bias_gelu_error_bound(absolute: float, x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """Return ``absolute * abs(x + bias)``: 1 + tanh and 1 + erf cancel below 0, and are constant beyond 10."""
+    u = summed(x, bias)
+    overflow = (2 * u).isinf() & x.isfinite() & (True if bias is None else bias.isfinite())
+    return (absolute * u.abs().clamp(max=10.0)).masked_fill(overflow, math.inf)
+
+
+def bias_gelu_gradient_error_bound(
+    absolute: float, grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
+) -> tuple[Tensor, Tensor | None]:
+    """Return ``absolute`` times a bound of the derivative, which falls off below 0; its sum for the bias."""
+    u = summed(x, bias)
+    slope = 0.02 + torch.exp(-0.25 * u.clamp(max=0.0).square())  # 0.02: where 1 + tanh cancels
+    # the derivative of tanh is 0 * inf where the square overflows, or 0 or 1
+    du = (absolute * grad.to(u.dtype).abs() * slope).masked_fill(u.square().isinf(), math.inf)
+    return du, None if bias is None else du.sum_to_size(bias.shape)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedops._contract.values import Shard, Sharding
 from fusedops.dtypes import promoted, upcast
-from fusedops.ops.dropout import formulas
+from fusedops.ops.bias import formulas
 from fusedops.philox import philox, threshold
 
 

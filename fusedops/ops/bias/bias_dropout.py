@@ -11,7 +11,7 @@ from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
 from fusedops.constraints import Broadcasts, Flag, Floating, OneElement, Probability, SameDevice
 from fusedops.dtypes import promoted, upcast
-from fusedops.ops.dropout import arguments, formulas
+from fusedops.ops.bias import arguments, formulas
 from fusedops.philox import dropped
 
 
@@ -107,7 +107,7 @@ OP = Op(
     differentiable=("x", "bias"),
     identity=identity,
     output_dtype=output_dtype,
-    sharding="fusedops.ops.dropout.sharding:SHARDING",
+    sharding="fusedops.ops.bias.sharding:SHARDING",
     prepare_args=arguments.prepare_args,
-    evidence="fusedops.ops.dropout.evidence:BIAS_DROPOUT",
+    evidence="fusedops.ops.bias.evidence:BIAS_DROPOUT",
 )

@@ -1,1 +1,0 @@
-"""Dropout of a sum: bias and dropout, with or without a residual."""

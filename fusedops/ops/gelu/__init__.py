@@ -1,1 +1,0 @@
-"""GELU of a sum: bias and GELU."""
