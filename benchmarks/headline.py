@@ -10,16 +10,25 @@ from fusedops import Case
 _ROWS = {"x": (32768, 4096), "weight": (4096,)}
 _LONG_ROWS = {"x": (16384, 8192), "weight": (8192,)}
 _HEADS = (2, 32, 4096, 128)
+_PARTS = (4, 32, 8192, 128)
 _GROUPED = (2, 8, 4096, 128)
 
 #: By op. The largest tensors have 2**27 elements or more: several times an L2 cache.
 CALLS: Mapping[str, tuple[Case, ...]] = {
     "rms_norm": (Case("4096", _ROWS), Case("8192", _LONG_ROWS)),
     "add_rms_norm": (Case("4096", {**_ROWS, "residual": _ROWS["x"]}),),
-    "layer_norm": (Case("4096", {**_ROWS, "bias": _ROWS["weight"]}),),
+    "layer_norm": (
+        Case("4096", {**_ROWS, "bias": _ROWS["weight"]}),
+        Case("16384", {"x": (8192, 16384), "weight": (16384,), "bias": (16384,)}),
+    ),
+    "gated_rms_norm": (
+        Case("Qwen3-Next", {"x": (524288, 128), "gate": (524288, 128), "weight": (128,)}),
+        Case("Mamba-2", {"x": (16384, 4096), "gate": (16384, 4096), "weight": (4096,), "gate_first": True}),
+    ),
     "scaled_masked_softmax": (
         Case("4096", {"x": (1, 32, 1024, 4096)}),
         Case("causal 4096", {"x": (1, 8, 4096, 4096), "scale": 0.125, "causal": True}),
+        Case("32768", {"x": (1, 4, 1024, 32768)}),
     ),
     "cross_entropy": (
         Case("32000", {"logits": (8192, 32000), "target": (8192,)}),
@@ -28,6 +37,15 @@ CALLS: Mapping[str, tuple[Case, ...]] = {
     "swiglu": (Case("packed", {"gate": (8192, 28672)}),),
     "rotary_embedding": (
         Case("half", {"q": (4, 32, 8192, 128), "k": (4, 8, 8192, 128), "cos": (8192, 64), "sin": (8192, 64)}),
+    ),
+    "causal_conv1d": (
+        Case("Qwen3-Next", {"x": (2, 8192, 8192), "weight": (8192, 4), "bias": None, "activation": "silu"}),
+    ),
+    "merge_attention": (
+        Case(
+            "heads of 128",
+            {"out_a": _PARTS, "lse_a": _PARTS[:3], "out_b": _PARTS, "lse_b": _PARTS[:3]},
+        ),
     ),
     "top_k_routing": (Case("Qwen3-MoE", {"logits": (32768, 128), "k": 8, "normalize": True}),),
     "attention": (

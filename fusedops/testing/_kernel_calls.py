@@ -143,11 +143,11 @@ class KernelCalls:
     def _small(self, case: Call, direction: Direction) -> Call | None:
         first = self.op.parameters[0]
         rank = case[first].dim()
-        # so many leading entries that some groups have several
-        grouped = any(each.of in (None, first) and each.dim < rank - 2 for each in offsets(self.op))
+        # so many entries of a leading dim in groups that some groups have several
+        grouped = {each.dim for each in offsets(self.op) if each.of in (None, first)}
+        factors = [_GROUPED if dim in grouped else 1 for dim in range(rank - 2)]
         for size, rows, columns in _SIZES:
-            leading = _GROUPED * size if grouped else size
-            call = followed(self.op, case, first, ((leading,) * (rank - 2) + (rows, columns))[-rank:])
+            call = followed(self.op, case, first, (*(size * factor for factor in factors), rows, columns)[-rank:])
             if self.takes(call, direction):
                 return call
         return None

@@ -103,6 +103,8 @@ def _made(subject: KernelCalls, direction: Direction) -> list[Variant]:
     for base in subject.bases(direction)[:1]:
         axes = list(_axes(subject, base, direction))
         taken: dict[tuple[Any, ...], bool] = {}
+        # a base is taken, however large the smallest call is that the constraints accept
+        most = max(_SCALE * subject.elements, *(v.numel() for v in base.values() if isinstance(v, TensorSpec)))
 
         begun: _Begun = {(): Variant(base)}  # by the options of the first axes
 
@@ -115,15 +117,13 @@ def _made(subject: KernelCalls, direction: Direction) -> list[Variant]:
                 begun[row] = variant
             return begun[row]
 
-        def valid(row: tuple[int, ...], taken: dict[tuple[Any, ...], bool] = taken) -> bool:
+        def valid(row: tuple[int, ...], taken: dict[tuple[Any, ...], bool] = taken, most: int = most) -> bool:
             variant = made(row)
             if variant is None:
                 return False
             key = (*map(_kind, variant.call.values()), *variant.call.values())
             if key not in taken:
-                small = all(
-                    v.numel() <= _SCALE * subject.elements for v in variant.call.values() if isinstance(v, TensorSpec)
-                )
+                small = all(v.numel() <= most for v in variant.call.values() if isinstance(v, TensorSpec))
                 taken[key] = small and subject.takes(variant.call, direction) and not _rounded(subject, variant.call)
             return taken[key]
 
