@@ -21,7 +21,6 @@ from torch import Tensor
 from fusedops.ops.convolution.formulas import SILU as SILU_NAME
 from fusedops_triton._bias import add_sums, rounded
 from fusedops_triton._causal_conv import (
-    PER_THREAD_BACKWARD,
     common_unit,
     conv_steps,
     conv_tile,
@@ -107,7 +106,7 @@ def _backward_launch(
 ) -> tuple[Launch, int]:
     """Return the launch for (B, C, S), and its rows of sums. steps: of x, grad and dx."""
     batch, channels, positions = shape
-    tile = conv_tile(channels, positions, by_channel, PER_THREAD_BACKWARD)
+    tile = conv_tile(channels, positions, by_channel, True)
     repeats = conv_steps(positions, tile)
     tiles = (ceil_div(channels, tile.channels), ceil_div(positions, tile.positions * repeats))
     unit_s = common_unit(steps, by_channel)

@@ -136,7 +136,8 @@ def _backward_launch(n_rows: int, columns: int, widest: int, sums: bool, options
     }  # fmt: skip
     parts = ceil_div(n_rows, setting.steps * setting.rows)
     sizes = (n_rows, size // unit_h, options.groups, setting.steps)
-    return Launch(_gated_norm_backward, (parts, options.groups), sizes, constants, setting.warps), parts
+    grid = (parts, options.groups)
+    return Launch(_gated_norm_backward, grid, sizes, constants, setting.warps, setting.registers), parts
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels

@@ -293,11 +293,8 @@ NORM_WIDEST_PER_THREAD = {False: 32, True: 16}
 NORM_PART_ROWS = 16
 
 #: Warps of the programs of a processor that a norm's backward is divided into: those that are resident at a time, of 64
-#: registers. On an H200, half and twice as many programs took 7 to 24 % more at (32768, 4096). Threads of a norm beside
-#: a gate take 32 registers, and a multiprocessor holds at most so many programs: at 4096 columns 87 % of the speed of a
-#: copy in place of 65.
-NORM_WARPS, GATED_NORM_WARPS = 32, 64
-NORM_PROGRAMS = 32
+#: registers. On an H200, half and twice as many programs took 7 to 24 % more at (32768, 4096).
+NORM_WARPS = 32
 
 
 def norm_plan(size: int, widest: int, inputs: int) -> Plan:
@@ -370,16 +367,19 @@ def gated_norm_sums(n_rows: int, size: int, groups: int, widest: int, sums: bool
     """Return the setting of its backward for (n_rows, groups, size). sums: rows are summed too.
 
     Half the elements per thread of a norm's backward: three inputs and the derivative of the gate take the registers.
-    With as many, a quarter of the threads would be resident. Groups of 8192 spill up to 96 bytes of a thread on sm_90.
+    At 4096 columns as many, within 64 registers: a program of 1024 threads would be alone on a multiprocessor. On an
+    H200, in percent of the speed of a copy: 85 in place of 65. Groups of 8192 spill up to 96 bytes of a thread on sm_90,
+    rows of 4096 with the gate first 48.
     """
-    width, per_thread = power_of_two(size), NORM_BACKWARD_PER_THREAD[widest] // 2
+    width = power_of_two(size)
+    per_thread = NORM_BACKWARD_PER_THREAD[widest] // (1 if width == 4096 else 2)
+    registers = HALF_RESIDENT if width == 4096 else None
     rows = min(max(1, chip.lanes * per_thread // width), SHORT_ROWS)
     warps = warps_for(rows * width, per_thread)
     if not sums:
-        return NormSums(rows, width, warps, True, 1, registers=None)
-    resident = chip.processors * max(min(NORM_PROGRAMS, GATED_NORM_WARPS // warps), 1)
-    parts = min(ceil_div(n_rows, NORM_PART_ROWS), ceil_div(resident, groups))
-    return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), registers=None)
+        return NormSums(rows, width, warps, True, 1, registers=registers)
+    parts = min(ceil_div(n_rows, NORM_PART_ROWS), ceil_div(chip.processors * NORM_WARPS, warps * groups))
+    return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), registers=registers)
 
 
 def merge_plan(size: int, widest: int, inputs: int) -> Plan:

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_cases import needs_loops
 
 import fusedops
-from fusedops_triton._causal_conv import PER_THREAD_BACKWARD, conv_steps, conv_tile
+from fusedops_triton._causal_conv import conv_steps, conv_tile
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 BOUNDS = torch.tensor([1, 30, 30, 31, 66], dtype=torch.int32)
@@ -44,7 +44,7 @@ def check(call: dict[str, Any]) -> None:
 )
 def test_several_tiles_give_one_sum(by_channel: bool, shape: tuple[int, int, int], steps: int) -> None:
     """A program of the backward has one position of 256 channels, or 256 positions of one: 70 are 35 parts of 2."""
-    tile = conv_tile(shape[1], shape[2], by_channel, PER_THREAD_BACKWARD)
+    tile = conv_tile(shape[1], shape[2], by_channel, True)
     assert conv_steps(shape[2], tile) == steps
     assert shape[1] > tile.channels or shape[2] > tile.positions
     check(call_of(shape, 4 if by_channel else 2, by_channel))
