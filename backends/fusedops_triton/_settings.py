@@ -368,8 +368,8 @@ def gated_norm_sums(n_rows: int, size: int, groups: int, widest: int, sums: bool
 
     Half the elements per thread of a norm's backward: three inputs and the derivative of the gate take the registers.
     At 4096 columns as many, within 64 registers: a program of 1024 threads would be alone on a multiprocessor. On an
-    H200, in percent of the speed of a copy: 85 in place of 65. Groups of 8192 spill up to 96 bytes of a thread on sm_90,
-    rows of 4096 with the gate first 48.
+    H200, in percent of the speed of a copy: 85 in place of 65. Groups of 8192 spill up to 96 bytes of a thread on
+    sm_90, rows of 4096 with the gate first 48.
     """
     width = power_of_two(size)
     per_thread = NORM_BACKWARD_PER_THREAD[widest] // (1 if width == 4096 else 2)

@@ -23,6 +23,12 @@ SLOW = (
     "npu-experts/backward/constraints",
     "triton-causal_conv1d/backward/sizes",
     "triton-linear_cross_entropy/forward/sizes",
+    # of several chunks, each of which the interpreter takes some 20 ms for
+    "triton-linear_attention/forward/sizes",
+    *(
+        f"triton-linear_attention/backward/{name}"
+        for name in ("constraints", "history", "infinite", "memory", "needs", "sizes", "swapped")
+    ),
 )
 
 

@@ -1,0 +1,78 @@
+"""linear_attention on Triton: the kernels with their constraints. ``_linear_attention.py`` launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops.constraints import Dim, Rank
+from fusedops_triton._constraints import supported
+
+#: The most rows of a state: a program has some columns of it in registers.
+_MOST_ROWS = 256
+
+
+class _DecayOfHeads(Rank):
+    """A decay is one for each head. With one for each row of a state, the products of a chunk are no plain matmuls."""
+
+    def needed(self, tensor: Any) -> str:
+        return "one decay for each head, (B, S, Hv): chunks of a decay of each row are no plain matmuls"
+
+    def fix_of(self, tensor: Any) -> str:
+        return "pass decay as (B, S, Hv), or use another backend"
+
+
+_CONSTRAINTS = (
+    *supported("q", "k", "v", "decay", "beta", "initial_state"),
+    _DecayOfHeads("decay", 3),
+    Dim("q", (1,), at_most=2**30),  # positions are counted in 32 bits
+    Dim("q", (3,), at_most=_MOST_ROWS),
+    Dim("v", (3,), at_most=2**20),  # elements of a state too
+)
+_SOURCE, _BACKWARD = "fusedops_triton/_linear_attention.py", "fusedops_triton/_linear_attention_backward.py"
+
+
+@kernel(ops.linear_attention, *_CONSTRAINTS, source=_SOURCE)
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    scale: float | None,
+    normalize: bool,
+    initial_state: Tensor | None,
+    return_state: bool,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the op with one decay for each head, or none, in chunks of positions; few positions one by one."""
+    from fusedops_triton._linear_attention import linear_attention_forward  # imports triton, so not at module level
+    from fusedops_triton._linear_attention_parts import call_of
+
+    return linear_attention_forward(call_of(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens))
+
+
+@kernel(ops.linear_attention, *_CONSTRAINTS, direction="backward", source=_BACKWARD)
+def linear_attention_backward(
+    grad_out: Tensor,
+    grad_state: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    scale: float | None,
+    normalize: bool,
+    initial_state: Tensor | None,
+    return_state: bool,
+    cu_seqlens: Tensor | None,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients in chunks of positions, from the states before them, which are computed again."""
+    from fusedops_triton._linear_attention_backward import linear_attention_backward as compute_backward
+    from fusedops_triton._linear_attention_parts import call_of
+
+    call = call_of(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
+    return compute_backward(call, grad_out, grad_state if return_state else None, needs)
