@@ -192,12 +192,11 @@ def units(sizes: Sizes) -> tuple[tuple[int, int], dict[str, int]]:
 def columns_of(sizes: Sizes, least: int) -> Columns:
     """Return the columns of a program: no fewer than ``least``, as products have no smaller sides.
 
-    Not measured. Of 16-bit products 32: a batch of one with the heads of Qwen3-Next (32, values of 128) has 128
-    programs. Of float32 16, which have three times the operands.
+    Not measured. With 16, a batch of one with the heads of Qwen3-Next (32, values of 128) has 256 programs, of which
+    two fit on a processor of sm_90, and 16-bit tensors with rows of 128 spill 8 bytes of a thread there.
     """
-    most = 32 if sizes.split or least == 1 else 16
-    rows, cols = power_of_two(sizes.size_k), min(power_of_two(sizes.size_v), most)
-    return Columns(max(rows, least), max(cols, least), 8 if rows >= 128 or most == 16 else 4)
+    rows, cols = power_of_two(sizes.size_k), min(power_of_two(sizes.size_v), 32 if least == 1 else least)
+    return Columns(max(rows, least), max(cols, least), 4 if sizes.split or least == 1 else 8)
 
 
 def stages_of(sizes: Sizes) -> int:

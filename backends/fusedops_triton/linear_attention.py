@@ -14,19 +14,19 @@ from fusedops_triton._constraints import supported
 _MOST_ROWS = 256
 
 
-class _DecayOfHeads(Rank):
+class DecayOfHeads(Rank):
     """A decay is one for each head. With one for each row of a state, the products of a chunk are no plain matmuls."""
 
     def needed(self, tensor: Any) -> str:
         return "one decay for each head, (B, S, Hv): chunks of a decay of each row are no plain matmuls"
 
     def fix_of(self, tensor: Any) -> str:
-        return "pass decay as (B, S, Hv), or use another backend"
+        return f"pass {self.name} as (B, S, Hv), or use another backend"
 
 
 _CONSTRAINTS = (
     *supported("q", "k", "v", "decay", "beta", "initial_state"),
-    _DecayOfHeads("decay", 3),
+    DecayOfHeads("decay", 3),
     Dim("q", (1,), at_most=2**30),  # positions are counted in 32 bits
     Dim("q", (3,), at_most=_MOST_ROWS),
     Dim("v", (3,), at_most=2**20),  # elements of a state too

@@ -36,6 +36,13 @@ export const tensorKinds = {
     return [[`${c.name} with ${plural(rank(spec), "dimension")}`, `${rule} dimension${rule === "1" ? "" : "s"}`, fix]];
   },
 
+  DecayOfHeads(c, args, spec) {
+    if (c.ranks.includes(BigInt(rank(spec)))) return [];
+    const needed = "one decay for each head, (B, S, Hv): chunks of a decay of each row are no plain matmuls";
+    const fix = `pass ${c.name} as (B, S, Hv), or use another backend`;
+    return [[`${c.name} with ${plural(rank(spec), "dimension")}`, needed, fix]];
+  },
+
   Dim(c, args, spec) {
     const refused = c.dims.filter((dim) => has(spec, dim) && !fitsDim(c, at(spec, dim)));
     return refused.map((dim) => [

@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="triton is not installed: nothing to compil
 
 Case = dict[str, Any]
 ROTARY: Case = {"q": [4, 32, 2048, 128], "k": [4, 8, 2048, 128], "cos": [2048, 64]}
+LINEAR_ATTENTION: Case = {"shape": [1, 4096, 16, 32, 128, 128]}
 ROWS: dict[str, Case] = {
     "forward": {"shape": [4, 8, 128, 1024], "mask": [4, 1, 128, 1024]},
     "backward": {"shape": [4, 8, 128, 1024], "causal": True},
@@ -36,10 +37,13 @@ ROWS: dict[str, Case] = {
     "classes": {"shape": [2048, 32000], "gradient": True},
     "experts": {"shape": [4096, 128, 8, 2048, 768], "launch": 4},
     "experts backward": {"shape": [4096, 128, 8, 2048, 768], "launch": 4},
+    "linear_attention": {**LINEAR_ATTENTION, "launch": 1},
+    "linear_attention backward": {**LINEAR_ATTENTION, "launch": 3},
 }
 TARGETS = {"forward": "sm_100", "add_rms_norm": "sm_80", "cross_entropy": "sm_80"}
 CASES = {op: {"op": op, "dtype": "bfloat16", "target": TARGETS.get(op, "sm_90"), **case} for op, case in ROWS.items()}
-#: The products of experts, forward and of the gradient of a weight, by copies from memory to memory on the chip.
+#: Products by copies from memory to memory on the chip: of experts, forward and of the gradient of a weight, and of the
+#: chunks of linear_attention.
 PRODUCTS: dict[str, Case] = {
     f"{op}, {dtype}": {
         "op": op,
@@ -51,6 +55,7 @@ PRODUCTS: dict[str, Case] = {
     for op, launch in (("experts", 3), ("experts backward", 5))
     for dtype in ("bfloat16", "float32")
 }
+PRODUCTS["linear_attention, parts"] = {**CASES["linear_attention"], "launch": 0}
 CASES |= PRODUCTS
 
 

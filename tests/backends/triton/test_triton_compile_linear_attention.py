@@ -1,0 +1,66 @@
+"""The compiled Triton kernels of linear_attention. As ``test_triton_compile.py`` has them for the first ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
+
+Case = dict[str, Any]
+OTHERS = ("sm_80", "sm_100", "gfx942")  # than sm_90, which has every case
+FORWARD = ("_chunk_parts", "_walk")
+#: Of these, the first two are those of the forward, and the sums of heads are twice the same.
+BACKWARD = ("_chunk_parts", "_walk", "_walk_back", "_chunk_back", "_sum_heads")
+QWEN3_NEXT: Case = {"shape": [1, 4096, 16, 32, 128, 128]}
+MAMBA2: Case = {"shape": [2, 4096, 1, 64, 128, 64], "plain": True}
+PACKED: Case = {"shape": [1, 8192, 4, 4, 256, 256], "sequences": 9}
+DECODE: Case = {"shape": [64, 1, 16, 32, 128, 128]}
+#: Bytes of a thread that may spill: of bfloat16 with rows of up to 128, on GPUs whose tensor cores read operands from
+#: memory on the chip; and elsewhere, which was not tuned.
+SPILLS, MOST_SPILLS = 16, 2048
+
+
+def _cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+
+    def add(name: str, model: Case, dtype: str, target: str, kernels: tuple[str, ...] = ()) -> None:
+        for op, names in (("linear_attention", FORWARD), ("linear_attention backward", BACKWARD)):
+            for at, kernel in enumerate(names):
+                repeated = op.endswith("backward") and at == 0
+                if repeated or (kernels and kernel not in kernels):
+                    continue
+                case = {"op": op, "dtype": dtype, "target": target, "launch": at, "kernel": kernel, **model}
+                cases[f"{op}, {kernel}, {name}, {dtype}, {target}"] = case
+
+    add("qwen3_next", QWEN3_NEXT, "bfloat16", "sm_90")
+    add("mamba2", MAMBA2, "bfloat16", "sm_90", ("_walk", "_walk_back", "_chunk_back"))
+    add("packed", PACKED, "bfloat16", "sm_90", ("_chunk_parts", "_walk_back"))
+    for target, dtypes in zip(OTHERS, (("float16", "bfloat16"), ("bfloat16", "float16"), ("bfloat16", "float32"))):
+        add("qwen3_next", QWEN3_NEXT, dtypes[0], target)
+        add("packed", PACKED, dtypes[1], target, ("_walk", "_chunk_back"))
+    add("qwen3_next", QWEN3_NEXT, "float32", "sm_80")
+    for at, target in enumerate(("sm_90", *OTHERS)):
+        dtype = ("bfloat16", "float32")[at % 2]
+        case = {"op": "linear_attention", "dtype": dtype, "target": target, "launch": 0, "kernel": "_steps", **DECODE}
+        cases[f"decode, {dtype}, {target}"] = case
+    return cases
+
+
+CASES = _cases()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiles(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    case, facts = CASES[name], compiled[name]
+    assert facts["kernel"] == case["kernel"]
+    assert not facts["float64"]
+    assert facts["address_64"]
+    assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**17
+    if case["kernel"] in ("_steps", "_sum_heads"):
+        assert facts["spilled"] == 0
+        assert "16" in facts["loads"]
+    small = case["dtype"] == "bfloat16" and case["shape"][4] <= 128 and case["target"] in ("sm_90", "sm_100")
+    assert facts["spilled"] <= (SPILLS if small else MOST_SPILLS), facts
