@@ -68,8 +68,17 @@ def takes(backend: str, kind: str) -> bool:
 
 
 def on_backends(*kinds: str) -> pytest.MarkDecorator:
-    """Parametrize ``kind`` and ``backend`` by the pairs where the backend takes the kind."""
-    pairs = [(kind, backend) for kind in kinds for backend in BACKENDS if takes(backend, kind)]
+    """Parametrize ``kind`` and ``backend`` by the pairs where the backend takes the kind.
+
+    The interpreter is slow: it has the kind with a decay and beta among the quick tests, and the others among the
+    slow ones.
+    """
+    pairs = [
+        pytest.param(kind, backend, marks=[pytest.mark.slow] * (backend == "triton" and kind != "gated DeltaNet"))
+        for kind in kinds
+        for backend in BACKENDS
+        if takes(backend, kind)
+    ]
     return pytest.mark.parametrize(("kind", "backend"), pairs)
 
 

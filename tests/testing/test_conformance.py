@@ -23,11 +23,26 @@ SLOW = (
     "npu-experts/backward/constraints",
     "triton-causal_conv1d/backward/sizes",
     "triton-linear_cross_entropy/forward/sizes",
-    # of several chunks, each of which the interpreter takes some 20 ms for
-    "triton-linear_attention/forward/sizes",
+    # of several chunks, in the interpreter
+    *(f"triton-linear_attention/forward/{name}" for name in ("fake", "history", "memory", "sizes")),
+    *(f"triton-linear_attention/both/{name}" for name in ("autograd", "checkpoint", "opcheck")),
     *(
         f"triton-linear_attention/backward/{name}"
-        for name in ("constraints", "history", "infinite", "memory", "needs", "sizes", "swapped")
+        for name in (
+            "between",
+            "constraints",
+            "fake",
+            "history",
+            "infinite",
+            "inputs",
+            "kernel",
+            "memory",
+            "needs",
+            "shared",
+            "sizes",
+            "state",
+            "swapped",
+        )
     ),
 )
 

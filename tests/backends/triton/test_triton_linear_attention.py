@@ -51,10 +51,10 @@ def check(call: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("positions", "sizes", "kind", "dtypes"),
     pairwise(
-        [_linear_attention.FEW, _linear_attention.FEW + 1, 32, 33, 64, 65],
+        [_linear_attention.FEW, _linear_attention.FEW + 1, 33, 65],
         [(3, 5), (16, 40), (20, 16), (70, 1)],
         KINDS,
-        [(F32,) * 3, (BF16,) * 3, (F16,) * 3, (BF16, F16, F16), (F32, BF16, BF16)],
+        [(F32,) * 3, (BF16,) * 3, (BF16, F16, F16), (F32, BF16, BF16)],
     ),
     ids=str,
 )
@@ -65,7 +65,7 @@ def test_edges_of_chunks_and_blocks(
 
 
 @needs_loops
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["", "decay beta"])
 def test_packed_sequences_of_several_chunks_and_of_none(kind: str) -> None:
     """The first and the last positions are of no sequence; 170 positions of 5 sequences have 8 numbers of chunks."""
     bounds = torch.tensor([3, 3, 70, 134, 134, 160], dtype=torch.int32)
