@@ -50,11 +50,14 @@ OF_REFERENCES += ("sizes", "special", "strides")
 # compiles every op. So with each backend these ops alone are compiled here: of several outputs and saved values, of
 # optional ones, and of those that sdpa has.
 COMPILED = ("add_rms_norm", "attention")
-# The interpreter runs the programs of a launch one after another: two runs differ by what they read alone, and
-# "history" compares the bits of a dozen calls.
-NOT_INTERPRETED = ("determinism",)
-# With pytest.mark.slow: the calls of pairwise arguments, in the interpreter, and of experts and large products.
-SLOW_BACKEND, SLOW_OPS = "triton", ("experts", "linear_cross_entropy")
+# The interpreter runs the programs of a launch one after another: two runs differ by what they read alone. What a
+# launch keeps from call to call, its layout, "calls" compares with float64 in any order.
+NOT_INTERPRETED = ("determinism", "history")
+# With pytest.mark.slow: the calls of pairwise arguments, in the interpreter, and of large products; of ops with many
+# loads or loops in the interpreter, all but the form and the values of their results.
+SLOW_BACKEND, SLOW_OPS = "triton", ("experts", "linear_attention", "linear_cross_entropy")
+LONG = (*SLOW_OPS, "causal_conv1d", "grouped_matmul")
+OF_LONG = ("dtypes", "empty", "float64", "inputs", "kernel", "masked_rows", "saved", "special", "strides")
 
 
 def every_check(slow: Container[str]) -> pytest.MarkDecorator:
@@ -73,8 +76,14 @@ def _params(backend: str, slow: Container[str]) -> Iterable[Any]:
         for check in testing.checks(backend, elements=ELEMENTS[backend]) if info.state != "unavailable" else ():
             if _can_fail(check):
                 name = f"{backend}-{check.id}"
-                is_slow = name in slow or (check.name == "calls" and (backend == SLOW_BACKEND or check.op in SLOW_OPS))
-                yield pytest.param(backend, check, id=name, marks=[pytest.mark.slow] * is_slow)
+                marks = [pytest.mark.slow] * (name in slow or _is_slow(check))
+                yield pytest.param(backend, check, id=name, marks=marks)
+
+
+def _is_slow(check: testing.Check) -> bool:
+    if check.name == "calls" and (check.backend == SLOW_BACKEND or check.op in SLOW_OPS):
+        return True
+    return check.backend == SLOW_BACKEND and check.op in LONG and check.name not in OF_LONG
 
 
 def _can_fail(check: testing.Check) -> bool:

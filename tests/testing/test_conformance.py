@@ -17,34 +17,8 @@ def installed(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-#: With pytest.mark.slow, besides calls: of large tensors, and of many loads in the interpreter.
-SLOW = (
-    "npu-experts/forward/constraints",
-    "npu-experts/backward/constraints",
-    "triton-causal_conv1d/backward/sizes",
-    "triton-linear_cross_entropy/forward/sizes",
-    # of several chunks, in the interpreter
-    *(f"triton-linear_attention/forward/{name}" for name in ("fake", "history", "memory", "sizes")),
-    *(f"triton-linear_attention/both/{name}" for name in ("autograd", "checkpoint", "opcheck")),
-    *(
-        f"triton-linear_attention/backward/{name}"
-        for name in (
-            "between",
-            "constraints",
-            "fake",
-            "history",
-            "infinite",
-            "inputs",
-            "kernel",
-            "memory",
-            "needs",
-            "shared",
-            "sizes",
-            "state",
-            "swapped",
-        )
-    ),
-)
+#: With pytest.mark.slow, besides those of ``conformance.py``: of large tensors.
+SLOW = ("npu-experts/forward/constraints", "npu-experts/backward/constraints")
 
 
 @every_check(SLOW)
