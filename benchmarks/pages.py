@@ -73,6 +73,14 @@ They are mostly matrix products, and have no rows in the table.
 
 Both on an idle AMD EPYC with AVX-512, 2 threads.
 
+[linear_attention](ops.md#linear_attention) and [causal_conv1d](ops.md#causal_conv1d) on `cpu`, beside the torch code of
+transformers 5.22: float32, 2 threads, on the same machine, medians of turns. A gated delta rule of 16 heads of 128
+takes 0.04 ms for one position where that code takes 0.23, and 66 for 177 ms for 2,048 positions; its training, with the
+backward of `eager`, 265 for 238 ms for 1,024 positions. A convolution of width 4 with silu, of 4,096 channels and 2,048
+positions, takes 10 for 63 ms, with gradients 18 for 181, and 0.01 for 0.28 ms for one token.
+[varlen_attention](ops.md#varlen_attention) and [merge_attention](ops.md#merge_attention): see
+[attention](attention.md).
+
 [experts](ops.md#experts) beside the experts functions of transformers 5.22, E experts of width H and inner width I, K
 for a token: the time of transformers' function divided by the time of the op on `cpu`, forward, one thread, process
 time, medians of five turns on an idle Intel Xeon with AVX-512.

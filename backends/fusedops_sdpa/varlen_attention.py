@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Dim, Finite, Present, SameDims, Scalar, When
+from fusedops.constraints import Dim, Finite, OneOf, Present, SameDims, Scalar, When
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.attention.arguments import sequences_of
 from fusedops.ops.attention.formulas import heads_first
@@ -23,7 +23,7 @@ _LIMITS = (
     SameDims("v", "q", (2,)),
     Dim("q", (2,), at_least=1),
     Present("window", False),
-    Scalar("causal", one_of=("none", "upper_left")),
+    OneOf("causal", "none", "upper_left"),
     When(Scalar("causal", one_of=("upper_left",)), Finite("scale", 1e-30, optional=True)),  # see attention.py
 )
 

@@ -23,7 +23,7 @@ TOO_LONG = (
         "a size of at most 8",
         "split x so that dim -1 is at most 8",
     ),
-    ("dtype", "got x of float64, expected float32", "x of float64", "float32", "convert x to float32"),
+    ("dtype", "got x of float16, expected float32", "x of float16", "float32", "convert x to float32"),
 )
 
 
@@ -39,12 +39,12 @@ def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
     fakes("short", *SHORT)
     fusedops.set_policy("triton")
     with fusedops.use("short", fallback="silent"):
-        decision = fusedops.explain(OP, torch.ones(2, 9, dtype=torch.float64), None, 0.125)
+        decision = fusedops.explain(OP, torch.ones(2, 9, dtype=torch.float16), None, 0.125)
     data = decision.to_dict()
     assert json.loads(json.dumps(data)) == data
     assert data == {
         "op": OP,
-        "given": "x float64[2, 9] on cpu, mask None, scale 0.125, causal False",
+        "given": "x float16[2, 9] on cpu, mask None, scale 0.125, causal False",
         "backend": "eager",
         "backward": "eager",
         "fallback": "silent",
@@ -63,12 +63,12 @@ def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
     }
     assert str(decision) == (
         "scaled_masked_softmax: served by eager (backward: eager)\n"
-        "  given     x float64[2, 9] on cpu, mask None, scale 0.125, causal False\n"
+        "  given     x float16[2, 9] on cpu, mask None, scale 0.125, causal False\n"
         '  prefer    use(): "short"\n'
         '  prefer    set_policy(): "triton" (overridden)\n'
         "  fallback  silent\n"
         "  refused   short    got dim -1 of x = 9, expected a size of at most 8\n"
-        "                     got x of float64, expected float32\n"
+        "                     got x of float16, expected float32\n"
         "                     to fix: split x so that dim -1 is at most 8\n"
         "                     to fix: convert x to float32\n"
         "  selected  eager\n"

@@ -18,18 +18,18 @@ def test_no_backend_because_of_constraints(fakes: Any) -> None:
     fakes("short", *SHORT)
     fusedops.set_policy("short", fallback="raise")
     with pytest.raises(NoBackendError) as error:
-        softmax(torch.ones(2, 9, dtype=torch.float64), scale=0.5)
+        softmax(torch.ones(2, 9, dtype=torch.float16), scale=0.5)
     assert str(error.value) == (
         'no backend takes this call of scaled_masked_softmax (fallback="raise", policy "short" from set_policy())\n'
-        "  given     x float64[2, 9] on cpu, mask None, scale 0.5, causal False\n"
+        "  given     x float16[2, 9] on cpu, mask None, scale 0.5, causal False\n"
         "  refused   short    got dim -1 of x = 9, expected a size of at most 8\n"
-        "                     got x of float64, expected float32\n"
+        "                     got x of float16, expected float32\n"
         "  (npu: serves npu, not cpu)\n"
         '  (fallback="raise" does not allow eager, triton)\n'
         "  to fix    short: split x so that dim -1 is at most 8; convert x to float32"
     )
     assert error.value.decision.backend is None
-    assert error.value.decision == fusedops.explain(OP, torch.ones(2, 9, dtype=torch.float64), scale=0.5)
+    assert error.value.decision == fusedops.explain(OP, torch.ones(2, 9, dtype=torch.float16), scale=0.5)
     assert fakes.ran == []
 
 

@@ -115,6 +115,11 @@ pin("other columns", lambda: fusedops.grouped_matmul(X, torch.ones(3, 5, 6), END
 pin("ends of other groups", lambda: fusedops.grouped_matmul(X, torch.ones(2, 6, 4), ENDS), INVALID)
 pin("ends that are floats", lambda: fusedops.grouped_matmul(X, torch.ones(3, 6, 4), ENDS.float()), INVALID)
 pin("a bound past the positions", linear(cu_seqlens=ENDS + 3), INVALID)
+pin(
+    "a bound past the inputs",
+    lambda: fusedops.causal_conv1d(torch.ones(1, 4, 4), torch.ones(4, 4), cu_seqlens=ENDS + 3),
+    INVALID,
+)
 pin("bounds in a batch of several", linear(torch.ones(2, 4, 1, 1), cu_seqlens=ENDS), INVALID)
 pin("value heads that are no multiple", linear(v=torch.ones(1, 4, 3, 8)), INVALID)
 pin("a decay of other heads", linear(decay=torch.ones(1, 4, 3)), INVALID)
