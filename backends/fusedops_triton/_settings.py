@@ -367,13 +367,14 @@ def gated_norm_sums(n_rows: int, size: int, groups: int, widest: int, sums: bool
     """Return the setting of its backward for (n_rows, groups, size). sums: rows are summed too.
 
     Half the elements per thread of a norm's backward: three inputs and the derivative of the gate take the registers.
-    At 4096 columns as many, within 64 registers: a program of 1024 threads would be alone on a multiprocessor. On an
-    H200, in percent of the speed of a copy: 85 in place of 65. Groups of 8192 spill up to 96 bytes of a thread on
-    sm_90, rows of 4096 with the gate first 48.
+    At 4096 columns of two bytes as many, within 64 registers: a program of 1024 threads would be alone on a
+    multiprocessor. On an H200, in percent of the speed of a copy: 85 in place of 65. Groups of 8192 spill up to 96
+    bytes of a thread on sm_90, rows of 4096 with the gate first 48.
     """
     width = power_of_two(size)
-    per_thread = NORM_BACKWARD_PER_THREAD[widest] // (1 if width == 4096 else 2)
-    registers = HALF_RESIDENT if width == 4096 else None
+    alone = width == 4096 and widest == 2
+    per_thread = NORM_BACKWARD_PER_THREAD[widest] // (1 if alone else 2)
+    registers = HALF_RESIDENT if alone else None
     rows = min(max(1, chip.lanes * per_thread // width), SHORT_ROWS)
     warps = warps_for(rows * width, per_thread)
     if not sums:
