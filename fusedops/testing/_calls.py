@@ -153,13 +153,13 @@ def moved_between(numbers: Tensor, low: float | None, high: float) -> Tensor:
     >>> moved_between(torch.tensor([-3.0, 0.0, 3.0]), 0.0, 1.0)
     tensor([0.0474, 0.5000, 0.9526])
     """
-    wide = numbers.double()
+    wide = numbers.cpu().double()
     if low is not None:
-        return (low + (high - low) * wide.sigmoid()).to(numbers.dtype)
-    columns = torch.arange(numbers.shape[-1] if numbers.dim() else 1, device=numbers.device) % 4
+        return (low + (high - low) * wide.sigmoid()).to(numbers)
+    columns = torch.arange(numbers.shape[-1] if numbers.dim() else 1) % 4
     below = (high - (wide / 3).abs() * 0.1 ** columns.double()).reshape(numbers.shape).contiguous()
     below.view(-1)[13::97] = -math.inf
-    return below.to(numbers.dtype)
+    return below.to(numbers)
 
 
 def _random(op: Op, name: str, spec: TensorSpec, first: TensorSpec, generator: torch.Generator) -> Tensor:
