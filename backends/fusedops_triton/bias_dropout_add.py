@@ -9,7 +9,7 @@ from fusedops import kernel, ops
 from fusedops_triton._constraints import supported
 
 
-@kernel(ops.bias_dropout_add, *supported("residual"), source="fusedops_triton/_bias_dropout.py")
+@kernel(ops.bias_dropout_add, *supported("x", "bias", "residual"), source="fusedops_triton/_bias_dropout.py")
 def bias_dropout_add(
     x: Tensor,
     bias: Tensor | None,
