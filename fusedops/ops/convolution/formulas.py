@@ -45,7 +45,7 @@ def packed_of(cu_seqlens: Tensor, positions: int) -> Packed:
     count = bounds.shape[0] - 1
     inside = (number >= 0) & (number < count)
     sequence = number.clamp(min=0)
-    return Packed(bounds[:-1], bounds.diff(), sequence, position - bounds[sequence], inside)
+    return Packed(bounds[:-1], bounds.diff(), sequence, (position - bounds[sequence]).clamp(min=0), inside)
 
 
 def taps(x: Tensor, width: int, initial_state: Tensor | None, packed: Packed | None) -> list[Tensor]:
