@@ -6,7 +6,6 @@ its query heads, as in a step of generation of several requests.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops.constraints import Dim, DType
 from fusedops.ops.attention.arguments import sequences_of
-from fusedops.ops.attention.formulas import heads_first
+from fusedops.ops.attention.formulas import by_sequence, gradients_by_sequence
 from fusedops_cpu import attention
 from fusedops_cpu._calls import results_of
 
@@ -40,13 +39,9 @@ def varlen_attention(
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     """Compute the op for up to 64 tokens and any number of keys."""
-    out = q.new_zeros((*q.shape[:2], v.shape[2]))
-    lse = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
-    for rows, keys in sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0]):
-        own = heads_first(q[rows]), heads_first(k[keys]), heads_first(v[keys])
-        results = results_of(attention.attention.function(*own, None, scale, causal, window, True))
-        out[rows], lse[rows] = results[0][0].transpose(0, 1), results[1][0].transpose(0, 1)
-    return out, lse
+    sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0])
+    options = (None, scale, causal, window, True)
+    return by_sequence(lambda *own: results_of(attention.attention.function(*own, *options)), sequences, q, k, v)
 
 
 # the scores of all queries of a key head are kept at once
@@ -68,16 +63,10 @@ def varlen_attention_backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v from the scores, which are computed again."""
-    gradients = [torch.zeros(x.shape, dtype=x.dtype) if need else None for x, need in zip((q, k, v), needs)]
-    for rows, keys in sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0]):
-        own = heads_first(q[rows]), heads_first(k[keys]), heads_first(v[keys])
-        grads = heads_first(grad_out[rows]), grad_lse[rows].transpose(0, 1)[None]
-        kept = heads_first(out[rows]), lse[rows].transpose(0, 1)[None]
-        call = attention.attention_backward.function(
-            *grads, *own, None, *kept, scale, causal, window, return_lse, needs
-        )
-        results: Any = results_of(call)
-        for whole, part, at in zip(gradients, results, (rows, keys, keys)):
-            if whole is not None:
-                whole[at] = part[0].transpose(0, 1)
-    return tuple(gradients)
+    sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0])
+
+    def one(grad: Tensor, lse_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, kept_lse: Tensor) -> Any:
+        saved = (None, kept, kept_lse, scale, causal, window, return_lse, needs)
+        return results_of(attention.attention_backward.function(grad, lse_grad, q, k, v, *saved))
+
+    return gradients_by_sequence(one, sequences, grad_out, grad_lse, q, k, v, out, lse, needs)

@@ -5,17 +5,14 @@ So a sequence has the same bits beside others as alone; the corrections are thos
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import Dim, Finite, OneOf, Present, SameDims, Scalar, When
-from fusedops.dtypes import compute_dtype
 from fusedops.ops.attention.arguments import sequences_of
-from fusedops.ops.attention.formulas import heads_first
+from fusedops.ops.attention.formulas import by_sequence, gradients_by_sequence
 from fusedops_sdpa import attention
 
 _SOURCE = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -41,17 +38,9 @@ def varlen_attention(
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     """Compute the op where the head sizes are one, and the diagonal is at the upper left of each sequence."""
-    out, lse = q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=compute_dtype(q.dtype))
-    end = 0
-    for each in sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0]):
-        rows, keys = each
-        _without_keys(out[end : rows.start], lse[end : rows.start])
-        tensors = heads_first(q[rows]), heads_first(k[keys]), heads_first(v[keys])
-        results = attention.attention.function(*tensors, None, scale, causal, None, True)
-        out[rows], lse[rows] = results[0][0].transpose(0, 1), results[1][0].transpose(0, 1)
-        end = rows.stop
-    _without_keys(out[end:], lse[end:])
-    return out, lse
+    sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0])
+    options = (None, scale, causal, None, True)
+    return by_sequence(lambda *own: attention.attention.function(*own, *options), sequences, q, k, v)
 
 
 @kernel(
@@ -80,24 +69,11 @@ def varlen_attention_backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, where lse has none."""
-    gradients = [torch.zeros(x.shape, dtype=x.dtype) if need else None for x, need in zip((q, k, v), needs)]
-    none: Any = None  # the gradient of lse is not read
-    for each in sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0]):
-        rows, keys = each
-        own = heads_first(q[rows]), heads_first(k[keys]), heads_first(v[keys])
-        kept = heads_first(out[rows]), lse[rows].transpose(0, 1)[None].contiguous()
-        grad = heads_first(grad_out[rows])
-        results = attention.attention_backward.function(
-            grad, none, *own, None, *kept, scale, causal, None, False, needs
-        )
-        for whole, part, at in zip(gradients, results, (rows, keys, keys)):
-            if whole is not None and part is not None:
-                whole[at] = part[0].transpose(0, 1)
-    return tuple(gradients)
+    sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0])
 
+    def one(grad: Tensor, lse_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, kept_lse: Tensor) -> Any:
+        none: Any = None  # the gradient of lse is not read
+        saved = (None, kept, kept_lse.contiguous(), scale, causal, None, False, needs)
+        return attention.attention_backward.function(grad, none, q, k, v, *saved)
 
-def _without_keys(out: Tensor, lse: Tensor) -> None:
-    """Write the results of rows of no sequence."""
-    if len(lse):
-        out.zero_()
-        lse.fill_(-math.inf)
+    return gradients_by_sequence(one, sequences, grad_out, grad_lse, q, k, v, out, lse, needs)

@@ -6,8 +6,12 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+#: The dtypes of tensors whose products kernels compute, as Triton has them.
+TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 @triton.jit

@@ -30,13 +30,13 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from fusedops_triton._bias import rounded, unit
+from fusedops_triton._common import TYPES
 from fusedops_triton._expert_rows import clear_empty, group_of
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)  # since torch 2.10
-_TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 class _Tiles(NamedTuple):
@@ -129,7 +129,7 @@ def _constants(kernel: Any, dtype: torch.dtype, tiles: _Tiles) -> dict[str, Any]
     The interpreter has no products of bfloat16. Those of float32 are the same.
     """
     factors = dtype if isinstance(kernel, JITFunction) else torch.float32
-    return {"OF": _TYPES[factors], "BM": tiles.m, "BN": tiles.n, "BK": tiles.k}
+    return {"OF": TYPES[factors], "BM": tiles.m, "BN": tiles.n, "BK": tiles.k}
 
 
 def _is_taken(one: Tensor, other: Tensor) -> bool:

@@ -139,11 +139,11 @@ class Launch:
         if path is None or self._must_use_triton(path.knobs):
             return self._launch_with_triton(args)
         backend, specialize = path.backend, path.specialize
-        # every float is an fp32, and a call for None costs as much as one for a tensor
+        # Triton has each float as an fp32; a call for one, or for None, costs as much as one for a tensor
         key = (
             device,
             *[
-                None if arg is None or type(arg) is float else specialize(backend, arg, False, True, True)
+                None if arg is None else "fp32" if type(arg) is float else specialize(backend, arg, False, True, True)
                 for arg in args
             ],
         )

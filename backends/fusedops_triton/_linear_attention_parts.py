@@ -21,11 +21,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
+from fusedops.constraints import Offsets
 from fusedops.ops.linear_attention.arguments import bounds_of
 from fusedops.ops.linear_attention.formulas import scale_of
 from fusedops_triton import _settings
 from fusedops_triton._bias import unit
-from fusedops_triton._common import exp, read, scalar
+from fusedops_triton._common import TYPES, exp, read, scalar
 from fusedops_triton._launch import Launch, cached_by_layout, compiles_ptx
 from fusedops_triton._norm import ready
 from fusedops_triton._profiled import profiled
@@ -36,7 +37,6 @@ from fusedops_triton._settings import ceil_div, power_of_two
 CHUNK = 64
 #: The columns of q and k that the first kernel has at a time.
 SLICE = 64
-_TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 class Columns(NamedTuple):
@@ -139,7 +139,7 @@ def call_of(
     if cu_seqlens is not None:
         if cu_seqlens.is_cpu:  # in the interpreter: raises for bounds that are not valid
             bounds_of("linear_attention", cu_seqlens, q.shape[1])
-        bounds = cu_seqlens.long().clamp(0, q.shape[1]).cummax(0).values.int()
+        bounds = Offsets.within(cu_seqlens, q.shape[1]).int()
     sequences = v.shape[0] if bounds is None else bounds.shape[0] - 1
     dtypes = {q.dtype, k.dtype}
     pairs = q.dtype if len(dtypes) == 1 else torch.float32
@@ -210,7 +210,7 @@ def stages_of(sizes: Sizes) -> int:
 @cached_by_layout
 def _parts_launch(sizes: Sizes, normalize: bool) -> Launch:
     size_k, unit_k = units(sizes)[0][0], units(sizes)[1]["UNIT_K"]
-    pairs = _TYPES[sizes.pairs] if isinstance(_chunk_parts, JITFunction) else tl.float32
+    pairs = TYPES[sizes.pairs] if isinstance(_chunk_parts, JITFunction) else tl.float32
     constants = {
         "UNIT_K": unit_k, "NORMALIZE": normalize, "STEPS": (sizes.sequences - 1).bit_length(), "C": sizes.chunk,
         "LEVELS": sizes.chunk.bit_length() - 2, "BK": min(SLICE, max(power_of_two(sizes.size_k), 16)),

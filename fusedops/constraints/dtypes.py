@@ -227,6 +227,22 @@ class Offsets(_Strided):
     def fix_of(self, tensor: Any) -> str:
         return f"pass the end of each group of rows, as in counts.cumsum(0), with {self.name}.long()"
 
+    @staticmethod
+    def within(offsets: torch.Tensor, rows: int) -> torch.Tensor:
+        """Return offsets as int64 that no kernel reads beside its rows with, without a wait for their device.
+
+        Args:
+            offsets: (N,), int32 or int64.
+            rows: the number of rows. An offset outside [0, rows] is the nearest of these, one that falls is the offset
+                before it.
+
+        >>> import torch
+        >>> from fusedops.constraints import Offsets
+        >>> Offsets.within(torch.tensor([-1, 3, 2, 9]), 5)
+        tensor([0, 3, 3, 5])
+        """
+        return offsets.long().clamp(0, rows).cummax(0).values
+
 
 class LogSums(_Strided):
     """A strided tensor of float32 or float64, each the logarithm of a sum of exponentials: -inf for an empty sum.

@@ -216,3 +216,18 @@ def test_a_state_of_another_shape(state: tuple[int, ...], text: str) -> None:
 def test_packed_sequences_are_one_row() -> None:
     with pytest.raises(fusedops.InvalidInputError, match="dim 0 of x = 2, expected a size in \\[1, 1\\]"):
         fusedops.causal_conv1d(numbers(2, 6, 5), numbers(6, 4), cu_seqlens=torch.tensor([0, 5]))
+
+
+@every_backend
+def test_positions_before_the_first_sequence_and_after_the_last_are_zeros(backend: str) -> None:
+    bounds = torch.tensor([4, 9, 11], dtype=torch.int32)
+    tensors = leaves(x=numbers(1, 7, 13), weight=numbers(7, 3, seed=1), initial_state=numbers(2, 7, 2, seed=2))
+    whole, state = fusedops.causal_conv1d(**tensors, return_state=True, cu_seqlens=bounds, backend=backend)
+    cut = {**tensors, "x": tensors["x"][..., 4:11].detach().requires_grad_()}
+    alone, after = fusedops.causal_conv1d(**cut, return_state=True, cu_seqlens=bounds - 4, backend=backend)
+    torch.testing.assert_close(whole[..., 4:11], alone, rtol=1e-6, atol=1e-6)
+    assert torch.equal(state, after)
+    dx, *_ = torch.autograd.grad(whole.sum(), [*tensors.values()])
+    for each in (whole, dx):
+        assert not each[..., :4].any()
+        assert not each[..., 11:].any()

@@ -7,13 +7,15 @@ probabilities and their gradients are taken of finite numbers alone, and what th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fusedops import masks
-from fusedops.dtypes import upcast
+from fusedops.constraints import Offsets
+from fusedops.dtypes import compute_dtype, upcast
 
 
 def scale_of(q: Any, scale: float | None) -> float:
@@ -156,6 +158,66 @@ def heads_first(packed: Tensor) -> Tensor:
     return packed.transpose(0, 1)[None]
 
 
+def by_sequence(
+    attention: Callable[..., Sequence[Tensor]],
+    sequences: Iterable[tuple[slice, slice]],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return out (T, Nq, Dv) and lse (T, Nq) of packed sequences, each alone, by views.
+
+    Args:
+        attention: a function of a sequence's q, k and v, (1, N, S, D), that returns its out and lse.
+        sequences: the rows of the queries and of the keys of each sequence.
+        q: (T, Nq, D).
+        k: (Tk, Nk, D).
+        v: (Tk, Nk, Dv).
+    """
+    out = q.new_zeros((*q.shape[:2], v.shape[2]))
+    lse = q.new_full(q.shape[:2], -math.inf, dtype=compute_dtype(q.dtype))
+    for rows, keys in sequences:
+        results = attention(heads_first(q[rows]), heads_first(k[keys]), heads_first(v[keys]))
+        out[rows], lse[rows] = results[0][0].transpose(0, 1), results[1][0].transpose(0, 1)
+    return out, lse
+
+
+def gradients_by_sequence(
+    attention_backward: Callable[..., Sequence[Tensor | None]],
+    sequences: Iterable[tuple[slice, slice]],
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of q, k and v of packed sequences, each alone, by views; None for one that is not wanted.
+
+    Args:
+        attention_backward: a function of a sequence's grad_out, grad_lse, q, k, v, out and lse, as attention has them,
+            that returns the gradients of q, k and v.
+        sequences: as of ``by_sequence``, and q, k, v too.
+        grad_out: the gradient of out.
+        grad_lse: the gradient of lse.
+        out: of the forward.
+        lse: of the forward.
+        needs: the gradients to compute.
+    """
+    gradients = [torch.zeros_like(each, memory_format=torch.contiguous_format) if need else None
+                 for each, need in zip((q, k, v), needs)]  # fmt: skip
+    for rows, keys in sequences:
+        of_lse, of_grad = (each[rows].transpose(0, 1)[None] for each in (lse, grad_lse))
+        own = heads_first(q[rows]), heads_first(k[keys]), heads_first(v[keys])
+        results = attention_backward(heads_first(grad_out[rows]), of_grad, *own, heads_first(out[rows]), of_lse)
+        for whole, part, at in zip(gradients, results, (rows, keys, keys)):
+            if whole is not None and part is not None:
+                whole[at] = part[0].transpose(0, 1)
+    return tuple(gradients)
+
+
 class Rows(NamedTuple):
     """The sequences of packed rows, and their numbers in these, int64.
 
@@ -171,8 +233,8 @@ class Rows(NamedTuple):
 
 
 def rows_of(cu_seqlens: Tensor, rows: int) -> Rows:
-    """Return the sequences of rows; a bound beyond them is the last one, one that falls the bound before it."""
-    bounds = cu_seqlens.long().clamp(0, rows).cummax(0).values
+    """Return the sequences of rows."""
+    bounds = Offsets.within(cu_seqlens, rows)
     row = cu_seqlens.new_ones(rows, dtype=torch.int64).cumsum(0) - 1  # a DTensor where the bounds are one
     after = (row[:, None] >= bounds).sum(-1)  # bounds
     count = bounds.shape[0] - 1

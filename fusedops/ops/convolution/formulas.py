@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fusedops.constraints import Offsets
 from fusedops.dtypes import no_autocast
 from fusedops.ops.gated.formulas import activated
 
@@ -38,8 +39,8 @@ class Packed(NamedTuple):
 
 
 def packed_of(cu_seqlens: Tensor, positions: int) -> Packed:
-    """Return the packed sequences. A bound outside [0, S] is the nearest one, one that falls is the bound before it."""
-    bounds = cu_seqlens.long().clamp(0, positions).cummax(0).values
+    """Return the packed sequences."""
+    bounds = Offsets.within(cu_seqlens, positions)
     position = torch.arange(positions, device=bounds.device)
     number = torch.searchsorted(bounds, position, right=True) - 1
     count = bounds.shape[0] - 1

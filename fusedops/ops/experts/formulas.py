@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fusedops.constraints import Offsets
 from fusedops.dtypes import no_autocast
 from fusedops.ops.gated import geglu, swiglu
 
@@ -31,7 +32,7 @@ def order_of(index: Tensor, experts: int) -> Tensor:
 
 def valid_ends(offsets: Tensor, rows: int) -> Tensor:
     """Return the ends of groups, (E,) int64, within [0, rows]; one that falls is the end before it."""
-    return offsets.long().clamp(0, rows).cummax(0).values
+    return Offsets.within(offsets, rows)
 
 
 def group_of_rows(offsets: Tensor, rows: int) -> Tensor:

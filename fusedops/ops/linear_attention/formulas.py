@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fusedops.constraints import Offsets
 from fusedops.dtypes import arithmetic
 
 EPS = 1e-6  # of the normalization of q and k, as in transformers
@@ -54,8 +55,8 @@ class Packed(NamedTuple):
 
 
 def packed_of(cu_seqlens: Tensor, positions: int) -> Packed:
-    """Return the packed sequences. A bound outside [0, S] is the nearest one, one that falls is the bound before it."""
-    bounds = cu_seqlens.long().clamp(0, positions).cummax(0).values
+    """Return the packed sequences."""
+    bounds = Offsets.within(cu_seqlens, positions)
     at = torch.arange(positions, device=bounds.device)
     count, most = bounds.shape[0] - 1, max(positions - 1, 0)
     number = (at[:, None] >= bounds).sum(-1) - 1
