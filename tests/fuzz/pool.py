@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fusedops
+from fusedops._plugins.registry import registry
 from fusedops.testing import OPS
 from tests.fuzz.call import Made
 from tests.fuzz.generate import generate
@@ -61,7 +62,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def known_calls(aims: Sequence[Target], others: Sequence[str], dice: random.Random, count: int) -> list[Known]:
-    """Return ``count`` calls for each target that its backend takes, forward and backward.
+    """Return ``count`` calls for each target that its backend takes, forward and, where it has a kernel, backward.
 
     Args:
         aims: the targets.
@@ -72,23 +73,31 @@ def known_calls(aims: Sequence[Target], others: Sequence[str], dice: random.Rand
     calls: list[Known] = []
     names = list(dict.fromkeys([*(aim.backend for aim in aims), *others]))
     for aim in aims:
+        with_backward = _has_backward(aim)
         added = 0
         while added < count:
-            args = _arguments(aim, dice)
+            args = _arguments(aim, dice, with_backward)
             if args is None:
                 continue
             known = Known(aim, args, {})
             for name in names:
                 if known.decision(name).backend == name:
                     known.bits[name] = known.run(name)
-            if aim.backend in known.bits and known.decision(aim.backend).backward == aim.backend:
+            taken = aim.backend in known.bits
+            if taken and (not with_backward or known.decision(aim.backend).backward == aim.backend):
                 calls.append(known)
                 added += 1
     return calls
 
 
-def _arguments(aim: Target, dice: random.Random) -> tuple[Any, ...] | None:
-    """Return the arguments of a small valid call, with a gradient for every tensor that has one; None for others."""
+def _has_backward(aim: Target) -> bool:
+    record = registry.find(aim.backend)
+    assert record is not None
+    return any(each.kernel.op == aim.op and each.kernel.direction == "backward" for each in record.kernels)
+
+
+def _arguments(aim: Target, dice: random.Random, gradients: bool) -> tuple[Any, ...] | None:
+    """Return the arguments of a small valid call, with ``gradients`` of every tensor that has one; None for others."""
     op = OPS[aim.op]
     call = generate(aim._replace(elements=min(aim.elements, SMALL)), f"pool:{dice.random()}")
     if any(made.alias for made in call.tensors().values()):
@@ -102,7 +111,7 @@ def _arguments(aim: Target, dice: random.Random) -> tuple[Any, ...] | None:
         op.validate(args)
     except fusedops.InvalidInputError:
         return None
-    wanted = (*op.differentiable, op.passed_through)
+    wanted = (*op.differentiable, op.passed_through) if gradients else ()
     return tuple(
         arg.detach().requires_grad_() if isinstance(arg, Tensor) and name in wanted else arg
         for name, arg in zip(op.parameters, args)
