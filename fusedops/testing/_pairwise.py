@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import combinations, product
+from itertools import accumulate, combinations, product
 
 Row = tuple[int, ...]  # one option of each axis; 0 is the plain one
-_Pair = tuple[int, int, int, int]  # axis, option, axis, option
 
 
 def pairwise(sizes: Sequence[int], hiding: Sequence[frozenset[int]], valid: Callable[[Row], bool]) -> list[Row]:
@@ -26,31 +25,29 @@ def pairwise(sizes: Sequence[int], hiding: Sequence[frozenset[int]], valid: Call
     plain: Row = (0,) * len(sizes)
     if not valid(plain):
         return []
-    missing = dict.fromkeys(
-        (i, a, j, b)
-        for i, j in combinations(range(len(sizes)), 2)
-        for a, b in product(range(sizes[i]), range(sizes[j]))
-    )
+    missing = _Missing(sizes)
     rows: list[Row] = [plain]
-    _cover(missing, plain, hiding)
-    while missing:
-        i, a, j, b = pair = next(iter(missing))
-        row = _replaced(_replaced(plain, i, a), j, b)
-        if not valid(row):
-            del missing[pair]
-            continue
-        for axis in range(len(sizes)):
-            if axis in (i, j):
+    missing.cover(plain, hiding)
+    for i, j in combinations(range(len(sizes)), 2):
+        for a, b in product(range(sizes[i]), range(sizes[j])):
+            row = _replaced(_replaced(plain, i, a), j, b)
+            if not missing.has(i, a, j, b):
                 continue
-            options = [option for option in range(1, sizes[axis]) if option not in hiding[axis]]
-            gains = {option: _gain(missing, row, axis, option) for option in options}
-            for option in sorted((o for o in options if gains[o]), key=lambda o: -gains[o]):
-                if valid(changed := _replaced(row, axis, option)):
-                    row = changed
-                    break
-        _cover(missing, row, hiding)
-        missing.pop(pair, None)
-        rows.append(row)
+            missing.remove(i, a, j, b)
+            if not valid(row):
+                continue
+            bits = missing.bits(row)
+            for axis in range(len(sizes)):
+                if axis in (i, j):
+                    continue
+                gains = missing.gains(bits, axis)
+                options = [o for o in range(1, sizes[axis]) if gains[o] and o not in hiding[axis]]
+                for option in sorted(options, key=lambda o: -gains[o]):
+                    if valid(changed := _replaced(row, axis, option)):
+                        row, bits = changed, missing.bits(changed)
+                        break
+            missing.cover(row, hiding)
+            rows.append(row)
     return rows
 
 
@@ -58,15 +55,42 @@ def _replaced(row: Row, axis: int, option: int) -> Row:
     return (*row[:axis], option, *row[axis + 1 :])
 
 
-def _gain(missing: dict[_Pair, None], row: Row, axis: int, option: int) -> int:
-    """Return how many new pairs an option of one axis makes with the row's other options."""
-    before = sum((other, row[other], axis, option) in missing for other in range(axis))
-    return before + sum((axis, option, other, row[other]) in missing for other in range(axis + 1, len(row)))
+class _Missing:
+    """The pairs that no row has: for each option of an axis, the options of other axes, as the bits of a number."""
 
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._first = [0, *accumulate(sizes)]  # the bit of each axis's plain option
+        every = (1 << self._first[-1]) - 1
+        own = [((1 << size) - 1) << first for size, first in zip(sizes, self._first)]
+        self._of = [[every & ~bits] * size for size, bits in zip(sizes, own)]
 
-def _cover(missing: dict[_Pair, None], row: Row, hiding: Sequence[frozenset[int]]) -> None:
-    """Remove the pairs of a row, where it hides nothing, or the pairs with what hides the others."""
-    hidden_by = {axis for axis, option in enumerate(row) if option in hiding[axis]}
-    for i, j in combinations(range(len(row)), 2):
-        if hidden_by <= {i, j}:
-            missing.pop((i, row[i], j, row[j]), None)
+    def _bit(self, axis: int, option: int) -> int:
+        return 1 << (self._first[axis] + option)
+
+    def bits(self, row: Row) -> int:
+        """Return the bits of a row's options."""
+        return sum(self._bit(axis, option) for axis, option in enumerate(row))
+
+    def has(self, i: int, a: int, j: int, b: int) -> bool:
+        """Return True for a pair of option a of axis i and option b of axis j that is missing."""
+        return bool(self._of[i][a] & self._bit(j, b))
+
+    def remove(self, i: int, a: int, j: int, b: int) -> None:
+        """Remove a pair."""
+        self._of[i][a] &= ~self._bit(j, b)
+        self._of[j][b] &= ~self._bit(i, a)
+
+    def gains(self, bits: int, axis: int) -> list[int]:
+        """Return how many missing pairs each option of an axis makes with the other options of a row, by its bits."""
+        return [(missing & bits).bit_count() for missing in self._of[axis]]
+
+    def cover(self, row: Row, hiding: Sequence[frozenset[int]]) -> None:
+        """Remove the pairs of a row, where it hides nothing, or the pairs with what hides the others."""
+        seen = [axis for axis, option in enumerate(row) if option in hiding[axis]]
+        bits = self.bits(row)
+        if len(seen) == 2:
+            self.remove(seen[0], row[seen[0]], seen[1], row[seen[1]])
+        elif len(seen) < 2:
+            for axis, option in enumerate(row):
+                of_all = not seen or axis == seen[0]
+                self._of[axis][option] &= ~bits if of_all else ~self._bit(seen[0], row[seen[0]])

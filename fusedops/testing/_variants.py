@@ -106,6 +106,7 @@ def _made(subject: KernelCalls, direction: Direction) -> list[Variant]:
         # a base is taken, however large the smallest call is that the constraints accept
         most = max(_SCALE * subject.elements, *(v.numel() for v in base.values() if isinstance(v, TensorSpec)))
 
+        by_identity: dict[int, bool] = {}
         begun: _Begun = {(): Variant(base)}  # by the options of the first axes
 
         def made(row: tuple[int, ...], axes: list[_Axis] = axes, begun: _Begun = begun) -> Variant | None:
@@ -117,14 +118,22 @@ def _made(subject: KernelCalls, direction: Direction) -> list[Variant]:
                 begun[row] = variant
             return begun[row]
 
-        def valid(row: tuple[int, ...], taken: dict[tuple[Any, ...], bool] = taken, most: int = most) -> bool:
+        def valid(
+            row: tuple[int, ...],
+            taken: dict[tuple[Any, ...], bool] = taken,
+            by_identity: dict[int, bool] = by_identity,
+            most: int = most,
+        ) -> bool:
             variant = made(row)
             if variant is None:
                 return False
+            if (known := by_identity.get(id(variant.call))) is not None:
+                return known
             key = (*map(_kind, variant.call.values()), *variant.call.values())
             if key not in taken:
                 small = all(v.numel() <= most for v in variant.call.values() if isinstance(v, TensorSpec))
                 taken[key] = small and subject.takes(variant.call, direction) and not _rounded(subject, variant.call)
+            by_identity[id(variant.call)] = taken[key]  # ``begun`` keeps the call
             return taken[key]
 
         sizes = [len(axis.options) + 1 for axis in axes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -83,6 +83,7 @@ def on_backends(*kinds: str) -> pytest.MarkDecorator:
 
 
 every_kind = on_backends(*KINDS)
+OF_4096 = ("gated DeltaNet", torch.bfloat16)
 
 
 def cut(call: dict[str, Any], start: int, end: int) -> dict[str, Any]:
@@ -271,23 +272,41 @@ def test_a_decay_and_a_state_may_be_wider_than_the_rest(backend: str) -> None:
         assert fusedops.linear_attention(**doubles, return_state=True, backend=backend)[1].dtype is torch.float64
 
 
-LONG = [1, 2, 63, 64, 65, 300, 1000, 4096]
+def assert_lengths(kind: str, positions: int, dtype: torch.dtype, backends: Sequence[str]) -> None:
+    """Compare forward and backward of each backend with float64, which is computed once."""
+    call = {**tensors(kind, positions, dtype, batch=1, size=16), "return_state": True}
+    args = OP.bind((), call)
+    want = testing.expected(OP, args)
+    for backend in backends:
+        leaves = [arg.clone().requires_grad_() if isinstance(arg, Tensor) else arg for arg in args]
+        outputs = OP.call_public(*leaves, backend=backend)
+        given = [arg for arg in leaves if isinstance(arg, Tensor)]
+        names = [name for name, arg in zip(OP.parameters, leaves) if isinstance(arg, Tensor)]
+        grads = [grad.to(y.dtype) for grad, y in zip(want.grads, outputs)]
+        for name, y, wanted in zip(OP.outputs, outputs, want.outputs):
+            testing.assert_within(y.detach(), wanted, want.limits[f"output {name}"], f"{backend}: {name}")
+        for name, gradient in zip(names, torch.autograd.grad(outputs, given, grads)):
+            what = f"gradient of {name}"
+            testing.assert_within(gradient, want.gradients[name], want.limits[what], f"{backend}: {what}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("positions", LONG)
-@every_kind
-def test_lengths_within_the_tolerance(kind: str, positions: int, dtype: torch.dtype, backend: str) -> None:
-    call = {**tensors(kind, positions, dtype, batch=1, size=16), "return_state": True}
-    args = OP.bind((), call)
-    want = testing.expected(OP, args)
-    leaves = [arg.clone().requires_grad_() if isinstance(arg, Tensor) else arg for arg in args]
-    outputs = OP.call_public(*leaves, backend=backend)
-    given = [arg for arg in leaves if isinstance(arg, Tensor)]
-    names = [name for name, arg in zip(OP.parameters, leaves) if isinstance(arg, Tensor)]
-    grads = [grad.to(y.dtype) for grad, y in zip(want.grads, outputs)]
-    for name, y, wanted in zip(OP.outputs, outputs, want.outputs):
-        testing.assert_within(y.detach(), wanted, want.limits[f"output {name}"], name)
-    for name, gradient in zip(names, torch.autograd.grad(outputs, given, grads)):
-        testing.assert_within(gradient, want.gradients[name], want.limits[f"gradient of {name}"], f"gradient of {name}")
+@pytest.mark.parametrize("positions", [1, 2, 63, 64, 65, 300])
+@pytest.mark.parametrize("kind", KINDS)
+def test_lengths_within_the_tolerance(kind: str, positions: int, dtype: torch.dtype) -> None:
+    assert_lengths(kind, positions, dtype, [backend for backend in BACKENDS if takes(backend, kind)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [  # each takes half a minute, so one of them is not long
+        pytest.param(kind, dtype, marks=[pytest.mark.long] * ((kind, dtype) != OF_4096))
+        for kind in KINDS
+        for dtype in (torch.float32, torch.bfloat16)
+    ],
+    ids=str,
+)
+def test_4096_positions_within_the_tolerance(kind: str, dtype: torch.dtype) -> None:
+    assert_lengths(kind, 4096, dtype, [backend for backend in BACKENDS if takes(backend, kind)])
