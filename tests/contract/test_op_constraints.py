@@ -88,7 +88,7 @@ def violates(op: Any, args: tuple[Any, ...]) -> bool | None:
 
 @pytest.mark.parametrize("name", OPS)
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_the_check_the_reason_and_the_call_agree(name: str, data: st.DataObject) -> None:
     op = OPS[name]
     args = tuple(data.draw(VALUES[op.types[parameter]], label=parameter) for parameter in op.parameters)

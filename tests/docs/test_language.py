@@ -96,7 +96,12 @@ def modules_of(package: str) -> list[str]:
     return [".".join((package, *each)).removesuffix(".__init__") for each in parts if each[-1] != "__main__"]
 
 
-@pytest.mark.parametrize("name", modules_of("fusedops"))
+def with_examples(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return ">>> " in (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in modules_of("fusedops") if with_examples(name)])
 def test_the_examples_run(name: str) -> None:
     if ".integrations.megatron" in name:
         pytest.importorskip("megatron.core", reason="needs megatron-core; install the dev dependencies")

@@ -31,11 +31,11 @@ BACKENDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 ELEMENTS = {
     "eager": 2**13,
     "cpu": 2**13,
-    "sdpa": 2**15,
+    "sdpa": 2**13,
     "triton": 2**11,
-    "npu": 2**15,
-    "flash_attn_on_cpu": 2**15,
-    "sdpa_cuda_on_cpu": 2**15,
+    "npu": 2**13,
+    "flash_attn_on_cpu": 2**13,
+    "sdpa_cuda_on_cpu": 2**13,
     "loopback": 2**11,
 }
 
@@ -55,6 +55,7 @@ COMPILED = ("add_rms_norm", "attention")
 NOT_INTERPRETED = ("determinism", "history")
 # With pytest.mark.slow: the calls of pairwise arguments, in the interpreter, and of large products; of ops with many
 # loads or loops in the interpreter, all but the form and the values of their results.
+OF_PAIRWISE = ("calls", "memory")
 SLOW_BACKEND, SLOW_OPS = "triton", ("experts", "linear_attention", "linear_cross_entropy")
 LONG = (*SLOW_OPS, "causal_conv1d", "grouped_matmul")
 OF_LONG = ("dtypes", "empty", "float64", "inputs", "kernel", "masked_rows", "saved", "special", "strides")
@@ -81,9 +82,9 @@ def _params(backend: str, slow: Container[str]) -> Iterable[Any]:
 
 
 def _is_slow(check: testing.Check) -> bool:
-    if check.name == "calls" and (check.backend == SLOW_BACKEND or check.op in SLOW_OPS):
-        return True
-    return check.backend == SLOW_BACKEND and check.op in LONG and check.name not in OF_LONG
+    if check.backend != SLOW_BACKEND:
+        return check.name == "calls" and check.op in SLOW_OPS
+    return check.name in OF_PAIRWISE or (check.op in LONG and check.name not in OF_LONG)
 
 
 def _can_fail(check: testing.Check) -> bool:
