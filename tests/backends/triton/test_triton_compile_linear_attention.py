@@ -40,8 +40,8 @@ def _cases() -> dict[str, Case]:
     add("packed", PACKED, "bfloat16", "sm_90", ("_chunk_parts", "_walk_back"))
     for target, dtypes in zip(OTHERS, (("float16", "bfloat16"), ("bfloat16", "float16"), ("bfloat16", "float32"))):
         add("qwen3_next", QWEN3_NEXT, dtypes[0], target)
-        add("packed", PACKED, dtypes[1], target, ("_walk", "_chunk_back"))
-    add("qwen3_next", QWEN3_NEXT, "float32", "sm_80")
+        add("packed", PACKED, dtypes[1], target, ("_chunk_back",))
+    add("qwen3_next", QWEN3_NEXT, "float32", "sm_80", ("_walk",))
     for at, target in enumerate(("sm_90", *OTHERS)):
         dtype = ("bfloat16", "float32")[at % 2]
         case = {"op": "linear_attention", "dtype": dtype, "target": target, "launch": 0, "kernel": "_steps", **DECODE}
