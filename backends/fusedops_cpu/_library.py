@@ -124,8 +124,13 @@ class Library:
 
     @cached_property
     def linear_attention_forward(self) -> LibraryFunction:
-        """The recurrence of linear attention."""
+        """The outputs and states of linear attention."""
         return self._function("linear_attention_forward")
+
+    @cached_property
+    def linear_attention_backward(self) -> LibraryFunction:
+        """The gradients of linear attention."""
+        return self._function("linear_attention_backward")
 
     @cached_property
     def experts_forward(self) -> LibraryFunction:

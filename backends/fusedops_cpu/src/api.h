@@ -196,14 +196,26 @@ struct MergeBackward {
 
 // Head h has the rows of key head h / (heads / key_heads). With `bounds`, of packed sequences, batch is 1, and states
 // are those of `sequences`.
-struct LinearAttentionForward {
+struct LinearAttention {
   const void *q, *k, *v;                // (batch, positions, key_heads, rows) twice; (batch, positions, heads, columns)
   const float *decay, *beta, *initial;  // (batch, positions, heads), decay with `rows` where by_row; null: none
   const int64_t* bounds;                // (sequences + 1), checked; null: none
-  void* out;                            // (batch, positions, heads, columns)
-  float* state;                         // (batch or sequences, heads, rows, columns), as initial
   int64_t dtype, batch, positions, key_heads, heads, rows, columns, sequences, by_row, normalize;
   double scale;
+};
+
+struct LinearAttentionForward {
+  LinearAttention inputs;
+  void* out;     // (batch, positions, heads, columns)
+  float* state;  // (batch or sequences, heads, rows, columns), as initial
+};
+
+struct LinearAttentionBackward {
+  LinearAttention inputs;
+  const void* grad;         // of out
+  const float* grad_state;  // null: 0
+  void *dq, *dk, *dv;       // null: not wanted. With bounds, what belongs to no sequence is not written
+  float *ddecay, *dbeta, *dinitial;
 };
 
 enum Reduction : int64_t { NONE = 0, SUM = 1, MEAN = 2, MEAN_BY = 3 };  // MEAN_BY: divides by the denominator
@@ -345,6 +357,7 @@ FUSEDOPS_EXPORT int fusedops_gated_norm_backward(const fusedops::GatedNormBackwa
 FUSEDOPS_EXPORT int fusedops_conv_forward(const fusedops::ConvForward* call);
 FUSEDOPS_EXPORT int fusedops_conv_backward(const fusedops::ConvBackward* call);
 FUSEDOPS_EXPORT int fusedops_linear_attention_forward(const fusedops::LinearAttentionForward* call);
+FUSEDOPS_EXPORT int fusedops_linear_attention_backward(const fusedops::LinearAttentionBackward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_forward(const fusedops::CrossEntropyForward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const fusedops::CrossEntropyBackward* call);
 FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);

@@ -1,47 +1,43 @@
-// The recurrence of linear attention, one position after another: the state of a head is read and written in columns
-// that fit into the L1 cache, for STRETCH positions at a time. A sum of products with each state costs as many
-// multiplications as the products of all pairs of positions that a chunk has, and no more memory.
-#include <algorithm>
-#include <cmath>
-
-#include "api.h"
-#include "parallel.h"
+// Linear attention forward: in chunks, or for FEW positions one after another, when the state of a head is read and
+// written once, in columns that fit into the L1 cache. Its gradients: linear_attention_backward.cpp.
+#include "linear_attention.h"
 
 namespace fusedops {
 namespace {
 
-constexpr int64_t STRETCH = 64;                       // positions
+constexpr int64_t FEW = 8;                            // positions
 constexpr int64_t WIDTH = LANES > 32 ? LANES : 32;    // columns of a block of a state: 128 rows are 16 KiB
 constexpr int VECTORS = WIDTH / LANES;                // of a row of a block
 constexpr int ROWS = VECTORS >= 8 ? 1 : 8 / VECTORS;  // at once: 8 sums, as each addition waits for the one before
 
 // What a worker has in float32: `rows` is a multiple of ROWS, those past the end are 0.
 struct Numbers {
-  float *q, *k;             // (STRETCH, rows), normalized; q scaled
-  float *factor, *decayed;  // (STRETCH, rows) of a decay of each row: exp(decay), and k times it
+  float *q, *k;             // (FEW, rows), normalized; q scaled
+  float *factor, *decayed;  // (FEW, rows) of a decay of each row: exp(decay), and k times it
   float* state;             // (rows, WIDTH)
-  static int64_t floats(int64_t rows) { return rows * (4 * STRETCH + WIDTH); }
+  static int64_t floats(int64_t rows) { return rows * (4 * FEW + WIDTH); }
   Numbers(float* memory, int64_t rows)
       : q(memory),
-        k(q + STRETCH * rows),
-        factor(k + STRETCH * rows),
-        decayed(factor + STRETCH * rows),
-        state(decayed + STRETCH * rows) {}
+        k(q + FEW * rows),
+        factor(k + FEW * rows),
+        decayed(factor + FEW * rows),
+        state(decayed + FEW * rows) {}
 };
 
 template <class T>
 struct Heads {
-  LinearAttentionForward call;
+  LinearAttention call;
+  void* out;
+  float* states;
   int64_t rows;  // padded
 
   // Computes one value head of one sequence.
   NOINLINE void operator()(int64_t n, int64_t head, float* memory) const {
-    const Numbers numbers(memory, rows);
     const int64_t batch = call.bounds ? 0 : n;
     const int64_t start = call.bounds ? call.bounds[n] : 0, end = call.bounds ? call.bounds[n + 1] : call.positions;
     const int64_t size = call.rows * call.columns, at = (n * call.heads + head) * size;
     const float* from = call.initial ? call.initial + at : nullptr;
-    float* to = call.state + at;
+    float* to = states + at;
     if (start >= end) {
       if (from)
         std::copy(from, from + size, to);
@@ -49,36 +45,64 @@ struct Heads {
         std::fill(to, to + size, 0.0f);
       return;
     }
-    for (int64_t first = start; first < end; first += STRETCH) {
-      const int64_t count = std::min(STRETCH, end - first), position = batch * call.positions + first;
-      prepare(numbers, position, count, head);
-      for (int64_t column = 0; column < call.columns; column += WIDTH) {
-        const int64_t columns = std::min(WIDTH, call.columns - column);
-        Stretch stretch{numbers, position, count, head, column, columns, numbers.state, WIDTH, numbers.state, WIDTH};
-        // a block of one position is read where it is, and written where it goes
-        const bool in_place = count == 1 && from && columns == WIDTH && rows == call.rows;
-        if (in_place) {
-          stretch.from = from + column, stretch.to = to + column;
-          stretch.from_step = stretch.to_step = call.columns;
-        } else {
-          take(numbers, from ? from + column : nullptr, columns);
-        }
-        if (call.by_row) {
-          call.beta ? block<true, true>(stretch) : block<true, false>(stretch);
-        } else {
-          call.beta ? block<false, true>(stretch) : block<false, false>(stretch);
-        }
-        if (in_place) continue;
-        for (int64_t i = 0; i < call.rows; i++)
-          each(columns, [&](int64_t j, auto lanes) {
-            store(to + i * call.columns + column + j, load(numbers.state + i * WIDTH + j, lanes), lanes);
-          });
+    if (end - start > FEW) {
+      in_chunks(batch * call.positions + start, batch * call.positions + end, head, from, to, memory);
+      return;
+    }
+    const Numbers numbers(memory, rows);
+    const int64_t count = end - start, position = batch * call.positions + start;
+    prepare(numbers, position, count, head);
+    for (int64_t column = 0; column < call.columns; column += WIDTH) {
+      const int64_t columns = std::min(WIDTH, call.columns - column);
+      Stretch stretch{numbers, position, count, head, column, columns, numbers.state, WIDTH, numbers.state, WIDTH};
+      // a block of one position is read where it is, and written where it goes
+      const bool in_place = count == 1 && from && columns == WIDTH && rows == call.rows;
+      if (in_place) {
+        stretch.from = from + column, stretch.to = to + column;
+        stretch.from_step = stretch.to_step = call.columns;
+      } else {
+        take(numbers, from ? from + column : nullptr, columns);
       }
-      from = to;
+      if (call.by_row) {
+        call.beta ? block<true, true>(stretch) : block<true, false>(stretch);
+      } else {
+        call.beta ? block<false, true>(stretch) : block<false, false>(stretch);
+      }
+      if (in_place) continue;
+      for (int64_t i = 0; i < call.rows; i++)
+        each(columns, [&](int64_t j, auto lanes) {
+          store(to + i * call.columns + column + j, load(numbers.state + i * WIDTH + j, lanes), lanes);
+        });
     }
   }
 
+  static int64_t floats(const LinearAttention& call, int64_t rows) {
+    Parts parts(nullptr);
+    const Chunk chunk(call, false, parts);
+    return std::max(Numbers::floats(rows),
+                    parts.floats() + chunk.state_floats() + tile_rows(CHUNK) * chunk.value_stride);
+  }
+
  private:
+  NOINLINE void in_chunks(int64_t position, int64_t end, int64_t head, const float* from, float* to,
+                          float* memory) const {
+    Parts parts(memory);
+    Chunk chunk(call, false, parts);
+    float* const state = parts.take(chunk.state_floats());
+    float* const rows_of_out = parts.take(tile_rows(CHUNK) * chunk.value_stride);
+    chunk.load_state(from, state);
+    for (; position < end; position += CHUNK) {
+      const Head here{position, std::min(CHUNK, end - position), head / (call.heads / call.key_heads), head};
+      chunk.load_keys(here, true);
+      chunk.load_values(here);
+      chunk.write(state);
+      chunk.read(state, rows_of_out);
+      chunk.store_of_values(rows_of_out, here, out);
+      chunk.advance(state);
+    }
+    chunk.store_state(state, to);
+  }
+
   // Some columns of the state for some positions.
   struct Stretch {
     const Numbers& numbers;
@@ -139,7 +163,7 @@ struct Heads {
     const int64_t position = stretch.position, head = stretch.head, columns = stretch.columns;
     const int64_t step = call.heads * call.columns, first = position * step + head * call.columns + stretch.column;
     const T* v = (const T*)call.v + first;
-    T* out = (T*)call.out + first;
+    T* out = (T*)this->out + first;
     float* const to = stretch.to;
     const float* from = stretch.from;
     int64_t from_step = stretch.from_step;
@@ -190,19 +214,20 @@ struct Heads {
 };
 
 template <class T>
-Status forward(const LinearAttentionForward& call) {
+Status forward(const LinearAttentionForward& all) {
+  const LinearAttention& call = all.inputs;
   const int64_t count = call.bounds ? call.sequences : call.batch, tasks = count * call.heads;
   const int64_t rows = divide_up(std::max<int64_t>(call.rows, 1), ROWS) * ROWS;
   if (call.bounds) {  // positions of no sequence are 0
     const int64_t step = call.heads * call.columns, last = call.bounds[call.sequences];
-    memset((void*)call.out, 0, call.bounds[0] * step * sizeof(T));
-    memset((void*)((T*)call.out + last * step), 0, (call.positions - last) * step * sizeof(T));
+    memset((void*)all.out, 0, call.bounds[0] * step * sizeof(T));
+    memset((void*)((T*)all.out + last * step), 0, (call.positions - last) * step * sizeof(T));
   }
   const int64_t work = call.positions * call.heads * call.rows * call.columns * (call.bounds ? 1 : call.batch);
   const int64_t workers = work <= BLOCK ? 1 : workers_for(tasks);
-  const Scratch scratch(workers, Numbers::floats(rows));
+  const Scratch scratch(workers, Heads<T>::floats(call, rows));
   if (scratch.failed()) return OUT_OF_MEMORY;
-  const Heads<T> heads{call, rows};
+  const Heads<T> heads{call, all.out, all.state, rows};
   const Scratch* const memory = &scratch;
   run_blocks(tasks, workers, [=](int64_t task, int64_t worker) {
     heads(task / heads.call.heads, task % heads.call.heads, memory->of(worker));
@@ -216,8 +241,8 @@ Status forward(const LinearAttentionForward& call) {
 using namespace fusedops;
 
 FUSEDOPS_EXPORT int fusedops_linear_attention_forward(const LinearAttentionForward* call) {
-  if (call->positions < 0 || call->rows < 0 || call->columns < 0 || call->key_heads < 0) return INVALID;
-  if (!call->heads || !call->columns || (!call->bounds && !call->batch)) return OK;
-  if (!call->key_heads || call->heads % call->key_heads) return INVALID;
-  return with_dtype(call->dtype, [=](auto element) { return forward<decltype(element)>(*call); });
+  const LinearAttention& inputs = call->inputs;
+  if (!are_sizes(inputs)) return INVALID;
+  if (has_no_state(inputs)) return OK;
+  return with_dtype(inputs.dtype, [=](auto element) { return forward<decltype(element)>(*call); });
 }

@@ -116,18 +116,19 @@ INLINE int64_t panel_floats(int64_t depth) {
   return WIDTH * depth + LANES;
 }
 
-// Packs rows [first, first + count) of an operand to panels of WIDTH.
+// Packs rows [first, first + count) of an operand of one dtype to panels of WIDTH.
+template <int WIDTH, class T>
+INLINE void pack_as(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth, float* to) {
+  const int64_t panel = panel_floats<WIDTH>(depth);
+  if (!from.terms_contiguous) return pack_rows<WIDTH, T>(from, first, count, term, depth, to, panel);
+  for (int64_t start = 0; start < count; start += WIDTH, to += panel)
+    for (int64_t at = start; at < std::min(start + WIDTH, count); at += LANES)
+      pack_terms<WIDTH, T>(from, first + at, std::min({count, start + WIDTH, at + LANES}) - at, term, depth,
+                           to + at - start);
+}
 template <int WIDTH>
 NOINLINE void pack(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth, float* to) {
-  const int64_t panel = panel_floats<WIDTH>(depth);
-  with_dtype(from.dtype, [&](auto element) {
-    using T = decltype(element);
-    if (!from.terms_contiguous) return pack_rows<WIDTH, T>(from, first, count, term, depth, to, panel);
-    for (int64_t start = 0; start < count; start += WIDTH, to += panel)
-      for (int64_t at = start; at < std::min(start + WIDTH, count); at += LANES)
-        pack_terms<WIDTH, T>(from, first + at, std::min({count, start + WIDTH, at + LANES}) - at, term, depth,
-                             to + at - start);
-  });
+  with_dtype(from.dtype, [&](auto element) { pack_as<WIDTH, decltype(element)>(from, first, count, term, depth, to); });
 }
 
 // Writes or adds the products of a panel of M rows and one of TILE_COLUMNS to c, whose rows are `row` apart.
