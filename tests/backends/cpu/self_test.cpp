@@ -199,6 +199,7 @@ int main() {
     test_experts(dtype);
     test_attentions(dtype);
     test_convolutions(dtype);
+    test_linear_attentions(dtype);
   }
   printf("vectors of %d bytes, structs of", VECTOR_BYTES);
   // in the order of the functions of api.h
@@ -221,6 +222,7 @@ int main() {
                       sizeof(ConvForward),
                       sizeof(ConvBackward),
                       sizeof(LinearAttentionForward),
+                      sizeof(LinearAttentionBackward),
                       sizeof(CrossEntropyForward),
                       sizeof(CrossEntropyBackward),
                       sizeof(Rotary),

@@ -67,4 +67,5 @@ void test_rotations(int64_t dtype);
 void test_experts(int64_t dtype);
 void test_attentions(int64_t dtype);
 void test_convolutions(int64_t dtype);
+void test_linear_attentions(int64_t dtype);
 void test_merges(int64_t dtype, int64_t rows, int64_t columns);
