@@ -1,0 +1,71 @@
+"""A copy of a module's forward in which names of its file are other functions.
+
+transformers' modules call functions of their file by name. A replaced module runs a copy of its forward in which such a
+name is an op; the file, and with it every other model, stays as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import CellType, FunctionType
+from typing import Any, cast
+
+
+def copied(forward: Any, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return a copy of a forward, decorators included, in which these names are these functions.
+
+    >>> def scale():
+    ...     return 1
+    >>> def forward(x):
+    ...     return x * scale()
+    >>> forward.__globals__["scale"] = scale
+    >>> copied(forward, {"scale": lambda: 3})(2), forward(2)
+    (6, 2)
+    """
+    own = cast("FunctionType", inspect.unwrap(forward))
+    names = {**own.__globals__, **functions}
+    # torch.compile would look names up in the module of this name, and find the function that is replaced
+    del names["__name__"]
+    # torch.compile keeps compiled frames by code object, and their functions in the globals of the frame: functions
+    # that share a code object must share their globals, so the copy has a code object of its own
+    copy = FunctionType(own.__code__.replace(), names, own.__name__, own.__defaults__, own.__closure__)
+    copy.__kwdefaults__ = own.__kwdefaults__
+    return _decorated(forward, own, copy)
+
+
+def can_be_copied(forward: Any) -> bool:
+    """Return True where each decorator of a forward holds what it decorates in its closure."""
+    body = inspect.unwrap(forward)
+    return _decorated(forward, body, body) is not None
+
+
+def contents_of(function: Any) -> list[Any]:
+    """Return what the closure of a function holds; None for what is not assigned yet."""
+    return [_contents(cell) for cell in getattr(function, "__closure__", None) or ()]
+
+
+def _decorated(function: Any, body: Any, changed: Any) -> Any:
+    """Return a function with another body below its decorators, or None where one of them holds it out of reach.
+
+    A decorator made with functools.wraps holds what it decorates in its closure.
+    """
+    if function is body:
+        return changed
+    inner = function.__wrapped__
+    below = _decorated(inner, body, changed)
+    cells = [each is inner for each in contents_of(function)]
+    if below is None or True not in cells or not isinstance(function, FunctionType):
+        return None
+    closure = tuple(CellType(below) if held else cell for held, cell in zip(cells, function.__closure__ or ()))
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__dict__.update({**vars(function), "__wrapped__": below})
+    return copy
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
