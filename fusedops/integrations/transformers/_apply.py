@@ -20,6 +20,7 @@ from fusedops.integrations.transformers._gated_norms import recognised_gated_nor
 from fusedops.integrations.transformers._head import has_fused_loss, heads_of, recognised_head
 from fusedops.integrations.transformers._implementation import apply_attention, attention_notes, restore_attention
 from fusedops.integrations.transformers._losses import loss_of, recognised_loss, replace_loss, restore_loss
+from fusedops.integrations.transformers._mixers import recognised_mixer
 from fusedops.integrations.transformers._norms import recognised_norm
 from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
 from fusedops.integrations.transformers._rotary import recognised_rotary
@@ -40,6 +41,8 @@ _OPS = (
     "experts",
     "top_k_routing",
     "rotary_embedding",
+    "causal_conv1d",
+    "linear_attention",
     "cross_entropy",
     "attention",
     "scaled_masked_softmax",
@@ -49,7 +52,7 @@ _FUSED_LOSS = "linear_cross_entropy"  # by fused_loss=True, or by its name
 
 def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool = False) -> Applied:
     """Replace what a model computes by ops: norms, gated MLPs, GELU, experts and their routers, rotary embeddings,
-    attention, the loss.
+    attention, the short convolution and the recurrence of hybrid models, the loss.
 
     A module is recognised by its results: its own forward runs on small random numbers, on the CPU, and an op replaces
     it only where the op computes the same. So the weights are not read: they may be on a meta device, sharded or
@@ -88,7 +91,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         )
     chosen = _chosen(ops, fused_loss)
     heads = heads_of(model) if _FUSED_LOSS in chosen else {}
-    outcomes, losses = Counter[Any](), Counter[Any]()  # of _Outcome, or None for modules without one
+    outcomes, losses = Counter[Any](), Counter[Any]()  # of _Outcome; losses also of None, for modules without one
     layouts = layouts_of(model.modules())
     recognisers: dict[str, _Recogniser] = {
         _FUSED_LOSS: lambda module: recognised_head(module, heads[module]) if module in heads else None,
@@ -96,6 +99,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         "norm": recognised_norm,
         "gated MLP": recognised_gated,
         "experts": lambda module: recognised_experts(module, whole="experts" in chosen),
+        "linear_attention": recognised_mixer,
         "rotary_embedding": lambda module: recognised_rotary(module, layouts),
         "top_k_routing": lambda module: recognised_router(module, routers),
         "bias_gelu": lambda module: None if module in inside else recognised_activation(module),
@@ -104,14 +108,14 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
     inside = set[Module]()  # activations that a replaced module does not call
     shared: dict[Replacement, Replacement] = {}
     for module in model.modules():
-        outcomes[_forward_applied(module, chosen, recognisers, shared)] += 1
+        outcomes.update(_forward_applied(module, chosen, recognisers, shared))
         replacement = replacement_of(module)
         if replacement is not None and replacement.has_activation:
             inside.update(module.children())
     for module in model.modules():  # after the heads
         losses[_loss_applied(module, chosen)] += 1
+    del losses[None]
     outcomes = losses + outcomes
-    del outcomes[None]
     outcomes += apply_attention(model, chosen)
     rows = [Row(name, op, count, left, family, when) for (name, op, left, family, when), count in outcomes.items()]
     notes = attention_notes(model)
@@ -141,24 +145,30 @@ def _forward_applied(
     chosen: set[str],
     recognisers: Mapping[str, _Recogniser],
     shared: dict[Replacement, Replacement],
-) -> _Outcome | None:
-    """Replace a module's forward where an op computes the same; return the outcome.
+) -> list[_Outcome]:
+    """Replace a module's forward where an op computes the same; return the outcome for each op.
 
     Equal replacements are one object in ``shared``: torch.compile then compiles the layers of a model once.
     """
     name, already = own_class(module).__name__, replacement_of(module)
     if already is not None:
-        return name, already.op, "", "", already.when
+        return _outcomes(name, already)
     for family, recognise in recognisers.items():
-        replacement = recognise(module)
-        if isinstance(replacement, str):
-            return name, "", replacement, family, ""
-        if replacement is not None and replacement.op not in chosen:
-            return name, "", f"ops has no {replacement.op}", replacement.op, ""
+        recognised = recognise(module)
+        if isinstance(recognised, str):
+            return [(name, "", recognised, family, "")]
+        replacement = None if recognised is None else recognised.among(chosen)
         if replacement is not None:
             replace(module, shared.setdefault(replacement, replacement))
-            return name, replacement.op, "", "", replacement.when
-    return None
+            return _outcomes(name, replacement)
+        if recognised is not None:
+            return [(name, "", f"ops has no {op}", op, "") for op in recognised.ops]
+    return []
+
+
+def _outcomes(name: str, replacement: Replacement) -> list[_Outcome]:
+    called = [(name, op, "", "", replacement.when) for op in replacement.ops]
+    return called + [(name, "", reason, op, "") for op, reason in replacement.left]
 
 
 def _loss_applied(module: Module, chosen: set[str]) -> _Outcome | None:

@@ -27,7 +27,17 @@ class Replacement:
 
     op: str
     when: str = ""
+    left: tuple[tuple[str, str], ...] = ()  # ops that it does not call, with the reason
     has_activation = False  # True where forward computes the activation that the module has as a child
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Return the names of the ops that are called."""
+        return (self.op,)
+
+    def among(self, chosen: set[str]) -> Replacement | None:
+        """Return the replacement with these ops alone, or None where it has none of them."""
+        return self if self.op in chosen else None
 
     @property
     def mixin(self) -> type[Replaced]:

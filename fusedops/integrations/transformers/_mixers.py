@@ -1,0 +1,176 @@
+"""Layers that mix positions by a short convolution and a recurrence, in hybrid models (Qwen3-Next, Bamba, LFM2).
+
+Their forward calls functions of its file by name. Each function that computes what an op computes is replaced in a copy
+of the forward. A function is recognised by its signature and its results: its own code, in plain torch, runs on random
+numbers on the CPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from types import FunctionType
+from typing import Any, cast
+
+from torch.nn import Module
+
+from fusedops import ops
+from fusedops.integrations.transformers._copied import can_be_copied, contents_of, copied
+from fusedops.integrations.transformers._mixer_functions import FORMS, computed
+from fusedops.integrations.transformers._mixer_trials import has_results_of
+from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
+from fusedops.integrations.transformers._twin import called, is_replaced_elsewhere
+
+_WHOLE_LAYER = {"outproj_weight", "out_proj_weight"}  # parameters of a function for a whole layer; in torch, of none
+
+
+@dataclass(frozen=True)
+class MixerFunction:
+    """A function of a model's file in a form that calls an op, with the names of its parameters."""
+
+    form: str
+    names: tuple[str, ...]
+
+    @property
+    def op(self) -> str:
+        """Return the name of the op."""
+        return FORMS[self.form].op
+
+    def __call__(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the op, or the model's own function for a call that the op does not take."""
+        form = FORMS[self.form]
+        result = computed(form, getattr(ops, form.op), {**dict(zip(self.names, args)), **kwargs})
+        return own(*args, **kwargs) if result is None else result
+
+
+@dataclass(frozen=True)
+class Mixer(Replacement):
+    """The settings of a replaced layer: the functions in place of those that its forward names.
+
+    ``left`` has the ops for which functions are left, with the reason.
+    """
+
+    original: type[Module]
+    functions: tuple[tuple[str, MixerFunction], ...]
+    left: tuple[tuple[str, str], ...] = ()
+    copied: Callable[..., Any] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        forward = self.original.forward
+        names = cast("FunctionType", inspect.unwrap(forward)).__globals__
+        functions = {name: _op_or_own(function, names[name]) for name, function in self.functions}
+        whole = {name: _none for name, function in _functions(forward) if _is_of_a_whole_layer(function)}
+        object.__setattr__(self, "copied", copied(forward, {**functions, **whole}))
+
+    def __reduce__(self) -> Any:
+        return Mixer, (self.original, self.functions, self.left)
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Return the names of the ops."""
+        return tuple(dict.fromkeys(function.op for _, function in self.functions))
+
+    def among(self, chosen: set[str]) -> Mixer | None:
+        """Return the replacement with these ops alone, or None where it has none of them."""
+        functions = tuple(each for each in self.functions if each[1].op in chosen)
+        others = tuple((op, f"ops has no {op}") for op in self.ops if op not in chosen)
+        return replace(self, functions=functions, left=(*self.left, *others)) if functions else None
+
+    def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the copy of the module's forward."""
+        return self.copied(module, *args, **kwargs)
+
+
+def _op_or_own(function: MixerFunction, own: Callable[..., Any]) -> Callable[..., Any]:
+    def mixed(*args: Any, **kwargs: Any) -> Any:
+        return function(own, *args, **kwargs)
+
+    return mixed
+
+
+def _none(*_: Any, **__: Any) -> None:
+    """Return None, as transformers' function for a whole layer does without its package: the forward goes on."""
+
+
+def recognised_mixer(module: Module) -> Mixer | str | None:
+    """Return the replacement of a layer, the reason why one is left, or None for another module.
+
+    >>> import torch
+    >>> recognised_mixer(torch.nn.Linear(2, 2))
+    """
+    cls = own_class(module)
+    if not isinstance(own_body(module), FunctionType):
+        return None
+    recognised = {name: _recognised(function) for name, function in _functions(cls.forward)}
+    recognised = {name: each for name, each in recognised.items() if each is not None}
+    if not recognised:
+        return None
+    if is_replaced_elsewhere(module):
+        return "another library has replaced its forward"
+    if not can_be_copied(cls.forward):
+        return "a decorator of its forward keeps it where it cannot be replaced"
+    functions: list[tuple[str, MixerFunction]] = []
+    left: dict[str, list[str]] = {}
+    for name, each in recognised.items():
+        if isinstance(each, str):
+            left.setdefault(each, []).append(name)
+        else:
+            functions.append((name, each))
+    reasons = {op: f"the results of {' and '.join(sorted(names))} are not those of {op}" for op, names in left.items()}
+    return Mixer(cls, tuple(functions), tuple(reasons.items())) if functions else "; ".join(reasons.values())
+
+
+def _functions(forward: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the functions of its file that a forward names."""
+    body = cast("FunctionType", inspect.unwrap(forward))
+    for name in body.__code__.co_names:
+        function = body.__globals__.get(name)
+        if isinstance(function, (FunctionType, Module)):
+            yield name, function
+
+
+@cache
+def _recognised(function: Any) -> MixerFunction | str | None:
+    """Return the function in the form of an op, the op whose results it does not have, or None for another function."""
+    names = tuple(_parameters(function))
+    forms = {key: form for key, form in FORMS.items() if {*form.parameters} <= {*names[: len(form.parameters) + 1]}}
+    forms = {key: form for key, form in forms.items() if form.parameters[0] == names[0]}
+    if not forms:
+        return None
+    if not (isinstance(function, Module) and is_replaced_elsewhere(function)):
+        plain = _plain(function)
+        for key, form in forms.items():
+            if has_results_of(plain, key, form):
+                return MixerFunction(key, names)
+    return next(iter(forms.values())).op
+
+
+def _parameters(function: Any) -> list[str]:
+    """Return the names of a function's parameters, or none where it has no signature."""
+    try:
+        names = list(inspect.signature(type(function).forward if isinstance(function, Module) else function).parameters)
+    except (TypeError, ValueError):
+        return []
+    return names[1:] if isinstance(function, Module) else names
+
+
+def _plain(function: Any) -> Callable[..., Any]:
+    """Return a function in plain torch, below transformers' decorators, of which kernels' makes a module."""
+    if not isinstance(function, Module):
+        return inspect.unwrap(function)
+    forward = type(function).forward
+    below = [each for each in contents_of(forward) if isinstance(each, FunctionType)]
+    return inspect.unwrap(below[0]) if len(below) == 1 else partial(forward, function)
+
+
+def _is_of_a_whole_layer(function: Any) -> bool:
+    """Return True for a function that a package may have for a whole layer, and that is None in plain torch."""
+    names = _parameters(function)
+    if _WHOLE_LAYER.isdisjoint(names):
+        return False
+    plain = _plain(function)
+    parameters = inspect.signature(plain).parameters.values()
+    needed = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    return called(plain, *(None for _ in needed)) is None
