@@ -11,6 +11,9 @@ from fusedops.nn._gated import GEGLU as GEGLU
 from fusedops.nn._gated import SwiGLU as SwiGLU
 from fusedops.nn._losses import CrossEntropyLoss as CrossEntropyLoss
 from fusedops.nn._losses import LinearCrossEntropyLoss as LinearCrossEntropyLoss
+from fusedops.nn._mixers import GatedDeltaNet as GatedDeltaNet
+from fusedops.nn._mixers import Mamba2 as Mamba2
+from fusedops.nn._mixers import MixerState as MixerState
 from fusedops.nn._norms import LayerNorm as LayerNorm
 from fusedops.nn._norms import RMSNorm as RMSNorm
 from fusedops.nn._quantized import QuantizedEmbedding as QuantizedEmbedding
@@ -25,8 +28,11 @@ __all__ = [
     "BiasDropoutAdd",
     "BiasGELU",
     "CrossEntropyLoss",
+    "GatedDeltaNet",
     "LayerNorm",
     "LinearCrossEntropyLoss",
+    "Mamba2",
+    "MixerState",
     "QuantizedEmbedding",
     "QuantizedLinear",
     "RMSNorm",

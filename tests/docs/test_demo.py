@@ -148,6 +148,21 @@ def test_both_decoders_have_the_same_loss_at_every_step(
 
 
 @pytest.mark.slow
+def test_a_hybrid_is_trained_and_its_layers_are_timed(program: Any, tmp_path: pathlib.Path) -> None:
+    done = program(EXAMPLES / "train_hybrid.py", "--steps", 5, "--block", 16, "--device", "cpu", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no fallback in training
+    losses = [[float(each) for each in pair] for pair in re.findall(r"loss (\S+), with \D+(\S+)", done.stdout)]
+    assert len(losses) == 5
+    assert all(last < first for first, last in zip(losses[0], losses[-1]))
+    assert len(re.findall(r"^(?:the hybrid|attention alone): \d+ tokens per second$", done.stdout, re.MULTILINE)) == 2
+    for op in ("causal_conv1d", "linear_attention", "gated_rms_norm", "attention"):
+        assert re.search(rf"^\W*{op}\W", done.stdout, re.MULTILINE), f"no row of {op}:\n{done.stdout}"
+    rows = list(csv.DictReader((tmp_path / "hybrid.csv").read_text().splitlines()))
+    assert [row["length"] for row in rows] == ["16", "64", "256", "1024", "4096"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--softmax"]], ids=["attention", "softmax"])
 def test_the_embeddings_are_those_of_the_plain_model(options: list[str], program: Any) -> None:
     done = program(EXAMPLES / "minilm.py", *options)
