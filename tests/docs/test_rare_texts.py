@@ -128,6 +128,7 @@ def captured() -> None:
 
 pin("a spec's dtype", lambda: fusedops.TensorSpec(SPEC, "f32"), INVALID)  # type: ignore[arg-type]
 pin("a spec's device", lambda: fusedops.TensorSpec(SPEC, device=0), INVALID)  # type: ignore[arg-type]
+pin("heads of a layer", lambda: fusedops.nn.Mamba2(32, heads=4, groups=3), INVALID)
 pin("seed's size", dropout(X, seed=torch.ones(2, dtype=torch.int64)), INVALID)
 pin("a constraint without a reason", registered(Silent("x", 3), call=gelu(X)), NO_BACKEND)
 pin("no longer registered", unregistered, NO_BACKEND)
