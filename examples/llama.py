@@ -114,7 +114,7 @@ class Llama(nn.Module):
 
     def forward(self, text: Tensor, following: Tensor) -> Tensor:
         ops = self.ops
-        cos, sin = _angles(text.shape[-1], self.head_size // 2, text.device)
+        cos, sin = angles(text.shape[-1], self.head_size // 2, text.device)
         x, residual = self.embedding(text), None
         for block in self.blocks:
             x, residual = block(x, residual, cos, sin, ops)
@@ -170,7 +170,7 @@ def _add_and_norm(x: Tensor, residual: Tensor | None, weight: Tensor, ops: Ops) 
 
 
 @cache  # one per length
-def _angles(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def angles(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     frequencies = 1000.0 ** -(torch.arange(size, device=device) / size)  # Llama 3 has 500000, for longer texts
-    angles = torch.arange(length, device=device)[:, None] * frequencies
-    return angles.cos(), angles.sin()
+    turns = torch.arange(length, device=device)[:, None] * frequencies
+    return turns.cos(), turns.sin()

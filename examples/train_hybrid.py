@@ -24,7 +24,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported, as in train_gpt.py
 
 import torch
-from llama import EPS, FUSED, GatedMLP
+from llama import EPS, FUSED, GatedMLP, angles
 from torch import Tensor, nn
 from train_gpt import BATCH, HERE, Plays, learning_rate, title, wait_for
 from train_llama import Trainee, parse, report_backends
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class Attention(nn.Module):
-    """Causal attention without positions, which the layers of gated DeltaNet know: (B, S, W) -> (B, S, W)."""
+    """Causal attention with rotary positions: (B, S, W) -> (B, S, W)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,23 +61,31 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, state: Any = None, *, return_state: bool = False) -> Any:
         """Compute the layer; the state is a buffer of keys and values, (2, B, heads, capacity, D), and their number."""
         q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        used = 0 if state is None else state[1]
+        last = used + x.shape[1]
+        cos, sin = (each[used:last] for each in angles(_space(last), WIDTH // HEADS // 2, x.device))
+        q, k = fusedops.rotary_embedding(q, k, cos, sin)
         if return_state:
-            buffer, used = _with_space(state, k, x.shape[1])
-            last = used + x.shape[1]
+            buffer = _with_space(state, k, used, last)
             buffer[0, :, :, used:last], buffer[1, :, :, used:last] = k, v
             k, v, state = *buffer[..., :last, :], (buffer, last)
         y = self.out(fusedops.attention(q, k, v, causal="lower_right").transpose(1, 2).flatten(-2))
         return (y, state) if return_state else y
 
 
-def _with_space(state: Any, k: Tensor, tokens: int) -> tuple[Tensor, int]:
-    """Return a buffer with space for more tokens, and the number of those in it."""
-    buffer, used = (k.new_empty(2, *k.shape[:2], 0, k.shape[3]), 0) if state is None else state
-    if used + tokens <= buffer.shape[3]:
-        return buffer, used
-    larger = buffer.new_empty(*buffer.shape[:3], 2 * (used + tokens), buffer.shape[4])
-    larger[..., :used, :] = buffer[..., :used, :]
-    return larger, used
+def _space(tokens: int) -> int:
+    """Return the number of tokens for which there is space: a power of 2, so that it changes rarely."""
+    return 1 << (tokens - 1).bit_length()
+
+
+def _with_space(state: Any, k: Tensor, used: int, last: int) -> Tensor:
+    """Return a buffer of keys and values with space for the last token, and with those of the state."""
+    if state is not None and last <= state[0].shape[3]:
+        return state[0]
+    larger = k.new_empty(2, *k.shape[:2], _space(last), k.shape[3])
+    if state is not None:
+        larger[..., :used, :] = state[0][..., :used, :]
+    return larger
 
 
 def mixer(kind: str) -> nn.Module:
