@@ -45,7 +45,9 @@ class _Mixer(Module):
     def __init__(self, width: int, channels: int, heads: int, out: int, conv: dict[str, Any], norm: int) -> None:
         super().__init__()
         size = conv.pop("size")
-        self.width, self.heads, self.channels = width, heads, channels
+        self.width = width
+        self.heads = heads
+        self.channels = channels
         self.conv1d = nn.Conv1d(channels, channels, size, groups=channels, padding=size - 1, **conv)
         options = {name: conv[name] for name in ("device", "dtype")}
         self.dt_bias, self.A_log = (Parameter(torch.empty(heads, **options)) for _ in range(2))
@@ -124,7 +126,10 @@ class GatedDeltaNet(_Mixer):
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         conv = {"size": conv_width, "bias": False, **options}
         super().__init__(width, 2 * keys + values, heads, values, conv, value_size)
-        self.key_heads, self.key_size, self.value_size, self.eps = key_heads, key_size, value_size, eps
+        self.key_heads = key_heads
+        self.key_size = key_size
+        self.value_size = value_size
+        self.eps = eps
         self.backend = backend
         self.in_proj_qkv = nn.Linear(width, self.channels, bias=False, **options)
         self.in_proj_z = nn.Linear(width, values, bias=False, **options)
@@ -229,7 +234,10 @@ class Mamba2(_Mixer):
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         conv = {"size": conv_width, "bias": True, **options}
         super().__init__(width, values + 2 * groups * state_size, heads, values, conv, values)
-        self.head_size, self.state_size, self.groups, self.eps = head_size, state_size, groups, eps
+        self.head_size = head_size
+        self.state_size = state_size
+        self.groups = groups
+        self.eps = eps
         self.backend = backend
         self.in_proj = nn.Linear(width, values + self.channels + heads, bias=False, **options)
         self.D = Parameter(torch.ones(heads, **options))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("transformers", reason="needs transformers")
 
 from model_families import FAMILIES, counted
 from transformers import DynamicCache
+from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next
 
@@ -145,6 +147,10 @@ def convolved(hidden_states: Tensor, weight: Tensor, bias: Any = None, activatio
     return y if activation is None else nn.functional.silu(y)
 
 
+def convolved_by_any_width(hidden_states: Tensor, weight: Tensor, bias: Any = None, activation: Any = None) -> Tensor:
+    return modeling_mamba2.causal_conv1d_fn(hidden_states, weight, bias, activation)
+
+
 def with_other_function(function: Callable[..., Any]) -> Any:
     """A Convolution whose file has another function."""
     own = Convolution.forward
@@ -174,15 +180,28 @@ def test_what_only_looks_like_it_is_left(name: str) -> None:
 
 
 def test_a_function_that_is_the_op_is_replaced_and_other_calls_are_its_own() -> None:
-    def same(hidden_states: Tensor, weight: Tensor, bias: Any = None, activation: Any = None) -> Tensor:
-        return modeling_mamba2.causal_conv1d_fn(hidden_states, weight, bias, activation)
-
-    layer, x = with_other_function(same), torch.randn(2, 4, 20)
+    layer, x = with_other_function(convolved_by_any_width), torch.randn(2, 4, 20)
     expected = layer(x)
     assert apply(layer).ops == {"causal_conv1d": 1}
     close(layer(x), expected)
     layer.weight = nn.Parameter(torch.randn(4, 9))  # the op has no width above 8
     assert counted(lambda: layer(x)) == {}
+
+
+def test_a_function_for_which_a_package_is_installed_is_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    package, name = ModuleType("causal_conv1d"), "causal_conv1d_fn"
+
+    def of_the_package(x: Tensor, weight: Tensor, bias: Any = None, activation: Any = None) -> Tensor:
+        raise RuntimeError("expected a tensor on cuda")
+
+    setattr(package, name, of_the_package)
+    monkeypatch.setitem(sys.modules, "causal_conv1d", package)
+    layer = with_other_function(use_kernel_func_from_hub_with_fallback(name, "causal_conv1d")(convolved_by_any_width))
+    x = torch.randn(2, 4, 5)
+    with pytest.raises(RuntimeError, match="on cuda"):
+        layer(x)
+    assert apply(layer).ops == {"causal_conv1d": 1}
+    close(layer(x), convolved_by_any_width(x, layer.weight, None, "silu"))
 
 
 def test_a_function_that_kernels_replaces_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
