@@ -55,6 +55,9 @@ class Chunk {
   NOINLINE void load_keys(const Head& head, bool with_q) {
     const int64_t step = call_.key_heads * rows, first = head.position * step + head.key_head * rows;
     for (int64_t t = 0; t < head.count; t++) {
+      const int64_t ahead = first + (t + AHEAD) * step;
+      prefetch(call_.k, ahead, rows);
+      if (with_q) prefetch(call_.q, ahead, rows);
       load_row(call_.k, first + t * step, k + t * key_stride, 1.0f);
       if (with_q) load_row(call_.q, first + t * step, q + t * key_stride, float(call_.scale));
     }
@@ -73,8 +76,10 @@ class Chunk {
     const int64_t step = call_.heads * columns, first = head.position * step + head.head * columns;
     with_dtype(call_.dtype, [&](auto element) {
       auto* p = (const decltype(element)*)from + first;
-      for (int64_t t = 0; t < head.count; t++)
+      for (int64_t t = 0; t < head.count; t++) {
+        prefetch(from, first + (t + AHEAD) * step, columns);
         each(columns, [&](int64_t j, auto lanes) { store(to + t * value_stride + j, load(p + t * step + j, lanes)); });
+      }
     });
   }
   NOINLINE void store_of_values(const float* from, const Head& head, void* to) const {
@@ -162,6 +167,13 @@ class Chunk {
         store(written + t * value_stride + j, done[i]);
       }
     });
+  }
+
+  // Asks for a row ahead of time, as each is in a page of its own. It may be beyond the tensor.
+  INLINE void prefetch(const void* from, int64_t at, int64_t n) const {
+    const int64_t size = size_of(call_.dtype);
+    for (int64_t byte = 0; byte < n * size; byte += 64)
+      __builtin_prefetch((const void*)(uintptr_t(from) + at * size + byte));
   }
 
   // Loads a row of q or k, times a factor.
