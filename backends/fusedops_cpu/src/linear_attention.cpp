@@ -157,6 +157,7 @@ struct Heads {
       each(call.rows, [&](int64_t i, auto lanes) { store(to + i, load(to + i, lanes) * factor, lanes); });
   }
 
+  // Without the pragmas GCC keeps the sums in memory: one position of 16 heads of 128 took 53 us, with them 43.
   template <bool BY_ROW, bool BETA>
   NOINLINE void block(const Stretch& stretch) const {
     const Numbers& numbers = stretch.numbers;
@@ -177,32 +178,41 @@ struct Heads {
       float values[WIDTH] = {};
       each(columns, [&](int64_t j, auto lanes) { store(values + j, load(v + t * step + j, lanes), lanes); });
       vfloat u[VECTORS];
+#pragma GCC unroll 8
       for (int w = 0; w < VECTORS; w++) u[w] = load(values + w * LANES);
       if constexpr (BETA) {
         vfloat sums[ROWS][VECTORS] = {};
         const float* const keys = BY_ROW ? numbers.decayed + t * rows : k;
         for (int64_t i = 0; i < rows; i += ROWS)
+#pragma GCC unroll 8
           for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
             for (int w = 0; w < VECTORS; w++)
               sums[r][w] = sums[r][w] + load(from + (i + r) * from_step + w * LANES) * keys[i + r];
         const float beta = call.beta[at];
+#pragma GCC unroll 8
         for (int w = 0; w < VECTORS; w++) {
           vfloat sum = sums[0][w];
+#pragma GCC unroll 8
           for (int r = 1; r < ROWS; r++) sum = sum + sums[r][w];
           u[w] = (u[w] - (BY_ROW ? sum : sum * factor)) * beta;
         }
       }
       vfloat sums[ROWS][VECTORS] = {};
       for (int64_t i = 0; i < rows; i += ROWS)
+#pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
           for (int w = 0; w < VECTORS; w++) {
             const vfloat before = load(from + (i + r) * from_step + w * LANES);
             const vfloat h = before * (BY_ROW ? factors[i + r] : factor) + u[w] * k[i + r];
             store(to + (i + r) * to_step + w * LANES, h);
             sums[r][w] = sums[r][w] + h * q[i + r];
           }
+#pragma GCC unroll 8
       for (int w = 0; w < VECTORS; w++) {
         vfloat sum = sums[0][w];
+#pragma GCC unroll 8
         for (int r = 1; r < ROWS; r++) sum = sum + sums[r][w];
         store(values + w * LANES, sum);
       }
