@@ -13,12 +13,12 @@ cd "$work"
 # ahead of the editable installation, which is of the same name
 export PYTHONPATH="$work/site"
 "$python" - "$top" <<'CHECK'
-import os, pathlib, subprocess, sys, fusedops, fusedops_cpu, fusedops_eager, fusedops_flash_attn, fusedops_npu, fusedops_sdpa, fusedops_triton
+import os, pathlib, subprocess, sys, fusedops, fusedops_cpu, fusedops_eager, fusedops_flash_attn, fusedops_npu, fusedops_sdpa, fusedops_triton, fusedops_zentorch
 site, top = pathlib.Path(os.environ["PYTHONPATH"]), pathlib.Path(sys.argv[1])
-for module in (fusedops, fusedops_cpu, fusedops_eager, fusedops_flash_attn, fusedops_npu, fusedops_sdpa, fusedops_triton):
+for module in (fusedops, fusedops_cpu, fusedops_eager, fusedops_flash_attn, fusedops_npu, fusedops_sdpa, fusedops_triton, fusedops_zentorch):
     assert pathlib.Path(module.__file__).is_relative_to(site), f"{module.__file__} is not of the wheel"
 names = sorted(path.name for path in site.iterdir() if not path.name.endswith((".dist-info", "__pycache__")))
-assert names == ["_fusedops_pytest.py", "bin", "fusedops", "fusedops_cpu", "fusedops_eager", "fusedops_flash_attn", "fusedops_npu", "fusedops_sdpa", "fusedops_triton"], names
+assert names == ["_fusedops_pytest.py", "bin", "fusedops", "fusedops_cpu", "fusedops_eager", "fusedops_flash_attn", "fusedops_npu", "fusedops_sdpa", "fusedops_triton", "fusedops_zentorch"], names
 for name in names[2:]:
     source = top / name if name == "fusedops" else top / "backends" / name
     files = {path.relative_to(source) for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts}

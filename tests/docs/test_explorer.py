@@ -67,7 +67,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, run: Callable[..., str]) -> p
 @needs_browser
 @pytest.mark.parametrize(
     ("count", "seed", "way"),
-    [(80, "few", "answers"), pytest.param(600, "many", "answersWithoutLayout", marks=pytest.mark.slow)],
+    [(80, "some", "answers"), pytest.param(600, "many", "answersWithoutLayout", marks=pytest.mark.slow)],
     ids=["80", "600"],
 )
 def test_the_page_answers_as_explain_does(
@@ -160,14 +160,14 @@ main({[*words, "--json"]})
 
 @needs_browser
 def test_backends_of_other_devices_are_on_one_line(page: browser.Page) -> None:
-    answer_of(page, "#op=rms_norm&device=cpu&x=8,64:float32&weight=64:float32")
+    answer_of(page, "#op=swiglu&device=cpu&gate=8,64:float32")
     chain = "document.querySelector('#call-explorer > .chain')"
     assert page.run(f"[...{chain}.querySelectorAll('.others')].map(each => each.textContent)") == [
         "For other devices: npu, triton, flash_attn",
-        "Without a kernel for it: sdpa",
+        "Without a kernel for it: zentorch, sdpa",
     ]
     assert page.run(f"{chain}.querySelectorAll('.badge.refused').length") == 0
-    answer_of(page, "#op=rms_norm&device=cpu&x=8,64:float32&weight=64:float32&policy=npu")
+    answer_of(page, "#op=swiglu&device=cpu&gate=8,64:float32&policy=npu")
     assert page.run(f"{chain}.querySelector('.badge.refused').parentElement.textContent") == "npurefused"
 
 

@@ -22,6 +22,7 @@ BACKENDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "eager": nullcontext,
     "cpu": nullcontext,
     "sdpa": nullcontext,
+    "zentorch": nullcontext,  # no check where it is not installed
     "triton": nullcontext,
     "npu": ascend,
     "flash_attn_on_cpu": flash_attn,
@@ -32,6 +33,7 @@ ELEMENTS = {
     "eager": 2**13,
     "cpu": 2**13,
     "sdpa": 2**13,
+    "zentorch": 2**13,
     "triton": 2**11,
     "npu": 2**13,
     "flash_attn_on_cpu": 2**13,

@@ -1,0 +1,39 @@
+"""gated_rms_norm by zentorch, where the gate multiplies the norm."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops.constraints import SameDType, Scalar
+from fusedops.ops.norms.formulas import gated_norm
+from fusedops_zentorch._library import function
+from fusedops_zentorch._norm import LIMITS, NO_BACKWARD, factor_of, rows_of
+
+
+@kernel(
+    ops.gated_rms_norm,
+    *LIMITS,
+    SameDType("gate", "x"),
+    Scalar("gate_first", one_of=(False,)),
+    Scalar("groups", one_of=(1,)),
+    source="zentorch::gdn_rms_norm_gated",
+    deviations=(NO_BACKWARD,),
+)
+def gated_rms_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    gate_first: bool,
+    activation: str,
+    groups: int,
+    offset: float,
+    save: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the op for one group and a gate after the norm."""
+    rstd = gated_norm(x, gate, None, eps, False, activation, 1, 0.0)[1] if save else None
+    if not x.numel():
+        return x.new_empty(x.shape), rstd
+    given = rows_of(x), factor_of(x, weight, offset), rows_of(gate)
+    return function("gdn_rms_norm_gated")(*given, eps, activation).view(x.shape), rstd
