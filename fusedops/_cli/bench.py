@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusedops._cli import rank
 from fusedops._cli.arguments import count, dtype, seconds, usable_device
 from fusedops._cli.output import print_json, print_table, print_text, print_warning
 from fusedops._explain import find_op
@@ -40,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--elements", type=count, default=2**22, metavar="N", help=elements)
     length = "measuring time of each line, about; default %(default)s"
     parser.add_argument("--seconds", type=seconds, default=0.2, metavar="S", help=length)
+    ranked = "print a policy with the backends in the order of their times instead; default KIND: %(const)s"
+    parser.add_argument("--rank", nargs="?", choices=rank.KINDS, const=rank.KINDS[0], metavar="KIND", help=ranked)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -53,6 +56,8 @@ def run(options: argparse.Namespace) -> int:
     if not kind.is_floating_point:
         raise InvalidInputError(f"got --dtype {options.dtype!r}, expected a floating dtype; to fix: write it like bf16")
     _warn_if_busy()
+    if options.rank:
+        return rank.run(cases(ops, options.elements), kind, device, options.seconds, options.rank, options.json)
     records: list[dict[str, Any]] = []
     code = 0
     try:

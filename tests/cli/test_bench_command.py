@@ -169,3 +169,20 @@ def test_a_case_that_cannot_be_cut_is_left_out() -> None:
     assert 0 < len(cut) < len(attention.evidence.cases)
     for op, case in cut:
         op.validate(testing.arguments(op, case, torch.float32))
+
+
+def test_the_policy_of_the_measured_order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    times = {"eager": 3.0, "triton": 1.0}
+
+    def timed(work: Mapping[str, Callable[[], object]], device: str, seconds: float) -> dict[str, testing.Times]:
+        return {name: testing.Times(times.get(name, 4.0), 1.0, 9.0) for name in work}
+
+    monkeypatch.setattr(testing, "interleaved", timed)
+    for kind in ([], ["inference"], ["training"]):
+        code, output = run(*BENCH, "--rank", *kind, capsys=capsys)
+        assert code == 0
+        assert output == "triton,eager\n"
+        with fusedops.use(output.strip(), fallback="silent"):  # the text is a policy
+            assert fusedops.explain("bias_gelu", torch.ones(4, 8), torch.ones(8)).backend == "triton"
+    _, output = run(*BENCH, "--rank", "--json", capsys=capsys)
+    assert json.loads(output)["orders"]["bias_gelu"][0] == "triton"
