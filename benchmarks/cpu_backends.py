@@ -1,6 +1,7 @@
 """The times of every op on the CPU backends, without a gradient: ``python -m benchmarks.cpu_backends``.
 
-Plain torch and the backends that take a call run in turns, on the first case of each op, cut to ``--elements``. The rows are written as JSON lines and as a table of milliseconds, with the load average of the machine.
+Plain torch and the backends that take a call run in turns, on the first case of each op, cut to ``--elements``. The
+rows are written as JSON lines and as a table of milliseconds, with the load average of the machine.
 """
 
 from __future__ import annotations

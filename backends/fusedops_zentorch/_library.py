@@ -18,8 +18,6 @@ import torch
 import fusedops
 
 DTYPES = (torch.float32, torch.bfloat16)
-#: Those of the library's messages at which it goes on with a result that it did not write.
-SILENT = "zentorch reports it on stderr alone, and returns memory that it has not written"
 
 
 def unavailable() -> fusedops.Unavailable | None:

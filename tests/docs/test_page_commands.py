@@ -87,6 +87,8 @@ NOT_RUN = {
     "pip install torch": "gigabytes",
     "pip install numpy": "needs an index",
     "pip install 'flash-attn": "needs a GPU's compiler",
+    "pip install 'zentorch": "needs an index",
+    "python -m benchmarks.cpu_backends": "needs minutes on an idle machine",
     "pip install ziglang hatchling": "needs an index",
     "pip install --no-build-isolation --no-deps": "docs/test_install.py compiles the library",
     "python -m build": "needs an index for the build's environment",

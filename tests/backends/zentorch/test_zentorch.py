@@ -56,8 +56,8 @@ def norm(dtype: torch.dtype = torch.float32, **options: Any) -> tuple[Any, ...]:
     return "rms_norm", (torch.ones(4, 8, dtype=dtype),), options
 
 
-def heads(dtype: torch.dtype = torch.bfloat16, values: int = 8, **options: Any) -> tuple[Any, ...]:
-    q = torch.ones(1, 2, 4, 8, dtype=dtype)
+def heads(dtype: torch.dtype = torch.bfloat16, values: int = 32, **options: Any) -> tuple[Any, ...]:
+    q = torch.ones(1, 2, 4, 32, dtype=dtype)
     return "attention", (q, q, torch.ones(1, 2, 4, values, dtype=dtype)), options
 
 
@@ -76,7 +76,7 @@ REFUSED = [
     (("gated_rms_norm", (torch.ones(4, 8), torch.ones(4, 8)), {"groups": 2}), "SCALAR"),
     (heads(torch.float32), "DTYPE"),
     (heads(scale=0.0), "SCALAR"),
-    (heads(values=4), "SIZE"),
+    (heads(values=16), "SIZE"),
     (heads(mask=torch.zeros(4, 4, dtype=torch.bool)), "PRESENCE"),
     (heads(window=(1, 1)), "PRESENCE"),
     (rule(**DECAY), "PRESENCE"),
