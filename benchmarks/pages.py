@@ -77,8 +77,8 @@ Both on an idle AMD EPYC with AVX-512, 2 threads.
 transformers 5.22, float32, medians of turns. With one thread, on the same machine, which was **busy** (load 6), a gated
 delta rule of 16 heads of 128 takes 0.12 ms for one position where that code takes 0.84, 144 for 604 ms for 2,048
 positions, and 288 for 954 ms for 1,024 positions forward and backward. With 2 threads, idle, a convolution of width 4
-with silu, of 4,096 channels and 2,048 positions, takes 10 for 63 ms, with gradients 18 for 181, and 0.01 for 0.28 ms for
-one token.
+with silu, of 4,096 channels and 2,048 positions, takes 10 for 63 ms, with gradients 18 for 181, and 0.01 for 0.28 ms
+for one token.
 [varlen_attention](ops.md#varlen_attention) and [merge_attention](ops.md#merge_attention): see
 [attention](attention.md).
 
