@@ -36,10 +36,10 @@ def tensors(kind: str, shape: tuple[int, int, int, int, int, int]) -> dict[str, 
 
 def results(backend: str, dtype: torch.dtype, call: dict[str, Any]) -> dict[str, Tensor]:
     """Return the outputs and all gradients."""
-    leaves = {name: x.to(dtype).requires_grad_() for name, x in call.items() if isinstance(x, Tensor)}
+    leaves: dict[str, Any] = {n: x.to(dtype).requires_grad_() for n, x in call.items() if isinstance(x, Tensor)}
     generator = torch.Generator().manual_seed(1)
     with fusedops.use(backend, fallback="raise"):
-        outputs = fusedops.linear_attention(**{**call, **leaves})
+        outputs: tuple[Tensor, ...] = fusedops.linear_attention(**{**call, **leaves})
         grads = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype) for y in outputs]
         gradients = torch.autograd.grad(outputs, [*leaves.values()], grads)
     return dict(zip(("out", "state", *leaves), (*outputs, *gradients)))
@@ -79,7 +79,7 @@ def test_a_decay_of_minus_infinity_stops_gradients_exactly() -> None:
     call["decay"][:, 66] = -INF
     generator = torch.randn(1, 70, 1, 8)
     generator[:, :66] = 0.0
-    leaves = {name: x.float().requires_grad_() for name, x in call.items() if isinstance(x, Tensor)}
+    leaves: dict[str, Any] = {name: x.float().requires_grad_() for name, x in call.items() if isinstance(x, Tensor)}
     out, _ = fusedops.linear_attention(**{**call, **leaves})
     gradients = dict(zip(leaves, torch.autograd.grad(out, [*leaves.values()], generator)))
     assert not gradients.pop("initial_state").any()
