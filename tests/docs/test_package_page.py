@@ -59,7 +59,7 @@ def test_the_metadata_that_is_built_have_the_extras_and_the_page(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.glob("*/METADATA")
     metadata = email.message_from_string(file.read_text("utf-8"))
-    assert set(metadata.get_all("Provides-Extra", [])) == {"triton", "npu", "transformers", "megatron"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"triton", "npu", "transformers", "megatron", "zentorch"}
     assert metadata["Description-Content-Type"] == "text/markdown"
     page = str(metadata.get_payload())
     assert "# fusedops" in page
