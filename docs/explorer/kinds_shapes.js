@@ -1,7 +1,7 @@
 // Constraints of single ops and kernels on several shapes: attention, rotary embedding, experts, linear attention, views.
 
 import { equal, prod, repr, shown, typeOf } from "./python.js";
-import { besideKinds, broadcasts, rank } from "./kinds_tensors.js";
+import { besideKinds, broadcasts, rank, tensorKinds } from "./kinds_tensors.js";
 
 const ALIGNMENTS = ["none", "upper_left", "lower_right"];
 const isWindow = (value) =>
@@ -203,6 +203,15 @@ const ofPositions = (rule, shapes) => (c, args, spec) => {
 };
 
 export const linearAttentionKinds = {
+  Normalized(c, args, value) {
+    if (value === true) return [];
+    return [[`${c.name} = ${shown(value)}`, "True", "use another backend where q and k must not be normalized"]];
+  },
+
+  Unpacked: (c, args, given) => (given === null ? [] : [[`a ${c.name}`, `no ${c.name}`, c.fix]]),
+
+  ValueHeads: tensorKinds.Dim,
+
   GroupedHeads: (c, args, spec) => besideKinds.DimMultiple(c, args, spec),
 
   DecayFits: ofPositions("(B, S, Hv), or (B, S, Hv, Dk)", (v, q) => [v.slice(0, 3), [...v.slice(0, 3), q[3]]]),

@@ -46,7 +46,7 @@ def test_every_vendor_op_of_the_backend_is_seen() -> None:
         "npu_rotary_mul",
         "npu_cross_entropy_loss", "npu_cross_entropy_loss_backward",
         "npu_fusion_attention", "npu_fusion_attention_grad",
-        "npu_grouped_matmul", "npu_moe_gating_top_k",
+        "npu_grouped_matmul", "npu_moe_gating_top_k", "npu_recurrent_gated_delta_rule",
     }  # fmt: skip
     sources = [ast.parse(path.read_text(encoding="utf-8")) for path in npu_contract.BACKEND.glob("*.py")]
     names = [node.attr for source in sources for node in ast.walk(source) if isinstance(node, ast.Attribute)]
@@ -65,7 +65,14 @@ def test_a_release_without_a_function_is_named() -> None:
     (found,) = npu_contract.differences(registered)
     assert found.startswith("torch_npu 9.0, npu_gelu at bias_gelu.py:")
     assert found.endswith(": this release has no such function")
-    assert "| 9.0 | 16 of 17 | `npu_gelu` |" in npu_contract.page(registered, {})
+    assert "| 9.0 | 17 of 18 | `npu_gelu` | none |" in npu_contract.page(registered, {})
+
+
+def test_a_release_for_an_older_torch_may_lack_a_function() -> None:
+    lacking = {op: text for op, text in npu_contract.SCHEMAS["2.14.0"].items() if op != "npu_gelu"}
+    assert npu_contract.differences({"2.9.9": lacking}) == []
+    assert "| 2.9.9 | 17 of 18 | none | `npu_gelu` |" in npu_contract.page({"2.9.9": lacking}, {})
+    assert npu_contract.differences({"2.10.0": lacking}) != []
 
 
 def test_the_page_is_of_the_schemas() -> None:

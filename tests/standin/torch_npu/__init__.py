@@ -321,7 +321,7 @@ npu_rms_norm = torch.ops.npu.npu_rms_norm
 npu_rms_norm_backward = torch.ops.npu.npu_rms_norm_backward
 
 # the other ops are registered by a file for each family
-from . import _attention, _cross_entropy, _gated, _grouped, _rotary, _routing  # noqa: E402
+from . import _attention, _cross_entropy, _delta_rule, _gated, _grouped, _rotary, _routing  # noqa: E402
 
 npu_swiglu = _gated.npu_swiglu
 npu_swiglu_backward = _gated.npu_swiglu_backward
@@ -334,3 +334,4 @@ npu_fusion_attention = _attention.npu_fusion_attention
 npu_fusion_attention_grad = _attention.npu_fusion_attention_grad
 npu_grouped_matmul = _grouped.npu_grouped_matmul
 npu_moe_gating_top_k = _routing.npu_moe_gating_top_k
+npu_recurrent_gated_delta_rule = _delta_rule.npu_recurrent_gated_delta_rule

@@ -42,6 +42,9 @@ FILE = Path(__file__).with_name("npu_schemas.json")
 #: By release, the newest first, and by function: what the release registers.
 SCHEMAS: dict[str, dict[str, str]] = json.loads(FILE.read_text(encoding="utf-8"))
 
+#: The torch that fusedops requires: a release for an older one may lack a function.
+OLDEST = (2, 10)
+
 _SCHEMA = re.compile(rb"(npu_\w+)\((?:[^()\0]|\([^()\0]*\))*\) -> [^\0]{1,60}")
 
 
@@ -96,7 +99,7 @@ def misfits(call: Call, schema: str) -> Iterator[str]:
         "Tensor": ("Tensor", "Optional[Tensor]"),
         "Tensor | None": ("Optional[Tensor]",),
         "list[Tensor]": ("List[Tensor]",),
-        "float": ("number", "float"),
+        "float": ("number", "float", "Optional[float]"),
         "int": ("number", "int", "Optional[int]"),
         "bool": ("bool",),
         "str": ("str",),
@@ -242,9 +245,17 @@ def differences(registered: dict[str, dict[str, str]]) -> list[str]:
     for release, schemas_of_release in registered.items():
         for call in used():
             known = schemas_of_release.get(call.op)
+            if known is None and _is_old(release):
+                continue
             wrong = ["this release has no such function"] if known is None else misfits(call, known)
             found += [f"torch_npu {release}, {call.op} at {call.where}: {what}" for what in wrong]
     return found
+
+
+def _is_old(release: str) -> bool:
+    """Return True for a release that is for a torch before the oldest one that fusedops supports."""
+    major, minor = release.split(".")[:2]
+    return (int(major), int(minor)) < OLDEST
 
 
 def page(registered: dict[str, dict[str, str]], derivatives: dict[str, str]) -> str:
@@ -253,9 +264,12 @@ def page(registered: dict[str, dict[str, str]], derivatives: dict[str, str]) -> 
     ops = sorted({call.op for call in used()})
     differ = {text.partition(" at ")[0] for text in differences(registered)}
     rows: list[str] = []
-    for release in registered:
+    for release, functions in registered.items():
         wrong = [f"`{op}`" for op in ops if f"torch_npu {release}, {op}" in differ]
-        rows.append(f"| {release} | {len(ops) - len(wrong)} of {len(ops)} | {', '.join(wrong) or 'none'} |")
+        absent = [f"`{op}`" for op in ops if op not in functions and _is_old(release)]
+        matching_ops = len(ops) - len(wrong) - len(absent)
+        cells = (f"{matching_ops} of {len(ops)}", ", ".join(wrong) or "none", ", ".join(absent) or "none")
+        rows.append(f"| {release} | {' | '.join(cells)} |")
     lines = [
         "# torch_npu, release by release",
         "",
@@ -274,10 +288,12 @@ def page(registered: dict[str, dict[str, str]], derivatives: dict[str, str]) -> 
         "",
         "`make npu-contract` makes the table from the wheels: names, order, types and defaults of the schemas that a",
         "release registers are compared with every call in `backends/fusedops_npu`. Nothing is computed, and no Ascend",
-        "device has been used so far.",
+        "device has been used so far. "
+        f"fusedops requires torch {'.'.join(map(str, OLDEST))}; releases for an older torch show",
+        "what has changed.",
         "",
-        "| torch_npu | functions that match | functions that differ |",
-        "|---|---|---|",
+        "| torch_npu | functions that match | functions that differ | functions it lacks |",
+        "|---|---|---|---|",
         *rows,
         "",
         f"The functions: {', '.join(f'`{op}`' for op in ops)}.",

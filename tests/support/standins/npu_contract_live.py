@@ -18,6 +18,7 @@ from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
 from fusedops_npu.cross_entropy import cross_entropy, cross_entropy_backward
 from fusedops_npu.geglu import geglu
 from fusedops_npu.grouped_matmul import grouped_matmul, grouped_matmul_backward
+from fusedops_npu.linear_attention import linear_attention
 from fusedops_npu.rms_norm import rms_norm, rms_norm_backward
 from fusedops_npu.rotary_embedding import rotary_embedding
 from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
@@ -42,6 +43,7 @@ OPS = (
     "npu_fusion_attention_grad",
     "npu_grouped_matmul",
     "npu_moe_gating_top_k",
+    "npu_recurrent_gated_delta_rule",
 )
 
 
@@ -128,6 +130,12 @@ def main() -> None:
             ),
             "npu_moe_gating_top_k": lambda: top_k_routing.function(
                 rows, 8, "sigmoid", x[0, 0, 0], 8, 4, "top2", True, 1e-20, 2.5, None
+            ),
+            "npu_recurrent_gated_delta_rule": lambda: linear_attention.function(
+                x, x, x, x[..., 0].float(), x[..., 0], None, True, None, True, None
+            ),
+            "npu_recurrent_gated_delta_rule with a decay of each row": lambda: linear_attention.function(
+                x, x, x, x, x[..., 0], 0.5, True, x.new_empty(2, 64, 96, 96), True, None
             ),
             "npu_geglu": lambda: geglu.function(x, None, "tanh", False),
             "npu_rotary_mul": lambda: rotary_embedding.function(x, None, x[0, 0, :, :48], x[0, 0, :, :48], False, -2),
