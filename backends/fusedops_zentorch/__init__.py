@@ -16,8 +16,8 @@ def fusedops_backend() -> fusedops.Backend:
     return fusedops.Backend(
         name="zentorch",
         device_types=("cpu",),
-        # after cpu, which is faster for most norms, and after sdpa, though its attention takes longer in bfloat16: after
-        # head sizes that this backend refuses, processes of the kit hung, for a cause that was not found
+        # after cpu, which is faster for most norms, and after sdpa, though its attention takes longer in bfloat16:
+        # processes of the kit hung after head sizes that are refused since, for a cause that was not found
         priority=3,
         kernels=fusedops.kernels_of(add_rms_norm, attention, gated_rms_norm, linear_attention, rms_norm),
         probe=_library.unavailable,
