@@ -74,11 +74,26 @@ They are mostly matrix products, and have no rows in the table.
 Both on an idle AMD EPYC with AVX-512, 2 threads.
 
 [linear_attention](ops.md#linear_attention) and [causal_conv1d](ops.md#causal_conv1d) on `cpu`, beside the torch code of
-transformers 5.22, float32, medians of turns. With one thread, on the same machine, which was **busy** (load 6), a gated
-delta rule of 16 heads of 128 takes 0.12 ms for one position where that code takes 0.84, 144 for 604 ms for 2,048
-positions, and 288 for 954 ms for 1,024 positions forward and backward. With 2 threads, idle, a convolution of width 4
-with silu, of 4,096 channels and 2,048 positions, takes 10 for 63 ms, with gradients 18 for 181, and 0.01 for 0.28 ms
-for one token.
+transformers 5.22: float32, 2 threads, medians of turns on an idle AMD EPYC with AVX-512, in 2 to 7 processes. From one
+process to another transformers' times of one position changed most, as its memory was mapped anew or not.
+
+| call | transformers, ms | `cpu`, ms | ratio |
+|---|---|---|---|
+| gated delta rule, 32 heads of 128 on 16 of keys: one position | 0.32 to 2.5 | 0.054 to 0.097 | 6 to 25 |
+| the same, 2,048 positions | 401 to 467 | 67 | 6.0 to 6.9 |
+| the same, 1,024 positions, forward and backward | 536 to 554 | 127 to 129 | 4.2 to 4.4 |
+| gated delta rule, 16 heads of 128: one position | 0.20 to 0.41 | 0.028 to 0.033 | 7.3 to 13 |
+| the same, 2,048 positions | 126 to 178 | 34 | 3.7 to 5.3 |
+| the same, 1,024 positions, forward and backward | 249 to 261 | 65 to 66 | 3.8 to 4.0 |
+| Mamba-2, 64 heads of 64, states of 128: one position | 1.1 | 0.083 | 13 |
+| the same, 2,048 positions | 674 to 697 | 51 to 55 | 13 |
+| the same, 512 positions, forward and backward | 256 to 272 | 44 | 5.8 to 6.3 |
+| convolution of width 4 with silu, 4,096 channels, 2,048 positions | 9.8 to 10.0 | 1.9 to 2.0 | 4.9 to 5.4 |
+| the same, one position | 0.18 | 0.011 to 0.015 | 12 to 17 |
+
+The convolution takes 1.04 to 1.14 times as long as `copy_`. Forward and backward of 16 heads over 4,096 positions take
+138 MB beyond inputs and results, transformers' code 922 MB.
+
 [varlen_attention](ops.md#varlen_attention) and [merge_attention](ops.md#merge_attention): see
 [attention](attention.md).
 

@@ -33,8 +33,8 @@ import fusedops
 
 WIDTH, HEADS = 96, 6
 HYBRID, ATTENTION = "DDDA", "AAAA"  # the kinds of the layers: gated DeltaNet and attention
-LENGTHS = (16, 64, 256, 1024, 4096)
-TIMED_TOKENS = 30
+LENGTHS = (16, 64, 256, 1024, 4096, 16384)
+TURNS = 100  # of the times of a token
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -176,7 +176,8 @@ def generate(model: Decoder, plays: Plays, length: int) -> tuple[str, float]:
 def report_lengths(device: torch.device, out: Path) -> None:
     """Show, write and draw the time of one token by the tokens before it."""
     title("Microseconds for a token in one layer, after a text of so many tokens: medians")
-    rows = [(length, *(1e6 * seconds(kind, length, device) for kind in "DA")) for length in LENGTHS]
+    found = microseconds(device)
+    rows = [(length, found["D", length], found["A", length]) for length in LENGTHS]
     for length, linear, attention in rows:
         print(f"  {length:6}  gated DeltaNet {linear:8.0f}   attention {attention:8.0f}")
     with (out / "hybrid.csv").open("w", newline="") as file:
@@ -185,17 +186,24 @@ def report_lengths(device: torch.device, out: Path) -> None:
 
 
 @torch.no_grad()
-def seconds(kind: str, length: int, device: torch.device) -> float:
-    """Return the time of a token after a text."""
-    layer = mixer(kind).to(device)
-    _, state = layer(torch.randn(1, length, WIDTH, device=device), return_state=True)
-    token, times = torch.randn(1, 1, WIDTH, device=device), list[float]()
-    for _ in range(TIMED_TOKENS):
-        started = time.perf_counter()
-        _, state = layer(token, state, return_state=True)
-        wait_for(device)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[TIMED_TOKENS // 3 :])
+def microseconds(device: torch.device) -> dict[tuple[str, int], float]:
+    """Return the time of a token by the kind of its layer and the tokens before it, measured in turns."""
+    token = torch.randn(1, 1, WIDTH, device=device)
+    layers: dict[tuple[str, int], tuple[nn.Module, Any]] = {}
+    for kind in "DA":
+        for length in LENGTHS:
+            layer = mixer(kind).to(device)
+            _, state = layer(torch.randn(1, length, WIDTH, device=device), return_state=True)
+            _, state = layer(token, state, return_state=True)  # whose buffer has space for the next one
+            layers[kind, length] = layer, state
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in layers}
+    for _ in range(TURNS):
+        for key, (layer, state) in layers.items():
+            started = time.perf_counter()
+            layer(token, state, return_state=True)
+            wait_for(device)
+            times[key].append(1e6 * (time.perf_counter() - started))
+    return {key: statistics.median(each) for key, each in times.items()}
 
 
 def draw(rows: Sequence[tuple[float, ...]], file: Path) -> str:

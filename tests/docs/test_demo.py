@@ -159,7 +159,7 @@ def test_a_hybrid_is_trained_and_its_layers_are_timed(program: Any, tmp_path: pa
     for op in ("causal_conv1d", "linear_attention", "gated_rms_norm", "attention"):
         assert re.search(rf"^\W*{op}\W", done.stdout, re.MULTILINE), f"no row of {op}:\n{done.stdout}"
     rows = list(csv.DictReader((tmp_path / "hybrid.csv").read_text().splitlines()))
-    assert [row["length"] for row in rows] == ["16", "64", "256", "1024", "4096"]
+    assert [row["length"] for row in rows] == ["16", "64", "256", "1024", "4096", "16384"]
 
 
 @pytest.mark.slow
