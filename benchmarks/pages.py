@@ -74,25 +74,26 @@ They are mostly matrix products, and have no rows in the table.
 Both on an idle AMD EPYC with AVX-512, 2 threads.
 
 [linear_attention](ops.md#linear_attention) and [causal_conv1d](ops.md#causal_conv1d) on `cpu`, beside the torch code of
-transformers 5.22: float32, 2 threads, medians of turns on an idle AMD EPYC with AVX-512, in 2 to 7 processes. From one
-process to another transformers' times of one position changed most, as its memory was mapped anew or not.
+transformers 5.22: float32, 2 threads, medians of turns on an idle AMD EPYC with AVX-512, in 2 to 10 processes.
+transformers' times of one position change most, as its memory is mapped anew or not.
+`python -m benchmarks.linear_attention` repeats it.
 
 | call | transformers, ms | `cpu`, ms | ratio |
 |---|---|---|---|
 | gated delta rule, 32 heads of 128 on 16 of keys: one position | 0.32 to 2.5 | 0.054 to 0.097 | 6 to 25 |
-| the same, 2,048 positions | 401 to 467 | 67 | 6.0 to 6.9 |
-| the same, 1,024 positions, forward and backward | 536 to 554 | 127 to 129 | 4.2 to 4.4 |
+| the same, 2,048 positions | 401 to 470 | 67 to 71 | 6.0 to 6.9 |
+| the same, 1,024 positions, forward and backward | 448 to 631 | 127 to 144 | 3.4 to 4.5 |
 | gated delta rule, 16 heads of 128: one position | 0.20 to 0.41 | 0.028 to 0.033 | 7.3 to 13 |
-| the same, 2,048 positions | 126 to 178 | 34 | 3.7 to 5.3 |
-| the same, 1,024 positions, forward and backward | 249 to 261 | 65 to 66 | 3.8 to 4.0 |
-| Mamba-2, 64 heads of 64, states of 128: one position | 1.1 | 0.083 | 13 |
+| the same, 2,048 positions | 126 to 178 | 34 to 36 | 3.7 to 5.3 |
+| the same, 1,024 positions, forward and backward | 223 to 261 | 65 to 74 | 3.2 to 4.0 |
+| Mamba-2, 64 heads of 64, states of 128: one position | 0.96 to 1.1 | 0.072 to 0.083 | 13 |
 | the same, 2,048 positions | 674 to 697 | 51 to 55 | 13 |
-| the same, 512 positions, forward and backward | 256 to 272 | 44 | 5.8 to 6.3 |
-| convolution of width 4 with silu, 4,096 channels, 2,048 positions | 9.8 to 10.0 | 1.9 to 2.0 | 4.9 to 5.4 |
-| the same, one position | 0.18 | 0.011 to 0.015 | 12 to 17 |
+| the same, 512 positions, forward and backward | 217 to 272 | 44 to 46 | 4.8 to 6.3 |
+| convolution of width 4 with silu, 4,096 channels, 2,048 positions | 8.1 to 10.0 | 1.8 to 2.0 | 4.4 to 5.4 |
+| the same, one position | 0.18 to 0.28 | 0.011 to 0.015 | 12 to 23 |
 
-The convolution takes 1.04 to 1.14 times as long as `copy_`. Forward and backward of 16 heads over 4,096 positions take
-138 MB beyond inputs and results, transformers' code 922 MB.
+The convolution takes 0.9 to 1.2 times as long as `copy_`. Forward and backward of 16 heads over 4,096 positions take
+136 MB beyond the arguments, transformers' code 1,026 MB.
 
 [varlen_attention](ops.md#varlen_attention) and [merge_attention](ops.md#merge_attention): see
 [attention](attention.md).

@@ -7,8 +7,8 @@ refused. Corrections and limits:
 
 - A mask is refused: the lse of a fully masked row is finite.
 - A scale of 0 is taken for none given, and a negative one with a causal mask gives NaN.
-- With head sizes of 33, 66, 5 and 1, a later call of torch in the same process did not end, in two runs of the kit.
-  With multiples of 32 it did. The cause was not found: other head sizes are refused.
+- With head sizes of 33, 66, 5 and 1, three runs of the kit did not end: two stopped in a later product of torch. With
+  multiples of 32 they did. The cause was not found: other head sizes are refused.
 - A tensor without elements raises, and so does one whose last dim has another stride than 1.
 - Of an expanded tensor, whose rows overlap, no product is computed, with a line on stderr alone: it is copied.
 

@@ -30,6 +30,7 @@ DESCRIPTION = (
     "which no op that reads and writes one can beat; x plain torch is plain torch's median divided by this one."
 )
 INTERRUPTED = 130  # as a shell reports Ctrl-C
+_PLAIN = "plain torch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,8 +57,6 @@ def run(options: argparse.Namespace) -> int:
     if not kind.is_floating_point:
         raise InvalidInputError(f"got --dtype {options.dtype!r}, expected a floating dtype; to fix: write it like bf16")
     _warn_if_busy()
-    if options.rank:
-        return rank.run(cases(ops, options.elements), kind, device, options.seconds, options.rank, options.json)
     records: list[dict[str, Any]] = []
     code = 0
     try:
@@ -66,12 +65,23 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print_warning(f"stopped; {len(records)} measurements are kept")
         code = INTERRUPTED
-    if options.json:
+    if options.rank:
+        _print_policy(records, options.json)
+    elif options.json:
         print_json(records)
     elif records:
         print_text()
         print_text("copies: the time in units of a copy of the first tensor")
     return code or int(not records)
+
+
+def _print_policy(records: list[dict[str, Any]], json: bool) -> None:
+    orders, general = rank.orders_of(records, _PLAIN)
+    text = rank.policy_text(orders, general)
+    if json:
+        print_json({"policy": text, "orders": orders})
+    elif orders:
+        print(text)  # on one line, to be copied
 
 
 def _measure_case(
@@ -80,10 +90,10 @@ def _measure_case(
     """Measure one case, add its records, and print them; also those of a case that Ctrl-C stopped."""
     start = len(records)
     try:
-        for record in measure(op, case, dtype, device, options.seconds):
+        for record in measure(op, case, dtype, device, options.seconds, options.rank != rank.KINDS[0]):
             records.append(record)  # one by one: Ctrl-C keeps the finished ones
     finally:
-        if not options.json and records[start:]:
+        if not (options.json or options.rank) and records[start:]:
             print_text()
             print_text(f"{op.name}, {case.name}: {case.args[op.tensors[0]]} {options.dtype} on {device}")
             header = ("direction", "provider", "ms", "p20-p80", "copies", "x plain torch")
@@ -111,8 +121,13 @@ def cases(ops: list[Op], elements: int) -> Iterator[tuple[Op, Case]]:
                 yield op, cut
 
 
-def measure(op: Op, case: Case, dtype: torch.dtype, device: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """Yield one record for each direction and each of plain torch and the backends that take the case."""
+def measure(
+    op: Op, case: Case, dtype: torch.dtype, device: str, seconds: float, gradients: bool = True
+) -> Iterator[dict[str, Any]]:
+    """Yield one record for each direction and each of plain torch and the backends that take the case.
+
+    Without ``gradients`` there is only forward, for which nothing is saved.
+    """
     from fusedops import testing
     from fusedops.testing import _timing
 
@@ -123,11 +138,11 @@ def measure(op: Op, case: Case, dtype: torch.dtype, device: str, seconds: float)
         raise InvalidInputError(
             f"{op.name}: got --dtype {given}, expected one that the op accepts; to fix: write --dtype {accepted}"
         )
-    providers: dict[str, Callable[..., Any]] = {"plain torch": op.evidence.unfused}
+    providers: dict[str, Callable[..., Any]] = {_PLAIN: op.evidence.unfused}
     for info in backends():
         if _timing.refusal(info, op, args) is None:
             providers[info.name] = _timing.served_by(info.name, op)
-    leaves, inputs = _timing.with_grad(op, args)
+    leaves, inputs = _timing.with_grad(op, args) if gradients else (list(args), [])
     results = dict(_first_calls(op, providers, leaves))
     if not results:
         return
@@ -142,7 +157,7 @@ def measure(op: Op, case: Case, dtype: torch.dtype, device: str, seconds: float)
     for direction, functions in work.items():
         times = testing.interleaved({**functions, "copy": copy}, device, seconds)
         for name in functions:
-            time, plain = times[name], times.get("plain torch")
+            time, plain = times[name], times.get(_PLAIN)
             yield {
                 "op": op.name,
                 "case": case.name,

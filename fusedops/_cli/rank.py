@@ -6,90 +6,32 @@ Nothing reads the text but the program that its user puts it in: no call is ever
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
-
-from fusedops._cli.output import print_json, print_warning
-from fusedops._plugins.registration import backends
-
-if TYPE_CHECKING:
-    from fusedops import Case, Op
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 KINDS = ("inference", "training")
 Times = Mapping[str, float]
 
 
-def run(
-    cases: Iterable[tuple[Op, Case]], dtype: torch.dtype, device: str, seconds: float, kind: str, json: bool
-) -> int:
-    """Measure the backends for each case, print the policy, and return the exit code.
+def orders_of(records: Iterable[Mapping[str, Any]], unranked: str) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the backends in the order of their times for each op, and for all.
 
     Args:
-        cases: each op with its cases, as ``bench`` has them.
-        dtype: of the tensors.
-        device: a torch device.
-        seconds: the measuring time of each backend and case, about.
-        kind: "inference", forward without a gradient, or "training", forward and backward.
-        json: True prints the order of each op too, as JSON.
+        records: the measurements of ``bench``; the times of the directions of a case are added.
+        unranked: the provider that is no backend.
+
+    >>> record = {"op": "swiglu", "case": "few", "provider": "cpu", "ms": 2.0}
+    >>> orders_of([record, {**record, "provider": "eager", "ms": 1.0}, {**record, "ms": 3.0}], "plain torch")
+    ({'swiglu': ['eager', 'cpu']}, ['eager', 'cpu'])
     """
-    measured: dict[str, list[Times]] = {}
-    for op, case in cases:
-        times = times_of(op, case, dtype, device, seconds, kind)
-        if times:
-            measured.setdefault(op.name, []).append(times)
-    orders = {op: order_of(times) for op, times in measured.items()}
-    text = policy_text(orders, order_of([times for each in measured.values() for times in each]))
-    if json:
-        print_json({"policy": text, "orders": orders})
-    elif orders:
-        print(text)  # on one line, to be copied
-    return int(not orders)
-
-
-def times_of(op: Op, case: Case, dtype: torch.dtype, device: str, seconds: float, kind: str) -> Times:
-    """Return the milliseconds of each backend that takes the case, measured in turns."""
-    from fusedops import testing
-    from fusedops.testing import _timing
-
-    args = testing.arguments(op, case, dtype, device)
-    work: dict[str, Callable[[], object]] = {}
-    for info in backends():
-        if _timing.refusal(info, op, args) is None:
-            function = _timing.served_by(info.name, op)
-            call = _inference(function, args) if kind == "inference" else _training(function, op, args)
-            try:
-                call()
-            except Exception as error:  # a kernel may raise anything, and the others are still to be ranked
-                print_warning(f"left out: {info.name} for {op.name}: {type(error).__name__}: {error}")
-            else:
-                work[info.name] = call
-    times = testing.interleaved(work, device, seconds) if work else {}
-    return {name: time.p50 for name, time in times.items()}
-
-
-def _inference(function: Callable[..., Any], args: Sequence[Any]) -> Callable[[], object]:
-    def call() -> object:
-        with torch.no_grad():
-            return function(*args)
-
-    return call
-
-
-def _training(function: Callable[..., Any], op: Op, args: Sequence[Any]) -> Callable[[], object]:
-    from fusedops.testing import _timing
-
-    leaves, inputs = _timing.with_grad(op, args)
-
-    def call() -> object:
-        results = function(*leaves)
-        outputs = [y for y in _timing.floating(results) if y.requires_grad]
-        if outputs:
-            _timing.backward_of(results, inputs, [torch.ones_like(y) for y in _timing.floating(results)])()
-        return results
-
-    return call
+    times: dict[tuple[str, str], dict[str, float]] = {}
+    for record in records:
+        if (name := record["provider"]) != unranked:
+            of_case = times.setdefault((record["op"], record["case"]), {})
+            of_case[name] = of_case.get(name, 0.0) + record["ms"]
+    ops = dict.fromkeys(op for op, _ in times)
+    orders = {each: order_of([case for (op, _), case in times.items() if op == each]) for each in ops}
+    return orders, order_of([*times.values()])
 
 
 def order_of(cases: Sequence[Times]) -> list[str]:

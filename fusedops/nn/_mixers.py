@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,9 @@ class MixerState(NamedTuple):
 class _Mixer(Module):
     """The parts that both layers have: a short convolution, a decay for each head, a gated norm, a projection out."""
 
+    eps: float
+    backend: str | None
+
     def __init__(self, width: int, channels: int, heads: int, out: int, conv: dict[str, Any], norm: int) -> None:
         super().__init__()
         size = conv.pop("size")
@@ -54,6 +58,50 @@ class _Mixer(Module):
         self.norm = nn.RMSNorm(norm, **options)
         self.out_proj = nn.Linear(out, width, bias=False, **options)
         self._reset_decay()
+
+    def forward(
+        self,
+        x: Tensor,
+        state: MixerState | None = None,
+        *,
+        return_state: bool = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> Any:
+        """Compute the layer for the positions of x, which follow those of the state.
+
+        Args:
+            x: (B, S, width).
+            state: after the positions before x, or None.
+            return_state: also return the state after x.
+            cu_seqlens: (N + 1,), the bounds of packed sequences in a batch of 1; the states are then (N, ...).
+
+        Returns:
+            (B, S, width); with ``return_state`` the pair (y, :class:`MixerState`).
+
+        Raises:
+            InvalidInputError: an argument or a setting is not as above.
+            NoBackendError: the policy forbids a fallback and its backend does not take the call.
+        """
+        options: dict[str, Any] = {"return_state": return_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
+        gate, projected, *rest = self._projected(x)
+        mixed, inputs = self._convolved(projected, state, options)
+        out, after = self._attended(
+            mixed, rest, {"initial_state": None if state is None else state.recurrence, **options}
+        )
+        y = self.out_proj(self._gated(out, gate))
+        return (y, MixerState(inputs, after)) if inputs is not None and after is not None else y
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return projections of x: the gate, what the convolution reads, and what the recurrence takes besides."""
+        raise NotImplementedError
+
+    def _attended(self, mixed: Tensor, rest: Sequence[Tensor], options: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """Return the output of the recurrence of the convolved positions, and its state or None."""
+        raise NotImplementedError
+
+    def _gated(self, out: Tensor, gate: Tensor) -> Tensor:
+        """Return the gated norm of the output, (B, S, heads * size)."""
+        raise NotImplementedError
 
     def _reset_decay(self) -> None:
         """Set the steps between 0.001 and 0.1, evenly in their logarithm, and the rates evenly between 1 and 16."""
@@ -136,50 +184,21 @@ class GatedDeltaNet(_Mixer):
         self.in_proj_b = nn.Linear(width, heads, bias=False, **options)
         self.in_proj_a = nn.Linear(width, heads, bias=False, **options)
 
-    def forward(
-        self,
-        x: Tensor,
-        state: MixerState | None = None,
-        *,
-        return_state: bool = False,
-        cu_seqlens: Tensor | None = None,
-    ) -> Any:
-        """Compute the layer for the positions of x, which follow those of the state.
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.in_proj_z(x), self.in_proj_qkv(x), self.in_proj_a(x), self.in_proj_b(x)
 
-        Args:
-            x: (B, S, width).
-            state: after the positions before x, or None.
-            return_state: also return the state after x.
-            cu_seqlens: (N + 1,), the bounds of packed sequences in a batch of 1; the states are then (N, ...).
-
-        Returns:
-            (B, S, width); with ``return_state`` the pair (y, :class:`MixerState`).
-
-        Raises:
-            InvalidInputError: an argument or a setting is not as above.
-            NoBackendError: the policy forbids a fallback and its backend does not take the call.
-        """
-        options: dict[str, Any] = {"return_state": return_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
-        mixed, inputs = self._convolved(self.in_proj_qkv(x), state, options)
+    def _attended(self, mixed: Tensor, rest: Sequence[Tensor], options: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         keys = self.key_heads * self.key_size
         q, k, v = mixed.split_with_sizes((keys, keys, self.heads * self.value_size), -1)
-        _, decay = self._steps(self.in_proj_a(x))
-        before = None if state is None else state.recurrence
-        result = ops.linear_attention(
-            _by_head(q, self.key_heads),
-            _by_head(k, self.key_heads),
-            _by_head(v, self.heads),
-            decay,
-            self.in_proj_b(x).sigmoid(),
-            normalize=True,
-            initial_state=before,
-            **options,
-        )
-        out, after = result if return_state else (result, None)
-        gate = _by_head(self.in_proj_z(x), self.heads)
-        normed = ops.gated_rms_norm(out, gate, self.norm.weight, self.eps, backend=self.backend)
-        y = self.out_proj(normed.flatten(-2))
-        return (y, MixerState(inputs, after)) if inputs is not None and after is not None else y
+        q, k, v = _by_head(q, self.key_heads), _by_head(k, self.key_heads), _by_head(v, self.heads)
+        dt, beta = rest
+        _, decay = self._steps(dt)
+        result = ops.linear_attention(q, k, v, decay, beta.sigmoid(), normalize=True, **options)
+        return result if options["return_state"] else (result, None)
+
+    def _gated(self, out: Tensor, gate: Tensor) -> Tensor:
+        gate = _by_head(gate, self.heads)
+        return ops.gated_rms_norm(out, gate, self.norm.weight, self.eps, backend=self.backend).flatten(-2)
 
     def extra_repr(self) -> str:
         """Return the settings, for ``print(model)``."""
@@ -242,44 +261,22 @@ class Mamba2(_Mixer):
         self.in_proj = nn.Linear(width, values + self.channels + heads, bias=False, **options)
         self.D = Parameter(torch.ones(heads, **options))
 
-    def forward(
-        self,
-        x: Tensor,
-        state: MixerState | None = None,
-        *,
-        return_state: bool = False,
-        cu_seqlens: Tensor | None = None,
-    ) -> Any:
-        """Compute the layer for the positions of x, which follow those of the state.
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.in_proj(x).split_with_sizes((self.heads * self.head_size, self.channels, self.heads), -1)
 
-        Args:
-            x: (B, S, width).
-            state: after the positions before x, or None.
-            return_state: also return the state after x.
-            cu_seqlens: (N + 1,), the bounds of packed sequences in a batch of 1; the states are then (N, ...).
-
-        Returns:
-            (B, S, width); with ``return_state`` the pair (y, :class:`MixerState`).
-
-        Raises:
-            InvalidInputError: an argument or a setting is not as above.
-            NoBackendError: the policy forbids a fallback and its backend does not take the call.
-        """
-        options: dict[str, Any] = {"return_state": return_state, "cu_seqlens": cu_seqlens, "backend": self.backend}
+    def _attended(self, mixed: Tensor, rest: Sequence[Tensor], options: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         values, keys = self.heads * self.head_size, self.groups * self.state_size
-        gate, mixed, dt = self.in_proj(x).split_with_sizes((values, self.channels, self.heads), -1)
-        mixed, inputs = self._convolved(mixed, state, options)
         v, k, q = mixed.split_with_sizes((values, keys, keys), -1)
-        steps, decay = self._steps(dt)
+        steps, decay = self._steps(rest[0])
         q, k = (_by_head(each, self.groups).to(steps.dtype) for each in (q, k))
         v = _by_head(v, self.heads).to(steps.dtype)
-        before = None if state is None else state.recurrence
-        result = ops.linear_attention(q, k, v * steps[..., None], decay, scale=1.0, initial_state=before, **options)
-        out, after = result if return_state else (result, None)
-        out = torch.addcmul(out, v, self.D.to(v.dtype)[:, None]).flatten(-2).to(x.dtype)
-        normed = ops.gated_rms_norm(out, gate, self.norm.weight, self.eps, gate_first=True, backend=self.backend)
-        y = self.out_proj(normed)
-        return (y, MixerState(inputs, after)) if inputs is not None and after is not None else y
+        result = ops.linear_attention(q, k, v * steps[..., None], decay, scale=1.0, **options)
+        out, after = result if options["return_state"] else (result, None)
+        return torch.addcmul(out, v, self.D.to(v.dtype)[:, None]).flatten(-2).to(mixed.dtype), after
+
+    def _gated(self, out: Tensor, gate: Tensor) -> Tensor:
+        weight = self.norm.weight
+        return ops.gated_rms_norm(out, gate, weight, self.eps, gate_first=True, backend=self.backend)
 
     def extra_repr(self) -> str:
         """Return the settings, for ``print(model)``."""

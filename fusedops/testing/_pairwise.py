@@ -30,10 +30,10 @@ def pairwise(sizes: Sequence[int], hiding: Sequence[frozenset[int]], valid: Call
     missing.cover(plain, hiding)
     for i, j in combinations(range(len(sizes)), 2):
         for a, b in product(range(sizes[i]), range(sizes[j])):
-            row = _replaced(_replaced(plain, i, a), j, b)
             if not missing.has(i, a, j, b):
                 continue
             missing.remove(i, a, j, b)
+            row = _replaced(_replaced(plain, i, a), j, b)
             if not valid(row):
                 continue
             bits = missing.bits(row)

@@ -20,6 +20,7 @@ from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_
 from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next
 
+from fusedops import FusedOpsWarning
 from fusedops.integrations.transformers import Row, apply
 
 HYBRIDS = ["Qwen3.5", "Kimi-Linear", "Bamba", "LFM2"]
@@ -93,7 +94,8 @@ def test_packed_sequences_shorter_than_the_convolution_fill_a_cache(names: list[
 def test_packed_sequences_in_several_rows_are_refused_as_without_apply() -> None:
     model = FAMILIES["Bamba"].build()
     apply(model)
-    with pytest.raises(ValueError, match="can't keep packed sequences apart"):
+    refused = pytest.raises(ValueError, match="can't keep packed sequences apart")
+    with pytest.warns(FusedOpsWarning, match="got a call that causal_conv1d does not take"), refused:
         model(IDS.repeat(2, 1), seq_idx=torch.zeros(2, 11, dtype=torch.int32))
 
 
@@ -185,7 +187,8 @@ def test_a_function_that_is_the_op_is_replaced_and_other_calls_are_its_own() -> 
     assert apply(layer).ops == {"causal_conv1d": 1}
     close(layer(x), expected)
     layer.weight = nn.Parameter(torch.randn(4, 9))  # the op has no width above 8
-    assert counted(lambda: layer(x)) == {}
+    with pytest.warns(FusedOpsWarning, match="convolved: got a call that causal_conv1d does not take"):
+        assert counted(lambda: layer(x)) == {}
 
 
 def test_a_function_for_which_a_package_is_installed_is_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +208,12 @@ def test_a_function_for_which_a_package_is_installed_is_replaced_too(monkeypatch
 
 
 def test_a_function_that_kernels_replaces_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusedops.integrations.transformers import _mixers
+    from fusedops.integrations.transformers._mixers import recognised_mixer
 
     function = modeling_qwen3_next.causal_conv1d_fn
     if not isinstance(function, nn.Module):
-        pytest.skip("needs kernels")
-    monkeypatch.setitem(function.__dict__, "forward", lambda *args, **kwargs: None)
-    assert _mixers._recognised.__wrapped__(function) == "causal_conv1d"  # the op that is not called
+        pytest.skip("needs the package kernels")
+    layer = with_other_function(function)
+    assert not isinstance(recognised_mixer(layer), str)
+    monkeypatch.setitem(function.__dict__, "forward", lambda *args, **kwargs: None)  # after it was recognised
+    assert recognised_mixer(layer) == "the results of convolved are not those of causal_conv1d"

@@ -218,8 +218,8 @@ FORMS = {
 
 
 def computed(form: Form, op: Any, arguments: dict[str, Any]) -> Any:
-    """Return the results of a call by its op, or None for a call that it does not take."""
+    """Return the results of a call by its op, or None for a call that it does not take. Names are in lower case."""
     try:
-        return form.call(op, **{name.lower(): value for name, value in arguments.items()})
+        return form.call(op, **arguments)
     except _UnknownBoundsError:
         return None

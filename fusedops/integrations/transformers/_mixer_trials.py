@@ -42,7 +42,7 @@ def _results(form: Form, call: _Call, run: Callable[..., Any]) -> list[Tensor]:
 
 
 def _reference(form: Form, **call: Any) -> Any:
-    return computed(form, _REFERENCES[form.op], call)
+    return computed(form, _REFERENCES[form.op], {name.lower(): value for name, value in call.items()})
 
 
 def _convolution(x: Any, weight: Any, bias: Any, *, activation: Any, initial_state: Any = None, **_: Any) -> Any:

@@ -8,15 +8,19 @@ numbers on the CPU.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import FunctionType
 from typing import Any, cast
 
+import torch
 from torch.nn import Module
 
 from fusedops import ops
+from fusedops._report.user_frame import user_stack_level
+from fusedops.errors import FusedOpsWarning
 from fusedops.integrations.transformers._copied import can_be_copied, contents_of, copied
 from fusedops.integrations.transformers._mixer_functions import FORMS, computed
 from fusedops.integrations.transformers._mixer_trials import has_results_of
@@ -38,12 +42,6 @@ class MixerFunction:
         """Return the name of the op."""
         return FORMS[self.form].op
 
-    def __call__(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the op, or the model's own function for a call that the op does not take."""
-        form = FORMS[self.form]
-        result = computed(form, getattr(ops, form.op), {**dict(zip(self.names, args)), **kwargs})
-        return own(*args, **kwargs) if result is None else result
-
 
 @dataclass(frozen=True)
 class Mixer(Replacement):
@@ -60,7 +58,7 @@ class Mixer(Replacement):
     def __post_init__(self) -> None:
         forward = self.original.forward
         names = cast("FunctionType", inspect.unwrap(forward)).__globals__
-        functions = {name: _op_or_own(function, names[name]) for name, function in self.functions}
+        functions = {name: _op_or_own(function, name, names[name]) for name, function in self.functions}
         whole = {name: _none for name, function in _functions(forward) if _is_of_a_whole_layer(function)}
         object.__setattr__(self, "copied", copied(forward, {**functions, **whole}))
 
@@ -83,9 +81,21 @@ class Mixer(Replacement):
         return self.copied(module, *args, **kwargs)
 
 
-def _op_or_own(function: MixerFunction, own: Callable[..., Any]) -> Callable[..., Any]:
+def _op_or_own(function: MixerFunction, name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls the op, or, with a warning, the model's own for a call that the op does not take."""
+    form, op, names = FORMS[function.form], getattr(ops, function.op), [each.lower() for each in function.names]
+
     def mixed(*args: Any, **kwargs: Any) -> Any:
-        return function(own, *args, **kwargs)
+        result = computed(form, op, {**dict(zip(names, args)), **{key.lower(): each for key, each in kwargs.items()}})
+        if result is not None:
+            return result
+        warnings.warn(
+            f"{name}: got a call that {form.op} does not take, expected a width, a state and packed sequences (in one "
+            f"row) as it has them; the model's own function computes the call; to fix: leave {form.op} out of ops",
+            FusedOpsWarning,
+            stacklevel=2 if torch.compiler.is_compiling() else user_stack_level("transformers"),
+        )
+        return own(*args, **kwargs)
 
     return mixed
 
@@ -103,7 +113,11 @@ def recognised_mixer(module: Module) -> Mixer | str | None:
     cls = own_class(module)
     if not isinstance(own_body(module), FunctionType):
         return None
-    recognised = {name: _recognised(function) for name, function in _functions(cls.forward)}
+    # what another library replaces later is asked each time: only what a function computes is kept
+    recognised = {
+        name: _recognised(function, isinstance(function, Module) and is_replaced_elsewhere(function))
+        for name, function in _functions(cls.forward)
+    }
     recognised = {name: each for name, each in recognised.items() if each is not None}
     if not recognised:
         return None
@@ -132,14 +146,17 @@ def _functions(forward: Any) -> Iterator[tuple[str, Any]]:
 
 
 @cache
-def _recognised(function: Any) -> MixerFunction | str | None:
-    """Return the function in the form of an op, the op whose results it does not have, or None for another function."""
+def _recognised(function: Any, replaced: bool) -> MixerFunction | str | None:
+    """Return the function in the form of an op, the op whose results it does not have, or None for another function.
+
+    ``replaced``: another library has replaced it, so that its results are not known.
+    """
     names = tuple(_parameters(function))
     forms = {key: form for key, form in FORMS.items() if {*form.parameters} <= {*names[: len(form.parameters) + 1]}}
     forms = {key: form for key, form in forms.items() if form.parameters[0] == names[0]}
     if not forms:
         return None
-    if not (isinstance(function, Module) and is_replaced_elsewhere(function)):
+    if not replaced:
         plain = _plain(function)
         for key, form in forms.items():
             if has_results_of(plain, key, form):
