@@ -85,12 +85,12 @@ class _Missing:
         return [(missing & bits).bit_count() for missing in self._of[axis]]
 
     def cover(self, row: Row, hiding: Sequence[frozenset[int]]) -> None:
-        """Remove the pairs of a row, where it hides nothing, or the pairs with what hides the others."""
+        """Remove the pairs of a row, where it hides nothing, or the pairs with what hides the others: two at most."""
         seen = [axis for axis, option in enumerate(row) if option in hiding[axis]]
         bits = self.bits(row)
         if len(seen) == 2:
             self.remove(seen[0], row[seen[0]], seen[1], row[seen[1]])
-        elif len(seen) < 2:
+        else:
             for axis, option in enumerate(row):
                 of_all = not seen or axis == seen[0]
                 self._of[axis][option] &= ~bits if of_all else ~self._bit(seen[0], row[seen[0]])
