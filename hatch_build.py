@@ -19,6 +19,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -116,9 +117,10 @@ def compile_library(root: Path, target: Target, command: list[str], is_zig: bool
     architecture = []
     if library.level in X86_LEVELS:
         architecture = [f"-mcpu={library.level.replace('-', '_')}" if is_zig else f"-march={library.level}"]
+    number = f"-DFUSEDOPS_HEADER={_structs(root).number_of_header((root / CPU / 'src' / 'api.h').read_text('utf-8'))}"
     # without it the name in the library is the path of the build
     name = [f"-Wl,-install_name,@rpath/{library.name}"] if target.suffix == "dylib" else []
-    arguments = [*command, *FLAGS, *target.link, *name, *architecture, *relative]
+    arguments = [*command, *FLAGS, number, *target.link, *name, *architecture, *relative]
     key = hashlib.sha256("\0".join([*arguments, *(p.read_text() for p in (*sources, *headers))]).encode())
     out = root / "build" / "cpu" / key.hexdigest()[:16] / library.name
     if not out.exists():
@@ -128,6 +130,16 @@ def compile_library(root: Path, target: Target, command: list[str], is_zig: bool
         subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
         unfinished.replace(out)
     return out
+
+
+def _structs(root: Path) -> ModuleType:
+    """Return ``_structs.py`` of the package, which cannot be imported yet."""
+    spec = importlib.util.spec_from_file_location("_structs", root / CPU / "_structs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def compile_libraries(root: Path, target: Target, cross: bool) -> list[Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fusedops.errors import InvalidInputError
 from fusedops_cpu._calls import LibraryFunction, library_function
-from fusedops_cpu._structs import kinds_of_functions
+from fusedops_cpu._structs import kinds_of_functions, number_of_header
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -39,12 +39,14 @@ class Library:
             ctypes.cast(torch_cpu.torch_parallel_for, ctypes.c_void_p),
             ctypes.cast(torch_cpu.torch_get_num_threads, ctypes.c_void_p),
         )
-        kinds = kinds_of_functions((Path(__file__).parent / "src" / "api.h").read_text("utf-8"))
+        header = (Path(__file__).parent / "src" / "api.h").read_text("utf-8")
+        loaded.fusedops_header.restype = ctypes.c_int64
+        if loaded.fusedops_header() != number_of_header(header):
+            raise OSError(f"{path.name} was compiled with another src/api.h than the one beside it")
+        kinds = kinds_of_functions(header)
 
         def function(name: str, after: int = 0) -> LibraryFunction:
             return library_function(getattr(loaded, f"fusedops_{name}"), kinds[name] + b"q" * after, failure)
-
-        self._function = function
 
         # by the number of sizes and strides after the struct
         self.softmax_forward = [function("softmax_forward", after) for after in range(3 * MAX_DIMS + 1)]
@@ -60,87 +62,22 @@ class Library:
         self.cross_entropy_forward = function("cross_entropy_forward")
         self.cross_entropy_backward = function("cross_entropy_backward")
         self.rotary = function("rotary")
-
-    # read when first called: a clone whose library was compiled before them keeps the other ops
-    @cached_property
-    def attention_forward(self) -> LibraryFunction:
-        """Attention of few queries."""
-        return self._function("attention_forward")
-
-    @cached_property
-    def attention_backward(self) -> LibraryFunction:
-        """Its gradients."""
-        return self._function("attention_backward")
-
-    @cached_property
-    def merge_forward(self) -> LibraryFunction:
-        """Two parts of one attention."""
-        return self._function("merge_forward")
-
-    @cached_property
-    def merge_backward(self) -> LibraryFunction:
-        """Their gradients."""
-        return self._function("merge_backward")
-
-    @cached_property
-    def quantized_forward(self) -> LibraryFunction:
-        """The product with a packed weight."""
-        return self._function("quantized_forward")
-
-    @cached_property
-    def quantized_backward(self) -> LibraryFunction:
-        """The gradient of its other factor."""
-        return self._function("quantized_backward")
-
-    @cached_property
-    def routing_forward(self) -> LibraryFunction:
-        """The choice of experts."""
-        return self._function("routing_forward")
-
-    @cached_property
-    def routing_backward(self) -> LibraryFunction:
-        """The gradient of the logits."""
-        return self._function("routing_backward")
-
-    @cached_property
-    def gated_norm_forward(self) -> LibraryFunction:
-        """The norm beside a gate."""
-        return self._function("gated_norm_forward")
-
-    @cached_property
-    def gated_norm_backward(self) -> LibraryFunction:
-        """Its gradients."""
-        return self._function("gated_norm_backward")
-
-    @cached_property
-    def conv_forward(self) -> LibraryFunction:
-        """The causal convolution."""
-        return self._function("conv_forward")
-
-    @cached_property
-    def conv_backward(self) -> LibraryFunction:
-        """Its gradients."""
-        return self._function("conv_backward")
-
-    @cached_property
-    def linear_attention_forward(self) -> LibraryFunction:
-        """The outputs and states of linear attention."""
-        return self._function("linear_attention_forward")
-
-    @cached_property
-    def linear_attention_backward(self) -> LibraryFunction:
-        """The gradients of linear attention."""
-        return self._function("linear_attention_backward")
-
-    @cached_property
-    def experts_forward(self) -> LibraryFunction:
-        """The experts of a mixture."""
-        return self._function("experts_forward")
-
-    @cached_property
-    def experts_backward(self) -> LibraryFunction:
-        """Their gradients."""
-        return self._function("experts_backward")
+        self.attention_forward = function("attention_forward")
+        self.attention_backward = function("attention_backward")
+        self.merge_forward = function("merge_forward")
+        self.merge_backward = function("merge_backward")
+        self.quantized_forward = function("quantized_forward")
+        self.quantized_backward = function("quantized_backward")
+        self.routing_forward = function("routing_forward")
+        self.routing_backward = function("routing_backward")
+        self.gated_norm_forward = function("gated_norm_forward")
+        self.gated_norm_backward = function("gated_norm_backward")
+        self.conv_forward = function("conv_forward")
+        self.conv_backward = function("conv_backward")
+        self.linear_attention_forward = function("linear_attention_forward")
+        self.linear_attention_backward = function("linear_attention_backward")
+        self.experts_forward = function("experts_forward")
+        self.experts_backward = function("experts_backward")
 
 
 def torch_library() -> ctypes.CDLL:
@@ -163,8 +100,8 @@ def library() -> Library:
     """Load the library, once.
 
     Raises:
-        OSError: there is no library for this processor, or it does not load.
-        AttributeError: torch does not export its thread pool (before 2.10), or the library is of another version.
+        OSError: there is no library for this processor, it does not load, or it was compiled with another header.
+        AttributeError: torch does not export its thread pool (before 2.10), or the library has no number of a header.
     """
     return Library(library_path())
 

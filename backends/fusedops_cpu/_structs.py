@@ -1,7 +1,11 @@
-"""The structs of ``src/api.h``: the kinds of their fields, read from the header, so that a struct is written once."""
+"""The structs of ``src/api.h``: the kinds of their fields, read from the header, so that a struct is written once.
+
+``hatch_build.py`` loads this file by its path: it imports the standard library alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 
@@ -39,6 +43,20 @@ def kinds_of_functions(header: str) -> dict[str, bytes]:
     for name, body in _STRUCT.findall(header):
         structs[name] = b"".join(_kinds(name, _METHOD.sub("", body), structs))
     return {function: structs[struct] for function, struct in _FUNCTION.findall(header)}
+
+
+def number_of_header(header: str) -> int:
+    """Return a number, below 2**60, that tells this header from others, whatever their comments and spaces.
+
+    A library is compiled with it: one of another header would read the fields of another struct.
+
+    >>> number_of_header("int64_t rows;  // of x") == number_of_header("int64_t rows;")
+    True
+    >>> number_of_header("int64_t rows;") == number_of_header("double rows;")
+    False
+    """
+    text = "".join(re.sub("//.*", "", header).split())
+    return int(hashlib.sha256(text.encode()).hexdigest()[:15], 16)
 
 
 def _kinds(struct: str, body: str, structs: dict[str, bytes]) -> Iterator[bytes]:

@@ -338,6 +338,8 @@ auto with_dtype(int64_t dtype, F f) {
 }  // namespace fusedops
 
 FUSEDOPS_EXPORT void fusedops_use_threads(void* parallel_for, void* get_num_threads);
+// The number of this header with which the library was compiled (_structs.py).
+FUSEDOPS_EXPORT int64_t fusedops_header();
 FUSEDOPS_EXPORT int fusedops_softmax_forward(const fusedops::SoftmaxForward* call);
 FUSEDOPS_EXPORT int fusedops_softmax_backward(const fusedops::SoftmaxBackward* call);
 FUSEDOPS_EXPORT int fusedops_attention_forward(const fusedops::AttentionForward* call);

@@ -6,6 +6,10 @@
 #include <sys/mman.h>
 #endif
 
+#ifndef FUSEDOPS_HEADER  // the build of the package gives it: _structs.py
+#define FUSEDOPS_HEADER 0
+#endif
+
 namespace fusedops {
 ParallelFor parallel_for = nullptr;
 GetNumThreads get_num_threads = nullptr;
@@ -49,3 +53,5 @@ FUSEDOPS_EXPORT void fusedops_use_threads(void* parallel_for, void* get_num_thre
   fusedops::parallel_for = (fusedops::ParallelFor)parallel_for;
   fusedops::get_num_threads = (fusedops::GetNumThreads)get_num_threads;
 }
+
+FUSEDOPS_EXPORT int64_t fusedops_header() { return FUSEDOPS_HEADER; }

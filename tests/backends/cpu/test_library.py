@@ -114,6 +114,16 @@ def test_a_torch_without_its_thread_pool_exported_is_a_reason(monkeypatch: pytes
     assert "does not load" in cpu.why
 
 
+@pytest.mark.usefixtures("on_cpu", "loads_again")
+def test_a_library_of_another_header_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_library, "number_of_header", len)
+    probe_again()
+    cpu = info()
+    assert cpu.state == "unavailable"
+    assert "compiled with another src/api.h" in cpu.why
+    assert "install fusedops from source again" in cpu.fix
+
+
 def test_the_kinds_of_a_struct() -> None:
     header = """
     struct Inner {

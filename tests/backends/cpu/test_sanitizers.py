@@ -16,6 +16,7 @@ import pytest
 from repository import ROOT
 
 from fusedops_cpu import _library
+from fusedops_cpu._structs import number_of_header
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,7 +48,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     planted = folder / "planted.cpp"
     planted.write_text(_PLANTED)
     sources = sorted(map(str, (*(original / "src").glob("*.cpp"), planted)))
-    subprocess.run(["g++", *FLAGS, *march, *sources, "-o", str(folder / "fusedops_cpu" / name)], check=True)
+    number = f"-DFUSEDOPS_HEADER={number_of_header((original / 'src' / 'api.h').read_text())}"
+    subprocess.run(["g++", *FLAGS, number, *march, *sources, "-o", str(folder / "fusedops_cpu" / name)], check=True)
     runtimes = [
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so")
