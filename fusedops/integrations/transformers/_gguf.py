@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Any
+import tempfile
+from io import BufferedReader
+from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn import Embedding, Linear, Parameter
 
 from fusedops.errors import InvalidInputError
+from fusedops.integrations.transformers._gguf_header import write_header
 from fusedops.integrations.transformers._packed import pack
 from fusedops.quantization import FORMATS, dequantize
 
@@ -50,23 +54,19 @@ def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float3
     accelerate: Any = importlib.import_module("accelerate")
     reading: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
     try:
-        parsed = reading.load_gguf_checkpoint(path)["config"]
+        parsed, architecture, tensors = _read(path, reading)
     except ValueError as error:
         raise InvalidInputError(
             f"from_gguf: got {os.path.basename(path)}, expected a file that transformers reads: "
             f"{str(error).rstrip('.')}; to fix: load the model's own checkpoint, and call quantize(model)"
         ) from error
-    # a reader has Python objects for each token, hundreds of MB: one at a time, and none beside the weights
-    reader: Any = importlib.import_module("gguf").GGUFReader(path)
-    (architecture,) = reading.read_field(reader, "general.architecture")
-    tensors = reader.tensors
-    del reader
     processor = reading.TENSOR_PROCESSORS.get(architecture, reading.TensorProcessor)(config=parsed)
     config = transformers.AutoConfig.for_model(**parsed)
     with accelerate.init_empty_weights(include_buffers=False):
         model = (auto_class or transformers.AutoModelForCausalLM).from_config(config, dtype=dtype)
     model.tie_weights()
-    _load(model, tensors, processor, reading.get_gguf_hf_weights_map(model, processor), dtype)
+    with open(path, "rb") as file:
+        _load(model, file, tensors, processor, reading.get_gguf_hf_weights_map(model, processor), dtype)
     missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if missing:
         raise InvalidInputError(
@@ -76,7 +76,67 @@ def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float3
     return model.train(False)
 
 
-def _load(model: Any, tensors: Any, processor: Any, names: dict[str, str], dtype: torch.dtype) -> None:
+class _Tensor(NamedTuple):
+    """A tensor of a file.
+
+    Args:
+        name: in the file.
+        format: the name of its type.
+        shape: of ``dtype``; of a packed tensor in bytes.
+        dtype: of its elements.
+        begin: the place of its first byte in the file.
+    """
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    dtype: Any
+    begin: int
+
+    def read(self, file: BufferedReader) -> Tensor:
+        """Return its data, which has memory of its own: no page of the file is mapped."""
+        data = numpy.empty(self.shape, self.dtype)
+        file.seek(self.begin)
+        if file.readinto(data.reshape(-1).view(numpy.uint8)) != data.nbytes:
+            raise InvalidInputError(
+                f"from_gguf: got a file that ends within {self.name}, expected {data.nbytes} bytes of it; to fix: "
+                f"download the file again"
+            )
+        return torch.from_numpy(data)
+
+
+def _read(path: str, reading: Any) -> tuple[dict[str, Any], str, list[_Tensor]]:
+    """Return the config, the architecture and the tensors of a file.
+
+    transformers reads the config from a file, by the package gguf, which has hundreds of bytes of Python objects for
+    each token: it reads one whose header has no vocabulary, and whose tensors are a hole.
+    """
+    with tempfile.TemporaryDirectory() as folder, open(path, "rb") as file:
+        header = os.path.join(folder, "header.gguf")
+        with open(header, "wb") as written:
+            size = write_header(file, written)
+            written.truncate(written.tell() + os.path.getsize(path))
+        parsed = reading.load_gguf_checkpoint(header)["config"]
+        reader: Any = importlib.import_module("gguf").GGUFReader(header)
+        (architecture,) = reading.read_field(reader, "general.architecture")
+        begin = -(-size // int(reader.alignment)) * int(reader.alignment)
+        tensors = [
+            _Tensor(
+                each.name,
+                each.tensor_type.name,
+                each.data.shape,
+                each.data.dtype,
+                begin + each.data_offset - int(reader.data_offset),
+            )
+            for each in reader.tensors
+        ]
+        del reader  # the folder can be removed where a mapped file cannot
+    return parsed, architecture, tensors
+
+
+def _load(
+    model: Any, file: BufferedReader, tensors: list[_Tensor], processor: Any, names: dict[str, str], dtype: torch.dtype
+) -> None:
     """Give the parameters of a model, which are on the meta device, the tensors of a file."""
     holders: dict[int, list[tuple[Any, str]]] = {}  # tied parameters have several
     for module in model.modules():
@@ -88,8 +148,7 @@ def _load(model: Any, tensors: Any, processor: Any, names: dict[str, str], dtype
         if parameter is None or not parameter.is_meta:
             continue
         modules = holders[id(parameter)]
-        format = tensor.tensor_type.name
-        data = torch.from_numpy(tensor.data.copy())
+        format, data = tensor.format, tensor.read(file)
         rows = _order_of_rows(tensor.name, data, processor) if format in FORMATS else None
         if rows is not None and all(type(module) in _LAYERS and leaf == "weight" for module, leaf in modules):
             shape = (data.shape[0], data.shape[1] // FORMATS[format].bytes * FORMATS[format].weights)

@@ -21,10 +21,18 @@ def llama(tied: bool = False, **changes: Any) -> Any:
 
 
 def write(
-    path: Path, model: Any, format: str, *, without: str = "", more: int = 0, architecture: str = "llama"
+    path: Path,
+    model: Any,
+    format: str,
+    *,
+    without: str = "",
+    more: int = 0,
+    tokens: int = 0,
+    architecture: str = "llama",
 ) -> Path:
     """Write a model of Llama as llama.cpp does: rows of q and k in another order, norms in float32."""
-    # without: a parameter that the file lacks; more: rows that its vocabulary has beyond the weights
+    # without: a parameter that the file lacks; more: rows that its vocabulary has beyond the weights; tokens: their
+    # number, where the file has a tokenizer, and its vocabulary no other size
     gguf = pytest.importorskip("gguf")
     pytest.importorskip("accelerate")
     config, writer = model.config, gguf.GGUFWriter(path, architecture)
@@ -36,7 +44,12 @@ def write(
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(config.vocab_size + more)
+    if tokens:
+        writer.add_token_list([f"token {i}" for i in range(tokens)])
+        writer.add_token_scores([float(-i) for i in range(tokens)])
+        writer.add_eos_token_id(2)
+    else:
+        writer.add_vocab_size(config.vocab_size + more)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         stem, _, leaf = name.rpartition(".")
