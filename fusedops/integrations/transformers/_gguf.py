@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import tempfile
 from io import BufferedReader
@@ -95,14 +96,14 @@ class _Tensor(NamedTuple):
 
     def read(self, file: BufferedReader) -> Tensor:
         """Return its data, which has memory of its own: no page of the file is mapped."""
-        data = numpy.empty(self.shape, self.dtype)
         file.seek(self.begin)
-        if file.readinto(data.reshape(-1).view(numpy.uint8)) != data.nbytes:
+        data = numpy.fromfile(file, self.dtype, count := math.prod(self.shape))
+        if data.size != count:
             raise InvalidInputError(
-                f"from_gguf: got a file that ends within {self.name}, expected {data.nbytes} bytes of it; to fix: "
-                f"download the file again"
+                f"from_gguf: got a file that ends within {self.name}, expected {count * data.itemsize} bytes of it; "
+                f"to fix: download the file again"
             )
-        return torch.from_numpy(data)
+        return torch.from_numpy(data.reshape(self.shape))
 
 
 def _read(path: str, reading: Any) -> tuple[dict[str, Any], str, list[_Tensor]]:
