@@ -10,16 +10,14 @@ from typing import Any
 
 import triton
 
+#: The folder of cuobjdump and nvdisasm.
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+
 
 def of_cuda(ptx: str, cubin: bytes) -> dict[str, Any]:
     """Return the facts of a kernel of an NVIDIA GPU."""
     code = re.sub(r"//.*", "", ptx)  # comments name files, and might hold anything
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    used = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
+    used = resources(cubin)
     return {
         "registers": used["REG"],
         "spilled": used["STACK"] + used["LOCAL"],  # these kernels have no arrays: what is on the stack was spilled
@@ -29,6 +27,16 @@ def of_cuda(ptx: str, cubin: bytes) -> dict[str, Any]:
         "float64": bool(re.search(r"\.f64\b", code)),
         "address_64": bool(re.search(r"\b(?:mul\.lo\.s64|mad\.lo\.s64|mul\.wide)", code)),
     }
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Return REG, STACK, LOCAL and SHARED of a kernel of an NVIDIA GPU: registers, and bytes."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [TOOLS / "cuobjdump", "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
 
 
 def _widths(code: str, which: str) -> dict[str, int]:

@@ -9,16 +9,19 @@ issue of 130, 80, 55 and 43 % where the H100 plot of QuACK shows them at 41, 69,
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import triton
+from assembly import TOOLS, resources
 
 BYTES_PER_CLOCK = 4.3e12 / 132 / 1.98e9
+INSTRUCTION = 16  # bytes
 REGISTERS, WARPS, PROGRAMS, SHARED = 65536, 64, 32, 228 * 1024  # of a multiprocessor
 
 
@@ -33,38 +36,69 @@ class Cost(NamedTuple):
     loops: bool  # the kernel has a loop on its way
 
 
-class _Instruction(NamedTuple):
+class Instruction(NamedTuple):
+    """An instruction of a listing."""
+
     address: int
     predicated: bool
     opcode: str
     target: int | None
 
 
-def cost(cubin: bytes, nbytes: float, warps: int, shared: int, steps: int) -> Cost:
+def listings(cubins: Sequence[bytes]) -> list[list[Instruction]]:
+    """Return the instructions of each kernel. Kernels of one target share a process: nvdisasm takes 0.3 s to start."""
+    kernels: dict[str, list[int]] = {}  # by target
+    machine_code: list[bytes] = []
+    for at, cubin in enumerate(cubins):
+        target, code = _machine_code(cubin)
+        kernels.setdefault(target, []).append(at)
+        machine_code.append(code)
+    found: list[list[Instruction]] = [[] for _ in cubins]
+    for target, each in kernels.items():
+        code = b"".join(machine_code[at] for at in each)
+        listing = _listing(_disassembled(code, target))
+        assert INSTRUCTION * len(listing) == len(code), (target, len(listing), len(code))
+        instructions = iter(listing)
+        for at in each:
+            found[at] = list(itertools.islice(instructions, len(machine_code[at]) // INSTRUCTION))
+    return found
+
+
+def cost(cubin: bytes, listing: list[Instruction], nbytes: float, warps: int, shared: int, steps: int) -> Cost:
     """Return the cost of a kernel.
 
     Args:
-        cubin: compiled for sm_90.
+        cubin: compiled for sm_90 or sm_100.
+        listing: of it, by ``listings``.
         nbytes: that one program must load and store.
         warps: of a program.
         shared: bytes of shared memory of a program.
         steps: trips of its loops.
     """
-    usage, sass = _dump(cubin, "-res-usage"), _dump(cubin, "-sass")
-    used = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
-    instructions, loops = _issued(_listing(sass), steps)
+    used = resources(cubin)
+    instructions, loops = _issued(listing, steps)
     clocks = instructions * warps / 4
     threads = _resident(used["REG"], warps, shared) * warps / WARPS
     issue, spilled = 100 * clocks * BYTES_PER_CLOCK / nbytes, used["STACK"] + used["LOCAL"]
     return Cost(issue, instructions, used["REG"], spilled, 100 * threads, loops)
 
 
-def _dump(cubin: bytes, flag: str) -> str:
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+def _machine_code(cubin: bytes) -> tuple[str, bytes]:
+    """Return the target as nvdisasm has it, SM90a, and the instructions."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        subprocess.run([TOOLS / "cuobjdump", "-xtext", "all", path], cwd=folder, capture_output=True, check=True)
+        (text,) = Path(folder).glob("*.elf.bin")
+        return text.name.split(".")[-3].replace("sm_", "SM"), text.read_bytes()
+
+
+def _disassembled(code: bytes, target: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+        file.write(code)
         file.flush()
-        return subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True).stdout
+        command = [TOOLS / "nvdisasm", "--binary", target, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _resident(registers: int, warps: int, shared: int) -> int:
@@ -73,18 +107,18 @@ def _resident(registers: int, warps: int, shared: int) -> int:
     return max(1, min(WARPS // warps, PROGRAMS, warps_by_registers // warps, SHARED // (shared + 1024)))
 
 
-def _listing(sass: str) -> list[_Instruction]:
-    found: list[_Instruction] = []
+def _listing(sass: str) -> list[Instruction]:
+    found: list[Instruction] = []
     for address, predicate, opcode, operands in re.findall(
-        r"^\s+/\*([0-9a-f]{4,5})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", sass, re.MULTILINE
+        r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", sass, re.MULTILINE
     ):
         target = re.search(r"0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
         conditional = bool(predicate) or bool(target and "P" in operands)  # BRA.U UP0, 0x..., BRA !UP0, ...
-        found.append(_Instruction(int(address, 16), conditional, opcode, int(target[1], 16) if target else None))
+        found.append(Instruction(int(address, 16), conditional, opcode, int(target[1], 16) if target else None))
     return found
 
 
-def _issued(listing: list[_Instruction], steps: int) -> tuple[float, bool]:
+def _issued(listing: list[Instruction], steps: int) -> tuple[float, bool]:
     """Return the instructions of the shortest way to the end that passes by no loop: rare cases take longer ways.
 
     Beside them, True if it goes through a loop.
@@ -106,7 +140,7 @@ def _issued(listing: list[_Instruction], steps: int) -> tuple[float, bool]:
     return left[0], bool(loops[0])
 
 
-def _successors(listing: list[_Instruction], at: int, index: dict[int, int]) -> list[int]:
+def _successors(listing: list[Instruction], at: int, index: dict[int, int]) -> list[int]:
     instruction = listing[at]
     following = [at + 1] if at + 1 < len(listing) else []
     if instruction.opcode.startswith(("EXIT", "RET")):

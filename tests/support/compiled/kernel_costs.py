@@ -12,12 +12,13 @@ import json
 import math
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from cost_cases import CASES
-from issue_slots import WARPS, Cost, cost
+from issue_slots import WARPS, Cost, Instruction, cost, listings
 from triton_aot import TARGETS, Launch, launch_of
 from waits import CHIPS, Program, share
 
@@ -45,14 +46,22 @@ class Modelled(NamedTuple):
     program: Program
 
 
-def modelled(case: dict[str, Any]) -> Modelled:
-    """Return the cost of the kernel of a case of ``cost_cases.py``, for its target, sm_90 if it names none."""
-    target = case.get("target", "sm_90")
-    launch = launch_of({**case, "target": target})
-    compiled = triton.compile(launch.source(), target=TARGETS[target], options=launch.options)
+def modelled(cases: Sequence[dict[str, Any]]) -> list[Modelled]:
+    """Return the cost of the kernel of each case of ``cost_cases.py``, for its target, sm_90 if it names none."""
+    launches, kernels = [], []
+    for case in cases:
+        target = case.get("target", "sm_90")
+        launch = launch_of({**case, "target": target})
+        launches.append(launch)
+        kernels.append(triton.compile(launch.source(), target=TARGETS[target], options=launch.options))
+    listed = listings([kernel.asm["cubin"] for kernel in kernels])
+    return [_modelled(*each) for each in zip(cases, launches, kernels, listed, strict=True)]
+
+
+def _modelled(case: dict[str, Any], launch: Launch, kernel: Any, listing: list[Instruction]) -> Modelled:
     nbytes = case["bytes"] * math.prod(case["shape"]) / math.prod(launch.grid)
-    warps, shared, steps = launch.options["num_warps"], compiled.metadata.shared, _steps(launch, case["shape"][-1])
-    result = cost(compiled.asm["cubin"], nbytes, warps, shared, steps)
+    warps, shared, steps = launch.options["num_warps"], kernel.metadata.shared, _steps(launch, case["shape"][-1])
+    result = cost(kernel.asm["cubin"], listing, nbytes, warps, shared, steps)
     steps = steps if result.loops else 1
     name, _, direction = case["op"].partition(" ")
     each = 1 if direction and name in REDUCTIONS else REDUCTIONS.get(name, 0)
@@ -73,9 +82,12 @@ def _steps(launch: Launch, columns: int) -> int:
     return -(-columns // block)
 
 
-def row_of(case: dict[str, Any]) -> dict[str, float]:
-    """Return the row of the table."""
-    result, program = modelled(case)
+def rows_of(cases: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """Return the row of each case in the table."""
+    return [_row(case, *each) for case, each in zip(cases, modelled(cases), strict=True)]
+
+
+def _row(case: dict[str, Any], result: Cost, program: Program) -> dict[str, float]:
     return {
         "issue": round(result.issue, 1),
         "instructions": round(result.instructions),
@@ -88,7 +100,8 @@ def row_of(case: dict[str, Any]) -> dict[str, float]:
 
 def write() -> None:
     """Write the table, a line for each kernel."""
-    rows = [f"  {json.dumps(name)}: {json.dumps(row_of(case))}" for name, case in CASES.items()]
+    table = zip(CASES, rows_of([*CASES.values()]), strict=True)
+    rows = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in table]
     head = f'{{"triton": "{triton.__version__}", "target": "sm_90", "kernels": {{\n'
     TABLE.write_text(head + ",\n".join(rows) + "\n}}\n", encoding="utf-8")
 
@@ -99,8 +112,8 @@ def main() -> None:
     if "--write" in sys.argv:
         write()
         return
-    for case in json.load(sys.stdin):
-        print(json.dumps({"facts": row_of(case)}), flush=True)
+    for row in rows_of(json.load(sys.stdin)):
+        print(json.dumps({"facts": row}), flush=True)
 
 
 if __name__ == "__main__":
