@@ -58,22 +58,26 @@ GATED = tuple(f"{op}{side}" for op in FORMS for side in ("", "_backward"))
 def _of_gated() -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for at, op in enumerate(GATED):
-        for dtype, width, target in (
-            ("bfloat16", 14336, "sm_90"),
-            ("bfloat16", 1000, "sm_90"),  # 1000 * 2 bytes is a multiple of 16, though 1000 is not one of 16
-            ("bfloat16", 64, "sm_90"),
-            ("float32", 4096, "sm_90"),
-            # in turn, by op and direction
-            ("float16", 2880, "sm_90"),
-            *((("bfloat16", "float32")[(at + turn) % 2], 11008, target) for turn, target in enumerate(OTHERS)),
-        ):
-            case = {"op": op, "shape": [8192, width], "dtype": dtype, "target": target}
-            cases[f"{op}-{width}-{dtype}-{target}"] = case
-        if "swiglu" in op:
+        # 16 and 32 bits in turn, by op and direction
+        others = [(("bfloat16", "float32")[(at + turn) % 2], 11008, target) for turn, target in enumerate(OTHERS)]
+        if "geglu" in op:  # the same loads and stores as swiglu, around another function
+            rows = [("bfloat16", 11008, "sm_90"), ("float32", 4096, "sm_90"), others[at % 3]]
+        else:
+            rows = [
+                ("bfloat16", 14336, "sm_90"),
+                ("bfloat16", 1000, "sm_90"),  # 1000 * 2 bytes is a multiple of 16, though 1000 is not one of 16
+                ("bfloat16", 64, "sm_90"),
+                ("float32", 4096, "sm_90"),
+                ("float16", 2880, "sm_90"),
+                *others,
+            ]
             clamped = {"op": op, "shape": [8192, 2880], "dtype": "bfloat16", "target": "sm_90", "limit": 7.0}
             cases[f"{op}-clamped"] = clamped
-        huge = {"op": op, "shape": [1 << 26, 4096], "dtype": "bfloat16", "target": "sm_90"}
-        cases[f"{op}-2**38 elements"] = huge
+            huge = {"op": op, "shape": [1 << 26, 4096], "dtype": "bfloat16", "target": "sm_90"}
+            cases[f"{op}-2**38 elements"] = huge
+        for dtype, width, target in rows:
+            case = {"op": op, "shape": [8192, width], "dtype": dtype, "target": target}
+            cases[f"{op}-{width}-{dtype}-{target}"] = case
     return cases
 
 
@@ -98,8 +102,12 @@ def _of_loss() -> dict[str, Case]:
             ("float32", 128256, "sm_90"),
             *((dtype, 128256, target) for dtype in ("bfloat16", "float32") for target in OTHERS),
         ):
-            # in turn on the other targets: with options and without, for 16 and 32 bits
-            turn = ((OTHERS.index(target) + (dtype == "float32")) % 2 == 1,) if target in OTHERS else (False, True)
+            # in turn on the other targets, with options and without, for 16 and 32 bits; and in turn for small widths
+            turn: tuple[bool, ...] = (False, True)
+            if target in OTHERS:
+                turn = ((OTHERS.index(target) + (dtype == "float32")) % 2 == 1,)
+            elif width < 128256:
+                turn = (width != 1000,)
             for options in turn:
                 case = {"op": op, "shape": [8192, width], "dtype": dtype, "target": target, "options": options}
                 cases[f"{op}-{width}-{dtype}-{target}{'-options' * options}"] = case
@@ -147,14 +155,16 @@ MORE: dict[str, Case] = {
 
 def _of_rotary() -> dict[str, Case]:
     cases: dict[str, Case] = {}
-    for op in ("rotary_embedding", "rotary_embedding backward"):
-        for name, shape in {**SHAPES, **MORE}.items():
+    for op, shapes in (("rotary_embedding", {**SHAPES, **MORE}), ("rotary_embedding backward", SHAPES)):
+        for name, shape in shapes.items():
             case = {"op": op, "dtype": "bfloat16", "angles": "float32", "target": "sm_90", **shape}
             cases[f"{op}, {name}"] = case
     for turn, (name, shape) in enumerate(SHAPES.items()):
-        for dtype in ("bfloat16", "float32"):
-            cases[f"{name}, {dtype}, sm_90"] = {"op": "rotary_embedding", "dtype": dtype, "target": "sm_90", **shape}
-        for at, target in enumerate(OTHERS, turn):  # 16 and 32 bits in turn
+        dtype = ("float32", "bfloat16")[turn % 2]
+        cases[f"{name}, {dtype}, sm_90"] = {"op": "rotary_embedding", "dtype": dtype, "target": "sm_90", **shape}
+        # 16 and 32 bits in turn; the first shape on each target
+        targets = enumerate(OTHERS) if not turn else [(turn // 2, OTHERS[turn % 3])]
+        for at, target in targets:
             dtype = ("bfloat16", "float32")[at % 2]
             cases[f"{name}, {dtype}, {target}"] = {
                 "op": "rotary_embedding", "dtype": dtype, "target": target, **shape
@@ -188,7 +198,8 @@ def _of_routing() -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for turn, (name, shape) in enumerate(ROUTERS.items()):
         for op in ("top_k_routing", "top_k_routing backward"):
-            for dtype, target in (("bfloat16", "sm_90"), ("float32", OTHERS[turn % 3])):
+            others = () if name == "2**34 logits" else (("float32", OTHERS[turn % 3]),)
+            for dtype, target in (("bfloat16", "sm_90"), *others):
                 cases[f"{op}, {name}, {dtype}, {target}"] = {"op": op, "dtype": dtype, "target": target, **shape}
     return cases
 
