@@ -6,6 +6,7 @@ namespace fusedops {
 namespace {
 
 constexpr int64_t FEW = 8;                            // positions
+constexpr int64_t TOGETHER = 8;                       // value heads, whose states stay in the L2 cache
 constexpr int64_t WIDTH = LANES > 32 ? LANES : 32;    // columns of a block of a state: 128 rows are 16 KiB
 constexpr int VECTORS = WIDTH / LANES;                // of a row of a block
 constexpr int ROWS = VECTORS >= 8 ? 1 : 8 / VECTORS;  // at once: 8 sums, as each addition waits for the one before
@@ -29,28 +30,65 @@ struct Heads {
   LinearAttention call;
   void* out;
   float* states;
-  int64_t rows;  // padded
+  int64_t rows;      // padded
+  int64_t together;  // value heads of one key head at once
 
-  // Computes one value head of one sequence.
-  NOINLINE void operator()(int64_t n, int64_t head, float* memory) const {
-    const int64_t batch = call.bounds ? 0 : n;
-    const int64_t start = call.bounds ? call.bounds[n] : 0, end = call.bounds ? call.bounds[n + 1] : call.positions;
-    const int64_t size = call.rows * call.columns, at = (n * call.heads + head) * size;
+  // Computes some value heads of one key head of one sequence.
+  NOINLINE void operator()(int64_t n, int64_t first, int64_t last, float* memory) const {
+    const int64_t start = call.bounds ? call.bounds[n] : n * call.positions;
+    const int64_t end = call.bounds ? call.bounds[n + 1] : start + call.positions;
+    const int64_t size = call.rows * call.columns, at = (n * call.heads + first) * size;
     const float* from = call.initial ? call.initial + at : nullptr;
     float* to = states + at;
-    if (start >= end) {
+    if (end - start > FEW) return in_chunks(start, end, first, last, from, to, memory);
+    for (int64_t head = first; head < last; head++, to += size) {
+      one_by_one(start, end - start, head, from, to, memory);
+      if (from) from += size;
+    }
+  }
+
+  static int64_t floats(const LinearAttention& call, int64_t rows, int64_t together) {
+    Parts parts(nullptr);
+    const Chunk chunk(call, false, parts);
+    return std::max(Numbers::floats(rows), parts.floats() + together * chunk.state_floats() + chunk.value_floats());
+  }
+
+ private:
+  NOINLINE void in_chunks(int64_t position, int64_t end, int64_t first, int64_t last, const float* from, float* to,
+                          float* memory) const {
+    Parts parts(memory);
+    Chunk chunk(call, false, parts);
+    const int64_t size = call.rows * call.columns, of_state = chunk.state_floats();
+    float* const states = parts.take(together * of_state);
+    float* const rows_of_out = parts.take(chunk.value_floats());
+    for (int64_t n = 0; n < last - first; n++)
+      chunk.load_state(from ? from + n * size : nullptr, states + n * of_state);
+    for (; position < end; position += CHUNK) {
+      Head here{position, std::min(CHUNK, end - position), first / (call.heads / call.key_heads), first};
+      chunk.load_keys(here, true, true);
+      for (float* state = states; here.head < last; here.head++, state += of_state) {
+        chunk.load_values(here);
+        chunk.write(state);
+        chunk.read(state, rows_of_out);
+        chunk.store_of_values(rows_of_out, here, out);
+        chunk.advance(state, state);
+      }
+    }
+    for (int64_t n = 0; n < last - first; n++) chunk.store_state(states + n * of_state, to + n * size);
+  }
+
+  // Computes a few positions of one value head.
+  NOINLINE void one_by_one(int64_t position, int64_t count, int64_t head, const float* from, float* to,
+                           float* memory) const {
+    if (count <= 0) {
+      const int64_t size = call.rows * call.columns;
       if (from)
         std::copy(from, from + size, to);
       else
         std::fill(to, to + size, 0.0f);
       return;
     }
-    if (end - start > FEW) {
-      in_chunks(batch * call.positions + start, batch * call.positions + end, head, from, to, memory);
-      return;
-    }
     const Numbers numbers(memory, rows);
-    const int64_t count = end - start, position = batch * call.positions + start;
     prepare(numbers, position, count, head);
     for (int64_t column = 0; column < call.columns; column += WIDTH) {
       const int64_t columns = std::min(WIDTH, call.columns - column);
@@ -74,33 +112,6 @@ struct Heads {
           store(to + i * call.columns + column + j, load(numbers.state + i * WIDTH + j, lanes), lanes);
         });
     }
-  }
-
-  static int64_t floats(const LinearAttention& call, int64_t rows) {
-    Parts parts(nullptr);
-    const Chunk chunk(call, false, parts);
-    return std::max(Numbers::floats(rows),
-                    parts.floats() + chunk.state_floats() + tile_rows(CHUNK) * chunk.value_stride);
-  }
-
- private:
-  NOINLINE void in_chunks(int64_t position, int64_t end, int64_t head, const float* from, float* to,
-                          float* memory) const {
-    Parts parts(memory);
-    Chunk chunk(call, false, parts);
-    float* const state = parts.take(chunk.state_floats());
-    float* const rows_of_out = parts.take(tile_rows(CHUNK) * chunk.value_stride);
-    chunk.load_state(from, state);
-    for (; position < end; position += CHUNK) {
-      const Head here{position, std::min(CHUNK, end - position), head / (call.heads / call.key_heads), head};
-      chunk.load_keys(here, true);
-      chunk.load_values(here);
-      chunk.write(state);
-      chunk.read(state, rows_of_out);
-      chunk.store_of_values(rows_of_out, here, out);
-      chunk.advance(state);
-    }
-    chunk.store_state(state, to);
   }
 
   // Some columns of the state for some positions.
@@ -226,7 +237,7 @@ struct Heads {
 template <class T>
 Status forward(const LinearAttentionForward& all) {
   const LinearAttention& call = all.inputs;
-  const int64_t count = call.bounds ? call.sequences : call.batch, tasks = count * call.heads;
+  const int64_t count = call.bounds ? call.sequences : call.batch;
   const int64_t rows = divide_up(std::max<int64_t>(call.rows, 1), ROWS) * ROWS;
   if (call.bounds) {  // positions of no sequence are 0
     const int64_t step = call.heads * call.columns, last = call.bounds[call.sequences];
@@ -234,13 +245,21 @@ Status forward(const LinearAttentionForward& all) {
     memset((void*)((T*)all.out + last * step), 0, (call.positions - last) * step * sizeof(T));
   }
   const int64_t work = call.positions * call.heads * call.rows * call.columns * (call.bounds ? 1 : call.batch);
+  // the value heads of a key head share its products, but all threads have work
+  const int64_t group = call.heads / call.key_heads, keys = std::max<int64_t>(1, count * call.key_heads);
+  int64_t parts = std::max<int64_t>(divide_up(group, TOGETHER), divide_up(4 * workers_for(keys * group), keys));
+  if (call.positions <= FEW || parts > group) parts = group;
+  const int64_t together = divide_up(group, parts), tasks = count * call.key_heads * divide_up(group, together);
   const int64_t workers = work <= BLOCK ? 1 : workers_for(tasks);
-  const Scratch scratch(workers, Heads<T>::floats(call, rows));
+  const Scratch scratch(workers, Heads<T>::floats(call, rows, together));
   if (scratch.failed()) return OUT_OF_MEMORY;
-  const Heads<T> heads{call, all.out, all.state, rows};
+  const Heads<T> heads{call, all.out, all.state, rows, together};
   const Scratch* const memory = &scratch;
   run_blocks(tasks, workers, [=](int64_t task, int64_t worker) {
-    heads(task / heads.call.heads, task % heads.call.heads, memory->of(worker));
+    const int64_t group = heads.call.heads / heads.call.key_heads, parts = divide_up(group, heads.together);
+    const int64_t key = task / parts, first = key % heads.call.key_heads * group + task % parts * heads.together;
+    const int64_t last = std::min(first + heads.together, (key % heads.call.key_heads + 1) * group);
+    heads(key / heads.call.key_heads, first, last, memory->of(worker));
   });
   return OK;
 }

@@ -28,18 +28,20 @@ class Chunk {
       : call_(call),
         rows(call.rows),
         columns(call.columns),
-        key_stride(tile_columns(call.rows)),
-        value_stride(tile_columns(call.columns)),
+        key_stride(stride_of(call.rows)),
+        value_stride(stride_of(call.columns)),
         decays(call.rows, call.by_row, with_gradients, parts) {
-    const int64_t positions = tile_rows(CHUNK), keys = positions * key_stride, values = positions * value_stride;
-    q = parts.take(keys), k = parts.take(keys), v = parts.take(values), u = call.beta ? parts.take(values) : v;
-    started_ = parts.take(keys), pairs = parts.take(positions * CHUNK), scores = parts.take(positions * CHUNK);
-    ended_ = parts.take(keys), beta = parts.take(CHUNK), minus_ = parts.take(CHUNK);
-    const int64_t most = std::max({rows, columns, CHUNK});
-    panels = parts.take(panels_floats(most, most));
-    if (minus_) std::fill(minus_, minus_ + CHUNK, -1.0f);
+    const int64_t keys = CHUNK * key_stride, values = CHUNK * value_stride, square = CHUNK * CHUNK;
+    q = parts.take(keys), own_k_ = parts.take(keys), own_v_ = parts.take(values),
+    u = call.beta ? parts.take(values) : own_v_;
+    started = parts.take(2 * keys), ended = parts.take(keys), beta = parts.take(CHUNK), own_kk_ = parts.take(square);
+    qk_ = parts.take(square), pairs = parts.take(square), scores = parts.take(square), solved_ = parts.take(square);
+    panels = parts.take(panels_floats(std::max(rows, CHUNK), std::max(rows, columns)));
+    k = own_k_, v = own_v_, kk = own_kk_;
   }
-  int64_t state_floats() const { return tile_rows(rows) * value_stride; }
+  int64_t state_floats() const { return whole_rows(rows) * value_stride; }
+  int64_t key_floats() const { return CHUNK * key_stride; }
+  int64_t value_floats() const { return CHUNK * value_stride; }
 
   // Loads a state of a tensor, its rows next to each other; null: zeros.
   NOINLINE void load_state(const float* from, float* to) const {
@@ -51,21 +53,25 @@ class Chunk {
     for (int64_t i = 0; i < rows; i++) memcpy(to + i * columns, from + i * value_stride, columns * sizeof(float));
   }
 
-  // Loads the keys of some positions, normalized, and the queries, normalized and scaled, where they are wanted.
-  NOINLINE void load_keys(const Head& head, bool with_q) {
+  // Loads the keys of some positions, normalized, and the queries, normalized and scaled, and computes their products
+  // with the keys: they are the same for all value heads.
+  NOINLINE void load_keys(const Head& head, bool with_k, bool with_q) {
     const int64_t step = call_.key_heads * rows, first = head.position * step + head.key_head * rows;
     for (int64_t t = 0; t < head.count; t++) {
-      const int64_t ahead = first + (t + AHEAD) * step;
-      prefetch(call_.k, ahead, rows);
-      if (with_q) prefetch(call_.q, ahead, rows);
-      load_row(call_.k, first + t * step, k + t * key_stride, 1.0f);
-      if (with_q) load_row(call_.q, first + t * step, q + t * key_stride, float(call_.scale));
+      const int64_t at = first + t * step, ahead = at + AHEAD * step;
+      if (with_k) prefetch(call_.k, ahead, rows), load_row(call_.k, at, k + t * key_stride, 1.0f);
+      if (with_q) prefetch(call_.q, ahead, rows), load_row(call_.q, at, q + t * key_stride, float(call_.scale));
     }
+    with_k = with_k && call_.beta;
+    if (call_.by_row || !(with_k || with_q)) return;
+    const Right keys = turned(k, key_stride, head.count, rows, panels);
+    if (with_k) product({k, key_stride}, head.count, keys, head.count, rows, {kk, CHUNK}, WHOLE_SQUARE, true);
+    if (with_q) product({q, key_stride}, head.count, keys, head.count, rows, {qk_, CHUNK}, WHOLE_SQUARE, true);
   }
-  // Loads the values, decays and betas.
-  NOINLINE void load_values(const Head& head) {
+  // Loads the decays and betas, and the values where they are wanted.
+  NOINLINE void load_values(const Head& head, bool with_v = true) {
     count = head.count;
-    load_of_values(call_.v, head, v);
+    if (with_v) load_of_values(call_.v, head, v);
     const int64_t at = head.position * call_.heads + head.head, of_decay = call_.by_row ? rows : 1;
     decays.fill(call_.decay ? call_.decay + at * of_decay : nullptr, call_.heads * of_decay, count);
     if (call_.beta)
@@ -95,49 +101,69 @@ class Chunk {
   // Computes u, what each position writes for its key, from the state before the chunk; v becomes v - H.T k with beta.
   NOINLINE void write(const float* state) {
     if (!call_.beta) return;
-    decays.products(k, k, key_stride, true, pairs, panels);
-    decays.scale(decays.start, k, started_, key_stride, -1.0f);
-    product(Matrix{started_, key_stride}.rows(), count, Matrix{state, value_stride}.transposed(), columns, rows, v,
-            value_stride, true, panels);
-    solve(false, v, u);
+    start_keys();
+    product({started_k(), key_stride}, count, {state, value_stride}, columns, rows, added_to(v, value_stride));
+    load_pairs();
+    solve(false, v);
+    load_written();
+  }
+  // Loads the pairs, times -1.
+  void load_pairs() { decays.products(k, k, kk, key_stride, true, pairs); }
+  // Loads u from the v that write() left.
+  void load_written() { times_beta(v, u); }
+
+  // The rows of the second half of a buffer of `started` or of its gradient are of the keys, times -1.
+  int64_t half() const { return whole_rows(count); }
+  float* started_k() const { return started + half() * key_stride; }
+  void start_keys() { decays.scale(decays.start, k, started_k(), key_stride, -1.0f); }
+  void start_queries() {
+    decays.scale(decays.start, q, started, key_stride);
+    decays.products(q, k, qk_, key_stride, false, scores);
   }
 
   // Computes the rows of out, after write().
   NOINLINE void read(const float* state, float* out) {
-    decays.products(q, k, key_stride, false, scores, panels);
-    decays.scale(decays.start, q, started_, key_stride);
-    product(Matrix{started_, key_stride}.rows(), count, Matrix{state, value_stride}.transposed(), columns, rows, out,
-            value_stride, false, panels);
-    product(Matrix{scores, CHUNK}.rows(), count, Matrix{u, value_stride}.transposed(), columns, count, out,
-            value_stride, true, panels, LOWER);
+    start_queries();
+    product({started, key_stride}, count, {state, value_stride}, columns, rows, {out, value_stride});
+    product({scores, CHUNK}, count, {u, value_stride}, columns, count, added_to(out, value_stride), LOWER);
   }
 
   // Computes the state after the chunk, after write().
-  NOINLINE void advance(float* state) {
-    decays.pass(state, value_stride);
-    decays.scale(decays.end, k, ended_, key_stride);
-    product(Matrix{ended_, key_stride}.transposed(), rows, Matrix{u, value_stride}.transposed(), columns, count, state,
-            value_stride, true, panels);
+  NOINLINE void advance(const float* from, float* to) {
+    decays.scale(decays.end, k, ended, key_stride);
+    product({ended, key_stride, true}, rows, {u, value_stride}, columns, count, decays.passed(from, to, value_stride));
   }
 
-  // Solves z = x - pairs (beta z), or with the transposed pairs, in the place of x; `written` becomes beta z.
-  NOINLINE void solve(bool transposed, float* z, float* written) {
+  // Solves z = x + pairs (beta z), or with the transposed pairs, in the place of x: block by block, each by the inverse
+  // of what is in it.
+  NOINLINE void solve(bool transposed, float* z) {
+    for (int64_t t = 0; t < count; t++)
+      each(t, [&](int64_t s, auto) {
+        const vfloat factor = transposed ? all(beta[t]) : load(beta + s);
+        store(solved_ + t * CHUNK + s, load(pairs + t * CHUNK + s) * factor);
+      });
     const int64_t blocks = divide_up(count, TILE_ROWS);
     for (int64_t number = 0; number < blocks; number++) {
       const int64_t first = (transposed ? blocks - 1 - number : number) * TILE_ROWS;
       const int64_t n = std::min<int64_t>(TILE_ROWS, count - first), after = first + n;
-      float* own = z + first * value_stride;
+      const Into own = added_to(z + first * value_stride, value_stride);
       if (transposed && after < count) {
-        const Matrix others{pairs + after * CHUNK + first, CHUNK, minus_};
-        product(others.transposed(), n, Matrix{written + after * value_stride, value_stride}.transposed(), columns,
-                count - after, own, value_stride, true, panels);
+        product({solved_ + after * CHUNK + first, CHUNK, true}, n, {z + after * value_stride, value_stride}, columns,
+                count - after, own);
       } else if (!transposed && first) {
-        const Matrix others{pairs + first * CHUNK, CHUNK, minus_};
-        product(others.rows(), n, Matrix{written, value_stride}.transposed(), columns, first, own, value_stride, true,
-                panels);
+        product({solved_ + first * CHUNK, CHUNK}, n, {z, value_stride}, columns, first, own);
       }
-      solve_block(transposed, first, n, own, written + first * value_stride);
+      float inverse[TILE_ROWS * LANES] = {};
+      invert(solved_ + first * CHUNK + first, n, inverse);
+      product({inverse, LANES, transposed}, n, {own.to, value_stride}, columns, n, {own.to, value_stride});
     }
+  }
+
+  // to = beta times the rows of x.
+  NOINLINE void times_beta(const float* x, float* to) const {
+    for (int64_t t = 0; t < count; t++)
+      each(columns,
+           [&](int64_t j, auto) { store(to + t * value_stride + j, load(x + t * value_stride + j) * beta[t]); });
   }
 
  private:
@@ -147,33 +173,26 @@ class Chunk {
   const int64_t rows, columns, key_stride, value_stride;
   Decays decays;
   int64_t count = 0;
-  float *q, *k, *v, *u, *pairs, *scores, *beta, *panels;
+  float *q, *u, *pairs, *scores, *started, *ended, *beta, *panels;
+  float *k, *v, *kk;  // may be set to other buffers
 
  private:
-  float *started_, *ended_, *minus_;
+  float *own_k_, *own_v_, *own_kk_, *qk_, *solved_;
 
-  NOINLINE void solve_block(bool transposed, int64_t first, int64_t n, float* z, float* written) const {
-    each(columns, [&](int64_t j, auto) {
-      vfloat done[TILE_ROWS];
-      for (int64_t i = 0; i < n; i++) {
-        const int64_t t = transposed ? n - 1 - i : i;
-        vfloat sum = load(z + t * value_stride + j);
-        for (int64_t before = 0; before < i; before++) {
-          const int64_t s = transposed ? n - 1 - before : before, row = transposed ? s : t, column = transposed ? t : s;
-          sum = sum - done[before] * pairs[(first + row) * CHUNK + first + column];
-        }
-        store(z + t * value_stride + j, sum);
-        done[i] = sum * beta[first + t];
-        store(written + t * value_stride + j, done[i]);
-      }
-    });
-  }
-
-  // Asks for a row ahead of time, as each is in a page of its own. It may be beyond the tensor.
-  INLINE void prefetch(const void* from, int64_t at, int64_t n) const {
-    const int64_t size = size_of(call_.dtype);
-    for (int64_t byte = 0; byte < n * size; byte += 64)
-      __builtin_prefetch((const void*)(uintptr_t(from) + at * size + byte));
+  // Inverts the unit matrix less what `pairs` has below its diagonal.
+  static NOINLINE void invert(const float* pairs, int64_t n, float* to) {
+    static_assert(TILE_ROWS <= LANES);
+    vfloat rows[TILE_ROWS];
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE_ROWS; i++) {
+      if (i >= n) break;
+      vfloat row = {};
+      row[i] = 1.0f;
+#pragma GCC unroll 16
+      for (int j = 0; j < i; j++) row = row + rows[j] * pairs[i * CHUNK + j];
+      rows[i] = row;
+      store(to + i * LANES, row);
+    }
   }
 
   // Loads a row of q or k, times a factor.
@@ -187,6 +206,14 @@ class Chunk {
   }
 
  public:
+  // Asks for a row ahead of time, as each is in a page of its own. It may be beyond the tensor.
+  template <bool WRITES = false>
+  INLINE void prefetch(const void* from, int64_t at, int64_t n) const {
+    const int64_t size = size_of(call_.dtype);
+    for (int64_t byte = 0; byte < n * size; byte += 64)
+      __builtin_prefetch((const void*)(uintptr_t(from) + at * size + byte), WRITES);
+  }
+
   // The factor that normalizes a row of q or k.
   static float rnorm_of(const float* row, int64_t rows) { return 1.0f / std::sqrt(dot(row, row, rows) + 1e-6f); }
 };

@@ -10,16 +10,16 @@ namespace {
 
 constexpr int64_t ENOUGH = 16;  // parts of all key heads: for as many threads
 
-// The buffers of a worker beside those of a chunk.
+// The buffers of a worker beside those of a chunk. Those of both halves have, for each position, a row of the query or
+// of out, and a row of the key or of what the delta rule reads for it.
 struct Gradients {
-  float *grad, *du, *dv, *dq, *dk, *read, *dq_sum, *dk_sum, *pairs, *dbeta;
+  float *du, *dq, *dk, *dbeta, *ended, *pairs;
+  float *grad, *started, *plain_pairs;  // of both halves
   Gradients(const Chunk& chunk, Parts& parts) {
-    const int64_t positions = tile_rows(CHUNK), keys = positions * chunk.key_stride;
-    const int64_t values = positions * chunk.value_stride;
-    grad = parts.take(values), du = parts.take(values), dv = parts.take(values);
-    dq = parts.take(keys), dk = parts.take(keys), read = parts.take(keys);
-    dq_sum = parts.take(keys), dk_sum = parts.take(keys);
-    pairs = parts.take(positions * CHUNK), dbeta = parts.take(CHUNK);
+    const int64_t keys = CHUNK * chunk.key_stride, values = chunk.value_floats(), square = CHUNK * CHUNK;
+    du = parts.take(values), dq = parts.take(keys), dk = parts.take(keys), dbeta = parts.take(CHUNK);
+    ended = parts.take(keys), grad = parts.take(2 * values), started = parts.take(2 * keys);
+    pairs = parts.take(square), plain_pairs = parts.take(2 * square);
   }
 };
 
@@ -48,10 +48,11 @@ class Backward {
     Parts parts(nullptr);
     const Chunk chunk(in_, true, parts);
     const Gradients gradients(chunk, parts);
-    const int64_t states = of_part_ * (most_chunks_ + 1) * chunk.state_floats();
+    const int64_t kept = of_part_ * ((most_chunks_ + 1) * chunk.state_floats() + most_chunks_ * kept_values(chunk)) +
+                         most_chunks_ * kept_keys(chunk);
     const int64_t work = in_.batch * in_.positions * in_.heads * in_.rows * in_.columns;
     const int64_t workers = work <= BLOCK / 4 ? 1 : workers_for(tasks);
-    const Scratch scratch(workers, parts.floats() + states);
+    const Scratch scratch(workers, parts.floats() + kept);
     if (scratch.failed()) return OUT_OF_MEMORY;
     const Backward* const self = this;
     const Scratch* const memory = &scratch;
@@ -76,116 +77,134 @@ class Backward {
     const int64_t chunks = divide_up(end - start, CHUNK), size = chunk.state_floats();
     const int64_t of_state = in_.rows * in_.columns;
     float* const states = parts.take((last - first) * (chunks + 1) * size);  // by head; of the last, its gradient
+    const int64_t of_values = kept_values(chunk), of_keys = kept_keys(chunk);
+    float* const values = parts.take((last - first) * chunks * of_values);
+    float* const keys = parts.take(chunks * of_keys);
     for (int64_t head = first; head < last; head++) {
-      float* state = states + (head - first) * (chunks + 1) * size;
+      float* const state = states + (head - first) * (chunks + 1) * size;
       const int64_t at = (n * in_.heads + head) * of_state;
       chunk.load_state(in_.initial ? in_.initial + at : nullptr, state);
-      for (int64_t number = 0; number + 1 < chunks; number++, state += size) {
-        const Head here{start + number * CHUNK, CHUNK, key_head, head};
-        chunk.load_keys(here, false);
+      chunk.load_state(call_.grad_state ? call_.grad_state + at : nullptr, state + chunks * size);
+    }
+    for (int64_t number = 0; number < chunks; number++) {
+      const bool is_last = number + 1 == chunks;
+      Head here{start + number * CHUNK, std::min(CHUNK, end - start - number * CHUNK), key_head, first};
+      take(chunk, keys + number * of_keys);
+      chunk.load_keys(here, true, false);
+      for (; here.head < last && (in_.beta || !is_last); here.head++) {
+        float* const state = states + ((here.head - first) * (chunks + 1) + number) * size;
+        if (of_values) chunk.v = values + ((here.head - first) * chunks + number) * of_values;
         chunk.load_values(here);
         chunk.write(state);
-        memcpy(state + size, state, size * sizeof(float));
-        chunk.advance(state + size);
+        if (!is_last) chunk.advance(state, state + size);
       }
-      float* const dstate = states + ((head - first) * (chunks + 1) + chunks) * size;
-      chunk.load_state(call_.grad_state ? call_.grad_state + at : nullptr, dstate);
     }
     for (int64_t number = chunks - 1; number >= 0; number--) {
       const int64_t position = start + number * CHUNK;
       Head here{position, std::min(CHUNK, end - position), key_head, first};
-      chunk.load_keys(here, true);
-      memset(to.dq_sum, 0, here.count * chunk.key_stride * sizeof(float));
-      memset(to.dk_sum, 0, here.count * chunk.key_stride * sizeof(float));
+      take(chunk, keys + number * of_keys);
+      chunk.load_keys(here, false, true);
+      memset(to.dq, 0, here.count * chunk.key_stride * sizeof(float));
+      memset(to.dk, 0, here.count * chunk.key_stride * sizeof(float));
+      memset(to.plain_pairs, 0, 2 * CHUNK * CHUNK * sizeof(float));
       for (; here.head < last; here.head++) {
         float* const own = states + (here.head - first) * (chunks + 1) * size;
-        chunk.load_values(here);
+        if (of_values) chunk.v = values + ((here.head - first) * chunks + number) * of_values;
+        chunk.load_values(here, !of_values);
         chunk.load_of_values(call_.grad, here, to.grad);
         of_chunk(chunk, to, own + number * size, own + chunks * size);
-        add(to.dq, to.dq_sum, here.count * chunk.key_stride);
-        add(to.dk, to.dk_sum, here.count * chunk.key_stride);
         store_gradients(chunk, to, here);
       }
+      of_plain_pairs(chunk, to);
       here.head = first;
-      store_keys(chunk, call_.dq, dq_parts_, to.dq_sum, here, part);
-      store_keys(chunk, call_.dk, dk_parts_, to.dk_sum, here, part);
+      store_keys(chunk, call_.dq, dq_parts_, to.dq, here, part);
+      store_keys(chunk, call_.dk, dk_parts_, to.dk, here, part);
     }
     for (int64_t head = first; call_.dinitial && head < last; head++)
       chunk.store_state(states + ((head - first) * (chunks + 1) + chunks) * size,
                         call_.dinitial + (n * in_.heads + head) * of_state);
   }
 
+  // The floats that are kept of a chunk: for each value head what write() leaves in v, and the keys and their products.
+  int64_t kept_values(const Chunk& chunk) const { return in_.beta ? chunk.value_floats() : 0; }
+  int64_t kept_keys(const Chunk& chunk) const { return chunk.key_floats() + CHUNK * CHUNK; }
+  static void take(Chunk& chunk, float* kept) { chunk.k = kept, chunk.kk = kept + chunk.key_floats(); }
+
   // Computes the gradients of a chunk of one head, from the state before it and, in place, that of the state after it.
   NOINLINE void of_chunk(Chunk& chunk, const Gradients& to, const float* state, float* dstate) const {
-    const int64_t count = chunk.count, rows = chunk.rows, columns = chunk.columns;
-    const int64_t keys = chunk.key_stride, values = chunk.value_stride;
+    const int64_t count = chunk.count, rows = chunk.rows, columns = chunk.columns, half = chunk.half();
+    const int64_t keys = chunk.key_stride, values = chunk.value_stride, of_both = in_.beta ? half + count : count;
     Decays& decays = chunk.decays;
-    float* const panels = chunk.panels;
-    const Matrix grad{to.grad, values}, u{chunk.u, values}, before{state, values}, after{dstate, values};
-    chunk.write(state);
+    float* const of_read = to.grad + half * values;
     decays.clear_gradient();
-    decays.products(chunk.q, chunk.k, keys, false, chunk.scores, panels);
+    chunk.start_queries();
+    if (in_.beta) {
+      chunk.start_keys(), chunk.load_pairs(), chunk.load_written();
+      clear_between(chunk.started, keys, count, half), clear_between(to.grad, values, count, half);
+    }
 
     // of u: from the rows of out, and from the state after the chunk
-    product(Matrix{chunk.scores, CHUNK}.transposed(), count, grad.transposed(), columns, count, to.du, values, false,
-            panels, UPPER);
-    decays.scale(decays.end, chunk.k, to.read, keys);
-    product(Matrix{to.read, keys}.rows(), count, after.transposed(), columns, rows, to.du, values, true, panels);
+    product({chunk.scores, CHUNK, true}, count, {to.grad, values}, columns, count, {to.du, values}, UPPER);
+    decays.scale(decays.end, chunk.k, chunk.ended, keys);
+    product({chunk.ended, keys}, count, {dstate, values}, columns, rows, added_to(to.du, values));
+    if (in_.beta) {
+      chunk.solve(true, to.du);
+      for (int64_t t = 0; t < count; t++) to.dbeta[t] = dot(chunk.v + t * values, to.du + t * values, columns);
+      chunk.times_beta(to.du, of_read);
+    }
 
-    // of q and k: from the state before the chunk, from that after it, and from the products of both
-    product(grad.rows(), count, before.rows(), rows, columns, to.dq, keys, false, panels);
-    decays.scale(decays.start, to.dq, to.dq, keys);
-    if (in_.decay) decays.add_up_to(chunk.q, to.dq, keys);
-    product(u.rows(), count, after.rows(), rows, columns, to.dk, keys, false, panels);
-    decays.scale(decays.end, to.dk, to.dk, keys);
-    if (in_.decay) decays.add_after(chunk.k, to.dk, keys);
+    // of q and k: from the state after the chunk, from that before it, and from the products of both
+    product({chunk.u, values}, count, turned(dstate, values, rows, columns, chunk.panels), rows, columns,
+            {to.ended, keys});
+    decays.gradient_after(chunk.k, to.ended, keys, to.dk);
     if (in_.decay) decays.add_whole(state, dstate, values, columns);
-    product(grad.rows(), count, u.rows(), count, columns, to.pairs, CHUNK, false, panels, WHOLE_SQUARE, true);
-    clear_above(to.pairs, count, 1);
-    decays.products_gradient(to.pairs, chunk.scores, chunk.q, chunk.k, keys, to.dq, to.dk, panels);
+    product({to.grad, values}, of_both, turned(state, values, rows, columns, chunk.panels), rows, columns,
+            {to.started, keys});
+    decays.gradient_up_to(chunk.q, to.started, keys, to.dq, 1.0f);
+    if (in_.beta) decays.gradient_up_to(chunk.k, to.started + half * keys, keys, to.dk, -1.0f);
+    of_pairs(chunk, to);
 
-    decays.pass(dstate, values);
-    decays.scale(decays.start, chunk.q, to.read, keys);
-    product(Matrix{to.read, keys}.transposed(), rows, grad.transposed(), columns, count, dstate, values, true, panels);
-    if (in_.beta) of_delta_rule(chunk, to, before, dstate);
+    product({chunk.started, keys, true}, rows, {to.grad, values}, columns, of_both,
+            decays.passed(dstate, dstate, values));
     if (in_.decay) decays.finish_gradient();
   }
 
-  // The same for what the delta rule reads from the state.
-  NOINLINE void of_delta_rule(Chunk& chunk, const Gradients& to, const Matrix& before, float* dstate) const {
-    const int64_t count = chunk.count, rows = chunk.rows, columns = chunk.columns;
-    const int64_t keys = chunk.key_stride, values = chunk.value_stride;
-    Decays& decays = chunk.decays;
-    float* const panels = chunk.panels;
-    chunk.solve(true, to.du, to.dv);
-    for (int64_t t = 0; t < count; t++) to.dbeta[t] = dot(chunk.v + t * values, to.du + t * values, columns);
-    float minus[CHUNK];
-    std::fill(minus, minus + CHUNK, -1.0f);
-    const Matrix dread{to.dv, values, minus};
-    product(dread.rows(), count, before.rows(), rows, columns, to.read, keys, false, panels);
-    decays.scale(decays.start, to.read, to.read, keys);
-    if (in_.decay) decays.add_up_to(chunk.k, to.read, keys);
-    add(to.read, to.dk, count * keys);
-    product(dread.rows(), count, Matrix{chunk.u, values}.rows(), count, columns, to.pairs, CHUNK, false, panels,
-            WHOLE_SQUARE, true);
-    clear_above(to.pairs, count, 0);
-    decays.products_gradient(to.pairs, chunk.pairs, chunk.k, chunk.k, keys, to.dk, to.dk, panels);
-    decays.scale(decays.start, chunk.k, to.read, keys);
-    product(Matrix{to.read, keys}.transposed(), rows, dread.transposed(), columns, count, dstate, values, true, panels);
+  // Computes the gradients of the scores, and of the pairs of the delta rule, from those of what is read with them.
+  NOINLINE void of_pairs(Chunk& chunk, const Gradients& to) const {
+    const int64_t count = chunk.count, values = chunk.value_stride;
+    const Right written = turned(chunk.u, values, count, chunk.columns, chunk.panels);
+    for (int64_t of_keys = 0; of_keys <= (in_.beta ? 1 : 0); of_keys++) {
+      product({to.grad + of_keys * chunk.half() * values, values}, count, written, count, chunk.columns,
+              {to.pairs, CHUNK}, WHOLE_SQUARE, true);
+      chunk.decays.products_gradient(to.pairs, of_keys ? chunk.pairs : chunk.scores, of_keys ? chunk.k : chunk.q,
+                                     chunk.k, chunk.key_stride, of_keys, to.plain_pairs + of_keys * CHUNK * CHUNK,
+                                     of_keys ? to.dk : to.dq, to.dk);
+    }
   }
 
-  // Sets what each row has after its first t + more numbers to 0.
-  static void clear_above(float* pairs, int64_t count, int64_t more) {
-    for (int64_t t = 0; t < count; t++) std::fill(pairs + t * CHUNK + t + more, pairs + (t + 1) * CHUNK, 0.0f);
+  // Adds the gradients of q and k from those of their products without weights, which all heads have added up.
+  NOINLINE void of_plain_pairs(const Chunk& chunk, const Gradients& to) const {
+    if (in_.by_row) return;
+    const int64_t count = chunk.count, rows = chunk.rows, keys = chunk.key_stride;
+    const Right k{chunk.k, keys}, q{chunk.q, keys};
+    const Into dq = added_to(to.dq, keys), dk = added_to(to.dk, keys);
+    const float* const of_keys = to.plain_pairs + CHUNK * CHUNK;
+    product({to.plain_pairs, CHUNK}, count, k, rows, count, dq, LOWER);
+    product({to.plain_pairs, CHUNK, true}, count, q, rows, count, dk, UPPER);
+    if (!in_.beta) return;
+    product({of_keys, CHUNK}, count, k, rows, count, dk, LOWER);
+    product({of_keys, CHUNK, true}, count, k, rows, count, dk, UPPER);
   }
 
-  static void add(const float* x, float* to, int64_t n) {
-    for (int64_t i = 0; i < n; i += LANES) store(to + i, load(to + i) + load(x + i));
+  // Sets the rows between both halves to 0.
+  static void clear_between(float* halves, int64_t stride, int64_t count, int64_t half) {
+    std::fill(halves + count * stride, halves + half * stride, 0.0f);
   }
 
   // Writes the gradients of v, decay and beta.
   NOINLINE void store_gradients(const Chunk& chunk, const Gradients& to, const Head& here) const {
-    if (call_.dv) chunk.store_of_values(in_.beta ? to.dv : to.du, here, call_.dv);
+    const float* const dv = in_.beta ? to.grad + chunk.half() * chunk.value_stride : to.du;
+    if (call_.dv) chunk.store_of_values(dv, here, call_.dv);
     const int64_t at = here.position * in_.heads + here.head, width = in_.by_row ? in_.rows : 1;
     for (int64_t t = 0; t < here.count; t++) {
       if (call_.dbeta) call_.dbeta[at + t * in_.heads] = to.dbeta[t];
@@ -200,6 +219,9 @@ class Backward {
                            int64_t part) const {
     for (int64_t t = 0; to && t < here.count; t++) {
       const int64_t row = (here.position + t) * in_.key_heads + here.key_head;
+      const int64_t ahead = (row + AHEAD * in_.key_heads) * in_.rows;
+      if (!of_parts) chunk.prefetch<true>(to, ahead, in_.rows);
+      if (!of_parts && in_.normalize) chunk.prefetch(to == call_.dq ? in_.q : in_.k, ahead, in_.rows);
       const float* const from = sums + t * chunk.key_stride;
       if (of_parts) {
         memcpy(of_parts + (row * parts_ + part) * in_.rows, from, in_.rows * sizeof(float));

@@ -35,21 +35,21 @@ INLINE float dot(const float* x, const float* y, int64_t n) {
 class Decays {
  public:
   Decays(int64_t rows, bool by_row, bool with_gradients, Parts& parts)
-      : by_row_(by_row), rows_(rows), stride_(by_row ? tile_columns(rows) : 1) {
-    const int64_t positions = tile_rows(CHUNK), all = positions * stride_;
+      : by_row_(by_row), rows_(rows), stride_(by_row ? stride_of(rows) : 1) {
+    const int64_t all = CHUNK * stride_;
     start = parts.take(all), end = parts.take(all);
     if (by_row) {
       factor_ = parts.take(all), span_ = parts.take(all), later_ = parts.take(all), earlier_ = parts.take(all);
+      panels_ = parts.take(panels_floats(CHUNK, rows));
     } else {
-      weights_ = parts.take(positions * CHUNK);
-      if (weights_) memset(weights_, 0, positions * CHUNK * sizeof(float));
+      weights_ = parts.take(CHUNK * CHUNK);
     }
     if (!with_gradients) return;
     grad = parts.take(all);
     if (by_row) {
       of_later_ = parts.take(all), of_earlier_ = parts.take(all);
     } else {
-      between_ = parts.take(positions * CHUNK);
+      between_ = parts.take(CHUNK * CHUNK);
     }
   }
   float *start, *end;  // the factors up to each position, and those after it
@@ -99,71 +99,77 @@ class Decays {
       });
   }
 
-  // Multiplies the rows of a state by the factors of the whole chunk.
-  NOINLINE void pass(float* state, int64_t stride) const {
+  // Returns a state that the decays of the whole chunk have passed, as a term of a sum: it goes from `from` to `to`.
+  NOINLINE Into passed(const float* from, float* to, int64_t stride) const {
     const float* const last = start + (count_ - 1) * stride_;
-    for (int64_t i = 0; i < rows_; i++) {
-      const float f = last[by_row_ ? i : 0];
-      each(stride,
-           [&](int64_t j, auto lanes) { store(state + i * stride + j, load(state + i * stride + j) * f, lanes); });
-    }
+    if (!by_row_) return {to, stride, from, last[0]};
+    for (int64_t i = 0; i < rows_; i++)
+      each(stride, [&](int64_t j, auto) { store(to + i * stride + j, load(from + i * stride + j) * last[i]); });
+    return added_to(to, stride);
   }
 
-  // to (count, CHUNK) = the weighted products of the rows of x with those of k up to each; without a row's own if
-  // `strict`. 0 above the diagonal.
-  NOINLINE void products(const float* x, const float* k, int64_t stride, bool strict, float* to, float* panels) {
-    const Matrix left{x, stride}, right{k, stride};
-    if (by_row_) {
-      for (int64_t first = 0; first < count_; first += BLOCK_POSITIONS) {
-        const int64_t n = block(first, x, k, stride);
-        if (first)
-          product(Matrix{later_, stride}.rows(), n, Matrix{earlier_, stride}.rows(), first, rows_, to + first * CHUNK,
-                  CHUNK, false, panels);
-        for (int64_t t = first; t < first + n; t++) own_products(x + t * stride, k, stride, t, first, to + t * CHUNK);
-      }
-    } else {
-      product(left.rows(), count_, right.rows(), count_, rows_, to, CHUNK, false, panels, WHOLE_SQUARE, true);
+  // to (count, CHUNK) = the weighted products of the rows of x with those of k up to each; if `strict`, without a row's
+  // own, and times -1. 0 above the diagonal. With a decay for each head, `plain` has the products without weights.
+  NOINLINE void products(const float* x, const float* k, const float* plain, int64_t stride, bool strict, float* to) {
+    for (int64_t first = 0; by_row_ && first < count_; first += BLOCK_POSITIONS) {
+      const int64_t n = block(first, x, k, stride);
+      if (first)
+        product({later_, stride}, n, turned(earlier_, stride, first, rows_, panels_), first, rows_,
+                {to + first * CHUNK, CHUNK});
+      for (int64_t t = first; t < first + n; t++) own_products(x + t * stride, k, stride, t, first, to + t * CHUNK);
     }
+    const float sign = sign_of(strict);
+    const float* const from = by_row_ ? to : plain;
     for (int64_t t = 0; t < count_; t++) {
-      float* row = to + t * CHUNK;
       const int64_t n = t + !strict;
-      if (!by_row_)
-        each(n, [&](int64_t s, auto lanes) {
-          store(row + s, load(row + s, lanes) * load(weights_ + t * CHUNK + s, lanes), lanes);
-        });
-      memset(row + n, 0, (CHUNK - n) * sizeof(float));
-    }
-  }
-
-  // Adds to dx and dk the gradients of x and k from that of their weighted products, and to that of the decays. `of` is
-  // 0 above the diagonal; it is overwritten.
-  NOINLINE void products_gradient(float* of, const float* products, const float* x, const float* k, int64_t stride,
-                                  float* dx, float* dk, float* panels) {
-    if (by_row_) {
-      for (int64_t first = 0; first < count_; first += BLOCK_POSITIONS) {
-        const int64_t n = block(first, x, k, stride);
-        if (first) earlier_gradient(of, first, n, stride, dx, dk, panels);
-        for (int64_t t = first; t < first + n; t++) own_gradient(of + t * CHUNK, x, k, stride, t, first, dx, dk);
-      }
-      return;
-    }
-    for (int64_t t = 0; t < count_; t++)
-      each(t + 1, [&](int64_t s, auto lanes) {
-        const int64_t at = t * CHUNK + s;
-        const vfloat g = load(of + at, lanes);
-        store(between_ + at, load(between_ + at, lanes) + g * load(products + at, lanes), lanes);
-        store(of + at, g * load(weights_ + at, lanes), lanes);
+      each(n, [&](int64_t s, auto lanes) {
+        const vfloat weight = by_row_ ? all(sign) : load(weights_ + t * CHUNK + s) * sign;
+        store(to + t * CHUNK + s, load(from + t * CHUNK + s) * weight, lanes);
       });
-    const Matrix grad_of{of, CHUNK};
-    product(grad_of.rows(), count_, Matrix{k, stride}.transposed(), rows_, count_, dx, stride, true, panels, LOWER);
-    product(grad_of.transposed(), count_, Matrix{x, stride}.transposed(), rows_, count_, dk, stride, true, panels,
-            UPPER);
+      memset(to + t * CHUNK + n, 0, (CHUNK - n) * sizeof(float));
+    }
   }
 
-  // Adds the products x * y of each position to the gradient of the decays up to it: of rows with `start`.
-  void add_up_to(const float* x, const float* y, int64_t stride) { add_up_to(x, y, stride, 0, count_); }
-  // The same, to that of the decays after it: of rows with `end`.
-  void add_after(const float* x, const float* y, int64_t stride) { add_after(x, y, stride, count_); }
+  // Passes the gradient of weighted products on: with a decay for each head, to `sums`, that of the plain products;
+  // else to dx and dk, those of x and k. Adds to the gradient of the decays. `of` is overwritten.
+  NOINLINE void products_gradient(float* of, const float* products, const float* x, const float* k, int64_t stride,
+                                  bool strict, float* sums, float* dx, float* dk) {
+    const float sign = sign_of(strict);
+    for (int64_t t = 0; t < count_; t++) {
+      const int64_t n = t + !strict, row = t * CHUNK;
+      if (by_row_) {
+        each(n, [&](int64_t s, auto lanes) { store(of + row + s, load(of + row + s) * sign, lanes); });
+        std::fill(of + row + n, of + row + CHUNK, 0.0f);
+      } else {
+        each(n, [&](int64_t s, auto lanes) {
+          const int64_t at = row + s;
+          const vfloat g = load(of + at);
+          store(between_ + at, load(between_ + at) + g * load(products + at), lanes);
+          store(sums + at, load(sums + at) + g * load(weights_ + at) * sign, lanes);
+        });
+      }
+    }
+    for (int64_t first = 0; by_row_ && first < count_; first += BLOCK_POSITIONS) {
+      const int64_t n = block(first, x, k, stride);
+      if (first) earlier_gradient(of, first, n, stride, dx, dk);
+      for (int64_t t = first; t < first + n; t++) own_gradient(of + t * CHUNK, x, k, stride, t, first, dx, dk);
+    }
+  }
+
+  // to += `of` times `start` and `sign`, the gradient of x from that of x times both; adds to that of the decays.
+  NOINLINE void gradient_up_to(const float* x, float* of, int64_t stride, float* to, float sign) {
+    float sums[CHUNK], sum = 0;
+    scaled_gradient(start, x, of, stride, to, sign, sums);
+    if (by_row_) return add_up_to(x, of, stride, 0, count_);
+    for (int64_t t = count_ - 1; t >= 0; t--) grad[t] += sum += sums[t];
+  }
+  // The same with `end`.
+  NOINLINE void gradient_after(const float* x, float* of, int64_t stride, float* to) {
+    float sums[CHUNK], sum = 0;
+    scaled_gradient(end, x, of, stride, to, 1.0f, sums);
+    if (by_row_) return add_after(x, of, stride, count_);
+    for (int64_t t = 0; t < count_; sum += sums[t++]) grad[t] += sum;
+  }
 
   // Adds a state after the decays times its gradient: to all decays of the chunk.
   NOINLINE void add_whole(const float* state, const float* of_state, int64_t stride, int64_t columns) {
@@ -258,13 +264,31 @@ class Decays {
     });
   }
 
+  // Adds `of` times factors and `sign` to `to`. With factors of rows it overwrites `of`, else `sums` become those of
+  // the products with x.
+  INLINE void scaled_gradient(const float* factors, const float* x, float* of, int64_t stride, float* to, float sign,
+                              float* sums) const {
+    for (int64_t t = 0; t < count_; t++) {
+      vfloat sum = {};
+      each(rows_, [&](int64_t i, auto lanes) {
+        const int64_t at = t * stride + i;
+        const vfloat own = load(of + at, lanes) * (by_row_ ? load(factors + t * stride_ + i) : all(factors[t])) * sign;
+        store(to + at, load(to + at) + own);
+        if (by_row_) {
+          store(of + at, own);
+        } else {
+          sum = sum + own * load(x + at, lanes);
+        }
+      });
+      sums[t] = sum_of(sum);
+    }
+  }
+
   // The gradients of the pairs of a block's positions and those before it.
-  NOINLINE void earlier_gradient(const float* of, int64_t first, int64_t n, int64_t stride, float* dx, float* dk,
-                                 float* panels) {
-    const Matrix grad_of{of + first * CHUNK, CHUNK};
-    product(grad_of.rows(), n, Matrix{earlier_, stride}.transposed(), rows_, first, of_later_, stride, false, panels);
-    product(grad_of.transposed(), first, Matrix{later_, stride}.transposed(), rows_, n, of_earlier_, stride, false,
-            panels);
+  NOINLINE void earlier_gradient(const float* of, int64_t first, int64_t n, int64_t stride, float* dx, float* dk) {
+    const float* const own = of + first * CHUNK;
+    product({own, CHUNK}, n, {earlier_, stride}, rows_, first, {of_later_, stride});
+    product({own, CHUNK, true}, first, {later_, stride}, rows_, n, {of_earlier_, stride});
     each(rows_, [&](int64_t i, auto) {
       vfloat f = all(1.0f);
       for (int64_t t = 0; t < n; t++) {
@@ -281,13 +305,9 @@ class Decays {
     add_after(earlier_, of_earlier_, stride, first);
   }
 
+  // Adds the products x * y of each position to the gradient of the decays up to it.
   NOINLINE void add_up_to(const float* x, const float* y, int64_t stride, int64_t first, int64_t count) {
     float* const to = grad + first * stride_;
-    if (!by_row_) {
-      float sum = 0;
-      for (int64_t t = count - 1; t >= 0; t--) to[t] += sum += dot(x + t * stride, y + t * stride, rows_);
-      return;
-    }
     each(rows_, [&](int64_t i, auto) {
       vfloat sum = {};
       for (int64_t t = count - 1; t >= 0; t--) {
@@ -296,16 +316,8 @@ class Decays {
       }
     });
   }
-
+  // The same, to that of the decays after it.
   NOINLINE void add_after(const float* x, const float* y, int64_t stride, int64_t last) {
-    if (!by_row_) {
-      float sum = 0;
-      for (int64_t t = 0; t < last; t++) {
-        grad[t] += sum;
-        sum += dot(x + t * stride, y + t * stride, rows_);
-      }
-      return;
-    }
     each(rows_, [&](int64_t i, auto) {
       vfloat sum = {};
       for (int64_t t = 0; t < last; t++) {
@@ -315,10 +327,12 @@ class Decays {
     });
   }
 
+  static float sign_of(bool strict) { return strict ? -1.0f : 1.0f; }
+
   const bool by_row_;
   const int64_t rows_, stride_;
   int64_t count_ = 0;
-  float *factor_, *span_, *later_, *earlier_, *weights_, *of_later_, *of_earlier_, *between_;
+  float *factor_, *span_, *later_, *earlier_, *panels_, *weights_, *of_later_, *of_earlier_, *between_;
 };
 
 }  // namespace
