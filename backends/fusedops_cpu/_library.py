@@ -78,6 +78,7 @@ class Library:
         self.linear_attention_backward = function("linear_attention_backward")
         self.experts_forward = function("experts_forward")
         self.experts_backward = function("experts_backward")
+        self.linear_loss = function("linear_loss")
 
 
 def torch_library() -> ctypes.CDLL:

@@ -242,6 +242,23 @@ struct CrossEntropyBackward {
   CrossEntropy settings;
 };
 
+// A chunk of rows of logits, to which a bias is added. A function with gradients overwrites them with their own.
+struct LogitRows {
+  void* x;                // (rows, columns)
+  const float* bias;      // (columns); null: none
+  const int64_t* target;  // (rows), in [0, columns)
+  int64_t dtype, rows, columns;
+  double softcap;  // 0 for none
+};
+
+struct LinearLoss {
+  LogitRows logits;
+  const float* scale;  // (rows): the gradient is that of the sum of scale * loss; null: 1
+  float* loss;         // (rows)
+  int64_t gradient;    // 0: the logits stay as they are
+  double label_smoothing, z_loss;
+};
+
 // q or k, with the elements from one batch, head and position to the next. The last dimension is contiguous.
 // heads: 0 for none.
 struct RotaryTensor {
@@ -362,6 +379,7 @@ FUSEDOPS_EXPORT int fusedops_linear_attention_forward(const fusedops::LinearAtte
 FUSEDOPS_EXPORT int fusedops_linear_attention_backward(const fusedops::LinearAttentionBackward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_forward(const fusedops::CrossEntropyForward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const fusedops::CrossEntropyBackward* call);
+FUSEDOPS_EXPORT int fusedops_linear_loss(const fusedops::LinearLoss* call);
 FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);
 FUSEDOPS_EXPORT int fusedops_quantized_forward(const fusedops::QuantizedForward* call);
 FUSEDOPS_EXPORT int fusedops_quantized_backward(const fusedops::QuantizedBackward* call);

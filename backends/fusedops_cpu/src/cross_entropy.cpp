@@ -1,82 +1,22 @@
 // The cross entropy of rows of logits and their targets, and the gradient of the logits.
 //
-// A row passes in chunks that stay in the L1 cache, so that its numbers are read from memory once. Each lane has its
-// own largest number so far, and the sum of the exponentials beside it; the lanes are joined at the end of the row.
-// While a chunk is computed, the next one is fetched.
-#include <cmath>
-
-#include "api.h"
-#include "chunks.h"
-#include "functions.h"
+// A row passes in chunks that stay in the L1 cache, so that its numbers are read from memory once.
+#include "loss.h"
 #include "rows.h"
 
 namespace fusedops {
 namespace {
 
-constexpr int64_t CHUNK = 1024;
-constexpr float LOWEST = std::numeric_limits<float>::lowest();
-constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
-
-// ---- Chunks of float32 ----
-
-// Where the chunk after this one is in memory.
-struct Ahead {
-  const char* next;
-  int64_t size;  // of an element
-  template <class Lanes>
-  INLINE void fetch(int64_t i, Lanes) const {
-    for (int64_t at = 0; at < Lanes::most * size; at += 64) __builtin_prefetch(next + i * size + at);
-  }
-};
+// ---- Chunks of capped logits ----
 
 NOINLINE void cap_chunk(const float* x, float* z, int64_t n, float cap) {
   each_group<Pair>(n, [=](int64_t i, auto lanes) { store(z + i, tanh_of(load(x + i, lanes) / cap) * cap); });
 }
 
-// The sum of exp(z - top) in each lane.
-struct Exponentials {
-  vfloat tops = all(LOWEST), sums = {};  // not -inf: -inf - -inf is NaN
-
-  template <class T>
-  NOINLINE void add(const T* z, int64_t n, Ahead ahead) {
-    vfloat top = tops, chunk = {};
-    each_group<Several>(
-        n, [&](int64_t i, auto lanes) { top = max(joined_max(where_loaded(load(z + i, lanes), lanes, LOWEST)), top); });
-    each_group<Pair>(n, [&](int64_t i, auto lanes) {
-      ahead.fetch(i, lanes);
-      chunk += joined_sum(exp_of_difference(where_loaded(load(z + i, lanes), lanes, -INF) - top));
-    });
-    sums = sums * exp_nonpositive(tops - top) + chunk;
-    tops = top;
-  }
-};
-
-// The sum of the differences of n numbers from `origin`.
-template <class T>
-NOINLINE double sum_of_chunk(const T* z, int64_t n, float origin) {
-  vfloat sums = {};
-  each_group<Pair>(
-      n, [&](int64_t i, auto lanes) { sums += joined_sum(where_loaded(load(z + i, lanes) - origin, lanes, 0)); });
-  return sum_of(sums);
-}
-
-// The gradient of z in a row is `factor` * softmax(z) - `spread`, and `hit` less at the target.
-struct RowGradient {
-  float lse, factor, spread, hit, cap;
-};
-
-template <class T>
-NOINLINE void gradient_of_chunk(const T* x, float* d, int64_t n, RowGradient row, Ahead ahead) {
-  each_group<Several>(n, [=](int64_t i, auto lanes) {
-    ahead.fetch(i, lanes);
-    store(d + i, exp_of_difference<is_narrow<T>>(load(x + i, lanes) - row.lse) * row.factor - row.spread, lanes);
-  });
-}
-
 NOINLINE void gradient_of_capped_chunk(const float* x, float* d, int64_t n, RowGradient row) {
   each_group<Pair>(n, [=](int64_t i, auto lanes) {
     const auto tanh = tanh_of(load(x + i, lanes) / row.cap);
-    const auto dz = exp_nonpositive(tanh * row.cap - row.lse) * row.factor - row.spread;
+    const auto dz = exp_nonpositive(tanh * row.cap - row.origin) * row.factor - row.spread;
     store(d + i, dz * (1.0f - tanh * tanh), lanes);
   });
 }
@@ -128,23 +68,6 @@ inline double divisor(const CrossEntropy& call, const int64_t* target) {
   return double(std::max<int64_t>(1, counted));
 }
 
-template <class T>
-INLINE float number_at(const T* p) {
-  return load(p, Part{1})[0];
-}
-
-// The loss of a row from its exponentials, its number at the target and the mean of its numbers.
-NOINLINE double loss_of_row(const Settings& s, const Exponentials& row, float z_target, double mean, double& lse) {
-  const float top = max_of(row.tops);
-  const double log_sum = std::log(double(sum_of(row.sums * exp_nonpositive(row.tops - top))));
-  lse = top + log_sum;
-  // differences from the largest number: lse and the numbers may be large beside the loss
-  double loss = log_sum - (1 - s.smoothing) * (double(z_target) - top);
-  if (s.smoothing != 0) loss -= s.smoothing * (mean - top);
-  if (s.z_loss != 0) loss += s.z_loss * lse * lse;
-  return loss;
-}
-
 // lse of a row whose sum is NaN: inf where no number is NaN.
 template <class T>
 NOINLINE float special_lse(const T* x, int64_t n, float cap) {
@@ -187,7 +110,7 @@ float forward_row(const Settings& s, const void* logits, int64_t first, int64_t 
   float z_target = valid ? number_at(x + target) : NOT_A_NUMBER;
   if (s.cap != 0) z_target = tanh_of(all(z_target) / s.cap)[0] * s.cap;
   double lse;
-  const double loss = loss_of_row(s, row, z_target, total / double(s.columns) + origin, lse);
+  const double loss = loss_of_row(s.smoothing, s.z_loss, row, z_target, total / double(s.columns) + origin, lse);
   row_lse = lse == lse ? to_float(lse) : special_lse(x, s.columns, s.cap);
   return to_float(loss);
 }

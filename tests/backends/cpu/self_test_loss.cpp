@@ -1,4 +1,4 @@
-// Cross entropy and rotary embedding of the self test, beside double arithmetic.
+// Cross entropy of the self test, and the chunks of linear_cross_entropy, beside double arithmetic.
 #include "self_test.h"
 
 static void test_loss(int64_t dtype, int64_t rows, int64_t columns, double smoothing, double softcap, int64_t gap) {
@@ -54,7 +54,58 @@ static void test_loss(int64_t dtype, int64_t rows, int64_t columns, double smoot
   CHECK(close(loss[0], total / std::max<int64_t>(1, counted), 4e-6), "mean %g, not %g", loss[0], total);
 }
 
+static void test_linear_loss(int64_t dtype, int64_t rows, int64_t columns, double smoothing, double softcap) {
+  const double z_loss = smoothing / 10;
+  const bool scaled = smoothing != 0;
+  const Tensor x = random_tensor(dtype, rows * columns);
+  Tensor d = x;
+  std::vector<int64_t> target(rows);
+  std::vector<float> loss(rows), scale(rows), bias(columns);
+  for (int64_t row = 0; row < rows; row++) target[row] = (row * 7919) % columns;
+  for (auto& each : scale) each = scaled ? random_value() : 1;
+  for (auto& each : bias) each = scaled ? random_value() : 0;
+  LinearLoss call{{d.data(), scaled ? bias.data() : nullptr, target.data(), dtype, rows, columns, softcap},
+                  scaled ? scale.data() : nullptr,
+                  loss.data(),
+                  0,
+                  smoothing,
+                  z_loss};
+  for (int64_t outside : {columns, int64_t(-1)}) {
+    if (!rows) continue;
+    std::swap(target[rows - 1], outside);
+    CHECK(fusedops_linear_loss(&call) == TARGET_OUTSIDE, "a target out of range");
+    std::swap(target[rows - 1], outside);
+  }
+  CHECK(fusedops_linear_loss(&call) == OK, "linear loss");
+  const std::vector<float> before = loss;
+  for (int64_t i = 0; i < rows * columns; i++) CHECK(d.at(i) == x.at(i), "a logit was written");
+  call.gradient = 1;
+  CHECK(fusedops_linear_loss(&call) == OK, "linear loss with gradients");
+  CHECK(before == loss, "the losses changed");
+  for (int64_t row = 0; row < rows; row++) {
+    std::vector<double> z(columns);
+    double sum = 0, mean = 0;
+    for (int64_t j = 0; j < columns; j++) {
+      const double v = x.at(row * columns + j) + bias[j];
+      z[j] = softcap ? softcap * std::tanh(v / softcap) : v;
+      sum += std::exp(z[j]);
+      mean += z[j] / columns;
+    }
+    const double log_sum = std::log(sum);
+    const double want = log_sum - (1 - smoothing) * z[target[row]] - smoothing * mean + z_loss * log_sum * log_sum;
+    CHECK(close(loss[row], want, 4e-6), "loss %g, not %g", loss[row], want);
+    for (int64_t j = 0; j < columns; j++) {
+      const double slope = softcap ? 1 - z[j] * z[j] / softcap / softcap : 1;
+      const double p = std::exp(z[j] - log_sum) * (1 + 2 * z_loss * log_sum);
+      const double want = scale[row] * slope * (p - smoothing / columns - (j == target[row]) * (1 - smoothing));
+      CHECK(close(d.at(row * columns + j), want, 2 * x.tolerance()), "d %g, not %g", d.at(row * columns + j), want);
+    }
+  }
+}
+
 void test_losses(int64_t dtype, int64_t rows, int64_t columns) {
+  for (double softcap : {0.0, 3.0})
+    for (double smoothing : {0.0, 0.2}) test_linear_loss(dtype, rows, columns, smoothing, softcap);
   for (double softcap : {0.0, 3.0})
     for (int64_t gap : {0, 5}) test_loss(dtype, rows, columns, gap ? 0.2 : 0, softcap, gap);
 }

@@ -1,0 +1,89 @@
+"""linear_cross_entropy on cpu: the rows of a chunk, products of bfloat16 and widened ones, threads, and memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from eager_memory import peak
+from torch import Tensor
+
+import fusedops
+from fusedops_cpu import _linear_logits
+from fusedops_cpu._calls import LibraryCall, results_of
+from fusedops_cpu._library import DTYPE_CODES, library
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+
+def leaves(rows: int, size: int, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x, weight and target; a row in seven is ignored."""
+    numbers = torch.Generator().manual_seed(2)
+    x, weight = (torch.randn(n, size, generator=numbers).to(dtype).requires_grad_() for n in (rows, classes))
+    target = torch.randint(classes, (rows,), generator=numbers)
+    target[::7] = -100
+    return x, weight, target
+
+
+def test_a_chunk_has_logits_of_about_the_size_of_x() -> None:
+    rows_of_chunk = _linear_logits.rows_of_chunk
+    assert rows_of_chunk(65536, 4096, 65536, None) == 4096
+    assert rows_of_chunk(4096, 512, 32000, None) == _linear_logits.LEAST_ROWS
+    assert rows_of_chunk(300, 512, 32000, None) == 150  # of two chunks, not of 256 rows and 44
+    assert rows_of_chunk(100, 512, 32000, 7) == 7
+    assert rows_of_chunk(0, 512, 32000, None) == 1
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("narrow", [True, False])
+def test_products_of_bfloat16_and_of_widened_blocks(
+    narrow: bool, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both, whatever this processor has: float32 products of bfloat16 tensors are those of float32 tensors."""
+    monkeypatch.setattr(_linear_logits, "multiplies_bfloat16", lambda: narrow)
+    monkeypatch.setattr(_linear_logits, "_BLOCK", 64 * 24)  # several blocks of weight
+    x, weight, target = leaves(70, 24, 300, torch.bfloat16)
+    results = []
+    for dtype in (torch.bfloat16, torch.float32):
+        given = [tensor.detach().to(dtype).requires_grad_() for tensor in (x, weight)]
+        loss = fusedops.linear_cross_entropy(*given, target, chunk=32, reduction=reduction)
+        results.append([loss.detach(), *torch.autograd.grad(loss.sum(), given)])
+    scale = [1e-2 if narrow else 1e-6, 2e-2, 2e-2]
+    for tolerance, got, wanted in zip(scale, *results):
+        torch.testing.assert_close(got.float(), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_rows_of_a_chunk_have_the_same_bits_on_any_number_of_threads(dtype: torch.dtype) -> None:
+    x, bias = torch.randn(37, 5003, generator=torch.Generator().manual_seed(3)).to(dtype), torch.randn(5003)
+    target, scale = torch.arange(37), torch.rand(37)
+    settings = (DTYPE_CODES[dtype], *x.shape, 5.0, scale)
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            logits, loss = x.clone(), torch.empty(37)
+            results_of(LibraryCall(library().linear_loss, (logits, bias, target, *settings, loss, 1, 0.1, 0.01), loss))
+            results.append((logits, loss))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(*pair) for result in results for pair in zip(result, results[0]))
+    assert not torch.equal(results[0][0], x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_beyond_inputs_and_gradients_is_a_chunk(dtype: torch.dtype) -> None:
+    x, weight, target = leaves(4096, 16, 4096, dtype)
+    target = target.clamp(min=0)
+
+    def both_ways() -> object:
+        x.grad = weight.grad = None
+        fusedops.linear_cross_entropy(x, weight, target).backward()
+        return x.grad
+
+    both_ways()  # what the first call alone allocates
+    gradients = x.nbytes + weight.nbytes
+    x.grad = weight.grad = None
+    # of 16-bit tensors the gradient of weight is also summed in float32, and a product is rounded to 16 bits
+    wide = 0 if dtype == torch.float32 else 4 * weight.nbytes
+    assert peak(both_ways, gradients) * gradients - gradients - wide < x.shape[0] * weight.shape[0] * 4 / 15
