@@ -1,37 +1,16 @@
-"""linear_cross_entropy in plain torch: the rows in chunks, each of whose logits become their own gradient in place.
-
-On a CPU the arithmetic is in float32 (float64 for float64), weights of 16 bits are widened in blocks of rows, and rows
-whose target is ignored are left out of the matmuls. Elsewhere the matmuls run in the promoted dtype of x and weight,
-and nothing waits for the device.
-"""
+"""linear_cross_entropy in plain torch: the rows in chunks, each of whose logits become their own gradient in place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import ceil
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype, no_autocast, promoted
+from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops.losses import formulas
 from fusedops.ops.losses.formulas import LossOptions
-from fusedops_eager._slabs import SLAB
-
-# Rows of a chunk, at least. Each chunk reads and writes the whole gradient of the weight, and a matmul of few rows
-# reads the whole weight for little work: of 1024 rows of 576 and 49,152 classes, chunks of 171 rows took as long as of
-# 256, and of 128 rows 4 % longer (Intel Xeon, one thread).
-LEAST_ROWS = 192
-_WIDENED = 1024 * 1024  # elements of a block of a 16-bit weight in float32
-
-
-class Wanted(NamedTuple):
-    """The gradients to compute."""
-
-    x: bool
-    weight: bool
-    bias: bool
+from fusedops_eager._chunks import Wanted, in_chunks, slabs_of
 
 
 class Results(NamedTuple):
@@ -47,21 +26,6 @@ class Results(NamedTuple):
     x: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
-
-
-def rows_of_chunk(n_rows: int, size: int, classes: int, chunk: int | None) -> int:
-    """Return the rows of a chunk: those whose logits take about the size of x, and at least LEAST_ROWS.
-
-    Args:
-        n_rows: rows of x.
-        size: columns of x.
-        classes: columns of the logits.
-        chunk: the rows that the caller asks for, or None.
-    """
-    rows = chunk or max(LEAST_ROWS, n_rows * size // max(classes, 1))
-    if chunk is None and rows < n_rows:
-        rows = ceil(n_rows / ceil(n_rows / rows))  # the same number of chunks, as equal as possible
-    return max(1, min(rows, n_rows))
 
 
 def loss_and_gradients(
@@ -157,105 +121,13 @@ def row_losses(
         wanted: the gradients to compute.
         scale: (N,), the weight of each row in the sum, or None for 1.
     """
-    with no_autocast(x.device.type):
-        return _row_losses(x, weight, target, bias, options, chunk, wanted, scale)
+    losses = x.new_zeros(x.shape[0], dtype=compute_dtype(promoted(x, weight)))
 
-
-def _row_losses(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    options: LossOptions,
-    chunk: int | None,
-    wanted: Wanted,
-    scale: Tensor | None,
-) -> Results:
-    """Compute :func:`row_losses`."""
-    classes, size = weight.shape
-    common = promoted(x, weight)
-    wide = compute_dtype(common)
-    bias = None if bias is None else bias.to(wide)
-    on_cpu = x.device.type == "cpu"
-    kept = (target != options.ignore_index).nonzero().view(-1) if on_cpu else None
-    n_rows = x.shape[0] if kept is None else kept.numel()
-    every_row = n_rows == x.shape[0]
-    losses = x.new_zeros(x.shape[0], dtype=wide)
-    dx = (x.new_empty if every_row else x.new_zeros)(x.shape) if wanted.x else None
-    dweight = x.new_zeros(weight.shape, dtype=wide) if wanted.weight else None
-    dbias = x.new_zeros(classes, dtype=wide) if wanted.bias else None
-    product = _Product(weight, wide if on_cpu else common)
-    rows = rows_of_chunk(n_rows, size, classes, chunk)
-    memory = x.new_empty((rows, classes), dtype=wide)
-    starts = range(0, n_rows, rows)
-    for start in starts[:1] if x.is_meta else starts:  # no data: the sizes are those of one chunk
-        at: slice | Tensor = slice(start, min(start + rows, n_rows))
-        if kept is not None and not every_row:
-            at = kept[at]
-        x_rows, targets = x[at], target[at]
-        weights = None if scale is None else scale[at].to(wide)
-        if not on_cpu:
-            x_rows = x_rows.masked_fill((targets == options.ignore_index)[:, None], 0)
-        x_rows = x_rows.to(product.dtype)
-        logits = memory[: x_rows.shape[0]]
-        product.logits(x_rows, bias, logits)
+    def turn(logits: Tensor, targets: Tensor, at: slice | Tensor) -> None:
+        weights = None if scale is None else scale[at].to(losses.dtype)
         losses[at] = _softmax_gradient(logits, targets, options, weights, any(wanted))
-        if not any(wanted):
-            continue
-        gradient = logits.to(product.dtype)
-        if dx is not None:
-            dx[at] = product.rows(gradient, x.dtype)
-        if dweight is not None:
-            product.accumulate(gradient, x_rows, dweight)
-        if dbias is not None:
-            dbias += logits.sum(0)
-    return Results(losses, dx, dweight, dbias)
 
-
-class _Product:
-    """The three matmuls with a weight (V, H).
-
-    Args:
-        weight: any floating dtype.
-        dtype: of the matmuls.
-    """
-
-    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
-        self.dtype, self._weight = dtype, weight
-
-    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield blocks of rows of the weight in the dtype of the matmuls."""
-        classes, size = self._weight.shape
-        step = classes if self._weight.dtype is self.dtype else max(64, _WIDENED // max(size, 1))
-        for start in range(0, classes, max(step, 1)):
-            at = slice(start, min(start + step, classes))
-            yield at, self._weight[at].to(self.dtype)
-
-    def logits(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """Write ``x @ weight.T + bias`` into ``out``."""
-        for at, block in self._blocks():
-            if out.dtype is not self.dtype:
-                out[:, at] = torch.mm(x, block.t())
-                if bias is not None:
-                    out[:, at] += bias[at]
-            elif bias is None:
-                torch.mm(x, block.t(), out=out[:, at])
-            else:
-                torch.addmm(bias[at], x, block.t(), out=out[:, at])
-
-    def rows(self, gradient: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return ``gradient @ weight``."""
-        total: Tensor | None = None
-        for at, block in self._blocks():
-            total = torch.mm(gradient[:, at], block) if total is None else total.addmm_(gradient[:, at], block)
-        return gradient.new_zeros((gradient.shape[0], self._weight.shape[1])) if total is None else total.to(dtype)
-
-    def accumulate(self, gradient: Tensor, x: Tensor, out: Tensor) -> None:
-        """Add ``gradient.T @ x`` to ``out``."""
-        if out.dtype is self.dtype:
-            out.addmm_(gradient.t(), x)
-        else:
-            out += torch.mm(gradient.t(), x)
+    return Results(losses, *in_chunks(x, weight, target, bias, options.ignore_index, chunk, wanted, turn))
 
 
 def _softmax_gradient(
@@ -270,13 +142,8 @@ def _softmax_gradient(
         scale: (N,) or None.
         gradient: True where the gradient is wanted.
     """
-    n_rows, classes = logits.shape
-    step = n_rows
-    if logits.device.type == "cpu":
-        step = max(1, SLAB * torch.get_num_threads() // max(classes, 1))
-    losses = logits.new_empty(n_rows)
-    for start in range(0, n_rows, max(step, 1)):
-        at = slice(start, start + step)
+    losses = logits.new_empty(logits.shape[0])
+    for at in slabs_of(logits):
         weights = None if scale is None else scale[at]
         losses[at] = _rows_in_place(logits[at], target[at], options, weights, gradient)
     return losses

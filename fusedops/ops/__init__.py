@@ -31,6 +31,8 @@ from fusedops.ops.losses.cross_entropy import OP as _CROSS_ENTROPY
 from fusedops.ops.losses.cross_entropy import cross_entropy as cross_entropy
 from fusedops.ops.losses.linear_cross_entropy import OP as _LINEAR_CROSS_ENTROPY
 from fusedops.ops.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+from fusedops.ops.losses.linear_log_probs import OP as _LINEAR_LOG_PROBS
+from fusedops.ops.losses.linear_log_probs import linear_log_probs as linear_log_probs
 from fusedops.ops.norms.add_layer_norm import OP as _ADD_LAYER_NORM
 from fusedops.ops.norms.add_layer_norm import add_layer_norm as add_layer_norm
 from fusedops.ops.norms.add_rms_norm import OP as _ADD_RMS_NORM
@@ -67,6 +69,7 @@ _OWN = (
     _LAYER_NORM,
     _LINEAR_ATTENTION,
     _LINEAR_CROSS_ENTROPY,
+    _LINEAR_LOG_PROBS,
     _MERGE_ATTENTION,
     _QUANTIZED_LINEAR,
     _RMS_NORM,

@@ -36,6 +36,7 @@ WITH_MATMULS = (
     "experts",
     "grouped_matmul",
     "linear_cross_entropy",
+    "linear_log_probs",
     "quantized_linear",
     "varlen_attention",
 )  # in the reference
@@ -52,6 +53,7 @@ DTYPES: dict[str, list[list[torch.dtype]]] = {
     "attention": [[BF16], [FP32]],
     "causal_conv1d": [[BF16], [FP32], [BF16, FP32, FP32, BF16]],
     "linear_cross_entropy": [[BF16, FP32], [FP32]],
+    "linear_log_probs": [[BF16, FP32], [FP32]],
     "merge_attention": [[BF16, FP32, BF16, FP32], [FP32], [BF16, FP32]],
     "rotary_embedding": [[FP16], [BF16, BF16, FP32]],
     "varlen_attention": [[BF16], [FP32]],

@@ -1,1 +1,1 @@
-"""Losses: cross entropy of logits, and of a linear layer."""
+"""Losses: cross entropy of logits, and of a linear layer; the log probabilities of the latter."""

@@ -13,14 +13,18 @@ from fusedops._storages import freed_error, is_freed
 from fusedops._torch import dispatch_modes, is_traced, is_transformed
 from fusedops.constraints import (
     Classes,
+    Dim,
     Finite,
+    Floating,
     Integer,
     LeadingDims,
     OneElement,
     OneOf,
     Present,
     Probability,
+    Rank,
     SameDevice,
+    SameSize,
     When,
 )
 from fusedops.constraints.dtypes import FLOATING
@@ -28,26 +32,54 @@ from fusedops.constraints.values import LARGEST, SYMBOLIC
 from fusedops.dtypes import compute_dtype
 from fusedops.errors import InvalidInputError
 
-#: The smallest softcap: a smaller number is 0 on devices that flush.
-_LEAST_CAP = torch.finfo(torch.float32).smallest_normal
+#: The smallest divisor: a smaller number is 0 on devices that flush.
+_LEAST = torch.finfo(torch.float32).smallest_normal
+_IGNORE_INDEX, _SOFTCAP = Integer("ignore_index"), Finite("softcap", at_least=_LEAST, optional=True)
 
-#: The constraints on the arguments that are no tensors.
+#: The constraints on the arguments of a cross entropy that are no tensors.
 OPTIONS: tuple[Constraint, ...] = (
-    Integer("ignore_index"),
+    _IGNORE_INDEX,
     Probability("label_smoothing"),
     Finite("z_loss", at_least=0.0),
-    Finite("softcap", at_least=_LEAST_CAP, optional=True),
+    _SOFTCAP,
     OneOf("reduction", "mean", "sum", "none"),
 )
+#: The same of log probabilities.
+LOG_PROB_OPTIONS: tuple[Constraint, ...] = (Finite("temperature", at_least=_LEAST), _SOFTCAP, _IGNORE_INDEX)
 
 
-def tensor_constraints(first: str, classes_of: str | None = None, dim: int = -1) -> tuple[Constraint, ...]:
-    """Return the constraints on target and denominator beside the parameter ``first``, which has a row for each."""
-    none = Present("denominator", False, fix='pass reduction="mean", which divides by it')
+def target_constraints(first: str, classes_of: str | None = None, dim: int = -1) -> tuple[Constraint, ...]:
+    """Return the constraints on target beside the parameter ``first``, which has a row for each."""
     return (
         Classes("target", classes_of, dim, ignored="ignore_index"),
         SameDevice("target", first),
         LeadingDims("target", first),
+    )
+
+
+def linear_constraints(*others: Constraint) -> tuple[Constraint, ...]:
+    """Return the constraints on x, weight, target and bias, with others before those on bias."""
+    return (
+        Floating("x"),
+        Rank("x", at_least=1),
+        Floating("weight"),
+        SameDevice("weight", "x"),
+        Rank("weight", 2),
+        Dim("weight", (0,), at_least=1),
+        SameSize("weight", -1, "x", -1),
+        *target_constraints("x", "weight", 0),
+        *others,
+        Floating("bias"),
+        SameDevice("bias", "x"),
+        Rank("bias", 1),
+        SameSize("bias", 0, "weight", 0),
+    )
+
+
+def denominator_constraints(first: str) -> tuple[Constraint, ...]:
+    """Return the constraints on denominator, which is on the device of the parameter ``first``."""
+    none = Present("denominator", False, fix='pass reduction="mean", which divides by it')
+    return (
         When(OneOf("reduction", "sum", "none"), none),
         OneElement("denominator", *FLOATING),
         SameDevice("denominator", first),

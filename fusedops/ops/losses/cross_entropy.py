@@ -15,7 +15,7 @@ from fusedops._dispatch.call import call
 from fusedops.constraints import Dim, Floating, Rank
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.losses import formulas
-from fusedops.ops.losses.arguments import OPTIONS, denominator_tensor, tensor_constraints
+from fusedops.ops.losses.arguments import OPTIONS, denominator_constraints, denominator_tensor, target_constraints
 from fusedops.ops.losses.formulas import LossOptions
 
 
@@ -144,7 +144,8 @@ OP = Op(
         Rank("logits", at_least=1),
         Dim("logits", (-1,), at_least=1),
         *OPTIONS,
-        *tensor_constraints("logits"),
+        *target_constraints("logits"),
+        *denominator_constraints("logits"),
     ],
     reference=reference,
     backward=backward,

@@ -189,12 +189,7 @@ def _linear_errors(
     wide_bias = None if bias is None else bias.double()
     z = formulas.linear_logits(x.double(), weight.double(), target, wide_bias, options)
     classes, *_ = formulas.classes_of(target, options.ignore_index, z.shape[-1])
-    terms = (finite_size(x).square() @ finite_size(weight).square().t()).sqrt()
-    # equal terms that are added one by one have roundings of one sign
-    eps = torch.finfo(compute_dtype(torch.promote_types(x.dtype, weight.dtype))).eps
-    drift = 0.25 * eps * x.shape[-1] * finite_size(x.double() @ weight.double().t())
-    if bias is not None:
-        terms = terms + finite_size(bias)
+    terms, drift = _errors_of_sums(x, weight, bias)
     rounding = _rounding_to_16_bits(x, weight)
     least = _least_of_float16(x, weight)  # each smaller probability is it, or 0
     lse = formulas.logsumexp(z)[..., None]
@@ -239,6 +234,15 @@ def _linear_errors(
     ignored = target == options.ignore_index  # theirs are 0, also where their logits overflow
     of_logits = (each.masked_fill(ignored[..., None], 0.0) for each in (arithmetic, narrow, gradient))
     return (of_loss.masked_fill(ignored, 0.0), *of_logits)
+
+
+def _errors_of_sums(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return what the error of each logit is in units of ``absolute``, and the drift of sums of equal terms."""
+    terms = (finite_size(x).square() @ finite_size(weight).square().t()).sqrt()
+    # equal terms that are added one by one have roundings of one sign
+    eps = torch.finfo(compute_dtype(torch.promote_types(x.dtype, weight.dtype))).eps
+    drift = 0.25 * eps * x.shape[-1] * finite_size(x.double() @ weight.double().t())
+    return terms if bias is None else terms + finite_size(bias), drift
 
 
 def _linear_gradients(
@@ -290,3 +294,105 @@ def _least_of_float16(*tensors: Tensor) -> float:
     """Return the smallest number of float16, the step of its smallest numbers; 0 where no tensor is of float16."""
     info = torch.finfo(torch.float16)
     return info.tiny * info.eps if any(each.dtype is torch.float16 for each in tensors) else 0.0
+
+
+# ---------------------------------------------------------------------------------------------------- linear_log_probs
+
+
+def linear_log_probs_error_bound(absolute: float, *args: Any) -> tuple[Tensor, ...]:
+    """Return the largest errors of the log probabilities, of the entropy and of lse."""
+    rows = _LogProbs(absolute, *args[:7])
+    moved, size = rows.logits_error(rows.rounding), rows.absolute * (1 + finite_size(rows.lse))
+    # a row without a largest logit has no lse either
+    of_lse = (rows.lse_error(moved) + size).masked_fill(~rows.lse.isfinite(), math.inf)
+    classes, *_ = formulas.classes_of(args[2], args[6], args[1].shape[0])
+    of_target = rows.log_errors(moved).gather(-1, classes[..., None]) + 2 * size
+    of_each = [of_target, rows.entropy_error(moved) * float(args[7]), of_lse]
+    results = [each[..., 0].masked_fill(rows.overflows, math.inf).masked_fill(rows.ignored, 0.0) for each in of_each]
+    return tuple(each.nan_to_num(nan=0.0, posinf=math.inf) for each in results)
+
+
+def linear_log_probs_gradient_error_bound(
+    absolute: float, grad_logp: Tensor, grad_entropy: Tensor, x: Tensor, weight: Tensor, target: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    """Return the largest errors of the gradients of x, weight and bias."""
+    bias, _, _, temperature, softcap, ignore_index, with_entropy, _ = rest
+    rows = _LogProbs(absolute, x, weight, target, bias, temperature, softcap, ignore_index)
+    grads = grad_logp.double()[..., None], grad_entropy.double()[..., None] * float(with_entropy)
+    of_target, of_entropy = finite_size(grads[0]), finite_size(grads[1])
+    p, log_p, factor = rows.p, finite_size(rows.log_p), finite_size(rows.log_p + rows.entropy)
+    classes, *_ = formulas.classes_of(target, ignore_index, weight.shape[0])
+    hit = (torch.arange(weight.shape[0]) == classes[..., None]).double()
+    slope = 1.0 if softcap is None else (1 - (rows.logits / softcap).square()).nan_to_num(nan=1.0)
+    size = of_target * (p + hit) + of_entropy * p * factor
+    of_sum = rows.absolute * (4 + max(target.numel(), weight.shape[0]) ** 0.5)
+
+    def change(narrow: float) -> Tensor:
+        """Return the error of the logits' gradient, where logits have that rounding."""
+        moved = rows.logits_error(narrow)
+        of_logs = rows.log_errors(moved)
+        of_p = (torch.expm1(of_logs) * p).nan_to_num(nan=1.0).clamp(max=1.0)  # inf * 0: of any size
+        of_logs = of_logs + rows.entropy_error(moved) + rows.absolute * (1 + log_p + finite_size(rows.lse))
+        of_slope = 0.0 if softcap is None else (2 * moved * temperature / softcap).clamp(max=1.0)
+        entropy = of_entropy * (of_p * factor + (p + of_p) * of_logs)
+        dz = of_target * of_p + entropy.nan_to_num(nan=0.0, posinf=math.inf)
+        dz = (dz * slope + (of_sum + narrow + of_slope) * size) / temperature
+        return dz.nan_to_num(nan=0.0, posinf=math.inf) + _least_of_float16(x, weight)  # a smaller one is it, or 0
+
+    gradient = grads[0] * (hit - p) - grads[1] * p * (rows.log_p.nan_to_num(neginf=0.0) + rows.entropy)
+    gradient = (gradient * slope / temperature).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    every = change(rows.rounding)
+    overflows = rows.overflows | ((size / temperature).amax(-1) >= rows.largest / 2)
+    arithmetic = (change(0.0) if rows.rounding else every).masked_fill(overflows[..., None], math.inf)
+    narrow = (every - arithmetic).nan_to_num(nan=0.0, neginf=0.0)
+    of_logits = [each.masked_fill(rows.ignored[..., None], 0.0) for each in (arithmetic, narrow, gradient)]
+    return _linear_gradients(of_logits[0], of_logits[1], of_logits[2], x, weight, bias, True)
+
+
+class _LogProbs:
+    """The rows of a call in float64, and the errors of their logits: each (..., V), or (..., 1)."""
+
+    def __init__(
+        self, absolute: float, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *options: Any
+    ) -> None:
+        self.temperature, self.softcap = options[:2]
+        arithmetic = compute_dtype(torch.promote_types(x.dtype, weight.dtype))
+        least = LINEAR_TOLERANCE[arithmetic].absolute if arithmetic is torch.float32 else 0.0
+        self.absolute, self.rounding = max(absolute, least), _rounding_to_16_bits(x, weight)
+        of_sum = LossOptions(options[2], 0.0, 0.0, self.softcap, "none", None)
+        wide_bias = None if bias is None else bias.double()
+        self.logits = formulas.linear_logits(x.double(), weight.double(), target, wide_bias, of_sum)
+        z = self.logits / self.temperature
+        self.lse = formulas.logsumexp(z)[..., None]
+        self.log_p = z - self.lse
+        self.p = torch.exp(self.log_p)
+        self.entropy = -(self.p * self.log_p.masked_fill(self.log_p == -math.inf, 0.0)).sum(-1, keepdim=True)
+        self._terms, self._drift = _errors_of_sums(x, weight, bias)
+        self._size, self.ignored = finite_size(z).amax(-1, keepdim=True), target == options[2]
+        self.largest = min(torch.finfo(t.dtype).max for t in (x, weight))
+        divided = self._size[..., 0] >= torch.finfo(arithmetic).max / 2  # by a tiny temperature
+        self.overflows = divided | ((finite_size(x) @ finite_size(weight).t()).amax(-1) >= self.largest / 2)
+
+    def logits_error(self, narrow: float) -> Tensor:
+        """Return the errors of the logits after the temperature, where they have that rounding: (..., V)."""
+        moved = (self.absolute + narrow) * self._terms + narrow * finite_size(self.logits) + self._drift
+        moved = moved.clamp(max=math.inf if self.softcap is None else 2 * self.softcap)
+        return moved / self.temperature + self.absolute * self._size
+
+    def lse_error(self, moved: Tensor) -> Tensor:
+        """Return the error of lse where logits move so far: (..., 1)."""
+        return (self.p * torch.exp(moved)).sum(-1, keepdim=True).log().nan_to_num(nan=math.inf)
+
+    def log_errors(self, moved: Tensor) -> Tensor:
+        """Return the errors of the logarithms of probabilities, of which one that is nearly 1 hardly changes."""
+        odds = torch.expm1(2 * moved.amax(-1, keepdim=True)) * (1 - self.p)
+        return torch.minimum(moved + self.lse_error(moved), odds.nan_to_num(nan=math.inf))
+
+    def entropy_error(self, moved: Tensor) -> Tensor:
+        """Return the error of an entropy, at most log(V), whose rate of change is at most twice itself: (..., 1)."""
+        most, largest = math.log(max(self.p.shape[-1], 2)), moved.amax(-1, keepdim=True)
+        grown = (torch.expm1(2 * largest) * self.entropy).nan_to_num(nan=most)
+        rates = self.p * finite_size(self.log_p + self.entropy)
+        second = (3 * rates.sum(-1, keepdim=True) + 2) * largest.square()
+        grown = torch.where(largest < 0.25, (rates * moved).sum(-1, keepdim=True) + second, grown)
+        return torch.minimum(grown, 2 * largest * most).clamp(max=most) + self.absolute * (1 + most)

@@ -213,3 +213,104 @@ LINEAR_CROSS_ENTROPY = Evidence(
         "classes",
     ),
 )
+
+
+# ---------------------------------------------------------------------------------------------------- linear_log_probs
+
+_LOG_PROB_CASES = [
+    Case(
+        "every_option",
+        {
+            "x": (70, 96),
+            "weight": (13, 96),
+            "target": (70,),
+            "bias": (13,),
+            "temperature": 0.7,
+            "softcap": 20.0,
+            "return_entropy": True,
+        },
+    ),
+    Case("log_probabilities", {"x": (5, 14, 96), "weight": (13, 96), "target": (5, 14)}, "as DPO needs them"),
+    Case("many_classes", {"x": (33, 8), "weight": (4099, 8), "target": (33,), "return_entropy": True}),
+    Case(
+        "qwen_3_0_6b",
+        {
+            "x": (2, 1024, 1024),
+            "weight": (151936, 1024),
+            "target": (2, 1024),
+            "temperature": 0.9,
+            "return_entropy": True,
+        },
+        "Qwen3 0.6B, a step of GRPO that reports the entropy",
+    ),
+]
+
+_LOG_PROB_PEERS = """
+| peer | chunks of | entropy | its gradient | all of the rows' logits exist |
+|---|---|---|---|---|
+| torch, `log_softmax` and `gather` | | in two lines | yes | yes, several times |
+| trl, `selective_log_softmax` | rows, after the logits | a function of its own | no | yes |
+| Liger, `LigerFusedLinearGRPOLoss` | sequences, with the loss | no | no | no |
+| fusedops | rows | yes | yes | no |
+"""
+
+
+def linear_log_probs_unfused(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    softcap: float | None,
+    ignore_index: int,
+    return_entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    """Compute the op as models do without fused ops."""
+    logits = torch.nn.functional.linear(x, weight, bias)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    log_probs = torch.log_softmax(logits.float() / temperature, -1)
+    ignored = target == ignore_index
+    logp = log_probs.gather(-1, target.masked_fill(ignored, 0)[..., None])[..., 0].masked_fill(ignored, 0.0)
+    if not return_entropy:
+        return logp, torch.zeros_like(logp)
+    return logp, -(log_probs.exp() * log_probs).sum(-1).masked_fill(ignored, 0.0)
+
+
+def linear_log_probs_min_bytes(x: Any, weight: Any, target: Any, bias: Any, *options: Any) -> Mapping[Any, int]:
+    """Read x, weight, bias and target, write three numbers of a row; read these, write the gradients."""
+    given = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    tensors = sum(prod(tensor.shape) * tensor.dtype.itemsize for tensor in given)
+    rows = prod(target.shape) * (target.dtype.itemsize + 3 * compute_dtype(x.dtype).itemsize)
+    return {"forward": tensors + rows, "backward": 2 * tensors + rows}
+
+
+LINEAR_LOG_PROBS = Evidence(
+    formula="log_softmax(x @ weight.T + bias)[target], with its entropy",
+    cases=_LOG_PROB_CASES,
+    tolerance=error_bounds.LINEAR_TOLERANCE,
+    gradient_tolerance=error_bounds.LINEAR_GRADIENT_TOLERANCE,
+    error_bound=error_bounds.linear_log_probs_error_bound,
+    gradient_error_bound=error_bounds.linear_log_probs_gradient_error_bound,
+    min_bytes=linear_log_probs_min_bytes,
+    unfused=linear_log_probs_unfused,
+    sample=lambda batch, length: {
+        "x": (batch, length, 6),
+        "weight": (11, 6),
+        "target": (batch, length),
+        "bias": (11,),
+        "temperature": 0.7,
+        "return_entropy": True,
+    },
+    large=[Case("small_vocabulary", {"x": (4096, 512), "weight": (32000, 512), "target": (4096,)})],
+    sweep=lambda rows, width: {"x": (rows, width), "weight": (32000, width), "target": (rows,)},
+    peers=_LOG_PROB_PEERS,
+    result_dtype=_DTYPE,
+    sharded=(
+        "any dim of `x` except the last; or the classes, the first dim of `weight`",
+        "rows: `target` as `x`, `weight` and `bias` replicated; classes: `bias` as `weight`, `x` and `target` "
+        "replicated",
+        "of x: as x, `Partial` with sharded classes; of weight and bias: `Partial` with sharded rows, as they are with "
+        "classes",
+    ),
+)

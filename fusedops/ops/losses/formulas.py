@@ -1,4 +1,5 @@
-"""The formulas of the cross entropy ops: the logits of a linear layer, the loss of each row, its gradient, and the sum.
+"""The formulas of the losses: the logits of a linear layer, the loss of each row, its gradient, and the sum; the log
+probability of each target, and the entropy.
 
 A row is the last dim of the logits, (..., V); ``target`` (...) has its class. With
 ``z = softcap * tanh(logits / softcap)`` (without softcap the logits) and ``lse = logsumexp(z)``, the loss of a row is
@@ -173,3 +174,56 @@ def bias_sums(dz: Tensor, target: Tensor) -> Tensor:
     """Return the gradient of bias from the gradient of the logits: (V,)."""
     # not dz.shape[:-1].numel(), by which torch.compile compiles again for each number of rows
     return dz.reshape(target.numel(), dz.shape[-1]).sum(0)
+
+
+# ------------------------------------------------------------------------------------------------- log probabilities
+
+
+def log_probs(z: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return the log probability of each target under softmax(z), and the entropy of the latter: (...), twice.
+
+    Both are 0 for an ignored row, and NaN where the target is out of range. A class of logit -inf adds 0 to an entropy.
+    """
+    classes, ignored, wrong = classes_of(target, ignore_index, z.shape[-1])
+    each = torch.log_softmax(z.masked_fill(ignored[..., None], 0.0), -1)
+    of_target = each.gather(-1, classes[..., None])[..., 0]
+    entropy = -(torch.exp(each) * each.masked_fill(each == -math.inf, 0.0)).sum(-1)
+    return tuple(value.masked_fill(ignored, 0.0).masked_fill(wrong, math.nan) for value in (of_target, entropy))  # pyright: ignore[reportReturnType]
+
+
+def log_prob_gradient(
+    of_target: Tensor,
+    of_entropy: Tensor | None,
+    logits: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    temperature: float,
+    softcap: float | None,
+    ignore_index: int,
+) -> Tensor:
+    """Return the gradient of the logits before the softcap, (..., V).
+
+    With ``z = logits / temperature`` and ``p = softmax(z)``, the gradient of z is ``of_target * (one-hot - p) -
+    of_entropy * p * (log(p) + entropy)``.
+
+    Args:
+        of_target: (...), the gradient of the log probabilities.
+        of_entropy: (...), the gradient of the entropy, or None for 0.
+        logits: (..., V), after the softcap.
+        lse: (...), logsumexp of z.
+        target: (...).
+        temperature: see the op.
+        softcap: see the op.
+        ignore_index: see the op.
+    """
+    classes, ignored, wrong = classes_of(target, ignore_index, logits.shape[-1])
+    scale = of_target.masked_fill(ignored, 0.0).masked_fill(wrong, math.nan)[..., None]
+    # at most 0, which a difference of large numbers may exceed by their roundings
+    log_p = (logits / temperature - lse[..., None]).clamp(max=0.0).masked_fill(ignored[..., None], 0.0)
+    p = torch.exp(log_p)
+    hit = torch.zeros_like(logits).scatter(-1, classes[..., None], 1.0)
+    dz = scale * (hit - p)
+    if of_entropy is not None:
+        finite = log_p.masked_fill(log_p == -math.inf, 0.0)
+        dz = dz - of_entropy[..., None] * p * (finite - (p * finite).sum(-1, keepdim=True))
+    return uncapped(dz / temperature, logits, softcap).masked_fill(ignored[..., None], 0.0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
-from fusedops.constraints import Count, Dim, Floating, Rank, SameDevice, SameSize
+from fusedops.constraints import Count
 from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops.losses import arguments, formulas
 from fusedops.ops.losses.formulas import LossOptions
@@ -220,18 +220,7 @@ def empty(
 OP = Op(
     linear_cross_entropy,
     constraints=[
-        Floating("x"),
-        Rank("x", at_least=1),
-        Floating("weight"),
-        SameDevice("weight", "x"),
-        Rank("weight", 2),
-        Dim("weight", (0,), at_least=1),
-        SameSize("weight", -1, "x", -1),
-        *arguments.tensor_constraints("x", "weight", 0),
-        Floating("bias"),
-        SameDevice("bias", "x"),
-        Rank("bias", 1),
-        SameSize("bias", 0, "weight", 0),
+        *arguments.linear_constraints(*arguments.denominator_constraints("x")),
         *arguments.OPTIONS,
         Count("chunk"),
     ],

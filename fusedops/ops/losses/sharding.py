@@ -4,13 +4,13 @@ Sharded rows: the sum of the losses and the number of targets that count. The gr
 over a rank's rows. Sharded classes, which are the first dims of weight and bias: for each row the maximum, then the sum
 of the exponentials, the logit of the target and the sum of the logits, two all-reduces; linear_cross_entropy sends them
 for each chunk of rows, and its gradient of x is the sum over a rank's classes. Backward sends nothing but the number of
-targets.
+targets. linear_log_probs sends the same, with a sum for the entropy instead of the logits'.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -180,8 +180,7 @@ def _linear_of_classes(
     rows, wide = x.reshape(target.numel(), x.shape[-1]), compute_dtype(promoted(x, weight))
     ignore_index, nothing = given["ignore_index"], x.new_empty(0, dtype=wide)
     options = _options(given)._replace(softcap=None)  # applied by what follows
-    # the same on every rank that has other classes of these rows
-    size = given["chunk"] or max(_LEAST_ROWS, rows.numel() // max(ranks.shard.whole[-1], 1))
+    size = given["chunk"] or _rows_of_chunk(x, ranks)
     losses: list[Tensor] = []
     of_x: list[Tensor] = []
     of_weight = torch.zeros_like(weight, dtype=wide)
@@ -201,6 +200,11 @@ def _linear_of_classes(
     return torch.cat(losses).view(given["target"].shape), dx, of_weight, of_bias
 
 
+def _rows_of_chunk(x: Tensor, ranks: Ranks) -> int:
+    """Return the rows of a chunk: the same on every rank that has other classes of these rows."""
+    return max(_LEAST_ROWS, x.numel() // max(ranks.shard.whole[-1], 1))
+
+
 def _shape_of_logits(given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of the logits."""
     return (*given["x"].shape[:-1], given["weight"].shape[0])
@@ -218,5 +222,112 @@ LINEAR_CROSS_ENTROPY = Sharding(
     shape_of=_shape_of_logits,
     replicated=("denominator",),
     combined=Combined((-1,), _reduces, _linear_forward, _linear_backward),
+    reason="its classes are cut, and a kernel needs all of them",
+)
+
+
+# ---------------------------------------------------------------------------------------------------- linear_log_probs
+
+
+def _log_probs_forward(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, ...]:
+    """Compute the log probabilities, the entropy and, if the call saves it, lse, for sharded classes."""
+    check_targets("linear_log_probs", given["target"], given["ignore_index"], ranks.shard.whole[-1])
+    parts = [_statistics(logits, target, given, ranks) for _, target, logits, _ in _chunks_of_logits(given, ranks)]
+    results = [torch.cat(each).view(given["target"].shape) for each in zip(*parts)]
+    return tuple(results) if ranks.saves else tuple(results[:2])
+
+
+def _statistics(
+    logits: Tensor, target: Tensor, given: Mapping[str, Any], ranks: Ranks
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log probability, the entropy and lse of rows of which this rank has some logits: (n,) each."""
+    z = logits / given["temperature"]
+    _, ignored, wrong = formulas.classes_of(target, given["ignore_index"], ranks.shard.whole[-1])
+    z = z.masked_fill(ignored.unsqueeze(-1), 0.0)
+    top = z.amax(-1) if z.shape[-1] else z.new_full(z.shape[:-1], -math.inf)  # a rank may have no class
+    top = ranks.total(top, (-1,), "max")
+    here, own = _own_class(target, ranks, z.shape[-1])
+    picked = z.gather(-1, own.unsqueeze(-1))[..., 0] if z.shape[-1] else z.new_zeros(z.shape[:-1])
+    below = z - top.masked_fill(top == -math.inf, 0.0).unsqueeze(-1)
+    terms = torch.exp(below)
+    sums = [terms.sum(-1), picked.masked_fill(~here, 0.0)]
+    if given["return_entropy"]:
+        sums.append((terms * below.masked_fill(below == -math.inf, 0.0)).sum(-1))
+    total, picked, *weighted = ranks.total(torch.stack(sums), (-1,), "sum")
+    rest = total.log()
+    logp, lse = (picked - top) - rest, (top + rest).masked_fill(ignored, 0.0)
+    entropy = rest - weighted[0] / total if weighted else torch.zeros_like(logp)
+    results = [each.masked_fill(ignored, 0.0).masked_fill(wrong, math.nan) for each in (logp, entropy)]
+    return results[0], results[1] if weighted else entropy, lse
+
+
+def _log_probs_backward(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor | None, ...]:
+    """Compute this rank's part of the gradients of x, weight and bias, for sharded classes."""
+    x, weight, bias = given["x"], given["weight"], given["bias"]
+    wide = compute_dtype(promoted(x, weight))
+    of_x: list[Tensor] = []
+    of_weight, of_bias = torch.zeros_like(weight, dtype=wide), weight.new_zeros(weight.shape[0], dtype=wide)
+    for at, target, logits, rows in _chunks_of_logits(given, ranks):
+        dz = _log_prob_gradient(logits, target, at, given, ranks)
+        of_x.append(formulas.product(dz, weight.to(wide)).to(x.dtype))
+        of_weight = of_weight + formulas.weight_sums(dz, rows, target, given["ignore_index"])
+        of_bias = of_bias + dz.sum(0)
+    of_each = (torch.cat(of_x).view(x.shape), of_weight, of_bias)
+    wanted = zip((x, weight, bias), of_each, given["needs"])
+    return tuple(each.to(like.dtype) if need and like is not None else None for like, each, need in wanted)
+
+
+def _log_prob_gradient(logits: Tensor, target: Tensor, at: slice, given: Mapping[str, Any], ranks: Ranks) -> Tensor:
+    """Return the gradient of this rank's logits of some rows."""
+    _, ignored, wrong = formulas.classes_of(target, given["ignore_index"], ranks.shard.whole[-1])
+    of_target, of_entropy, entropy, lse = (
+        given[name].reshape(-1)[at].to(logits.dtype).unsqueeze(-1)
+        for name in ("grad_logp", "grad_entropy", "entropy", "lse")
+    )
+    of_target = of_target.masked_fill(wrong.unsqueeze(-1), math.nan)
+    here, own = _own_class(target, ranks, logits.shape[-1])
+    log_p = (logits / given["temperature"] - lse).clamp(max=0.0).masked_fill(ignored.unsqueeze(-1), 0.0)
+    p = torch.exp(log_p)
+    dz = -of_target * p
+    if logits.shape[-1]:
+        hit = of_target.masked_fill(~here.unsqueeze(-1), 0.0)
+        dz = dz.scatter_add(-1, own.unsqueeze(-1), hit)
+    if given["return_entropy"]:
+        dz = dz - of_entropy * p * (log_p.masked_fill(log_p == -math.inf, 0.0) + entropy)
+    dz = formulas.uncapped(dz / given["temperature"], logits, given["softcap"])
+    return dz.masked_fill(ignored.unsqueeze(-1), 0.0)
+
+
+def _chunks_of_logits(given: Mapping[str, Any], ranks: Ranks) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Yield for each chunk of rows its place, the targets, this rank's logits after the softcap, and the rows of x."""
+    x, target = given["x"], given["target"].flatten()
+    rows, size = x.reshape(target.numel(), x.shape[-1]), _rows_of_chunk(x, ranks)
+    options = LossOptions(given["ignore_index"], 0.0, 0.0, given["softcap"], "none", None)
+    for start in range(0, max(target.numel(), 1), size):
+        at = slice(start, start + size)
+        yield (
+            at,
+            target[at],
+            formulas.linear_logits(rows[at], given["weight"], target[at], given["bias"], options),
+            rows[at],
+        )
+
+
+def _dims_of_log_probs(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
+    """Return the dims of the logits that each tensor's dims correspond to."""
+    rows = tuple(range(-given["x"].dim(), -1))
+    return {**_dims_of_logits(given), "entropy": rows}
+
+
+def _never(given: Mapping[str, Any]) -> bool:
+    """Return False: rows of other ranks are other calls."""
+    return False
+
+
+LINEAR_LOG_PROBS = Sharding(
+    whole=(-1,),
+    dims_of=_dims_of_log_probs,
+    shape_of=_shape_of_logits,
+    combined=Combined((-1,), _never, _log_probs_forward, _log_probs_backward),
     reason="its classes are cut, and a kernel needs all of them",
 )

@@ -16,6 +16,7 @@ OTHERS = (
     "grouped_matmul",
     "linear_attention",
     "linear_cross_entropy",
+    "linear_log_probs",
     "quantized_linear",
 )
 CUT = [name for name in testing.OPS if name not in OTHERS]

@@ -43,6 +43,7 @@ OF_FOUR = (
     *SLOW, "shards_equal_the_whole", "a_shard_drops_what_the_whole_drops", "rotary_embedding_of_shards",
     "attention_of_sharded_heads_and_batches", "a_loss_of_cut_rows_or_classes_is_that_of_the_whole",
     "a_linear_loss_of_cut_rows_or_classes_is_that_of_the_whole",
+    "log_probs_of_cut_rows_or_classes_are_those_of_the_whole",
     "fsdp2_around_tensor_parallel", "partial_sums_are_summed", "a_vocabulary_over_ranks_trains_as_torchs",
     "experts_over_ranks", "tokens_are_sent_to_their_experts", "the_same_choices", "other_choices_are_reported",
 )  # fmt: skip
@@ -91,6 +92,7 @@ def load() -> None:
     import ranks_attention  # noqa: F401
     import ranks_experts  # noqa: F401
     import ranks_linear_loss  # noqa: F401
+    import ranks_log_probs  # noqa: F401
     import ranks_loss  # noqa: F401
     import ranks_models  # noqa: F401
     import ranks_ops  # noqa: F401

@@ -22,7 +22,7 @@ ROWS, CLASS = (Shard(0), Shard(1)), "classes"
 Way = Placement | str  # of the rows, or CLASS
 
 
-def _placed(ways: list[Any], rows: bool, classes: bool) -> list[Placement]:
+def placed(ways: list[Any], rows: bool, classes: bool) -> list[Placement]:
     """Return the placements of a tensor whose leading dims are those of the rows, or whose first one are classes."""
     return [(Shard(0) if classes else Replicate()) if way == CLASS else way if rows else Replicate() for way in ways]
 
@@ -36,7 +36,7 @@ def compare(mesh: DeviceMesh, ways: list[Any], backend: str, **options: Any) -> 
     loss = fusedops.linear_cross_entropy(whole[0], whole[1], target, whole[2], **options)
     grad = torch.arange(1.0, loss.numel() + 1).view(loss.shape)
     loss.backward(grad)
-    of_rows, of_classes = _placed(ways, True, False), _placed(ways, False, True)
+    of_rows, of_classes = placed(ways, True, False), placed(ways, False, True)
     places = (of_rows, of_classes, of_classes)
     cut = [distribute_tensor(t, mesh, p).requires_grad_() for t, p in zip((x, weight, bias), places)]
     of_loss = of_rows if loss.dim() else [Replicate()] * mesh.ndim
