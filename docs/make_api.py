@@ -94,7 +94,7 @@ GROUPS = (
         "contracts",
         "Contracts of ops",
         "For the author of an op: :doc:`add an op <../add-an-op>`.",
-        ("Op", "Evidence", "call", "Case", "Tolerance", "Output", "Saved", "Padding", "Sharding", "Shard"),
+        ("Op", "Evidence", "Rows", "call", "Case", "Tolerance", "Output", "Saved", "Padding", "Sharding", "Shard"),
     ),
 )  # fmt: skip
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from fusedops._bind import bind as bind
     from fusedops._contract.evidence import Case as Case
     from fusedops._contract.evidence import Evidence as Evidence
+    from fusedops._contract.evidence import Rows as Rows
     from fusedops._contract.evidence import Tolerance as Tolerance
     from fusedops._dispatch.selection.stats import reset_stats as reset_stats
     from fusedops._dispatch.selection.stats import stats as stats
@@ -87,6 +88,7 @@ _LAZY = {
     "Evidence": "_contract.evidence",
     "MakeViewlessTensor": "viewless",
     "Mismatch": "_report.mismatch",
+    "Rows": "_contract.evidence",
     "Stats": "_report.event",
     "Tolerance": "_contract.evidence",
     "Verification": "_report.mismatch",

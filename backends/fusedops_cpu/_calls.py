@@ -71,10 +71,17 @@ def library_function(function: Any, kinds: bytes, failure: Callable[[int], Excep
 
 
 def library_kernel(
-    op: Op, *constraints: Constraint, source: str, direction: Any = "forward", deviations: Any = ()
+    op: Op,
+    *constraints: Constraint,
+    source: str,
+    direction: Any = "forward",
+    deviations: Any = (),
+    rows_independent: Any = None,
+    for_speed: Any = (),
 ) -> Callable[[Callable[..., Any]], fusedops.Kernel]:
     """Return a decorator that makes a launcher a kernel. The arguments are those of :func:`fusedops.kernel`."""
     options: dict[str, Any] = {"source": source, "prepare": prepared, "deviations": deviations}
+    options |= {"rows_independent": rows_independent, "for_speed": for_speed}
     return fusedops.kernel(op, *constraints, direction=direction, **options)
 
 

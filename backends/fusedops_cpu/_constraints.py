@@ -7,6 +7,8 @@ import torch
 from fusedops.constraints import Constraint, DType, Rank, SameDType
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: Why a kernel does not promise that a row has the same bits whatever the other rows are.
+PLACE = "which elements are kept follows from the place of a row in the batch"
 
 
 def one_dtype(first: str, *others: str) -> list[Constraint]:

@@ -16,6 +16,7 @@ from fusedops_cpu._norm import Results, add_norm_backward, norm_forward
     *one_dtype("x", "residual"),
     *any_dtype("weight", "bias"),
     source="fusedops_cpu/src/norm.cpp",
+    rows_independent=True,
 )
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
@@ -29,6 +30,7 @@ def add_layer_norm(
     *any_dtype("s", "weight", "bias"),
     direction="backward",
     source="fusedops_cpu/src/norm.cpp",
+    rows_independent=True,
 )
 def add_layer_norm_backward(
     grad_y: Tensor,

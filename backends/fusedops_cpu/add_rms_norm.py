@@ -16,6 +16,7 @@ from fusedops_cpu._norm import Results, add_norm_backward, norm_forward, selecte
     *one_dtype("x", "residual"),
     *any_dtype("weight"),
     source="fusedops_cpu/src/norm.cpp",
+    rows_independent=True,
 )
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
@@ -29,6 +30,7 @@ def add_rms_norm(
     *any_dtype("s", "weight"),
     direction="backward",
     source="fusedops_cpu/src/norm.cpp",
+    rows_independent=True,
 )
 def add_rms_norm_backward(
     grad_y: Tensor,

@@ -1,4 +1,7 @@
-"""attention in the compiled library (``src/attention.cpp``): of few queries, and of short sequences."""
+"""attention in the compiled library (``src/attention.cpp``): of few queries, and of short sequences.
+
+The bits of a row follow from its query and the keys that it sees alone, so a policy may ask for it with any sizes.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,20 @@ from fusedops.constraints import Dim, DType, When
 from fusedops_cpu._calls import LibraryCall, library_kernel
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
-_LIMITS = (
-    DType("q", torch.float32, torch.bfloat16, torch.float16),
-    # of more, a kernel that computes tiles of queries and keys may be faster
-    Dim("q", (2,), at_most=16),
-    When(Dim("k", (2,), at_least=17), Dim("q", (2,), at_most=4)),
-)
+_DTYPES = DType("q", torch.float32, torch.bfloat16, torch.float16)
+# of more, a kernel that computes tiles of queries and keys may be faster
+_FOR_SPEED = (Dim("q", (2,), at_most=16), When(Dim("k", (2,), at_least=17), Dim("q", (2,), at_most=4)))
 _SOURCE = "fusedops_cpu/src/attention.cpp"
 _Window = tuple[int, int] | None
 
 
-@library_kernel(ops.attention, *_LIMITS, source=_SOURCE)
+@library_kernel(
+    ops.attention,
+    _DTYPES,
+    source=_SOURCE,
+    rows_independent=True,
+    for_speed=_FOR_SPEED,
+)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -43,7 +49,17 @@ def attention(
     return LibraryCall(library().attention_forward, (q, k, v, mask, out, lse, *sizes), (out, lse))
 
 
-@library_kernel(ops.attention, *_LIMITS, direction="backward", source=_SOURCE)
+@library_kernel(
+    ops.attention,
+    _DTYPES,
+    # the scores of all queries of a key head are kept at once
+    Dim("q", (2,), at_most=1024),
+    When(Dim("q", (2,), at_least=17), Dim("k", (2,), at_most=1024)),
+    direction="backward",
+    source=_SOURCE,
+    rows_independent=True,
+    for_speed=_FOR_SPEED,
+)
 def attention_backward(
     grad_out: Tensor,
     grad_lse: Tensor,

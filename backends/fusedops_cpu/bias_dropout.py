@@ -8,11 +8,17 @@ from torch import Tensor
 from fusedops import ops
 from fusedops.constraints import Rank
 from fusedops_cpu._calls import LibraryCall, library_kernel
-from fusedops_cpu._constraints import one_dtype, row_bias
+from fusedops_cpu._constraints import PLACE, one_dtype, row_bias
 from fusedops_cpu._dropout import dropout_backward, dropout_forward
 
 
-@library_kernel(ops.bias_dropout, *one_dtype("x"), *row_bias("x"), source="fusedops_cpu/src/dropout.cpp")
+@library_kernel(
+    ops.bias_dropout,
+    *one_dtype("x"),
+    *row_bias("x"),
+    source="fusedops_cpu/src/dropout.cpp",
+    rows_independent=PLACE,
+)
 def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> LibraryCall | Tensor:
     """Compute dropout(x + bias); x of any rank and strides."""
     return dropout_forward(x, bias, None, p, training, seed)
@@ -24,6 +30,7 @@ def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed:
     Rank("bias", 0, 1),
     direction="backward",
     source="fusedops_cpu/src/dropout.cpp",
+    rows_independent=PLACE,
 )
 def bias_dropout_backward(
     grad: Tensor,

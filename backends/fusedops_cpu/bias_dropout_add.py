@@ -8,7 +8,7 @@ from torch import Tensor
 from fusedops import ops
 from fusedops.constraints import Rank
 from fusedops_cpu._calls import LibraryCall, library_kernel
-from fusedops_cpu._constraints import one_dtype, row_bias
+from fusedops_cpu._constraints import PLACE, one_dtype, row_bias
 from fusedops_cpu._dropout import dropout_backward, dropout_forward
 
 
@@ -17,6 +17,7 @@ from fusedops_cpu._dropout import dropout_backward, dropout_forward
     *one_dtype("x", "residual"),
     *row_bias("x"),
     source="fusedops_cpu/src/dropout.cpp",
+    rows_independent=PLACE,
 )
 def bias_dropout_add(
     x: Tensor,
@@ -36,6 +37,7 @@ def bias_dropout_add(
     Rank("bias", 0, 1),
     direction="backward",
     source="fusedops_cpu/src/dropout.cpp",
+    rows_independent=PLACE,
 )
 def bias_dropout_add_backward(
     grad: Tensor,

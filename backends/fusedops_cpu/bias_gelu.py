@@ -11,7 +11,13 @@ from fusedops_cpu._constraints import one_dtype, row_bias
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 
-@library_kernel(ops.bias_gelu, *one_dtype("x"), *row_bias("x"), source="fusedops_cpu/src/gelu.cpp")
+@library_kernel(
+    ops.bias_gelu,
+    *one_dtype("x"),
+    *row_bias("x"),
+    source="fusedops_cpu/src/gelu.cpp",
+    rows_independent=True,
+)
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> LibraryCall:
     """Compute gelu(x + bias); x of any rank and strides."""
     x = dense(x)
@@ -28,6 +34,7 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> LibraryCall:
     *row_bias("x"),
     direction="backward",
     source="fusedops_cpu/src/gelu.cpp",
+    rows_independent=True,
 )
 def bias_gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]

@@ -20,7 +20,12 @@ _CONSTRAINTS = any_dtype("x", "weight", "bias")
 _SOURCE = "fusedops_cpu/src/causal_conv1d.cpp"
 
 
-@library_kernel(ops.causal_conv1d, *_CONSTRAINTS, source=_SOURCE)
+@library_kernel(
+    ops.causal_conv1d,
+    *_CONSTRAINTS,
+    source=_SOURCE,
+    rows_independent=True,
+)
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
@@ -42,7 +47,13 @@ def causal_conv1d(
     return call if cu_seqlens is None else results_of(call)  # bounds are checked at each call: it is not remembered
 
 
-@library_kernel(ops.causal_conv1d, *_CONSTRAINTS, direction="backward", source=_SOURCE)
+@library_kernel(
+    ops.causal_conv1d,
+    *_CONSTRAINTS,
+    direction="backward",
+    source=_SOURCE,
+    rows_independent=True,
+)
 def causal_conv1d_backward(
     grad_y: Tensor,
     grad_state: Tensor,

@@ -18,7 +18,12 @@ _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 _BY_DENOMINATOR = 3
 
 
-@library_kernel(ops.cross_entropy, *one_dtype("logits"), source="fusedops_cpu/src/cross_entropy.cpp")
+@library_kernel(
+    ops.cross_entropy,
+    *one_dtype("logits"),
+    source="fusedops_cpu/src/cross_entropy.cpp",
+    rows_independent=True,
+)
 def cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -49,6 +54,7 @@ def cross_entropy(
     *one_dtype("logits"),
     direction="backward",
     source="fusedops_cpu/src/cross_entropy.cpp",
+    rows_independent=True,
 )
 def cross_entropy_backward(
     grad: Tensor,

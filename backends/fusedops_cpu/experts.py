@@ -19,7 +19,12 @@ _CODES = {
 _TENSORS = ("x", "weights", "up", "down", "up_bias", "down_bias")
 
 
-@library_kernel(ops.experts, *any_dtype(*_TENSORS), source="fusedops_cpu/src/experts.cpp")
+@library_kernel(
+    ops.experts,
+    *any_dtype(*_TENSORS),
+    source="fusedops_cpu/src/experts.cpp",
+    rows_independent=True,
+)
 def experts(
     x: Tensor,
     index: Tensor,
@@ -50,6 +55,7 @@ def experts(
     *any_dtype("grad", *_TENSORS),
     direction="backward",
     source="fusedops_cpu/src/experts.cpp",
+    rows_independent=True,
 )
 def experts_backward(
     grad: Tensor,

@@ -15,7 +15,12 @@ _CONSTRAINTS = (*one_dtype("x", "gate"), *any_dtype("weight"))
 _SOURCE = "fusedops_cpu/src/gated_norm.cpp"
 
 
-@library_kernel(ops.gated_rms_norm, *_CONSTRAINTS, source=_SOURCE)
+@library_kernel(
+    ops.gated_rms_norm,
+    *_CONSTRAINTS,
+    source=_SOURCE,
+    rows_independent=True,
+)
 def gated_rms_norm(
     x: Tensor,
     gate: Tensor,
@@ -37,7 +42,13 @@ def gated_rms_norm(
     return LibraryCall(library().gated_norm_forward, fields, (y, rstd))
 
 
-@library_kernel(ops.gated_rms_norm, *_CONSTRAINTS, direction="backward", source=_SOURCE)
+@library_kernel(
+    ops.gated_rms_norm,
+    *_CONSTRAINTS,
+    direction="backward",
+    source=_SOURCE,
+    rows_independent=True,
+)
 def gated_rms_norm_backward(
     grad: Tensor,
     x: Tensor,

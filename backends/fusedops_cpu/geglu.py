@@ -12,13 +12,24 @@ from fusedops_cpu._constraints import one_dtype
 from fusedops_cpu._gated import GELU_ERF, GELU_TANH, gated_backward, gated_forward
 
 
-@library_kernel(ops.geglu, *one_dtype("gate", "up"), source="fusedops_cpu/src/gated.cpp")
+@library_kernel(
+    ops.geglu,
+    *one_dtype("gate", "up"),
+    source="fusedops_cpu/src/gated.cpp",
+    rows_independent=True,
+)
 def geglu(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) -> LibraryCall:
     """Compute the op for two tensors of one dtype and for packed ones, of any shape and strides."""
     return gated_forward(gate, up, interleaved, _code(approximate), math.nan, 1.0, 0.0)
 
 
-@library_kernel(ops.geglu, *one_dtype("gate", "up"), direction="backward", source="fusedops_cpu/src/gated.cpp")
+@library_kernel(
+    ops.geglu,
+    *one_dtype("gate", "up"),
+    direction="backward",
+    source="fusedops_cpu/src/gated.cpp",
+    rows_independent=True,
+)
 def geglu_backward(
     grad: Tensor, gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool, needs: tuple[bool, ...]
 ) -> LibraryCall:

@@ -10,7 +10,12 @@ from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu._norm import Results, norm_backward, norm_forward, selected
 
 
-@library_kernel(ops.layer_norm, *any_dtype("x", "weight", "bias"), source="fusedops_cpu/src/norm.cpp")
+@library_kernel(
+    ops.layer_norm,
+    *any_dtype("x", "weight", "bias"),
+    source="fusedops_cpu/src/norm.cpp",
+    rows_independent=True,
+)
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool) -> LibraryCall | Results:
     """Compute the op; x of any rank and strides, weight and bias of any dtypes of the library."""
     return selected(norm_forward(x, None, weight, bias, eps, 0.0, True, save), 0, 2, 3)
@@ -21,6 +26,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     *any_dtype("x", "weight", "bias"),
     direction="backward",
     source="fusedops_cpu/src/norm.cpp",
+    rows_independent=True,
 )
 def layer_norm_backward(
     grad: Tensor,

@@ -17,7 +17,12 @@ from fusedops_cpu._library import DTYPE_CODES, dense, library
 _CONSTRAINTS = *one_dtype("q", "k", "v"), *any_dtype("decay", "beta", "initial_state")
 
 
-@library_kernel(ops.linear_attention, *_CONSTRAINTS, source="fusedops_cpu/src/linear_attention.cpp")
+@library_kernel(
+    ops.linear_attention,
+    *_CONSTRAINTS,
+    source="fusedops_cpu/src/linear_attention.cpp",
+    rows_independent=True,
+)
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -47,6 +52,7 @@ def linear_attention(
     *_CONSTRAINTS,
     direction="backward",
     source="fusedops_cpu/src/linear_attention_backward.cpp",
+    rows_independent=True,
 )
 def linear_attention_backward(
     grad_out: Tensor,

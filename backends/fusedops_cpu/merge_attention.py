@@ -15,7 +15,12 @@ _LIMITS = (*one_dtype("out_a", "out_b"), DType("lse_a", torch.float32), DType("l
 _SOURCE = "fusedops_cpu/src/merge.cpp"
 
 
-@library_kernel(ops.merge_attention, *_LIMITS, source=_SOURCE)
+@library_kernel(
+    ops.merge_attention,
+    *_LIMITS,
+    source=_SOURCE,
+    rows_independent=True,
+)
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> LibraryCall:
     """Compute the op in one pass; out_a and out_b of one dtype, any rank and strides."""
     out, lse = _like(out_a), torch.empty_like(lse_a, memory_format=torch.contiguous_format)
@@ -24,7 +29,13 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
     return LibraryCall(library().merge_forward, fields, (out, lse))
 
 
-@library_kernel(ops.merge_attention, *_LIMITS, direction="backward", source=_SOURCE)
+@library_kernel(
+    ops.merge_attention,
+    *_LIMITS,
+    direction="backward",
+    source=_SOURCE,
+    rows_independent=True,
+)
 def merge_attention_backward(
     grad_out: Tensor,
     grad_lse: Tensor,

@@ -14,7 +14,12 @@ from fusedops_cpu._library import DTYPE_CODES, dense, library
 _CODES = {name: code for code, name in enumerate(FORMATS)}  # as src/quantized.h has them
 
 
-@library_kernel(ops.quantized_linear, *any_dtype("x", "bias"), source="fusedops_cpu/src/quantized.cpp")
+@library_kernel(
+    ops.quantized_linear,
+    *any_dtype("x", "bias"),
+    source="fusedops_cpu/src/quantized.cpp",
+    rows_independent=True,
+)
 def quantized_linear(x: Tensor, packed: Tensor, bias: Tensor | None, format: str) -> LibraryCall:
     """Compute the op: a weight is multiplied where it is unpacked, or tiles of 32 rows of the weight are unpacked.
 
@@ -33,6 +38,7 @@ def quantized_linear(x: Tensor, packed: Tensor, bias: Tensor | None, format: str
     *any_dtype("grad", "bias"),
     direction="backward",
     source="fusedops_cpu/src/quantized.cpp",
+    rows_independent=True,
 )
 def quantized_linear_backward(
     grad: Tensor,

@@ -10,7 +10,12 @@ from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu._norm import Results, norm_backward, norm_forward, selected
 
 
-@library_kernel(ops.rms_norm, *any_dtype("x", "weight"), source="fusedops_cpu/src/norm.cpp")
+@library_kernel(
+    ops.rms_norm,
+    *any_dtype("x", "weight"),
+    source="fusedops_cpu/src/norm.cpp",
+    rows_independent=True,
+)
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool) -> LibraryCall | Results:
     """Compute the op; x of any rank and strides, a weight of any dtype of the library."""
     return selected(norm_forward(x, None, weight, None, eps, offset, False, save), 0, 3)
@@ -21,6 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: 
     *any_dtype("x", "weight"),
     direction="backward",
     source="fusedops_cpu/src/norm.cpp",
+    rows_independent=True,
 )
 def rms_norm_backward(
     grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None, offset: float, needs: tuple[bool, ...]

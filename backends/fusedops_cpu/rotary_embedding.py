@@ -15,7 +15,12 @@ from fusedops_cpu._library import DTYPE_CODES, dense, library
 _NONE = (None, None, *(0,) * 8)
 
 
-@library_kernel(ops.rotary_embedding, *any_dtype("q", "k", "cos", "sin"), source="fusedops_cpu/src/rotary.cpp")
+@library_kernel(
+    ops.rotary_embedding,
+    *any_dtype("q", "k", "cos", "sin"),
+    source="fusedops_cpu/src/rotary.cpp",
+    rows_independent=True,
+)
 def rotary_embedding(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
 ) -> LibraryCall:
@@ -29,6 +34,7 @@ def rotary_embedding(
     *any_dtype("grad_rotated_q", "grad_rotated_k", "cos", "sin"),
     direction="backward",
     source="fusedops_cpu/src/rotary.cpp",
+    rows_independent=True,
 )
 def rotary_embedding_backward(
     grad_rotated_q: Tensor,

@@ -11,7 +11,12 @@ from fusedops_cpu._constraints import one_dtype
 from fusedops_cpu._library import DTYPE_CODES, MAX_DIMS, dense, library
 
 
-@library_kernel(ops.scaled_masked_softmax, *one_dtype("x"), source="fusedops_cpu/src/softmax.cpp")
+@library_kernel(
+    ops.scaled_masked_softmax,
+    *one_dtype("x"),
+    source="fusedops_cpu/src/softmax.cpp",
+    rows_independent=True,
+)
 def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> LibraryCall:
     """Compute the probabilities; x of any rank and strides, a mask that broadcasts to it."""
     x = dense(x)
@@ -38,6 +43,7 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: 
     *one_dtype("y"),
     direction="backward",
     source="fusedops_cpu/src/softmax.cpp",
+    rows_independent=True,
 )
 def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> LibraryCall:
     """Compute the gradient of x from the saved y."""

@@ -12,7 +12,12 @@ from fusedops_cpu._constraints import one_dtype
 from fusedops_cpu._gated import SWISH, gated_backward, gated_forward
 
 
-@library_kernel(ops.swiglu, *one_dtype("gate", "up"), source="fusedops_cpu/src/gated.cpp")
+@library_kernel(
+    ops.swiglu,
+    *one_dtype("gate", "up"),
+    source="fusedops_cpu/src/gated.cpp",
+    rows_independent=True,
+)
 def swiglu(
     gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, offset: float, interleaved: bool
 ) -> LibraryCall:
@@ -20,7 +25,13 @@ def swiglu(
     return gated_forward(gate, up, interleaved, SWISH, math.nan if limit is None else limit, alpha, offset)
 
 
-@library_kernel(ops.swiglu, *one_dtype("gate", "up"), direction="backward", source="fusedops_cpu/src/gated.cpp")
+@library_kernel(
+    ops.swiglu,
+    *one_dtype("gate", "up"),
+    direction="backward",
+    source="fusedops_cpu/src/gated.cpp",
+    rows_independent=True,
+)
 def swiglu_backward(
     grad: Tensor,
     gate: Tensor,

@@ -14,7 +14,12 @@ from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 
-@library_kernel(ops.top_k_routing, *any_dtype("logits", "bias"), source="fusedops_cpu/src/routing.cpp")
+@library_kernel(
+    ops.top_k_routing,
+    *any_dtype("logits", "bias"),
+    source="fusedops_cpu/src/routing.cpp",
+    rows_independent=True,
+)
 def top_k_routing(
     logits: Tensor,
     k: int,
@@ -38,7 +43,13 @@ def top_k_routing(
     return LibraryCall(library().routing_forward, fields, (weights, chosen))
 
 
-@library_kernel(ops.top_k_routing, *any_dtype("logits"), direction="backward", source="fusedops_cpu/src/routing.cpp")
+@library_kernel(
+    ops.top_k_routing,
+    *any_dtype("logits"),
+    direction="backward",
+    source="fusedops_cpu/src/routing.cpp",
+    rows_independent=True,
+)
 def top_k_routing_backward(
     grad_weights: Tensor, logits: Tensor, chosen: Tensor, k: int, score: str, normalize: bool, eps: float, scale: float
 ) -> LibraryCall:

@@ -18,15 +18,19 @@ from fusedops.ops.attention.formulas import by_sequence, gradients_by_sequence
 from fusedops_cpu import attention
 from fusedops_cpu._calls import results_of
 
-_LIMITS = (
-    DType("q", torch.float32, torch.bfloat16, torch.float16),
-    # of longer sequences, a kernel that computes tiles of queries and keys is faster
-    Dim("q", (0,), at_most=64),
-)
+_DTYPES = DType("q", torch.float32, torch.bfloat16, torch.float16)
+# of longer sequences, a kernel that computes tiles of queries and keys is faster
+_FOR_SPEED = (Dim("q", (0,), at_most=64),)
 _SOURCE = "fusedops_cpu/src/attention.cpp"
 
 
-@kernel(ops.varlen_attention, *_LIMITS, source=_SOURCE)
+@kernel(
+    ops.varlen_attention,
+    _DTYPES,
+    source=_SOURCE,
+    rows_independent=True,
+    for_speed=_FOR_SPEED,
+)
 def varlen_attention(
     q: Tensor,
     k: Tensor,
@@ -38,14 +42,23 @@ def varlen_attention(
     window: tuple[int, int] | None,
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the op for up to 64 tokens and any number of keys."""
+    """Compute the op for any number of tokens and keys."""
     sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0])
     options = (None, scale, causal, window, True)
     return by_sequence(lambda *own: results_of(attention.attention.function(*own, *options)), sequences, q, k, v)
 
 
 # the scores of all queries of a key head are kept at once
-@kernel(ops.varlen_attention, *_LIMITS, Dim("k", (0,), at_most=1024), direction="backward", source=_SOURCE)
+@kernel(
+    ops.varlen_attention,
+    _DTYPES,
+    Dim("q", (0,), at_most=1024),
+    Dim("k", (0,), at_most=1024),
+    direction="backward",
+    source=_SOURCE,
+    rows_independent=True,
+    for_speed=_FOR_SPEED,
+)
 def varlen_attention_backward(
     grad_out: Tensor,
     grad_lse: Tensor,

@@ -7,9 +7,14 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops_eager._norms import layer_backward, layer_forward
+from fusedops_eager._row_order import on_cpu
 
 
-@kernel(ops.add_layer_norm, source="torch.native_layer_norm")
+@kernel(
+    ops.add_layer_norm,
+    source="torch.native_layer_norm",
+    rows_independent=on_cpu(),
+)
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -18,7 +23,12 @@ def add_layer_norm(
     return y, s, mean if save else None, rstd if save else None
 
 
-@kernel(ops.add_layer_norm, direction="backward", source="torch.native_layer_norm_backward")
+@kernel(
+    ops.add_layer_norm,
+    direction="backward",
+    source="torch.native_layer_norm_backward",
+    rows_independent=on_cpu(),
+)
 def add_layer_norm_backward(
     grad_y: Tensor,
     grad_s: Tensor,

@@ -7,9 +7,14 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops_eager._norms import rms_backward, rms_forward
+from fusedops_eager._row_order import SUMS
 
 
-@kernel(ops.add_rms_norm, source="torch.rms_norm, fusedops_eager/_norms.py")
+@kernel(
+    ops.add_rms_norm,
+    source="torch.rms_norm, fusedops_eager/_norms.py",
+    rows_independent=SUMS,
+)
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -18,7 +23,12 @@ def add_rms_norm(
     return y, s, rstd if save else None
 
 
-@kernel(ops.add_rms_norm, direction="backward", source="fusedops_eager/_norms.py")
+@kernel(
+    ops.add_rms_norm,
+    direction="backward",
+    source="fusedops_eager/_norms.py",
+    rows_independent=SUMS,
+)
 def add_rms_norm_backward(
     grad_y: Tensor,
     grad_s: Tensor,

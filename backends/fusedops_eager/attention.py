@@ -8,9 +8,14 @@ from fusedops import kernel, ops
 from fusedops.dtypes import no_autocast
 from fusedops_eager._attention import attention_backward as compute_backward
 from fusedops_eager._attention import attention_forward
+from fusedops_eager._row_order import PRODUCTS
 
 
-@kernel(ops.attention, source="fusedops_eager/_attention.py")
+@kernel(
+    ops.attention,
+    source="fusedops_eager/_attention.py",
+    rows_independent=PRODUCTS,
+)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -26,7 +31,12 @@ def attention(
         return attention_forward(q, k, v, mask, scale, causal, window)
 
 
-@kernel(ops.attention, direction="backward", source="fusedops_eager/_attention.py")
+@kernel(
+    ops.attention,
+    direction="backward",
+    source="fusedops_eager/_attention.py",
+    rows_independent=PRODUCTS,
+)
 def attention_backward(
     grad_out: Tensor,
     grad_lse: Tensor,

@@ -7,15 +7,25 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops_eager._dropout import dropout_backward, dropout_forward
+from fusedops_eager._row_order import PLACE
 
 
-@kernel(ops.bias_dropout, source="fusedops_eager/_dropout.py")
+@kernel(
+    ops.bias_dropout,
+    source="fusedops_eager/_dropout.py",
+    rows_independent=PLACE,
+)
 def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
     """Compute the op on any device, for any rank and bias shape."""
     return dropout_forward(x, bias, None, p, training, seed)
 
 
-@kernel(ops.bias_dropout, direction="backward", source="fusedops_eager/_dropout.py")
+@kernel(
+    ops.bias_dropout,
+    direction="backward",
+    source="fusedops_eager/_dropout.py",
+    rows_independent=PLACE,
+)
 def bias_dropout_backward(
     grad: Tensor,
     seed: Tensor | None,

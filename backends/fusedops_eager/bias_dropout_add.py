@@ -7,9 +7,14 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops_eager._dropout import dropout_backward, dropout_forward
+from fusedops_eager._row_order import PLACE
 
 
-@kernel(ops.bias_dropout_add, source="fusedops_eager/_dropout.py")
+@kernel(
+    ops.bias_dropout_add,
+    source="fusedops_eager/_dropout.py",
+    rows_independent=PLACE,
+)
 def bias_dropout_add(
     x: Tensor,
     bias: Tensor | None,
@@ -22,7 +27,12 @@ def bias_dropout_add(
     return dropout_forward(x, bias, residual, p, training, seed)
 
 
-@kernel(ops.bias_dropout_add, direction="backward", source="fusedops_eager/_dropout.py")
+@kernel(
+    ops.bias_dropout_add,
+    direction="backward",
+    source="fusedops_eager/_dropout.py",
+    rows_independent=PLACE,
+)
 def bias_dropout_add_backward(
     grad: Tensor,
     seed: Tensor | None,

@@ -6,15 +6,25 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops_eager._gelu import gelu_backward, gelu_forward
+from fusedops_eager._row_order import VECTORS
 
 
-@kernel(ops.bias_gelu, source="fusedops_eager/_gelu.py")
+@kernel(
+    ops.bias_gelu,
+    source="fusedops_eager/_gelu.py",
+    rows_independent=VECTORS,
+)
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     """Compute the op on any device, for any rank and bias shape."""
     return gelu_forward(x, bias, approximate)
 
 
-@kernel(ops.bias_gelu, direction="backward", source="fusedops_eager/_gelu.py")
+@kernel(
+    ops.bias_gelu,
+    direction="backward",
+    source="fusedops_eager/_gelu.py",
+    rows_independent=VECTORS,
+)
 def bias_gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:

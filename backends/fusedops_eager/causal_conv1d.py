@@ -6,9 +6,14 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops_eager import _causal_conv
+from fusedops_eager._row_order import VECTORS
 
 
-@kernel(ops.causal_conv1d, source="fusedops_eager/_causal_conv.py")
+@kernel(
+    ops.causal_conv1d,
+    source="fusedops_eager/_causal_conv.py",
+    rows_independent=VECTORS,
+)
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
@@ -22,7 +27,12 @@ def causal_conv1d(
     return _causal_conv.forward(x, weight, bias, activation, initial_state, return_state, cu_seqlens)
 
 
-@kernel(ops.causal_conv1d, direction="backward", source="fusedops_eager/_causal_conv.py")
+@kernel(
+    ops.causal_conv1d,
+    direction="backward",
+    source="fusedops_eager/_causal_conv.py",
+    rows_independent=VECTORS,
+)
 def causal_conv1d_backward(
     grad_y: Tensor,
     grad_state: Tensor,

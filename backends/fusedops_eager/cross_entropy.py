@@ -9,9 +9,14 @@ from fusedops.ops.losses.arguments import check_targets
 from fusedops.ops.losses.formulas import LossOptions
 from fusedops_eager._cross_entropy import cross_entropy_backward as backward
 from fusedops_eager._cross_entropy import cross_entropy_forward as forward
+from fusedops_eager._row_order import VECTORS, on_cpu
 
 
-@kernel(ops.cross_entropy, source="fusedops_eager/_cross_entropy.py")
+@kernel(
+    ops.cross_entropy,
+    source="fusedops_eager/_cross_entropy.py",
+    rows_independent=on_cpu(),
+)
 def cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -29,7 +34,12 @@ def cross_entropy(
     return *forward(logits, target, options, save), None
 
 
-@kernel(ops.cross_entropy, direction="backward", source="fusedops_eager/_cross_entropy.py")
+@kernel(
+    ops.cross_entropy,
+    direction="backward",
+    source="fusedops_eager/_cross_entropy.py",
+    rows_independent=VECTORS,
+)
 def cross_entropy_backward(
     grad: Tensor,
     logits: Tensor,

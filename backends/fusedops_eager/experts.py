@@ -8,9 +8,14 @@ from fusedops import kernel, ops
 from fusedops.ops.experts.formulas import Activation
 from fusedops_eager import _experts
 from fusedops_eager._experts import Experts, functions_of
+from fusedops_eager._row_order import PRODUCTS
 
 
-@kernel(ops.experts, source="torch.mm, fusedops_eager/_experts.py")
+@kernel(
+    ops.experts,
+    source="torch.mm, fusedops_eager/_experts.py",
+    rows_independent=PRODUCTS,
+)
 def experts(
     x: Tensor,
     index: Tensor,
@@ -32,7 +37,12 @@ def experts(
     return _experts.forward(x, index, weights, Experts(up, down, up_bias, down_bias, transposed), functions, save)
 
 
-@kernel(ops.experts, direction="backward", source="fusedops_eager/_experts.py")
+@kernel(
+    ops.experts,
+    direction="backward",
+    source="fusedops_eager/_experts.py",
+    rows_independent=PRODUCTS,
+)
 def experts_backward(
     grad: Tensor,
     x: Tensor,

@@ -6,9 +6,14 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops_eager._gated_norms import gated_norm_backward, gated_norm_forward
+from fusedops_eager._row_order import VECTORS
 
 
-@kernel(ops.gated_rms_norm, source="fusedops_eager/_gated_norms.py")
+@kernel(
+    ops.gated_rms_norm,
+    source="fusedops_eager/_gated_norms.py",
+    rows_independent=VECTORS,
+)
 def gated_rms_norm(
     x: Tensor,
     gate: Tensor,
@@ -25,7 +30,12 @@ def gated_rms_norm(
     return y, rstd if save else None
 
 
-@kernel(ops.gated_rms_norm, direction="backward", source="fusedops_eager/_gated_norms.py")
+@kernel(
+    ops.gated_rms_norm,
+    direction="backward",
+    source="fusedops_eager/_gated_norms.py",
+    rows_independent=VECTORS,
+)
 def gated_rms_norm_backward(
     grad: Tensor,
     x: Tensor,

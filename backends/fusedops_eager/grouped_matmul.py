@@ -6,15 +6,25 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops_eager import _grouped
+from fusedops_eager._row_order import PRODUCTS
 
 
-@kernel(ops.grouped_matmul, source="torch.mm, torch.nn.functional.grouped_mm, fusedops_eager/_grouped.py")
+@kernel(
+    ops.grouped_matmul,
+    source="torch.mm, torch.nn.functional.grouped_mm, fusedops_eager/_grouped.py",
+    rows_independent=PRODUCTS,
+)
 def grouped_matmul(x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
     """Compute each group on its own rows."""
     return _grouped.forward(x, weight, offsets, bias, transposed)
 
 
-@kernel(ops.grouped_matmul, direction="backward", source="fusedops_eager/_grouped.py")
+@kernel(
+    ops.grouped_matmul,
+    direction="backward",
+    source="fusedops_eager/_grouped.py",
+    rows_independent=PRODUCTS,
+)
 def grouped_matmul_backward(
     grad: Tensor,
     x: Tensor,

@@ -6,9 +6,14 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops_eager._norms import layer_backward, layer_forward
+from fusedops_eager._row_order import on_cpu
 
 
-@kernel(ops.layer_norm, source="torch.native_layer_norm")
+@kernel(
+    ops.layer_norm,
+    source="torch.native_layer_norm",
+    rows_independent=on_cpu(),
+)
 def layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -17,7 +22,12 @@ def layer_norm(
     return y, mean if save else None, rstd if save else None
 
 
-@kernel(ops.layer_norm, direction="backward", source="torch.native_layer_norm_backward")
+@kernel(
+    ops.layer_norm,
+    direction="backward",
+    source="torch.native_layer_norm_backward",
+    rows_independent=on_cpu(),
+)
 def layer_norm_backward(
     grad: Tensor,
     x: Tensor,

@@ -8,9 +8,14 @@ from fusedops import kernel, ops
 from fusedops.dtypes import no_autocast
 from fusedops_eager._linear_attention import linear_attention_backward as compute_backward
 from fusedops_eager._linear_attention import linear_attention_forward
+from fusedops_eager._row_order import PRODUCTS
 
 
-@kernel(ops.linear_attention, source="fusedops_eager/_linear_attention.py")
+@kernel(
+    ops.linear_attention,
+    source="fusedops_eager/_linear_attention.py",
+    rows_independent=PRODUCTS,
+)
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -28,7 +33,12 @@ def linear_attention(
         return linear_attention_forward(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
 
 
-@kernel(ops.linear_attention, direction="backward", source="fusedops_eager/_linear_attention.py")
+@kernel(
+    ops.linear_attention,
+    direction="backward",
+    source="fusedops_eager/_linear_attention.py",
+    rows_independent=PRODUCTS,
+)
 def linear_attention_backward(
     grad_out: Tensor,
     grad_state: Tensor,

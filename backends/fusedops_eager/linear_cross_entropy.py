@@ -8,9 +8,14 @@ from fusedops import kernel, ops
 from fusedops.ops.losses.arguments import check_targets
 from fusedops.ops.losses.formulas import LossOptions
 from fusedops_eager._linear_cross_entropy import loss_and_gradients, scaled_gradients
+from fusedops_eager._row_order import PRODUCTS
 
 
-@kernel(ops.linear_cross_entropy, source="torch.mm, fusedops_eager/_linear_cross_entropy.py")
+@kernel(
+    ops.linear_cross_entropy,
+    source="torch.mm, fusedops_eager/_linear_cross_entropy.py",
+    rows_independent=PRODUCTS,
+)
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -31,7 +36,12 @@ def linear_cross_entropy(
     return loss_and_gradients(x, weight, target, bias, options, chunk, save)
 
 
-@kernel(ops.linear_cross_entropy, direction="backward", source="fusedops_eager/_linear_cross_entropy.py")
+@kernel(
+    ops.linear_cross_entropy,
+    direction="backward",
+    source="fusedops_eager/_linear_cross_entropy.py",
+    rows_independent=PRODUCTS,
+)
 def linear_cross_entropy_backward(
     grad: Tensor,
     x: Tensor,

@@ -6,16 +6,26 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops_eager._norms import rms_backward, rms_forward
+from fusedops_eager._row_order import SUMS
 
 
-@kernel(ops.rms_norm, source="torch.rms_norm, fusedops_eager/_norms.py")
+@kernel(
+    ops.rms_norm,
+    source="torch.rms_norm, fusedops_eager/_norms.py",
+    rows_independent=SUMS,
+)
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool) -> tuple[Tensor, Tensor | None]:
     """Compute the op on any device, for any rank and dtypes."""
     y, _, rstd = rms_forward(x, None, weight, eps, offset)
     return y, rstd if save else None
 
 
-@kernel(ops.rms_norm, direction="backward", source="fusedops_eager/_norms.py")
+@kernel(
+    ops.rms_norm,
+    direction="backward",
+    source="fusedops_eager/_norms.py",
+    rows_independent=SUMS,
+)
 def rms_norm_backward(
     grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None, offset: float, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:

@@ -6,9 +6,14 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops_eager._rotary import rotate
+from fusedops_eager._row_order import VECTORS
 
 
-@kernel(ops.rotary_embedding, source="fusedops_eager/_rotary.py")
+@kernel(
+    ops.rotary_embedding,
+    source="fusedops_eager/_rotary.py",
+    rows_independent=VECTORS,
+)
 def rotary_embedding(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
 ) -> tuple[Tensor, Tensor]:
@@ -17,7 +22,12 @@ def rotary_embedding(
     return rotated_q, q.new_empty(0) if k is None else rotate(k, cos, sin, interleaved, seq_dim)
 
 
-@kernel(ops.rotary_embedding, direction="backward", source="fusedops_eager/_rotary.py")
+@kernel(
+    ops.rotary_embedding,
+    direction="backward",
+    source="fusedops_eager/_rotary.py",
+    rows_independent=VECTORS,
+)
 def rotary_embedding_backward(
     grad_rotated_q: Tensor,
     grad_rotated_k: Tensor,

@@ -5,11 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
+from fusedops_eager._row_order import VECTORS
 from fusedops_eager._swiglu import swiglu_backward as compute_backward
 from fusedops_eager._swiglu import swiglu_forward
 
 
-@kernel(ops.swiglu, source="fusedops_eager/_swiglu.py")
+@kernel(
+    ops.swiglu,
+    source="fusedops_eager/_swiglu.py",
+    rows_independent=VECTORS,
+)
 def swiglu(
     gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, offset: float, interleaved: bool
 ) -> Tensor:
@@ -17,7 +22,12 @@ def swiglu(
     return swiglu_forward(gate, up, limit, alpha, offset, interleaved)
 
 
-@kernel(ops.swiglu, direction="backward", source="fusedops_eager/_swiglu.py")
+@kernel(
+    ops.swiglu,
+    direction="backward",
+    source="fusedops_eager/_swiglu.py",
+    rows_independent=VECTORS,
+)
 def swiglu_backward(
     grad: Tensor,
     gate: Tensor,

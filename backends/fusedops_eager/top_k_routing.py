@@ -9,9 +9,14 @@ from fusedops import kernel, ops
 from fusedops.dtypes import upcast
 from fusedops.ops.routing import formulas
 from fusedops_eager._routing import largest, logits_gradient, scores_of, weights_of
+from fusedops_eager._row_order import on_cpu
 
 
-@kernel(ops.top_k_routing, source="torch.topk, fusedops_eager/_routing.py")
+@kernel(
+    ops.top_k_routing,
+    source="torch.topk, fusedops_eager/_routing.py",
+    rows_independent=on_cpu(),
+)
 def top_k_routing(
     logits: Tensor,
     k: int,
@@ -45,7 +50,12 @@ def top_k_routing(
     return weights.contiguous(), index.long().clone(memory_format=torch.contiguous_format)
 
 
-@kernel(ops.top_k_routing, direction="backward", source="fusedops_eager/_routing.py")
+@kernel(
+    ops.top_k_routing,
+    direction="backward",
+    source="fusedops_eager/_routing.py",
+    rows_independent=on_cpu(),
+)
 def top_k_routing_backward(
     grad_weights: Tensor, logits: Tensor, chosen: Tensor, k: int, score: str, normalize: bool, eps: float, scale: float
 ) -> Tensor:

@@ -12,11 +12,16 @@ from fusedops.dtypes import no_autocast
 from fusedops.ops.attention.arguments import sequences_of
 from fusedops.ops.attention.formulas import by_sequence, gradients_by_sequence
 from fusedops_eager._attention import attention_backward, attention_forward
+from fusedops_eager._row_order import PRODUCTS
 
 _SOURCE = "fusedops_eager/_attention.py"
 
 
-@kernel(ops.varlen_attention, source=_SOURCE)
+@kernel(
+    ops.varlen_attention,
+    source=_SOURCE,
+    rows_independent=PRODUCTS,
+)
 def varlen_attention(
     q: Tensor,
     k: Tensor,
@@ -36,7 +41,12 @@ def varlen_attention(
         )
 
 
-@kernel(ops.varlen_attention, direction="backward", source=_SOURCE)
+@kernel(
+    ops.varlen_attention,
+    direction="backward",
+    source=_SOURCE,
+    rows_independent=PRODUCTS,
+)
 def varlen_attention_backward(
     grad_out: Tensor,
     grad_lse: Tensor,

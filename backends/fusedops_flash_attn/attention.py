@@ -60,7 +60,13 @@ _DEVIATIONS = (
 )
 
 
-@kernel(ops.attention, *_LIMITS, source="flash_attn._flash_attn_forward", deviations=_DEVIATIONS)
+@kernel(
+    ops.attention,
+    *_LIMITS,
+    source="flash_attn._flash_attn_forward",
+    deviations=_DEVIATIONS,
+    rows_independent="flash-attn cuts the keys into parts by the number of queries and of heads",
+)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -93,6 +99,7 @@ def attention(
     direction="backward",
     source="flash_attn._flash_attn_backward",
     deviations=_DEVIATIONS[:1],
+    rows_independent="flash-attn cuts the keys into parts by the number of queries and of heads",
 )
 def attention_backward(
     grad_out: Tensor,

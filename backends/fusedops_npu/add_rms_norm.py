@@ -12,6 +12,7 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops.constraints import DType
 from fusedops_npu._rms import DTYPES, FORWARD_GAMMA, SUM, SUM_GAMMA
+from fusedops_npu._row_order import NOT_PROMISED
 from fusedops_npu.rms_norm import vendor_backward, vendor_forward
 
 
@@ -22,6 +23,7 @@ from fusedops_npu.rms_norm import vendor_backward, vendor_forward
     DType("weight", *DTYPES),
     source="torch_npu.npu_rms_norm",
     adapts=(FORWARD_GAMMA,),
+    rows_independent=NOT_PROMISED,
 )
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
@@ -39,6 +41,7 @@ def add_rms_norm(
     direction="backward",
     source="torch_npu.npu_rms_norm_backward",
     adapts=(SUM_GAMMA, SUM),
+    rows_independent=NOT_PROMISED,
 )
 def add_rms_norm_backward(
     grad_y: Tensor,

@@ -24,6 +24,7 @@ from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Dim, DType, NotLarger, Scalar
 from fusedops.ops.attention import formulas
 from fusedops_npu._attention_masks import TRIANGLE, band_of, expanded_bytes, vendor_mask
+from fusedops_npu._row_order import NOT_PROMISED
 
 _COPIES = 8  # of each row's max and sum
 _LIMITS = (
@@ -95,6 +96,7 @@ _STATISTICS = Adaptation("statistics", "lse is repeated to the vendor's (B, Nq, 
     source="torch_npu.npu_fusion_attention",
     deviations=(_DEVIATION,),
     adapts=_adaptations("forward"),
+    rows_independent=NOT_PROMISED,
 )
 def attention(
     q: Tensor,
@@ -128,6 +130,7 @@ def attention(
     direction="backward",
     source="torch_npu.npu_fusion_attention_grad",
     adapts=(*_adaptations("backward"), _STATISTICS),
+    rows_independent=NOT_PROMISED,
 )
 def attention_backward(
     grad_out: Tensor,

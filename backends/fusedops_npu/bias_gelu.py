@@ -15,6 +15,7 @@ from torch import Tensor
 from fusedops import Adaptation, kernel, ops
 from fusedops.constraints import DType, Rank
 from fusedops.dtypes import promoted
+from fusedops_npu._row_order import NOT_PROMISED
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _RANKS = tuple(range(1, 9))
@@ -49,6 +50,7 @@ _SUM_SENTENCE = "the vendor's op has no bias: x + bias is computed as a float32 
     Rank("x", *_RANKS),
     source="torch_npu.npu_gelu",
     adapts=(Adaptation("sum", _SUM_SENTENCE, _sum_cost),),
+    rows_independent=NOT_PROMISED,
 )
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     """Compute the tanh form or the exact form."""
@@ -66,6 +68,7 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     direction="backward",
     source="torch_npu.npu_gelu_backward",
     adapts=(Adaptation("sum", f"{_SUM_SENTENCE}, again", _backward_sum_cost),),
+    rows_independent=NOT_PROMISED,
 )
 def bias_gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]

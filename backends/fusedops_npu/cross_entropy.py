@@ -21,6 +21,7 @@ from fusedops import Adaptation, kernel, ops
 from fusedops.constraints import DType, Present, Scalar
 from fusedops.ops.losses import formulas
 from fusedops.ops.losses.formulas import LossOptions
+from fusedops_npu._row_order import NOT_PROMISED
 from fusedops_npu._rows import Rows
 
 
@@ -49,7 +50,13 @@ _LIMITS = (
 )
 
 
-@kernel(ops.cross_entropy, *_LIMITS, source="torch_npu.npu_cross_entropy_loss", adapts=(_FORWARD,))
+@kernel(
+    ops.cross_entropy,
+    *_LIMITS,
+    source="torch_npu.npu_cross_entropy_loss",
+    adapts=(_FORWARD,),
+    rows_independent=NOT_PROMISED,
+)
 def cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -88,6 +95,7 @@ def cross_entropy(
     direction="backward",
     source="torch_npu.npu_cross_entropy_loss_backward",
     adapts=(_BACKWARD,),
+    rows_independent=NOT_PROMISED,
 )
 def cross_entropy_backward(
     grad: Tensor,

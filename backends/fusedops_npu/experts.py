@@ -27,6 +27,7 @@ from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Dim, DType, SameDType
 from fusedops.ops.experts.formulas import Activation, experts_of
 from fusedops_npu import geglu, grouped_matmul, swiglu
+from fusedops_npu._row_order import NOT_PROMISED
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LIMITS = (
@@ -95,7 +96,14 @@ def _route(index: Tensor, weights: Tensor, experts: int) -> _Route:
     return _Route(token, group, place, ends, weights.float().masked_fill(absent, 0.0).contiguous(), absent)
 
 
-@kernel(ops.experts, *_LIMITS, source="torch_npu.npu_grouped_matmul", deviations=(_INFINITE,), adapts=(_ROWS,))
+@kernel(
+    ops.experts,
+    *_LIMITS,
+    source="torch_npu.npu_grouped_matmul",
+    deviations=(_INFINITE,),
+    adapts=(_ROWS,),
+    rows_independent=NOT_PROMISED,
+)
 def experts(
     x: Tensor,
     index: Tensor,
@@ -124,7 +132,14 @@ def experts(
     return _sum_of_choices(rows, route, route.weights), h if save else None
 
 
-@kernel(ops.experts, *_LIMITS, direction="backward", source="torch_npu.npu_grouped_matmul", adapts=(_GRADIENT_ROWS,))
+@kernel(
+    ops.experts,
+    *_LIMITS,
+    direction="backward",
+    source="torch_npu.npu_grouped_matmul",
+    adapts=(_GRADIENT_ROWS,),
+    rows_independent=NOT_PROMISED,
+)
 def experts_backward(
     grad: Tensor,
     x: Tensor,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import DType, Present, Rank, Scalar
+from fusedops_npu._row_order import NOT_PROMISED
 
 _LIMITS = (
     Present("up", False, fix="pack gate and up into one matmul, and pass its result as gate"),
@@ -34,7 +35,13 @@ def _again_cost(
     return prod(gate.shape) * gate.dtype.itemsize
 
 
-@kernel(ops.geglu, *_LIMITS, source="torch_npu.npu_geglu", deviations=(_INFINITE,))
+@kernel(
+    ops.geglu,
+    *_LIMITS,
+    source="torch_npu.npu_geglu",
+    deviations=(_INFINITE,),
+    rows_independent=NOT_PROMISED,
+)
 def geglu(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) -> Tensor:
     """Compute the op for packed halves."""
     if gate.numel() == 0:
@@ -48,6 +55,7 @@ def geglu(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) 
     direction="backward",
     source="torch_npu.npu_geglu_grad",
     adapts=(Adaptation("gelu", "gelu(gate), which the vendor's backward needs, is computed again", _again_cost),),
+    rows_independent=NOT_PROMISED,
 )
 def geglu_backward(
     grad: Tensor, gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool, needs: tuple[bool, ...]

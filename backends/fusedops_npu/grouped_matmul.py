@@ -28,6 +28,7 @@ from torch import Tensor
 from fusedops import Adaptation, kernel, ops
 from fusedops.constraints import Dim, DType, SameDType
 from fusedops.ops.experts.formulas import valid_ends
+from fusedops_npu._row_order import NOT_PROMISED
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LIMITS = (
@@ -62,7 +63,13 @@ _GROUP = Adaptation("group", "rows past the last end are a group more of the gra
 _WIDE = Adaptation("float32", "16-bit gradients are widened for the sums of a bias of another dtype", _wide_cost)
 
 
-@kernel(ops.grouped_matmul, *_LIMITS, source="torch_npu.npu_grouped_matmul", adapts=(_BIAS,))
+@kernel(
+    ops.grouped_matmul,
+    *_LIMITS,
+    source="torch_npu.npu_grouped_matmul",
+    adapts=(_BIAS,),
+    rows_independent=NOT_PROMISED,
+)
 def grouped_matmul(x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
     """Compute the products of all groups, then add the bias."""
     rows, experts = x.shape[0], weight.shape[0]
@@ -83,6 +90,7 @@ def grouped_matmul(x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | No
     direction="backward",
     source="torch_npu.npu_grouped_matmul",
     adapts=(_GROUP, _WIDE),
+    rows_independent=NOT_PROMISED,
 )
 def grouped_matmul_backward(
     grad: Tensor,

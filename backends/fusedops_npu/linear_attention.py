@@ -33,6 +33,7 @@ from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Dim, DType, Present
 from fusedops.ops.linear_attention.formulas import rnorm_of, scale_of
 from fusedops_npu._delta_limits import Normalized, Unpacked, ValueHeads
+from fusedops_npu._row_order import NOT_PROMISED
 
 
 def _state_cost(q: Any, k: Any, v: Any, *rest: Any) -> int:
@@ -73,6 +74,7 @@ _DEVIATIONS = (
     source="torch_npu.npu_recurrent_gated_delta_rule",
     deviations=_DEVIATIONS,
     adapts=(_STATE,),
+    rows_independent=NOT_PROMISED,
 )
 def linear_attention(
     q: Tensor,

@@ -14,6 +14,7 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops.constraints import DType
 from fusedops_npu._rms import BACKWARD_GAMMA, DTYPES, FORWARD_GAMMA, as_rows, gamma_of
+from fusedops_npu._row_order import NOT_PROMISED
 
 
 def vendor_forward(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
@@ -54,6 +55,7 @@ def vendor_backward(
     DType("weight", *DTYPES),
     source="torch_npu.npu_rms_norm",
     adapts=(FORWARD_GAMMA,),
+    rows_independent=NOT_PROMISED,
 )
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool) -> tuple[Tensor, Tensor | None]:
     """Compute the op for any rank."""
@@ -68,6 +70,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: 
     direction="backward",
     source="torch_npu.npu_rms_norm_backward",
     adapts=(BACKWARD_GAMMA,),
+    rows_independent=NOT_PROMISED,
 )
 def rms_norm_backward(
     grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None, offset: float, needs: tuple[bool, ...]

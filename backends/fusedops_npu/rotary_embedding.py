@@ -16,6 +16,7 @@ from torch import Tensor
 from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Constraint, Dim, DType, OneOf, Rank, SameDType, Scalar, When
 from fusedops_npu._rotary_limits import FewHeads, WholeHead
+from fusedops_npu._row_order import NOT_PROMISED
 
 
 def _limits(q: str, k: str) -> tuple[Constraint, ...]:
@@ -53,6 +54,7 @@ _RANGE = Deviation(
     source="torch_npu.npu_rotary_mul",
     deviations=(_RANGE,),
     adapts=(_DOUBLED,),
+    rows_independent=NOT_PROMISED,
 )
 def rotary_embedding(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
@@ -69,6 +71,7 @@ def rotary_embedding(
     source="torch_npu.npu_rotary_mul",
     deviations=(_RANGE,),
     adapts=(_DOUBLED,),
+    rows_independent=NOT_PROMISED,
 )
 def rotary_embedding_backward(
     grad_rotated_q: Tensor,

@@ -22,6 +22,7 @@ from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Dim, DType, Scalar, When
 from fusedops.tensor_cache import cached_for
 from fusedops_npu._as_4d import ViewableAs4D, as_4d, as_4d_with_mask
+from fusedops_npu._row_order import NOT_PROMISED
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _SOURCE = "torch_npu.npu_scaled_masked_softmax, documented for torch_npu 2.1 and later"
@@ -83,6 +84,7 @@ _NO_MASK_SENTENCE = "an all-False mask (1, 1, Sq, Sk) is created, once per size"
         Adaptation("no-mask", _NO_MASK_SENTENCE, _no_mask_cost),
         Adaptation("causal-mask", "the causal mask (1, 1, Sq, Sk) is created, once per size", _causal_cost),
     ),
+    rows_independent=NOT_PROMISED,
 )
 def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """Compute the op. Sq and Sk are multiples of 32 in [32, 4096], as the vendor documents."""
@@ -114,6 +116,7 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: 
     direction="backward",
     source="torch_npu.npu_scaled_masked_softmax_backward",
     adapts=(_VIEW_AS_4D, Adaptation("no-mask", _NO_MASK_SENTENCE, _backward_mask_cost)),
+    rows_independent=NOT_PROMISED,
 )
 def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
     """Compute the gradient of x from y. y is 0 where masked, so an all-False mask gives the same gradient."""

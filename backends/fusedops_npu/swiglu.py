@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fusedops import Deviation, kernel, ops
 from fusedops.constraints import DType, Present, Rank, Scalar
+from fusedops_npu._row_order import NOT_PROMISED
 
 _LIMITS = (
     Present("up", False, fix="pack gate and up into one matmul, and pass its result as gate"),
@@ -28,7 +29,13 @@ _INFINITE = Deviation(
 )
 
 
-@kernel(ops.swiglu, *_LIMITS, source="torch_npu.npu_swiglu", deviations=(_INFINITE,))
+@kernel(
+    ops.swiglu,
+    *_LIMITS,
+    source="torch_npu.npu_swiglu",
+    deviations=(_INFINITE,),
+    rows_independent=NOT_PROMISED,
+)
 def swiglu(
     gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, offset: float, interleaved: bool
 ) -> Tensor:
@@ -41,7 +48,13 @@ def swiglu(
     return vendor.npu_swiglu(gate.contiguous())
 
 
-@kernel(ops.swiglu, *_LIMITS, direction="backward", source="torch_npu.npu_swiglu_backward")
+@kernel(
+    ops.swiglu,
+    *_LIMITS,
+    direction="backward",
+    source="torch_npu.npu_swiglu_backward",
+    rows_independent=NOT_PROMISED,
+)
 def swiglu_backward(
     grad: Tensor,
     gate: Tensor,

@@ -30,6 +30,7 @@ from fusedops.constraints import Dim, DType, OneOf, Present
 from fusedops.ops.routing import formulas
 from fusedops.ops.routing.top_k_routing import empty
 from fusedops_npu._routing_limits import MOST, GroupsFit, selects_groups
+from fusedops_npu._row_order import NOT_PROMISED
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -57,6 +58,7 @@ _NAN = Deviation(
     source="torch_npu.npu_moe_gating_top_k",
     deviations=(_NAN,),
     adapts=(_ROWS,),
+    rows_independent=NOT_PROMISED,
 )
 def top_k_routing(
     logits: Tensor,
@@ -105,6 +107,7 @@ def top_k_routing(
     DType("logits", *_DTYPES),
     direction="backward",
     source="torch, by the formula of the op",
+    rows_independent=NOT_PROMISED,
 )
 def top_k_routing_backward(
     grad_weights: Tensor, logits: Tensor, chosen: Tensor, k: int, score: str, normalize: bool, eps: float, scale: float

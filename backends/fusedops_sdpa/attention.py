@@ -69,6 +69,7 @@ class _Arguments(NamedTuple):
     source=_SOURCE,
     adapts=(Adaptation("additive-mask", _SENTENCE, _mask_cost),),
     device_types=("cpu",),
+    rows_independent="torch cuts queries and keys into blocks by the number of queries",
 )
 def attention(
     q: Tensor,
@@ -111,6 +112,7 @@ def attention(
     source=f"{_SOURCE}_backward",
     adapts=(Adaptation("additive-mask", _SENTENCE, _backward_mask_cost),),
     device_types=("cpu",),
+    rows_independent="torch cuts queries and keys into blocks by the number of queries",
 )
 def attention_backward(
     grad_out: Tensor,

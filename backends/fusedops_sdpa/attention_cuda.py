@@ -125,6 +125,7 @@ _HEADS = "where neither cuDNN nor flash takes the call, as in float32, k and v a
     deviations=_DEVIATIONS,
     adapts=(Adaptation("additive-mask", _MASK, _mask_cost), Adaptation("grouped-heads", _HEADS, _heads_cost)),
     device_types=("cuda",),
+    rows_independent="torch selects a kernel of attention by the sizes of the call",
 )
 def attention(
     q: Tensor,
@@ -168,6 +169,7 @@ def attention(
         Adaptation("grouped-heads", _HEADS, _backward_heads_cost),
     ),
     device_types=("cuda",),
+    rows_independent="torch selects a kernel of attention by the sizes of the call",
 )
 def attention_backward(
     grad_out: Tensor,

@@ -25,7 +25,13 @@ _LIMITS = (
 )
 
 
-@kernel(ops.varlen_attention, *_LIMITS, source=_SOURCE, device_types=("cpu",))
+@kernel(
+    ops.varlen_attention,
+    *_LIMITS,
+    source=_SOURCE,
+    device_types=("cpu",),
+    rows_independent="torch cuts queries and keys into blocks by the number of queries",
+)
 def varlen_attention(
     q: Tensor,
     k: Tensor,
@@ -51,6 +57,7 @@ def varlen_attention(
     direction="backward",
     source=f"{_SOURCE}_backward",
     device_types=("cpu",),
+    rows_independent="torch cuts queries and keys into blocks by the number of queries",
 )
 def varlen_attention_backward(
     grad_out: Tensor,

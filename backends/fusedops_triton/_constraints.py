@@ -8,6 +8,10 @@ from fusedops.constraints import Capability, Constraint, Dim, DType
 
 #: The longest row of kernels that count columns in 32 bits. The last block may end up to 2**16 columns behind the row.
 LONGEST_ROW = 2**31 - 2**16
+#: Why a kernel does not promise that a row has the same bits whatever the other rows are.
+PLACE = "which elements are kept follows from the place of a row in the batch"
+PRODUCTS = "torch's matrix products select a kernel, and with it the order of a sum, by the number of rows"
+GROUPED = "torch's grouped_mm may order its sums by the number of rows"
 
 
 def supported(*names: str) -> tuple[Constraint, ...]:

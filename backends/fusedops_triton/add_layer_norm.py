@@ -9,7 +9,12 @@ from fusedops import kernel, ops
 from fusedops_triton._constraints import supported
 
 
-@kernel(ops.add_layer_norm, *supported("x", "residual"), source="fusedops_triton/_norm.py")
+@kernel(
+    ops.add_layer_norm,
+    *supported("x", "residual"),
+    source="fusedops_triton/_norm.py",
+    rows_independent=True,
+)
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor | None, ...]:
@@ -19,7 +24,13 @@ def add_layer_norm(
     return norm_forward(x, residual, weight, bias, eps, 0.0, True, save)
 
 
-@kernel(ops.add_layer_norm, *supported("s"), direction="backward", source="fusedops_triton/_norm_backward.py")
+@kernel(
+    ops.add_layer_norm,
+    *supported("s"),
+    direction="backward",
+    source="fusedops_triton/_norm_backward.py",
+    rows_independent=True,
+)
 def add_layer_norm_backward(
     grad_y: Tensor,
     grad_s: Tensor,

@@ -9,7 +9,12 @@ from fusedops import kernel, ops
 from fusedops_triton._constraints import supported
 
 
-@kernel(ops.add_rms_norm, *supported("x", "residual"), source="fusedops_triton/_norm.py")
+@kernel(
+    ops.add_rms_norm,
+    *supported("x", "residual"),
+    source="fusedops_triton/_norm.py",
+    rows_independent=True,
+)
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
 ) -> tuple[Tensor | None, ...]:
@@ -20,7 +25,13 @@ def add_rms_norm(
     return y, s, rstd
 
 
-@kernel(ops.add_rms_norm, *supported("s"), direction="backward", source="fusedops_triton/_norm_backward.py")
+@kernel(
+    ops.add_rms_norm,
+    *supported("s"),
+    direction="backward",
+    source="fusedops_triton/_norm_backward.py",
+    rows_independent=True,
+)
 def add_rms_norm_backward(
     grad_y: Tensor,
     grad_s: Tensor,

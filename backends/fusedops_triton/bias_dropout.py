@@ -6,10 +6,15 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops_triton._constraints import supported
+from fusedops_triton._constraints import PLACE, supported
 
 
-@kernel(ops.bias_dropout, *supported("x", "bias"), source="fusedops_triton/_bias_dropout.py")
+@kernel(
+    ops.bias_dropout,
+    *supported("x", "bias"),
+    source="fusedops_triton/_bias_dropout.py",
+    rows_independent=PLACE,
+)
 def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
     """Compute the op for any shape, strides and bias shape."""
     from fusedops_triton._bias_dropout import dropout_forward  # imports triton, so not at module level
@@ -17,7 +22,13 @@ def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed:
     return dropout_forward(x, bias, None, p, training, seed)
 
 
-@kernel(ops.bias_dropout, *supported("grad"), direction="backward", source="fusedops_triton/_bias_dropout.py")
+@kernel(
+    ops.bias_dropout,
+    *supported("grad"),
+    direction="backward",
+    source="fusedops_triton/_bias_dropout.py",
+    rows_independent=PLACE,
+)
 def bias_dropout_backward(
     grad: Tensor,
     seed: Tensor | None,

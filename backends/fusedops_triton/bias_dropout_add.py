@@ -6,10 +6,15 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops_triton._constraints import supported
+from fusedops_triton._constraints import PLACE, supported
 
 
-@kernel(ops.bias_dropout_add, *supported("x", "bias", "residual"), source="fusedops_triton/_bias_dropout.py")
+@kernel(
+    ops.bias_dropout_add,
+    *supported("x", "bias", "residual"),
+    source="fusedops_triton/_bias_dropout.py",
+    rows_independent=PLACE,
+)
 def bias_dropout_add(
     x: Tensor,
     bias: Tensor | None,
@@ -24,7 +29,13 @@ def bias_dropout_add(
     return dropout_forward(x, bias, residual, p, training, seed)
 
 
-@kernel(ops.bias_dropout_add, *supported("grad"), direction="backward", source="fusedops_triton/_bias_dropout.py")
+@kernel(
+    ops.bias_dropout_add,
+    *supported("grad"),
+    direction="backward",
+    source="fusedops_triton/_bias_dropout.py",
+    rows_independent=PLACE,
+)
 def bias_dropout_add_backward(
     grad: Tensor,
     seed: Tensor | None,

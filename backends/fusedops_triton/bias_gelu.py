@@ -10,7 +10,12 @@ from fusedops_triton._constraints import supported
 _CONSTRAINTS = supported("x", "bias")
 
 
-@kernel(ops.bias_gelu, *_CONSTRAINTS, source="fusedops_triton/_bias_gelu.py")
+@kernel(
+    ops.bias_gelu,
+    *_CONSTRAINTS,
+    source="fusedops_triton/_bias_gelu.py",
+    rows_independent=True,
+)
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     """Compute the tanh form or the exact form for any shape, strides and bias shape."""
     from fusedops_triton._bias_gelu import gelu_forward  # imports triton, so not at module level
@@ -18,7 +23,13 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     return gelu_forward(x, bias, approximate)
 
 
-@kernel(ops.bias_gelu, *_CONSTRAINTS, direction="backward", source="fusedops_triton/_bias_gelu.py")
+@kernel(
+    ops.bias_gelu,
+    *_CONSTRAINTS,
+    direction="backward",
+    source="fusedops_triton/_bias_gelu.py",
+    rows_independent=True,
+)
 def bias_gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, approximate: str, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:

@@ -10,7 +10,12 @@ from fusedops_triton._constraints import supported
 _CONSTRAINTS = supported("x", "weight", "bias")
 
 
-@kernel(ops.causal_conv1d, *_CONSTRAINTS, source="fusedops_triton/_causal_conv.py")
+@kernel(
+    ops.causal_conv1d,
+    *_CONSTRAINTS,
+    source="fusedops_triton/_causal_conv.py",
+    rows_independent=True,
+)
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
@@ -26,7 +31,13 @@ def causal_conv1d(
     return conv_forward(x, weight, bias, activation, initial_state, return_state, cu_seqlens)
 
 
-@kernel(ops.causal_conv1d, *_CONSTRAINTS, direction="backward", source="fusedops_triton/_causal_conv_backward.py")
+@kernel(
+    ops.causal_conv1d,
+    *_CONSTRAINTS,
+    direction="backward",
+    source="fusedops_triton/_causal_conv_backward.py",
+    rows_independent=True,
+)
 def causal_conv1d_backward(
     grad_y: Tensor,
     grad_state: Tensor,

@@ -14,6 +14,7 @@ from fusedops_triton._constraints import row_length, supported
     *supported("logits"),
     row_length("logits"),
     source="fusedops_triton/_cross_entropy.py",
+    rows_independent=True,
 )
 def cross_entropy(
     logits: Tensor,
@@ -39,6 +40,7 @@ def cross_entropy(
     row_length("logits"),
     direction="backward",
     source="fusedops_triton/_cross_entropy.py",
+    rows_independent=True,
 )
 def cross_entropy_backward(
     grad: Tensor,

@@ -7,7 +7,7 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops.constraints import Dim
 from fusedops.ops.experts.formulas import Activation
-from fusedops_triton._constraints import LONGEST_ROW, supported
+from fusedops_triton._constraints import GROUPED, LONGEST_ROW, supported
 
 _CONSTRAINTS = (
     *supported("x", "up", "down"),
@@ -17,7 +17,12 @@ _CONSTRAINTS = (
 )
 
 
-@kernel(ops.experts, *_CONSTRAINTS, source="torch.nn.functional.grouped_mm, fusedops_triton/_experts.py")
+@kernel(
+    ops.experts,
+    *_CONSTRAINTS,
+    source="torch.nn.functional.grouped_mm, fusedops_triton/_experts.py",
+    rows_independent=GROUPED,
+)
 def experts(
     x: Tensor,
     index: Tensor,
@@ -46,6 +51,7 @@ def experts(
     *_CONSTRAINTS,
     direction="backward",
     source="torch.nn.functional.grouped_mm, fusedops_triton/_experts.py",
+    rows_independent=GROUPED,
 )
 def experts_backward(
     grad: Tensor,

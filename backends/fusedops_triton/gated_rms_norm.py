@@ -14,7 +14,12 @@ _CONSTRAINTS = (*supported("x", "gate"), Dim("x", (-1,), at_most=_LONGEST))
 _SOURCE = "fusedops_triton/_gated_norm.py"
 
 
-@kernel(ops.gated_rms_norm, *_CONSTRAINTS, source=_SOURCE)
+@kernel(
+    ops.gated_rms_norm,
+    *_CONSTRAINTS,
+    source=_SOURCE,
+    rows_independent=True,
+)
 def gated_rms_norm(
     x: Tensor,
     gate: Tensor,
@@ -33,7 +38,13 @@ def gated_rms_norm(
     return gated_norm_forward(x, gate, weight, eps, options, save)
 
 
-@kernel(ops.gated_rms_norm, *_CONSTRAINTS, direction="backward", source=_SOURCE)
+@kernel(
+    ops.gated_rms_norm,
+    *_CONSTRAINTS,
+    direction="backward",
+    source=_SOURCE,
+    rows_independent=True,
+)
 def gated_rms_norm_backward(
     grad: Tensor,
     x: Tensor,

@@ -10,7 +10,12 @@ from fusedops_triton._constraints import supported
 _CONSTRAINTS = supported("gate", "up")
 
 
-@kernel(ops.geglu, *_CONSTRAINTS, source="fusedops_triton/_gated.py")
+@kernel(
+    ops.geglu,
+    *_CONSTRAINTS,
+    source="fusedops_triton/_gated.py",
+    rows_independent=True,
+)
 def geglu(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) -> Tensor:
     """Compute the op for two tensors and for packed ones, of any shape and strides."""
     from fusedops_triton._gated import Gelu, gated_forward  # imports triton, so not at module level
@@ -18,7 +23,13 @@ def geglu(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) 
     return gated_forward(gate, up, Gelu("tanh" if approximate == "tanh" else "erf"), interleaved)
 
 
-@kernel(ops.geglu, *_CONSTRAINTS, direction="backward", source="fusedops_triton/_gated.py")
+@kernel(
+    ops.geglu,
+    *_CONSTRAINTS,
+    direction="backward",
+    source="fusedops_triton/_gated.py",
+    rows_independent=True,
+)
 def geglu_backward(
     grad: Tensor,
     gate: Tensor,

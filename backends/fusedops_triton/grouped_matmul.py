@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import Dim
-from fusedops_triton._constraints import LONGEST_ROW, supported
+from fusedops_triton._constraints import GROUPED, LONGEST_ROW, supported
 
 _CONSTRAINTS = (
     *supported("x", "weight"),
@@ -16,7 +16,12 @@ _CONSTRAINTS = (
 _SOURCE = "torch.nn.functional.grouped_mm, fusedops_triton/_grouped.py"
 
 
-@kernel(ops.grouped_matmul, *_CONSTRAINTS, source=_SOURCE)
+@kernel(
+    ops.grouped_matmul,
+    *_CONSTRAINTS,
+    source=_SOURCE,
+    rows_independent=GROUPED,
+)
 def grouped_matmul(x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
     """Compute the products of all groups; tensors of any strides."""
     from fusedops_triton._grouped_matmul import products_forward  # imports triton, so not at module level
@@ -24,7 +29,13 @@ def grouped_matmul(x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | No
     return products_forward(x, weight, offsets, bias, transposed)
 
 
-@kernel(ops.grouped_matmul, *_CONSTRAINTS, direction="backward", source=_SOURCE)
+@kernel(
+    ops.grouped_matmul,
+    *_CONSTRAINTS,
+    direction="backward",
+    source=_SOURCE,
+    rows_independent=GROUPED,
+)
 def grouped_matmul_backward(
     grad: Tensor,
     x: Tensor,

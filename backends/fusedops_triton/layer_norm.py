@@ -8,7 +8,12 @@ from fusedops import kernel, ops
 from fusedops_triton._constraints import supported
 
 
-@kernel(ops.layer_norm, *supported("x"), source="fusedops_triton/_norm.py")
+@kernel(
+    ops.layer_norm,
+    *supported("x"),
+    source="fusedops_triton/_norm.py",
+    rows_independent=True,
+)
 def layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -19,7 +24,13 @@ def layer_norm(
     return y, mean, rstd
 
 
-@kernel(ops.layer_norm, *supported("x"), direction="backward", source="fusedops_triton/_norm_backward.py")
+@kernel(
+    ops.layer_norm,
+    *supported("x"),
+    direction="backward",
+    source="fusedops_triton/_norm_backward.py",
+    rows_independent=True,
+)
 def layer_norm_backward(
     grad: Tensor,
     x: Tensor,

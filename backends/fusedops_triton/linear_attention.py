@@ -34,7 +34,12 @@ _CONSTRAINTS = (
 _SOURCE, _BACKWARD = "fusedops_triton/_linear_attention.py", "fusedops_triton/_linear_attention_backward.py"
 
 
-@kernel(ops.linear_attention, *_CONSTRAINTS, source=_SOURCE)
+@kernel(
+    ops.linear_attention,
+    *_CONSTRAINTS,
+    source=_SOURCE,
+    rows_independent="packed sequences are computed in chunks, or one position after another, by their mean length",
+)
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -54,7 +59,13 @@ def linear_attention(
     return linear_attention_forward(call_of(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens))
 
 
-@kernel(ops.linear_attention, *_CONSTRAINTS, direction="backward", source=_BACKWARD)
+@kernel(
+    ops.linear_attention,
+    *_CONSTRAINTS,
+    direction="backward",
+    source=_BACKWARD,
+    rows_independent="packed sequences are computed in chunks, or one position after another, by their mean length",
+)
 def linear_attention_backward(
     grad_out: Tensor,
     grad_state: Tensor,

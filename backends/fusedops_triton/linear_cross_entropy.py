@@ -8,13 +8,19 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops.ops.losses import formulas
 from fusedops.ops.losses.formulas import LossOptions
-from fusedops_triton._constraints import row_length, supported
+from fusedops_triton._constraints import PRODUCTS, row_length, supported
 
 _SOURCE = "torch.mm, fusedops_triton/_linear_cross_entropy.py"
 _CLASSES = row_length("weight", 0)
 
 
-@kernel(ops.linear_cross_entropy, *supported("x", "weight"), _CLASSES, source=_SOURCE)
+@kernel(
+    ops.linear_cross_entropy,
+    *supported("x", "weight"),
+    _CLASSES,
+    source=_SOURCE,
+    rows_independent=PRODUCTS,
+)
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -55,7 +61,14 @@ def linear_cross_entropy(
     return formulas.reduced(losses.view(target.shape), target, options), *gradients
 
 
-@kernel(ops.linear_cross_entropy, *supported("x", "weight"), _CLASSES, direction="backward", source=_SOURCE)
+@kernel(
+    ops.linear_cross_entropy,
+    *supported("x", "weight"),
+    _CLASSES,
+    direction="backward",
+    source=_SOURCE,
+    rows_independent=PRODUCTS,
+)
 def linear_cross_entropy_backward(
     grad: Tensor,
     x: Tensor,

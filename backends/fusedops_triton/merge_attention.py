@@ -13,7 +13,12 @@ _CONSTRAINTS = (*supported("out_a", "lse_a", "out_b", "lse_b"), Dim("out_a", (-1
 _SOURCE = "fusedops_triton/_merge.py"
 
 
-@kernel(ops.merge_attention, *_CONSTRAINTS, source=_SOURCE)
+@kernel(
+    ops.merge_attention,
+    *_CONSTRAINTS,
+    source=_SOURCE,
+    rows_independent=True,
+)
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the op in one pass for any rank, strides and dtypes."""
     from fusedops_triton._merge import merge_forward  # imports triton, so not at module level
@@ -21,7 +26,13 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
     return merge_forward(out_a, lse_a, out_b, lse_b)
 
 
-@kernel(ops.merge_attention, *_CONSTRAINTS, direction="backward", source=_SOURCE)
+@kernel(
+    ops.merge_attention,
+    *_CONSTRAINTS,
+    direction="backward",
+    source=_SOURCE,
+    rows_independent=True,
+)
 def merge_attention_backward(
     grad_out: Tensor,
     grad_lse: Tensor,

@@ -8,7 +8,12 @@ from fusedops import kernel, ops
 from fusedops_triton._constraints import supported
 
 
-@kernel(ops.rms_norm, *supported("x"), source="fusedops_triton/_norm.py")
+@kernel(
+    ops.rms_norm,
+    *supported("x"),
+    source="fusedops_triton/_norm.py",
+    rows_independent=True,
+)
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool) -> tuple[Tensor, Tensor | None]:
     """Compute the op for any rank, row length, strides and dtypes."""
     from fusedops_triton._norm import norm_forward  # imports triton, so not at module level
@@ -17,7 +22,13 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: 
     return y, rstd
 
 
-@kernel(ops.rms_norm, *supported("x"), direction="backward", source="fusedops_triton/_norm_backward.py")
+@kernel(
+    ops.rms_norm,
+    *supported("x"),
+    direction="backward",
+    source="fusedops_triton/_norm_backward.py",
+    rows_independent=True,
+)
 def rms_norm_backward(
     grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None, offset: float, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:

@@ -8,7 +8,12 @@ from fusedops import kernel, ops
 from fusedops_triton._constraints import supported
 
 
-@kernel(ops.rotary_embedding, *supported("q", "k", "cos", "sin"), source="fusedops_triton/_rotary.py")
+@kernel(
+    ops.rotary_embedding,
+    *supported("q", "k", "cos", "sin"),
+    source="fusedops_triton/_rotary.py",
+    rows_independent=True,
+)
 def rotary_embedding(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
 ) -> tuple[Tensor, Tensor]:
@@ -24,6 +29,7 @@ def rotary_embedding(
     *supported("grad_rotated_q", "grad_rotated_k", "cos", "sin"),
     direction="backward",
     source="fusedops_triton/_rotary.py",
+    rows_independent=True,
 )
 def rotary_embedding_backward(
     grad_rotated_q: Tensor,

@@ -7,8 +7,16 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops_triton._constraints import row_length, supported
 
+_TWO_FORMS = "a program of several rows has two forms, by the number of rows, whose sums differ in the interpreter"
 
-@kernel(ops.scaled_masked_softmax, *supported("x"), row_length("x"), source="fusedops_triton/_softmax.py")
+
+@kernel(
+    ops.scaled_masked_softmax,
+    *supported("x"),
+    row_length("x"),
+    source="fusedops_triton/_softmax.py",
+    rows_independent=_TWO_FORMS,
+)
 def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """Compute the op for any rank, row length, strides and mask shape."""
     from fusedops_triton._softmax import softmax_forward  # imports triton, so not at module level
@@ -22,6 +30,7 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: 
     row_length("y"),
     direction="backward",
     source="fusedops_triton/_softmax.py",
+    rows_independent=_TWO_FORMS,
 )
 def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
     """Compute the gradient of x from the saved y."""

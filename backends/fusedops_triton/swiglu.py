@@ -10,7 +10,12 @@ from fusedops_triton._constraints import supported
 _CONSTRAINTS = supported("gate", "up")
 
 
-@kernel(ops.swiglu, *_CONSTRAINTS, source="fusedops_triton/_gated.py")
+@kernel(
+    ops.swiglu,
+    *_CONSTRAINTS,
+    source="fusedops_triton/_gated.py",
+    rows_independent=True,
+)
 def swiglu(
     gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, offset: float, interleaved: bool
 ) -> Tensor:
@@ -20,7 +25,13 @@ def swiglu(
     return gated_forward(gate, up, Swish(limit, alpha, offset), interleaved)
 
 
-@kernel(ops.swiglu, *_CONSTRAINTS, direction="backward", source="fusedops_triton/_gated.py")
+@kernel(
+    ops.swiglu,
+    *_CONSTRAINTS,
+    direction="backward",
+    source="fusedops_triton/_gated.py",
+    rows_independent=True,
+)
 def swiglu_backward(
     grad: Tensor,
     gate: Tensor,

@@ -17,6 +17,7 @@ _MOST = 4096
     *supported("logits"),
     Dim("logits", (-1,), at_most=_MOST),
     source="fusedops_triton/_routing.py",
+    rows_independent="a program has fewer rows where there are few, and its sums another order",
 )
 def top_k_routing(
     logits: Tensor,
@@ -44,6 +45,7 @@ def top_k_routing(
     Dim("logits", (-1,), at_most=_MOST),
     direction="backward",
     source="fusedops_triton/_routing.py",
+    rows_independent="a program has fewer rows where there are few, and its sums another order",
 )
 def top_k_routing_backward(
     grad_weights: Tensor, logits: Tensor, chosen: Tensor, k: int, score: str, normalize: bool, eps: float, scale: float

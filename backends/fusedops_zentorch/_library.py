@@ -19,6 +19,9 @@ import fusedops
 
 DTYPES = (torch.float32, torch.bfloat16)
 
+#: Why no kernel promises that a row has the same bits whatever the other rows are.
+NOT_PROMISED = "zentorch's documents do not promise it"
+
 
 def unavailable() -> fusedops.Unavailable | None:
     """Load the library; return why it cannot run here, else None."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops.constraints import SameDType
 from fusedops.ops.norms.formulas import rstd_of
+from fusedops_zentorch._library import NOT_PROMISED
 from fusedops_zentorch._norm import LIMITS, NO_BACKWARD, normalized
 
 
@@ -20,6 +21,7 @@ from fusedops_zentorch._norm import LIMITS, NO_BACKWARD, normalized
     SameDType("residual", "x"),
     source="zentorch::zentorch_rms_norm",
     deviations=(NO_BACKWARD,),
+    rows_independent=NOT_PROMISED,
 )
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool

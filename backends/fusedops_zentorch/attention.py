@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fusedops import Deviation, kernel, ops
 from fusedops.constraints import Alignment, Dim, DType, Finite, Present, SameDims
-from fusedops_zentorch._library import function
+from fusedops_zentorch._library import NOT_PROMISED, function
 from fusedops_zentorch._norm import NO_BACKWARD
 
 
@@ -42,6 +42,7 @@ from fusedops_zentorch._norm import NO_BACKWARD
         NO_BACKWARD,
         Deviation("nonfinite-under-mask", "NaN or inf at a key that causal hides may reach rows before it"),
     ),
+    rows_independent=NOT_PROMISED,
 )
 def attention(
     q: Tensor,

@@ -7,7 +7,7 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops.constraints import SameDType, Scalar
 from fusedops.ops.norms.formulas import gated_norm
-from fusedops_zentorch._library import function
+from fusedops_zentorch._library import NOT_PROMISED, function
 from fusedops_zentorch._norm import LIMITS, NO_BACKWARD, factor_of, rows_of
 
 
@@ -19,6 +19,7 @@ from fusedops_zentorch._norm import LIMITS, NO_BACKWARD, factor_of, rows_of
     Scalar("groups", one_of=(1,)),
     source="zentorch::gdn_rms_norm_gated",
     deviations=(NO_BACKWARD,),
+    rows_independent=NOT_PROMISED,
 )
 def gated_rms_norm(
     x: Tensor,

@@ -16,7 +16,7 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops.constraints import Dim, DType, Present, Rank, SameDType
 from fusedops.ops.linear_attention.formulas import scale_of
-from fusedops_zentorch._library import DTYPES, function
+from fusedops_zentorch._library import DTYPES, NOT_PROMISED, function
 from fusedops_zentorch._norm import NO_BACKWARD
 
 _CHUNK = 64
@@ -38,6 +38,7 @@ _ANY = (torch.float32, torch.bfloat16, torch.float16)
     Dim("v", (3,), at_least=1),
     source="zentorch::gdn_chunk_gated_delta_rule_fwd",
     deviations=(NO_BACKWARD,),
+    rows_independent=NOT_PROMISED,
 )
 def linear_attention(
     q: Tensor,

@@ -172,9 +172,12 @@ def _choices(op: Op, about: Iterable[Constraint], sample: Mapping[str, Any]) -> 
 
 
 def _kernel(item: Kernel, formulas: Formulas) -> dict[str, Any]:
+    devices = item.rows_independent if isinstance(item.rows_independent, Mapping) else ("*",)
     return {
         "direction": item.direction,
-        "constraints": [_constraint(each) for each in item.constraints],
+        "constraints": [_constraint(each) for each in item.constraints if each not in item.for_speed],
+        "for_speed": [_constraint(each) for each in item.for_speed],
+        "why_rows_depend": {device: item.why_rows_depend(device) for device in devices},
         "device_types": list(item.device_types),
         "source": item.source,
         "deviations": [{"name": each.name, "sentence": each.sentence} for each in item.deviations],

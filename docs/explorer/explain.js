@@ -11,7 +11,7 @@ export class Explorer {
     this.formulas = new Formulas(this.data.formulas, this.data.dtypes, this.data.promotions);
   }
 
-  // call: {op, args by name, order, fallback, adapt}. Returns {error} for a call that is invalid on every backend.
+  // call: {op, args by name, order, fallback, adapt, rows}. Returns {error} for a call that is invalid on every backend.
   explain(call) {
     const op = this.data.ops[call.op];
     let args = op.parameters.map(({ name, default: value }) => (name in call.args ? call.args[name] : value));

@@ -205,6 +205,7 @@ export class Form {
           select({ onchange: setter("fallback") }, plain(["warn", "silent", "raise"]), settings.fallback),
         ),
         field("adapt", select({ onchange: setter("adapt") }, plain(["none", "pad"]), settings.adapt)),
+        field("rows", select({ onchange: setter("rows") }, plain(["any", "independent"]), settings.rows)),
       ),
       h(
         "div",

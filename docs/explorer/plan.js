@@ -10,7 +10,7 @@ const notFor = (backend, device) => {
 const serves = (types, device) => types.includes("*") || types.includes(device);
 
 export class Plan {
-  // settings: {order, fallback, adapt}, order a list of names or null; prefer: the backend that served forward.
+  // settings: {order, fallback, adapt, rows}, order a list of names or null; prefer: the backend that served forward.
   constructor(data, formulas, op, device, direction, settings, prefer = null) {
     Object.assign(this, { data, formulas, op, device, direction, settings });
     const isForward = direction === "forward";
@@ -30,7 +30,7 @@ export class Plan {
       return { backend: name, named, optional: false, kernel: null, refusal: notFor(backend, this.device) };
     }
     const kernel = this.kernelOf(name);
-    const refusal = kernel === null ? this.noKernel(backend) : null;
+    const refusal = kernel === null ? this.noKernel(backend) : this.dependsOnRows(kernel);
     return { backend: name, named, optional, kernel, refusal, grow: kernel && grower(this.op, kernel, this.formulas) };
   }
 
@@ -53,10 +53,33 @@ export class Plan {
     return reason("no-kernel", `kernels for ${have}`, `one for ${what}`, fix, `has no kernel for ${what}`);
   }
 
+  // Why a row's results may depend on other rows, as text; null where they do not.
+  whyRowsDepend({ why_rows_depend: why }) {
+    return this.device in why ? why[this.device] : why["*"];
+  }
+
+  dependsOnRows(kernel) {
+    const why = this.whyRowsDepend(kernel);
+    if (this.settings.rows !== "independent" || why === null) return null;
+    const isIndependent = (each) => {
+      const other = serves(each.device_types, this.device) ? this.kernelOf(each.name) : null;
+      return other !== null && this.whyRowsDepend(other) === null;
+    };
+    const names = this.data.backends.filter(isIndependent).map((each) => each.name);
+    const fix = names.length ? `prefer ${names.join(" or ")}` : 'allow this op with rows="any"';
+    const needed = "a kernel whose results do not depend on other rows";
+    return reason("rows", why, needed, fix, `its results depend on the number of rows: ${why}`);
+  }
+
+  // What a kernel asks of a call: not what is for speed alone, where a row's results must not depend on other rows.
+  constraintsOf({ constraints, for_speed: forSpeed }) {
+    return this.settings.rows === "independent" ? constraints : [...constraints, ...forSpeed];
+  }
+
   // What fallback="raise" allows: the first named backend (else the first) for the device, and optional ones before it.
   withoutFallback(prefer) {
     const isSilent = ({ named, optional, refusal }) =>
-      refusal?.code === "device" || (!named && (optional || refusal?.code === "no-kernel"));
+      refusal?.code === "device" || (!named && (optional || ["no-kernel", "rows"].includes(refusal?.code)));
     const first = [(b) => b.backend === prefer, (b) => b.named, () => true]
       .map((test) => this.backends.filter(test))
       .find((some) => some.length);
@@ -74,7 +97,7 @@ export class Plan {
 
   takes(planned, args) {
     const named = this.named(args);
-    return planned.kernel.constraints.every((constraint) => !reasonsOf(constraint, named).length);
+    return this.constraintsOf(planned.kernel).every((constraint) => !reasonsOf(constraint, named).length);
   }
 
   // The arguments with which a backend's kernel serves the call: as they are, or padded; null where it refuses.
@@ -98,11 +121,11 @@ export class Plan {
   // One backend's reasons to refuse the call, its deviations, and the adaptations that the call needs.
   about(planned, args) {
     if (planned.refusal) return { reasons: [planned.refusal], deviations: [], adaptations: [] };
-    const { deviations, adaptations, constraints } = planned.kernel;
+    const { deviations, adaptations } = planned.kernel;
     const call = this.served(planned, args);
     if (call === null) {
       const named = this.named(args);
-      const found = constraints.flatMap((constraint) => reasonsOf(constraint, named));
+      const found = this.constraintsOf(planned.kernel).flatMap((constraint) => reasonsOf(constraint, named));
       return {
         reasons: withPaddingFix(found, planned.kernel, this.parameters, args, planned.grow),
         deviations,

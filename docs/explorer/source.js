@@ -16,6 +16,7 @@ export function python(call, op) {
   const settings = [
     ...(call.fallback === "warn" ? [] : [`fallback=${quoted(call.fallback)}`]),
     ...(call.adapt === "none" ? [] : [`adapt=${quoted(call.adapt)}`]),
+    ...(call.rows === "any" ? [] : [`rows=${quoted(call.rows)}`]),
   ];
   const order = call.order ? [quoted(call.order.join(","))] : [];
   const lines = [`decision = fusedops.explain(`, `    ${quoted(op.name)},`, ...args, `)`, `print(decision)`];
@@ -47,6 +48,7 @@ export function command(call, op) {
     ...(call.order ? [["--policy", call.order.join(",")]] : []),
     ...(call.fallback === "warn" ? [] : [["--fallback", call.fallback]]),
     ...(call.adapt === "none" ? [] : [["--adapt", call.adapt]]),
+    ...(call.rows === "any" ? [] : [["--rows", call.rows]]),
   ];
   const word = (each) => (PLAIN.test(each) ? each : `'${each.replaceAll("'", "'\\''")}'`);
   return [`fusedops explain ${op.name}`, ...words.map(([option, each]) => `${option} ${word(each)}`)].join(" ");

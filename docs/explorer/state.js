@@ -10,6 +10,7 @@ export const SETTINGS = {
   policy: "",
   fallback: "warn",
   adapt: "none",
+  rows: "any",
   bandwidth: "1000",
 };
 
@@ -38,7 +39,7 @@ export class State {
 
   // The call for Explorer.explain. Throws InvalidInput for a text that cannot be read.
   call(data) {
-    const { op, device, capability, policy, fallback, adapt } = this.settings;
+    const { op, device, capability, policy, fallback, adapt, rows } = this.settings;
     if (!(op in data.ops)) throw new InvalidInput(unknown("op", op, Object.keys(data.ops)));
     const first = data.ops[op].parameters.find((each) => each.tensor);
     const beside = dtypeOf(this.args[first.name] ?? "") ?? first.dtype;
@@ -51,7 +52,7 @@ export class State {
       parameter.name,
       argument(parameter, this.args[parameter.name], where, data),
     ]);
-    return { op, fallback, adapt, order: orderOf(policy, op, data), args: Object.fromEntries(args) };
+    return { op, fallback, adapt, rows, order: orderOf(policy, op, data), args: Object.fromEntries(args) };
   }
 }
 

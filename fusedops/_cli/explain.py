@@ -32,6 +32,7 @@ _OPTIONS = {
     "policy": ("POLICY", "the policy around the call, as of fusedops.use()"),
     "fallback": ("LEVEL", "the fallback level: warn, silent or raise"),
     "adapt": ("SETTING", "the adapt setting: none or pad"),
+    "rows": ("SETTING", "the rows setting: any or independent"),
     "capability": ("MAJOR.MINOR", "the compute capability of the device; default: any"),
 }
 
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command, and return its exit code."""
     op = registry.ops[options.op]
     args = _arguments(op, options)
-    with fusedops.use(options.policy, fallback=options.fallback, adapt=options.adapt):
+    with fusedops.use(options.policy, fallback=options.fallback, adapt=options.adapt, rows=options.rows):
         decision = fusedops.explain(op.name, **args, backend=options.backend)
         active = active_policy() if options.backend is None else active_policy().with_argument(options.backend)
     if options.json:
@@ -122,7 +123,8 @@ def _falls_back(decision: Decision, named: Sequence[str]) -> bool:
     """Return True where the call would report a fallback: a backend before the selected one refuses it.
 
     A backend for another device is passed over without a report unless a policy names it and not the selected one; so
-    is a backend that no policy names and that is optional, cannot run here, or has no kernel for the op.
+    is a backend that no policy names and that is optional, cannot run here, has no kernel for the op, or does not
+    promise independent rows.
     """
     for candidate in decision.candidates:
         if candidate.backend == decision.backend:
@@ -133,7 +135,7 @@ def _falls_back(decision: Decision, named: Sequence[str]) -> bool:
             continue
         if code is ReasonCode.DEVICE:
             is_named = is_named and decision.backend not in named
-        if code is not None and (is_named or code not in NOT_ABOUT_ARGUMENTS):
+        if code is not None and (is_named or code not in (*NOT_ABOUT_ARGUMENTS, ReasonCode.ROWS)):
             return True
     return False
 
@@ -160,6 +162,7 @@ def _print(decision: Decision) -> None:
         fields.append(("prefer", "nothing set: default order, by priority"))
     fields.append(("fallback", decision.fallback))
     fields += [("adapt", decision.adapt)] if decision.adapt != "none" else []
+    fields += [("rows", decision.rows)] if decision.rows != "any" else []
     fields += [("assumed", decision.assumed)] if decision.assumed else []
     print_fields(fields, indent=2, least=(9,))
     lines: list[tuple[str, str, str]] = []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusedops._cli.arguments import device
 from fusedops._cli.output import print_fields, print_json, print_table, print_text, width
+from fusedops._contract.kernel import Kernel
 from fusedops._explain import find_op
 from fusedops._plugins.record import Record
 from fusedops._plugins.registry import registry
@@ -124,7 +125,8 @@ def _kernel_lines(
     directions = " and ".join(row["direction"] for row in kernels)
     state = "" if kernels[0]["ready"] else "; not ready here"
     lines = [(backend, "serves", f"{directions} on {', '.join(devices)}{state}")]
-    for key, label in (("constraints", "takes"), ("deviations", "deviates"), ("adaptations", "adapts")):
+    labels = {"constraints": "takes", "deviations": "deviates", "adaptations": "adapts", "rows": "rows"}
+    for key, label in labels.items():
         texts: list[str] = []
         for text in dict.fromkeys(text for row in kernels for text in row[key]):
             having = [row["direction"] for row in kernels if text in row[key]]
@@ -133,6 +135,15 @@ def _kernel_lines(
             texts.append("every call")
         lines += [("", "" if at else label, text) for at, text in enumerate(texts)]
     return lines
+
+
+def _rows_texts(item: Kernel) -> list[str]:
+    """Return whether a row of a result may depend on other rows, by device type where that differs."""
+    devices = list(item.rows_independent) if isinstance(item.rows_independent, Mapping) else [""]
+    reasons = {device: item.why_rows_depend(device) for device in devices}
+    texts = {device: "independent" if why is None else f"depend on others: {why}" for device, why in reasons.items()}
+    names = {"*": "elsewhere: ", "": ""}
+    return [f"{names.get(device, f'on {device}: ')}{text}" for device, text in texts.items()]
 
 
 def _rows(record: Record, op: str) -> list[dict[str, Any]]:
@@ -148,9 +159,10 @@ def _rows(record: Record, op: str) -> list[dict[str, Any]]:
             "constraints": [constraint.describe() for constraint in item.constraints],
             "deviations": [f"{deviation.name}: {deviation.sentence}" for deviation in item.deviations],
             "adaptations": [f"{adaptation.name}: {adaptation.sentence}" for adaptation in item.adaptations],
+            "rows": _rows_texts(item),
         }
         for item in record.backend.kernels
         if item.op == op
     ]
-    nothing: dict[str, list[str]] = {"constraints": [], "deviations": [], "adaptations": []}
+    nothing: dict[str, list[str]] = {"constraints": [], "deviations": [], "adaptations": [], "rows": []}
     return rows or [{"backend": record.name, "direction": None, **about, **nothing}]

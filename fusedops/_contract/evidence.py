@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +46,31 @@ class Case(NamedTuple):
     source: str = ""
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The rows of an op: the parts of a call whose results follow from their own part of the arguments alone.
+
+    Args:
+        name: in the plural, unique within the op.
+        call: ``(count) -> arguments by name``, a call of so many rows, as in :class:`Case`.
+        dims: the dim of the rows in each argument and output that has them; the other arguments are the same for all.
+        packed: the argument with the bounds of the rows, for each tensor in which a row is a stretch of positions.
+        up_to: the dim of each argument of which a row needs all up to itself, counted from the end, and no more, as the
+            keys of a causal attention.
+
+    >>> import fusedops
+    >>> rows = fusedops.Rows("rows", lambda count: {"x": (count, 67)}, {"x": 0, "y": 0})
+    >>> rows.call(3)
+    {'x': (3, 67)}
+    """
+
+    name: str
+    call: Callable[[int], Mapping[str, Any]]
+    dims: Mapping[str, int]
+    packed: Mapping[str, str] = field(default_factory=dict[str, str])
+    up_to: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """The data by which the kernels of an op are checked, measured and described: for verify, the kit and pages.
@@ -69,6 +94,7 @@ class Evidence:
             tuples are shapes. None: the first case.
         large: the calls that benchmarks measure, which fill a device. None: the cases.
         sweep: ``(rows, width) -> arguments by name``, for benchmarks over lengths and sizes.
+        rows: the rows of a call, each kind of them, by which the promise ``rows_independent`` of a kernel is checked.
         peers: a Markdown table of what other libraries accept, for the pages.
         result_dtype: the dtype of the results in words, for the pages.
         sharded: what may be sharded, in words, for the pages: of the first parameter, of the others, and how the
@@ -91,6 +117,7 @@ class Evidence:
     sample: Callable[[int, int], Mapping[str, Any]] | None = None
     large: Sequence[Case] | None = None
     sweep: Callable[[int, int], Mapping[str, Any]] | None = None
+    rows: Sequence[Rows] = ()
     peers: str = ""
     result_dtype: str = ""
     sharded: tuple[str, str, str] | None = None
@@ -99,6 +126,24 @@ class Evidence:
     def measured(self) -> Sequence[Case]:
         """Return the calls that benchmarks measure: ``large``, or the cases."""
         return self.cases if self.large is None else self.large
+
+
+def rows_of_two_widths(call: Callable[[int, int], Mapping[str, Any]], *names: str, more: str = "") -> list[Rows]:
+    """Return two kinds of rows in dim 0: of 67 columns, and of so many that a library may cut a sum over one row.
+
+    Args:
+        call: ``(rows, columns) -> arguments by name``.
+        names: the arguments and outputs that have rows.
+        more: is added to the names of the kinds.
+
+    >>> [rows.name for rows in rows_of_two_widths(lambda count, width: {"x": (count, width)}, "x", "y")]
+    ['rows', 'wide rows']
+    """
+    dims = dict.fromkeys(names, 0)
+    return [
+        Rows(f"rows{more}", lambda count: call(count, 67), dims),
+        Rows(f"wide rows{more}", lambda count: call(count, 40011), dims),
+    ]
 
 
 def finite_size(tensor: Tensor) -> Tensor:

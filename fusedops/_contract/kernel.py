@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fusedops._contract.constraint import Constraint
 from fusedops._report.direction import Direction
@@ -43,6 +43,11 @@ class Adaptation(NamedTuple):
     cost: Callable[..., int | None]
 
 
+#: True for a kernel that promises it; else the reason why it does not. By device type, "*" for all others, where that
+#: differs.
+RowsIndependent = Literal[True] | str | Mapping[str, Literal[True] | str]
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """One backend's function for one op and direction, with its constraints. Made by :func:`kernel`.
@@ -64,6 +69,17 @@ class Kernel:
     adaptations: tuple[Adaptation, ...] = ()
     device_types: tuple[str, ...] = ()
     prepare: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    rows_independent: RowsIndependent | None = None
+    for_speed: tuple[Constraint, ...] = ()
+
+    def why_rows_depend(self, device_type: str) -> str | None:
+        """Return why results of a row may depend on other rows, on a device type; None where they do not."""
+        value = self.rows_independent
+        if isinstance(value, Mapping):
+            value = value.get(device_type, value.get("*"))
+        if isinstance(value, str):
+            return value
+        return None if value else "the kernel does not promise the same bits for any number of rows"
 
     def serves(self, device_type: str) -> bool:
         """Return True where the kernel serves this device type, if its backend does."""
@@ -90,6 +106,8 @@ def kernel(
     adapts: Sequence[Adaptation] = (),
     device_types: Sequence[str] = (),
     prepare: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    rows_independent: RowsIndependent | None = None,
+    for_speed: Sequence[Constraint] = (),
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Return a decorator that makes a function a kernel.
 
@@ -124,12 +142,14 @@ def kernel(
             name,
             direction,
             function,
-            constraints,
+            (*constraints, *for_speed),
             source,
             tuple(deviations),
             tuple(adapts),
             tuple(device_types),
             prepare,
+            rows_independent,
+            tuple(for_speed),
         )
 
     return declare

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Set
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -54,7 +55,18 @@ class PreparedKernel:
         first_use: called at the first call and then None; set in a plan's copy.
     """
 
-    __slots__ = ("backend", "call", "check", "count", "first_use", "function", "kernel", "op", "unconditional")
+    __slots__ = (
+        "_for_rows",
+        "backend",
+        "call",
+        "check",
+        "count",
+        "first_use",
+        "function",
+        "kernel",
+        "op",
+        "unconditional",
+    )
 
     def __init__(self, backend: str, kernel: Kernel, op: Op) -> None:
         self.backend = backend
@@ -72,6 +84,17 @@ class PreparedKernel:
         self.call = self.function
         self.count: Iterator[int] = itertools.count()
         self.first_use: Callable[[], None] | None = None
+        self._for_rows: PreparedKernel | None = None
+
+    def for_independent_rows(self) -> PreparedKernel:
+        """Return the kernel without the constraints that it has for speed: one for all plans."""
+        if not self.kernel.for_speed:
+            return self
+        if self._for_rows is None:
+            left = tuple(each for each in self.kernel.constraints if each not in self.kernel.for_speed)
+            self._for_rows = PreparedKernel(self.backend, replace(self.kernel, constraints=left, for_speed=()), self.op)
+        self._for_rows.call = self.call
+        return self._for_rows
 
     def counted(self) -> Callable[..., Any]:
         """Count a call, and return the function that computes it: in a range where a profiler is active."""

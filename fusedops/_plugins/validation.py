@@ -129,6 +129,18 @@ def _is_device_type(value: object) -> bool:
     return value == "*" or (type(value) is str and value.isidentifier())
 
 
+def _check_rows(at: str, item: Kernel) -> None:
+    value: Any = item.rows_independent
+    one: dict[Any, Any] = {"*": True if value is None else value}
+    values = dict(cast("Mapping[Any, Any]", value)) if isinstance(value, Mapping) else one
+    for device_type, each in values.items():
+        if not _is_device_type(device_type) or not (each is True or (isinstance(each, str) and each)):
+            raise PluginError(
+                f"{at}: got rows_independent {shown(values)}, expected True or the reason why not, as a text; to fix: "
+                f"write one of these, or a mapping of device types to them"
+            )
+
+
 def _check_kernel(where: str, item: Kernel, op: Op) -> None:
     at = f"{where}: {item.direction} kernel for {op.name} at {item.location}"
     expected = list(op.parameters_of(item.direction))
@@ -144,6 +156,7 @@ def _check_kernel(where: str, item: Kernel, op: Op) -> None:
             raise PluginError(
                 f"{at}: got {field} {values!r}, expected fusedops.{kind.__name__} objects; to fix: make them so"
             )
+    _check_rows(at, item)
     try:
         signature = inspect.signature(item.function)
     except ValueError:

@@ -234,9 +234,11 @@ def _environment() -> tuple[PolicySource, ...]:
     text = os.environ.get("FUSEDOPS_BACKEND", "").strip()
     fallback = os.environ.get("FUSEDOPS_FALLBACK", "").strip()
     adapt = os.environ.get("FUSEDOPS_ADAPT", "").strip()
+    rows = os.environ.get("FUSEDOPS_ROWS", "").strip()
     sources = [parse(text, "FUSEDOPS_BACKEND")] if text else []
     sources += [parse("", "FUSEDOPS_FALLBACK", fallback)] if fallback else []
     sources += [parse("", "FUSEDOPS_ADAPT", adapt=adapt)] if adapt else []
+    sources += [parse("", "FUSEDOPS_ROWS", rows=rows)] if rows else []
     return tuple(sources)
 
 
@@ -245,6 +247,7 @@ _VARIABLES = {
     "FUSEDOPS_BACKEND": "A policy text.",
     "FUSEDOPS_FALLBACK": "The fallback level: warn, silent or raise.",
     "FUSEDOPS_PLUGINS": "The plugins that may load: all, none, or names separated by commas.",
+    "FUSEDOPS_ROWS": "The rows setting: any or independent.",
     "FUSEDOPS_STATS": "1 prints the counts of calls when the process ends.",
 }
 

@@ -17,10 +17,12 @@ from fusedops.errors import PluginError, PolicyError
 
 Fallback = Literal["warn", "silent", "raise"]
 Adapt = Literal["none", "pad"]
+RowsSetting = Literal["any", "independent"]
 
 AUTO = "auto"
 LEVELS: tuple[str, ...] = get_args(Fallback)
 ADAPTS: tuple[str, ...] = get_args(Adapt)
+ROWS: tuple[str, ...] = get_args(RowsSetting)
 
 
 class PolicySource(NamedTuple):
@@ -28,11 +30,12 @@ class PolicySource(NamedTuple):
 
     Attributes:
         channel: "backend=", "use()", "set_policy()", or the name of an environment variable.
-        text: the policy text as given; empty where only a fallback level or an adapt setting was given.
+        text: the policy text as given; empty where only another setting was given.
         order: the order for every op, or None where none was given.
         per_op: the orders for single ops.
         fallback: the fallback level, or None where none was given.
         adapt: the adapt setting, or None where none was given.
+        rows: the rows setting, or None where none was given.
     """
 
     channel: str
@@ -41,6 +44,7 @@ class PolicySource(NamedTuple):
     per_op: tuple[tuple[str, tuple[str, ...]], ...] = ()
     fallback: Fallback | None = None
     adapt: Adapt | None = None
+    rows: RowsSetting | None = None
 
     def order_for(self, op: str) -> tuple[str, ...] | None:
         """Return the order that applies to an op, or None."""
@@ -71,6 +75,12 @@ class Policy:
         given: list[Adapt] = [source.adapt for source in self.sources if source.adapt]
         return given[0] if given else "none"
 
+    @property
+    def rows(self) -> RowsSetting:
+        """Which kernels may serve, by their promise about rows: the innermost setting that was given, else "any"."""
+        given: list[RowsSetting] = [source.rows for source in self.sources if source.rows]
+        return given[0] if given else "any"
+
     def source_for(self, op: str) -> PolicySource | None:
         """Return the source whose order applies to an op, or None where no source has one."""
         return next((source for source in self.sources if source.order_for(op) is not None), None)
@@ -84,14 +94,17 @@ class Policy:
         orders = [f'{source.channel}: "{printable(source.text)}"' for source in self.sources if source.text]
         level = next((f"from {source.channel}" for source in self.sources if source.fallback), "default")
         adapt = next((f"; adapt {source.adapt} (from {source.channel})" for source in self.sources if source.adapt), "")
-        return f"{'; '.join(orders) or 'auto (nothing set)'}; fallback {self.fallback} ({level}){adapt}"
+        rows = next((f"; rows {source.rows} (from {source.channel})" for source in self.sources if source.rows), "")
+        return f"{'; '.join(orders) or 'auto (nothing set)'}; fallback {self.fallback} ({level}){adapt}{rows}"
 
 
-def parse(text: str, channel: str, fallback: str | None = None, adapt: str | None = None) -> PolicySource:
+def parse(
+    text: str, channel: str, fallback: str | None = None, adapt: str | None = None, rows: str | None = None
+) -> PolicySource:
     """Parse a policy text.
 
     Raises:
-        PolicyError: the text is invalid, or names an unknown backend, op, fallback level or adapt setting.
+        PolicyError: the text is invalid, or names an unknown backend, op, fallback level, adapt or rows setting.
         PluginError: it names a backend that failed to load; the cause is that backend's own error.
     """
     check_text(text, channel)
@@ -99,6 +112,8 @@ def parse(text: str, channel: str, fallback: str | None = None, adapt: str | Non
         raise PolicyError(f"{channel}: {unknown_name('fallback level', fallback, LEVELS)}")
     if adapt is not None and adapt not in ADAPTS:
         raise PolicyError(f"{channel}: {unknown_name('adapt setting', adapt, ADAPTS)}")
+    if rows is not None and rows not in ROWS:
+        raise PolicyError(f"{channel}: {unknown_name('rows setting', rows, ROWS)}")
     order: tuple[str, ...] | None = None
     per_op: dict[str, tuple[str, ...]] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -122,7 +137,13 @@ def parse(text: str, channel: str, fallback: str | None = None, adapt: str | Non
         else:
             per_op[op] = backends
     return PolicySource(
-        channel, text, order, tuple(per_op.items()), cast("Fallback | None", fallback), cast("Adapt | None", adapt)
+        channel,
+        text,
+        order,
+        tuple(per_op.items()),
+        cast("Fallback | None", fallback),
+        cast("Adapt | None", adapt),
+        cast("RowsSetting | None", rows),
     )
 
 

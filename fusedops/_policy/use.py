@@ -13,12 +13,18 @@ from torch.compiler import is_dynamo_compiling
 
 from fusedops._policy import context
 from fusedops._policy.context import ActivePolicy
-from fusedops._policy.policy import Adapt, Fallback, Policy, parse
+from fusedops._policy.policy import Adapt, Fallback, Policy, RowsSetting, parse
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def set_policy(policy: str | None = None, *, fallback: Fallback | None = None, adapt: Adapt | None = None) -> None:
+def set_policy(
+    policy: str | None = None,
+    *,
+    fallback: Fallback | None = None,
+    adapt: Adapt | None = None,
+    rows: RowsSetting | None = None,
+) -> None:
     """Set the policy of the whole process, for every thread.
 
     Args:
@@ -27,9 +33,11 @@ def set_policy(policy: str | None = None, *, fallback: Fallback | None = None, a
             "raise".
         adapt: "pad" allows a call that a backend refuses for a size that is no multiple to be padded, and its result
             cropped; "none" does not. Adaptations that cost nothing are always allowed.
+        rows: "independent" allows only kernels that promise that a row of a result has the same bits whatever the other
+            rows are; "any" allows all.
 
     Raises:
-        PolicyError: an unknown backend, op, fallback level or adapt setting.
+        PolicyError: an unknown backend, op, fallback level, adapt or rows setting.
 
     >>> import fusedops
     >>> fusedops.set_policy("eager", fallback="raise")
@@ -37,8 +45,8 @@ def set_policy(policy: str | None = None, *, fallback: Fallback | None = None, a
     set_policy(): "eager"; fallback raise (from set_policy())
     >>> fusedops.set_policy()
     """
-    given = policy is not None or fallback is not None or adapt is not None
-    sources = (parse("" if policy is None else policy, "set_policy()", fallback, adapt),) if given else ()
+    given = any(setting is not None for setting in (policy, fallback, adapt, rows))
+    sources = (parse("" if policy is None else policy, "set_policy()", fallback, adapt, rows),) if given else ()
     context.set_process_policy(sources)
 
 
@@ -51,10 +59,11 @@ class use:
             a policy to another thread, or to code that runs later, such as a checkpoint's recomputation.
         fallback: "warn", "silent" or "raise"; None leaves it.
         adapt: "none" or "pad", as in :func:`fusedops.set_policy`; None leaves it.
+        rows: "any" or "independent", as in :func:`fusedops.set_policy`; None leaves it.
 
     Raises:
-        PolicyError: an unknown backend, op, fallback level or adapt setting; or, at the end of the block, another block
-            inside it has not ended (that one stays in effect).
+        PolicyError: an unknown backend, op, fallback level, adapt or rows setting; or, at the end of the block, another
+            block inside it has not ended (that one stays in effect).
 
     >>> import torch, fusedops
     >>> with fusedops.use("eager"):
@@ -68,12 +77,13 @@ class use:
         *,
         fallback: Fallback | None = None,
         adapt: Adapt | None = None,
+        rows: RowsSetting | None = None,
     ) -> None:
         self._policy = policy if isinstance(policy, Policy) else None
         self._sources = ()
-        if self._policy is None or fallback is not None or adapt is not None:
+        if self._policy is None or fallback is not None or adapt is not None or rows is not None:
             text = "" if policy is None or isinstance(policy, Policy) else policy
-            self._sources = (parse(text, "use()", fallback, adapt),)
+            self._sources = (parse(text, "use()", fallback, adapt, rows),)
         self._location = "compiled code"
         if not is_dynamo_compiling():  # which cannot trace _getframe
             caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]

@@ -93,6 +93,7 @@ class Decision:
         fallback: the fallback level.
         assumed: what was assumed where the device is not on this machine; empty otherwise.
         adapt: the adapt setting.
+        rows: the rows setting.
 
     >>> import fusedops
     >>> decision = fusedops.explain("bias_gelu", fusedops.TensorSpec((2, 4)), backend="eager")
@@ -109,6 +110,7 @@ class Decision:
     fallback: str
     assumed: str = ""
     adapt: str = "none"
+    rows: str = "any"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the decision as JSON-ready data."""
@@ -119,6 +121,7 @@ class Decision:
             "backward": self.backward,
             "fallback": self.fallback,
             "adapt": self.adapt,
+            "rows": self.rows,
             "assumed": self.assumed,
             "preferences": [asdict(preference) for preference in self.preferences],
             "candidates": [
@@ -144,6 +147,8 @@ class Decision:
         lines.append(f"  fallback  {self.fallback}")
         if self.adapt != "none":
             lines.append(f"  adapt     {self.adapt}")
+        if self.rows != "any":
+            lines.append(f"  rows      {self.rows}")
         if self.assumed:
             lines.append(f"  assumed   {self.assumed}")
         width = _width_of_names(self.shown)
@@ -184,7 +189,8 @@ class Decision:
         """Return NoBackendError's message: the call, the reasons about its arguments first, then the nearest fix."""
         applied = next((preference for preference in self.preferences if preference.in_effect), None)
         policy = f'policy "{applied.text}" from {applied.channel}' if applied else "default order"
-        lines = [f'no backend takes this call of {self.op} (fallback="{self.fallback}", {policy})']
+        rows = f', rows="{self.rows}"' if self.rows != "any" else ""
+        lines = [f'no backend takes this call of {self.op} (fallback="{self.fallback}", {policy}{rows})']
         lines.append(f"  given     {self.given}")
         # refusals about the arguments come first; the others share one line (xformers#1263 asked for that)
         decisive = [c for c in self.candidates if any(_is_decisive(reason) for reason in c.reasons)]

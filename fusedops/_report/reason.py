@@ -27,6 +27,7 @@ class ReasonCode(str, Enum):
     NOT_REGISTERED = "not-registered"
     UNAVAILABLE = "unavailable"
     FAILED = "failed"
+    ROWS = "rows"  # a row's result may depend on other rows, and the policy asks that it does not
     SHARD = "shard"  # the call has a part of a DTensor where the kernel needs the whole
 
 

@@ -199,6 +199,8 @@ def _applies(record: Record, op: str, side: Side, kind: Kind, device_type: str) 
     kernel = record.kernel(op, "forward" if side == "forward" else "backward", device_type)
     if kernel is None:
         return kind.name == "kernel" and side != "both"
+    if kind.name == "rows":
+        return kernel.kernel.why_rows_depend(device_type) is None
     return kind.name != "constraints" or not kernel.unconditional
 
 

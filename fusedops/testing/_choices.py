@@ -24,8 +24,8 @@ def fingerprint() -> dict[str, Any]:
     Returns:
         ``fusedops`` and ``torch``: their versions. ``packages``: the version of each package that fusedops or a
         backend's distribution requires, None where it is not installed. ``policy``: the policy in effect, its texts by
-        channel, its fallback level and adapt setting. ``backends``: the name, state, distribution and version of each.
-        The same in every process of one installation under one policy.
+        channel, its fallback level, adapt and rows settings. ``backends``: the name, state, distribution and version of
+        each. The same in every process of one installation under one policy.
 
     >>> from fusedops import testing
     >>> [*testing.fingerprint()]
@@ -44,6 +44,7 @@ def fingerprint() -> dict[str, Any]:
             "texts": [{"channel": source.channel, "text": source.text} for source in policy.sources if source.text],
             "fallback": policy.fallback,
             "adapt": policy.adapt,
+            "rows": policy.rows,
         },
         "backends": [
             {"name": i.name, "state": i.state, "distribution": i.distribution, "version": i.version} for i in infos
@@ -69,7 +70,7 @@ def _version(package: str) -> str | None:
 def assert_same_choices(group: ProcessGroup | None = None) -> dict[str, str]:
     """Assert that every rank would run every op, forward and backward, by the same backends in the same order.
 
-    The adapt and fallback settings are compared too: with them one call may run by other backends.
+    The adapt, fallback and rows settings are compared too: with them one call may run by other backends.
 
     Considers tensors of the device that the group's ranks compute on, and the policy in effect in this thread. All
     ranks of the group call it together: it gathers their choices.
@@ -81,8 +82,8 @@ def assert_same_choices(group: ProcessGroup | None = None) -> dict[str, str]:
         For each op and its backward the backends, each with its distribution and version, the first one first.
 
     Raises:
-        AssertionError: on every rank, where two differ in a choice, or in the policy's adapt or fallback setting: the
-            ranks, the op or the setting, both values, and the fix.
+        AssertionError: on every rank, where two differ in a choice, or in the policy's adapt, fallback or rows setting:
+            the ranks, the op or the setting, both values, and the fix.
 
     >>> from torch import distributed
     >>> from fusedops import testing
@@ -95,7 +96,7 @@ def assert_same_choices(group: ProcessGroup | None = None) -> dict[str, str]:
     from torch import distributed
 
     mine, policy = _choices(), get_policy()
-    settings = {"adapt": policy.adapt, "fallback": policy.fallback}
+    settings = {"adapt": policy.adapt, "fallback": policy.fallback, "rows": policy.rows}
     ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
     gathered: list[tuple[dict[str, str], dict[str, str]]] = [({}, {}) for _ in ranks]
     distributed.all_gather_object(gathered, (mine, settings), group=group)

@@ -11,6 +11,7 @@ from fusedops.testing import (
     _check_calls,
     _check_constraints,
     _check_forms,
+    _check_rows,
     _check_saved,
     _check_situations,
     _check_storages,
@@ -138,6 +139,12 @@ KINDS = (
     ),
     Kind("fake", _EACH, "shapes, dtypes and strides are those of the op's fake tensors", _check_torch.fake),
     Kind("determinism", _EACH, "the same bits on every run", _check_forms.determinism),
+    Kind(
+        "rows",
+        _EACH,
+        "a row has the same bits whatever the other rows are, on any number of threads, where the kernel promises it",
+        _check_rows.rows_independent,
+    ),
     Kind("memory", _EACH, "each result is in memory of its own, of this call alone", _check_calls.memory),
     Kind("history", _EACH, "a result depends on the arguments, not on calls before", _check_calls.history),
     Kind(

@@ -21,7 +21,7 @@ EXPECTED = {
     "API_VERSION", "Adaptation", "Backend", "BackendInfo", "Case", "Decision", "Deviation", "Event", "Evidence",
     "FallbackWarning", "FusedOpsError", "FusedOpsWarning", "InvalidInputError", "Kernel", "MakeViewlessTensor",
     "Mismatch", "MismatchError", "NoBackendError", "Op", "Output", "Padding", "PluginError", "Policy", "PolicyError",
-    "Saved", "Shard", "Sharding", "Stats", "TensorSpec", "Tolerance", "Unavailable", "Verification",
+    "Rows", "Saved", "Shard", "Sharding", "Stats", "TensorSpec", "Tolerance", "Unavailable", "Verification",
     "assert_viewless_tensor", "backends", "bind", "call", "checkpoint_contexts", "compat", "constraints", "dtypes",
     "errors", "explain", "get_policy", "hookimpl", "integrations", "kernel", "kernels_of", "make_viewless_tensor",
     "masks", "nn", "ops", "philox", "quantization", "register", "reset_stats", "safely_set_viewless_tensor_data",

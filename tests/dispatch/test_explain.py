@@ -49,6 +49,7 @@ def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
         "backward": "eager",
         "fallback": "silent",
         "adapt": "none",
+        "rows": "any",
         "assumed": "",
         "preferences": [
             {"channel": "use()", "text": "short", "in_effect": True},

@@ -60,6 +60,7 @@ def test_an_unknown_variable_is_warned_of_with_the_nearest(monkeypatch: pytest.M
         ("FUSEDOPS_BACKEND", "in \"xyzzy\": got backend 'xyzzy'", "eager"),
         ("FUSEDOPS_FALLBACK", "got fallback level 'xyzzy'", "silent"),
         ("FUSEDOPS_ADAPT", "got adapt setting 'xyzzy'", "pad"),
+        ("FUSEDOPS_ROWS", "got rows setting 'xyzzy'", "any"),
     ],
 )
 def test_a_broken_environment_is_an_error_at_each_call_until_it_is_fixed(

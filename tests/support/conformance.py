@@ -54,10 +54,13 @@ OF_REFERENCES = ("dropout", "dtypes", "empty", "float64", "infinite", "masked_ro
 COMPILED = ("add_rms_norm", "attention")
 # The interpreter runs the programs of a launch one after another: two runs differ by what they read alone. What a
 # launch keeps from call to call, its layout, "calls" compares with float64 in any order.
-NOT_INTERPRETED = ("determinism", "history")
+# And for "rows", which is many calls, test_rows_check.py has fewer of them.
+NOT_INTERPRETED = ("determinism", "history", "rows")
 # With pytest.mark.slow: the calls of pairwise arguments, in the interpreter, and of large products; of ops with many
 # loads or loops in the interpreter, all but the form and the values of their results.
 OF_PAIRWISE = ("calls", "memory")
+# And what is many calls, of eager, whose kernels are torch's.
+OF_MANY_CALLS = ("rows",)
 SLOW_BACKEND, SLOW_OPS = "triton", ("experts", "linear_attention", "linear_cross_entropy")
 LONG = (*SLOW_OPS, "causal_conv1d", "grouped_matmul")
 OF_LONG = ("dtypes", "empty", "float64", "inputs", "kernel", "masked_rows", "saved", "special", "strides")
@@ -84,6 +87,8 @@ def _params(backend: str, slow: Container[str]) -> Iterable[Any]:
 
 
 def _is_slow(check: testing.Check) -> bool:
+    if check.name in OF_MANY_CALLS:
+        return check.backend == "eager"
     if check.backend != SLOW_BACKEND:
         return check.name == "calls" and check.op in SLOW_OPS
     return check.name in OF_PAIRWISE or (check.op in LONG and check.name not in OF_LONG)

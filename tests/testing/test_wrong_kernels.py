@@ -16,6 +16,7 @@ import wrong_packed_attention_kernels  # noqa: F401
 import wrong_packed_kernels  # noqa: F401
 import wrong_routing_kernels  # noqa: F401
 import wrong_row_kernels  # noqa: F401
+import wrong_rows_kernels  # noqa: F401
 import wrong_situation_kernels  # noqa: F401
 import wrong_storage_kernels  # noqa: F401
 from loopback import registered
@@ -64,6 +65,17 @@ def test_the_kit_finds_it(wrong: Wrong) -> None:
         wanted = f"{wrong.op}/{wrong.direction}/{wrong.check}"
         (check,) = [check for check in testing.checks("wrong", op=wrong.op, elements=2**14) if check.id == wanted]
         assert any(map(fails, check.trials())), wrong.text
+
+
+@pytest.mark.parametrize(
+    ("op", "direction"), sorted({(each.op, each.direction) for each in WRONG if each.check == "rows"})
+)
+def test_the_references_of_these_ops_pass_the_check_of_rows(op: str, direction: str) -> None:
+    right = Wrong("none", op, direction, "rows", lambda: lambda run, a: run())
+    with registered(right.backend(testing.OPS[op])):
+        checks = testing.checks("wrong", op=op, elements=2**12)
+        (check,) = [check for check in checks if check.id == f"{op}/{direction}/rows"]
+        assert not check.run().failures
 
 
 def test_the_list_has_every_op_and_direction() -> None:

@@ -50,6 +50,7 @@ def decide(plan: Plan, args: Sequence[Any], assumed: str = "") -> Decision:
         policy.fallback,
         assumed,
         policy.adapt,
+        policy.rows,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from torch import Size
@@ -45,12 +46,12 @@ class PlannedBackend:
     @property
     def silent(self) -> bool:
         """True where passing over it needs no report: it is for another device; or no policy names it, and it is
-        optional or has no kernel for the op.
+        optional, has no kernel for the op, or does not promise independent rows.
         """
         code = self.refusal.code if self.refusal else None
         if self.named:
             return code is ReasonCode.DEVICE
-        return self.optional or code in (ReasonCode.DEVICE, ReasonCode.NO_KERNEL)
+        return self.optional or code in (ReasonCode.DEVICE, ReasonCode.NO_KERNEL, ReasonCode.ROWS)
 
 
 @dataclass(eq=False)
@@ -109,12 +110,14 @@ class Plan:
             refused.setdefault(kernel.backend, (kernel, violated))
         return None, list(refused.values())
 
+    def before(self, serving: str) -> Iterator[PlannedBackend]:
+        """Yield the backends before ``serving``."""
+        return takewhile(lambda planned: planned.backend != serving, self.backends)
+
     def passed_over(self, serving: str) -> Iterator[tuple[PlannedBackend, Reason]]:
         """Yield the backends before ``serving`` that serve no such call at all, where that is to be reported."""
         serving_is_named = any(planned.named and planned.backend == serving for planned in self.backends)
-        for planned in self.backends:
-            if planned.backend == serving:
-                return
+        for planned in self.before(serving):
             # "npu,triton" names a backend for each kind of chip: reported only where none of them is for this one
             silent = planned.silent and (serving_is_named or not planned.named)
             if planned.refusal is not None and not silent:
@@ -123,6 +126,11 @@ class Plan:
     def with_count(self, kernel: PreparedKernel, refusals: Sequence[Refusal] = ()) -> PreparedKernel:
         """Return ``kernel`` with a count of its calls, kept by the refusals before it."""
         absent = [Refusal(planned.backend, why.detail, why) for planned, why in self.passed_over(kernel.backend)]
+        absent += [
+            Refusal(planned.backend, planned.refusal.detail, planned.refusal)
+            for planned in self.before(kernel.backend)
+            if planned.refusal is not None and planned.refusal.code is ReasonCode.ROWS and planned.silent
+        ]
         return counting(kernel, (*absent, *refusals), self.device_type, str(self.policy))
 
 
@@ -156,6 +164,8 @@ def make_plan(
         if not record.has_only_ops:
             records.setdefault(record.name, (record, False))
     backends = [_planned(record, named, op, device_type, direction, assume) for record, named in records.values()]
+    if policy.rows == "independent":
+        backends = [_of_independent_rows(planned, op, device_type, direction) for planned in backends]
     if policy.adapt == "pad" and op.padding is not None:
         backends = [replace(b, padded=padded_kernel(op, b.kernel)) if b.kernel else b for b in backends]
     if prefer is not None:
@@ -211,6 +221,25 @@ def _planned(
         )
         return PlannedBackend(record.name, named, None, reason, optional=optional)
     return PlannedBackend(record.name, named, kernel, None if assume else record.refusal(), optional=optional)
+
+
+def _of_independent_rows(planned: PlannedBackend, op: Op, device_type: str, direction: Direction) -> PlannedBackend:
+    """Return the backend with its kernel for any sizes, or refused where a row's results may depend on other rows."""
+    if planned.kernel is None or planned.refusal is not None:
+        return planned
+    why = planned.kernel.kernel.why_rows_depend(device_type)
+    if why is None:
+        return replace(planned, kernel=planned.kernel.for_independent_rows())
+    others = [
+        record.name
+        for record in registry.records()
+        if (kernel := record.kernel(op.name, direction, device_type))
+        and kernel.kernel.why_rows_depend(device_type) is None
+    ]
+    fix = f"prefer {' or '.join(others)}" if others else 'allow this op with rows="any"'
+    detail = f"its results depend on the number of rows: {why}"
+    needed = "a kernel whose results do not depend on other rows"
+    return replace(planned, refusal=Reason(ReasonCode.ROWS, why, needed, fix, detail))
 
 
 def _not_registered(name: str) -> Reason:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fusedops import masks
-from fusedops._contract.evidence import Case, Evidence, Tolerance
+from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance, rows_of_two_widths
 from fusedops.ops.attention import formulas
 from fusedops.ops.attention.arguments import sequences_of
 from fusedops.ops.attention.error_bounds import (
@@ -100,6 +100,22 @@ PEERS = """
 """
 
 
+_QUERIES: dict[str, int] = dict.fromkeys(("q", "mask", "out", "lse"), 2)
+_LSE = {"return_lse": True}
+
+
+def _masked_queries(count: int) -> Mapping[str, Any]:
+    return {**_heads(1, 4, 2, count, 150, 24), "mask": (1, 1, count, 150), **_LSE}
+
+
+def _prompt(count: int) -> Mapping[str, Any]:
+    return {**_heads(1, 2, 1, count, 150 + count, 24), "causal": "lower_right", **_LSE}
+
+
+def _sequences(count: int) -> Mapping[str, Any]:
+    return {**_heads(count, 2, 1, 3, 19, 24), "causal": "lower_right", **_LSE}
+
+
 ATTENTION = Evidence(
     formula="softmax(where(masked, -inf, scale * q @ k.mT)) @ v",
     cases=CASES,
@@ -124,6 +140,11 @@ ATTENTION = Evidence(
     sample=sample,
     large=LARGE,
     sweep=sweep,
+    rows=[
+        Rows("queries", _masked_queries, _QUERIES),
+        Rows("queries behind cached keys", _prompt, _QUERIES, up_to={"k": 2, "v": 2}),
+        Rows("sequences", _sequences, dict.fromkeys(("q", "k", "v", "out", "lse"), 0)),
+    ],
     peers=PEERS,
     result_dtype="of `q`",
     sharded=(
@@ -194,6 +215,7 @@ MERGE = Evidence(
     unfused=merge_unfused,
     sample=merge_sample,
     sweep=merge_sweep,
+    rows=rows_of_two_widths(_merge, *_merge(1, 1), "out", "lse"),
     peers="""
 | peer | layout of out | of lse | gradients |
 |---|---|---|---|
@@ -292,6 +314,14 @@ PACKED = Evidence(
     unfused=packed_unfused,
     sample=packed_sample,
     sweep=packed_sweep,
+    rows=[
+        Rows(
+            "sequences",
+            lambda count: _packed(3 * count, 9 * count, 4, 2, 24, count, causal="lower_right", return_lse=True),
+            dict.fromkeys(("q", "k", "v", "out", "lse"), 0),
+            packed={**dict.fromkeys(("q", "out", "lse"), "cu_seqlens_q"), **dict.fromkeys(("k", "v"), "cu_seqlens_k")},
+        )
+    ],
     peers="""
 | peer | device | causal, Sq != Sk | window | bounds |
 |---|---|---|---|---|

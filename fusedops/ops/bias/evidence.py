@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence, Tolerance
+from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance
 from fusedops.dtypes import promoted
 from fusedops.ops.bias.error_bounds import (
     bias_dropout_add_error_bound,
@@ -233,6 +233,10 @@ BIAS_GELU = Evidence(
         Case("erf", {"x": (8192, 4096), "bias": (4096,), "approximate": "none"}),
     ],
     sweep=lambda rows, width: {"x": (rows, width), "bias": (width,)},
+    rows=[
+        Rows("rows", lambda count: {"x": (count, 67), "bias": (67,)}, {"x": 0, "y": 0}),
+        Rows("rows, erf", lambda count: {"x": (count, 67), "approximate": "none"}, {"x": 0, "y": 0}),
+    ],
     peers="""
 | peer | form | bias | in 16 bits |
 |---|---|---|---|

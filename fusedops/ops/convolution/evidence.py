@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence
+from fusedops._contract.evidence import Case, Evidence, Rows
 from fusedops.ops.convolution import error_bounds
 from fusedops.ops.convolution.formulas import SILU
 
@@ -83,6 +83,17 @@ def _sample(batch: int, length: int) -> Mapping[str, Any]:
     return {**_case("", shape, 4, bias=True, initial_state=True).args, "return_state": True}
 
 
+_STATES = dict.fromkeys(("initial_state", "state"), 0)
+
+
+def _sequences(count: int) -> Mapping[str, Any]:
+    return {**_case("", (count, 9, 21), 4, bias=True, initial_state=True).args, "return_state": True}
+
+
+def _packed_sequences(count: int) -> Mapping[str, Any]:
+    return {**_case("", (1, 9, 6 * count), 4, initial_state=True, sequences=count).args, "return_state": True}
+
+
 CAUSAL_CONV1D = Evidence(
     formula="act(bias + sum over w of weight[w] * x[s - (W - 1) + w])",
     cases=[
@@ -105,6 +116,15 @@ CAUSAL_CONV1D = Evidence(
     sample=_sample,
     large=[_case("silu", (2, 4096, 4096), 4), _case("packed", (1, 4096, 8192), 4, sequences=16)],
     sweep=lambda rows, width: {"x": (1, width, rows), "weight": (width, 4), "activation": SILU},
+    rows=[
+        Rows("sequences", _sequences, {"x": 0, "y": 0, **_STATES}),
+        Rows(
+            "packed sequences",
+            _packed_sequences,
+            {"x": 2, "y": 2, **_STATES},
+            packed=dict.fromkeys(("x", "y"), "cu_seqlens"),
+        ),
+    ],
     peers="""
 | peer | widths | states | packed sequences | computed in |
 |---|---|---|---|---|

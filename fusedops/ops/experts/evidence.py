@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence
+from fusedops._contract.evidence import Case, Evidence, Rows
 from fusedops.ops.experts import error_bounds
 from fusedops.ops.experts.formulas import Activation, experts_of
 
@@ -88,6 +88,15 @@ dtype of x, then float32 |
 | fusedops | any | 0, gradient 0 | gradient 0 | float32, in the order of k |
 """
 
+
+def _token_rows(count: int) -> Mapping[str, Any]:
+    return _with_biases(**_sizes(count, 5, 2, 33, 20))
+
+
+def _wide_token_rows(count: int) -> Mapping[str, Any]:
+    return _sizes(count, 3, 1, 1500, 700, activation="gelu_tanh")
+
+
 EXPERTS = Evidence(
     formula="sum over k of weights[k] * down[e] @ act(up[e] @ x)",
     cases=[
@@ -112,6 +121,10 @@ EXPERTS = Evidence(
         Case("qwen3-moe, 2048 tokens", _sizes(2048, 64, 8, 512, 256)),
     ],
     sweep=lambda rows, width: _sizes(rows, 8, 2, width, width),
+    rows=[
+        Rows("tokens", _token_rows, dict.fromkeys(("x", "index", "weights", "y"), 0)),
+        Rows("wide tokens", _wide_token_rows, dict.fromkeys(("x", "index", "weights", "y"), 0)),
+    ],
     peers=_PEERS,
     result_dtype="of `x`",
     sharded=(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence, Tolerance
+from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance
 from fusedops.dtypes import promoted
 from fusedops.ops.gated.error_bounds import (
     geglu_error_bound,
@@ -84,6 +84,10 @@ SWIGLU = Evidence(
         Case("packed, gpt-oss", {"gate": (8192, 8192), **SWIGLU_GPT_OSS}),
     ],
     sweep=lambda rows, width: {"gate": (rows, width), "up": (rows, width)},
+    rows=[
+        Rows("rows", lambda count: {"gate": (count, 67), "up": (count, 67)}, dict.fromkeys(("gate", "up", "y"), 0)),
+        Rows("rows, packed", lambda count: {"gate": (count, 134), **SWIGLU_GPT_OSS}, {"gate": 0, "y": 0}),
+    ],
     peers="""
 | peer | form | packed | in 16 bits |
 |---|---|---|---|
@@ -145,6 +149,10 @@ GEGLU = Evidence(
         Case("packed, erf", {"gate": (8192, 8192), "approximate": "none"}),
     ],
     sweep=lambda rows, width: {"gate": (rows, width), "up": (rows, width)},
+    rows=[
+        Rows("rows", lambda count: {"gate": (count, 67), "up": (count, 67)}, dict.fromkeys(("gate", "up", "y"), 0)),
+        Rows("rows, erf", lambda count: {"gate": (count, 134), "approximate": "none"}, {"gate": 0, "y": 0}),
+    ],
     peers="""
 | peer | form | packed | GELU |
 |---|---|---|---|

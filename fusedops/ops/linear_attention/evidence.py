@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence
+from fusedops._contract.evidence import Case, Evidence, Rows
 from fusedops.ops.linear_attention import error_bounds, formulas
 
 
@@ -84,6 +85,19 @@ _PEERS = """
 | fusedops | any | fewer than those of v | (N, Hv, Dk, Dv) | any | `cu_seqlens` |
 """
 
+
+_POSITIONS = ("q", "k", "v", "decay", "beta", "out")
+_STATES = dict.fromkeys(("initial_state", "state"), 0)
+
+
+def _packed_sequences(count: int) -> Mapping[str, Any]:
+    return _sizes(1, 20 * count, 1, 2, 16, 12, _DELTA, cu_seqlens=(count + 1,))
+
+
+def _sequences(kind: str, count: int) -> Mapping[str, Any]:
+    return _sizes(count, 70, 1, 2, 16, 12, kind)
+
+
 LINEAR_ATTENTION = Evidence(
     formula="scale * H.T @ q, H = exp(decay) * H + outer(k, u), u = v or beta * (v - H.T @ k)",
     cases=[
@@ -111,6 +125,18 @@ LINEAR_ATTENTION = Evidence(
         Case("qwen3-next, 512 positions", _sizes(1, 512, 16, 32, 128, 128, _DELTA)),
     ],
     sweep=lambda rows, width: _sizes(1, rows, 2, 4, width, width, _DELTA),
+    rows=[
+        Rows(name, partial(_sequences, kind), {**dict.fromkeys(_POSITIONS, 0), **_STATES})
+        for name, kind in (("sequences", _DELTA), ("sequences, a decay of each row", "rows state"))
+    ]
+    + [
+        Rows(
+            "packed sequences",
+            _packed_sequences,
+            {**dict.fromkeys(_POSITIONS, 1), **_STATES},
+            packed=dict.fromkeys(_POSITIONS, "cu_seqlens"),
+        )
+    ],
     peers=_PEERS,
     result_dtype="of `v`; the state: float32, or float64 where a tensor has it",
     sharded=(

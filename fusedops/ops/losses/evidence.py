@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence, Tolerance
+from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance, rows_of_two_widths
 from fusedops.dtypes import compute_dtype, upcast
 from fusedops.ops.losses import error_bounds, formulas
 from fusedops.ops.losses.formulas import LossOptions
@@ -95,6 +96,13 @@ the gradient over them |
 """
 
 
+_ROWS = ("logits", "target", "loss")
+
+
+def _rows(options: Mapping[str, Any], count: int, width: int) -> Mapping[str, Any]:
+    return {"logits": (count, width), "target": (count,), "reduction": "none", **options}
+
+
 CROSS_ENTROPY = Evidence(
     formula="logsumexp(logits) - logits[target], smoothed, with z-loss, capped",
     cases=_CASES,
@@ -114,6 +122,12 @@ CROSS_ENTROPY = Evidence(
     sample=_sample,
     large=_LARGE,
     sweep=_tokens,
+    rows=[
+        *rows_of_two_widths(partial(_rows, {}), *_ROWS),
+        *rows_of_two_widths(
+            partial(_rows, {"softcap": 9.0, "label_smoothing": 0.1, "z_loss": 0.01}), *_ROWS, more=", options"
+        ),
+    ],
     peers=_PEERS,
     result_dtype=_DTYPE,
     sharded=(
@@ -203,6 +217,13 @@ LINEAR_CROSS_ENTROPY = Evidence(
     sample=lambda batch, length: {"x": (batch, length, 6), "weight": (11, 6), "target": (batch, length), "bias": (11,)},
     large=[Case("small_vocabulary", {"x": (4096, 512), "weight": (32000, 512), "target": (4096,)})],
     sweep=lambda rows, width: {"x": (rows, width), "weight": (32000, width), "target": (rows,)},
+    rows=[
+        Rows(
+            "tokens",
+            lambda count: {"x": (count, 33), "weight": (67, 33), "target": (count,), "reduction": "none"},
+            {"x": 0, "target": 0, "loss": 0},
+        )
+    ],
     peers=_LINEAR_PEERS,
     result_dtype=_DTYPE,
     sharded=(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence
+from fusedops._contract.evidence import Case, Evidence, Rows, rows_of_two_widths
 from fusedops.dtypes import promoted
 from fusedops.ops.norms import error_bounds
 
@@ -18,6 +18,7 @@ _SHARDED = (
     "`weight`, `bias` replicated",
     "of x: as x; of weight and bias with a sharded x: `Partial`",
 )
+_SUM_ROWS = ("x", "residual", "y", "s")
 _SUM_DTYPES = "y: of `x`; the sum: of `x + residual`, by torch's promotion"
 _SUM_SHARDED = (
     "any dim except the last",
@@ -68,6 +69,7 @@ RMS_NORM = Evidence(
     sample=lambda batch, length: {"x": (batch, length, 6), "weight": (6,), "eps": 1e-5},
     large=[Case("training", {"x": (8192, 4096), "weight": (4096,)})],
     sweep=lambda rows, width: {"x": (rows, width), "weight": (width,)},
+    rows=rows_of_two_widths(lambda count, width: {"x": (count, width), "weight": (width,)}, "x", "y"),
     peers="""
 | peer | rounded | weight | offset |
 |---|---|---|---|
@@ -117,6 +119,7 @@ LAYER_NORM = Evidence(
     sample=lambda batch, length: {"x": (batch, length, 6), "weight": (6,), "bias": (6,)},
     large=[Case("training", {"x": (8192, 4096), "weight": (4096,), "bias": (4096,)})],
     sweep=lambda rows, width: {"x": (rows, width), "weight": (width,), "bias": (width,)},
+    rows=rows_of_two_widths(lambda count, width: {"x": (count, width), "weight": (width,), "bias": (width,)}, "x", "y"),
     peers="""
 | peer | dtypes of x and weight | weight and bias |
 |---|---|---|
@@ -162,6 +165,9 @@ ADD_RMS_NORM = Evidence(
     sample=lambda batch, length: {"x": (batch, length, 6), "residual": (batch, length, 6), "weight": (6,)},
     large=[Case("training", {"x": (8192, 4096), "residual": (8192, 4096), "weight": (4096,)})],
     sweep=lambda rows, width: {"x": (rows, width), "residual": (rows, width), "weight": (width,)},
+    rows=rows_of_two_widths(
+        lambda count, width: {"x": (count, width), "residual": (count, width), "weight": (width,)}, *_SUM_ROWS
+    ),
     peers="""
 | peer | the norm is of | dtype of s |
 |---|---|---|
@@ -221,6 +227,15 @@ ADD_LAYER_NORM = Evidence(
         )
     ],
     sweep=lambda rows, width: {"x": (rows, width), "residual": (rows, width), "weight": (width,), "bias": (width,)},
+    rows=rows_of_two_widths(
+        lambda count, width: {
+            "x": (count, width),
+            "residual": (count, width),
+            "weight": (width,),
+            "bias": (width,),
+        },
+        *_SUM_ROWS,
+    ),
     peers="""
 | peer | the norm is of | dtype of s |
 |---|---|---|
@@ -268,6 +283,14 @@ def _gated_case(name: str, shape: tuple[int, ...], source: str = "", **options: 
     return Case(name, {"x": shape, "gate": shape, "weight": shape[-1:], **options}, source)
 
 
+def _gated_rows(count: int, width: int) -> Mapping[str, Any]:
+    return {"x": (count, width), "gate": (count, width), "weight": (width,)}
+
+
+def _grouped_rows(count: int) -> Mapping[str, Any]:
+    return {**_gated_rows(count, 66), "gate_first": True, "groups": 2}
+
+
 GATED_RMS_NORM = Evidence(
     formula="rms_norm(x) * act(gate), or rms_norm(x * act(gate))",
     cases=[
@@ -296,6 +319,10 @@ GATED_RMS_NORM = Evidence(
         _gated_case("gate first, 8 groups", (8192, 4096), gate_first=True, groups=8),
     ],
     sweep=lambda rows, width: {"x": (rows, width), "gate": (rows, width), "weight": (width,)},
+    rows=[
+        *rows_of_two_widths(_gated_rows, "x", "gate", "y"),
+        Rows("rows, gate first, 2 groups", _grouped_rows, dict.fromkeys(("x", "gate", "y"), 0)),
+    ],
     peers="""
 | peer | order | activation | groups | rounded |
 |---|---|---|---|---|

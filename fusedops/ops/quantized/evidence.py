@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence, Tolerance, finite_size
+from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance, finite_size
 from fusedops.dtypes import compute_dtype
 from fusedops.quantization import FORMATS, dequantize
 
@@ -89,6 +90,11 @@ _CASES = [
     Case("smollm2_head", _linear(1, 576, 49152, "Q8_0"), "SmolLM2-135M, the head, one token"),
 ]
 
+
+def _token_rows(format: str, columns: int, count: int) -> Mapping[str, Any]:
+    return _linear(count, columns, 137, format, bias=(137,))
+
+
 QUANTIZED_LINEAR = Evidence(
     formula="x @ dequantize(packed).T + bias",
     cases=_CASES,
@@ -101,6 +107,10 @@ QUANTIZED_LINEAR = Evidence(
     sample=_sample,
     large=[Case(f"token_{name.lower()}", _linear(1, 4096, 4096, name)) for name in ("Q8_0", "Q4_1", "Q4_K")],
     sweep=lambda rows, width: _linear(rows, max(width // 256, 1) * 256, 4096, "Q8_0"),
+    rows=[
+        Rows(f"tokens of {columns}, {format}", partial(_token_rows, format, columns), {"x": 0, "y": 0})
+        for format, columns in (("Q8_0", 96), ("Q4_K", 2048))
+    ],
     peers="""
 | peer | activation | formats | backward | CPU |
 |---|---|---|---|---|

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence
+from fusedops._contract.evidence import Case, Evidence, Rows
 from fusedops.ops.rotary import error_bounds, formulas
 
 
@@ -46,6 +46,14 @@ def _sample(batch: int, length: int) -> Mapping[str, Any]:
 _LLAMA = {"q": (1, 32, 2048, 128), "k": (1, 8, 2048, 128), "cos": (2048, 64), "sin": (2048, 64)}
 
 
+def _positions(count: int) -> Mapping[str, Any]:
+    return {"q": (1, 3, count, 22), "k": (1, 1, count, 22), "cos": (count, 9), "sin": (count, 9)}
+
+
+def _sequences(count: int) -> Mapping[str, Any]:
+    return {"q": (count, 3, 5, 22), "k": (count, 1, 5, 22), "cos": (5, 11), "sin": (5, 11), "interleaved": True}
+
+
 ROTARY_EMBEDDING = Evidence(
     formula="(x1 * cos - x2 * sin, x2 * cos + x1 * sin) of q and k",
     cases=[
@@ -79,6 +87,10 @@ ROTARY_EMBEDDING = Evidence(
     unfused=_unfused,
     sample=_sample,
     large=[Case("half", {**_LLAMA, "q": (4, 32, 2048, 128), "k": (4, 8, 2048, 128)})],
+    rows=[
+        Rows("positions", _positions, {**dict.fromkeys(("q", "k", "rotated_q", "rotated_k"), 2), "cos": 0, "sin": 0}),
+        Rows("sequences", _sequences, dict.fromkeys(("q", "k", "rotated_q", "rotated_k"), 0)),
+    ],
     peers="""
 | peer | pairs | partial | cos, sin | in 16 bits |
 |---|---|---|---|---|

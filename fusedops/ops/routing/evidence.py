@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence
+from fusedops._contract.evidence import Case, Evidence, Rows
 from fusedops.ops.routing import error_bounds
 
 
@@ -78,6 +78,13 @@ def _case(name: str, rows: tuple[int, ...], experts: int, k: int, source: str, *
     return Case(name, {"logits": (*rows, experts), "k": k, **options}, source)
 
 
+_ROW_DIMS: dict[str, int] = dict.fromkeys(("logits", "weights", "chosen"), 0)
+
+
+def _grouped_rows(count: int) -> Mapping[str, Any]:
+    return {"logits": (count, 64), "k": 6, "bias": (64,), "score": "sigmoid", "groups": 8, "top_groups": 4}
+
+
 TOP_K_ROUTING = Evidence(
     formula="scale * s / (sum(s) + eps), s the k scores of the largest score + bias",
     cases=[
@@ -113,6 +120,10 @@ TOP_K_ROUTING = Evidence(
         _case("DeepSeek-V3, 2048 tokens", (2048,), 256, 8, "", bias=True, **_DEEPSEEK_V3),
     ],
     sweep=lambda rows, width: {"logits": (rows, width), "k": min(8, width), "normalize": True},
+    rows=[
+        Rows("tokens", lambda count: {"logits": (count, 12), "k": 3, "normalize": True}, _ROW_DIMS),
+        Rows("tokens in groups", _grouped_rows, _ROW_DIMS),
+    ],
     peers=_PEERS,
     result_dtype="float32",
     sharded=("the dims of `logits` but the last", "`index` as `logits`; `bias` whole", "as `logits`"),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence, Tolerance
+from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance, rows_of_two_widths
 from fusedops.ops.softmax.error_bounds import error_bound, gradient_error_bound
 from fusedops.ops.softmax.formulas import causal_mask
 
@@ -86,6 +86,12 @@ SCALED_MASKED_SOFTMAX = Evidence(
         Case("no mask", {"x": _SCORES, "scale": 0.125}),
     ],
     sweep=lambda rows, width: {"x": (1, 1, rows, width), "mask": (1, 1, rows, width), "scale": 0.125},
+    rows=[
+        *rows_of_two_widths(
+            lambda count, width: {"x": (count, width), "mask": (count, width), "scale": 0.3}, "x", "mask", "y"
+        ),
+        Rows("matrices", lambda count: {"x": (count, 5, 19), "causal": True}, {"x": 0, "y": 0}),
+    ],
     peers="""
 | peer | rank | Sk | other | dtypes | mask shapes |
 |---|---|---|---|---|---|

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +47,8 @@ class Wrong:
 
     def backend(self, op: fusedops.Op) -> Backend:
         """Return a backend whose other kernel is right."""
-        right = reference_kernels(op)
+        promise = True if self.check == "rows" else None
+        right = [replace(each, rows_independent=promise) for each in reference_kernels(op)]
         place = ("forward", "backward").index(self.direction)
         names = forward_parameters(op) if self.direction == "forward" else op.backward_parameters
         function = contiguous(op.reference_with_saved if self.direction == "forward" else op.backward, *names)
@@ -59,7 +60,9 @@ class Wrong:
 
         declared = with_parameters(kernel, *names)
         prepare = (lambda checked: declared) if self.checks_storages else None
-        wrong = fusedops.kernel(op.name, direction=self.direction, prepare=prepare)(declared)  # pyright: ignore
+        wrong = fusedops.kernel(  # pyright: ignore
+            op.name, direction=self.direction, prepare=prepare, rows_independent=promise
+        )(declared)
         return Backend("wrong", ("cpu",), -50, [wrong if at == place else each for at, each in enumerate(right)])
 
 

@@ -33,7 +33,7 @@ from tests.fuzz.call import Made  # noqa: E402
 from tests.fuzz.generate import generate  # noqa: E402
 from tests.fuzz.machine import Target  # noqa: E402
 
-SETTINGS = ("op", "device", "capability", "policy", "fallback", "adapt", "bandwidth")
+SETTINGS = ("op", "device", "capability", "policy", "fallback", "adapt", "rows", "bandwidth")
 CAPABILITIES = (None, None, (7, 0), (7, 5), (8, 0), (8, 6), (9, 0), (12, 0))
 DEVICES = ("cpu", "cuda", "npu")
 ELEMENTS = 2**19
@@ -65,7 +65,8 @@ def calls(count: int, seed: str) -> Iterator[dict[str, Any]]:
             _moved(args, dice)
         _with_numbers(call.op, args, dice)
         policy = "" if dice.random() < 0.4 else _policy(call.backend, target, dice)
-        settings = {"policy": policy, "fallback": call.fallback, "adapt": call.adapt}
+        rows = "independent" if dice.random() < 0.2 else "any"
+        settings = {"policy": policy, "fallback": call.fallback, "adapt": call.adapt, "rows": rows}
         yield {
             "fragment": _fragment(call.op, target.device, capability, settings, args),
             "expected": decision(call.op, args, **settings),
@@ -101,9 +102,9 @@ def _moved(args: dict[str, Any], dice: random.Random) -> None:
     args[name] = args[name].replace(device=dice.choice(("cpu", "cuda:1", "meta", "npu")))
 
 
-def decision(op: str, args: dict[str, Any], policy: str, fallback: str, adapt: str) -> dict[str, Any]:
+def decision(op: str, args: dict[str, Any], policy: str, fallback: Any, adapt: Any, rows: Any) -> dict[str, Any]:
     """Return what explain returns, as the page shows it."""
-    with fusedops.use(fallback=fallback, adapt=adapt):
+    with fusedops.use(fallback=fallback, adapt=adapt, rows=rows):
         try:
             found = fusedops.explain(op, **args, backend=policy or None)
         except fusedops.InvalidInputError as error:
