@@ -36,9 +36,10 @@ def run(options: Namespace) -> None:
         raise SystemExit(f"fuzz: got situations {options.situation}, expected some of {', '.join(SITUATIONS)}")
     prepare(options.plugin)
     aims = targets(options.op, options.backend)
+    reported: set[tuple[int, str]] = set()
     with pathlib.Path(options.last).open("w+") as last:
         for place, at in _turns(aims, options):
-            _one(aims[place], place, at, options, last)
+            _one(aims[place], place, at, options, last, reported)
     _write({"event": "end"})
 
 
@@ -63,7 +64,8 @@ def _turns(aims: Sequence[Target], options: Namespace) -> Iterator[tuple[int, in
                 numbers[place] += 1
 
 
-def _one(target: Target, place: int, at: int, options: Namespace, last: Any) -> None:
+def _one(target: Target, place: int, at: int, options: Namespace, last: Any, reported: set[tuple[int, str]]) -> None:
+    """Make one call. ``reported``: the targets and kinds of the failures so far, of which the report has one each."""
     seed = f"{options.seed}:{target.op}:{target.backend}:{target.device}:{at}"
     plugins = tuple(options.plugin)
     call = generate(target, seed)
@@ -76,7 +78,8 @@ def _one(target: Target, place: int, at: int, options: Namespace, last: Any) -> 
     except Exception as error:  # a kernel may raise anything
         kind = kind_of(error)
         faulthandler.dump_traceback_later(10 * options.hang, exit=True)
-        small = shrunk(call, lambda other: _fails(other, kind))
+        small = call if (place, kind) in reported else shrunk(call, lambda other: _fails(other, kind))
+        reported.add((place, kind))
         message = _message(small) or f"{type(error).__name__}: {error}"
         _write(
             {"event": "failed", "target": target[:3], "at": at, "seed": seed, "kind": kind, "message": message}

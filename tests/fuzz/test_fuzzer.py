@@ -1,4 +1,4 @@
-"""The fuzzer: it finds a planted fault of each kind and prints a program that shows it; and 20 seconds of it."""
+"""The fuzzer: it finds a planted fault of each kind and prints a program that shows it; and calls of all ops."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def test_an_unknown_name_is_an_error_that_lists_the_names() -> None:
 
 @pytest.mark.slow
 def test_calls_of_all_ops_and_backends() -> None:
-    """The calls are fixed by the seed and their number, which takes about 20 seconds."""
-    done = fuzz("--seed", "20240607", "--calls", "12")
+    """The calls are fixed by the seed and their number: one of each slow target, eight of each other one."""
+    done = fuzz("--seed", "20240607", "--calls", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 wrong, 0 crash, 0 hang" in done.stdout
 

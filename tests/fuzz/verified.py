@@ -176,7 +176,7 @@ def arguments_of(op: Op, rows: int, dtype: torch.dtype, seed: int) -> tuple[Any,
     assert op.evidence.sample is not None
     call = CALLS[op.name](rows) if op.name in CALLS else dict(op.evidence.sample(1, rows))
     columns = call[op.parameters[0]][-1]
-    if op.name not in CALLS and len(call[op.parameters[0]]) == 3:
+    if op.name not in CALLS and len(call[op.parameters[0]]) == 3 and columns != rows:
         call = {
             name: tuple(COLUMNS if size == columns else size for size in value) if isinstance(value, tuple) else value
             for name, value in call.items()
@@ -186,9 +186,11 @@ def arguments_of(op: Op, rows: int, dtype: torch.dtype, seed: int) -> tuple[Any,
 
 
 def sums(op: Op, args: Sequence[Any]) -> list[str]:
-    """Return the parameters whose gradients are sums over the rows."""
-    sizes = {name: arg.numel() for name, arg in zip(op.parameters, args) if isinstance(arg, Tensor)}
-    return [name for name in op.differentiable if 0 < sizes.get(name, 0) < sizes[op.parameters[0]]]
+    """Return the parameters whose gradients are sums over all ``ROWS[0]`` rows: no state, which decays with them."""
+    tensors = {name: arg for name, arg in zip(op.parameters, args) if isinstance(arg, Tensor)}
+    most = tensors[op.parameters[0]].numel()
+    names = [name for name in op.differentiable if name in tensors and not name.endswith("state")]
+    return [name for name in names if 0 < tensors[name].numel() < most and ROWS[0] not in tensors[name].shape]
 
 
 class Planted:
