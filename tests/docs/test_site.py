@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import browser
 import pytest
@@ -38,6 +39,21 @@ CUT = """((width) => {
 })"""
 
 
+# The tables whose first column is cut at its right, or whose first two columns are not both in view unless the first
+# one stays in place when the table scrolls.
+HIDDEN = """(() => {
+  const hidden = [];
+  for (const table of document.querySelectorAll("article .table-wrapper > table")) {
+    const box = table.parentElement.getBoundingClientRect();
+    const right = (n) => table.querySelector(`tbody td:nth-child(${n})`)?.getBoundingClientRect().right ?? 0;
+    const stays = getComputedStyle(table.querySelector("tbody td")).position === "sticky";
+    if (right(1) > box.left + 0.6 * box.width || (right(2) > box.right + 1 && !stays))
+      hidden.push(table.textContent.trim().replace(/\\s+/g, " ").slice(0, 60));
+  }
+  return hidden;
+})()"""
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Return the folder of the whole site."""
@@ -61,54 +77,65 @@ def test_the_site_is_built_without_a_warning(site: pathlib.Path) -> None:
     assert (site / "index.html").exists()
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_no_page_is_wider_than_the_window(site: pathlib.Path, page: browser.Page, width: int) -> None:
-    pages = sorted([*site.glob("*.html"), *site.glob("api/*.html")])
-    assert {path.stem for path in [*DOCS.glob("*.md"), *DOCS.glob("api/*")]} <= {path.stem for path in pages}
-    page.size(width, 900)
-    cut: dict[str, list[str]] = {}
-    for each in pages:
+BLOCKS = "[...document.querySelectorAll('.highlight-sh pre')]"
+WIDE = f"{BLOCKS}.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent)"
+PICTURES = "[...document.querySelectorAll('article img:not(.toggler)')].map((e) => [e.alt, e.naturalWidth])"
+
+
+class Shown(NamedTuple):
+    """A page in the browser: what is cut by width; of a phone's width the rest."""
+
+    cut: dict[int, list[str]]
+    hidden: list[str]
+    commands: int
+    wide: list[str]
+    pictures: list[tuple[str, int]]
+
+
+@pytest.fixture(scope="module")
+def shown(site: pathlib.Path, page: browser.Page) -> dict[str, Shown]:
+    """Return what each page shows. Each is opened once, on a phone, and then made wider."""
+    found: dict[str, Shown] = {}
+    for each in sorted([*site.glob("*.html"), *site.glob("api/*.html")]):
+        page.size(WIDTHS[0], 900)
         page.open(each)
-        cut[each.name] = page.run(f"{CUT}({width})")
-    assert {name: found for name, found in cut.items() if found} == {}
+        on_a_phone = [page.run(script) for script in (HIDDEN, f"{BLOCKS}.length", WIDE, PICTURES)]
+        cut: dict[int, list[str]] = {}
+        for width in WIDTHS:
+            page.size(width, 900)
+            assert page.run("document.documentElement.clientWidth") == width
+            cut[width] = page.run(f"{CUT}({width})")
+        found[each.name] = Shown(cut, *on_a_phone)
+    return found
+
+
+def test_every_page_of_the_documentation_is_in_the_site(shown: dict[str, Shown]) -> None:
+    assert {path.stem for path in [*DOCS.glob("*.md"), *DOCS.glob("api/*")]} <= {name[:-5] for name in shown}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_page_is_wider_than_the_window(shown: dict[str, Shown], page: browser.Page, width: int) -> None:
+    assert {name: each.cut[width] for name, each in shown.items() if each.cut[width]} == {}
     assert not page.errors
     assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "about"}
 
 
-# The tables whose first column is cut at its right, or whose first two columns are not both in view unless the first
-# one stays in place when the table scrolls.
-HIDDEN = """(() => {
-  const hidden = [];
-  for (const table of document.querySelectorAll("article .table-wrapper > table")) {
-    const box = table.parentElement.getBoundingClientRect();
-    const right = (n) => table.querySelector(`tbody td:nth-child(${n})`)?.getBoundingClientRect().right ?? 0;
-    const stays = getComputedStyle(table.querySelector("tbody td")).position === "sticky";
-    if (right(1) > box.left + 0.6 * box.width || (right(2) > box.right + 1 && !stays))
-      hidden.push(table.textContent.trim().replace(/\\s+/g, " ").slice(0, 60));
-  }
-  return hidden;
-})()"""
+def test_the_main_column_of_every_table_is_in_view_on_a_phone(shown: dict[str, Shown]) -> None:
+    assert {name: each.hidden for name, each in shown.items() if each.hidden} == {}
 
 
-def test_the_main_column_of_every_table_is_in_view_on_a_phone(site: pathlib.Path, page: browser.Page) -> None:
-    page.size(390, 900)
-    hidden: dict[str, list[str]] = {}
-    for each in sorted([*site.glob("*.html"), *site.glob("api/*.html")]):
-        page.open(each)
-        hidden[each.name] = page.run(HIDDEN)
-    assert {name: found for name, found in hidden.items() if found} == {}
+def test_no_command_scrolls(shown: dict[str, Shown]) -> None:
+    assert sum(each.commands for each in shown.values()) > 20
+    assert [line for each in shown.values() for line in each.wide] == []
 
 
-def test_no_command_scrolls(site: pathlib.Path, page: browser.Page) -> None:
-    page.size(390, 900)
-    blocks = "[...document.querySelectorAll('.highlight-sh pre')]"
-    seen, wide = 0, []
-    for each in sorted(site.glob("*.html")):
-        page.open(each)
-        seen += page.run(f"{blocks}.length")
-        wide += page.run(f"{blocks}.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent)")
-    assert seen > 20
-    assert wide == []
+def test_every_picture_has_an_alternative_text(shown: dict[str, Shown]) -> None:
+    for name, each in shown.items():
+        assert all(len(alternative.split()) > 3 and width for alternative, width in each.pictures), (
+            name,
+            each.pictures,
+        )
+    assert any(each.pictures for each in shown.values())
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -128,15 +155,3 @@ def test_a_wide_element_is_found(site: pathlib.Path, page: browser.Page, width: 
     assert page.run(f"{CUT}({width})") == []
     page.run(f"document.querySelector('article').insertAdjacentHTML('beforeend', `{planted}`)")
     assert any(line.startswith(found) for line in page.run(f"{CUT}({width})"))
-
-
-def test_every_picture_has_an_alternative_text(site: pathlib.Path, page: browser.Page) -> None:
-    seen = 0
-    for each in sorted(site.glob("*.html")):
-        page.open(each)
-        pictures = page.run(
-            "[...document.querySelectorAll('article img:not(.toggler)')].map((e) => [e.alt, e.naturalWidth])"
-        )
-        assert all(len(alternative.split()) > 3 and width for alternative, width in pictures), (each.name, pictures)
-        seen += len(pictures)
-    assert seen
