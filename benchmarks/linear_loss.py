@@ -3,8 +3,10 @@
     python -m benchmarks.linear_loss                          # [4096, 512] x [32000, 512], float32, on the CPU
     python -m benchmarks.linear_loss --rows 8192 --size 4096 --classes 128256 --dtype bfloat16 --device cuda
 
-In each turn both run once, and the order changes from turn to turn: on a busy machine a ratio of one turn is nearer to
-the truth than a ratio of two times of different minutes. Installed peers run too, where they support the device.
+In each turn all run once, and the order changes from turn to turn: on a busy machine a ratio of one turn is nearer to
+the truth than a ratio of two times of different minutes. torch's own chunked function runs too, from torch 2.13 on, and
+installed peers where they support the device. ``--of-process`` measures the processor time of all threads, which other
+programs disturb less: threads that wait must sleep then, by ``OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0``.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +33,18 @@ def torch_loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(x @ weight.t(), target)
 
 
-PEERS: dict[str, Callable[[], Loss]] = {"liger-kernel": liger_linear_loss, "quack-kernels": quack_linear_loss}
+def torchs_own() -> Loss:
+    """Return torch's function that has the logits of a chunk at a time."""
+    torch_nn: Any = torch.nn  # torch before 2.13 has none
+    options = torch_nn.LinearCrossEntropyOptions()
+    return lambda x, weight, target: torch_nn.functional.linear_cross_entropy(x, weight, target, options=options)
+
+
+PEERS: dict[str, Callable[[], Loss]] = {
+    "torch's own": torchs_own,
+    "liger-kernel": liger_linear_loss,
+    "quack-kernels": quack_linear_loss,
+}
 
 
 def both_ways(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
@@ -42,14 +56,14 @@ def both_ways(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> tuple[Te
     return x.grad, weight.grad
 
 
-def seconds(run: Callable[[], object], device: str) -> float:
+def seconds(run: Callable[[], object], device: str, clock: Callable[[], float]) -> float:
     """Return the time of a call."""
     wait = (lambda: None) if device == "cpu" else torch.get_device_module(device).synchronize
     wait()
-    start = time.perf_counter()
+    start = clock()
     run()
     wait()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def main() -> None:
@@ -62,7 +76,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--of-process", action="store_true")
     options = parser.parse_args()
+    clock = time.process_time if options.of_process else time.perf_counter
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     given = {"dtype": getattr(torch, options.dtype), "device": options.device}
@@ -70,7 +86,7 @@ def main() -> None:
     weight = (torch.randn(options.classes, options.size, **given) / options.size**0.5).requires_grad_()
     target = torch.randint(options.classes, (options.rows,), device=options.device)
     functions: dict[str, Loss] = {"torch": torch_loss, "fusedops": fusedops.linear_cross_entropy}
-    for name, load in PEERS.items() if options.device == "cuda" else ():
+    for name, load in PEERS.items() if options.device == "cuda" else [("torch's own", torchs_own)]:
         try:
             functions[name] = load()
         except Exception as error:  # the peer is not installed
@@ -88,7 +104,7 @@ def main() -> None:
     for turn in range(options.turns + 1):
         order = list(functions.items())
         for name, function in order if turn % 2 else reversed(order):
-            took = seconds(lambda run=function: both_ways(run, x, weight, target), options.device)
+            took = seconds(lambda run=function: both_ways(run, x, weight, target), options.device, clock)
             if turn:  # the first is a warm-up
                 times[name].append(took)
     for name in functions:

@@ -79,6 +79,7 @@ class Library:
         self.experts_forward = function("experts_forward")
         self.experts_backward = function("experts_backward")
         self.linear_loss = function("linear_loss")
+        self.linear_product = function("linear_product")
 
 
 def torch_library() -> ctypes.CDLL:

@@ -1,6 +1,8 @@
-"""The products around the logits of a linear layer, of which a chunk of rows exists at a time: torch's matmul.
+"""The products around the logits of a linear layer, of which a chunk of rows exists at a time.
 
-Between the products a function of the library turns a chunk of logits into its own gradient.
+Between the products a function of the library turns a chunk of logits into its own gradient. The products are the
+library's in float32: torch's matmul packs a weight once for each thread, and 192 rows are few for that. Where the
+processor multiplies bfloat16, products of bfloat16 are torch's.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ import torch
 from torch import Tensor
 
 from fusedops.dtypes import no_autocast
+from fusedops_cpu._calls import LibraryCall, results_of
+from fusedops_cpu._library import DTYPE_CODES, dense, library
 
-# Rows of a chunk, at least. torch's matmul packs the whole weight for each: 4096 rows of 512 and 32,000 classes took
-# 1.02 times the time of one product in chunks of 256, 1.04 in chunks of 192, 1.09 in chunks of 128 (AMD EPYC, one
-# thread).
-LEAST_ROWS = 256
-_BLOCK = 512 * 1024  # elements of a block of the weight, which stays in the L2 cache while it is multiplied
+# Rows of a chunk, at least. Each chunk packs the whole weight, and reads and writes its whole gradient: the products of
+# rows of 512 and 32,000 classes took 1.01 times the time in chunks of 192 as in chunks of 256 (AMD EPYC, 2 threads).
+LEAST_ROWS = 192
+_BLOCK = 1024 * 1024  # elements of a block of the gradient of weight, which stays in the caches until it is added
 
 
 class Wanted(NamedTuple):
@@ -108,7 +111,7 @@ def through_chunks(
             at: slice | Tensor = slice(start, min(start + rows, n_rows))
             if places is not None:
                 at = places[at]
-            x_rows = x[at].to(product.dtype)
+            x_rows = dense(x[at])
             chunk_rows = Rows(at, target[at], memory[: x_rows.shape[0]])
             product.logits(x_rows, chunk_rows.logits)
             between(chunk_rows)
@@ -131,36 +134,38 @@ def multiplies_bfloat16() -> bool:
 
 
 class _Float32Product:
-    """The products of a weight (V, H) in float32; a weight of 16 bits is widened in blocks."""
+    """The products of a weight (V, H) in float32, in the compiled library, which reads x and weight in their dtype."""
 
     dtype = torch.float32
 
     def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
-        self._step = max(64, _BLOCK // max(weight.shape[1], 1))
+        self._weight = dense(weight) if weight.is_neg() or 1 not in weight.stride() else weight
 
     def logits(self, x: Tensor, out: Tensor) -> None:
         """Write ``x @ weight.T`` into ``out``."""
-        for start in range(0, self._weight.shape[0], self._step):
-            at = slice(start, start + self._step)
-            torch.mm(x, self._weight[at].to(self.dtype).t(), out=out[:, at])
+        _multiply(x, self._weight, out, False)
 
     def of_rows(self, gradient: Tensor) -> Tensor:
         """Return ``gradient @ weight``."""
-        if self._weight.dtype is self.dtype:
-            return torch.mm(gradient, self._weight)
-        total = gradient.new_zeros((gradient.shape[0], self._weight.shape[1]))
-        for start in range(0, self._weight.shape[0], self._step):
-            at = slice(start, start + self._step)
-            total.addmm_(gradient[:, at], self._weight[at].to(self.dtype))
-        return total
+        result = gradient.new_empty((gradient.shape[0], self._weight.shape[1]))
+        _multiply(gradient, self._weight.t(), result, False)
+        return result
 
     def accumulate(self, gradient: Tensor, x: Tensor, out: Tensor, first: bool) -> None:
         """Add ``gradient.T @ x`` to ``out``, or write it there the first time."""
-        if first:
-            torch.mm(gradient.t(), x, out=out)
-        else:
-            out.addmm_(gradient.t(), x)
+        _multiply(gradient.t(), x.t(), out, not first)
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool) -> None:
+    """Write ``a @ b.T`` into ``out``, contiguous, or add it; a and b have a dim of stride 1."""
+    fields = (a, b, out, *out.shape, a.shape[1], *_operand(a), *_operand(b), adds)
+    results_of(LibraryCall(library().linear_product, fields, out))
+
+
+def _operand(matrix: Tensor) -> tuple[int, int, bool]:
+    """Return the code of the dtype, the larger stride, and True where a row is contiguous."""
+    by_rows = matrix.stride(1) == 1
+    return DTYPE_CODES[matrix.dtype], matrix.stride(0 if by_rows else 1), by_rows
 
 
 class _BFloat16Product:
@@ -170,7 +175,7 @@ class _BFloat16Product:
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
-        self._step = max(64, 2 * _BLOCK // max(weight.shape[1], 1))
+        self._step = max(64, _BLOCK // max(weight.shape[1], 1))
 
     def logits(self, x: Tensor, out: Tensor) -> None:
         """Write ``x @ weight.T`` into ``out``."""

@@ -1,4 +1,4 @@
-"""linear_cross_entropy: torch's matmul on chunks of rows, and between the products ``src/linear_loss.cpp``."""
+"""linear_cross_entropy: products on chunks of rows, and between them ``src/linear_loss.cpp``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusedops_cpu._library import DTYPE_CODES, dense, library
 from fusedops_cpu._linear_logits import Gradients, Rows, Wanted, through_chunks
 
 _LIMITS = (*one_dtype("x", "weight"), *any_dtype("bias"))
-_SOURCE = "torch.mm, fusedops_cpu/src/linear_loss.cpp"
+_SOURCE = "fusedops_cpu/src/linear_loss.cpp, fusedops_cpu/src/linear_product.cpp, torch.mm"
 
 
 @kernel(ops.linear_cross_entropy, *_LIMITS, source=_SOURCE)

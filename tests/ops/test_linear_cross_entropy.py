@@ -50,7 +50,9 @@ def test_it_is_torchs_chain(
     options: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
     loss, want = linear_cross_entropy(*args, **options, chunk=chunk), of_torch(*args, **options)
     assert loss.dtype == torch.promote_types(dtype, F32)
-    rounding = 1e-2 if dtype == BF16 else 2e-6  # torch.mm rounds logits to bfloat16 where the processor has its products
+    rounding = (
+        1e-2 if dtype == BF16 else 2e-6
+    )  # torch.mm rounds logits to bfloat16 where the processor has its products
     torch.testing.assert_close(loss, want, rtol=rounding, atol=1e-6)
     grad = torch.randn_like(loss)
     relative = 2e-2 if dtype == BF16 else 1e-4

@@ -242,6 +242,15 @@ struct CrossEntropyBackward {
   CrossEntropy settings;
 };
 
+// c = a b^T, or c + a b^T where `adds`, in float32. Operands are (rows, terms) and (columns, terms); the elements of a
+// row are next to each other where `by_terms`, else those of a term. a_stride, b_stride: from one row, or term, to the
+// next.
+struct LinearProduct {
+  const void *a, *b;
+  float* c;  // (rows, columns), contiguous
+  int64_t rows, columns, terms, a_dtype, a_stride, a_by_terms, b_dtype, b_stride, b_by_terms, adds;
+};
+
 // A chunk of rows of logits, to which a bias is added. A function with gradients overwrites them with their own.
 struct LogitRows {
   void* x;                // (rows, columns)
@@ -379,6 +388,7 @@ FUSEDOPS_EXPORT int fusedops_linear_attention_forward(const fusedops::LinearAtte
 FUSEDOPS_EXPORT int fusedops_linear_attention_backward(const fusedops::LinearAttentionBackward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_forward(const fusedops::CrossEntropyForward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const fusedops::CrossEntropyBackward* call);
+FUSEDOPS_EXPORT int fusedops_linear_product(const fusedops::LinearProduct* call);
 FUSEDOPS_EXPORT int fusedops_linear_loss(const fusedops::LinearLoss* call);
 FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);
 FUSEDOPS_EXPORT int fusedops_quantized_forward(const fusedops::QuantizedForward* call);

@@ -175,13 +175,14 @@ struct Columns {
 // with contiguous terms is read row by row to the end, as memory gives it fastest.
 class Block {
  public:
-  // For blocks of so many rows or fewer.
-  Block(int64_t rows, int64_t terms) : most_(round_up(rows, TILE_ROWS)), terms_(terms) {
-    depth_ = most_ * terms <= WHOLE ? std::max<int64_t>(1, terms) : DEPTH;
+  // For blocks of so many rows or fewer, whose terms come in parts of `part`.
+  Block(int64_t rows, int64_t terms, int64_t part = DEPTH)
+      : most_(round_up(rows, TILE_ROWS)), terms_(terms), part_(part) {
+    depth_ = most_ * terms <= WHOLE ? std::max<int64_t>(1, terms) : part_;
   }
   // The floats of the buffer for so many columns, in parts of which each is padded to TILE_COLUMNS.
   int64_t floats(int64_t columns) const {
-    return most_ * columns + packed_rows() + columns / TILE_COLUMNS * panel_floats<TILE_COLUMNS>(DEPTH);
+    return most_ * columns + packed_rows() + columns / TILE_COLUMNS * panel_floats<TILE_COLUMNS>(part_);
   }
 
   // Computes a block of C at the start of the buffer: `rows` rows of a from `first` on, and the columns of each part
@@ -194,8 +195,8 @@ class Block {
     if (!terms_) memset(buffer, 0, rows * width * sizeof(float));
     for (int64_t start = 0; start < terms_; start += depth_) {
       const int64_t end = std::min(terms_, start + depth_);
-      for (int64_t term = start; term < end; term += DEPTH)
-        pack<TILE_ROWS>(a, first, rows, term, std::min(DEPTH, end - term), packed + rows_before(term - start));
+      for (int64_t term = start; term < end; term += part_)
+        pack<TILE_ROWS>(a, first, rows, term, std::min(part_, end - term), packed + rows_before(term - start));
       float* c = buffer;
       for (int64_t p = 0; p < count; p++) {
         const int64_t n = parts[p].count, at_once = parts[p].operand->terms_contiguous ? TILE_COLUMNS : n;
@@ -211,16 +212,16 @@ class Block {
  private:
   static constexpr int64_t WHOLE = 65536;
 
-  // The floats of the packed rows of so many terms, of which all parts but the last have DEPTH.
+  // The floats of the packed rows of so many terms, of which all parts but the last have part_.
   int64_t rows_before(int64_t terms) const {
-    return terms / DEPTH * (most_ / TILE_ROWS) * panel_floats<TILE_ROWS>(DEPTH);
+    return terms / part_ * (most_ / TILE_ROWS) * panel_floats<TILE_ROWS>(part_);
   }
-  int64_t packed_rows() const { return rows_before(round_up(depth_, DEPTH)); }
+  int64_t packed_rows() const { return rows_before(round_up(depth_, part_)); }
 
   void add(const Columns& part, int64_t rows, int64_t start, int64_t end, const float* packed, float* panels, float* c,
            int64_t width) const {
-    for (int64_t term = start; term < end; term += DEPTH) {
-      const int64_t depth = std::min(DEPTH, end - term);
+    for (int64_t term = start; term < end; term += part_) {
+      const int64_t depth = std::min(part_, end - term);
       pack<TILE_COLUMNS>(*part.operand, part.first, part.count, term, depth, panels);
       const float* from = packed + rows_before(term - start);
       for (int64_t n = 0; n < part.count; n += TILE_COLUMNS)
@@ -231,7 +232,7 @@ class Block {
     }
   }
 
-  int64_t most_, terms_, depth_;
+  int64_t most_, terms_, part_, depth_;
 };
 
 }  // namespace

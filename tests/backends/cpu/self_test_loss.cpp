@@ -1,4 +1,4 @@
-// Cross entropy of the self test, and the chunks of linear_cross_entropy, beside double arithmetic.
+// Cross entropy, the chunks of linear_cross_entropy and rotary embedding of the self test, beside double arithmetic.
 #include "self_test.h"
 
 static void test_loss(int64_t dtype, int64_t rows, int64_t columns, double smoothing, double softcap, int64_t gap) {
@@ -103,9 +103,30 @@ static void test_linear_loss(int64_t dtype, int64_t rows, int64_t columns, doubl
   }
 }
 
+static void test_linear_product(int64_t dtype, int64_t rows, int64_t columns, int64_t terms) {
+  Tensor a = random_tensor(dtype, rows * terms), b = random_tensor(FLOAT32, columns * terms);
+  for (int64_t form = 0; form < 4; form++) {
+    const bool a_by_terms = form & 1, b_by_terms = form & 2;
+    const int64_t a_stride = a_by_terms ? terms : rows, b_stride = b_by_terms ? terms : columns;
+    std::vector<float> c(rows * columns);
+    LinearProduct call{a.data(), b.data(),   c.data(), rows,     columns,    terms, dtype,
+                       a_stride, a_by_terms, FLOAT32,  b_stride, b_by_terms, 0};
+    for (call.adds = 0; call.adds < 2; call.adds++) CHECK(fusedops_linear_product(&call) == OK, "linear product");
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < columns; j++) {
+        double sum = 0;
+        for (int64_t k = 0; k < terms; k++)
+          sum += a.at(a_by_terms ? i * terms + k : k * rows + i) * b.at(b_by_terms ? j * terms + k : k * columns + j);
+        CHECK(std::fabs(c[i * columns + j] - 2 * sum) < 2e-5 * (terms + 1), "%g, not %g", c[i * columns + j], 2 * sum);
+      }
+  }
+}
+
 void test_losses(int64_t dtype, int64_t rows, int64_t columns) {
   for (double softcap : {0.0, 3.0})
     for (double smoothing : {0.0, 0.2}) test_linear_loss(dtype, rows, columns, smoothing, softcap);
+  for (int64_t terms : {0, 70, 2100})  // of several parts
+    if (rows * columns * terms < 100000) test_linear_product(dtype, rows, columns, terms);
   for (double softcap : {0.0, 3.0})
     for (int64_t gap : {0, 5}) test_loss(dtype, rows, columns, gap ? 0.2 : 0, softcap, gap);
 }

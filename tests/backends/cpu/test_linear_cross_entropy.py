@@ -9,8 +9,6 @@ from torch import Tensor
 
 import fusedops
 from fusedops_cpu import _linear_logits
-from fusedops_cpu._calls import LibraryCall, results_of
-from fusedops_cpu._library import DTYPE_CODES, library
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -27,8 +25,8 @@ def leaves(rows: int, size: int, classes: int, dtype: torch.dtype) -> tuple[Tens
 def test_a_chunk_has_logits_of_about_the_size_of_x() -> None:
     rows_of_chunk = _linear_logits.rows_of_chunk
     assert rows_of_chunk(65536, 4096, 65536, None) == 4096
-    assert rows_of_chunk(4096, 512, 32000, None) == _linear_logits.LEAST_ROWS
-    assert rows_of_chunk(300, 512, 32000, None) == 150  # of two chunks, not of 256 rows and 44
+    assert rows_of_chunk(3840, 512, 32000, None) == _linear_logits.LEAST_ROWS
+    assert rows_of_chunk(300, 512, 32000, None) == 150  # of two chunks, not of 192 rows and 108
     assert rows_of_chunk(100, 512, 32000, 7) == 7
     assert rows_of_chunk(0, 512, 32000, None) == 1
 
@@ -52,23 +50,22 @@ def test_products_of_bfloat16_and_of_widened_blocks(
         torch.testing.assert_close(got.float(), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_rows_of_a_chunk_have_the_same_bits_on_any_number_of_threads(dtype: torch.dtype) -> None:
-    x, bias = torch.randn(37, 5003, generator=torch.Generator().manual_seed(3)).to(dtype), torch.randn(5003)
-    target, scale = torch.arange(37), torch.rand(37)
-    settings = (DTYPE_CODES[dtype], *x.shape, 5.0, scale)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_bits_are_the_same_on_any_number_of_threads(dtype: torch.dtype) -> None:
+    """Where the products are the library's: their blocks, and the parts of 3000 classes for the gradient of x."""
+    x, weight, target = leaves(300, 130, 3000, dtype)
+    bias = torch.randn(3000, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    given = (x, weight, bias)
     results = []
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3, 8):
             torch.set_num_threads(threads)
-            logits, loss = x.clone(), torch.empty(37)
-            results_of(LibraryCall(library().linear_loss, (logits, bias, target, *settings, loss, 1, 0.1, 0.01), loss))
-            results.append((logits, loss))
+            loss = fusedops.linear_cross_entropy(x, weight, target, bias, softcap=5.0, reduction="none")
+            results.append((loss.detach(), *torch.autograd.grad(loss.sum(), given)))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(*pair) for result in results for pair in zip(result, results[0]))
-    assert not torch.equal(results[0][0], x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
