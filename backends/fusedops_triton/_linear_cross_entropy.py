@@ -19,6 +19,7 @@ them into their own gradient in place; two matmuls read it. Nothing waits for th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -29,9 +30,9 @@ from torch import Tensor
 
 from fusedops.dtypes import no_autocast, promoted
 from fusedops.ops.losses.formulas import LossOptions
-from fusedops_triton._common import exp, scalar, widened
+from fusedops_triton._common import exp, scalar
 from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._logits import added, capped, slope
+from fusedops_triton._logits import added, read_logits, slope
 from fusedops_triton._loss_settings import class_tile
 from fusedops_triton._profiled import profiled
 
@@ -87,10 +88,60 @@ def row_losses(
         wanted: the gradients to compute: of x, weight and bias.
         scale: (N,), the weight of each row in the sum, or None for 1.
     """
+    losses = x.new_empty(x.shape[0], dtype=torch.float32)
+    scale = None if scale is None else scale.float().contiguous()
+
+    def turn(chunk: Chunk) -> None:
+        weights = None if scale is None else scale[chunk.at]
+        loss_rows(chunk.logits, chunk.padded, losses[chunk.at], chunk.target, weights, chunk.bias, options, any(wanted))
+
+    return Rows(losses, *in_chunks(x, weight, target, bias, options.ignore_index, chunk, wanted, turn))
+
+
+class Chunk(NamedTuple):
+    """A chunk of rows.
+
+    Attributes:
+        at: the place of its rows.
+        logits: (n, V), without the bias, in rows of ``padded`` elements; turned into their gradient in place where one
+            is wanted.
+        padded: a multiple of 16.
+        target: (n,), contiguous.
+        bias: (padded,), float32, or None.
+    """
+
+    at: slice
+    logits: Tensor
+    padded: int
+    target: Tensor
+    bias: Tensor | None
+
+
+def in_chunks(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    chunk: int | None,
+    wanted: tuple[bool, bool, bool],
+    turn: Callable[[Chunk], None],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Compute the logits of each chunk of rows, and from what ``turn`` makes of them the gradients that are wanted.
+
+    Args:
+        x: (N, H), any strides.
+        weight: (V, H), any strides.
+        target: (N,), int64.
+        bias: (V,), or None.
+        ignore_index: the target of rows that do not count.
+        chunk: rows of a chunk, or None.
+        wanted: the gradients to compute: of x, weight and bias.
+        turn: takes each chunk.
+    """
     (n_rows, size), classes = x.shape, weight.shape[0]
     common = promoted(x, weight)
     weight, target = weight.resolve_neg().to(common), target.resolve_neg().contiguous()
-    losses = x.new_empty(n_rows, dtype=torch.float32)
     dx = x.new_empty((n_rows, size)) if wanted[0] else None
     dweight = x.new_empty((classes, size), dtype=torch.float32) if wanted[1] else None
     if dweight is not None and n_rows == 0:
@@ -99,8 +150,6 @@ def row_losses(
     padded = -(-max(classes, 1) // _PADDED) * _PADDED
     if bias is not None:
         bias = torch.nn.functional.pad(bias.resolve_neg().float(), (0, padded - classes))
-    if scale is not None:
-        scale = scale.float().contiguous()
     rows = rows_of_chunk(n_rows, size, classes, chunk, None if dweight is None else common)
     memory = x.new_empty((rows, padded), dtype=common)
     memory[:, classes:].zero_()  # what the padding holds is read
@@ -110,13 +159,11 @@ def row_losses(
             targets = target[at]
             x_rows = x[at].resolve_neg()
             if dweight is not None:  # 0 for an ignored row: a NaN in it must not reach the gradient of weight
-                x_rows = x_rows.masked_fill((targets == options.ignore_index)[:, None], 0)
+                x_rows = x_rows.masked_fill((targets == ignore_index)[:, None], 0)
             x_rows = x_rows.to(common)
             logits = memory[: x_rows.shape[0], :classes]
             torch.mm(x_rows, weight.t(), out=logits)
-            loss_rows(
-                logits, padded, losses[at], targets, None if scale is None else scale[at], bias, options, any(wanted)
-            )
+            turn(Chunk(at, logits, padded, targets, bias))
             if dx is not None and dx.dtype is common:
                 torch.mm(logits, weight, out=dx[at])
             elif dx is not None:
@@ -125,7 +172,7 @@ def row_losses(
                 _add_product(dweight, logits, x_rows, start == 0)
             if dbias is not None:
                 dbias += logits.sum(0, dtype=torch.float32)
-    return Rows(losses, dx, dweight, dbias)
+    return dx, dweight, dbias
 
 
 def rows_of_chunk(n_rows: int, size: int, classes: int, chunk: int | None, summed: torch.dtype | None) -> int:
@@ -241,7 +288,7 @@ def _loss_and_gradient(
     place = tl.where(wrong, 0, target)
     # before any thread writes: a barrier of the reductions below is between
     at_target = place + tl.arange(0, 1)
-    picked = tl.sum(_logits(line, bias_ptr, at_target, at_target < padded, softcap, CAPS, True), axis=0)
+    picked = tl.sum(read_logits(line, bias_ptr, at_target, at_target < padded, softcap, CAPS, True), axis=0)
 
     whole = size // BLOCK * BLOCK  # columns that are read without masks
     stop = tl.where(ignored, 0, whole)
@@ -251,10 +298,10 @@ def _loss_and_gradient(
     sums = tl.full([1, BLOCK // GROUP], 0.0, tl.float32)
     for start in range(0, stop, BLOCK):
         col = (start + tl.arange(0, BLOCK))[None, :]
-        z = _logits(line, bias_ptr, col, None, softcap, CAPS, False)
+        z = read_logits(line, bias_ptr, col, None, softcap, CAPS, False)
         top, total, sums = added(top, total, sums, z, z, SMOOTHS, GROUP)
     if whole < padded:
-        z = _logits(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, True)
+        z = read_logits(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, True)
         inside = last < tl.where(ignored, 0, size)
         z = tl.where(inside, z, float("-inf"))
         top, total, sums = added(top, total, sums, z, tl.where(inside, z, 0.0), SMOOTHS, GROUP)
@@ -285,13 +332,13 @@ def _loss_and_gradient(
         base = tl.where(wrong, float("nan"), lse)
         for start in range(0, stop, BLOCK):
             col = (start + tl.arange(0, BLOCK))[None, :]
-            z = _logits(line, bias_ptr, col, None, softcap, CAPS, False)
+            z = read_logits(line, bias_ptr, col, None, softcap, CAPS, False)
             g = _gradient(z, base, factor, everywhere, softcap, SCALED, SMOOTHS, CAPS)
             tl.store(line + col, g.to(logits_ptr.dtype.element_ty))
         for start in range(stop, whole, BLOCK):  # of an ignored row
             tl.store(line + start + tl.arange(0, BLOCK), tl.zeros([BLOCK], logits_ptr.dtype.element_ty))
         if whole < padded:
-            z = _logits(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, True)
+            z = read_logits(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, True)
             g = _gradient(z, base, factor, everywhere, softcap, SCALED, SMOOTHS, CAPS)
             g = tl.where(last < tl.where(ignored, 0, size), g, 0.0)
             tl.store(line + last, g.to(logits_ptr.dtype.element_ty), mask=last < padded)
@@ -316,14 +363,3 @@ def _gradient(
     if CAPS:
         g *= slope(z, softcap)
     return g
-
-
-@triton.jit
-def _logits(line, bias_ptr, col, reach, softcap, CAPS: tl.constexpr, MASKED: tl.constexpr):
-    """Return the logits of some columns with the bias, capped: ``softcap * tanh(z / softcap)``."""
-    z = widened(tl.load(line + col, mask=reach, other=0.0) if MASKED else tl.load(line + col))
-    if bias_ptr is not None:
-        z += widened(tl.load(bias_ptr + col, mask=reach, other=0.0) if MASKED else tl.load(bias_ptr + col))
-    if CAPS:
-        z = capped(z, softcap)
-    return z

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fusedops_triton._common import exp, reciprocal, scalar
+from fusedops_triton._common import exp, reciprocal, scalar, widened
 
 
 @triton.jit
@@ -35,6 +35,17 @@ def added(top, total, sums, z, finite, SMOOTH: tl.constexpr, GROUP: tl.constexpr
     # maximum changes
     shift = tl.where(higher == float("-inf"), 0.0, higher)
     return higher, total * exp(top - shift) + tl.sum(exp(z - shift[:, :, None]), axis=2), sums
+
+
+@triton.jit
+def read_logits(line, bias_ptr, col, reach, softcap, CAPS: tl.constexpr, MASKED: tl.constexpr):
+    """Return the logits of some columns with the bias, capped: ``softcap * tanh(z / softcap)``."""
+    z = widened(tl.load(line + col, mask=reach, other=0.0) if MASKED else tl.load(line + col))
+    if bias_ptr is not None:
+        z += widened(tl.load(bias_ptr + col, mask=reach, other=0.0) if MASKED else tl.load(bias_ptr + col))
+    if CAPS:
+        z = capped(z, softcap)
+    return z
 
 
 @triton.jit

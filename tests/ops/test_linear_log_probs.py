@@ -96,7 +96,7 @@ def test_a_vocabulary_of_any_size(classes: int) -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-3 * float(wanted.abs().max()))
 
 
-@pytest.mark.parametrize("backend", ["eager"])
+@pytest.mark.parametrize("backend", ["eager", "triton"])
 def test_a_class_that_is_left_out_adds_0(backend: str) -> None:
     """A bias of -inf, as masks of a vocabulary are: p is 0, and p times its logarithm too."""
     x, weight, target, bias = call()
@@ -119,7 +119,7 @@ def test_a_class_that_is_left_out_adds_0(backend: str) -> None:
         assert (got[::2] == 0).all()
 
 
-@pytest.mark.parametrize("backend", ["eager"])
+@pytest.mark.parametrize("backend", ["eager", "triton"])
 def test_an_ignored_row_is_0_and_nothing_in_it_reaches_anything(backend: str) -> None:
     x, weight, target, bias = call()
     leaves = [x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]

@@ -61,7 +61,7 @@ NOT_INTERPRETED = ("determinism", "history", "rows")
 OF_PAIRWISE = ("calls", "memory")
 # And what is many calls, of eager, whose kernels are torch's.
 OF_MANY_CALLS = ("rows",)
-SLOW_BACKEND, SLOW_OPS = "triton", ("experts", "linear_attention", "linear_cross_entropy")
+SLOW_BACKEND, SLOW_OPS = "triton", ("experts", "linear_attention", "linear_cross_entropy", "linear_log_probs")
 LONG = (*SLOW_OPS, "causal_conv1d", "grouped_matmul")
 OF_LONG = ("dtypes", "empty", "float64", "inputs", "kernel", "masked_rows", "saved", "special", "strides")
 

@@ -330,7 +330,7 @@ def linear_log_probs_gradient_error_bound(
     def change(narrow: float) -> Tensor:
         """Return the error of the logits' gradient, where logits have that rounding."""
         moved = rows.logits_error(narrow)
-        of_logs = rows.log_errors(moved)
+        of_logs = moved + rows.lse_error(moved)  # also where p is nearly 1: lse may be of another forward's logits
         of_p = (torch.expm1(of_logs) * p).nan_to_num(nan=1.0).clamp(max=1.0)  # inf * 0: of any size
         of_logs = of_logs + rows.entropy_error(moved) + rows.absolute * (1 + log_p + finite_size(rows.lse))
         of_slope = 0.0 if softcap is None else (2 * moved * temperature / softcap).clamp(max=1.0)

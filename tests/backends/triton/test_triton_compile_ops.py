@@ -49,6 +49,30 @@ def check_classes(case: Case, facts: dict[str, Any]) -> None:
     assert sum(count for width, count in facts["stores"].items() if width != "16") <= 2, facts
 
 
+# ----------------------------------------------------------------------------------------------------- linear_log_probs
+
+
+def _of_log_probs() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for at, target in enumerate(("sm_90", *OTHERS)):
+        for side in ("", " backward"):
+            case = {"op": f"linear_log_probs{side}", "shape": [512, 128256], "target": target}
+            cases[f"every option{side}-{target}"] = {**case, "dtype": ("bfloat16", "float32")[at % 2]}
+            if target == "sm_90":
+                cases[f"plain{side}"] = {**case, "dtype": "float16", "options": False}
+                cases[f"2**37 logits{side}"] = {**case, "shape": [1 << 20, 1 << 17], "dtype": "bfloat16"}
+    return cases
+
+
+def check_log_probs(case: Case, facts: dict[str, Any]) -> None:
+    assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**16
+    # the rows of logits by 16 bytes; beside them numbers of the row
+    assert facts["loads"].pop("16") >= 1
+    assert sum(facts["loads"].values()) <= 6, facts
+    narrow = sum(count for width, count in facts["stores"].items() if width != "16")
+    assert narrow <= (0 if "backward" in case["op"] else 3), facts
+
+
 # ---------------------------------------------------------------------------------------------------------------- gated
 
 FORMS = ("swiglu", "swiglu_halves", "swiglu_pairs", "geglu", "geglu_halves", "geglu_pairs")
@@ -297,6 +321,7 @@ def check_convolution(case: Case, facts: dict[str, Any]) -> None:
 FAMILIES = (
     (_of_convolution, check_convolution),
     (_of_classes, check_classes),
+    (_of_log_probs, check_log_probs),
     (_of_gated, check_gated),
     (_of_gated_norm, check_gated_norm),
     (_of_merge, check_merge),

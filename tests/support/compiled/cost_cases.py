@@ -180,6 +180,11 @@ def _of_other_ops() -> dict[str, Case]:
         cases[f"linear_cross_entropy without gradient {dtype}"] = {
             **chunk, "gradient": False, "bytes": size, "most": most
         }  # fmt: skip
+        of_rows: Case = {"shape": [1024, 128256], "dtype": dtype}
+        cases[f"linear_log_probs {dtype}"] = {"op": "linear_log_probs", "bytes": size, "most": FLOAT32_LIMIT, **of_rows}
+        cases[f"linear_log_probs backward {dtype}"] = {
+            "op": "linear_log_probs backward", "bytes": 2 * size, "most": FLOAT32_LIMIT, **of_rows
+        }  # fmt: skip
     return cases
 
 

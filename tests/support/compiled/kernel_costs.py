@@ -32,7 +32,7 @@ REDUCTIONS = {
     "gated_rms_norm": 1,
 }  # fmt: skip
 #: The same once a program: the maximum and the sum of a long row.
-REDUCTIONS_AT_THE_END = {"cross_entropy": 2, "classes": 2}
+REDUCTIONS_AT_THE_END = {"cross_entropy": 2, "classes": 2, "linear_log_probs": 3}
 
 
 #: The chips whose settings a target has.

@@ -22,6 +22,7 @@ from assembly import of_amdgcn, of_cuda
 from conv_launches import launch_conv
 from expert_launches import launch_experts
 from linear_attention_launches import launch_linear_attention
+from log_prob_launches import launch_log_probs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -385,6 +386,8 @@ def launch_of(case: dict[str, Any]) -> Launch:
         return recorded_launch(case, launch_experts)
     if case["op"].startswith("causal_conv1d"):
         return recorded_launch(case, launch_conv)
+    if case["op"].startswith("linear_log_probs"):
+        return recorded_launch(case, launch_log_probs)
     if case["op"].startswith("linear_attention"):
         return recorded_launch(case, launch_linear_attention)
     if case["op"].startswith("top_k_routing"):
