@@ -1,4 +1,4 @@
-"""Write docs/limits.md and docs/peers.md: what each backend takes, and what other libraries take.
+"""Write docs/limits.md, docs/peers.md and docs/features.md: what each backend takes and has, and what others take.
 
 They are made from the constraints that the kernels declare and from the ops' tables of peers. `--check` fails if one of
 them is stale.
@@ -14,6 +14,7 @@ from pathlib import Path
 os.environ.pop("TRITON_INTERPRET", None)  # a backend may list other devices under an interpreter
 
 import fusedops
+from fusedops._cli.features import HEADS, cells, features
 from fusedops._plugins.record import Record
 from fusedops._plugins.registry import OWN_DISTRIBUTION, registry
 
@@ -173,6 +174,28 @@ def _where(items: Sequence[fusedops.Kernel], kernels: Sequence[fusedops.Kernel],
     return form.format(", ".join(words)) if words else ""
 
 
+FEATURES = """# What each backend has for each op
+
+From the declarations of ops and kernels, as `fusedops matrix --features` prints them. *dtypes*: those of the first
+argument. *compile*: in `torch.compile(fullgraph=True)`. *DTensor*: [sharded tensors](distributed.md). *packed*:
+sequences by their bounds, `cu_seqlens`. *rows independent*: a row has [the same bits whatever the other rows
+are](rows.md), on a CPU where the backend serves it, in one direction or both.
+"""
+
+
+def features_page() -> str:
+    """Return the page of the features."""
+    records = [record for record in registry.records() if record.distribution == OWN_DISTRIBUTION]
+    lines = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
+    for op in OPS:
+        for record in records:
+            row = features(op, record)
+            if row is not None:
+                name, *others = cells(row)
+                lines.append(f"| {' | '.join([f'[{name}](ops.md#{name})', *others])} |")
+    return "\n".join([FEATURES, *lines, ""])
+
+
 def peers() -> str:
     """Return the page of the other libraries."""
     lines = [PEERS]
@@ -188,13 +211,15 @@ def _names(device_types: Sequence[str]) -> str:
 
 def main() -> int:
     """Write the pages, or check them."""
-    texts = {DOCS / "limits.md": limits(), DOCS / "peers.md": peers()}
+    texts = {DOCS / "limits.md": limits(), DOCS / "peers.md": peers(), DOCS / "features.md": features_page()}
     if "--check" not in sys.argv:
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
         return 0
     stale = [path.name for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
-    print(f"{', '.join(stale)}: stale: run `make docs`" if stale else "limits.md and peers.md are up to date")
+    print(
+        f"{', '.join(stale)}: stale: run `make docs`" if stale else "limits.md, peers.md and features.md are up to date"
+    )
     return 1 if stale else 0
 
 

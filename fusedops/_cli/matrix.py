@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusedops._cli.arguments import device
+from fusedops._cli.features import HEADS, cells, features
 from fusedops._cli.output import print_fields, print_json, print_table, print_text, width
 from fusedops._contract.kernel import Kernel
 from fusedops._explain import find_op
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--op", metavar="OP", help="one op alone, with its kernels' constraints")
     parser.add_argument("--backend", metavar="NAME", help="one backend alone, with its kernels' constraints")
+    parser.add_argument("--features", action="store_true", help="a row for each op and backend, by what it has")
     parser.add_argument("--device", metavar="TYPE", help="the backends for one device type alone, such as npu")
 
 
@@ -33,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
         find_op(options.op, "matrix")
     if options.backend is not None and options.backend not in registry.names():
         raise PolicyError(f"matrix: {registry.unknown_backend(options.backend)}")
+    if options.features:
+        return _run_features(options, kind, records)
     data: dict[str, list[dict[str, Any]]] = {
         name: [
             row
@@ -54,6 +58,24 @@ def run(options: argparse.Namespace) -> int:
         _print_grid(data, shown)
     else:
         _print_kernels(data)
+    return 0
+
+
+def _run_features(options: argparse.Namespace, kind: str | None, records: Sequence[Record]) -> int:
+    """Print the table of features."""
+    rows = [
+        row
+        for op in registry.ops.values()
+        if options.op in (None, op.name)
+        for record in records
+        if record.backend is not None and options.backend in (None, record.name)
+        if kind is None or record.backend.serves(kind)
+        if (row := features(op, record, kind)) is not None
+    ]
+    if options.json:
+        print_json(rows)
+    else:
+        print_table(HEADS, [cells(row) for row in rows])
     return 0
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
+import torch
 from command_line import flat, run
 
 import fusedops
+from fusedops._plugins.registry import registry
 from fusedops.constraints import Dim
 from fusedops.testing import OPS
+from fusedops.testing._calls import specs
 
 GELU = OPS["bias_gelu"]
 FORWARD = fusedops.kernel(GELU.name, Dim("x", (-1,), multiple_of=8))(GELU.reference)
@@ -76,3 +80,49 @@ def test_an_op_without_a_kernel_names_the_backends(fakes: Any, capsys: pytest.Ca
     assert "no kernel: half" in text
     _, text = run("matrix", "--op", "geglu", "--backend", "half", "--device", "npu", capsys=capsys)
     assert "no backend is left by these options" in text
+
+
+# ------------------------------------------------------------------------------------------------------- its features
+
+
+def _takes(op: Any, kernel: Any, dtype: torch.dtype) -> bool:
+    """Return True where no constraint of the kernel gives a reason about the dtype of a named case's first tensor."""
+    first = op.parameters[0]
+    given = dict(zip(op.parameters, op.prepared(op.bind((), specs(op, op.evidence.cases[0], dtype)))))
+    reasons = [reason for each in kernel.constraints if each.name == first for reason in each.reasons(given)]
+    return all(reason.code.value != "dtype" for reason in reasons)
+
+
+def test_each_cell_of_the_features_is_as_declared(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = run("matrix", "--features", "--json", capsys=capsys)
+    assert code == 0
+    rows = {(row["op"], row["backend"]): row for row in json.loads(text)}
+    names = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+    for record in registry.records():
+        for name, op in registry.ops.items():
+            kernels = [each for each in record.backend.kernels if each.op == name] if record.backend else []
+            forward = next((each for each in kernels if each.direction == "forward"), None)
+            assert ((name, record.name) in rows) == (forward is not None)
+            if forward is None:
+                continue
+            row = rows[name, record.name]
+            assert row["backward"] == any(each.direction == "backward" for each in kernels)
+            assert row["dtypes"] == [
+                short for dtype, short in names.items() if dtype in op.evidence.tolerance and _takes(op, forward, dtype)
+            ]
+            why = forward.why_rows_depend(row["device"])
+            assert row["rows_independent"]["forward"] == (why or True)
+            assert row["compile"] == hasattr(torch.ops.fusedops, name)
+            assert row["DTensor"] == (op.evidence.sharded is not None)
+            assert (row["packed"] is not None) == any(each.startswith("cu_seqlens") for each in op.parameters)
+
+
+def test_the_features_of_one_op_are_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "132")
+    _, text = run("matrix", "--features", "--op", "cross_entropy", "--device", "cpu", capsys=capsys)
+    head, *lines = [re.split(r"\s{2,}", line.strip()) for line in text.strip().splitlines()]
+    assert head[-1] == "rows independent"
+    assert {("cpu", "yes"), ("eager", "forward")} <= {(line[1], line[-1]) for line in lines}
+    assert all(len(line) == len(head) for line in lines)

@@ -211,3 +211,13 @@ def test_the_speed_ups_in_the_first_lines_of_the_readme_are_those_of_the_picture
     stated = re.search(r"speed-ups of ([\d.]+) to ([\d.]+) over torch", (ROOT / "README.md").read_text("utf-8"))
     assert stated is not None
     assert stated.groups() == (f"{min(ratios):.1f}", f"{max(ratios):.0f}")
+
+
+def test_the_table_of_products_has_a_row_for_each_dtype_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import row_order
+
+    monkeypatch.setattr(row_order, "SHAPES", ((64, 64),))
+    lines = row_order.table([1, 2]).splitlines()
+    assert lines[0] == "| dtype | weight | 1 thread | 2 threads |"
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| float32", "| bfloat16", "| float16", "| float64"]
+    assert row_order.counts_that_differ(torch.int64, (4, 4), 2) == []  # sums of integers have no order

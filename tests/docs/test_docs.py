@@ -170,7 +170,8 @@ def test_the_page_of_the_ops_has_a_section_for_every_op() -> None:
 
 def test_the_pages_of_limits_and_peers_are_current(python: Any) -> None:
     """In a process without Triton's interpreter, with which the triton backend serves the CPU too."""
-    code = "import json, make_limits as made; print(json.dumps({'limits.md': made.limits(), 'peers.md': made.peers()}))"
+    pages = "{'limits.md': made.limits(), 'peers.md': made.peers(), 'features.md': made.features_page()}"
+    code = f"import json, make_limits as made; print(json.dumps({pages}))"
     for name, text in python(code, DOCS).items():
         assert (DOCS / name).read_text("utf-8") == text, f"{name} is stale: run `make docs`"
 
