@@ -46,7 +46,7 @@ def results(backend: str, dtype: torch.dtype, call: dict[str, Any]) -> dict[str,
 
 
 SHAPES = [
-    (1, 200, 1, 1, 24, 40),  # four chunks
+    (1, 200, 1, 1, 24, 40),  # seven chunks
     (2, 65, 2, 4, 33, 17),  # whole vectors and parts
     (1, 9, 1, 40, 5, 7),  # parts of the value heads of one key head
     (1, 64, 1, 2, 130, 70),  # more terms than a panel
