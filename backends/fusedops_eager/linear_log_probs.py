@@ -8,9 +8,10 @@ from fusedops import kernel, ops
 from fusedops.ops.losses.arguments import check_targets
 from fusedops_eager._chunks import Wanted
 from fusedops_eager._linear_log_probs import Options, gradients, statistics
+from fusedops_eager._row_order import PRODUCTS
 
 
-@kernel(ops.linear_log_probs, source="torch.mm, fusedops_eager/_linear_log_probs.py")
+@kernel(ops.linear_log_probs, source="torch.mm, fusedops_eager/_linear_log_probs.py", rows_independent=PRODUCTS)
 def linear_log_probs(
     x: Tensor,
     weight: Tensor,
@@ -31,7 +32,12 @@ def linear_log_probs(
     return logp.view(shape), entropy.view(shape), lse.view(shape) if save else None
 
 
-@kernel(ops.linear_log_probs, direction="backward", source="fusedops_eager/_linear_log_probs.py")
+@kernel(
+    ops.linear_log_probs,
+    direction="backward",
+    source="fusedops_eager/_linear_log_probs.py",
+    rows_independent=PRODUCTS,
+)
 def linear_log_probs_backward(
     grad_logp: Tensor,
     grad_entropy: Tensor,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops_triton._constraints import row_length, supported
+from fusedops_triton._constraints import PRODUCTS, row_length, supported
 
 _SOURCE = "torch.mm, fusedops_triton/_linear_log_probs.py"
 _CLASSES = row_length("weight", 0)
 
 
-@kernel(ops.linear_log_probs, *supported("x", "weight"), _CLASSES, source=_SOURCE)
+@kernel(ops.linear_log_probs, *supported("x", "weight"), _CLASSES, source=_SOURCE, rows_independent=PRODUCTS)
 def linear_log_probs(
     x: Tensor,
     weight: Tensor,
@@ -32,7 +32,14 @@ def linear_log_probs(
     return logp.view(shape), entropy.view(shape), lse.view(shape) if save else None
 
 
-@kernel(ops.linear_log_probs, *supported("x", "weight"), _CLASSES, direction="backward", source=_SOURCE)
+@kernel(
+    ops.linear_log_probs,
+    *supported("x", "weight"),
+    _CLASSES,
+    direction="backward",
+    source=_SOURCE,
+    rows_independent=PRODUCTS,
+)
 def linear_log_probs_backward(
     grad_logp: Tensor,
     grad_entropy: Tensor,

@@ -119,6 +119,7 @@ def test_a_fingerprint_is_json_and_follows_the_policy() -> None:
         "texts": [{"channel": "use()", "text": "triton; bias_gelu=eager"}],
         "fallback": "silent",
         "adapt": "pad",
+        "rows": "any",
     }
     assert {**inside, "policy": None} == {**found, "policy": None}
 
