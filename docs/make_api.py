@@ -48,9 +48,9 @@ GROUPS = (
     ),
     Group(
         "modules",
-        "Modules, masks, random numbers",
+        "Modules, losses, masks, random numbers",
         "Beside the functions.",
-        ("nn", "masks", "quantization", "philox", "dtypes"),
+        ("nn", "losses", "masks", "quantization", "philox", "dtypes"),
     ),
     Group(
         "select",

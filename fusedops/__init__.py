@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fusedops import compat as compat
     from fusedops import constraints as constraints
     from fusedops import integrations as integrations
+    from fusedops import losses as losses
     from fusedops import nn as nn
     from fusedops import philox as philox
     from fusedops import tensor_cache as tensor_cache
@@ -100,6 +101,7 @@ _LAZY = {
     "explain": "_explain",
     "hookimpl": "_plugins.hookspecs",
     "integrations": "integrations",
+    "losses": "losses",
     "make_viewless_tensor": "viewless",
     "nn": "nn",
     "philox": "philox",

@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (  # the lowest first; a name is a module 
         "_warm_up",
         "compat",
         "integrations",
+        "losses",
         "nn",
         "testing",
     ),

@@ -267,12 +267,12 @@ _LOG_PROB_CASES = [
 ]
 
 _LOG_PROB_PEERS = """
-| peer | chunks of | entropy | its gradient | all of the rows' logits exist |
-|---|---|---|---|---|
-| torch, `log_softmax` and `gather` | | in two lines | yes | yes, several times |
-| trl, `selective_log_softmax` | rows, after the logits | a function of its own | no | yes |
-| Liger, `LigerFusedLinearGRPOLoss` | sequences, with the loss | no | no | no |
-| fusedops | rows | yes | yes | no |
+| peer | chunks of | entropy | ignored rows |
+|---|---|---|---|
+| torch, `log_softmax` and `gather` | none: all logits exist | in two lines | the caller leaves them out |
+| trl, `ChunkedLogProbFunction` | rows and classes | with its gradient | the caller leaves them out |
+| Liger, `LigerFusedLinearGRPOLoss` | sequences, within the loss | none | by the mask of the loss |
+| fusedops | rows | with its gradient | 0, without gradient |
 """
 
 
