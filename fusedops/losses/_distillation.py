@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ def kl_divergence(
     size = max(_LEAST_ROWS, student.numel() // max(weight.shape[0], 1))
     others = (teacher_weight.detach(), None if teacher_bias is None else teacher_bias.detach())
     compute = partial(_of_rows, beta=beta, temperature=temperature)
-    checkpoint: Any = checkpoints.checkpoint  # which has no types
+    checkpoint = cast("Any", checkpoints).checkpoint  # which has no types
     pieces: list[tuple[Tensor, Tensor]] = [*zip(torch.split(student, size), torch.split(teacher, size))]
     parts: list[Tensor] = [
         checkpoint(compute, own, weight, bias, other, *others, use_reentrant=False, preserve_rng_state=False)
