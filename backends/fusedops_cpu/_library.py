@@ -80,6 +80,8 @@ class Library:
         self.experts_backward = function("experts_backward")
         self.linear_loss = function("linear_loss")
         self.linear_product = function("linear_product")
+        self.linear_log_probs = function("linear_log_probs")
+        self.linear_log_probs_backward = function("linear_log_probs_backward")
 
 
 def torch_library() -> ctypes.CDLL:

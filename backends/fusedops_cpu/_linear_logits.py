@@ -23,6 +23,7 @@ from fusedops_cpu._library import DTYPE_CODES, dense, library
 # rows of 512 and 32,000 classes took 1.01 times the time in chunks of 192 as in chunks of 256 (AMD EPYC, 2 threads).
 LEAST_ROWS = 192
 _BLOCK = 1024 * 1024  # elements of a block of the gradient of weight, which stays in the caches until it is added
+CHUNKS = "its products take the rows in chunks, whose size follows from their number; no test shows that bits do not"
 
 
 class Wanted(NamedTuple):
@@ -83,6 +84,7 @@ def through_chunks(
     chunk: int | None,
     wanted: Wanted,
     between: Callable[[Rows], None],
+    rounds: bool = True,
 ) -> Gradients:
     """Compute the logits chunk by chunk, and the gradients from theirs.
 
@@ -94,13 +96,14 @@ def through_chunks(
         chunk: the rows of a chunk, or None.
         wanted: the gradients to compute.
         between: called with each chunk; it replaces the logits by their gradient where any is wanted.
+        rounds: True where the logits of bfloat16 may be rounded to it.
     """
     classes, size = weight.shape
     kept = target != ignore_index
     places = None if bool(kept.all()) else kept.nonzero().view(-1)
     n_rows = target.numel() if places is None else places.numel()
     with no_autocast("cpu"):
-        product = _product(weight)
+        product = _product(weight) if rounds else _Float32Product(weight)
         dx = (torch.empty_like if places is None else torch.zeros_like)(x, memory_format=torch.contiguous_format)
         dx = dx if wanted.x else None
         dweight = x.new_empty(weight.shape, dtype=torch.float32) if wanted.weight else None

@@ -268,6 +268,18 @@ struct LinearLoss {
   double label_smoothing, z_loss;
 };
 
+struct LinearLogProbs {
+  LogitRows logits;             // of a distribution: divided by the temperature after the softcap
+  float *logp, *entropy, *lse;  // (rows); entropy: null: not wanted
+  double temperature;
+};
+
+struct LinearLogProbsBackward {
+  LogitRows logits;
+  const float *grad_logp, *grad_entropy;  // (rows); grad_entropy: null: 0
+  double temperature;
+};
+
 // q or k, with the elements from one batch, head and position to the next. The last dimension is contiguous.
 // heads: 0 for none.
 struct RotaryTensor {
@@ -390,6 +402,8 @@ FUSEDOPS_EXPORT int fusedops_cross_entropy_forward(const fusedops::CrossEntropyF
 FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const fusedops::CrossEntropyBackward* call);
 FUSEDOPS_EXPORT int fusedops_linear_product(const fusedops::LinearProduct* call);
 FUSEDOPS_EXPORT int fusedops_linear_loss(const fusedops::LinearLoss* call);
+FUSEDOPS_EXPORT int fusedops_linear_log_probs(const fusedops::LinearLogProbs* call);
+FUSEDOPS_EXPORT int fusedops_linear_log_probs_backward(const fusedops::LinearLogProbsBackward* call);
 FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);
 FUSEDOPS_EXPORT int fusedops_quantized_forward(const fusedops::QuantizedForward* call);
 FUSEDOPS_EXPORT int fusedops_quantized_backward(const fusedops::QuantizedBackward* call);

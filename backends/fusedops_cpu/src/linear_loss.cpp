@@ -6,17 +6,18 @@
 namespace fusedops {
 namespace {
 
-// z = softcap * tanh((x + bias) / softcap), or x + bias.
-NOINLINE void z_of_chunk(const float* x, const float* bias, float* z, int64_t n, float cap) {
+// z = softcap * tanh((x + bias) / softcap) / temperature; without a softcap (x + bias) / temperature.
+NOINLINE void z_of_chunk(const float* x, const float* bias, float* z, int64_t n, float cap, float temperature) {
   each_group<Pair>(n, [=](int64_t i, auto lanes) {
     auto v = load(x + i, lanes);
     if (bias) v = v + load(bias + i, lanes);
     if (cap != 0) v = tanh_of(v / cap) * cap;
+    if (temperature != 1) v = v / temperature;
     store(z + i, v, lanes);
   });
 }
 
-// d, the gradient of z, becomes that of x + bias.
+// d, the gradient of the capped logits, becomes that of x + bias. cap: in units of z.
 NOINLINE void add_slope(const float* z, float* d, int64_t n, float cap) {
   each_group<Pair>(n, [=](int64_t i, auto lanes) {
     const auto tanh = load(z + i, lanes) / cap;
@@ -30,17 +31,21 @@ struct LogitRow {
   T* x;
   const float* bias;
   int64_t columns;
-  float cap;
+  float cap, temperature;
 
-  LogitRow(const LogitRows& rows, int64_t row)
-      : x((T*)rows.x + row * rows.columns), bias(rows.bias), columns(rows.columns), cap(to_float(rows.softcap)) {}
+  LogitRow(const LogitRows& rows, int64_t row, double temperature = 1)
+      : x((T*)rows.x + row * rows.columns),
+        bias(rows.bias),
+        columns(rows.columns),
+        cap(to_float(rows.softcap)),
+        temperature(to_float(temperature)) {}
 
   template <class F>
   INLINE void with_z(int64_t at, int64_t n, float* buffer, F f) const {
-    if (!bias && cap == 0) {
+    if (!bias && cap == 0 && temperature == 1) {
       f(readable(x + at, n, buffer));
     } else {
-      z_of_chunk(widened_apart(x + at, n, buffer), bias ? bias + at : nullptr, buffer, n, cap);
+      z_of_chunk(widened_apart(x + at, n, buffer), bias ? bias + at : nullptr, buffer, n, cap, temperature);
       f((const float*)buffer);
     }
   }
@@ -55,8 +60,8 @@ struct LogitRow {
     }
   }
 
-  // Calls f(z, d, at, n) for each chunk, which writes the gradient of z to d; that of the logits replaces them. That of
-  // the target is `hit` less.
+  // Calls f(z, d, at, n) for each chunk, which writes the gradient of the capped logits to d; that of the logits
+  // replaces them. That of the target is `hit` less.
   template <class F>
   INLINE void each_gradient(int64_t target, float hit, F f) const {
     float buffer[CHUNK], gradient[CHUNK];
@@ -66,7 +71,7 @@ struct LogitRow {
         float* d = cap == 0 ? place(x + at, gradient, false) : gradient;
         f(z, d, at, n);
         if (target >= at && target < at + n) d[target - at] -= hit;
-        if (cap != 0) add_slope((const float*)z, d, n, cap);
+        if (cap != 0) add_slope((const float*)z, d, n, cap / temperature);
         rounded(x + at, n, d, false);
       });
     }
@@ -132,6 +137,85 @@ float loss_of(const LinearLoss& call, int64_t row_number, int64_t target, float 
   return to_float(loss);
 }
 
+// ---- Log probabilities and entropies ----
+
+constexpr float LEAST = -1e4f;  // a logarithm whose exponential is 0; finite, as 0 times -inf is NaN
+
+// The sum of exp(z - top) * (z - top).
+template <class T>
+NOINLINE float weighted_sum_of_chunk(const T* z, int64_t n, float top) {
+  vfloat sums = {};
+  each_group<Pair>(n, [&](int64_t i, auto lanes) {
+    const auto l = at_most(0.0f, at_least(LEAST, where_loaded(load(z + i, lanes), lanes, -INF) - top));
+    sums += joined_sum(exp_nonpositive(l) * l);
+  });
+  return sum_of(sums);
+}
+
+// With l = log(p), the gradient is p * (of_entropy * (l + entropy) + of_p).
+struct LogProbGradient {
+  float top, log_sum, of_p, of_entropy, entropy;
+};
+
+template <class T>
+NOINLINE void log_prob_gradient_of_chunk(const T* z, float* d, int64_t n, LogProbGradient row, Ahead ahead) {
+  each_group<Pair>(n, [=](int64_t i, auto lanes) {
+    ahead.fetch(i, lanes);
+    const auto l = at_most(0.0f, at_least(LEAST, (load(z + i, lanes) - row.top) - row.log_sum));
+    const auto p = exp_nonpositive(l);  // the factors may be large: their sum is too, and then no p makes it small
+    store(d + i, p * (l + row.entropy) * row.of_entropy + p * row.of_p, lanes);
+  });
+}
+
+struct RowStatistics {
+  double top, log_sum, entropy;
+};
+
+template <class T>
+RowStatistics statistics_of(const LogitRow<T>& row, bool with_entropy) {
+  Exponentials exponentials;
+  row.each_chunk([&](const auto* z, int64_t at, int64_t n) { exponentials.add(z, n, row.after(at)); });
+  const float top = exponentials.top(), sum = exponentials.sum();
+  const double log_sum = std::log(double(sum));
+  double weighted = 0;
+  if (with_entropy)
+    row.each_chunk([&](const auto* z, int64_t, int64_t n) { weighted += weighted_sum_of_chunk(z, n, top); });
+  return {top, log_sum, log_sum - weighted / sum};
+}
+
+template <class T>
+void log_prob_of(const LinearLogProbs& call, int64_t row_number, int64_t target) {
+  const LogitRow<T> row(call.logits, row_number, call.temperature);
+  const RowStatistics statistics = statistics_of(row, call.entropy);
+  call.logp[row_number] = to_float(double(row.z_at(target)) - statistics.top - statistics.log_sum);
+  call.lse[row_number] = to_float(statistics.top + statistics.log_sum);
+  if (call.entropy) call.entropy[row_number] = to_float(statistics.entropy);
+}
+
+template <class T>
+void log_prob_gradient_of(const LinearLogProbsBackward& call, int64_t row_number, int64_t target) {
+  const LogitRow<T> row(call.logits, row_number, call.temperature);
+  const float hit = call.grad_logp[row_number] / row.temperature;
+  const float of_entropy = call.grad_entropy ? -call.grad_entropy[row_number] / row.temperature : 0;
+  // of these logits: beside lse and entropy of others, whose roundings differ, p - 1 of a sure target would not be 0
+  const RowStatistics statistics = statistics_of(row, of_entropy != 0);
+  const LogProbGradient gradient{to_float(statistics.top), to_float(statistics.log_sum), -hit, of_entropy,
+                                 of_entropy != 0 ? to_float(statistics.entropy) : 0};
+  row.each_gradient(target, -hit, [=](const auto* z, float* d, int64_t at, int64_t n) {
+    log_prob_gradient_of_chunk(z, d, n, gradient, row.after(at));
+  });
+}
+
+// Calls f(row, target) for each row.
+template <class F>
+int each_target(const LogitRows& rows, F f) {
+  if (!has_targets(rows)) return TARGET_OUTSIDE;
+  each_row(rows, [=](int64_t row) {  // another thread may write the targets
+    f(row, std::min(std::max<int64_t>(0, rows.target[row]), rows.columns - 1));
+  });
+  return OK;
+}
+
 }  // namespace
 }  // namespace fusedops
 
@@ -140,13 +224,28 @@ using namespace fusedops;
 FUSEDOPS_EXPORT int fusedops_linear_loss(const LinearLoss* call) {
   const LogitRows rows = call->logits;
   if (!fits(rows) || (rows.rows && !call->loss)) return INVALID;
-  if (!has_targets(rows)) return TARGET_OUTSIDE;
   const LossOfRow loss_of_row =
       with_dtype(rows.dtype, [](auto element) -> LossOfRow { return loss_of<decltype(element)>; });
-  each_row(rows, [=](int64_t row) {
-    const int64_t target =
-        std::min(std::max<int64_t>(0, rows.target[row]), rows.columns - 1);  // another thread may write
+  return each_target(rows, [=](int64_t row, int64_t target) {
     call->loss[row] = loss_of_row(*call, row, target, call->scale ? call->scale[row] : 1.0f);
   });
-  return OK;
+}
+
+FUSEDOPS_EXPORT int fusedops_linear_log_probs(const LinearLogProbs* call) {
+  const LogitRows& rows = call->logits;
+  if (!fits(rows) || (rows.rows && (!call->logp || !call->lse))) return INVALID;
+  return with_dtype(rows.dtype, [=](auto element) {
+    return each_target(call->logits,
+                       [=](int64_t row, int64_t target) { log_prob_of<decltype(element)>(*call, row, target); });
+  });
+}
+
+FUSEDOPS_EXPORT int fusedops_linear_log_probs_backward(const LinearLogProbsBackward* call) {
+  const LogitRows& rows = call->logits;
+  if (!fits(rows) || (rows.rows && !call->grad_logp)) return INVALID;
+  return with_dtype(rows.dtype, [=](auto element) {
+    return each_target(call->logits, [=](int64_t row, int64_t target) {
+      log_prob_gradient_of<decltype(element)>(*call, row, target);
+    });
+  });
 }

@@ -1,0 +1,107 @@
+"""linear_log_probs: products on chunks of rows, and between them ``src/linear_loss.cpp``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops.ops.losses.arguments import check_targets
+from fusedops_cpu._calls import LibraryCall, LibraryFunction, results_of
+from fusedops_cpu._constraints import any_dtype, one_dtype
+from fusedops_cpu._library import DTYPE_CODES, dense, library
+from fusedops_cpu._linear_logits import CHUNKS, Gradients, Rows, Wanted, through_chunks
+
+_LIMITS = (*one_dtype("x", "weight"), *any_dtype("bias"))
+_SOURCE = "fusedops_cpu/src/linear_loss.cpp, fusedops_cpu/src/linear_product.cpp"
+
+
+@kernel(ops.linear_log_probs, *_LIMITS, source=_SOURCE, rows_independent=CHUNKS)
+def linear_log_probs(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    softcap: float | None,
+    ignore_index: int,
+    return_entropy: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute the log probabilities and the entropy in chunks of rows."""
+    check_targets("linear_log_probs", target, ignore_index, weight.shape[0])
+    logp, entropy, lse = (x.new_zeros(target.shape, dtype=torch.float32) for _ in range(3))
+    outputs = (logp, entropy if return_entropy else None, lse)
+
+    def between(logits: tuple[Any, ...], at: slice | Tensor) -> None:
+        views = [None if each is None else each.view(-1)[at] for each in outputs]
+        _call(library().linear_log_probs, (*logits, *views, temperature))
+        if not isinstance(at, slice):  # the views are copies
+            for each, view in zip(outputs, views):
+                if each is not None and view is not None:
+                    each.view(-1)[at] = view
+
+    _through_chunks(x, weight, target, bias, softcap, ignore_index, Wanted(False, False, False), between)
+    return logp, entropy, lse if save else None
+
+
+@kernel(ops.linear_log_probs, *_LIMITS, direction="backward", source=_SOURCE, rows_independent=CHUNKS)
+def linear_log_probs_backward(
+    grad_logp: Tensor,
+    grad_entropy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    entropy: Tensor,
+    lse: Tensor,
+    temperature: float,
+    softcap: float | None,
+    ignore_index: int,
+    return_entropy: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the chunks again, and the gradients of x, weight and bias."""
+    gradients = (grad_logp, grad_entropy if return_entropy else None)
+    inputs = [None if each is None else dense(each.float()).view(-1) for each in gradients]
+
+    def between(logits: tuple[Any, ...], at: slice | Tensor) -> None:
+        views = [None if each is None else each[at] for each in inputs]
+        _call(library().linear_log_probs_backward, (*logits, *views, temperature))
+
+    wanted = Wanted(needs[0], needs[1], needs[2] and bias is not None)
+    dx, dweight, dbias = _through_chunks(x, weight, target, bias, softcap, ignore_index, wanted, between)
+    return (
+        None if dx is None else dx.view(x.shape),
+        None if dweight is None else dweight.to(weight.dtype),
+        None if dbias is None or bias is None else dbias.to(bias.dtype),
+    )
+
+
+def _call(function: LibraryFunction, fields: tuple[Any, ...]) -> None:
+    results_of(LibraryCall(function, fields, ()))
+
+
+def _through_chunks(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    softcap: float | None,
+    ignore_index: int,
+    wanted: Wanted,
+    between: Any,
+) -> Gradients:
+    """Call ``between`` with the fields of ``LogitRows`` in ``src/api.h``, and the rows, for each chunk."""
+    wide_bias = None if bias is None else dense(bias.float())
+
+    def of_rows(rows: Rows) -> None:
+        sizes = (DTYPE_CODES[rows.logits.dtype], *rows.logits.shape, softcap or 0.0)
+        between((rows.logits, wide_bias, rows.target, *sizes), rows.at)
+
+    flat = dense(target).view(-1)
+    x_rows = x.reshape(flat.numel(), x.shape[-1])
+    # ratios of probabilities are taken of the results: logits of 50 rounded to bfloat16 are off by 0.1
+    return through_chunks(x_rows, weight, flat, ignore_index, None, wanted, of_rows, rounds=False)
