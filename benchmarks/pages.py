@@ -68,32 +68,36 @@ They are mostly matrix products, and have no rows in the table.
   4 key heads of 128, as in generation, takes `cpu` 0.28 of the time of torch's kernel in float32 and 0.35 in bfloat16
   (0.97 for 3.45 ms, and 0.76 for 2.20; Intel Xeon with AVX-512, 2 threads; `--forms decode --shape 1 32 4096 128`).
 - [linear_cross_entropy](ops.md#linear_cross_entropy) saves memory. For x (4096, 512) and weight (32000, 512), float32,
-  default allocator, forward and backward take 33 MB beyond inputs and gradients, where matmul and cross entropy take
-  1.5 GB, and 2.57 s, 0.89 of their time (0.83 to 0.91 in five turns). `python -m benchmarks.linear_loss` repeats it.
+  default allocator, forward and backward take 24 MB beyond inputs and gradients, where matmul and cross entropy take
+  1.5 GB, and 2.29 s, 0.80 of their time (0.78 to 0.81 in five turns); in bfloat16 70 MB, as the gradient of weight is
+  summed in float32, and 0.86 of the time (0.84 to 0.88). torch's own `F.linear_cross_entropy` takes 74 and 283 MB, and
+  1.21 and 3.23 of that time: so no backend calls it on a CPU. `python -m benchmarks.linear_loss` repeats it.
+  [linear_log_probs](ops.md#linear_log_probs), float32, takes 1.03 of the time of log_softmax and gather, and 1.33 on
+  `eager`: its backward computes the logits again, a fourth product.
 
-Both on an idle AMD EPYC with AVX-512, 2 threads.
+All on an idle AMD EPYC with AVX-512, 2 threads.
 
 [linear_attention](ops.md#linear_attention) and [causal_conv1d](ops.md#causal_conv1d) on `cpu`, beside the torch code of
-transformers 5.22: float32, 2 threads, medians of turns on an idle AMD EPYC with AVX-512, in 2 to 10 processes.
+transformers 5.22: float32, 2 threads, medians of turns on an idle AMD EPYC with AVX-512, in 4 processes.
 transformers' times of one position change most, as its memory is mapped anew or not.
 `python -m benchmarks.linear_attention` repeats it.
 
 | call | transformers, ms | `cpu`, ms | ratio |
 |---|---|---|---|
-| gated delta rule, 32 heads of 128 on 16 of keys: one position | 0.32 to 2.5 | 0.054 to 0.097 | 6 to 25 |
-| the same, 2,048 positions | 401 to 470 | 67 to 71 | 6.0 to 6.9 |
-| the same, 1,024 positions, forward and backward | 448 to 631 | 127 to 144 | 3.4 to 4.5 |
-| gated delta rule, 16 heads of 128: one position | 0.20 to 0.41 | 0.028 to 0.033 | 7.3 to 13 |
-| the same, 2,048 positions | 126 to 178 | 34 to 36 | 3.7 to 5.3 |
-| the same, 1,024 positions, forward and backward | 223 to 261 | 65 to 74 | 3.2 to 4.0 |
-| Mamba-2, 64 heads of 64, states of 128: one position | 0.96 to 1.1 | 0.072 to 0.083 | 13 |
-| the same, 2,048 positions | 674 to 697 | 51 to 55 | 13 |
-| the same, 512 positions, forward and backward | 217 to 272 | 44 to 46 | 4.8 to 6.3 |
-| convolution of width 4 with silu, 4,096 channels, 2,048 positions | 8.1 to 10.0 | 1.8 to 2.0 | 4.4 to 5.4 |
-| the same, one position | 0.18 to 0.28 | 0.011 to 0.015 | 12 to 23 |
+| gated delta rule, 32 heads of 128 on 16 of keys: one position | 0.92 to 2.5 | 0.076 to 0.107 | 12 to 24 |
+| the same, 2,048 positions | 485 to 506 | 54 to 61 | 8.1 to 9.1 |
+| the same, 1,024 positions, forward and backward | 552 to 586 | 92 to 102 | 5.7 to 6.4 |
+| gated delta rule, 16 heads of 128: one position | 0.23 to 0.27 | 0.029 to 0.037 | 7.5 to 7.9 |
+| the same, 2,048 positions | 121 to 134 | 26 to 31 | 4.3 to 4.7 |
+| the same, 1,024 positions, forward and backward | 234 to 242 | 49 to 53 | 4.5 to 4.9 |
+| Mamba-2, 64 heads of 64, states of 128: one position | 1.0 to 1.1 | 0.064 to 0.084 | 12 to 17 |
+| the same, 2,048 positions | 646 to 748 | 32 to 35 | 19 to 23 |
+| the same, 512 positions, forward and backward | 222 to 317 | 31 to 34 | 7.1 to 9.4 |
+| convolution of width 4 with silu, 4,096 channels, 2,048 positions | 7.8 to 9.8 | 1.8 to 3.7 | 2.6 to 5.2 |
+| the same, one position | 0.19 to 0.27 | 0.011 | 17 to 24 |
 
-The convolution takes 0.9 to 1.2 times as long as `copy_`. Forward and backward of 16 heads over 4,096 positions take
-136 MB beyond the arguments, transformers' code 1,026 MB.
+The convolution takes 0.9 to 1.1 times as long as `copy_`, and in one of four processes 2. Forward and backward of 16
+heads over 4,096 positions take 157 MB beyond the arguments, transformers' code 989 MB.
 
 [varlen_attention](ops.md#varlen_attention) and [merge_attention](ops.md#merge_attention): see
 [attention](attention.md).
@@ -226,6 +230,7 @@ make gpu-dry                                     # every step of make gpu on a C
 python -m benchmarks report                      # the pages and the picture, from the committed runs
 python -m benchmarks --help                      # other ops, dtypes, sweeps, threads
 python -m benchmarks.settings --ops rms_norm     # on a GPU: other warps, rows, blocks of Triton kernels
+python -m benchmarks.row_order                   # which products of torch depend on the number of rows
 python -m benchmarks.idle                        # how fast the cores are while idle, for --idle on a shared machine
 python -m benchmarks --allocator tuned --compare benchmarks/results/out/large-tuned-2.jsonl   # what got slower
 ```

@@ -176,10 +176,15 @@ def _where(items: Sequence[fusedops.Kernel], kernels: Sequence[fusedops.Kernel],
 
 FEATURES = """# What each backend has for each op
 
-From the declarations of ops and kernels, as `fusedops matrix --features` prints them. *dtypes*: those of the first
-argument. *compile*: in `torch.compile(fullgraph=True)`. *DTensor*: [sharded tensors](distributed.md). *packed*:
-sequences by their bounds, `cu_seqlens`. *rows independent*: a row has [the same bits whatever the other rows
-are](rows.md), on a CPU where the backend serves it, in one direction or both.
+From the declarations of ops and kernels, as this prints them:
+
+```sh
+fusedops matrix --features
+```
+
+*dtypes*: those of the first argument. *compile*: in `torch.compile(fullgraph=True)`. *DTensor*: [sharded
+tensors](distributed.md). *packed*: sequences by their bounds, `cu_seqlens`. *rows independent*: a row has [the same
+bits whatever the other rows are](rows.md), on a CPU where the backend serves it, in one direction or both.
 """
 
 

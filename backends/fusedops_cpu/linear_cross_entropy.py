@@ -12,13 +12,13 @@ from fusedops.ops.losses.formulas import LossOptions
 from fusedops_cpu._calls import LibraryCall, results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._linear_logits import Gradients, Rows, Wanted, through_chunks
+from fusedops_cpu._linear_logits import CHUNKS, Gradients, Rows, Wanted, through_chunks
 
 _LIMITS = (*one_dtype("x", "weight"), *any_dtype("bias"))
 _SOURCE = "fusedops_cpu/src/linear_loss.cpp, fusedops_cpu/src/linear_product.cpp, torch.mm"
 
 
-@kernel(ops.linear_cross_entropy, *_LIMITS, source=_SOURCE)
+@kernel(ops.linear_cross_entropy, *_LIMITS, source=_SOURCE, rows_independent=CHUNKS)
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -53,7 +53,7 @@ def linear_cross_entropy(
     return formulas.reduced(losses.view(target.shape), target, options), dx, dweight, dbias
 
 
-@kernel(ops.linear_cross_entropy, *_LIMITS, direction="backward", source=_SOURCE)
+@kernel(ops.linear_cross_entropy, *_LIMITS, direction="backward", source=_SOURCE, rows_independent=CHUNKS)
 def linear_cross_entropy_backward(
     grad: Tensor,
     x: Tensor,
