@@ -4,7 +4,8 @@
 check NAME`` and ``pytest --fusedops-backend NAME`` run them all, and :func:`reproduce` runs one case of one.
 
 :func:`isolated` keeps a test's changes to fusedops apart from other tests. :func:`fingerprint` and
-:func:`assert_same_choices` compare two runs, or the ranks of one run. ``import fusedops`` does not import this module.
+:func:`assert_same_choices` compare two runs, or the ranks of one run, and :func:`compare_models` two models.
+``import fusedops`` does not import this module.
 """
 
 from fusedops._contract.evidence import Case as Case
@@ -23,6 +24,9 @@ from fusedops.testing._expected import assert_within as assert_within
 from fusedops.testing._expected import expected as expected
 from fusedops.testing._failures import Failure as Failure
 from fusedops.testing._isolation import isolated as isolated
+from fusedops.testing._models import LayerDifference as LayerDifference
+from fusedops.testing._models import ModelComparison as ModelComparison
+from fusedops.testing._models import compare_models as compare_models
 from fusedops.testing._packed import random_packed as random_packed
 from fusedops.testing._timing import Times as Times
 from fusedops.testing._timing import interleaved as interleaved

@@ -14,6 +14,7 @@ import torch
 from error_calls import GOOD, INVALID, PLUGIN, POLICY, X, alone, made, unavailable, with_mine
 from error_texts import Table
 from state import without_backends
+from torch import nn
 
 import fusedops
 
@@ -46,6 +47,11 @@ def verify(against: str, **how: Any) -> Callable[[], Any]:
     return lambda: fusedops.verify(against, **how)
 
 
+def compared(batch: Any) -> Callable[[], Any]:
+    model = nn.Identity()
+    return lambda: fusedops.testing.compare_models(model, model, [batch], run=lambda model, batch: torch.zeros(1, 3, 4))
+
+
 def bind(*args: Any) -> Callable[[], Any]:
     return lambda: fusedops.bind(*args)
 
@@ -76,6 +82,8 @@ pin("verify's every, a fraction", verify("eager", every=0.1), INVALID)
 pin("verify's backend", verify("eagr"), POLICY)
 pin("verify's kernel", with_unavailable(verify("mine")), POLICY)
 pin("bind's op", bind("bias_gel"), POLICY)
+pin("a batch without tokens", compared({}), INVALID)
+pin("logits of other rows", compared({"input_ids": torch.zeros(1, 2, dtype=torch.long)}), INVALID)
 pin("bind's x", bind("bias_gelu", fusedops.TensorSpec((2, 4))), INVALID)
 pin("the kit's backend", checks("eagr"), POLICY)
 pin("nothing", without_backends(checks("eager")), POLICY)
