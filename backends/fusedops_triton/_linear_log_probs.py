@@ -179,8 +179,8 @@ def _statistics(
     tl.store(logp_ptr + row, tl.where(ignored, 0.0, tl.where(wrong, float("nan"), logp)))
     tl.store(lse_ptr + row, tl.where(ignored, 0.0, highest + log_total))
     if ENTROPY:
-        moved = tl.where(total == 0.0, 0.0, top - shift)
-        weighted_of_row = tl.sum(tl.sum(scale * (weighted + total * moved), axis=1), axis=0)
+        moved = tl.where(scale == 0.0, 0.0, scale * (top - shift))
+        weighted_of_row = tl.sum(tl.sum(scale * weighted + total * moved, axis=1), axis=0)
         entropy = log_total - weighted_of_row / tl.where(ignored, 1.0, total_of_row)
         tl.store(entropy_ptr + row, tl.where(ignored, 0.0, tl.where(wrong, float("nan"), entropy)))
 
@@ -199,9 +199,9 @@ def _added(top, total, weighted, z, ENTROPY: tl.constexpr, GROUP: tl.constexpr):
     below = z - shift[:, :, None]
     terms = exp(below)
     if ENTROPY:
-        moved = tl.where(total == 0.0, 0.0, top - shift)
-        products = tl.where(terms == 0.0, 0.0, terms * below)  # 0 times -inf is NaN
-        weighted = scale * (weighted + total * moved) + tl.sum(products, axis=2)
+        moved = tl.where(scale == 0.0, 0.0, scale * (top - shift))  # 0 times -inf is NaN
+        products = tl.where(terms == 0.0, 0.0, terms * below)
+        weighted = scale * weighted + total * moved + tl.sum(products, axis=2)
     return higher, total * scale + tl.sum(terms, axis=2), weighted
 
 

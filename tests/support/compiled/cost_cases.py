@@ -29,12 +29,12 @@ FLOAT32_LIMIT = 45
 
 #: Limits of ops for which there is no aim: what they take now. The polynomial of the exact GELU and its slope, both of
 #: which geglu's backward computes, have twice the instructions of a logistic function; cross entropy reads two bytes
-#: for an exponential, and writes none. A norm beside a gate has the instructions of a
+#: for an exponential, and writes none, as the log probabilities do. A norm beside a gate has the instructions of a
 #: norm and of a logistic function. LayerNorm's and GELU's backward read a tile ahead: they have more instructions
 #: than with one tile at a time, and an H200 takes 15 to 25 % less time for them.
 EXCEPTIONS = {
     "geglu": 60, "geglu backward": 72, "cross entropy": 55, "cross entropy backward": 50, "layer norm backward": 55,
-    "gelu erf backward": 57, "gated norm": 56, "gated norm backward": 63,
+    "gelu erf backward": 57, "gated norm": 56, "gated norm backward": 63, "log probs": 56,
 }  # fmt: skip
 
 
@@ -180,10 +180,11 @@ def _of_other_ops() -> dict[str, Case]:
         cases[f"linear_cross_entropy without gradient {dtype}"] = {
             **chunk, "gradient": False, "bytes": size, "most": most
         }  # fmt: skip
-        of_rows: Case = {"shape": [1024, 128256], "dtype": dtype}
-        cases[f"linear_log_probs {dtype}"] = {"op": "linear_log_probs", "bytes": size, "most": FLOAT32_LIMIT, **of_rows}
+        of_rows: Case = {"shape": [1024, 128256], "dtype": dtype, "options": False}
+        most = _limit("log probs", dtype)
+        cases[f"linear_log_probs {dtype}"] = {"op": "linear_log_probs", "bytes": size, "most": most, **of_rows}
         cases[f"linear_log_probs backward {dtype}"] = {
-            "op": "linear_log_probs backward", "bytes": 2 * size, "most": FLOAT32_LIMIT, **of_rows
+            "op": "linear_log_probs backward", "bytes": 2 * size, "most": most, **of_rows
         }  # fmt: skip
     return cases
 
