@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -98,20 +98,23 @@ class ModelComparison:
         """Write a picture: each token's difference, and each module's in units of its size. Needs matplotlib."""
         pyplot: Any = importlib.import_module("matplotlib.pyplot")
         figure, (tokens, layers) = pyplot.subplots(2, 1, figsize=(9, 7), layout="constrained")
-        tokens.plot(self.differences.tolist(), ".", markersize=3)
+        of_tokens = _numbers(self.differences)
+        tokens.plot(of_tokens, ".", markersize=3)
         tokens.set(xlabel="token", ylabel="difference of log probabilities")
         layers.plot([each.difference / (each.size or 1.0) for each in self.layers], ".-", linewidth=0.5)
         layers.set(xlabel="module, in the order of calls", ylabel="largest difference / largest magnitude")
-        for axes, numbers in ((tokens, self.differences.tolist()), (layers, [each.difference for each in self.layers])):
+        for axes, numbers in ((tokens, of_tokens), (layers, [each.difference for each in self.layers])):
             if any(0 < number < float("inf") for number in numbers):
                 axes.set_yscale("log")
         figure.savefig(os.fspath(path))
         pyplot.close(figure)
 
     def __str__(self) -> str:
-        lines = [f"{self.logp.shape[1]} tokens of {len(self.tokens[:, 0].unique())} batches"]
+        batches = set(map(int, _numbers(self.tokens[:, 0])))
+        lines = [f"{self.logp.shape[1]} tokens of {len(batches)} batches"]
         if self.logp.numel():
-            batch, row, position = self.tokens[self.differences.nan_to_num(torch.inf).argmax()].tolist()
+            at = int(self.differences.nan_to_num(torch.inf).argmax())
+            batch, row, position = map(int, _numbers(self.tokens[at]))
             lines.append(
                 f"  log probability  largest difference {self.largest:.2g} (batch {batch}, row {row}, position "
                 f"{position}), mean {self.mean:.2g}"
@@ -166,8 +169,8 @@ def compare_models(
     >>> print(compare_models(Model(0.0), Model(0.5), [batch], run=run).first_layer().name)
     head
     """
-    runs = run if isinstance(run, tuple) else (run or _logits,) * 2
-    places: list[Tensor] = []
+    runs = cast("tuple[Run, Run]", run if isinstance(run, tuple) else (run or _logits,) * 2)
+    tokens: list[Tensor] = []
     logps: list[Tensor] = []
     layers: dict[str, LayerDifference] = {}
     for number, batch in enumerate(batches):
@@ -190,11 +193,11 @@ def compare_models(
                 )
             both.append(_log_probs(logits, ids)[mask].cpu())
             seen.append(results)
-        places.append(torch.cat([torch.full((int(mask.sum()), 1), number), _places(mask)], 1))
+        tokens.append(torch.cat([torch.full((int(mask.sum()), 1), number), _positions(mask)], 1))
         logps.append(torch.stack(both))
         _compare(seen[0], seen[1], layers)
     empty = (torch.zeros(0, 3, dtype=torch.long), torch.zeros(2, 0, dtype=torch.float64))
-    return ModelComparison(torch.cat([empty[0], *places]), torch.cat([empty[1], *logps], 1), tuple(layers.values()))
+    return ModelComparison(torch.cat([empty[0], *tokens]), torch.cat([empty[1], *logps], 1), tuple(layers.values()))
 
 
 def _logits(model: Any, batch: Batch) -> Tensor:
@@ -209,7 +212,7 @@ def _counts(ids: Tensor, mask: Any) -> Tensor:
     return counts
 
 
-def _places(mask: Tensor) -> Tensor:
+def _positions(mask: Tensor) -> Tensor:
     """Return the row and the position of each token."""
     found = mask.nonzero().cpu()
     return found + torch.tensor([0, 1])
@@ -221,7 +224,7 @@ def _log_probs(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 @contextmanager
-def _recorded(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+def _recorded(model: nn.Module) -> Generator[dict[str, list[Tensor]]]:
     """Record the first tensor of the results of each module's calls, in the order in which the modules are called."""
     results: dict[str, list[Tensor]] = {}
 
@@ -233,14 +236,11 @@ def _recorded(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
         if tensor is not None:
             results[name].append(tensor.detach().clone())
 
-    handles = [
-        handle
-        for name, module in model.named_modules()
-        for handle in (
-            module.register_forward_pre_hook(partial(begin, name)),
-            module.register_forward_hook(partial(end, name)),
-        )
-    ]
+    handles: list[Any] = []
+    modules: list[tuple[str, nn.Module]] = list(cast("Any", model).named_modules())
+    for name, module in modules:
+        handles.append(module.register_forward_pre_hook(partial(begin, name)))
+        handles.append(module.register_forward_hook(partial(end, name)))
     try:
         yield results
     finally:
@@ -251,8 +251,16 @@ def _recorded(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
 def _first_tensor(result: Any) -> Tensor | None:
     if isinstance(result, Tensor):
         return result
-    values = result.values() if isinstance(result, Mapping) else result if isinstance(result, (tuple, list)) else ()
+    values: list[Any] = []
+    if isinstance(result, Mapping):
+        values = list(cast("Mapping[str, Any]", result).values())
+    elif isinstance(result, (tuple, list)):
+        values = list(cast("list[Any]", result))
     return next((found for found in map(_first_tensor, values) if found is not None), None)
+
+
+def _numbers(tensor: Tensor) -> list[float]:
+    return cast("Any", tensor).tolist()
 
 
 def _compare(a: dict[str, list[Tensor]], b: dict[str, list[Tensor]], layers: dict[str, LayerDifference]) -> None:
