@@ -63,7 +63,7 @@ chat: $(VENV)/smollm2  ## ask SmolLM2 (135M) a question, in plain transformers a
 finetune: $(VENV)/smollm2  ## fine-tune SmolLM2 on Shakespeare, plain and with fusedops
 	$(BIN)/python examples/finetune.py $(ARGS)
 
-test: $(VENV)/ready  ## run the tests, except the slow ones (7 minutes on 2 cores)
+test: $(VENV)/ready  ## run the tests, except the slow ones (9 minutes on 2 cores)
 	$(PYTEST) --dist worksteal -m "not slow" --features build/features.json $(ARGS)
 
 test-slow: $(VENV)/smollm2  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples

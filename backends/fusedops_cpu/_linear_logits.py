@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from math import ceil
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fusedops.dtypes import no_autocast
+from fusedops.ops.losses.formulas import Gradients, Wanted, rows_of_chunk
 from fusedops_cpu._calls import LibraryCall, results_of
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
@@ -23,28 +23,7 @@ from fusedops_cpu._library import DTYPE_CODES, dense, library
 # rows of 512 and 32,000 classes took 1.01 times the time in chunks of 192 as in chunks of 256 (AMD EPYC, 2 threads).
 LEAST_ROWS = 192
 _BLOCK = 1024 * 1024  # elements of a block of the gradient of weight, which stays in the caches until it is added
-CHUNKS = "its products take the rows in chunks, whose size follows from their number; no test shows that bits do not"
-
-
-class Wanted(NamedTuple):
-    """The gradients to compute."""
-
-    x: bool
-    weight: bool
-    bias: bool
-
-
-class Gradients(NamedTuple):
-    """The gradients of all rows; None for one that is not wanted.
-
-    Attributes:
-        x: (N, H), the dtype of x.
-        weight: (V, H), float32, as is ``bias`` (V,).
-    """
-
-    x: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
+CHUNKS = "its products take the rows in chunks, whose size follows from their number; whether bits do was not tested"
 
 
 class Rows(NamedTuple):
@@ -59,21 +38,6 @@ class Rows(NamedTuple):
     at: slice | Tensor
     target: Tensor
     logits: Tensor
-
-
-def rows_of_chunk(n_rows: int, size: int, classes: int, chunk: int | None) -> int:
-    """Return the rows of a chunk: those whose logits take about the size of x, and at least LEAST_ROWS.
-
-    Args:
-        n_rows: rows of x.
-        size: columns of x.
-        classes: columns of the logits.
-        chunk: the rows that the caller asks for, or None.
-    """
-    rows = chunk or max(LEAST_ROWS, n_rows * size // classes)
-    if chunk is None and rows < n_rows:
-        rows = ceil(n_rows / ceil(n_rows / rows))  # the same number of chunks, as equal as possible
-    return max(1, min(rows, n_rows))
 
 
 def through_chunks(
@@ -108,7 +72,7 @@ def through_chunks(
         dx = dx if wanted.x else None
         dweight = x.new_empty(weight.shape, dtype=torch.float32) if wanted.weight else None
         dbias = x.new_zeros(classes, dtype=torch.float32) if wanted.bias else None
-        rows = rows_of_chunk(n_rows, size, classes, chunk)
+        rows = rows_of_chunk(n_rows, size, classes, LEAST_ROWS, chunk)
         memory = x.new_empty((rows, classes), dtype=product.dtype)
         for start in range(0, n_rows, rows):
             at: slice | Tensor = slice(start, min(start + rows, n_rows))

@@ -8,13 +8,12 @@ and nothing waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import ceil
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, no_autocast, promoted
+from fusedops.ops.losses.formulas import Gradients, Wanted, rows_of_chunk
 from fusedops_eager._slabs import SLAB
 
 # Rows of a chunk, at least. Each chunk reads and writes the whole gradient of the weight, and a matmul of few rows
@@ -26,42 +25,6 @@ _WIDENED = 1024 * 1024  # elements of a block of a 16-bit weight in float32
 #: Takes the logits of some rows (n, V), in the dtype of the arithmetic, their targets (n,), and their place among all
 #: rows, a slice or indices; turns the logits into their gradient in place where one is wanted.
 Turn = Callable[[Tensor, Tensor, "slice | Tensor"], None]
-
-
-class Wanted(NamedTuple):
-    """The gradients to compute."""
-
-    x: bool
-    weight: bool
-    bias: bool
-
-
-class Gradients(NamedTuple):
-    """The gradients of all rows; None for one that is not wanted.
-
-    Attributes:
-        x: (N, H), the dtype of x.
-        weight: (V, H), the dtype of the arithmetic, as is ``bias`` (V,).
-    """
-
-    x: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-
-
-def rows_of_chunk(n_rows: int, size: int, classes: int, chunk: int | None) -> int:
-    """Return the rows of a chunk: those whose logits take about the size of x, and at least LEAST_ROWS.
-
-    Args:
-        n_rows: rows of x.
-        size: columns of x.
-        classes: columns of the logits.
-        chunk: the rows that the caller asks for, or None.
-    """
-    rows = chunk or max(LEAST_ROWS, n_rows * size // max(classes, 1))
-    if chunk is None and rows < n_rows:
-        rows = ceil(n_rows / ceil(n_rows / rows))  # the same number of chunks, as equal as possible
-    return max(1, min(rows, n_rows))
 
 
 def in_chunks(
@@ -113,7 +76,7 @@ def _in_chunks(
     dweight = x.new_zeros(weight.shape, dtype=wide) if wanted.weight else None
     dbias = x.new_zeros(classes, dtype=wide) if wanted.bias else None
     product = _Product(weight, wide if on_cpu else common)
-    rows = rows_of_chunk(n_rows, size, classes, chunk)
+    rows = rows_of_chunk(n_rows, size, classes, LEAST_ROWS, chunk)
     memory = x.new_empty((rows, classes), dtype=wide)
     starts = range(0, n_rows, rows)
     for start in starts[:1] if x.is_meta else starts:  # no data: the sizes are those of one chunk

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops.losses import formulas
-from fusedops.ops.losses.formulas import LossOptions
-from fusedops_eager._chunks import Wanted, in_chunks, slabs_of
+from fusedops.ops.losses.formulas import LossOptions, Wanted
+from fusedops_eager._chunks import in_chunks, slabs_of
 
 
 class Results(NamedTuple):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
-from fusedops_eager._chunks import Wanted, in_chunks, slabs_of
+from fusedops.ops.losses.formulas import Wanted
+from fusedops_eager._chunks import in_chunks, slabs_of
 
 _LEAST = -1e4  # a logarithm whose exponential is 0, also in float64; finite, as 0 times -inf is NaN
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.ops.losses.arguments import check_targets
-from fusedops_eager._chunks import Wanted
+from fusedops.ops.losses.formulas import Wanted
 from fusedops_eager._linear_log_probs import Options, gradients, statistics
 from fusedops_eager._row_order import PRODUCTS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,8 +18,8 @@ _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", 
 def features(op: Op, record: Record, device_type: str | None = None) -> dict[str, Any] | None:
     """Return what a backend's kernels of an op have; None where it has none.
 
-    ``dtypes`` are those of the op's first argument that forward takes. ``compile`` and ``DTensor`` are of the op, on
-    every backend. ``packed``: sequences by their bounds; None for an op without them. ``rows_independent``: by
+    ``dtypes`` are those of the op's first argument that forward takes. ``compile`` (the op is registered with torch)
+    and ``DTensor`` are of the op, on every backend. ``packed``: sequences by their bounds; None for an op without them. ``rows_independent``: by
     direction, True or the reason why not, on ``device_type``, else on the first that the kernel serves.
     """
     assert record.backend is not None
@@ -43,7 +43,7 @@ def features(op: Op, record: Record, device_type: str | None = None) -> dict[str
         ],
         "forward": True,
         "backward": len(served) > 1,
-        "compile": True,
+        "compile": hasattr(cast("Any", torch.ops).fusedops, op.name),
         "DTensor": op.evidence.sharded is not None,
         "packed": all(not _is_refused(forward, name) for name in bounds) if bounds else None,
         "rows_independent": {item.direction: item.why_rows_depend(where) or True for item in served},

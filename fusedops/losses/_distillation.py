@@ -13,6 +13,7 @@ from torch.utils import checkpoint as checkpoints
 from fusedops.dtypes import no_autocast, promoted, upcast
 from fusedops.errors import InvalidInputError
 from fusedops.losses._checks import check_choice, check_number, check_shapes
+from fusedops.ops.losses.formulas import rows_of_chunk
 
 _LEAST_ROWS = 192  # of a chunk: each reads both weights
 
@@ -79,7 +80,7 @@ def kl_divergence(
     kept = None if mask is None else mask.reshape(-1) != 0
     if kept is not None:  # a NaN in a row that does not count reaches nothing
         student, teacher = (each.masked_fill(~kept[:, None], 0.0) for each in (student, teacher))
-    size = max(_LEAST_ROWS, student.numel() // max(weight.shape[0], 1))
+    size = rows_of_chunk(student.shape[0], student.shape[1], weight.shape[0], _LEAST_ROWS)
     others = (teacher_weight.detach(), None if teacher_bias is None else teacher_bias.detach())
     compute = partial(_of_rows, beta=beta, temperature=temperature)
     checkpoint = cast("Any", checkpoints).checkpoint  # which has no types

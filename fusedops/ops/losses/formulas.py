@@ -142,6 +142,43 @@ def logit_gradient(scale: Tensor, z: Tensor, lse: Tensor, target: Tensor, option
 # --------------------------------------------------------------------------------------------------- the linear layer
 
 
+class Wanted(NamedTuple):
+    """The gradients to compute."""
+
+    x: bool
+    weight: bool
+    bias: bool
+
+
+class Gradients(NamedTuple):
+    """The gradients of all rows; None for one that is not wanted.
+
+    Attributes:
+        x: (N, H), the dtype of x.
+        weight: (V, H), the dtype of the arithmetic, as is ``bias`` (V,).
+    """
+
+    x: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def rows_of_chunk(n_rows: int, size: int, classes: int, least: int, chunk: int | None = None) -> int:
+    """Return the rows of a chunk: those whose logits take about the size of x, and at least ``least``.
+
+    Args:
+        n_rows: rows of x.
+        size: columns of x.
+        classes: columns of the logits.
+        least: rows of a chunk, at least.
+        chunk: the rows that the caller asks for, or None.
+    """
+    rows = chunk or max(least, n_rows * size // max(classes, 1))
+    if chunk is None and rows < n_rows:
+        rows = math.ceil(n_rows / math.ceil(n_rows / rows))  # the same number of chunks, as equal as possible
+    return max(1, min(rows, n_rows))
+
+
 def product(one: Tensor, other: Tensor) -> Tensor:
     """Return ``one @ other`` in their dtype, also under autocast."""
     with no_autocast(one.device.type):

@@ -202,7 +202,8 @@ def _linear_of_classes(
 
 def _rows_of_chunk(x: Tensor, ranks: Ranks) -> int:
     """Return the rows of a chunk: the same on every rank that has other classes of these rows."""
-    return max(_LEAST_ROWS, x.numel() // max(ranks.shard.whole[-1], 1))
+    rows = math.prod(x.shape[:-1])
+    return formulas.rows_of_chunk(rows, x.shape[-1], ranks.shard.whole[-1], _LEAST_ROWS)
 
 
 def _shape_of_logits(given: Mapping[str, Any]) -> tuple[int, ...]:

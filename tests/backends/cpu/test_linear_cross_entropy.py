@@ -22,15 +22,6 @@ def leaves(rows: int, size: int, classes: int, dtype: torch.dtype) -> tuple[Tens
     return x, weight, target
 
 
-def test_a_chunk_has_logits_of_about_the_size_of_x() -> None:
-    rows_of_chunk = _linear_logits.rows_of_chunk
-    assert rows_of_chunk(65536, 4096, 65536, None) == 4096
-    assert rows_of_chunk(3840, 512, 32000, None) == _linear_logits.LEAST_ROWS
-    assert rows_of_chunk(300, 512, 32000, None) == 150  # of two chunks, not of 192 rows and 108
-    assert rows_of_chunk(100, 512, 32000, 7) == 7
-    assert rows_of_chunk(0, 512, 32000, None) == 1
-
-
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("narrow", [True, False])
 def test_products_of_bfloat16_and_of_widened_blocks(

@@ -7,18 +7,20 @@ import torch
 from eager_memory import peak
 
 import fusedops
+from fusedops.ops.losses.formulas import rows_of_chunk
 from fusedops_eager import _chunks as eager
 
 pytestmark = pytest.mark.usefixtures("no_compiled_backend")
 
 
 def test_a_chunk_has_logits_of_about_the_size_of_x() -> None:
-    assert eager.rows_of_chunk(65536, 4096, 65536, None) == 4096
-    assert eager.rows_of_chunk(3840, 512, 32000, None) == eager.LEAST_ROWS
-    assert eager.rows_of_chunk(300, 512, 32000, None) == 150  # of two chunks, not of 192 rows and 108
-    assert eager.rows_of_chunk(100, 512, 32000, None) == 100
-    assert eager.rows_of_chunk(100, 512, 32000, 7) == 7
-    assert eager.rows_of_chunk(0, 512, 32000, None) == 1
+    least = eager.LEAST_ROWS
+    assert rows_of_chunk(65536, 4096, 65536, least) == 4096
+    assert rows_of_chunk(3840, 512, 32000, least) == least
+    assert rows_of_chunk(300, 512, 32000, least) == 150  # of two chunks, not of 192 rows and 108
+    assert rows_of_chunk(100, 512, 32000, least) == 100
+    assert rows_of_chunk(100, 512, 32000, least, chunk=7) == 7
+    assert rows_of_chunk(0, 512, 32000, least) == 1
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
