@@ -19,8 +19,9 @@ def features(op: Op, record: Record, device_type: str | None = None) -> dict[str
     """Return what a backend's kernels of an op have; None where it has none.
 
     ``dtypes`` are those of the op's first argument that forward takes. ``compile`` (the op is registered with torch)
-    and ``DTensor`` are of the op, on every backend. ``packed``: sequences by their bounds; None for an op without them. ``rows_independent``: by
-    direction, True or the reason why not, on ``device_type``, else on the first that the kernel serves.
+    and ``DTensor`` are of the op, on every backend. ``packed``: sequences by their bounds; None for an op without
+    them. ``rows_independent``: by direction, True or the reason why not, on ``device_type``, else on the first that the
+    kernel serves.
     """
     assert record.backend is not None
     of_op = [item for item in record.backend.kernels if item.op == op.name]
