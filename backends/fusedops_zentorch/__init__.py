@@ -16,9 +16,8 @@ def fusedops_backend() -> fusedops.Backend:
     return fusedops.Backend(
         name="zentorch",
         device_types=("cpu",),
-        # after cpu, which is faster for most norms, and after sdpa, though its attention takes longer in bfloat16:
-        # processes of the kit hung after head sizes that are refused since, for a cause that was not found
-        priority=3,
+        # after cpu, which is faster for most norms; before sdpa, whose attention takes longer in bfloat16
+        priority=7,
         kernels=fusedops.kernels_of(add_rms_norm, attention, gated_rms_norm, linear_attention, rms_norm),
         probe=_library.unavailable,
         needs="zentorch of this torch's release, and an x86-64 processor with AVX-512",

@@ -39,7 +39,8 @@ class AppliedAdaptation:
 class Candidate:
     """One backend of a decision. ``reasons`` is empty unless the backend refused the call.
 
-    ``named`` is True where the preferences in effect name the backend.
+    ``named`` is True where the preferences in effect name the backend, ``optional`` where it is declared optional and
+    they do not.
     """
 
     backend: str
@@ -48,6 +49,7 @@ class Candidate:
     deviations: tuple[str, ...] = ()
     adaptations: tuple[AppliedAdaptation, ...] = ()
     named: bool = False
+    optional: bool = False
 
     @property
     def notes(self) -> list[str]:
@@ -61,12 +63,18 @@ class Candidate:
 
     @property
     def is_other(self) -> bool:
-        """True for a backend of another device, or without a kernel for the op, that no preference names."""
-        return not self.named and any(reason.code in _OTHERS for reason in self.reasons)
+        """True for a backend that no preference names and that takes no such call, whatever its arguments."""
+        return not self.named and any(
+            reason.code in _OTHERS and (self.optional or reason.code is not ReasonCode.UNAVAILABLE)
+            for reason in self.reasons
+        )
 
 
-# the labels of the backends that take no such call, whatever its arguments
-_OTHERS = {ReasonCode.DEVICE: "for other devices", ReasonCode.NO_KERNEL: "without a kernel for it"}
+_OTHERS = {
+    ReasonCode.DEVICE: "for other devices",
+    ReasonCode.NO_KERNEL: "without a kernel for it",
+    ReasonCode.UNAVAILABLE: "unavailable",
+}
 
 
 @dataclass(frozen=True)
@@ -87,8 +95,8 @@ class Decision:
         given: the call's arguments as text.
         backend: the selected backend, or None.
         backward: the backend that serves the gradient, or None.
-        candidates: every backend, in the order in which they are tried. The text has those of other devices, and
-            those without a kernel for the op, on one line at the end.
+        candidates: every backend, in the order in which they are tried. The text has those of other devices, those
+            without a kernel for the op, and the optional ones that are unavailable, on one line at the end.
         preferences: the channels that set an order for this op, the innermost first.
         fallback: the fallback level.
         assumed: what was assumed where the device is not on this machine; empty otherwise.
@@ -167,7 +175,7 @@ class Decision:
 
     @property
     def others(self) -> str:
-        """The backends of other devices, and those without a kernel for the op, as one text; empty without any."""
+        """The backends without a line of their own, as one text; empty without any."""
         parts: list[str] = []
         for code, label in _OTHERS.items():
             others = [c.backend for c in self.candidates if c.is_other and c.reasons[0].code is code]

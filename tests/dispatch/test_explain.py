@@ -78,6 +78,17 @@ def test_the_decision_as_data_and_as_a_table(fakes: Any) -> None:
     )
 
 
+def test_an_optional_backend_that_is_unavailable_has_no_line_of_its_own_unless_it_is_named(fakes: Any) -> None:
+    fakes("vendor", optional=True, probe=lambda: Unavailable("vendor is not installed", "pip install vendor"))
+    fakes("broken", probe=lambda: Unavailable("no driver", "install one"))
+    lines = [" ".join(line.split()) for line in str(fusedops.explain(OP, X)).splitlines()]
+    assert "refused broken unavailable: no driver" in lines
+    assert lines[-1].startswith("others for other devices: ")
+    assert lines[-1].endswith("; unavailable: vendor")
+    named = " ".join(str(fusedops.explain(OP, X, backend="vendor, eager")).split())
+    assert "refused vendor unavailable: vendor is not installed" in named
+
+
 def test_explain_takes_real_meta_and_fake_tensors_and_specs(fakes: Any) -> None:
     fakes("short", *SHORT, devices=("cpu", "meta"))
     with FakeTensorMode():

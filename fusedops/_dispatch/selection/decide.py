@@ -33,7 +33,8 @@ def decide(plan: Plan, args: Sequence[Any], assumed: str = "") -> Decision:
         is_selected = selected is not None and planned.backend == selected.backend
         status: Status = "refused" if reasons else "selected" if is_selected else "eligible"
         adaptations += after.get(planned.backend, ())
-        candidates.append(Candidate(planned.backend, status, reasons, deviations, adaptations, planned.named))
+        about = reasons, deviations, adaptations, planned.named, planned.optional
+        candidates.append(Candidate(planned.backend, status, *about))
     applied = policy.source_for(op.name)
     preferences = tuple(
         Preference(source.channel, source.text, source is applied)

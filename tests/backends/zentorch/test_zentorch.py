@@ -107,9 +107,11 @@ def test_a_gradient_is_that_of_another_backend(shape: tuple[int, ...]) -> None:
 
 
 @needs_zentorch
-def test_the_default_order_is_cpu_sdpa_zentorch() -> None:
+def test_the_default_order_is_cpu_zentorch_sdpa() -> None:
     q = torch.randn(1, 2, 32, 64).bfloat16()
-    assert fusedops.explain("attention", q, q, q).backend == "sdpa"
+    assert fusedops.explain("attention", q, q, q).backend == "zentorch"
+    assert fusedops.explain("attention", *[q[..., :16]] * 3).backend == "sdpa"
+    assert fusedops.explain("attention", *[q.float()] * 3).backend == "sdpa"
     assert fusedops.explain("attention", q[:, :, :1], q, q).backend == "cpu"
     assert fusedops.explain("rms_norm", q).backend == "cpu"
     assert fusedops.explain("attention", q, q, q, backend="zentorch").backend == "zentorch"
