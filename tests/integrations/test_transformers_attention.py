@@ -10,10 +10,12 @@ import torch
 import transformers
 from model_families import FAMILIES, Family, counted
 from torch import Tensor, nn
+from transformers import AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import fusedops
 from fusedops.integrations.transformers import _attention, apply, attention_forward, softmax_forward
+from fusedops.integrations.transformers._packed_mask import PackedMask
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 NAMES = ("fusedops", "fusedops_softmax")
@@ -38,6 +40,81 @@ def test_set_attn_implementation_equals_eager(family: str, name: str) -> None:
         lambda: torch.testing.assert_close(attended(model, FAMILIES[family]), expected, rtol=1e-4, atol=2e-5)
     )
     assert calls[op] >= 2
+
+
+LENGTHS = ((5, 1, 9, 3), (18,))  # of the sequences of two rows
+POSITIONS = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in LENGTHS])
+
+
+def packed_step(model: Any, ids: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    logits = model(input_ids=ids, position_ids=POSITIONS, use_cache=False).logits
+    logits.square().mean().backward()
+    return [logits.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])  # without and with a window
+def test_packed_sequences_run_without_their_mask(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FAMILIES[family].build(attn_implementation="eager")
+    ids = torch.randint(3, 60, POSITIONS.shape, generator=torch.Generator().manual_seed(0))
+    expected = packed_step(model, ids)
+    alone = [
+        model(input_ids=part, use_cache=False).logits[0]
+        for row, lengths in zip(ids[:, None], LENGTHS)
+        for part in row.split(lengths, 1)
+    ]
+    model.set_attn_implementation("fusedops")
+    monkeypatch.setattr(masking_utils, "sdpa_mask", None)
+    results: list[Tensor] = []
+    assert counted(lambda: results.extend(packed_step(model, ids))) == {"varlen_attention": 2}
+    torch.testing.assert_close(results, expected, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(results[0].flatten(0, 1), torch.cat(alone), rtol=1e-4, atol=2e-5)
+
+
+def packed_mask(window: int | None = None) -> Any:
+    function = masking_utils.causal_mask_function
+    if window is not None:
+        function = masking_utils.sliding_window_causal_mask_function(window)
+    numbers = masking_utils.find_packed_sequence_indices(POSITIONS)
+    assert numbers is not None
+    function = masking_utils.and_masks(function, masking_utils.packed_sequence_mask_function(numbers))
+    return masks(function)
+
+
+def masks(function: Any) -> list[Any]:
+    """Return the mask of transformers and that of "fusedops"."""
+    sizes = {"batch_size": 2, "q_length": 18, "kv_length": 18, "mask_function": function}
+    makers = (masking_utils.sdpa_mask, AttentionMaskInterface()["fusedops"])
+    return [make(**sizes, allow_is_causal_skip=False) for make in makers]
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_the_mask_of_packed_sequences_is_that_of_transformers_to_everything_else(window: int | None) -> None:
+    boolean, packed = packed_mask(window)
+    assert type(boolean) is Tensor
+    assert type(packed) is PackedMask
+    assert (packed.shape, packed.dtype) == (boolean.shape, torch.bool)
+    q, k = torch.randn(2, 4, 18, 8), torch.randn(2, 2, 18, 8)
+    sinks = torch.randn(4)
+    for options in ({}, {"s_aux": sinks}):
+        want, _ = softmax_forward(nn.Identity(), q, k, k, boolean, **options)
+        torch.testing.assert_close(attention_forward(nn.Identity(), q, k, k, packed, **options)[0], want)
+        torch.testing.assert_close(softmax_forward(nn.Identity(), q, k, k, packed, **options)[0], want)
+    assert torch.equal(packed[..., :7], boolean[..., :7])
+    packed.logical_not_()  # what is written into is a mask as any other
+    want, _ = softmax_forward(nn.Identity(), q, k, k, ~boolean)
+    torch.testing.assert_close(attention_forward(nn.Identity(), q, k, k, packed)[0], want)
+
+
+def test_another_mask_of_packed_sequences_is_made() -> None:
+    numbers = masking_utils.find_packed_sequence_indices(POSITIONS)
+    assert numbers is not None
+    within = masking_utils.packed_sequence_mask_function(numbers)
+    chunks = masking_utils.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64))
+    for function in (within, masking_utils.and_masks(chunks, within)):  # not causal, and of a kind without an argument
+        expected, mask = masks(function)
+        assert type(mask) is Tensor
+        assert torch.equal(mask, expected)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -25,6 +25,7 @@ from fusedops._report.user_frame import user_stack_level
 from fusedops._torch import autocasts
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._sinks import with_sinks
+from fusedops.integrations.transformers._packed_mask import PackedMask, Sequences
 from fusedops.integrations.transformers._sparse import with_chosen_keys
 
 ATTENTION, SOFTMAX = "fusedops", "fusedops_softmax"
@@ -51,8 +52,8 @@ def attention_forward(
         query: (B, N, Sq, D).
         key: (B, Nk, Sk, D).
         value: (B, Nk, Sk, Dv).
-        attention_mask: True where a key is seen, as :func:`transformers.masking_utils.sdpa_mask` makes it; or added to
-            the scores; or None.
+        attention_mask: True where a key is seen, as :func:`transformers.masking_utils.sdpa_mask` makes it; or that of
+            packed sequences, which :func:`fusedops.varlen_attention` computes; or added to the scores; or None.
         dropout: of the probabilities.
         scaling: of the scores; None: ``1 / sqrt(D)``.
         is_causal: without a mask, each query sees the keys up to its own.
@@ -94,6 +95,8 @@ def attention_forward(
             return softmax_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
     query, key, value = _of_one_dtype(query, key, value)
     sinks: Tensor | None = kwargs.get("s_aux")
+    if isinstance(attention_mask, PackedMask) and attention_mask.sequences is not None:
+        return _of_sequences(query, key, value, attention_mask.sequences, scaling, sinks), None
     causal, window = False, None
     if attention_mask is None:
         causal = _is_causal(module, query, is_causal)
@@ -112,6 +115,22 @@ def attention_forward(
         )  # fmt: skip
         out = with_sinks(out, lse, sinks)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _of_sequences(
+    query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scaling: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Return the causal attention of packed sequences, (B, S, N, Dv)."""
+    bounds, window = sequences
+    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    out: Tensor
+    if sinks is None:
+        out = ops.varlen_attention(q, k, v, bounds, scale=scaling, causal=True, window=window)
+    else:
+        lse: Tensor
+        out, lse = ops.varlen_attention(q, k, v, bounds, scale=scaling, causal=True, window=window, return_lse=True)
+        out = with_sinks(out.transpose(0, 1)[None], lse.mT[None], sinks)[0].transpose(0, 1).contiguous()
+    return out.view(query.shape[0], query.shape[2], *out.shape[1:])
 
 
 def softmax_forward(

@@ -13,6 +13,7 @@ from torch.nn import Module
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, masking_utils
 
 from fusedops.integrations.transformers._attention import ATTENTION, SOFTMAX, attention_forward, softmax_forward
+from fusedops.integrations.transformers._packed_mask import packed_or_boolean_mask
 from fusedops.integrations.transformers._replacement import own_body, own_class
 from fusedops.integrations.transformers._twin import called, near, numbers, parameters_of, twin
 
@@ -27,9 +28,10 @@ def register_attention() -> None:
 
     Configs with one of them take ``output_attentions = True``, as configs with "eager" do: both return probabilities.
     """
+    masks: dict[str, Any] = {ATTENTION: packed_or_boolean_mask, SOFTMAX: masking_utils.sdpa_mask}
     for name, function in ((ATTENTION, attention_forward), (SOFTMAX, softmax_forward)):
         AttentionInterface.register(name, function)  # pyright: ignore[reportUnknownMemberType]
-        AttentionMaskInterface.register(name, masking_utils.sdpa_mask)  # pyright: ignore[reportUnknownMemberType]
+        AttentionMaskInterface.register(name, masks[name])  # pyright: ignore[reportUnknownMemberType]
     _take_output_attentions(PreTrainedConfig)
 
 
