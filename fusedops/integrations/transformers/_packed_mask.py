@@ -30,7 +30,7 @@ _AND, _WINDOW, _PACKED = (
 
 
 class Sequences(NamedTuple):
-    """What a mask of packed sequences says.
+    """The sequences that a mask keeps apart.
 
     Attributes:
         bounds: (B + 1,), int64, the first token of each sequence in the flat batch, and the number of tokens.
@@ -57,7 +57,9 @@ class PackedMask(Tensor):
     ) -> PackedMask:
         """Return the mask of these sequences; ``make`` makes the boolean one."""
         mask = cast("PackedMask", wrapper_subclass(cls, shape, torch.bool, sequences.bounds.device))
-        mask.sequences, mask._make, mask._boolean = sequences, make, None
+        mask.sequences = sequences
+        mask._make = make
+        mask._boolean = None
         return mask
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -97,7 +99,7 @@ def packed_or_boolean_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     square = length == kwargs.get("kv_length") and not (kwargs.get("q_offset") or kwargs.get("kv_offset"))
     if not square or kwargs.get("attention_mask") is not None or kwargs.get("use_vmap"):
         return make()
-    numbers, window = _what_it_says(function)
+    numbers, window = _sequences_of(function)
     if numbers is None or numbers.shape != (kwargs.get("batch_size"), length):
         return make()
     first = torch.ones_like(numbers[:, :1], dtype=torch.bool)
@@ -107,10 +109,10 @@ def packed_or_boolean_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     return PackedMask(Sequences(bounds, None if window is None else (window - 1, 0)), shape, make)
 
 
-def _what_it_says(function: Any) -> tuple[Tensor | None, int | None]:
-    """Return the sequence of each token, (B, S), and the window of a mask function that says no more than these.
+def _sequences_of(function: Any) -> tuple[Tensor | None, int | None]:
+    """Return the number of each token's sequence, (B, S), and the window, of causal attention within packed sequences.
 
-    None where it is not that of causal attention within packed sequences.
+    The numbers are None for another mask function.
     """
     numbers, window, causal = None, None, False
     for part in _parts(function):
