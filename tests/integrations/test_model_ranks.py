@@ -6,6 +6,7 @@ and sequence parallel.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,6 @@ import model_ranks
 import pytest
 import ranks_megatron
 import torch
-from ranks import run_on
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,8 +26,19 @@ pytestmark = [
 CHECKS = [(module, name) for module in (model_ranks, ranks_megatron) for name in module.CHECKS]
 
 
+RUN = """
+import json, pathlib
+import megatron_peer, ranks, {module}
+if {module}.__name__ == "ranks_megatron":
+    megatron_peer.modules()  # imported once, before the ranks are forked
+print(json.dumps(ranks.run_on(2, pathlib.Path({folder!r}), {module}.run, start="fork")))
+"""
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ModuleType], dict[str, list[str]]]:
+def results(
+    tmp_path_factory: pytest.TempPathFactory, python: Callable[..., dict[str, list[str]]]
+) -> Callable[[ModuleType], dict[str, list[str]]]:
     """Return the errors of the checks of a module on each rank; each module is run once."""
     seen: dict[ModuleType, dict[str, list[str]]] = {}
 
@@ -35,7 +46,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ModuleType], 
         if module is ranks_megatron:
             megatron_peer.modules()  # or the tests are skipped
         if module not in seen:
-            seen[module] = run_on(2, tmp_path_factory.mktemp("ranks"), module.run)
+            code = RUN.format(module=module.__name__, folder=str(tmp_path_factory.mktemp("ranks")))
+            seen[module] = python(code, *sys.path, TRITON_INTERPRET="1")
         return seen[module]
 
     return look
