@@ -84,15 +84,22 @@ class _Results(TorchDispatchMode):
         return result
 
 
+_largest: dict[tuple[str, str], int] = {}  # by op and call: each backend and device has the same cases
+
+
 def _largest_of_reference(op: Op, call: Mapping[str, Any]) -> int:
     """Return the elements of the largest tensor that the op's reference makes, as the scores of attention."""
-    args = [
-        torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, TensorSpec) else value
-        for value in call.values()
-    ]
-    with _Results() as results, contextlib.suppress(Exception):  # of a call that the op refuses
-        op.reference(*op.prepared(args))
-    return results.largest
+    values = [(value.shape, value.dtype) if isinstance(value, TensorSpec) else value for value in call.values()]
+    key = op.name, repr(values)
+    if key not in _largest:
+        args = [
+            torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, TensorSpec) else value
+            for value in call.values()
+        ]
+        with _Results() as results, contextlib.suppress(Exception):  # of a call that the op refuses
+            op.reference(*op.prepared(args))
+        _largest[key] = results.largest
+    return _largest[key]
 
 
 class _Generator:
