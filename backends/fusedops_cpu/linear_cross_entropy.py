@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.ops.losses import formulas
 from fusedops.ops.losses.arguments import check_targets
-from fusedops.ops.losses.formulas import Gradients, LossOptions, Wanted
+from fusedops.ops.losses.formulas import LossOptions, Results, Wanted, loss_and_gradients, scaled_gradients
 from fusedops_cpu._calls import LibraryCall, results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
@@ -33,24 +32,10 @@ def linear_cross_entropy(
     chunk: int | None,
     save: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the loss in chunks of rows, and the gradients of its sum over the rows.
-
-    Those of weight and bias are empty for "none", where each row has its own incoming gradient. An argument that does
-    not require a gradient has None; if none does, as in a compiled graph, all are computed.
-    """
+    """Compute the loss in chunks of rows, and the gradients of its sum over the rows."""
     check_targets("linear_cross_entropy", target, ignore_index, weight.shape[0])
     options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    asks = [tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
-    asks = asks if any(asks) else [True] * 3
-    summed = reduction != "none"
-    wanted = Wanted(save and asks[0], save and asks[1] and summed, save and asks[2] and summed and bias is not None)
-    losses = x.new_zeros(target.numel(), dtype=torch.float32)
-    dx, dweight, dbias = _row_losses(x, weight, target, bias, options, chunk, wanted, losses, None)
-    if save and not summed and asks[1]:
-        dweight = losses.new_empty(0)
-    if save and (bias is None or (not summed and asks[2])):
-        dbias = losses.new_empty(0)
-    return formulas.reduced(losses.view(target.shape), target, options), dx, dweight, dbias
+    return loss_and_gradients(_row_losses, x, weight, target, bias, options, chunk, save)
 
 
 @kernel(ops.linear_cross_entropy, *_LIMITS, direction="backward", source=_SOURCE, rows_independent=CHUNKS)
@@ -75,33 +60,8 @@ def linear_cross_entropy_backward(
 ) -> tuple[Tensor | None, ...]:
     """Multiply the gradients of forward by the incoming one; compute again those that forward could not."""
     options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    factor = grad.float()
-    if reduction == "mean":
-        factor = factor / formulas.divisor(target, options, torch.float32)
-    scale = factor.expand(target.shape).masked_fill(target == ignore_index, 0)
-    results: list[Tensor | None] = [None] * 3
-    if needs[0] and x_grad is not None:
-        results[0] = _scaled(x_grad, scale[..., None], x.dtype, reuse)
-    if reduction != "none":
-        for at, saved, like in ((1, weight_grad, weight), (2, bias_grad, bias)):
-            if needs[at] and saved is not None and like is not None:
-                results[at] = _scaled(saved, factor, like.dtype, reuse)
-    given = (x, weight, bias)
-    lacking = Wanted(*(need and like is not None and r is None for need, like, r in zip(needs, given, results)))
-    if any(lacking):
-        losses = x.new_empty(target.numel(), dtype=torch.float32)
-        again = _row_losses(x, weight, target, bias, options, chunk, lacking, losses, scale.reshape(-1))
-        for at, (like, gradient) in enumerate(zip(given, again)):
-            if gradient is not None and like is not None:
-                results[at] = gradient.to(like.dtype)
-    return tuple(results)
-
-
-def _scaled(saved: Tensor, factor: Tensor, dtype: torch.dtype, reuse: bool) -> Tensor:
-    """Return ``saved * factor`` in a dtype, in the memory of ``saved`` where it may be reused."""
-    if reuse and saved.dtype is factor.dtype:
-        return saved.mul_(factor).to(dtype)
-    return (saved * factor).to(dtype)
+    saved = (x_grad, weight_grad, bias_grad)
+    return scaled_gradients(_row_losses, grad, x, weight, target, bias, saved, options, chunk, reuse, needs)
 
 
 def _row_losses(
@@ -112,22 +72,21 @@ def _row_losses(
     options: LossOptions,
     chunk: int | None,
     wanted: Wanted,
-    losses: Tensor,
     scale: Tensor | None,
-) -> Gradients:
-    """Write the losses of the rows that are not ignored, and return the gradients of the sum of ``scale * loss``.
+) -> Results:
+    """Compute the loss of each row, and the gradients of the sum of ``scale * loss``.
 
     Args:
-        x: (..., H); its gradient has that shape.
+        x: (N, H).
         weight: (V, H).
-        target: (...).
+        target: (N,).
         bias: (V,) or None.
         options: of the loss.
         chunk: the rows of a chunk, or None.
         wanted: the gradients to compute.
-        losses: (N,), float32; those of ignored rows are not written.
         scale: (N,), float32, or None for 1.
     """
+    losses = x.new_zeros(target.numel(), dtype=torch.float32)
     wide_bias = None if bias is None else dense(bias.float())
     numbers = (any(wanted), options.label_smoothing, options.z_loss)
 
@@ -141,7 +100,4 @@ def _row_losses(
         if not isinstance(rows.at, slice):
             losses[rows.at] = found
 
-    flat = dense(target).view(-1)
-    rows = x.reshape(flat.numel(), x.shape[-1])
-    dx, *others = through_chunks(rows, weight, flat, options.ignore_index, chunk, wanted, between)
-    return Gradients(None if dx is None else dx.view(x.shape), *others)
+    return Results(losses, *through_chunks(x, weight, dense(target), options.ignore_index, chunk, wanted, between))

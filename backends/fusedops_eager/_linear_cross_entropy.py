@@ -2,101 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
-from fusedops.ops.losses import formulas
-from fusedops.ops.losses.formulas import LossOptions, Wanted
+from fusedops.ops.losses.formulas import LossOptions, Results, Wanted
 from fusedops_eager._chunks import in_chunks, slabs_of
-
-
-class Results(NamedTuple):
-    """The results of all rows; None for one that is not wanted.
-
-    Attributes:
-        losses: (N,), 0 for an ignored row.
-        x: (N, H), the dtype of x: the gradient of the weighted sum of the losses.
-        weight: (V, H), the dtype of the arithmetic, as is ``bias`` (V,).
-    """
-
-    losses: Tensor
-    x: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-
-
-def loss_and_gradients(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    options: LossOptions,
-    chunk: int | None,
-    save: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the loss and, where ``save``, the gradients of the sum of the losses that are wanted.
-
-    Those of weight and bias are empty for reduction="none", where each row has its own incoming gradient. An argument
-    that does not require a gradient has None; if none does, as in a compiled graph, all are computed.
-    """
-    given = (x, weight, bias)
-    asks = [tensor is not None and tensor.requires_grad for tensor in given]
-    if not any(asks):
-        asks = [True] * 3
-    exists = (True, options.reduction != "none", options.reduction != "none" and bias is not None)
-    wanted = Wanted(*(save and ask and has for ask, has in zip(asks, exists)))
-    flat = target.reshape(-1)
-    results = row_losses(x.reshape(flat.numel(), x.shape[-1]), weight, flat, bias, options, chunk, wanted)
-    losses = results.losses
-    loss = formulas.reduced(losses.view(target.shape), target, options)
-    dx, dweight, dbias = results[1:]
-    if save and not exists[1] and asks[1]:
-        dweight = losses.new_empty(0)
-    if save and not exists[2] and (asks[2] or bias is None):
-        dbias = losses.new_empty(0)
-    return loss, None if dx is None else dx.view(x.shape), dweight, dbias
-
-
-def scaled_gradients(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    saved: tuple[Tensor | None, ...],
-    options: LossOptions,
-    chunk: int | None,
-    needs: tuple[bool, ...],
-    reuse: bool,
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, weight and bias from those of the sum of the losses, ``saved``.
-
-    What is not saved is computed by the chunks again. With ``reuse``, ``saved`` may be changed: a second tensor of the
-    size of weight would be most of the memory that the op takes.
-    """
-    given, flat, total = (x, weight, bias), target.reshape(-1), options.reduction != "none"
-    grad = grad.reshape(-1) if not total else grad
-    factor = grad / formulas.divisor(flat, options, grad.dtype) if options.reduction == "mean" else grad
-    scale = factor.expand(flat.shape).masked_fill(flat == options.ignore_index, 0)
-    results: list[Tensor | None] = [None, None, None]
-    if needs[0] and saved[0] is not None:
-        rows = scale.view(target.shape)[..., None]
-        results[0] = (saved[0].mul_(rows) if reuse and rows.dtype is x.dtype else saved[0] * rows).to(x.dtype)
-    for at in (1, 2) if total else ():
-        value, like = saved[at], given[at]
-        if needs[at] and value is not None and like is not None:
-            product = value.mul_(factor) if reuse else value * factor
-            results[at] = product.to(like.dtype)
-    lacking = Wanted(*(need and like is not None and r is None for need, like, r in zip(needs, given, results)))
-    if any(lacking):
-        again = row_losses(x.reshape(flat.numel(), x.shape[-1]), weight, flat, bias, options, chunk, lacking, scale)
-        for at, (like, gradient) in enumerate(zip(given, again[1:])):
-            if gradient is not None and like is not None:
-                results[at] = gradient.view(like.shape).to(like.dtype)
-    return tuple(results)
 
 
 def row_losses(
@@ -107,7 +18,7 @@ def row_losses(
     options: LossOptions,
     chunk: int | None,
     wanted: Wanted,
-    scale: Tensor | None = None,
+    scale: Tensor | None,
 ) -> Results:
     """Compute the loss of each row, and the gradients of the sum of ``scale * loss``.
 

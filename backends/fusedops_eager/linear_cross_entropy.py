@@ -6,8 +6,8 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.ops.losses.arguments import check_targets
-from fusedops.ops.losses.formulas import LossOptions
-from fusedops_eager._linear_cross_entropy import loss_and_gradients, scaled_gradients
+from fusedops.ops.losses.formulas import LossOptions, loss_and_gradients, scaled_gradients
+from fusedops_eager._linear_cross_entropy import row_losses
 from fusedops_eager._row_order import PRODUCTS
 
 
@@ -33,7 +33,7 @@ def linear_cross_entropy(
     """Compute the loss in chunks of rows, and the gradients of its sum over the rows."""
     check_targets("linear_cross_entropy", target, ignore_index, weight.shape[0])
     options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    return loss_and_gradients(x, weight, target, bias, options, chunk, save)
+    return loss_and_gradients(row_losses, x, weight, target, bias, options, chunk, save)
 
 
 @kernel(
@@ -64,4 +64,4 @@ def linear_cross_entropy_backward(
     """Multiply the gradients of forward by the incoming one; compute again what forward could not."""
     options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
     saved = (x_grad, weight_grad, bias_grad)
-    return scaled_gradients(grad, x, weight, target, bias, saved, options, chunk, needs, reuse)
+    return scaled_gradients(row_losses, grad, x, weight, target, bias, saved, options, chunk, reuse, needs)

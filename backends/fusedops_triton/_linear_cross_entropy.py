@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.dtypes import no_autocast, promoted
-from fusedops.ops.losses.formulas import LossOptions
+from fusedops.ops.losses.formulas import LossOptions, Results
 from fusedops_triton._common import exp, scalar
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._logits import added, read_logits, slope
@@ -48,21 +48,6 @@ _ROUND_ROWS = 128  # of a chunk: whole tiles of a matmul
 _PADDED = 16  # elements: 16 bytes of the narrowest dtype twice, and what Triton looks for in sizes
 
 
-class Rows(NamedTuple):
-    """The results of all rows; None for a gradient that is not wanted.
-
-    Attributes:
-        losses: (N,).
-        x: (N, H), the dtype of x: the gradient of the weighted sum of the losses.
-        weight: (V, H), the dtype of the arithmetic, as is ``bias``, (V,).
-    """
-
-    losses: Tensor
-    x: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-
-
 # ----------------------------------------------------------------------------------------------------------- launcher
 
 
@@ -74,8 +59,8 @@ def row_losses(
     options: LossOptions,
     chunk: int | None,
     wanted: tuple[bool, bool, bool],
-    scale: Tensor | None = None,
-) -> Rows:
+    scale: Tensor | None,
+) -> Results:
     """Compute the loss of each row, and the gradients of the sum of ``scale * loss``.
 
     Args:
@@ -95,7 +80,7 @@ def row_losses(
         weights = None if scale is None else scale[chunk.at]
         loss_rows(chunk.logits, chunk.padded, losses[chunk.at], chunk.target, weights, chunk.bias, options, any(wanted))
 
-    return Rows(losses, *in_chunks(x, weight, target, bias, options.ignore_index, chunk, wanted, turn))
+    return Results(losses, *in_chunks(x, weight, target, bias, options.ignore_index, chunk, wanted, turn))
 
 
 class Chunk(NamedTuple):

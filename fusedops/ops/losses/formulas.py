@@ -12,6 +12,7 @@ It is 0 for a row whose target is ``ignore_index``, and NaN where the target is 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -211,6 +212,123 @@ def bias_sums(dz: Tensor, target: Tensor) -> Tensor:
     """Return the gradient of bias from the gradient of the logits: (V,)."""
     # not dz.shape[:-1].numel(), by which torch.compile compiles again for each number of rows
     return dz.reshape(target.numel(), dz.shape[-1]).sum(0)
+
+
+# ------------------------------------------------- linear_cross_entropy: what forward saves, and backward makes of it
+
+
+class Results(NamedTuple):
+    """The results of all rows; None for a gradient that is not wanted.
+
+    Attributes:
+        losses: (N,), 0 for an ignored row.
+        x: (N, H), the dtype of x: the gradient of the weighted sum of the losses.
+        weight: (V, H), the dtype of the arithmetic, as is ``bias`` (V,).
+    """
+
+    losses: Tensor
+    x: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+#: Computes the loss of each row, and the gradients of the sum of ``scale * loss``. Takes x (N, H), weight, target (N,),
+#: bias, the options, the rows of a chunk or None, the gradients to compute, and scale (N,), or None for 1.
+RowLosses = Callable[
+    [Tensor, Tensor, Tensor, "Tensor | None", LossOptions, "int | None", Wanted, "Tensor | None"], Results
+]
+#: Returns a saved value times a factor in a dtype; True allows to change the saved value.
+Scaled = Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
+
+
+def loss_and_gradients(
+    row_losses: RowLosses,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: LossOptions,
+    chunk: int | None,
+    save: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Return the loss and, where ``save``, the saved values: the gradients of the sum of the losses.
+
+    Those of weight and bias are empty for reduction="none", where each row has its own incoming gradient. An argument
+    that does not require a gradient has None; if none does, as in a compiled graph, all are computed.
+    """
+    asks = [tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
+    asks = asks if any(asks) else [True] * 3
+    summed = options.reduction != "none"
+    exists = (True, summed, summed and bias is not None)
+    wanted = Wanted(*(save and ask and has for ask, has in zip(asks, exists)))
+    flat = target.reshape(-1)
+    losses, dx, dweight, dbias = row_losses(_rows(x, flat), weight, flat, bias, options, chunk, wanted, None)
+    if save and asks[1] and not exists[1]:
+        dweight = losses.new_empty(0)
+    if save and (asks[2] or bias is None) and not exists[2]:
+        dbias = losses.new_empty(0)
+    return reduced(losses.view(target.shape), target, options), _like(dx, x), dweight, dbias
+
+
+def scaled_gradients(
+    row_losses: RowLosses,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    saved: tuple[Tensor | None, Tensor | None, Tensor | None],
+    options: LossOptions,
+    chunk: int | None,
+    reuse: bool,
+    needs: tuple[bool, ...],
+    scaled: Scaled | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x, weight and bias from the saved values. Those that are not saved are computed again.
+
+    Args:
+        row_losses: see :data:`RowLosses`.
+        grad: of the loss.
+        x: as the op's, and so are ``weight``, ``target``, ``bias``, ``options`` and ``chunk``.
+        saved: of forward.
+        reuse: True allows to change ``saved``: a second tensor of the size of weight would be most of the op's memory.
+        needs: the gradients to return.
+        scaled: multiplies the saved values of weight and bias by a number. None: torch.
+    """
+    given, flat, summed = (x, weight, bias), target.reshape(-1), options.reduction != "none"
+    factor = grad.to(compute_dtype(promoted(x, weight)))
+    if options.reduction == "mean":
+        factor = factor / divisor(target, options, factor.dtype)
+    scale = factor.expand(target.shape).masked_fill(target == options.ignore_index, 0)
+    results: list[Tensor | None] = [None] * 3
+    if needs[0] and saved[0] is not None:
+        results[0] = _scaled(saved[0], scale[..., None], x.dtype, reuse)
+    for at in (1, 2) if summed else ():
+        value, like = saved[at], given[at]
+        if needs[at] and value is not None and like is not None:
+            results[at] = (scaled or _scaled)(value, factor, like.dtype, reuse)
+    lacking = Wanted(*(need and like is not None and r is None for need, like, r in zip(needs, given, results)))
+    if any(lacking):
+        again = row_losses(_rows(x, flat), weight, flat, bias, options, chunk, lacking, scale.reshape(-1))
+        results = [r if each is None else _like(each, like) for r, each, like in zip(results, again[1:], given)]
+    return tuple(results)
+
+
+def _rows(x: Tensor, target: Tensor) -> Tensor:
+    """Return x as (N, H). Not by (-1, H), which is ambiguous for H = 0."""
+    return x.reshape(target.numel(), x.shape[-1])
+
+
+def _like(gradient: Tensor | None, tensor: Tensor | None) -> Tensor | None:
+    """Return a gradient in the shape and dtype of its tensor."""
+    return None if gradient is None or tensor is None else gradient.view(tensor.shape).to(tensor.dtype)
+
+
+def _scaled(saved: Tensor, factor: Tensor, dtype: torch.dtype, reuse: bool) -> Tensor:
+    """Return ``saved * factor`` in a dtype, in the memory of ``saved`` where it may be reused."""
+    if reuse and saved.dtype is factor.dtype:
+        return saved.mul_(factor).to(dtype)
+    return torch.mul(saved, factor, out=torch.empty_like(saved, dtype=dtype))
 
 
 # ------------------------------------------------------------------------------------------------- log probabilities
