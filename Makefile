@@ -18,7 +18,7 @@ PEERS ?= liger-kernel==0.8.5 quack-kernels==0.2.4 nvidia-cutlass-dsl==4.3.5 apac
 # platforms of `make wheels`
 TARGETS ?= linux-x86_64 linux-aarch64 macos-x86_64 macos-arm64 windows-x86_64
 
-.PHONY: help demo chat finetune test test-slow test-long test-versions fuzz lint types docs docs-check site wheel wheels release npu-contract bench gpu gpu-dry gpu-wheels npu overhead clean
+.PHONY: help demo chat finetune preference test test-slow test-long test-versions fuzz lint types docs docs-check site wheel wheels release npu-contract bench gpu gpu-dry gpu-wheels npu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -62,6 +62,9 @@ chat: $(VENV)/smollm2  ## ask SmolLM2 (135M) a question, in plain transformers a
 
 finetune: $(VENV)/smollm2  ## fine-tune SmolLM2 on Shakespeare, plain and with fusedops
 	$(BIN)/python examples/finetune.py $(ARGS)
+
+preference: $(VENV)/smollm2  ## teach SmolLM2 to prefer answers (DPO), with plain torch and with fusedops
+	$(BIN)/python examples/preference.py $(ARGS)
 
 test: $(VENV)/ready  ## run the tests, except the slow ones (9 minutes on 2 cores)
 	$(PYTEST) --dist worksteal -m "not slow" --features build/features.json $(ARGS)

@@ -36,6 +36,7 @@ ELSEWHERE = {
     "python examples/train_moe.py": ("docs/test_demo.py", "train_moe.py"),
     "make chat": ("docs/test_smollm2.py", "smollm2.py"),
     "make finetune": ("docs/test_smollm2.py", "finetune.py"),
+    "make preference": ("docs/test_preference.py", '"preference"'),
     "make site": ("docs/test_site.py", '"sphinx"'),
     "torchrun --nproc-per-node 2 examples/train_gpt.py": ("integrations/test_distributed.py", "train_gpt.py"),
     "python -m benchmarks report": ("docs/test_benchmarks.py", '"report"'),
