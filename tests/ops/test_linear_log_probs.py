@@ -96,6 +96,28 @@ def test_a_vocabulary_of_any_size(classes: int) -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-3 * float(wanted.abs().max()))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "cpu", "triton"])
+def test_the_largest_vocabulary_with_every_option(backend: str) -> None:
+    """Both results and each alone; two rows are ignored."""
+    x, weight, target, bias = call(F32, (12,), 8, 200_003)
+    leaves = [x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]
+    options: dict[str, Any] = {"temperature": 0.6, "softcap": 20.0}
+    results = linear_log_probs(x, weight, target, bias, **options, return_entropy=True, backend=backend)
+    want = of_torch(x, weight, target, bias, **options)
+    torch.testing.assert_close([each.double() for each in results], [*want], rtol=5e-6, atol=5e-6)
+    grads = torch.randn(2, 12)
+    for some in ([0, 1], [0], [1]):
+        pairs = zip(
+            torch.autograd.grad([results[at] for at in some], leaves, [*grads[some]], retain_graph=True),
+            torch.autograd.grad([want[at] for at in some], leaves, [*grads[some].double()], retain_graph=True),
+        )
+        for got, wanted in pairs:
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-3 * float(wanted.abs().max()))
+    alone = linear_log_probs(x, weight, target, bias, **options, backend=backend)
+    torch.testing.assert_close(alone, results[0], rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("backend", ["eager", "triton"])
 def test_a_class_that_is_left_out_adds_0(backend: str) -> None:
     """A bias of -inf, as masks of a vocabulary are: p is 0, and p times its logarithm too."""
