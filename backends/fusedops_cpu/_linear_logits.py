@@ -1,15 +1,17 @@
 """The products around the logits of a linear layer, of which a chunk of rows exists at a time.
 
 Between the products a function of the library turns a chunk of logits into its own gradient. The products are the
-library's in float32: torch's matmul packs a weight once for each thread, and 192 rows are few for that. Where the
-processor multiplies bfloat16, products of bfloat16 are torch's.
+library's in float32: torch's matmul packs a weight once for each thread, and 192 rows are few for that. A row of such a
+product has the same bits whatever the other rows are. Where the processor multiplies bfloat16, products of bfloat16 are
+torch's, which promise nothing: a policy that asks for such rows gets those in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ from fusedops_cpu._library import DTYPE_CODES, dense, library
 # rows of 512 and 32,000 classes took 1.01 times the time in chunks of 192 as in chunks of 256 (AMD EPYC, 2 threads).
 LEAST_ROWS = 192
 _BLOCK = 1024 * 1024  # elements of a block of the gradient of weight, which stays in the caches until it is added
-CHUNKS = "its products take the rows in chunks, whose size follows from their number; whether bits do was not tested"
+_in_float32 = ContextVar("in_float32", default=False)
 
 
 class Rows(NamedTuple):
@@ -91,6 +93,19 @@ def through_chunks(
     if dweight is not None and n_rows == 0:
         dweight.zero_()
     return Gradients(dx, dweight, dbias)
+
+
+def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with products in float32 alone."""
+
+    def call(*args: Any) -> Any:
+        token = _in_float32.set(True)
+        try:
+            return function(*args)
+        finally:
+            _in_float32.reset(token)
+
+    return call
 
 
 @cache
@@ -165,5 +180,5 @@ class _BFloat16Product:
 
 def _product(weight: Tensor) -> _Float32Product | _BFloat16Product:
     """Return the products of a weight on this processor."""
-    narrow = weight.dtype is torch.bfloat16 and multiplies_bfloat16()
+    narrow = weight.dtype is torch.bfloat16 and multiplies_bfloat16() and not _in_float32.get()
     return _BFloat16Product(weight) if narrow else _Float32Product(weight)

@@ -11,13 +11,13 @@ from fusedops.ops.losses.formulas import LossOptions, Results, Wanted, loss_and_
 from fusedops_cpu._calls import LibraryCall, results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._linear_logits import CHUNKS, Rows, through_chunks
+from fusedops_cpu._linear_logits import Rows, in_float32, through_chunks
 
 _LIMITS = (*one_dtype("x", "weight"), *any_dtype("bias"))
 _SOURCE = "fusedops_cpu/src/linear_loss.cpp, fusedops_cpu/src/linear_product.cpp, torch.mm"
 
 
-@kernel(ops.linear_cross_entropy, *_LIMITS, source=_SOURCE, rows_independent=CHUNKS)
+@kernel(ops.linear_cross_entropy, *_LIMITS, source=_SOURCE, rows_independent=True, for_rows=in_float32)
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -38,7 +38,9 @@ def linear_cross_entropy(
     return loss_and_gradients(_row_losses, x, weight, target, bias, options, chunk, save)
 
 
-@kernel(ops.linear_cross_entropy, *_LIMITS, direction="backward", source=_SOURCE, rows_independent=CHUNKS)
+@kernel(
+    ops.linear_cross_entropy, *_LIMITS, direction="backward", source=_SOURCE, rows_independent=True, for_rows=in_float32
+)
 def linear_cross_entropy_backward(
     grad: Tensor,
     x: Tensor,

@@ -13,13 +13,13 @@ from fusedops.ops.losses.formulas import Gradients, Wanted
 from fusedops_cpu._calls import LibraryCall, LibraryFunction, results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._linear_logits import CHUNKS, Rows, through_chunks
+from fusedops_cpu._linear_logits import Rows, through_chunks
 
 _LIMITS = (*one_dtype("x", "weight"), *any_dtype("bias"))
 _SOURCE = "fusedops_cpu/src/linear_loss.cpp, fusedops_cpu/src/linear_product.cpp"
 
 
-@kernel(ops.linear_log_probs, *_LIMITS, source=_SOURCE, rows_independent=CHUNKS)
+@kernel(ops.linear_log_probs, *_LIMITS, source=_SOURCE, rows_independent=True)
 def linear_log_probs(
     x: Tensor,
     weight: Tensor,
@@ -48,7 +48,7 @@ def linear_log_probs(
     return logp, entropy, lse if save else None
 
 
-@kernel(ops.linear_log_probs, *_LIMITS, direction="backward", source=_SOURCE, rows_independent=CHUNKS)
+@kernel(ops.linear_log_probs, *_LIMITS, direction="backward", source=_SOURCE, rows_independent=True)
 def linear_log_probs_backward(
     grad_logp: Tensor,
     grad_entropy: Tensor,

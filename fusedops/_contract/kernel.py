@@ -71,6 +71,7 @@ class Kernel:
     prepare: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     rows_independent: RowsIndependent | None = None
     for_speed: tuple[Constraint, ...] = ()
+    for_rows: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
     def why_rows_depend(self, device_type: str) -> str | None:
         """Return why results of a row may depend on other rows, on a device type; None where they do not."""
@@ -108,6 +109,7 @@ def kernel(
     prepare: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     rows_independent: RowsIndependent | None = None,
     for_speed: Sequence[Constraint] = (),
+    for_rows: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Return a decorator that makes a function a kernel.
 
@@ -126,6 +128,12 @@ def kernel(
         prepare: called with the function once the backend's probe has returned None. Returns the function of the same
             parameters that is called instead of it, such as one of a library that the probe has loaded. None: the
             function itself is called.
+        rows_independent: True where a row of each result has the same bits whatever the other rows are; else the reason
+            why not. By device type, "*" for all others, where that differs.
+        for_speed: constraints beyond which another backend is merely faster; a policy with ``rows="independent"`` drops
+            them.
+        for_rows: called with the function. Returns the function of the same parameters that such a policy calls instead
+            where ``rows_independent`` holds for that one alone. None: the function itself.
 
     >>> import torch, fusedops
     >>> from fusedops.constraints import DType
@@ -150,6 +158,7 @@ def kernel(
             prepare,
             rows_independent,
             tuple(for_speed),
+            for_rows,
         )
 
     return declare

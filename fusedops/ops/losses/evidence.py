@@ -325,6 +325,13 @@ LINEAR_LOG_PROBS = Evidence(
     },
     large=[Case("small_vocabulary", {"x": (4096, 512), "weight": (32000, 512), "target": (4096,)})],
     sweep=lambda rows, width: {"x": (rows, width), "weight": (32000, width), "target": (rows,)},
+    rows=[
+        Rows(
+            "tokens",
+            lambda count: {"x": (count, 33), "weight": (67, 33), "target": (count,), "return_entropy": True},
+            {"x": 0, "target": 0, "logp": 0, "entropy": 0},
+        )
+    ],
     peers=_LOG_PROB_PEERS,
     result_dtype=_DTYPE,
     sharded=(

@@ -41,6 +41,32 @@ def test_products_of_bfloat16_and_of_widened_blocks(
         torch.testing.assert_close(got.float(), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
 
 
+def test_independent_rows_have_products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, target = leaves(70, 24, 300, torch.bfloat16)
+    results = []
+    for narrow, rows in ((False, "any"), (True, "independent")):
+        monkeypatch.setattr(_linear_logits, "multiplies_bfloat16", lambda narrow=narrow: narrow)
+        with fusedops.use(rows=rows):
+            loss = fusedops.linear_cross_entropy(x, weight, target, reduction="none")
+        results.append((loss.detach(), *torch.autograd.grad(loss.sum(), (x, weight))))
+    assert all(map(torch.equal, *results))
+
+
+def test_a_row_of_a_product_has_the_same_bits_beside_any_others() -> None:
+    """The three parts of 3000 terms are computed side by side, in turns, or one after another, as the rows are many."""
+    numbers = torch.Generator().manual_seed(2)
+    product = _linear_logits._Float32Product(torch.randn(3000, 300, generator=numbers))
+    given = torch.randn(4200, 3000, generator=numbers)
+    whole = product.of_rows(given)
+    logits = torch.empty(4200, 3000)
+    product.logits(whole, logits)
+    for rows in (1, 7, 257, 1500):
+        assert torch.equal(product.of_rows(given[-rows:]), whole[-rows:]), rows
+        some = torch.empty(rows, 3000)
+        product.logits(whole[-rows:], some)
+        assert torch.equal(some, logits[-rows:]), rows
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_bits_are_the_same_on_any_number_of_threads(dtype: torch.dtype) -> None:
     """Where the products are the library's: their blocks, and the parts of 3000 classes for the gradient of x."""
