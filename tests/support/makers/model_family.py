@@ -184,6 +184,13 @@ def result(model: Any, family: Family) -> Tensor:
     return found
 
 
+def narrowed(model: Any) -> None:
+    """Turn a model to bfloat16, as from_pretrained would load it."""
+    for module in model.modules():
+        if "rotary" not in type(module).__name__.lower():  # from_pretrained leaves what they compute in float32 too
+            module._apply(lambda tensor: tensor.bfloat16() if tensor.is_floating_point() else tensor, recurse=False)
+
+
 class Accuracy(NamedTuple):
     """The largest differences of log probabilities, or of hidden states where a model has no vocabulary.
 
@@ -226,9 +233,7 @@ def accuracy(
         plain, applied = run(), apply(model)
         wide = plain, run()
         applied.remove()
-    for module in model.modules():
-        if "rotary" not in type(module).__name__.lower():  # from_pretrained leaves what they compute in float32 too
-            module._apply(lambda tensor: tensor.bfloat16() if tensor.is_floating_point() else tensor, recurse=False)
+    narrowed(model)
     narrow = run()
     apply(model)
     plain, applied, plain_narrow, applied_narrow = (
