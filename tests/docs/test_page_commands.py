@@ -52,6 +52,7 @@ ELSEWHERE = {
     "fusedops check example": ("docs/test_template.py", "add-a-backend.md"),
     "fusedops bench my_rms_norm": ("docs/test_template.py", "add-an-op.md"),
     "python -m fusedops check npu": ("support/conformance.py", '"npu"'),
+    "fusedops check cpu": ("support/conformance.py", '"cpu"'),
 }
 
 #: Commands that no test runs, with the reason.
