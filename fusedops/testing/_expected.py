@@ -188,6 +188,8 @@ def assert_within(got: Tensor, want: Tensor, allowed: Tolerance | Tensor, what: 
     if got.shape != want.shape:
         raise AssertionError(f"got {what} of shape {tuple(got.shape)}, expected {tuple(want.shape)}")
     limit = within(allowed, want, got.dtype) if isinstance(allowed, Tolerance) else allowed
+    if bool(((got.detach().cpu().double() - want.detach().cpu().double()).abs() <= limit).all()):
+        return  # a fifth of the time of the differences in units of the limits; NaN and infinity need those
     worst = difference(got, want, limit)
     if worst.beyond:
         raise AssertionError(

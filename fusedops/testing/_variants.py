@@ -6,7 +6,7 @@ They are made from the op's cases and constraints: an op or a constraint of a pl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -38,9 +38,11 @@ _SIZES = {  # the last two
 }
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One call.
+_PLAIN: Mapping[str, Any] = MappingProxyType({})  # no tensor has another layout, or holds other numbers
+
+
+class Variant(NamedTuple):
+    """One call. Not a frozen dataclass, whose changed copy takes twice the time: a kernel has thousands.
 
     Attributes:
         call: its arguments; each tensor as a spec.
@@ -52,8 +54,8 @@ class Variant:
     """
 
     call: Call
-    forms: Mapping[str, Form] = field(default_factory=lambda: {})
-    fills: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=lambda: {})
+    forms: Mapping[str, Form] = _PLAIN
+    fills: Mapping[str, Callable[[Tensor], Tensor]] = _PLAIN
     save: bool = True
     changes: tuple[str, ...] = ()
     excuse: str = ""
@@ -88,7 +90,7 @@ class _Axis(NamedTuple):
     hiding: frozenset[str] = frozenset()
 
 
-_Begun = dict[tuple[int, ...], "Variant | None"]
+_Begun = dict[tuple[int, ...], Variant | None]
 
 
 def variants(subject: KernelCalls, direction: Direction) -> list[Variant]:
@@ -111,10 +113,13 @@ def _made(subject: KernelCalls, direction: Direction) -> list[Variant]:
 
         def made(row: tuple[int, ...], axes: list[_Axis] = axes, begun: _Begun = begun) -> Variant | None:
             if row not in begun:
-                variant, option = made(row[:-1]), row[-1]
-                if option and variant is not None:
-                    axis = axes[len(row) - 1]
-                    variant = axis.change(variant, axis.options[option - 1])
+                changed = len(row)  # axes, up to the last one that is not at its plain option
+                while changed and not row[changed - 1]:
+                    changed -= 1
+                variant = begun[()] if not changed else made(row[: changed - 1])
+                if changed and variant is not None:
+                    axis = axes[changed - 1]
+                    variant = axis.change(variant, axis.options[row[changed - 1] - 1])
                 begun[row] = variant
             return begun[row]
 
@@ -279,4 +284,4 @@ def _fill_axis(name: str, fills: Mapping[str, Any]) -> _Axis:
 
 
 def _changed(variant: Variant, label: str, call: Call | None = None, **fields: Any) -> Variant:
-    return replace(variant, call=call or variant.call, changes=(*variant.changes, label), **fields)
+    return variant._replace(call=call or variant.call, changes=(*variant.changes, label), **fields)
