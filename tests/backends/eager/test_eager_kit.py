@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from conformance import pairwise_calls, passes
+from conformance import WITHOUT_SLABS, pairwise_calls, passes
 
 from fusedops import testing
-from fusedops_eager import _causal_conv, _gelu, _norms, _slabs, _softmax, _swiglu
+from fusedops_eager import _causal_conv, _gated_norms, _gelu, _norms, _slabs, _softmax, _swiglu
 
-# the others have no slabs, or none that these calls fill
-OTHERS = (
-    "attention",
-    "cross_entropy",
-    "experts",
-    "grouped_matmul",
-    "linear_attention",
-    "linear_cross_entropy",
-    "linear_log_probs",
-    "quantized_linear",
-)
-CUT = [name for name in testing.OPS if name not in OTHERS]
+CUT = [name for name in testing.OPS if name not in WITHOUT_SLABS]
 
 
 @pytest.fixture(autouse=True)
 def tiny_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_causal_conv, "_MIN_SLAB_ELEMENTS", 0)
+    monkeypatch.setattr(_gated_norms, "_MIN_SLAB_ELEMENTS", 0)
     monkeypatch.setattr(_gelu, "_MIN_SLAB_ELEMENTS", 0)
     monkeypatch.setattr(_norms, "_MIN_SLAB_ELEMENTS", 0)
     monkeypatch.setattr(_swiglu, "MIN_SLAB_ELEMENTS", 0)
