@@ -26,6 +26,8 @@ _GROUPED = 6  # times as many leading entries where they are in groups
 # (each leading size, rows, columns), the smallest and most odd first: constraints on sizes are met by one of them
 _last: dict[Direction, tuple[tuple[Any, ...], list[Call]]] = {}  # the newest by direction, as in _variants.py
 _SIZES = sorted(product((2, 1), _ROWS, _COLUMNS), key=lambda s: (_ROWS.index(s[1]) + _COLUMNS.index(s[2]), -s[0]))
+# where a leading dim has the groups, of positions, the rows are heads: few, for kernels do the same for each
+_OF_HEADS = sorted(_SIZES, key=lambda s: s[1] != _ROWS[-1])
 
 
 class KernelCalls:
@@ -146,7 +148,7 @@ class KernelCalls:
         # so many entries of a leading dim in groups that some groups have several
         grouped = {each.dim for each in offsets(self.op) if each.of in (None, first)}
         factors = [_GROUPED if dim in grouped else 1 for dim in range(rank - 2)]
-        for size, rows, columns in _SIZES:
+        for size, rows, columns in _SIZES if _GROUPED not in factors else _OF_HEADS:
             call = followed(self.op, case, first, (*(size * factor for factor in factors), rows, columns)[-rank:])
             if self.takes(call, direction):
                 return call

@@ -6,6 +6,7 @@ They are made from the op's cases and constraints: an op or a constraint of a pl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -105,8 +106,10 @@ def _made(subject: KernelCalls, direction: Direction) -> list[Variant]:
     for base in subject.bases(direction)[:1]:
         axes = list(_axes(subject, base, direction))
         taken: dict[tuple[Any, ...], bool] = {}
-        # a base is taken, however large the smallest call is that the constraints accept
-        most = max(_SCALE * subject.elements, *(v.numel() for v in base.values() if isinstance(v, TensorSpec)))
+        # a base is taken, however large the smallest call is that the constraints accept; and so are the even sizes
+        given = [value for value in base.values() if isinstance(value, TensorSpec)]
+        even = prod((*base[subject.op.parameters[0]].shape[:-2], *_SIZES["even"]))
+        most = max(_SCALE * subject.elements, even, *(value.numel() for value in given))
 
         by_identity: dict[int, bool] = {}
         begun: _Begun = {(): Variant(base)}  # by the options of the first axes
