@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_facts import compiled_facts
+from compiled_facts import compiled_facts, compiler
 from fork_server import ForkServer
 from repository import ROOT
 
@@ -22,17 +22,19 @@ def same_numbers() -> None:
 
 
 @pytest.fixture(scope="session")
-def compilations(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Return the folder of Triton's cache, one for all processes of a run: several files compile the same kernel."""
+def compilations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """A process that compiles. All of a run have one cache of Triton: several files compile the same kernel."""
     base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compilations"
+    server = compiler((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compilations")
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="module")
-def compiled(request: pytest.FixtureRequest, compilations: pathlib.Path) -> dict[str, dict[str, Any]]:
+def compiled(request: pytest.FixtureRequest, compilations: ForkServer) -> dict[str, dict[str, Any]]:
     """Facts of the compiled kernel of each of the module's ``CASES``, by its name."""
     cases = request.module.CASES
-    return dict(zip(cases, compiled_facts([[*cases.values()]], compilations), strict=True))
+    return dict(zip(cases, compiled_facts([*cases.values()], compilations), strict=True))
 
 
 @pytest.fixture

@@ -1,18 +1,16 @@
 """The compiled Triton kernels for sm_80, sm_90, sm_100 and gfx942, on a machine without any of them.
 
-``triton_aot.py`` compiles, in two processes of its own (see there). Read off the assembly: no spilled
+``triton_aot.py`` compiles, in a process of its own (see there). Read off the assembly: no spilled
 registers, 16-byte accesses of global memory, 64-bit addresses, and no float64.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
-import pathlib
 from typing import Any
 
 import pytest
 from compiled_facts import compiled_facts
+from fork_server import ForkServer
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
@@ -176,14 +174,10 @@ ALL = CASES | BIAS_CASES | NORM_CASES | ODD | BIAS_ODD | NORM_ODD
 
 
 @pytest.fixture(scope="module")
-def compiled(compilations: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """The facts of every case, by its name."""
-    # ODD and NORM_ODD last, each in one process: on_chip stays set in there
-    cases = [*CASES.values(), *BIAS_CASES.values(), *NORM_CASES.values(), *BIAS_ODD.values()]
-    shares = [cases[0::2] + list(NORM_ODD.values()), cases[1::2] + list(ODD.values())]
-    names = {json.dumps(case): name for name, case in ALL.items()}
-    facts = compiled_facts(shares, compilations)
-    return {names[json.dumps(case)]: each for case, each in zip(itertools.chain(*shares), facts, strict=True)}
+def compiled(compilations: ForkServer) -> dict[str, dict[str, Any]]:
+    """The facts of every case, by its name. Those with on_chip are last: it stays set in the process that compiles."""
+    names = sorted(ALL, key=lambda name: "on_chip" in ALL[name])
+    return dict(zip(names, compiled_facts([ALL[name] for name in names], compilations), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)

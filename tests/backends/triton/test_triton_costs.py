@@ -8,12 +8,12 @@ Nothing is measured: see ``issue_slots.py`` and ``waits.py``. After a change of 
 from __future__ import annotations
 
 import json
-import pathlib
 from typing import Any
 
 import pytest
 from compiled_facts import compiled_facts
 from cost_cases import CASES, LEAST
+from fork_server import ForkServer
 from repository import ROOT
 
 pytestmark = pytest.mark.slow
@@ -24,13 +24,9 @@ WRITE = "write the table: python tests/support/compiled/kernel_costs.py --write"
 
 
 @pytest.fixture(scope="module")
-def costs(compilations: pathlib.Path) -> dict[str, dict[str, float]]:
-    """The cost of each case, by its name. Two processes compile."""
-    names = [*CASES]
-    shares = [names[0::2], names[1::2]]
-    cases = [[CASES[name] for name in share] for share in shares]
-    facts = compiled_facts(cases, compilations, program="kernel_costs")
-    return dict(zip([name for share in shares for name in share], facts, strict=True))
+def costs(compilations: ForkServer) -> dict[str, dict[str, float]]:
+    """The cost of each case, by its name."""
+    return dict(zip(CASES, compiled_facts([*CASES.values()], compilations, program="kernel_costs"), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)

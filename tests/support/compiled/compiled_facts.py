@@ -1,46 +1,42 @@
-"""Facts of Triton kernels that ``triton_aot.py`` compiles, in processes of its own: see there."""
+"""Facts of Triton kernels that ``triton_aot.py`` compiles, in a fork of a process that has imported it: see there."""
 
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from repository import SUPPORT
+from fork_server import ForkServer
+from repository import ROOT
+
+#: A tensor's first ``empty_like`` on the device meta imports what takes a second.
+_PRELOAD = "import kernel_costs, torch; torch.empty_like(torch.empty(1, device='meta'))"
+_COMPILE = """
+import json, signal
+signal.alarm({seconds})
+from {program} import facts_of
+print(json.dumps(facts_of(json.loads({cases!r}))))
+"""
+
+
+def compiler(folder: pathlib.Path) -> ForkServer:
+    """Return a process with all imports of the programs that compile; folder: of Triton's cache."""
+    path = [str(ROOT), *sys.path]
+    environ = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder)}
+    return ForkServer(f"import sys; sys.path[:0] = {path!r}; {_PRELOAD}", environ)
 
 
 def compiled_facts(
-    shares: Sequence[Sequence[dict[str, Any]]], folder: pathlib.Path, seconds: float = 900, program: str = "triton_aot"
+    cases: Sequence[dict[str, Any]], server: ForkServer, program: str = "triton_aot", seconds: int = 900
 ) -> list[dict[str, Any]]:
-    """Return the facts of each case, share by share.
+    """Return the facts of each case.
 
     Args:
-        shares: cases; each share is compiled by a process of its own, all at the same time.
-        folder: of Triton's cache.
-        seconds: that each process may take.
+        cases: as the program takes them.
+        server: made by ``compiler``; the cases are compiled in one fork of it.
         program: the one that compiles, a file of tests/support/compiled.
+        seconds: that it may take.
     """
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(folder)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SUPPORT / "compiled" / f"{program}.py")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
-        )
-        for _ in shares
-    ]  # fmt: skip
-    for process, share in zip(processes, shares, strict=True):
-        assert process.stdin is not None
-        process.stdin.write(json.dumps([*share]))
-        process.stdin.close()
-        process.stdin = None  # communicate() would close it again
-    facts: list[dict[str, Any]] = []
-    for process in processes:
-        out, err = process.communicate(timeout=seconds)
-        facts += [json.loads(line)["facts"] for line in out.splitlines()]
-        assert process.returncode == 0, f"after {len(facts)} compilations:\n{err}"
-    return facts
+    return server.run(_COMPILE.format(seconds=seconds, program=program, cases=json.dumps([*cases])))

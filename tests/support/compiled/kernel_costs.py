@@ -1,7 +1,7 @@
 """Compiles kernels for sm_90 and prints their cost by the model of ``issue_slots.py``.
 
-Not a test: ``test_triton_costs.py`` runs it as a program, for the reason in ``triton_aot.py``. As a command it writes
-the table that the test compares with:
+Not a test: ``test_triton_costs.py`` runs it in another process, for the reason in ``triton_aot.py``. As a command it
+writes the table that the test compares with:
 
     python tests/support/compiled/kernel_costs.py --write
 """
@@ -82,7 +82,7 @@ def _steps(launch: Launch, columns: int) -> int:
     return -(-columns // block)
 
 
-def rows_of(cases: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+def facts_of(cases: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     """Return the row of each case in the table."""
     return [_row(case, *each) for case, each in zip(cases, modelled(cases), strict=True)]
 
@@ -100,21 +100,14 @@ def _row(case: dict[str, Any], result: Cost, program: Program) -> dict[str, floa
 
 def write() -> None:
     """Write the table, a line for each kernel."""
-    table = zip(CASES, rows_of([*CASES.values()]), strict=True)
+    table = zip(CASES, facts_of([*CASES.values()]), strict=True)
     rows = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in table]
     head = f'{{"triton": "{triton.__version__}", "target": "sm_90", "kernels": {{\n'
     TABLE.write_text(head + ",\n".join(rows) + "\n}}\n", encoding="utf-8")
 
 
-def main() -> None:
-    """Write the table with --write. Otherwise read cases, a JSON list, and print a line of JSON for each."""
-    torch.set_num_threads(1)
-    if "--write" in sys.argv:
-        write()
-        return
-    for row in rows_of(json.load(sys.stdin)):
-        print(json.dumps({"facts": row}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("got no --write, expected it; to fix: python tests/support/compiled/kernel_costs.py --write")
+    write()

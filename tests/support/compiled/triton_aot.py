@@ -1,9 +1,10 @@
 """Compiles ahead of time what a launcher would launch, for GPUs that are not there, and prints facts of the results.
 
-Not a test: ``test_triton_compile.py`` runs it as a program, because ``TRITON_INTERPRET``, which the other tests need,
-turns every jit function into an interpreted one for the whole process. In here the launchers get meta tensors (a shape,
-no memory), and the launch is recorded instead of made; so what is compiled is exactly what a user's call compiles: the
-same block, warps, constexprs and divisibilities. It serves any launcher that launches with ``kernel[grid](...)``.
+Not a test: ``test_triton_compile.py`` runs it in another process, because ``TRITON_INTERPRET``, which the other tests
+need, turns every jit function into an interpreted one for the whole process. In here the launchers get meta tensors (a
+shape, no memory), and the launch is recorded instead of made; so what is compiled is exactly what a user's call
+compiles: the same block, warps, constexprs and divisibilities. It serves any launcher that launches with
+``kernel[grid](...)``.
 
     echo '[{"op": "forward", "shape": [2, 3, 64, 1024], "dtype": "bfloat16", "target": "sm_90"}]' | python triton_aot.py
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -403,13 +404,11 @@ def launch_of(case: dict[str, Any]) -> Launch:
     return modern_launch(case) if case["op"].startswith(MODERN) else bias_launch(case)
 
 
-def main() -> None:
-    """Cases, a JSON list, from standard input; a line of JSON for each, as it is done, to standard output."""
-    for case in json.load(sys.stdin):
-        launch = launch_of(case)
-        facts = compile_launch(launch, case["target"], case.get("aligned", True))
-        print(json.dumps({"case": case, "facts": facts}), flush=True)
+def facts_of(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the facts of the kernel of each case."""
+    return [compile_launch(launch_of(case), case["target"], case.get("aligned", True)) for case in cases]
 
 
 if __name__ == "__main__":
-    main()
+    for _case in json.load(sys.stdin):
+        print(json.dumps({"case": _case, "facts": facts_of([_case])[0]}), flush=True)
