@@ -100,7 +100,7 @@ LINEAR_TOLERANCE = {
     torch.float32: Tolerance(1e-6, 5e-6),
     torch.float64: Tolerance(1e-14, 1e-13),
 }
-_SPREAD = 4  # times the root of the sum of the squares of errors that have no common sign
+_SPREAD = 2  # times the root of the sum of the squares of the largest errors, which have no common sign
 LINEAR_GRADIENT_TOLERANCE = {
     # relative: forward rounds the gradient of x, and backward rounds the product
     torch.float16: Tolerance(1e-6, 2e-3),
