@@ -20,7 +20,7 @@ def test_the_table_has_the_families_that_give_tokens() -> None:
 
 
 def test_no_number_of_float32_is_far_from_rounding() -> None:
-    """Where no router or indexer chooses: of two nearly equal experts either may be taken. Bamba's own decode differs."""
+    """Where no router or indexer chooses: of two nearly equal experts either may be taken. Bamba's decode is off."""
     for name, row in ROWS.items():
         for way, numbers in zip(WAYS, row):
             if (
