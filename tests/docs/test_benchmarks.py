@@ -16,7 +16,7 @@ import torch
 from repository import ROOT
 
 import fusedops
-from benchmarks import pages, report
+from benchmarks import packed_peers, pages, report, shared_ops
 from fusedops.testing import interleaved
 
 COLUMNS = {
@@ -153,7 +153,8 @@ def test_the_pages_are_made_of_the_committed_runs_alone() -> None:
 
 def test_every_committed_run_is_on_a_page() -> None:
     """A run that no page shows is of kernels that are gone: it leaves the repository."""
-    texts = "".join(pages.files().values())
+    zentorch = (pages.DOCS / "zentorch.md").read_text(encoding="utf-8")  # its tables are compared below
+    texts = "".join((*pages.files().values(), zentorch))
     committed = [path for path in report.RESULTS.rglob("*") if path.is_file() and "out" not in path.parts]
     unseen = [path.name for path in committed if f"[{path.name}](" not in texts]
     assert [name for name in unseen if name != "notes.md"] == []
@@ -221,3 +222,10 @@ def test_the_table_of_products_has_a_row_for_each_dtype_and_shape(monkeypatch: p
     assert lines[0] == "| dtype | weight | 1 thread | 2 threads |"
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| float32", "| bfloat16", "| float16", "| float64"]
     assert row_order.counts_that_differ(torch.int64, (4, 4), 2) == []  # sums of integers have no order
+
+
+def test_the_tables_of_the_zentorch_page_are_made_of_their_runs() -> None:
+    page = (ROOT / "docs" / "zentorch.md").read_text(encoding="utf-8")
+    shared, packed = (shared_ops.read(report.RESULTS / "cpu" / f"{name}.jsonl") for name in ("shared", "packed-peers"))
+    for text in ("\n".join(shared_ops.table(shared)), "\n".join(packed_peers.table(packed)), shared_ops.wins(shared)):
+        assert text in page
