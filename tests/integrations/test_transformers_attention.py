@@ -111,7 +111,8 @@ def test_another_mask_of_packed_sequences_is_made() -> None:
     assert numbers is not None
     within = masking_utils.packed_sequence_mask_function(numbers)
     chunks = masking_utils.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64))
-    for function in (within, masking_utils.and_masks(chunks, within)):  # not causal, and of a kind without an argument
+    window = masking_utils.and_masks(masking_utils.sliding_window_overlay(4), within)
+    for function in (within, window, masking_utils.and_masks(chunks, within)):  # two not causal, one of another kind
         expected, mask = masks(function)
         assert type(mask) is Tensor
         assert torch.equal(mask, expected)
