@@ -151,6 +151,18 @@ def all_reduce(tensor: Tensor, kind: str, group: Any) -> Tensor:
     return function(tensor, kind, group)
 
 
+def all_to_all(tensor: Tensor, received: Sequence[int], sent: Sequence[int], group: Any) -> Callable[[], Tensor]:
+    """Send consecutive parts of a flat tensor, of ``sent`` elements, to the ranks of a group, such as (mesh, dim).
+
+    Returns a function that waits for what they send this rank, of ``received`` elements, one part after the other.
+    """
+    from torch.distributed import _functional_collectives as collectives
+
+    function: Any = getattr(collectives, "all_to_all_single")  # noqa: B009
+    result = function(tensor, [*received], [*sent], group)
+    return result.wait if isinstance(result, collectives.AsyncCollectiveTensor) else lambda: result
+
+
 def replicates_plain_tensors(dtensor: Any) -> bool:
     """Return True in a block of ``torch.distributed.tensor.experimental.implicit_replication``. Takes DTensor."""
     return bool(dtensor._op_dispatcher._allow_implicit_replication)

@@ -108,6 +108,8 @@ class Ranks(Protocol):
     Attributes:
         shard: this rank's part of the first parameter.
         saves: True where the saved values are wanted.
+        shapes: the shape of the whole of each tensor argument, by name.
+        backend: the policy for this call alone, or None.
     """
 
     @property
@@ -115,6 +117,12 @@ class Ranks(Protocol):
 
     @property
     def saves(self) -> bool: ...
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    @property
+    def backend(self) -> str | None: ...
 
     def is_cut(self, dim: int) -> bool:
         """Return True where a dim of the first parameter is sharded."""
@@ -128,6 +136,22 @@ class Ranks(Protocol):
         """Serve this rank's part with some arguments changed, by a kernel."""
         ...
 
+    def place(self, dim: int) -> int:
+        """Return this rank's place among those that hold other parts of a dim, which one mesh dim shards."""
+        ...
+
+    def bounds(self, dim: int, size: int) -> list[int]:
+        """Return where the part of each of these ranks starts in a tensor of ``size`` along the dim, and the end."""
+        ...
+
+    def exchange(self, message: Tensor, dim: int, distance: int, received: int) -> Callable[[], Tensor]:
+        """Send a flat tensor to the rank that is ``distance`` places after this one, or before if negative.
+
+        All these ranks make the call. Returns a function that waits for the message to this one, of ``received``
+        elements: from the rank ``distance`` places before.
+        """
+        ...
+
 
 class Combined(NamedTuple):
     """The way in which an op combines the results of ranks, where a rank's part is no independent call.
@@ -138,14 +162,16 @@ class Combined(NamedTuple):
         forward: ``(this rank's arguments by name, ranks) -> this rank's outputs and required saved values``, outputs
             alone where these are not wanted.
         backward: ``(this rank's arguments by name, ranks) -> gradients``.
-
-    Where one of ``dims`` is sharded, forward and backward are plain torch: no kernel takes such a part.
+        by_kernels: False where forward and backward are plain torch if one of ``dims`` is sharded, as no kernel takes
+            such a part; outputs and their gradients then have the leading dims of the first parameter, or none. True
+            where they call kernels for parts of the call; outputs are placed as without ``combined``.
     """
 
     dims: tuple[int, ...]
     applies: Callable[[Mapping[str, Any]], bool]
     forward: Callable[[Mapping[str, Any], Ranks], tuple[Tensor, ...]]
     backward: Callable[[Mapping[str, Any], Ranks], Any]
+    by_kernels: bool = False
 
 
 class Sharding(NamedTuple):
@@ -173,8 +199,7 @@ class Sharding(NamedTuple):
         summed: True where outputs are sums over the dims of ``shape_of`` that they lack. With one of these sharded they
             are ``Partial``.
         combined: the way in which results of ranks are combined, such as a loss that is a sum over rows; None where
-            each rank's part is an independent call. Outputs and their gradients have the leading dims of the first
-            parameter, or none.
+            each rank's part is an independent call.
 
     >>> import fusedops
     >>> fusedops.Sharding(whole=(-1,)).replicated

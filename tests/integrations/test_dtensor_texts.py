@@ -59,6 +59,11 @@ pin(
 )
 pin("a dim that is to be whole", sharded(lambda t, m, w: fusedops.scaled_masked_softmax(on(t, m, t.Shard(1)))), INVALID)
 pin(
+    "a sequence on two mesh dims",
+    sharded(lambda t, m, w: fusedops.attention(*[on(t, w, t.Shard(2), t.Shard(2), x=X[None, None]) for _ in range(3)])),
+    INVALID,
+)
+pin(
     "a strange placement",
     sharded(lambda t, m, w: fusedops.bias_gelu(on(t, m, t.placement_types._StridedShard(0, split_factor=2)))),
     INVALID,

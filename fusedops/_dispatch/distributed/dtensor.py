@@ -78,8 +78,8 @@ def _forward(
         local = op.sharding.adjust(local, shard)
     count = len(op.outputs) + (len(op.required_saved) if saves else 0)
     if (combined := _combined(op, given, layout)) is not None:
-        ranks = _ranks(func, local, kwargs, layout, saves, count)
-        if any(map(ranks.is_cut, combined.dims)):
+        ranks = _ranks(op.name, func, given, local, kwargs, layout, saves, count)
+        if any(map(ranks.is_cut, combined.dims)) and not combined.by_kernels:
             plan = plan_for(op, local[first], kwargs.get("backend"))
             _report_composite(plan, tuple(local.values()), _with_dim(op, given, combined.dims))
         each = combined.forward(local, ranks)
@@ -145,7 +145,8 @@ def _backward(
     grads = op.backward_call.grads
     kept = [n for n, value in given.items() if isinstance(value, DTensor) and n not in grads]
     saved = {value.name for value in op.saved}
-    of_rows = op.sharding.combined is not None  # outputs lack the last dims of the first parameter
+    # outputs lack the last dims of the first parameter
+    of_rows = op.sharding.combined is not None and not op.sharding.combined.by_kernels
     first = op.parameters[0] if of_rows else grads[0]
     order = [n for n in kept if n not in saved]
     layout = common_layout(op, name, given, first, order if of_rows else (*order, *grads))
@@ -160,8 +161,8 @@ def _backward(
         local = op.sharding.adjust(local, shard)
     computed: Any
     if (combined := _combined(op, given, layout)) is not None:
-        ranks = _ranks(func, local, kwargs, layout, False, len(op.differentiable))
-        if any(map(ranks.is_cut, combined.dims)):
+        ranks = _ranks(name, func, given, local, kwargs, layout, False, len(op.differentiable))
+        if any(map(ranks.is_cut, combined.dims)) and not combined.by_kernels:
             plan = _plan_of_backward(op, local[grads[0]], kwargs)
             _report_composite(plan, tuple(local.values()), _with_dim(op, given, combined.dims))
         computed = combined.backward(local, ranks)
@@ -204,7 +205,9 @@ def _combined(op: Op, given: Mapping[str, Any], layout: Layout) -> values.Combin
 
 
 def _ranks(
+    name: str,
     func: Callable[..., Any],
+    given: Mapping[str, Any],
     local: Mapping[str, Any],
     kwargs: dict[str, Any],
     layout: Layout,
@@ -215,7 +218,8 @@ def _ranks(
         results = func(*{**local, **changes}.values(), **kwargs)
         return (results,) if isinstance(results, Tensor) else tuple(results[:count])
 
-    return Combining(layout, layout.shard(), saves, serve)
+    shapes = {key: tuple(value.shape) for key, value in given.items() if isinstance(value, Tensor)}
+    return Combining(name, layout, layout.shard(), saves, shapes, kwargs.get("backend"), serve)
 
 
 def _plan_of_backward(op: Op, grad: Tensor, kwargs: Mapping[str, Any]) -> Plan:

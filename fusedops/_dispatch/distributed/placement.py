@@ -16,16 +16,19 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fusedops._contract import values
 from fusedops._contract.op import Op
-from fusedops._torch import all_reduce, replicates_plain_tensors
+from fusedops._torch import all_reduce, all_to_all, replicates_plain_tensors
 from fusedops.errors import InvalidInputError
 
 
 class Combining(NamedTuple):
     """The ranks of one call, see :class:`fusedops._contract.values.Ranks`."""
 
+    op: str
     layout: Layout
     shard: values.Shard
     saves: bool
+    shapes: Mapping[str, tuple[int, ...]]
+    backend: str | None
     serve: Callable[..., tuple[Tensor, ...]]
 
     def is_cut(self, dim: int) -> bool:
@@ -43,6 +46,36 @@ class Combining(NamedTuple):
     def run(self, **changes: Any) -> tuple[Tensor, ...]:
         """Serve this rank's part with some arguments changed, by a kernel."""
         return self.serve(**changes)
+
+    def place(self, dim: int) -> int:
+        """Return this rank's place among those that hold other parts of a dim."""
+        return self.layout.mesh.get_local_rank(self._mesh_dim(dim))
+
+    def bounds(self, dim: int, size: int) -> list[int]:
+        """Return where the part of each of these ranks starts in a tensor of ``size`` along the dim, and the end."""
+        count = self.layout.mesh.size(self._mesh_dim(dim))
+        chunk = -(-size // count)
+        return [min(chunk * at, size) for at in range(count + 1)]
+
+    def exchange(self, message: Tensor, dim: int, distance: int, received: int) -> Callable[[], Tensor]:
+        """Send a flat tensor to the rank ``distance`` places after this one; return a function that waits for one."""
+        at, own = self._mesh_dim(dim), self.place(dim)
+        count = self.layout.mesh.size(at)
+        to, source = [0] * count, [0] * count
+        to[(own + distance) % count], source[(own - distance) % count] = message.numel(), received
+        return all_to_all(message, source, to, (self.layout.mesh, at))
+
+    def _mesh_dim(self, dim: int) -> int:
+        """Return the mesh dim that shards a dim of the first parameter."""
+        several = [at for at, each in enumerate(self.layout.dims) if each == dim % len(self.layout.shape)]
+        if len(several) > 1:
+            _refuse(
+                self.op,
+                f"dim {dim} sharded on mesh dims {' and '.join(map(str, several))}",
+                "one mesh dim",
+                "make a mesh on which one dim has all these ranks",
+            )
+        return several[0]
 
 
 class Layout(NamedTuple):
@@ -150,8 +183,8 @@ def common_layout(op: Op, name: str, given: Mapping[str, Any], first: str, order
                         + (f": {reason}" if reason else ""),
                         f"shard another dim, as in {key}.redistribute(placements={_text(_uncut(tensor, at))})",
                     )
-                if cut is None and dim is not None and dim not in uncut and tensor.shape[placement.dim] == shape[dim]:
-                    cut = dim
+                if cut is None and dim is not None and dim not in uncut:
+                    cut = dim if tensor.shape[placement.dim] != 1 or shape[dim] == 1 else None
             elif not isinstance(placement, (Replicate, Partial)):
                 _refuse(
                     name,

@@ -150,10 +150,10 @@ ATTENTION = Evidence(
     peers=PEERS,
     result_dtype="of `q`",
     sharded=(
-        "`q`: batch and heads",
-        "`k`, `v`: batch and heads, replicated where there is one head; whole key heads on each rank; `mask` likewise, "
-        "replicated where its size is 1",
-        "as q, k, v; of a replicated k and v with sharded heads of q: `Partial`",
+        "`q`: batch, heads and the sequence",
+        "`k`, `v`: batch and heads, replicated where there is one head; whole key heads on each rank; the sequence, or "
+        "replicated; `mask`: batch, heads and queries likewise, replicated where its size is 1, its keys whole",
+        "as q, k, v; of a replicated k and v with sharded heads or a sharded sequence of q: `Partial`",
     ),
 )
 

@@ -1,20 +1,308 @@
-"""The rules of attention for DTensors: batch and heads; for parts of one, all dims but the last; for packed sequences,
-heads.
+"""The rules of attention for DTensors: batch, heads and the sequence; for parts of one, all dims but the last; for
+packed sequences, heads.
+
+A sequence that several ranks share (Liu et al. 2023, arXiv:2310.01889): a rank computes its own queries with its own
+keys, then with those of the rank one place before it, two places before, and so on around the ring, and merges the
+results. Each shard comes from the rank that owns it, cut to the keys from the first to the last that one of the queries
+can see by ``causal`` and ``window``: none where all are masked, those at the end for a window. The next one is on its
+way while one is computed.
+
+Backward gets the keys in the same way, and sends each shard's gradient back to its owner, which sums them. It computes
+the result of a shard again: ``out`` is a sum of the results weighted by ``exp(lse_part - lse)``, so each has a gradient
+of its own, and its lse too. So any kernel of the op serves a shard, forward and backward.
+
+An all-gather of the keys would send no fewer of them, and keep the whole sequence on each rank.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
+import torch
+from torch import Tensor
+
+from fusedops import masks
 from fusedops._contract.constraint import is_tensor
-from fusedops._contract.values import Sharding
+from fusedops._contract.values import Combined, Ranks, Sharding
+from fusedops._torch import TENSOR_TYPES
+from fusedops.dtypes import compute_dtype
+from fusedops.ops.attention.attention import attention
+from fusedops.ops.attention.merge_attention import merge_attention
+
+_SEQUENCE = -2
+_NO_KEYS = slice(0, 0)
 
 
-def _dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
-    """Return the dims of q that the dims of lse and of its gradient correspond to."""
-    return dict.fromkeys(("lse", "grad_lse"), (-4, -3, -2))
+class Part(NamedTuple):
+    """A call of attention for the queries of one shard and the keys of another.
+
+    Attributes:
+        rows: the queries that see a key, in their shard.
+        keys: the keys from the first to the last that is seen, in theirs.
+        causal: of the call; False is "none".
+        window: of the call.
+    """
+
+    rows: slice
+    keys: slice
+    causal: str | bool
+    window: tuple[int, int] | None
+
+
+def part_of(queries: tuple[int, int], keys: tuple[int, int], band: masks.Band) -> Part | None:
+    """Return the part of a call for some of its queries and keys, or None where none is seen.
+
+    Args:
+        queries: the first of them in the whole, and the end.
+        keys: likewise.
+        band: of the whole, from :func:`fusedops.masks.band`.
+
+    >>> part_of((4, 8), (0, 4), (-2, 0))  # the window (2, 0): query 4 sees keys 2 and 3 of another shard, query 5 key 3
+    Part(rows=slice(0, 2, None), keys=slice(2, 4, None), causal=False, window=(0, 2))
+    """
+    # the lowest and the highest visible key - query, counted in the shards
+    low, high = (None if side is None else side + queries[0] - keys[0] for side in band)
+    many_queries, many_keys = queries[1] - queries[0], keys[1] - keys[0]
+    first = 0 if high is None else max(0, -high)
+    end = many_queries if low is None else min(many_queries, many_keys - low)
+    start = 0 if low is None else max(0, low + first)
+    stop = many_keys if high is None else min(many_keys, high + end)
+    if first >= end or start >= stop:
+        return None
+    rows, columns = slice(first, end), slice(start, stop)
+    size, length = end - first, stop - start
+    # now of these queries and keys alone; a side that masks none of them is open
+    low = None if low is None or low + first - start <= 1 - size else low + first - start
+    high = None if high is None or high + first - start >= length - 1 else high + first - start
+    if low is None and high is None:
+        return Part(rows, columns, False, None)
+    diagonal = length - size  # at the lower right: not above high, nor below low
+    causal: str | bool = "upper_left" if high == 0 else "lower_right" if high == diagonal else False
+    if causal == "upper_left":
+        diagonal = 0
+    left = length if low is None else diagonal - low
+    right = size if high is None else high - diagonal
+    return Part(rows, columns, causal, None if causal and low is None else (left, right))
+
+
+class _Call:
+    """The parts of a rank's call.
+
+    Args:
+        given: this rank's arguments by name, of forward or of backward.
+        ranks: those of the call.
+        after: in backward the gradients of the outputs, after which keys are sent.
+    """
+
+    def __init__(self, given: Mapping[str, Any], ranks: Ranks, after: Sequence[Tensor] = ()) -> None:
+        length, keys = ranks.shapes["q"][2], ranks.shapes["k"][2]
+        self._given, self._ranks = given, ranks
+        self._after = after
+        self._band = masks.band(length, keys, given["causal"], given["window"])
+        self._index = ranks.place(_SEQUENCE)
+        bounds = ranks.bounds(_SEQUENCE, length)
+        self._queries = [*pairwise(bounds)]
+        self._count = len(self._queries)
+        self._steps: list[int] = []  # in which some rank gets keys
+        self._keys = [(0, keys)] * self._count
+        if given["k"].shape[2] != keys:  # they are sharded
+            bounds = ranks.bounds(_SEQUENCE, keys)
+            self._keys = [*pairwise(bounds)]
+            every = range(self._count)
+            self._steps = [step for step in every[1:] if any(self._part(rank, rank - step) for rank in every)]
+        self.parts = [self._part(self._index, self._index - step) for step in (0, *self._steps)]
+
+    def _part(self, rank: int, owner: int) -> Part | None:
+        """Return the part of a rank's queries and an owner's keys."""
+        return part_of(self._queries[rank % self._count], self._keys[owner % self._count], self._band)
+
+    def sent_keys(self, step: int) -> slice:
+        """Return this rank's keys that the rank ``step`` places after it gets."""
+        part = self._part(self._index + step, self._index)
+        return _NO_KEYS if part is None else part.keys
+
+    def shards(self) -> Iterator[tuple[int, Part | None, Tensor, Tensor]]:
+        """Yield this rank's own keys, then those of each step: the step, the part, the keys and values that it has."""
+        k, v = self._given["k"], self._given["v"]
+        sent = self._send_keys(self._steps[0]) if self._steps else None
+        own = self.parts[0]
+        keys = _NO_KEYS if own is None else own.keys
+        yield 0, own, k[:, :, keys], v[:, :, keys]
+        for at, (step, part) in enumerate(zip(self._steps, self.parts[1:]), 1):
+            assert sent is not None
+            message = sent()
+            sent = self._send_keys(self._steps[at]) if at < len(self._steps) else None
+            shapes = [(*each.shape[:2], _length(part), each.shape[3]) for each in (k, v)]
+            keys_there, values_there = _unpacked(message, shapes)
+            yield step, part, keys_there, values_there
+
+    def _send_keys(self, step: int) -> Callable[[], Tensor]:
+        k, v = self._given["k"], self._given["v"]
+        keys = self.sent_keys(step)
+        received = self._part(self._index, self._index - step)
+        message = _after(torch.cat([each[:, :, keys].flatten() for each in (k, v)]), *self._after)
+        of_key = k.shape[0] * k.shape[1] * (k.shape[3] + v.shape[3])
+        return self._ranks.exchange(message, _SEQUENCE, step, of_key * _length(received))
+
+    def own_arguments(self, step: int, part: Part) -> dict[str, Any]:
+        """Return q, the mask, causal and window of a part."""
+        mask = self._given["mask"]
+        if mask is not None:
+            first = self._keys[(self._index - step) % self._count][0]
+            if mask.shape[-1] != 1:
+                mask = mask[..., first + part.keys.start : first + part.keys.stop]
+            if mask.dim() > 1 and mask.shape[-2] != 1:  # of one row there is no part without it
+                mask = mask[..., part.rows, :]
+        return {"q": self._given["q"][:, :, part.rows], "mask": mask, "causal": part.causal, "window": part.window}
+
+    def attend(self, step: int, part: Part, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return out and lse of a part."""
+        scale, backend = self._given["scale"], self._ranks.backend
+        return attention(k=k, v=v, scale=scale, return_lse=True, backend=backend, **self.own_arguments(step, part))
+
+
+def _length(part: Part | None) -> int:
+    return 0 if part is None else part.keys.stop - part.keys.start
+
+
+def _after(tensor: Tensor, *others: Tensor) -> Tensor:
+    """Return the tensor, for a compiler as a result of the others too.
+
+    A graph of torch.compile has no order but that of results. What a rank sends to others would not be in it where the
+    rank gets nothing for it, and would move from backward to forward where it follows from the inputs alone, on some
+    ranks and not on the others, which would wait for it.
+    """
+    if type(tensor) in TENSOR_TYPES:  # not traced
+        return tensor
+    for other in others:
+        tensor = tensor + other[:0].sum().to(tensor.dtype)
+    return tensor
+
+
+def _unpacked(message: Tensor, shapes: list[tuple[int, ...]]) -> tuple[Tensor, ...]:
+    """Return the tensors of these shapes of a flat message, one after the other."""
+    parts = cast("tuple[Tensor, ...]", message.split([math.prod(shape) for shape in shapes]))
+    return tuple(part.view(shape) for part, shape in zip(parts, shapes))
+
+
+def _forward(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """Compute out and lse of this rank's queries."""
+    q, v = given["q"], given["v"]
+    wide, call = compute_dtype(q.dtype), _Call(given, ranks)
+    out = q.new_zeros((*q.shape[:3], v.shape[3]))
+    lse = q.new_full(q.shape[:3], -math.inf, dtype=wide)
+    first = True
+    for step, part, keys, values in call.shards():
+        if part is None:
+            out, lse = (_after(each, keys) for each in (out, lse))
+            continue
+        result, its_lse = call.attend(step, part, keys, values)
+        all_rows = part.rows == slice(0, q.shape[2])
+        if first and all_rows:
+            out, lse = result, its_lse
+        elif all_rows:
+            out, lse = merge_attention(out.to(wide), lse, result, its_lse)  # rounded once, at the end
+        else:
+            rows = (slice(None), slice(None), part.rows)
+            out = out.to(wide)
+            out[rows], lse[rows] = merge_attention(out[rows], lse[rows], result, its_lse)
+        first = False
+    return out.to(q.dtype), lse
+
+
+def _backward(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of this rank's queries, keys and values."""
+    q, *keys_and_values = (given[name] for name in ("q", "k", "v"))
+    of_q, *needs = given["needs"]
+    grads = given["grad_out"], given["grad_lse"]
+    wide, call = compute_dtype(q.dtype), _Call(given, ranks, grads)
+    dq = _zeros(q, wide)
+    sums = [_zeros(each, wide) for each, need in zip(keys_and_values, needs) if need]
+
+    def add_returned(keys: slice, wait: Callable[[], Tensor]) -> None:
+        """Add the gradients of this rank's keys that another one computed."""
+        message = wait()
+        shapes = [(*each.shape[:2], keys.stop - keys.start, each.shape[3]) for each in sums]
+        for at, part in enumerate(_unpacked(message, shapes)):
+            sums[at] = _after(sums[at], message)
+            sums[at][:, :, keys] += part
+
+    on_the_way: tuple[slice, Callable[[], Tensor]] | None = None
+    for step, part, k, v in call.shards():
+        if part is None:
+            dq, own = _after(dq, k), [each for each, need in zip((k, v), needs) if need]  # without elements
+        else:
+            gradients = _part_gradients(given, ranks, call, step, part, k, v)
+            own = [each for each, need in zip(gradients[1:], needs) if need]
+            if of_q:
+                dq[:, :, part.rows] += gradients[0]
+        if step == 0 and part is not None:
+            for whole, gradient in zip(sums, own):
+                whole[:, :, part.keys] += gradient
+        elif step != 0 and sums:
+            if on_the_way is not None:
+                add_returned(*on_the_way)
+            keys = call.sent_keys(step)
+            message = _after(torch.cat([gradient.flatten() for gradient in own]), *grads)
+            size = q.shape[0] * given["k"].shape[1] * sum(whole.shape[3] for whole in sums)
+            on_the_way = keys, ranks.exchange(message, _SEQUENCE, -step, size * (keys.stop - keys.start))
+    if on_the_way is not None:
+        add_returned(*on_the_way)
+    of_keys = iter(sums)
+    dk, dv = (next(of_keys).to(q.dtype) if need else None for need in needs)
+    return dq.to(q.dtype) if of_q else None, dk, dv
+
+
+def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _part_gradients(
+    given: Mapping[str, Any], ranks: Ranks, call: _Call, step: int, part: Part, k: Tensor, v: Tensor
+) -> list[Tensor]:
+    """Return the gradients of q, k and v of a part."""
+    rows = (slice(None), slice(None), part.rows)
+    names = ("grad_out", "grad_lse", "out", "lse")
+    grad_out, grad_lse, out, lse = (given[name][rows].contiguous() for name in names)
+    own = call.own_arguments(step, part)
+    causal = own.pop("causal") or "none"
+    if sum(each is not None for each in call.parts) == 1:  # its results are those of the call
+        results = {"grad_out": grad_out, "grad_lse": grad_lse, "out": out, "lse": lse}
+        return [*ranks.run(k=k, v=v, causal=causal, **results, **own)]
+    own_out, own_lse = call.attend(step, part, k, v)
+    weight = torch.exp(own_lse - lse).masked_fill(own_lse == -math.inf, 0.0)
+    g, difference = grad_out.to(lse.dtype), own_out.to(lse.dtype) - out.to(lse.dtype)
+    of_lse = (g * difference).sum(-1)
+    if given["return_lse"]:
+        of_lse = of_lse + grad_lse
+    results = {
+        "grad_out": (weight[..., None] * g).to(grad_out.dtype),
+        "grad_lse": weight * of_lse,
+        "out": own_out,
+        "lse": own_lse,
+        "return_lse": True,
+    }
+    return [*ranks.run(k=k, v=v, causal=causal, **results, **own)]
+
+
+def _dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
+    """Return the dims of q that those of lse and of its gradient go with, and those of keys and values.
+
+    Keys that are replicated along their sequence stay whole beside queries that are sharded.
+    """
+    dims: dict[str, tuple[int | None, ...]] = dict.fromkeys(("lse", "grad_lse"), (-4, -3, -2))
+    placements = [at for name in ("k", "v") for at in getattr(given[name], "placements", ())]
+    if placements and not any(at.is_shard(2) or at.is_partial() for at in placements):
+        dims.update(dict.fromkeys(("k", "v"), (-4, -3, None, -1)))
+    return dims
+
+
+def _never(given: Mapping[str, Any]) -> bool:
+    """Return False: shards of the batch and of the heads are other calls."""
+    return False
 
 
 def _whole_of(given: Mapping[str, Any]) -> tuple[int, ...]:
@@ -38,9 +326,12 @@ SHARDING = Sharding(
     whole=(-2, -1),
     whole_of=_whole_of,
     dims_of=_dims_of,
-    reason="a row needs all its keys, and a group all its query heads: sharded keys are context parallelism, which "
-    "is not this op",
+    combined=Combined((-2,), _never, _forward, _backward, by_kernels=True),
+    reason="a score needs whole vectors, a mask's row all its keys, and a group all its query heads",
 )
+
+
+# ------------------------------------------------------------------------------------ merge_attention, varlen_attention
 
 
 def _dims_of_lse(given: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:

@@ -37,11 +37,19 @@ BACKENDS = ("eager", "triton")  # triton under its interpreter
 BATCH, LENGTH = 5, 3  # small, and sizes that neither 2 nor 4 processes share out evenly
 CHECKS: dict[str, Callable[..., None]] = {}
 # a third of the time: of four processes alone
-SLOW = ("compiled", "a_linear_loss_compiled", "a_drawn_seed_is_one_for_all_compiled", "gpt_spread_over_ranks")
+SLOW = (
+    "compiled",
+    "a_linear_loss_compiled",
+    "a_drawn_seed_is_one_for_all_compiled",
+    "gpt_spread_over_ranks",
+    "attention_of_a_sequence_compiled",
+)
 #: Checks that have another mesh on four processes than on two, or more ranks, some without elements.
 OF_FOUR = (
     *SLOW, "shards_equal_the_whole", "a_shard_drops_what_the_whole_drops", "rotary_embedding_of_shards",
-    "attention_of_sharded_heads_and_batches", "a_loss_of_cut_rows_or_classes_is_that_of_the_whole",
+    "attention_of_sharded_heads_and_batches", "attention_of_a_sequence_is_that_of_the_whole",
+    "attention_sends_the_keys_that_another_rank_sees", "attention_of_a_sequence_keeps_a_share_of_it",
+    "attention_of_a_sequence_beside_other_shards", "a_loss_of_cut_rows_or_classes_is_that_of_the_whole",
     "a_linear_loss_of_cut_rows_or_classes_is_that_of_the_whole",
     "log_probs_of_cut_rows_or_classes_are_those_of_the_whole",
     "fsdp2_around_tensor_parallel", "partial_sums_are_summed", "a_vocabulary_over_ranks_trains_as_torchs",
@@ -90,6 +98,7 @@ def load() -> None:
     if EXAMPLES not in sys.path:
         sys.path.append(EXAMPLES)
     import ranks_attention  # noqa: F401
+    import ranks_context  # noqa: F401
     import ranks_experts  # noqa: F401
     import ranks_linear_loss  # noqa: F401
     import ranks_log_probs  # noqa: F401

@@ -1,4 +1,4 @@
-"""Checks of attention on every rank: shards of the batch and of grouped heads, and the sequence, which is refused."""
+"""Checks of attention on every rank: shards of the batch and of grouped heads, and those that are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 import fusedops
 
-REASON = "a row needs all its keys, and a group all its query heads: sharded keys are context parallelism"
+REASON = "a score needs whole vectors, a mask's row all its keys, and a group all its query heads"
 OPTIONS = ({}, {"causal": "lower_right"}, {"causal": "upper_left", "window": (2, 0)}, {"scale": -0.3})
 
 
@@ -96,7 +96,7 @@ def attention_cuts_what_is_whole(mesh: DeviceMesh) -> None:
 
 
 @check
-def attention_refuses_a_sharded_sequence(mesh: DeviceMesh) -> None:
+def attention_refuses_sharded_vectors_groups_and_keys_of_a_mask(mesh: DeviceMesh) -> None:
     q, k, v = tensors(8, 4)
     whole: list[Placement] = [Replicate()]
 
@@ -104,11 +104,9 @@ def attention_refuses_a_sharded_sequence(mesh: DeviceMesh) -> None:
         parts = [distribute_tensor(t, mesh, whole if at is None else [Shard(at)]) for t, at in zip(heads, dims)]
         return lambda: fusedops.attention(*parts)
 
-    place = f"on mesh dim 0, expected dim -2 whole on every rank: {REASON}"
-    refused(call(2, None, None), f"attention: got q with Shard(dim=2) {place}", "q.redistribute(placements=[S")
-    refused(call(None, 2, 2), f"attention: got k with Shard(dim=2) {place}")
     refused(call(3, None, None), "got q with Shard(dim=3)", "dim -1 whole on every rank", REASON)
     refused(call(1, 1, 1, heads=tensors(12, 3)), "got q with Shard(dim=1)", "dim -3 whole on every rank")
+    refused(call(2, 1, 1), "got k with [Shard(dim=1)], which would have to be gathered")
     mask = distribute_tensor(torch.zeros(5, 7, dtype=torch.bool), mesh, [Shard(1)])
     args = [distribute_tensor(t, mesh, whole) for t in (q, k, v)]
     refused(lambda: fusedops.attention(*args, mask), "got mask with Shard(dim=1)", REASON)
