@@ -80,6 +80,7 @@ NOT_RUN = {
     "python -m benchmarks.settings": "needs a GPU; backends/triton/test_triton_settings.py runs it on a CPU",
     "python -m benchmarks.linear_loss": "needs 2 GB and a minute",
     "python -m benchmarks.experts": "needs minutes",
+    "python -m benchmarks.context_parallel": "needs two minutes and two processes",
     "python -m benchmarks.packed_peers": "needs a minute, and torchao and zentorch",
     "python -m benchmarks.shared_ops": "reads the run of a minute before; docs/test_benchmarks.py makes its table",
     "python -m benchmarks --device cpu --modes inference": "needs minutes on an idle machine, and zentorch",
