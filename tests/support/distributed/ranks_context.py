@@ -110,6 +110,27 @@ def attention_of_a_sequence_is_that_of_the_whole(mesh: DeviceMesh) -> None:
 
 
 @check
+def attention_of_a_sequence_for_some_gradients(mesh: DeviceMesh) -> None:
+    """Of one tensor alone, of none, in inference mode, and of keys that are sums over the ranks."""
+    *inputs, _ = tensors(CASES[7])
+    options = {**CASES[7].options, "return_lse": False}
+    want = fusedops.attention(*(each.requires_grad_() for each in inputs), **options)
+    gradients = torch.autograd.grad(want.sum(), inputs)
+    for at, gradient in enumerate(gradients):
+        parts = [distribute_tensor(each.detach(), mesh, SEQUENCE) for each in inputs]
+        parts[at].requires_grad_()
+        (found,) = torch.autograd.grad(fusedops.attention(*parts, **options).sum(), parts[at])
+        torch.testing.assert_close(found.full_tensor(), gradient)
+    with torch.inference_mode():
+        parts = [distribute_tensor(each.detach(), mesh, SEQUENCE) for each in inputs]
+        torch.testing.assert_close(fusedops.attention(*parts, **options).full_tensor(), want)
+    of_ranks = [
+        DTensor.from_local(each.detach() / mesh.size(), mesh, [Partial()], run_check=False) for each in inputs[1:]
+    ]
+    torch.testing.assert_close(fusedops.attention(parts[0].clone(), *of_ranks, **options).full_tensor(), want)
+
+
+@check
 def attention_of_a_sequence_beside_other_shards(mesh: DeviceMesh) -> None:
     """A mesh of several dims, on which another dim has the batch or the heads; and what is refused."""
     q, k, v, _ = tensors(CASES[0])
