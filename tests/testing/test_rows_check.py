@@ -7,6 +7,7 @@ import torch
 
 import fusedops
 from fusedops import testing
+from fusedops.testing import _check_rows
 
 
 def _checks(backend: str, elements: int) -> list[testing.Check]:
@@ -50,3 +51,20 @@ def test_of_up_to_4096_rows(check: testing.Check) -> None:
 @pytest.mark.parametrize("check", [pytest.param(each, id=each.id) for each in _checks("triton", 2**9)])
 def test_in_the_interpreter(check: testing.Check) -> None:
     _first_in_float32(check)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(each, id=each.id)
+        for elements in (2**17, 2**18)
+        for each in _checks("triton", elements)
+        if each.id.startswith("causal_conv1d") == (elements == 2**18)
+    ],
+)
+def test_of_up_to_4096_rows_in_the_interpreter(check: testing.Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some numbers of rows, and one thread: the interpreter runs one program after another."""
+    monkeypatch.setattr(_check_rows, "_SMALL", 2**40)
+    assert _first_in_float32(check).startswith("4096 ")
