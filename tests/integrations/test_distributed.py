@@ -23,16 +23,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 ranks.load()
-WORLDS = {2: (), 4: pytest.mark.slow}
+RUNS = {(2, False): (), (2, True): pytest.mark.slow, (4, False): pytest.mark.slow}  # by world, and compiled or not
 OPS = list(testing.OPS)
 
 
 def checks(wanted: Callable[[str], bool]) -> pytest.MarkDecorator:
-    """Parametrize ``name`` and ``world`` by the checks that each world runs, without the ops' names."""
-    names = {
-        world: sorted({name.partition(" ")[0] for name in ranks.checks_of(world) if wanted(name)}) for world in WORLDS
-    }
-    rows = [pytest.param(name, world, marks=WORLDS[world]) for world in WORLDS for name in names[world]]
+    """Parametrize ``name`` and ``world`` by the checks of each run, without the ops' names."""
+    names = {run: sorted({name.partition(" ")[0] for name in ranks.checks_of(*run) if wanted(name)}) for run in RUNS}
+    rows = [pytest.param(name, run[0], marks=RUNS[run]) for run in RUNS for name in names[run]]
     return pytest.mark.parametrize(("name", "world"), rows)
 
 
@@ -40,7 +38,7 @@ RUN = """
 import json, pathlib, sys
 import ranks
 ranks.load()
-print(json.dumps(ranks.run_on({world}, pathlib.Path({folder!r}), start="fork")))
+print(json.dumps(ranks.run_on({world}, pathlib.Path({folder!r}), {rank}, start="fork")))
 """
 
 
@@ -48,14 +46,16 @@ print(json.dumps(ranks.run_on({world}, pathlib.Path({folder!r}), start="fork")))
 def outcome(
     tmp_path_factory: pytest.TempPathFactory, python: Callable[..., dict[str, list[str]]]
 ) -> Callable[[int, str], None]:
-    """Asserts that a check passed on every rank of a world; each world is started once."""
-    seen: dict[int, dict[str, list[str]]] = {}
+    """Asserts that a check passed on every rank of a world; each run is started once."""
+    seen: dict[tuple[int, bool], dict[str, list[str]]] = {}
 
     def look(world: int, name: str) -> None:
-        if world not in seen:
-            code = RUN.format(world=world, folder=str(tmp_path_factory.mktemp(f"world{world}")))
-            seen[world] = python(code, *sys.path, TRITON_INTERPRET="1")
-        results = seen[world][name]
+        run = (world, name.partition(" ")[0] in ranks.COMPILED)
+        if run not in seen:
+            rank = "ranks.compiled_rank" if run[1] else None
+            code = RUN.format(world=world, folder=str(tmp_path_factory.mktemp(f"world{world}")), rank=rank)
+            seen[run] = python(code, *sys.path, TRITON_INTERPRET="1")
+        results = seen[run][name]
         assert len(results) == world
         assert not any(results), "\n".join(results)
 

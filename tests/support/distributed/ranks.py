@@ -36,20 +36,17 @@ EXAMPLES = str(ROOT / "examples")
 BACKENDS = ("eager", "triton")  # triton under its interpreter
 BATCH, LENGTH = 5, 3  # small, and sizes that neither 2 nor 4 processes share out evenly
 CHECKS: dict[str, Callable[..., None]] = {}
-# a third of the time: of four processes alone
-SLOW = (
-    "compiled",
-    "a_linear_loss_compiled",
-    "a_drawn_seed_is_one_for_all_compiled",
-    "gpt_spread_over_ranks",
-    "attention_of_a_sequence_compiled",
-)
+# Of two processes in a start of their own: a rank of four compiles the same graph
+COMPILED = (
+    "compiled", "a_linear_loss_compiled", "a_drawn_seed_is_one_for_all_compiled", "attention_of_a_sequence_compiled",
+)  # fmt: skip
 #: Checks that have another mesh on four processes than on two, or more ranks, some without elements.
 OF_FOUR = (
-    *SLOW, "shards_equal_the_whole", "a_shard_drops_what_the_whole_drops", "rotary_embedding_of_shards",
-    "attention_of_sharded_heads_and_batches", "attention_of_a_sequence_is_that_of_the_whole",
-    "attention_sends_the_keys_that_another_rank_sees", "attention_of_a_sequence_keeps_a_share_of_it",
-    "attention_of_a_sequence_beside_other_shards", "a_loss_of_cut_rows_or_classes_is_that_of_the_whole",
+    "gpt_spread_over_ranks", "shards_equal_the_whole", "a_shard_drops_what_the_whole_drops",
+    "rotary_embedding_of_shards", "attention_of_sharded_heads_and_batches",
+    "attention_of_a_sequence_is_that_of_the_whole", "attention_sends_the_keys_that_another_rank_sees",
+    "attention_of_a_sequence_keeps_a_share_of_it", "attention_of_a_sequence_beside_other_shards",
+    "a_loss_of_cut_rows_or_classes_is_that_of_the_whole",
     "a_linear_loss_of_cut_rows_or_classes_is_that_of_the_whole",
     "log_probs_of_cut_rows_or_classes_are_those_of_the_whole",
     "fsdp2_around_tensor_parallel", "partial_sums_are_summed", "a_vocabulary_over_ranks_trains_as_torchs",
@@ -67,10 +64,14 @@ def check(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def checks_of(world: int) -> dict[str, Callable[..., None]]:
-    """Return the checks that ``world`` processes run, by name."""
+def checks_of(world: int, compiled: bool = False) -> dict[str, Callable[..., None]]:
+    """Return the checks that ``world`` processes run, by name. compiled: those of COMPILED, which others leave out."""
     checks = {name: name.partition(" ")[0] for name in CHECKS}
-    return {name: CHECKS[name] for name, of in checks.items() if (of not in SLOW if world == 2 else of in OF_FOUR)}
+    if compiled:
+        wanted = COMPILED
+    else:  # the demo's GPT takes long: four processes alone
+        wanted = OF_FOUR if world == 4 else {*checks.values()} - {*COMPILED, "gpt_spread_over_ranks"}
+    return {name: CHECKS[name] for name, of in checks.items() if of in wanted}
 
 
 def run_on(
@@ -117,7 +118,12 @@ def _begin(
     distributed.destroy_process_group()
 
 
-def _rank(rank: int, world: int, folder: pathlib.Path) -> None:
+def compiled_rank(rank: int, world: int, folder: pathlib.Path) -> None:
+    """Run the checks of COMPILED, as ``run_on`` does the others."""
+    _rank(rank, world, folder, compiled=True)
+
+
+def _rank(rank: int, world: int, folder: pathlib.Path, compiled: bool = False) -> None:
     with suppress(ImportError):  # without Triton
         import quick_interpreter
 
@@ -125,7 +131,7 @@ def _rank(rank: int, world: int, folder: pathlib.Path) -> None:
     load()
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
     results: dict[str, str] = {}
-    for name, function in checks_of(world).items():
+    for name, function in checks_of(world, compiled).items():
         torch.manual_seed(0)
         fusedops.set_policy("eager")
         try:
@@ -147,9 +153,9 @@ def public(op: Op) -> Callable[..., Any]:
     return op.call_public
 
 
-def call_of(op: Op, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+def call_of(op: Op, dtype: torch.dtype = torch.float32, batch: int = BATCH) -> tuple[Any, ...]:
     """Return the arguments of a small call. A loss is that of each row: a sum over rows has checks of its own."""
-    args = arguments(op.name, inputs(op.name, LENGTH, dtype, batch=BATCH))
+    args = arguments(op.name, inputs(op.name, LENGTH, dtype, batch=batch))
     return tuple("none" if name == "reduction" else arg for name, arg in zip(op.parameters, args))
 
 
