@@ -5,13 +5,13 @@ Their files are written and their commands are run, in an installation of its ow
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from repository import EXAMPLE_PLUGIN, ROOT
@@ -58,26 +58,18 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture
-def run(tmp_path: pathlib.Path, installed: pathlib.Path) -> Run:
+def run(tmp_path: pathlib.Path, installed: pathlib.Path, program: Any) -> Run:
     """Run a command of a page in a folder with its files, with fusedops installed, and plugins in their own folder."""
     site, work = tmp_path / "site", tmp_path / "work"
     work.mkdir()
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("FUSEDOPS_", "PYTEST_"))}
-    environ.pop("TRITON_INTERPRET", None)  # a user has not set it
-    environ["PYTHONPATH"] = os.pathsep.join([str(site), str(installed)])
-    environ["OMP_NUM_THREADS"] = "1"  # these sizes are small: on a busy machine threads wait for each other
 
     def run(*command: str, expected: int = 0) -> str:
         if command[0] == "pip":
-            command = (*PIP, str(site), *command[2:])
-        done = subprocess.run(
-            [sys.executable, "-m", *command] if command[0] != "-c" else [sys.executable, *command],
-            cwd=work,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+            words = [sys.executable, "-m", *PIP, str(site), *command[2:]]
+            done = subprocess.run(words, cwd=work, capture_output=True, text=True, timeout=300)
+        else:  # where torch is imported: it takes half of the time of a short command
+            words = command if command[0] == "-c" else ("-m", *command)
+            done = program(*words, path=[site, installed], folder=work)
         assert done.returncode == expected, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
         return done.stdout
 
