@@ -8,8 +8,15 @@ TORCH ?= torch==2.13.0
 TRITON ?= triton
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
-# of `make test-slow` without ARGS: the others take half of the time in which each process collects the tests
-SLOW_FILES = $(shell grep -rl --include='test_*.py' 'mark\.slow' tests)
+# of `make test-slow` without ARGS: the others take half of the time in which each process collects the tests. The longest
+# files are first, and the last ones short: no process has minutes of tests left when another one has none. What is
+# compiled for the costs of kernels is not compiled again by the files that come later.
+LONGEST = $(addprefix tests/,integrations/test_distributed.py testing/test_conformance.py docs/test_smollm2.py \
+    backends/triton/test_triton_costs.py docs/test_site.py backends/triton/test_triton_compile_ops.py \
+    backends/triton/test_triton_compile.py ops/test_linear_attention.py docs/test_install.py \
+    integrations/test_pytorch_compile.py fuzz/test_fuzzer.py backends/triton/test_triton_compile_linear_attention.py \
+    docs/test_benchmarks.py backends/triton/test_triton_compile_experts.py docs/test_template.py)
+SLOW_FILES = $(LONGEST) $(filter-out $(LONGEST),$(shell grep -rl --include='test_*.py' 'mark\.slow' tests))
 # of `make fuzz`
 MINUTES ?= 60
 CONCURRENCY_MINUTES ?= 10
@@ -70,8 +77,8 @@ test: $(VENV)/ready  ## run the tests, except the slow ones (8 minutes on 2 core
 	$(PYTEST) --dist worksteal -m "not slow" --features build/features.json $(ARGS)
 
 test-slow: $(VENV)/smollm2  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples
-	# by file: some have fixtures that take minutes
-	$(PYTEST) --dist loadfile -m "slow and not long" --features build/features-slow.json $(or $(ARGS),$(SLOW_FILES))
+	# by file, in the order given: some have fixtures that take minutes
+	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "slow and not long" --features build/features-slow.json $(or $(ARGS),$(SLOW_FILES))
 
 test-long: $(VENV)/ready  ## run the tests that take minutes: every float32 number, sanitizers, cross-compilation; CI does not
 	$(PYTEST) --dist loadfile -m long $(ARGS)
