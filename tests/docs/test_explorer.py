@@ -1,6 +1,7 @@
 """The explorer page, in a headless Chromium: its answers are those of ``explain``, and it works as a page.
 
-There is no server: the browser opens a file. Without a Chromium on the path these tests are skipped.
+There is no server: the browser opens a file. Without a Chromium on the path these tests are skipped. The page in the
+site around it is in test_site.py.
 """
 
 from __future__ import annotations
@@ -8,13 +9,12 @@ from __future__ import annotations
 import json
 import pathlib
 import shlex
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import browser
 import pytest
-from repository import DOCS, ROOT
+from repository import ROOT
 
 import fusedops
 import fusedops_eager
@@ -23,7 +23,6 @@ from fusedops._plugins.registry import registry
 needs_browser = pytest.mark.skipif(
     browser.find() is None, reason="no Chromium on the path: the explorer page is not tested; apt-get install chromium"
 )
-READ = (pathlib.Path(__file__).parent / "read_explorer.js").read_text("utf-8")
 
 
 @pytest.fixture(scope="session")
@@ -46,19 +45,8 @@ def page(tmp_path_factory: pytest.TempPathFactory, run: Callable[..., str]) -> I
     run("docs/make_explorer.py", file)
     with browser.opened() as opened:
         opened.open(file)
-        opened.run(READ)
+        opened.run(browser.EXPLORER)
         yield opened
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, run: Callable[..., str]) -> pathlib.Path:
-    """Return the page in the site's theme: a site of two pages."""
-    folder = tmp_path_factory.mktemp("site")
-    shutil.copy(DOCS / "explore.md", folder)
-    (folder / "command-line.md").write_text("# The command line\n")
-    (folder / "index.md").write_text("# A site\n\n## First\n\n- [Page](explore.md)\n- [Other](command-line.md)\n")
-    run("-m", "sphinx", "--fail-on-warning", "--quiet", "-c", DOCS, folder, folder / "out")
-    return folder / "out" / "explore.html"
 
 
 # --------------------------------------------------------------------------------------------------------- its answers
@@ -91,14 +79,10 @@ def test_the_page_answers_as_explain_does(
 # ------------------------------------------------------------------------------------------------------------ as a page
 
 
-def answer_of(page: browser.Page, fragment: str) -> dict[str, Any]:
-    return page.run(f"answers([{json.dumps(fragment)}])")[0]
-
-
 @needs_browser
 def test_an_edit_changes_the_answer_and_the_address(page: browser.Page) -> None:
     fragment = "#op=scaled_masked_softmax&device=npu&x=2,8,128,100:float16&mask=None&scale=0.125"
-    assert answer_of(page, fragment)["backend"] == "eager"
+    assert browser.answer_of(page, fragment)["backend"] == "eager"
     page.run("""
         const shape = document.querySelector("#explorer-x");
         shape.value = "2,8,128,128";
@@ -107,15 +91,15 @@ def test_an_edit_changes_the_answer_and_the_address(page: browser.Page) -> None:
     assert page.run("document.querySelector('.strip').dataset.forward") == "npu"
     address = page.run("location.hash")
     assert "x=2,8,128,128:float16" in address
-    assert answer_of(page, "#op=bias_gelu&device=cpu&x=2,8:float32")["backend"] == "cpu"
-    assert answer_of(page, address)["backend"] == "npu"
+    assert browser.answer_of(page, "#op=bias_gelu&device=cpu&x=2,8:float32")["backend"] == "cpu"
+    assert browser.answer_of(page, address)["backend"] == "npu"
 
 
 @needs_browser
 def test_the_example_is_the_one_that_is_shown(page: browser.Page) -> None:
     shown = "document.querySelector('#explorer-example').selectedOptions[0].textContent"
     for op in ("rms_norm", "attention", "linear_cross_entropy"):
-        answer_of(page, f"#op={op}&device=cpu")
+        browser.answer_of(page, f"#op={op}&device=cpu")
         first = page.run("document.querySelector('#explorer-example').options[1].textContent")
         assert page.run(shown) == first
         page.run("""((argument) => {
@@ -137,7 +121,7 @@ def test_the_example_is_the_one_that_is_shown(page: browser.Page) -> None:
 def test_the_call_as_python_and_as_a_command_gives_the_same_answer(
     page: browser.Page, run: Callable[..., str], fragment: str
 ) -> None:
-    answer = answer_of(page, fragment)
+    answer = browser.answer_of(page, fragment)
     python, command = (
         page.run(f"document.querySelector('#call-explorer pre{of}').textContent") for of in ("", ".command")
     )
@@ -160,27 +144,15 @@ main({[*words, "--json"]})
 
 @needs_browser
 def test_backends_of_other_devices_are_on_one_line(page: browser.Page) -> None:
-    answer_of(page, "#op=swiglu&device=cpu&gate=8,64:float32")
+    browser.answer_of(page, "#op=swiglu&device=cpu&gate=8,64:float32")
     chain = "document.querySelector('#call-explorer > .chain')"
     assert page.run(f"[...{chain}.querySelectorAll('.others')].map(each => each.textContent)") == [
         "For other devices: npu, triton, flash_attn",
         "Without a kernel for it: zentorch, sdpa",
     ]
     assert page.run(f"{chain}.querySelectorAll('.badge.refused').length") == 0
-    answer_of(page, "#op=swiglu&device=cpu&gate=8,64:float32&policy=npu")
+    browser.answer_of(page, "#op=swiglu&device=cpu&gate=8,64:float32&policy=npu")
     assert page.run(f"{chain}.querySelector('.badge.refused').parentElement.textContent") == "npurefused"
-
-
-@needs_browser
-@pytest.mark.slow  # as each test of the site, which Sphinx takes 15 seconds for
-def test_the_page_opens_on_the_call_of_its_text(site: pathlib.Path) -> None:
-    with browser.opened() as opened:
-        opened.open(site)
-        assert opened.run("document.querySelector('.strip').dataset.given") == (
-            "x bfloat16[8, 16, 512, 500] on npu, mask None, scale 0.125, causal False"
-        )
-        refused = opened.run("document.querySelector('.chain li.refused .reason').dataset.detail")
-        assert refused == "got dim -1 of x = 500, expected a multiple of 32 in [32, 4096]"
 
 
 @needs_browser
@@ -205,7 +177,7 @@ def test_the_page_opens_on_the_call_of_its_text(site: pathlib.Path) -> None:
     ],
 )
 def test_a_text_that_cannot_be_read_is_an_error_on_the_page(page: browser.Page, fragment: str, text: str) -> None:
-    assert text in answer_of(page, fragment)["error"]
+    assert text in browser.answer_of(page, fragment)["error"]
     shown = page.run("document.querySelector('#call-explorer > .strip').textContent")
     assert shown.startswith("Invalid on every backend" if text.startswith("rms_norm") else "This call cannot be read")
     assert text.removeprefix("rms_norm: ").removeprefix("got ")[:20] in shown
@@ -213,7 +185,7 @@ def test_a_text_that_cannot_be_read_is_an_error_on_the_page(page: browser.Page, 
 
 @needs_browser
 def test_the_page_works_with_the_keyboard(page: browser.Page) -> None:
-    answer_of(page, "#op=bias_gelu&device=cpu&x=8,64:float32&bias=64:float32")
+    browser.answer_of(page, "#op=bias_gelu&device=cpu&x=8,64:float32&bias=64:float32")
     page.run("document.activeElement.blur()")
     reached = []
     for _ in range(40):
@@ -243,9 +215,9 @@ def test_the_page_works_with_the_keyboard(page: browser.Page) -> None:
     ],
 )
 def test_an_optional_tensor_that_is_added_makes_a_valid_call(page: browser.Page, fragment: str, name: str) -> None:
-    before = answer_of(page, fragment)
+    before = browser.answer_of(page, fragment)
     page.run(f"document.querySelector('[aria-label=\"{name} is given\"]').click()")
-    after = answer_of(page, page.run("location.hash"))
+    after = browser.answer_of(page, page.run("location.hash"))
     assert f"{name} None" in before["given"]
     assert f"{name} None" not in after["given"]
 
@@ -258,41 +230,5 @@ def test_every_control_has_a_name(page: browser.Page) -> None:
             .map((each) => each.outerHTML)
     """
     for op in fusedops.ops.__all__:
-        answer_of(page, f"#op={op}&device=cpu")
+        browser.answer_of(page, f"#op={op}&device=cpu")
         assert page.run(nameless) == []
-
-
-@needs_browser
-@pytest.mark.slow
-def test_the_page_fits_and_needs_no_network(site: pathlib.Path) -> None:
-    with browser.opened() as page:
-        for width in (390, 1280):
-            page.size(width, 900)
-            page.open(site)
-            page.run(READ)
-            for op in fusedops.ops.__all__:
-                for device in ("cpu", "npu"):
-                    answer_of(page, f"#op={op}&device={device}")
-                    wide = page.run("document.documentElement.scrollWidth")
-                    assert wide <= width, f"{op} on {device} at {width} px is {wide} px wide"
-        assert not page.errors
-        assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "about"}
-
-
-@needs_browser
-@pytest.mark.slow
-def test_the_colours_follow_the_system_and_the_theme(site: pathlib.Path) -> None:
-    with browser.opened() as page:
-        page.size(1280, 900)
-        colours = {}
-        for scheme in ("light", "dark"):
-            page.colours(scheme)
-            page.open(site)
-            for theme in ("auto", "light", "dark"):
-                page.run(f"document.body.dataset.theme = '{theme}'")
-                colour = "getComputedStyle(document.querySelector('#call-explorer .by')).backgroundColor"
-                colours[scheme, theme] = page.run(colour)
-    light, dark = colours["light", "light"], colours["dark", "dark"]
-    assert light != dark
-    assert colours["light", "auto"] == colours["dark", "light"] == light
-    assert colours["dark", "auto"] == colours["light", "dark"] == dark

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+#: Functions of the explorer page, for a page that has it: ``Page.run`` it once. ``answer_of`` calls them.
+EXPLORER = (pathlib.Path(__file__).parents[1] / "docs/read_explorer.js").read_text("utf-8")
 _FLAGS = (
     "--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic",
@@ -165,3 +167,8 @@ class Page:
         """Write a screenshot: of the whole page, or of what the window shows."""
         shot = self.send("Page.captureScreenshot", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(shot["data"]))
+
+
+def answer_of(page: Page, fragment: str) -> dict[str, Any]:
+    """Return the explorer page's answer to the call of an address."""
+    return page.run(f"answers([{json.dumps(fragment)}])")[0]
