@@ -70,7 +70,7 @@ They are mostly matrix products, and have no rows in the table.
 - [linear_cross_entropy](ops.md#linear_cross_entropy) saves memory. For x (4096, 512) and weight (32000, 512), float32,
   default allocator, forward and backward take 24 MB beyond inputs and gradients, where matmul and cross entropy take
   1.5 GB, and 2.29 s, 0.80 of their time (0.78 to 0.81 in five turns); in bfloat16 70 MB, as the gradient of weight is
-  summed in float32, and 0.86 of the time (0.84 to 0.88). torch's own `F.linear_cross_entropy` takes 74 and 283 MB, and
+  summed in float32. torch's own `F.linear_cross_entropy` takes 74 and 283 MB, and
   1.21 and 3.23 of that time: so no backend calls it on a CPU. `python -m benchmarks.linear_loss` repeats it.
   [linear_log_probs](ops.md#linear_log_probs), float32, takes 1.03 of the time of log_softmax and gather, and 1.33 on
   `eager`: its backward computes the logits again, a fourth product.

@@ -10,14 +10,14 @@ from fusedops.ops.losses.arguments import check_targets
 from fusedops.ops.losses.formulas import LossOptions, Results, Wanted, loss_and_gradients, scaled_gradients
 from fusedops_cpu._calls import LibraryCall, results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._linear_logits import Rows, in_float32, through_chunks
+from fusedops_cpu._library import dense, library
+from fusedops_cpu._linear_logits import Rows, through_chunks
 
 _LIMITS = (*one_dtype("x", "weight"), *any_dtype("bias"))
-_SOURCE = "fusedops_cpu/src/linear_loss.cpp, fusedops_cpu/src/linear_product.cpp, torch.mm"
+_SOURCE = "fusedops_cpu/src/linear_loss.cpp, fusedops_cpu/src/linear_product.cpp"
 
 
-@kernel(ops.linear_cross_entropy, *_LIMITS, source=_SOURCE, rows_independent=True, for_rows=in_float32)
+@kernel(ops.linear_cross_entropy, *_LIMITS, source=_SOURCE, rows_independent=True)
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -38,9 +38,7 @@ def linear_cross_entropy(
     return loss_and_gradients(_row_losses, x, weight, target, bias, options, chunk, save)
 
 
-@kernel(
-    ops.linear_cross_entropy, *_LIMITS, direction="backward", source=_SOURCE, rows_independent=True, for_rows=in_float32
-)
+@kernel(ops.linear_cross_entropy, *_LIMITS, direction="backward", source=_SOURCE, rows_independent=True)
 def linear_cross_entropy_backward(
     grad: Tensor,
     x: Tensor,
@@ -95,9 +93,7 @@ def _row_losses(
     def between(rows: Rows) -> None:
         found = losses[rows.at] if isinstance(rows.at, slice) else losses.new_empty(rows.target.shape)
         weights = None if scale is None else dense(scale[rows.at])
-        logits = rows.logits
-        settings = (DTYPE_CODES[logits.dtype], *logits.shape, options.softcap or 0.0)
-        fields = (logits, wide_bias, rows.target, *settings, weights, found, *numbers)
+        fields = (*rows.fields(wide_bias, options.softcap), weights, found, *numbers)
         results_of(LibraryCall(library().linear_loss, fields, found))
         if not isinstance(rows.at, slice):
             losses[rows.at] = found

@@ -12,7 +12,7 @@ from fusedops.ops.losses.arguments import check_targets
 from fusedops.ops.losses.formulas import Gradients, Wanted
 from fusedops_cpu._calls import LibraryCall, LibraryFunction, results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
-from fusedops_cpu._library import DTYPE_CODES, dense, library
+from fusedops_cpu._library import dense, library
 from fusedops_cpu._linear_logits import Rows, through_chunks
 
 _LIMITS = (*one_dtype("x", "weight"), *any_dtype("bias"))
@@ -99,10 +99,8 @@ def _through_chunks(
     wide_bias = None if bias is None else dense(bias.float())
 
     def of_rows(rows: Rows) -> None:
-        sizes = (DTYPE_CODES[rows.logits.dtype], *rows.logits.shape, softcap or 0.0)
-        between((rows.logits, wide_bias, rows.target, *sizes), rows.at)
+        between(rows.fields(wide_bias, softcap), rows.at)
 
     flat = dense(target).view(-1)
     x_rows = x.reshape(flat.numel(), x.shape[-1])
-    # ratios of probabilities are taken of the results: logits of 50 rounded to bfloat16 are off by 0.1
-    return through_chunks(x_rows, weight, flat, ignore_index, None, wanted, of_rows, rounds=False)
+    return through_chunks(x_rows, weight, flat, ignore_index, None, wanted, of_rows)

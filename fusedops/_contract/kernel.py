@@ -71,7 +71,6 @@ class Kernel:
     prepare: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     rows_independent: RowsIndependent | None = None
     for_speed: tuple[Constraint, ...] = ()
-    for_rows: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
     def why_rows_depend(self, device_type: str) -> str | None:
         """Return why results of a row may depend on other rows, on a device type; None where they do not."""
@@ -109,7 +108,6 @@ def kernel(
     prepare: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     rows_independent: RowsIndependent | None = None,
     for_speed: Sequence[Constraint] = (),
-    for_rows: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Return a decorator that makes a function a kernel.
 
@@ -132,8 +130,6 @@ def kernel(
             why not. By device type, "*" for all others, where that differs.
         for_speed: constraints beyond which another backend is merely faster; a policy with ``rows="independent"`` drops
             them.
-        for_rows: called with the function. Returns the function of the same parameters that such a policy calls instead
-            where ``rows_independent`` holds for that one alone. None: the function itself.
 
     >>> import torch, fusedops
     >>> from fusedops.constraints import DType
@@ -158,7 +154,6 @@ def kernel(
             prepare,
             rows_independent,
             tuple(for_speed),
-            for_rows,
         )
 
     return declare

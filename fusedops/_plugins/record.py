@@ -87,14 +87,14 @@ class PreparedKernel:
         self._for_rows: PreparedKernel | None = None
 
     def for_independent_rows(self) -> PreparedKernel:
-        """Return the kernel without what it has for speed, constraints or its function: one for all plans."""
+        """Return the kernel without the constraints that it has for speed: one for all plans."""
         kernel = self.kernel
-        if not kernel.for_speed and kernel.for_rows is None:
+        if not kernel.for_speed:
             return self
         if self._for_rows is None:
             left = tuple(each for each in kernel.constraints if each not in kernel.for_speed)
             self._for_rows = PreparedKernel(self.backend, replace(kernel, constraints=left, for_speed=()), self.op)
-        self._for_rows.call = self.call if kernel.for_rows is None else kernel.for_rows(self.call)
+        self._for_rows.call = self.call
         return self._for_rows
 
     def counted(self) -> Callable[..., Any]:

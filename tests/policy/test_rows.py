@@ -149,25 +149,6 @@ def test_constraints_for_speed_do_not_hold_under_it(promising: Callable[..., Any
     assert served == [3, 2, 3, 2]
 
 
-def test_another_function_may_keep_the_promise(fakes: Any) -> None:
-    served: list[bool] = []
-
-    def of_rows(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: (served.append(True), function(*args))[1]
-
-    def forward(x: Any, mask: Any, scale: float, causal: bool) -> Any:
-        served.append(False)
-        return OP.reference(x, mask, scale, causal)
-
-    mine = fusedops.kernel(OP.name, rows_independent=True, for_rows=of_rows)(forward)
-    fusedops.register(Backend("mine", ("cpu",), 70, (mine,)))
-    fusedops.scaled_masked_softmax(X)
-    with fusedops.use(rows="independent"):
-        fusedops.scaled_masked_softmax(X)
-    fusedops.scaled_masked_softmax(X)
-    assert served == [False, True, False, False]
-
-
 def test_the_promise_may_differ_by_device_type() -> None:
     kernel = fusedops.kernel(OP.name, rows_independent={"cpu": True, "*": "not here"})(lambda x, mask, scale, causal: x)
     assert [kernel.why_rows_depend(each) for each in ("cpu", "cuda")] == [None, "not here"]

@@ -249,14 +249,16 @@ struct LinearProduct {
   const void *a, *b;
   float* c;  // (rows, columns), contiguous
   int64_t rows, columns, terms, a_dtype, a_stride, a_by_terms, b_dtype, b_stride, b_by_terms, adds;
+  int64_t in_bfloat16;  // 1: both operands are, and their products are those of pairs.h
 };
 
-// A chunk of rows of logits, to which a bias is added. A function with gradients overwrites them with their own.
+// A chunk of rows of logits, to which a bias is added. A function with gradients overwrites them with their own, which
+// are float32, or bfloat16 in the first half of each row.
 struct LogitRows {
-  void* x;                // (rows, columns)
+  float* x;               // (rows, columns)
   const float* bias;      // (columns); null: none
   const int64_t* target;  // (rows), in [0, columns)
-  int64_t dtype, rows, columns;
+  int64_t gradient_dtype, rows, columns;
   double softcap;  // 0 for none
 };
 
@@ -378,6 +380,8 @@ auto with_dtype(int64_t dtype, F f) {
 FUSEDOPS_EXPORT void fusedops_use_threads(void* parallel_for, void* get_num_threads);
 // The number of this header with which the library was compiled (_structs.py).
 FUSEDOPS_EXPORT int64_t fusedops_header();
+// 1 where products of bfloat16 are compiled, and this processor has their instruction.
+FUSEDOPS_EXPORT int64_t fusedops_multiplies_bfloat16();
 FUSEDOPS_EXPORT int fusedops_softmax_forward(const fusedops::SoftmaxForward* call);
 FUSEDOPS_EXPORT int fusedops_softmax_backward(const fusedops::SoftmaxBackward* call);
 FUSEDOPS_EXPORT int fusedops_attention_forward(const fusedops::AttentionForward* call);

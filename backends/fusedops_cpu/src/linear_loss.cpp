@@ -26,15 +26,14 @@ NOINLINE void add_slope(const float* z, float* d, int64_t n, float cap) {
 }
 
 // One row; the functions of a chunk get its z: where the logits are z, these are read without a copy.
-template <class T>
 struct LogitRow {
-  T* x;
+  float* x;
   const float* bias;
   int64_t columns;
   float cap, temperature;
 
   LogitRow(const LogitRows& rows, int64_t row, double temperature = 1)
-      : x((T*)rows.x + row * rows.columns),
+      : x(rows.x + row * rows.columns),
         bias(rows.bias),
         columns(rows.columns),
         cap(to_float(rows.softcap)),
@@ -42,12 +41,12 @@ struct LogitRow {
 
   template <class F>
   INLINE void with_z(int64_t at, int64_t n, float* buffer, F f) const {
-    if (!bias && cap == 0 && temperature == 1) {
-      f(readable(x + at, n, buffer));
-    } else {
-      z_of_chunk(widened_apart(x + at, n, buffer), bias ? bias + at : nullptr, buffer, n, cap, temperature);
-      f((const float*)buffer);
+    const float* z = x + at;
+    if (bias || cap != 0 || temperature != 1) {
+      z_of_chunk(z, bias ? bias + at : nullptr, buffer, n, cap, temperature);
+      z = buffer;
     }
+    f(z);
   }
 
   // Calls f(z, at, n) for each chunk.
@@ -56,33 +55,35 @@ struct LogitRow {
     float buffer[CHUNK];
     for (int64_t at = 0; at < columns; at += CHUNK) {
       const int64_t n = std::min(CHUNK, columns - at);
-      with_z(at, n, buffer, [&](const auto* z) { f(z, at, n); });
+      with_z(at, n, buffer, [&](const float* z) { f(z, at, n); });
     }
   }
 
   // Calls f(z, d, at, n) for each chunk, which writes the gradient of the capped logits to d; that of the logits
-  // replaces them. That of the target is `hit` less.
-  template <class F>
+  // replaces them, as T from the start of the row: a narrow chunk is behind the logits that are still to be read. That
+  // of the target is `hit` less.
+  template <class T, class F>
   INLINE void each_gradient(int64_t target, float hit, F f) const {
     float buffer[CHUNK], gradient[CHUNK];
+    T* to = (T*)x;
     for (int64_t at = 0; at < columns; at += CHUNK) {
       const int64_t n = std::min(CHUNK, columns - at);
-      with_z(at, n, buffer, [&](const auto* z) {
-        float* d = cap == 0 ? place(x + at, gradient, false) : gradient;
+      with_z(at, n, buffer, [&](const float* z) {
+        float* d = cap == 0 ? place(to + at, gradient, false) : gradient;
         f(z, d, at, n);
         if (target >= at && target < at + n) d[target - at] -= hit;
-        if (cap != 0) add_slope((const float*)z, d, n, cap / temperature);
-        rounded(x + at, n, d, false);
+        if (cap != 0) add_slope(z, d, n, cap / temperature);
+        rounded(to + at, n, d, false);
       });
     }
   }
 
-  INLINE Ahead after(int64_t at) const { return {(const char*)(x + at + CHUNK), sizeof(T)}; }
+  INLINE Ahead after(int64_t at) const { return {(const char*)(x + at + CHUNK), sizeof(float)}; }
 
   // z of one column.
   float z_at(int64_t column) const {
     float z[CHUNK];
-    with_z(column, 1, z, [&](const auto* found) { z[0] = number_at(found); });
+    with_z(column, 1, z, [&](const float* found) { z[0] = *found; });
     return z[0];
   }
 };
@@ -104,6 +105,7 @@ void each_row(const LogitRows& rows, F f) {
 }
 
 bool fits(const LogitRows& rows) {
+  if (rows.gradient_dtype != FLOAT32 && rows.gradient_dtype != BFLOAT16) return false;
   return rows.rows >= 0 && rows.columns >= 1 && (!rows.rows || (rows.x && rows.target));
 }
 
@@ -112,15 +114,15 @@ typedef float (*LossOfRow)(const LinearLoss& call, int64_t row, int64_t target, 
 // Returns the loss of a row.
 template <class T>
 float loss_of(const LinearLoss& call, int64_t row_number, int64_t target, float scale) {
-  const LogitRow<T> row(call.logits, row_number);
+  const LogitRow row(call.logits, row_number);
   const double smoothing = call.label_smoothing, z_loss = call.z_loss;
   Exponentials exponentials;
   double total = 0;  // of the differences from a number of the row, all of which may be large beside them
   float origin = 0;
-  row.each_chunk([&](const auto* z, int64_t at, int64_t n) {
+  row.each_chunk([&](const float* z, int64_t at, int64_t n) {
     exponentials.add(z, n, row.after(at));
     if (smoothing == 0) return;
-    if (const float first = number_at(z); at == 0 && std::isfinite(first)) origin = first;
+    if (const float first = *z; at == 0 && std::isfinite(first)) origin = first;
     total += sum_of_chunk(z, n, origin);
   });
   double lse;
@@ -131,7 +133,7 @@ float loss_of(const LinearLoss& call, int64_t row_number, int64_t target, float 
   // the exponentials of differences from the largest number are more exact than of those from lse
   const RowGradient gradient{exponentials.top(), to_float(factor / exponentials.sum()),
                              to_float(scale * smoothing / double(row.columns))};
-  row.each_gradient(target, to_float(scale * (1 - smoothing)), [=](const auto* z, float* d, int64_t at, int64_t n) {
+  row.each_gradient<T>(target, to_float(scale * (1 - smoothing)), [=](const float* z, float* d, int64_t at, int64_t n) {
     gradient_of_chunk(z, d, n, gradient, row.after(at));
   });
   return to_float(loss);
@@ -142,8 +144,7 @@ float loss_of(const LinearLoss& call, int64_t row_number, int64_t target, float 
 constexpr float LEAST = -1e4f;  // a logarithm whose exponential is 0; finite, as 0 times -inf is NaN
 
 // The sum of exp(z - top) * (z - top).
-template <class T>
-NOINLINE float weighted_sum_of_chunk(const T* z, int64_t n, float top) {
+NOINLINE float weighted_sum_of_chunk(const float* z, int64_t n, float top) {
   vfloat sums = {};
   each_group<Pair>(n, [&](int64_t i, auto lanes) {
     const auto l = at_most(0.0f, at_least(LEAST, where_loaded(load(z + i, lanes), lanes, -INF) - top));
@@ -157,8 +158,7 @@ struct LogProbGradient {
   float top, log_sum, of_p, of_entropy, entropy;
 };
 
-template <class T>
-NOINLINE void log_prob_gradient_of_chunk(const T* z, float* d, int64_t n, LogProbGradient row, Ahead ahead) {
+NOINLINE void log_prob_gradient_of_chunk(const float* z, float* d, int64_t n, LogProbGradient row, Ahead ahead) {
   each_group<Pair>(n, [=](int64_t i, auto lanes) {
     ahead.fetch(i, lanes);
     const auto l = at_most(0.0f, at_least(LEAST, (load(z + i, lanes) - row.top) - row.log_sum));
@@ -171,21 +171,19 @@ struct RowStatistics {
   double top, log_sum, entropy;
 };
 
-template <class T>
-RowStatistics statistics_of(const LogitRow<T>& row, bool with_entropy) {
+RowStatistics statistics_of(const LogitRow& row, bool with_entropy) {
   Exponentials exponentials;
-  row.each_chunk([&](const auto* z, int64_t at, int64_t n) { exponentials.add(z, n, row.after(at)); });
+  row.each_chunk([&](const float* z, int64_t at, int64_t n) { exponentials.add(z, n, row.after(at)); });
   const float top = exponentials.top(), sum = exponentials.sum();
   const double log_sum = std::log(double(sum));
   double weighted = 0;
   if (with_entropy)
-    row.each_chunk([&](const auto* z, int64_t, int64_t n) { weighted += weighted_sum_of_chunk(z, n, top); });
+    row.each_chunk([&](const float* z, int64_t, int64_t n) { weighted += weighted_sum_of_chunk(z, n, top); });
   return {top, log_sum, log_sum - weighted / sum};
 }
 
-template <class T>
 void log_prob_of(const LinearLogProbs& call, int64_t row_number, int64_t target) {
-  const LogitRow<T> row(call.logits, row_number, call.temperature);
+  const LogitRow row(call.logits, row_number, call.temperature);
   const RowStatistics statistics = statistics_of(row, call.entropy);
   call.logp[row_number] = to_float(double(row.z_at(target)) - statistics.top - statistics.log_sum);
   call.lse[row_number] = to_float(statistics.top + statistics.log_sum);
@@ -194,14 +192,14 @@ void log_prob_of(const LinearLogProbs& call, int64_t row_number, int64_t target)
 
 template <class T>
 void log_prob_gradient_of(const LinearLogProbsBackward& call, int64_t row_number, int64_t target) {
-  const LogitRow<T> row(call.logits, row_number, call.temperature);
+  const LogitRow row(call.logits, row_number, call.temperature);
   const float hit = call.grad_logp[row_number] / row.temperature;
   const float of_entropy = call.grad_entropy ? -call.grad_entropy[row_number] / row.temperature : 0;
   // of these logits: beside lse and entropy of others, whose roundings differ, p - 1 of a sure target would not be 0
   const RowStatistics statistics = statistics_of(row, of_entropy != 0);
   const LogProbGradient gradient{to_float(statistics.top), to_float(statistics.log_sum), -hit, of_entropy,
                                  of_entropy != 0 ? to_float(statistics.entropy) : 0};
-  row.each_gradient(target, -hit, [=](const auto* z, float* d, int64_t at, int64_t n) {
+  row.each_gradient<T>(target, -hit, [=](const float* z, float* d, int64_t at, int64_t n) {
     log_prob_gradient_of_chunk(z, d, n, gradient, row.after(at));
   });
 }
@@ -224,8 +222,7 @@ using namespace fusedops;
 FUSEDOPS_EXPORT int fusedops_linear_loss(const LinearLoss* call) {
   const LogitRows rows = call->logits;
   if (!fits(rows) || (rows.rows && !call->loss)) return INVALID;
-  const LossOfRow loss_of_row =
-      with_dtype(rows.dtype, [](auto element) -> LossOfRow { return loss_of<decltype(element)>; });
+  const LossOfRow loss_of_row = rows.gradient_dtype == BFLOAT16 ? &loss_of<bfloat16> : &loss_of<float>;
   return each_target(rows, [=](int64_t row, int64_t target) {
     call->loss[row] = loss_of_row(*call, row, target, call->scale ? call->scale[row] : 1.0f);
   });
@@ -234,18 +231,13 @@ FUSEDOPS_EXPORT int fusedops_linear_loss(const LinearLoss* call) {
 FUSEDOPS_EXPORT int fusedops_linear_log_probs(const LinearLogProbs* call) {
   const LogitRows& rows = call->logits;
   if (!fits(rows) || (rows.rows && (!call->logp || !call->lse))) return INVALID;
-  return with_dtype(rows.dtype, [=](auto element) {
-    return each_target(call->logits,
-                       [=](int64_t row, int64_t target) { log_prob_of<decltype(element)>(*call, row, target); });
-  });
+  return each_target(rows, [=](int64_t row, int64_t target) { log_prob_of(*call, row, target); });
 }
 
 FUSEDOPS_EXPORT int fusedops_linear_log_probs_backward(const LinearLogProbsBackward* call) {
   const LogitRows& rows = call->logits;
   if (!fits(rows) || (rows.rows && !call->grad_logp)) return INVALID;
-  return with_dtype(rows.dtype, [=](auto element) {
-    return each_target(call->logits, [=](int64_t row, int64_t target) {
-      log_prob_gradient_of<decltype(element)>(*call, row, target);
-    });
-  });
+  const auto gradient_of_row =
+      rows.gradient_dtype == BFLOAT16 ? &log_prob_gradient_of<bfloat16> : &log_prob_gradient_of<float>;
+  return each_target(rows, [=](int64_t row, int64_t target) { gradient_of_row(*call, row, target); });
 }

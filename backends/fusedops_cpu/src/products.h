@@ -131,10 +131,33 @@ NOINLINE void pack(const Operand& from, int64_t first, int64_t count, int64_t te
   with_dtype(from.dtype, [&](auto element) { pack_as<WIDTH, decltype(element)>(from, first, count, term, depth, to); });
 }
 
-// Writes or adds the products of a panel of M rows and one of TILE_COLUMNS to c, whose rows are `row` apart.
+// Where the sums of a tile go: to `to`, whose rows are `row` apart, added to `before` where that is not null, and then
+// to what is there where `adds`.
+struct Target {
+  const float* before;
+  int64_t before_row;
+  float* to;
+  int64_t row;
+  bool adds;
+
+  // Asks for what is written after the sums: it may be in memory, past the caches.
+  template <int M>
+  INLINE void fetch() const {
+    for (int m = 0; m < M; m++)
+      for (int at = 0; at < TILE_COLUMNS; at += 16) __builtin_prefetch(to + m * row + at, 1);
+  }
+  INLINE void write(int m, int at, vfloat sums) const {
+    if (before) sums = load(before + m * before_row + at) + sums;
+    float* p = to + m * row + at;
+    store(p, adds ? load(p) + sums : sums);
+  }
+};
+
+// Computes the products of a panel of M rows and one of TILE_COLUMNS.
 template <int M>
-NOINLINE void tile(const float* a, const float* b, int64_t depth, float* c, int64_t row, bool adds) {
+NOINLINE void tile(const float* a, const float* b, int64_t depth, const Target& c) {
   vfloat sums[M][2] = {};
+  c.fetch<M>();
   for (int64_t k = 0; k < depth; k++, a += TILE_ROWS, b += TILE_COLUMNS) {
     const vfloat left = load(b), right = load(b + LANES);
 #pragma GCC unroll 16
@@ -144,24 +167,24 @@ NOINLINE void tile(const float* a, const float* b, int64_t depth, float* c, int6
     }
   }
 #pragma GCC unroll 16
-  for (int m = 0; m < M; m++, c += row) {
-    store(c, adds ? load(c) + sums[m][0] : sums[m][0]);
-    store(c + LANES, adds ? load(c + LANES) + sums[m][1] : sums[m][1]);
+  for (int m = 0; m < M; m++) {
+    c.write(m, 0, sums[m][0]);
+    c.write(m, LANES, sums[m][1]);
   }
 }
 
-INLINE void tile_of(int64_t rows, const float* a, const float* b, int64_t depth, float* c, int64_t row, bool adds) {
+INLINE void tile_of(int64_t rows, const float* a, const float* b, int64_t depth, const Target& c) {
   switch (rows) {
     case 1:
-      return tile<1>(a, b, depth, c, row, adds);
+      return tile<1>(a, b, depth, c);
     case 2:
-      return tile<2>(a, b, depth, c, row, adds);
+      return tile<2>(a, b, depth, c);
     case 3:
     case 4:
-      return tile<4>(a, b, depth, c, row, adds);
+      return tile<4>(a, b, depth, c);
     default:
-      if (TILE_ROWS > 6 && rows > 6) return tile<TILE_ROWS>(a, b, depth, c, row, adds);
-      return tile<(TILE_ROWS < 6 ? TILE_ROWS : 6)>(a, b, depth, c, row, adds);
+      if (TILE_ROWS > 6 && rows > 6) return tile<TILE_ROWS>(a, b, depth, c);
+      return tile<(TILE_ROWS < 6 ? TILE_ROWS : 6)>(a, b, depth, c);
   }
 }
 
@@ -175,14 +198,13 @@ struct Columns {
 // with contiguous terms is read row by row to the end, as memory gives it fastest.
 class Block {
  public:
-  // For blocks of so many rows or fewer, whose terms come in parts of `part`.
-  Block(int64_t rows, int64_t terms, int64_t part = DEPTH)
-      : most_(round_up(rows, TILE_ROWS)), terms_(terms), part_(part) {
-    depth_ = most_ * terms <= WHOLE ? std::max<int64_t>(1, terms) : part_;
+  // For blocks of so many rows or fewer.
+  Block(int64_t rows, int64_t terms) : most_(round_up(rows, TILE_ROWS)), terms_(terms) {
+    depth_ = most_ * terms <= WHOLE ? std::max<int64_t>(1, terms) : DEPTH;
   }
   // The floats of the buffer for so many columns, in parts of which each is padded to TILE_COLUMNS.
   int64_t floats(int64_t columns) const {
-    return most_ * columns + packed_rows() + columns / TILE_COLUMNS * panel_floats<TILE_COLUMNS>(part_);
+    return most_ * columns + packed_rows() + columns / TILE_COLUMNS * panel_floats<TILE_COLUMNS>(DEPTH);
   }
 
   // Computes a block of C at the start of the buffer: `rows` rows of a from `first` on, and the columns of each part
@@ -195,8 +217,8 @@ class Block {
     if (!terms_) memset(buffer, 0, rows * width * sizeof(float));
     for (int64_t start = 0; start < terms_; start += depth_) {
       const int64_t end = std::min(terms_, start + depth_);
-      for (int64_t term = start; term < end; term += part_)
-        pack<TILE_ROWS>(a, first, rows, term, std::min(part_, end - term), packed + rows_before(term - start));
+      for (int64_t term = start; term < end; term += DEPTH)
+        pack<TILE_ROWS>(a, first, rows, term, std::min(DEPTH, end - term), packed + rows_before(term - start));
       float* c = buffer;
       for (int64_t p = 0; p < count; p++) {
         const int64_t n = parts[p].count, at_once = parts[p].operand->terms_contiguous ? TILE_COLUMNS : n;
@@ -212,27 +234,29 @@ class Block {
  private:
   static constexpr int64_t WHOLE = 65536;
 
-  // The floats of the packed rows of so many terms, of which all parts but the last have part_.
+  // The floats of the packed rows of so many terms, of which all parts but the last have DEPTH.
   int64_t rows_before(int64_t terms) const {
-    return terms / part_ * (most_ / TILE_ROWS) * panel_floats<TILE_ROWS>(part_);
+    return terms / DEPTH * (most_ / TILE_ROWS) * panel_floats<TILE_ROWS>(DEPTH);
   }
-  int64_t packed_rows() const { return rows_before(round_up(depth_, part_)); }
+  int64_t packed_rows() const { return rows_before(round_up(depth_, DEPTH)); }
 
   void add(const Columns& part, int64_t rows, int64_t start, int64_t end, const float* packed, float* panels, float* c,
            int64_t width) const {
-    for (int64_t term = start; term < end; term += part_) {
-      const int64_t depth = std::min(part_, end - term);
+    for (int64_t term = start; term < end; term += DEPTH) {
+      const int64_t depth = std::min(DEPTH, end - term);
       pack<TILE_COLUMNS>(*part.operand, part.first, part.count, term, depth, panels);
       const float* from = packed + rows_before(term - start);
       for (int64_t n = 0; n < part.count; n += TILE_COLUMNS)
-        for (int64_t m = 0; m < rows; m += TILE_ROWS)
+        for (int64_t m = 0; m < rows; m += TILE_ROWS) {
+          float* to = c + m * width + n;
           tile_of(rows - m, from + m / TILE_ROWS * panel_floats<TILE_ROWS>(depth),
-                  panels + n / TILE_COLUMNS * panel_floats<TILE_COLUMNS>(depth), depth, c + m * width + n, width,
-                  term > 0);
+                  panels + n / TILE_COLUMNS * panel_floats<TILE_COLUMNS>(depth), depth,
+                  {term > 0 ? to : nullptr, width, to, width, false});
+        }
     }
   }
 
-  int64_t most_, terms_, part_, depth_;
+  int64_t most_, terms_, depth_;
 };
 
 }  // namespace

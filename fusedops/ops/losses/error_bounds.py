@@ -191,7 +191,7 @@ def _linear_errors(
     classes, *_ = formulas.classes_of(target, options.ignore_index, z.shape[-1])
     terms, drift = _errors_of_sums(x, weight, bias)
     rounding = _rounding_to_16_bits(x, weight)
-    least = _least_of_float16(x, weight)  # each smaller probability is it, or 0
+    least = _least_of_16_bits(x, weight)  # each smaller probability is it, or 0
     lse = formulas.logsumexp(z)[..., None]
     p = torch.exp(z - lse)
     factor = (1 + 2.0 * z_loss * lse).abs()
@@ -220,9 +220,8 @@ def _linear_errors(
     of_loss, every = of_row(rounding)
     arithmetic = of_row(0.0)[1] if rounding else every
     largest = min(torch.finfo(t.dtype).max for t in (x, weight))
-    overflows = (finite_size(x) @ finite_size(weight).t()).amax(
-        -1
-    ) >= largest / 2  # a row of 16-bit logits, or of their sums
+    # a row of 16-bit logits, or of their sums
+    overflows = (finite_size(x) @ finite_size(weight).t()).amax(-1) >= largest / 2
     of_loss = of_loss.masked_fill(overflows, math.inf)
     if _is_1_when_rounded(label_smoothing, torch.promote_types(x.dtype, weight.dtype)):  # 0 * inf is NaN
         of_loss = of_loss.masked_fill(~z.isfinite().all(-1), math.inf)
@@ -242,6 +241,7 @@ def _errors_of_sums(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Ten
     # equal terms that are added one by one have roundings of one sign
     eps = torch.finfo(compute_dtype(torch.promote_types(x.dtype, weight.dtype))).eps
     drift = 0.25 * eps * x.shape[-1] * finite_size(x.double() @ weight.double().t())
+    drift = drift + _flushed(x) @ finite_size(weight).t() + finite_size(x) @ _flushed(weight).t()
     return terms if bias is None else terms + finite_size(bias), drift
 
 
@@ -250,9 +250,8 @@ def _linear_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the errors of the gradients of x, weight and bias, from those and the gradient of the logits."""
     rows, rounding = (each.reshape(x.shape[:-1].numel(), weight.shape[0]) for each in (logits, narrow))
-    of_x = ((logits + narrow) @ finite_size(weight)).nan_to_num(
-        nan=math.inf, posinf=math.inf
-    )  # inf * 0: of a row that overflows
+    of_x = (logits + narrow) @ finite_size(weight) + gradient.abs() @ _flushed(weight)
+    of_x = of_x.nan_to_num(nan=math.inf, posinf=math.inf)  # inf * 0: of a row that overflows
     largest = min(torch.finfo(t.dtype).max for t in (x, weight))
     of_x = of_x.masked_fill(gradient.abs() @ finite_size(weight) >= largest / 2, math.inf)
     if not bool(weight.isfinite().all()):  # 0 * NaN, where ignored rows are not left out of the product
@@ -267,14 +266,13 @@ def _linear_gradients(
         counts: Tensor = cast("Any", inputs).unique(dim=0, return_counts=True)[1]
         equal = int(counts.max())
     squares, spread = rounding.square().t(), _SPREAD * equal**0.5
-    of_weight = (rows.t() @ inputs + spread * (squares @ inputs.square()).sqrt()).nan_to_num(
-        nan=math.inf, posinf=math.inf
-    )
+    of_weight = rows.t() @ inputs + spread * (squares @ inputs.square()).sqrt()
+    of_weight = of_weight.nan_to_num(nan=math.inf, posinf=math.inf)
     # the product of each chunk of rows may be rounded to 16 bits, as torch.nn.Linear has it, before they are added
     terms, values = gradient.reshape(rows.shape).t(), x.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     of_chunks = (terms @ values.reshape(inputs.shape)).abs() + _SPREAD * (terms.square() @ inputs.square()).sqrt()
     of_weight = of_weight + (_rounding_to_16_bits(x, weight) * of_chunks).nan_to_num(nan=math.inf)
-    of_weight = of_weight + _least_of_float16(x, weight)
+    of_weight = of_weight + terms.abs() @ _flushed(x).reshape(inputs.shape) + _least_of_16_bits(x, weight)
     of_weight = of_weight.masked_fill(terms.abs() @ inputs >= largest / 2, math.inf)
     of_bias = (rows.sum(0) + spread * squares.sum(1).sqrt()).nan_to_num(nan=math.inf, posinf=math.inf)
     return of_x, of_weight, nothing if bias is None else of_bias
@@ -290,13 +288,16 @@ def _rounding_to_16_bits(*tensors: Tensor) -> float:
     return max((torch.finfo(each.dtype).eps / 2 for each in tensors if each.dtype.itemsize == 2), default=0.0)
 
 
-def _least_of_float16(*tensors: Tensor) -> float:
-    """Return the smallest number of float16, the step of its smallest numbers; 0 where no tensor is of float16."""
-    info = torch.finfo(torch.float16)
-    return info.tiny * info.eps if any(each.dtype is torch.float16 for each in tensors) else 0.0
+def _least_of_16_bits(*tensors: Tensor) -> float:
+    """Return the largest of the numbers below which one of a 16-bit dtype of the tensors may be 0; 0 without one."""
+    least = {torch.float16: 2.0**-24, torch.bfloat16: torch.finfo(torch.bfloat16).tiny}  # see _flushed
+    return max(least.get(each.dtype, 0.0) for each in tensors)
 
 
-# ---------------------------------------------------------------------------------------------------- linear_log_probs
+def _flushed(tensor: Tensor) -> Tensor:
+    """Return the sizes of subnormal numbers of bfloat16, which a processor's products take for 0; 0 for all others."""
+    normal = tensor.abs() >= torch.finfo(torch.bfloat16).tiny
+    return finite_size(tensor).masked_fill(normal | (tensor.dtype is not torch.bfloat16), 0.0)
 
 
 def linear_log_probs_error_bound(absolute: float, *args: Any) -> tuple[Tensor, ...]:
@@ -331,13 +332,13 @@ def linear_log_probs_gradient_error_bound(
         """Return the error of the logits' gradient, where logits have that rounding."""
         moved = rows.logits_error(narrow)
         of_logs = moved + rows.lse_error(moved)  # also where p is nearly 1: lse may be of another forward's logits
-        of_p = (torch.expm1(of_logs) * p).nan_to_num(nan=1.0).clamp(max=1.0)  # inf * 0: of any size
+        of_p = (torch.expm1(of_logs) * p).nan_to_num(nan=1.0).clamp(max=1.0) + rows.least  # inf * 0: of any size
         of_logs = of_logs + rows.entropy_error(moved) + rows.absolute * (1 + log_p + finite_size(rows.lse))
         of_slope = 0.0 if softcap is None else (2 * moved * temperature / softcap).clamp(max=1.0)
         entropy = of_entropy * (of_p * factor + (p + of_p) * of_logs)
         dz = of_target * of_p + entropy.nan_to_num(nan=0.0, posinf=math.inf)
         dz = (dz * slope + (of_sum + narrow + of_slope) * size) / temperature
-        return dz.nan_to_num(nan=0.0, posinf=math.inf) + _least_of_float16(x, weight)  # a smaller one is it, or 0
+        return dz.nan_to_num(nan=0.0, posinf=math.inf) + _least_of_16_bits(x, weight)  # a smaller one is it, or 0
 
     gradient = grads[0] * (hit - p) - grads[1] * p * (rows.log_p.nan_to_num(neginf=0.0) + rows.entropy)
     gradient = (gradient * slope / temperature).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
@@ -359,9 +360,10 @@ class _LogProbs:
         arithmetic = compute_dtype(torch.promote_types(x.dtype, weight.dtype))
         least = LINEAR_TOLERANCE[arithmetic].absolute if arithmetic is torch.float32 else 0.0
         self.absolute, self.rounding = max(absolute, least), _rounding_to_16_bits(x, weight)
+        self.least = torch.finfo(arithmetic).tiny  # an exponential below it may be 0
         of_sum = LossOptions(options[2], 0.0, 0.0, self.softcap, "none", None)
-        wide_bias = None if bias is None else bias.double()
-        self.logits = formulas.linear_logits(x.double(), weight.double(), target, wide_bias, of_sum)
+        wide = (x.double(), weight.double(), target, None if bias is None else bias.double())
+        self.logits = formulas.linear_logits(*wide, of_sum)
         z = self.logits / self.temperature
         self.lse = formulas.logsumexp(z)[..., None]
         self.log_p = z - self.lse

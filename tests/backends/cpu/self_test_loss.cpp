@@ -57,8 +57,10 @@ static void test_loss(int64_t dtype, int64_t rows, int64_t columns, double smoot
 static void test_linear_loss(int64_t dtype, int64_t rows, int64_t columns, double smoothing, double softcap) {
   const double z_loss = smoothing / 10;
   const bool scaled = smoothing != 0;
-  const Tensor x = random_tensor(dtype, rows * columns);
-  Tensor d = x;
+  const Tensor x = random_tensor(FLOAT32, rows * columns);
+  std::vector<float> d = x.wide;
+  const double tolerance = Tensor(dtype, 0).tolerance();
+  int64_t unknown = FLOAT16;
   std::vector<int64_t> target(rows);
   std::vector<float> loss(rows), scale(rows), bias(columns);
   for (int64_t row = 0; row < rows; row++) target[row] = (row * 7919) % columns;
@@ -78,10 +80,17 @@ static void test_linear_loss(int64_t dtype, int64_t rows, int64_t columns, doubl
   }
   CHECK(fusedops_linear_loss(&call) == OK, "linear loss");
   const std::vector<float> before = loss;
-  for (int64_t i = 0; i < rows * columns; i++) CHECK(d.at(i) == x.at(i), "a logit was written");
+  CHECK(d == x.wide, "a logit was written");
   call.gradient = 1;
+  std::swap(call.logits.gradient_dtype, unknown);
+  CHECK(fusedops_linear_loss(&call) == INVALID, "a gradient of float16");
+  std::swap(call.logits.gradient_dtype, unknown);
   CHECK(fusedops_linear_loss(&call) == OK, "linear loss with gradients");
   CHECK(before == loss, "the losses changed");
+  const auto d_at = [&](int64_t row, int64_t j) {
+    if (dtype == FLOAT32) return d[row * columns + j];
+    return bits_as<float>(uint32_t(((const uint16_t*)d.data())[2 * row * columns + j]) << 16);
+  };
   for (int64_t row = 0; row < rows; row++) {
     std::vector<double> z(columns);
     double sum = 0, mean = 0;
@@ -98,19 +107,20 @@ static void test_linear_loss(int64_t dtype, int64_t rows, int64_t columns, doubl
       const double slope = softcap ? 1 - z[j] * z[j] / softcap / softcap : 1;
       const double p = std::exp(z[j] - log_sum) * (1 + 2 * z_loss * log_sum);
       const double want = scale[row] * slope * (p - smoothing / columns - (j == target[row]) * (1 - smoothing));
-      CHECK(close(d.at(row * columns + j), want, 2 * x.tolerance()), "d %g, not %g", d.at(row * columns + j), want);
+      CHECK(close(d_at(row, j), want, 2 * tolerance), "d %g, not %g", d_at(row, j), want);
     }
   }
 }
 
-static void test_linear_product(int64_t dtype, int64_t rows, int64_t columns, int64_t terms) {
-  Tensor a = random_tensor(dtype, rows * terms), b = random_tensor(FLOAT32, columns * terms);
+static void test_linear_product(int64_t dtype, int64_t rows, int64_t columns, int64_t terms, bool in_bfloat16) {
+  const int64_t b_dtype = in_bfloat16 ? BFLOAT16 : FLOAT32;
+  Tensor a = random_tensor(dtype, rows * terms), b = random_tensor(b_dtype, columns * terms);
   for (int64_t form = 0; form < 4; form++) {
     const bool a_by_terms = form & 1, b_by_terms = form & 2;
     const int64_t a_stride = a_by_terms ? terms : rows, b_stride = b_by_terms ? terms : columns;
     std::vector<float> c(rows * columns);
     LinearProduct call{a.data(), b.data(),   c.data(), rows,     columns,    terms, dtype,
-                       a_stride, a_by_terms, FLOAT32,  b_stride, b_by_terms, 0};
+                       a_stride, a_by_terms, b_dtype,  b_stride, b_by_terms, 0,     in_bfloat16};
     for (call.adds = 0; call.adds < 2; call.adds++) CHECK(fusedops_linear_product(&call) == OK, "linear product");
     for (int64_t i = 0; i < rows; i++)
       for (int64_t j = 0; j < columns; j++) {
@@ -119,14 +129,20 @@ static void test_linear_product(int64_t dtype, int64_t rows, int64_t columns, in
           sum += a.at(a_by_terms ? i * terms + k : k * rows + i) * b.at(b_by_terms ? j * terms + k : k * columns + j);
         CHECK(std::fabs(c[i * columns + j] - 2 * sum) < 2e-5 * (terms + 1), "%g, not %g", c[i * columns + j], 2 * sum);
       }
+    call.in_bfloat16 = 1, call.b_dtype = FLOAT32;
+    CHECK(!rows || !columns || !terms || fusedops_linear_product(&call) == INVALID, "a float32 as bfloat16");
   }
 }
 
 void test_losses(int64_t dtype, int64_t rows, int64_t columns) {
   for (double softcap : {0.0, 3.0})
-    for (double smoothing : {0.0, 0.2}) test_linear_loss(dtype, rows, columns, smoothing, softcap);
-  for (int64_t terms : {0, 70, 2100})  // of several parts
-    if (rows * columns * terms < 100000) test_linear_product(dtype, rows, columns, terms);
+    for (double smoothing : {0.0, 0.2})
+      if (dtype != FLOAT16) test_linear_loss(dtype, rows, columns, smoothing, softcap);
+  for (int64_t terms : {0, 71, 2100})  // of several parts
+    for (const bool in_bfloat16 : {false, true}) {
+      if (in_bfloat16 && (dtype != BFLOAT16 || !fusedops_multiplies_bfloat16())) continue;
+      if (rows * columns * terms < 100000) test_linear_product(dtype, rows, columns, terms, in_bfloat16);
+    }
   for (double softcap : {0.0, 3.0})
     for (int64_t gap : {0, 5}) test_loss(dtype, rows, columns, gap ? 0.2 : 0, softcap, gap);
 }

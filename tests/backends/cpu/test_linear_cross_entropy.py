@@ -1,4 +1,4 @@
-"""linear_cross_entropy on cpu: the rows of a chunk, products of bfloat16 and widened ones, threads, and memory."""
+"""linear_cross_entropy on cpu: the rows of a chunk, products of bfloat16 and of float32, threads, and memory."""
 
 from __future__ import annotations
 
@@ -22,54 +22,79 @@ def leaves(rows: int, size: int, classes: int, dtype: torch.dtype) -> tuple[Tens
     return x, weight, target
 
 
+needs_bfloat16 = pytest.mark.skipif(not _linear_logits.multiplies_bfloat16(), reason="needs AVX512-BF16")
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("narrow", [True, False])
-def test_products_of_bfloat16_and_of_widened_blocks(
-    narrow: bool, reduction: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both, whatever this processor has: float32 products of bfloat16 tensors are those of float32 tensors."""
+@pytest.mark.parametrize("narrow", [pytest.param(True, marks=needs_bfloat16), False])
+def test_products_of_bfloat16_and_of_float32(narrow: bool, reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both, whatever this processor has; the loss is that of float32 tensors, as no logit is rounded."""
     monkeypatch.setattr(_linear_logits, "multiplies_bfloat16", lambda: narrow)
-    monkeypatch.setattr(_linear_logits, "_BLOCK", 64 * 24)  # several blocks of weight
-    x, weight, target = leaves(70, 24, 300, torch.bfloat16)
+    x, weight, target = leaves(70, 25, 301, torch.bfloat16)
     results = []
     for dtype in (torch.bfloat16, torch.float32):
         given = [tensor.detach().to(dtype).requires_grad_() for tensor in (x, weight)]
         loss = fusedops.linear_cross_entropy(*given, target, chunk=32, reduction=reduction)
         results.append([loss.detach(), *torch.autograd.grad(loss.sum(), given)])
-    scale = [1e-2 if narrow else 1e-6, 2e-2, 2e-2]
-    for tolerance, got, wanted in zip(scale, *results):
+    for tolerance, got, wanted in zip((1e-6, 1e-2, 1e-2), *results):
         torch.testing.assert_close(got.float(), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
 
 
-def test_independent_rows_have_products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight, target = leaves(70, 24, 300, torch.bfloat16)
-    results = []
-    for narrow, rows in ((False, "any"), (True, "independent")):
-        monkeypatch.setattr(_linear_logits, "multiplies_bfloat16", lambda narrow=narrow: narrow)
-        with fusedops.use(rows=rows):
-            loss = fusedops.linear_cross_entropy(x, weight, target, reduction="none")
-        results.append((loss.detach(), *torch.autograd.grad(loss.sum(), (x, weight))))
-    assert all(map(torch.equal, *results))
+def multiplied(a: Tensor, b: Tensor, narrow: bool) -> Tensor:
+    """Return ``a @ b.T`` in float32."""
+    out = torch.empty(a.shape[0], b.shape[0])
+    _linear_logits._multiply(a, b, out, narrow)
+    return out
 
 
-def test_a_row_of_a_product_has_the_same_bits_beside_any_others() -> None:
-    """The three parts of 3000 terms are computed side by side, in turns, or one after another, as the rows are many."""
+KINDS = [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)]
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_a_row_of_a_product_has_the_same_bits_beside_any_others(dtype: torch.dtype) -> None:
+    """The three parts of 3001 terms are computed side by side, in turns, or one after another, as the rows are many."""
     numbers = torch.Generator().manual_seed(2)
-    product = _linear_logits._Float32Product(torch.randn(3000, 300, generator=numbers))
-    given = torch.randn(4200, 3000, generator=numbers)
-    whole = product.of_rows(given)
-    logits = torch.empty(4200, 3000)
-    product.logits(whole, logits)
+    narrow = dtype is torch.bfloat16
+    weight, given = (torch.randn(rows, 3001, generator=numbers).to(dtype) for rows in (300, 4200))
+    whole = multiplied(given, weight, narrow)
+    logits = multiplied(whole.to(dtype), weight.t(), narrow)
     for rows in (1, 7, 257, 1500):
-        assert torch.equal(product.of_rows(given[-rows:]), whole[-rows:]), rows
-        some = torch.empty(rows, 3000)
-        product.logits(whole[-rows:], some)
-        assert torch.equal(some, logits[-rows:]), rows
+        assert torch.equal(multiplied(given[-rows:], weight, narrow), whole[-rows:]), rows
+        assert torch.equal(multiplied(whole[-rows:].to(dtype), weight.t(), narrow), logits[-rows:]), rows
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@needs_bfloat16
+@pytest.mark.parametrize("terms", [1, 2, 31, 33, 257, 1025, 2050])
+@pytest.mark.parametrize("rows", [1, 12, 13, 265])
+def test_products_of_bfloat16_have_sums_in_float32(rows: int, terms: int) -> None:
+    """Around the edges of a tile (12 rows, 32 columns, pairs of terms), in each order of memory; added to a result."""
+    numbers = torch.Generator().manual_seed(terms)
+    for columns in (1, 31, 33, 513):
+        a, b = (torch.randn(n, terms, generator=numbers).bfloat16() for n in (rows, columns))
+        wanted = a.double() @ b.double().t()
+        size = a.double().abs() @ b.double().abs().t()
+        results = []
+        for of_a, of_b in ((a, b), (a.t().contiguous().t(), b), (a, b.t().contiguous().t())):
+            out = torch.ones(rows, columns)
+            _linear_logits._multiply(of_a, of_b, out, True, adds=True)
+            results.append(out)
+        assert all(torch.equal(each, results[0]) for each in results)
+        assert bool(((results[0] - 1 - wanted).abs() <= 2e-6 * (size + 1)).all())
+
+
+@needs_bfloat16
+def test_infinities_and_nan_pass_through_products_of_bfloat16() -> None:
+    a, b = torch.ones(3, 5).bfloat16(), torch.ones(40, 5).bfloat16()
+    a[0, 4], a[1, 2], b[7, 4], b[39, 0] = torch.inf, torch.nan, -torch.inf, 3e38
+    b[38] = 3e38
+    got = multiplied(a, b, True)
+    torch.testing.assert_close(got, (a.float() @ b.float().t()), equal_nan=True)
+    assert got[2, 38] == torch.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_bits_are_the_same_on_any_number_of_threads(dtype: torch.dtype) -> None:
-    """Where the products are the library's: their blocks, and the parts of 3000 classes for the gradient of x."""
+    """Their blocks, and the parts of 3000 classes for the gradient of x."""
     x, weight, target = leaves(300, 130, 3000, dtype)
     bias = torch.randn(3000, generator=torch.Generator().manual_seed(3)).requires_grad_()
     given = (x, weight, bias)
@@ -98,6 +123,6 @@ def test_memory_beyond_inputs_and_gradients_is_a_chunk(dtype: torch.dtype) -> No
     both_ways()  # what the first call alone allocates
     gradients = x.nbytes + weight.nbytes
     x.grad = weight.grad = None
-    # of 16-bit tensors the gradient of weight is also summed in float32, and a product is rounded to 16 bits
+    # of 16-bit tensors the gradient of weight is also summed in float32
     wide = 0 if dtype == torch.float32 else 4 * weight.nbytes
     assert peak(both_ways, gradients) * gradients - gradients - wide < x.shape[0] * weight.shape[0] * 4 / 15
