@@ -14,30 +14,78 @@ namespace {
 constexpr int64_t DEPTH = 1024;  // columns of a part: a multiple of each block
 constexpr int64_t OUTPUTS = 32;  // rows of the weight of a block of work; unpacked 128 KiB, which stay in L2
 constexpr int64_t ROWS = 96;     // rows of x of a block of work
-constexpr int64_t FEW_ROWS = 3;  // rows of x for which the values stay in registers
+constexpr int64_t FUSED_ROWS = VECTOR_BYTES == 64 ? 8 : 4;  // rows of x whose sums stay in registers
+// Rows of x for which a weight is unpacked for each FUSED_ROWS; for more it is unpacked once, to memory.
+constexpr int64_t FEW_ROWS = VECTOR_BYTES >= 32 ? 2 * FUSED_ROWS : FUSED_ROWS;
+
+// Adds the sums of the first `count` of N vectors for each row, to sums (rows, OUTPUTS). Not inlined: beside a loop
+// that needs all registers, GCC 12 keeps vectors of the loop in memory.
+template <int N>
+NOINLINE void add_sums(const vfloat (*vectors)[N], int64_t rows, int64_t count, float* sums) {
+  for (int64_t m = 0; m < rows; m++, sums += OUTPUTS)
+    for (int64_t n = 0; n < count; n++) sums[n] += sum_of(vectors[m][n]);
+}
 
 // ---- Few rows: each weight is multiplied where it is unpacked ----
 
-// The products of M rows of x and N rows of the weight, to sums (M, OUTPUTS). The runs of the rows of the weight take
-// turns: no sum waits for the one before.
+template <class T, int N>
+struct OfRows {
+  T each[N];
+};
+// f(0), f(1), ...
+template <class F, int... I>
+INLINE auto of_rows(F f, std::integer_sequence<int, I...>) {
+  return OfRows<decltype(f(0)), sizeof...(I)>{{f(I)...}};
+}
+
+// The products of the first `rows` of M rows of x and the first `count` of N rows of the weight, to sums (M, OUTPUTS).
+// The rows of the weight take turns: no sum waits for the one before.
 template <class Format, int M, int N>
-INLINE void products(const float* x, int64_t columns, const uint8_t* packed, int64_t row_bytes, float* sums) {
+INLINE void products(const float* x, int64_t rows, int64_t columns, const uint8_t* packed, int64_t row_bytes,
+                     int64_t count, float* sums) {
+  constexpr std::make_integer_sequence<int, N> turns;
+  const float* row[M];  // of fewer than M rows, the last one several times
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++) row[m] = x + std::min<int64_t>(m, rows - 1) * columns;
   for (int64_t first = 0; first < columns; first += DEPTH) {
     vfloat total[M][N] = {};
-    const uint8_t* block = packed + first / Format::WEIGHTS * Format::BYTES;
-    for (int64_t at = first; at < std::min(columns, first + DEPTH); at += Format::WEIGHTS, block += Format::BYTES)
-      for (int r = 0; r < Format::WEIGHTS / RUN; r++) {
+    const uint8_t* from = packed + first / Format::WEIGHTS * Format::BYTES;
+    for (int64_t at = first; at < std::min(columns, first + DEPTH); from += Format::BYTES) {
+      // the next rows: at the end of a row the processor has hardly begun to read ahead by itself (up to 1.7 times)
+      for (int n = 0; n < N; n++)
+        for (int i = 0; i < Format::BYTES; i += 64) __builtin_prefetch(from + (n + N) * row_bytes + i);
+      const auto blocks = of_rows(
+          [=](int n) __attribute__((always_inline)) { return typename Format::Block(from + n * row_bytes); }, turns);
+      for (int c = 0; c < Format::WEIGHTS / Format::CHUNK; c++, at += Format::CHUNK) {
+        const auto chunks = of_rows(
+            [&](int n) __attribute__((always_inline)) { return typename Format::Chunk(blocks.each[n], c); }, turns);
+        if constexpr (M == 1 && VECTOR_BYTES < 64) {  // too few registers for what all rows of the weight need
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++)
-          Format::run(block + n * row_bytes, r, [&](int i, vfloat w) __attribute__((always_inline)) {
+          for (int n = 0; n < N; n++)
+#pragma GCC unroll 16
+            for (int i = 0; i < Format::CHUNK; i += LANES) total[0][n] += chunks.each[n].at(i) * load(row[0] + at + i);
+          continue;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < Format::CHUNK; i += LANES) {
+          vfloat w[N];
 #pragma GCC unroll 4
-            for (int m = 0; m < M; m++) total[m][n] += w * load(x + m * columns + at + r * RUN + i);
-          });
+          for (int n = 0; n < N; n++) w[n] = chunks.each[n].at(i);
+#pragma GCC unroll 8
+          for (int m = 0; m < M; m++) {
+            const vfloat values = load(row[m] + at + i);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) total[m][n] += w[n] * values;
+          }
+        }
       }
-#pragma GCC unroll 4
+    }
+    vfloat vectors[M][N];
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-      for (int n = 0; n < N; n++) sums[m * OUTPUTS + n] += sum_of(total[m][n]);
+      for (int n = 0; n < N; n++) vectors[m][n] = total[m][n];
+    add_sums<N>(vectors, std::min<int64_t>(M, rows), count, sums);
   }
 }
 
@@ -87,30 +135,38 @@ struct Product {
     std::fill(sums, sums + row_count * OUTPUTS, 0.0f);
     const uint8_t* from = packed + output * row_bytes;
     const float* rows_of_x = x + row * columns;
-    switch (row_count) {
-      case 1:
-        return add_few<1, 4>(rows_of_x, from, count, sums);
-      case 2:
-        return add_few<2, 2>(rows_of_x, from, count, sums);
-      case 3:
-        return add_few<3, 2>(rows_of_x, from, count, sums);
+    if (row_count <= FEW_ROWS) {
+      for (int64_t m = 0; m < row_count; m += FUSED_ROWS)
+        add_fused(rows_of_x + m * columns, std::min(FUSED_ROWS, row_count - m), from, count, sums + m * OUTPUTS);
+      return;
     }
     for (int64_t first = 0; first < columns; first += DEPTH) {
       const int64_t depth = std::min(DEPTH, columns - first);
-      for (int64_t n = 0; n < count; n++) unpack<Format>(from + n * row_bytes, first, depth, weights + n * DEPTH);
+      for (int64_t n = 0; n < count; n++)
+        unpack<Format>(from + n * row_bytes, row_bytes, first, depth, weights + n * DEPTH);
+      const float* part = rows_of_x + first;
       int64_t m = 0;
       for (; m + TILE_ROWS <= row_count; m += TILE_ROWS)
-        add_tiles<TILE_ROWS>(rows_of_x + m * columns + first, columns, weights, count, depth, sums + m * OUTPUTS);
-      for (; m < row_count; m++)
-        add_tiles<1>(rows_of_x + m * columns + first, columns, weights, count, depth, sums + m * OUTPUTS);
+        add_tiles<TILE_ROWS>(part + m * columns, columns, weights, count, depth, sums + m * OUTPUTS);
+      for (; m + 2 <= row_count; m += 2)
+        add_tiles<2>(part + m * columns, columns, weights, count, depth, sums + m * OUTPUTS);
+      if (m < row_count) add_tiles<1>(part + m * columns, columns, weights, count, depth, sums + m * OUTPUTS);
     }
   }
 
+  void add_fused(const float* some, int64_t row_count, const uint8_t* from, int64_t count, float* sums) const {
+    if (row_count == 1) return add_products<1, 4>(some, row_count, from, count, sums);
+    if (row_count == 2) return add_products<2, 2>(some, row_count, from, count, sums);
+    if (row_count <= 4) return add_products<4, 2>(some, row_count, from, count, sums);
+    add_products<FUSED_ROWS, 2>(some, row_count, from, count, sums);
+  }
   template <int M, int N>
-  NOINLINE void add_few(const float* from_x, const uint8_t* from, int64_t count, float* sums) const {
-    int64_t n = 0;
-    for (; n + N <= count; n += N) products<Format, M, N>(from_x, columns, from + n * row_bytes, row_bytes, sums + n);
-    for (; n < count; n++) products<Format, M, 1>(from_x, columns, from + n * row_bytes, row_bytes, sums + n);
+  NOINLINE void add_products(const float* some, int64_t row_count, const uint8_t* from, int64_t count,
+                             float* sums) const {
+    for (int64_t n = 0, done; n < count; n += done) {
+      done = n + N <= count ? N : 1;  // of fewer than N rows one at a time, which is read as each of N
+      products<Format, M, N>(some, row_count, columns, from + n * row_bytes, done == N ? row_bytes : 0, done, sums + n);
+    }
   }
 };
 
@@ -151,6 +207,7 @@ Status forward(const QuantizedForward& call) {
 
 constexpr int64_t COLUMNS = 256;  // of x of a block of work: a block of each format
 constexpr int64_t GRADIENT_ROWS = 64;
+constexpr int GRADIENT_TILE = VECTOR_BYTES == 64 ? 8 : 4;
 
 // Adds count rows of the weight, each times its number in M rows of grad, to sums (M, COLUMNS): N vectors of columns.
 template <int M, int N>
@@ -206,10 +263,10 @@ Status backward(const QuantizedBackward& call) {
     for (int64_t output = 0; output < outputs; output += OUTPUTS) {
       const int64_t count = std::min(OUTPUTS, outputs - output);
       for (int64_t n = 0; n < count; n++)
-        unpack<Format>(packed + (output + n) * row_bytes, first, width, weights + n * COLUMNS);
+        unpack<Format>(packed + (output + n) * row_bytes, row_bytes, first, width, weights + n * COLUMNS);
       int64_t m = 0;
-      for (; m + 4 <= row_count; m += 4)
-        add_outers<4>(g + (row + m) * outputs + output, outputs, weights, count, width, sums + m * COLUMNS);
+      for (; m + GRADIENT_TILE <= row_count; m += GRADIENT_TILE)
+        add_outers<GRADIENT_TILE>(g + (row + m) * outputs + output, outputs, weights, count, width, sums + m * COLUMNS);
       for (; m < row_count; m++)
         add_outers<1>(g + (row + m) * outputs + output, outputs, weights, count, width, sums + m * COLUMNS);
     }
