@@ -195,6 +195,7 @@ int main() {
         test_losses(dtype, rows, columns);
       }
     test_rotations(dtype);
+    test_quantized(dtype);
     test_routings(dtype);
     test_experts(dtype);
     test_attentions(dtype);
