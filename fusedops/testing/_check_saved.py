@@ -11,7 +11,6 @@ import torch
 from fusedops._contract.op import Op
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import Call, dtype_name, in_dtype, tensors
-from fusedops.testing._expected import expected_forward
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 
@@ -42,7 +41,7 @@ def _absent(op: Op) -> list[tuple[str, ...]]:
 def _check_forward(subject: Subject, call: Call) -> None:
     args = tuple(tensors(subject.op, call).values())
     _, values = subject.forward_with_saved(args)
-    subject.assert_saved(values, expected_forward(subject.op, args), args)
+    subject.assert_saved(values, subject.expected_forward(args), args)
 
 
 def _check_not_saved(subject: Subject, call: Call) -> None:

@@ -15,8 +15,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import Call, followed, tensors
-from fusedops.testing._expected import Expected, expected
-from fusedops.testing._observed import plain_masks
+from fusedops.testing._expected import Expected
 from fusedops.testing._roles import flags, offsets
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
@@ -56,7 +55,7 @@ def _check_output(subject: Subject, base: Call, name: str) -> None:
     args = tuple(tensors(subject.op, base).values())
     inputs = subject.inputs(args)
     grads = tuple(g if n == name else torch.zeros_like(g) for n, g in zip(subject.op.with_gradient, inputs.grads))
-    want = expected(subject.op, plain_masks(args), grad=grads)
+    want = subject.expected(args, grads)
     subject.assert_gradients(subject.gradients(inputs._replace(grads=grads), args), want, args)
 
 

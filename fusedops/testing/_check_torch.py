@@ -18,7 +18,6 @@ from fusedops._torch import fake_tensor_mode, reset_dynamo
 from fusedops._verify.compare import with_choice
 from fusedops.testing._calls import Call, dtype_name, in_dtype, tensors
 from fusedops.testing._check_forms import in_form
-from fusedops.testing._expected import expected as expected_of
 from fusedops.testing._layouts import Form, transposed
 from fusedops.testing._observed import check_layout
 from fusedops.testing._subject import Subject
@@ -149,7 +148,7 @@ def _check_gradients(subject: Subject, call: Call, forwards: int, way: Way) -> N
         raise AssertionError(f"got {' and '.join(op.integers)} with a gradient, expected none: integers have none")
     subject.check_outputs(outputs, args)
     if op.evidence.pin_choice is not None:
-        want = expected_of(op, with_choice(op, args, outputs), grad=grads)
+        want = subject.expected(with_choice(op, args, outputs), grads)
     subject.assert_outputs(outputs, want, args)
     subject.assert_gradients(dict(zip(want.gradients, gradients)), want, args)
 

@@ -16,7 +16,6 @@ from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import Call, arguments, dtype_name, followed, shrunk, specs, tensors
 from fusedops.testing._contents import NAN_CHOICE
-from fusedops.testing._expected import expected_forward
 from fusedops.testing._roles import flags, masked_tensor, masks, numbers, probabilities, seeds
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
@@ -128,7 +127,7 @@ def _check_other_rows(subject: Subject, base: Call, mask: str) -> None:
     masked[..., ::2, :] = False
     real[name] = real[name].cpu().masked_fill(masked, _NAN).to(subject.device)
     args = tuple(real.values())
-    want = expected_forward(subject.op, args)
+    want = subject.expected_forward(args)
     limits = {name: limit[..., ::2, :] for name, limit in want.limits.items() if name.startswith("output ")}
     kept = replace(want, outputs=tuple(y[..., ::2, :] for y in want.outputs), limits=limits)
     subject.assert_outputs([y[..., ::2, :] for y in subject.forward(args)], kept, args)
@@ -160,7 +159,7 @@ def _check_masked_rows(subject: Subject, direction: Direction, call: Call, mask:
     dead = real[mask].bool().cpu().all(-1)
     args = tuple(real.values())
     if direction == "forward":
-        want = expected_forward(op, args)
+        want = subject.expected_forward(args)
         pairs = list(zip(subject.forward(args), want.outputs))
         what = "a fully masked row"
     else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,6 +17,7 @@ from fusedops._dispatch.serve import backward_plan, plan_for, select
 from fusedops._policy.use import use
 from fusedops._report.direction import Direction
 from fusedops._verify.compare import with_choice
+from fusedops.testing._answers import kept
 from fusedops.testing._empty import empty_outputs, empty_saved
 from fusedops.testing._expected import (
     Expected,
@@ -41,6 +43,10 @@ from fusedops.testing._observed import (
 
 _UNCHANGED = "no input is written, nor a gradient of an output"
 _SAVED = "forward returns the outputs, then each saved value; one that is required is a tensor"
+
+
+def _tensors_of(want: Expected) -> Iterator[Tensor]:
+    return chain(want.outputs, want.grads, want.gradients.values(), want.saved.values(), want.limits.values())
 
 
 def _form(results: Any) -> str:
@@ -245,33 +251,37 @@ class Subject(KernelCalls):
 
     def answer(self, args: Sequence[Any], form: Form | None = None) -> Answer:
         """Return the float64 answer, and the gradients (in that ``form``), outputs and saved values for backward."""
-        plain = plain_masks(args)
-        if form is None:
-            want = expected(self.op, plain)
-            return Answer(want, self._inputs(want.outputs, want.grads, args, plain))
         inputs = self.inputs(args, form)
-        return Answer(expected(self.op, plain, grad=inputs.grads), inputs)
+        return Answer(self.expected(args, inputs.grads), inputs)
 
     def inputs(self, args: Sequence[Any], form: Form | None = None) -> Inputs:
-        """Return what backward gets for a call, see :meth:`answer`, without its gradients."""
+        """Return what backward gets for a call, see :meth:`answer`: tensors of this call alone, on its device."""
         plain = plain_masks(args)
-        outputs = wide_outputs(self.op, plain)
-        inputs = self._inputs(outputs, random_gradients(self.op, plain, outputs), args, plain)
+        known = kept(self.op, "inputs", plain, lambda: self._inputs(plain), lambda made: chain.from_iterable(made))
+        inputs = Inputs(*(tuple(each.to(self.device, copy=True) for each in part) for part in known))
         if form is None:
             return inputs
         return inputs._replace(grads=tuple(form(grad) if grad.dim() else grad for grad in inputs.grads))
 
-    def _inputs(
-        self, outputs: Sequence[Tensor], grads: Sequence[Tensor], args: Sequence[Any], plain: Sequence[Any]
-    ) -> Inputs:
-        """Return what backward gets, in the dtypes of forward and on its device."""
-        likes = empty_outputs(self.op, args)
-        given = tuple(grad.to(like.dtype).to(self.device) for grad, like in zip(grads, likes))
-        rounded = tuple(y.to(like.dtype).to(self.device) for y, like in zip(outputs, likes))
+    def _inputs(self, plain: Sequence[Any]) -> Inputs:
+        """Return what backward gets, in the dtypes of forward and on the CPU."""
+        outputs = wide_outputs(self.op, plain)
+        rounded = tuple(y.to(like.dtype) for y, like in zip(outputs, empty_outputs(self.op, plain)))
         with torch.no_grad():
             on_cpu = [arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in plain]
-            saved = self.op.saved_references(on_cpu, [y.cpu() for y in rounded])
-        return Inputs(given, rounded, tuple(value.contiguous().to(self.device) for value in saved))
+            saved = self.op.saved_references(on_cpu, rounded)
+        grads = random_gradients(self.op, plain, outputs)
+        return Inputs(tuple(grads), rounded, tuple(value.contiguous() for value in saved))
+
+    def expected(self, args: Sequence[Any], grads: Sequence[Tensor]) -> Expected:
+        """Return the float64 answer for these gradients of the outputs. What it holds must not be written."""
+        plain = plain_masks(args)
+        return kept(self.op, "gradients", (*plain, *grads), lambda: expected(self.op, plain, grad=grads), _tensors_of)
+
+    def expected_forward(self, args: Sequence[Any]) -> Expected:
+        """Return the float64 outputs and saved values. What it holds must not be written."""
+        plain = plain_masks(args)
+        return kept(self.op, "outputs", plain, lambda: expected_forward(self.op, plain), _tensors_of)
 
     # ------------------------------------------------------------------------------------------ comparison
 
@@ -294,7 +304,7 @@ class Subject(KernelCalls):
             answer = self.answer(args, form)
             self.assert_gradients(self.gradients(answer.inputs, args), answer.want, args)
             return
-        want = None if self.op.evidence.pin_choice else expected_forward(self.op, plain_masks(args))
+        want = None if self.op.evidence.pin_choice else self.expected_forward(args)
         if False in saving or not self.op.saved:
             outputs = self.forward(args)
             self.assert_outputs(outputs, want or self._of_choice(args, outputs), args)
@@ -306,7 +316,7 @@ class Subject(KernelCalls):
 
     def _of_choice(self, args: Sequence[Any], outputs: Sequence[Tensor]) -> Expected:
         """Return the answer for the integers that the kernel chose, where they are right ones."""
-        return expected_forward(self.op, with_choice(self.op, plain_masks(args), outputs))
+        return self.expected_forward(with_choice(self.op, plain_masks(args), outputs))
 
     def assert_outputs(self, outputs: Sequence[Tensor], want: Expected, args: Sequence[Any]) -> None:
         """Assert that the outputs are within the op's tolerance."""

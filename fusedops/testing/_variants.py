@@ -26,8 +26,8 @@ from fusedops.testing._pairwise import pairwise
 
 GRADIENTS = "the gradient of the output"
 _SCALE = 2  # a call of large sizes has at most so many times the elements that the kit is run with
-# the newest by direction: the checks of one kernel have the same ones. An entry is replaced whole, in any thread
-_last: dict[Direction, tuple[tuple[Any, ...], list[Variant]]] = {}
+# of the op whose kernels were checked last, by all that they depend on. It is replaced whole, in any thread
+_kept: tuple[Op | None, list[tuple[tuple[Any, ...], list[Variant]]]] = (None, [])
 _RANKS = (0, 1, 2, 3, 5, 8)
 _LEADING = (2, 1, 3, 1, 1, 1)  # sizes before the last two, from the last
 _SIZES = {  # the last two
@@ -95,11 +95,21 @@ _Begun = dict[tuple[int, ...], Variant | None]
 
 
 def variants(subject: KernelCalls, direction: Direction) -> list[Variant]:
-    """Return the calls that the kernel takes, such that every two values of two axes meet where they can; cached."""
-    key = (subject.kernels[direction], subject.op, subject.device, subject.elements)
-    if _last.get(direction, ((), []))[0] != key:
-        _last[direction] = (key, _made(subject, direction))
-    return _last[direction][1]
+    """Return the calls that the kernel takes, such that every two values of two axes meet where they can.
+
+    They follow from the op and the kernel's constraints: those of one op are kept, for all kernels.
+    """
+    global _kept
+    op, kept = _kept
+    if op is not subject.op:
+        kept = []
+        _kept = (subject.op, kept)
+    key = (direction, subject.device, subject.elements, tuple(subject.constraints(direction)))
+    known = next((calls for other, calls in kept if other == key), None)
+    if known is None:
+        known = _made(subject, direction)
+        kept.append((key, known))
+    return known
 
 
 def _made(subject: KernelCalls, direction: Direction) -> list[Variant]:

@@ -87,10 +87,12 @@ OF_LONG = ("dtypes", "empty", "float64", "kernel", "masked_rows", "saved", "spec
 def every_check(slow: Container[str]) -> pytest.MarkDecorator:
     """Run a test with each check of each backend that is installed, as ``check``. slow: the names of more slow ones.
 
-    A fixture ``installed`` of the module gets the backend's name. It registers the backend once for all its checks: the
-    kit keeps the calls that a kernel takes for as long as the kernel is registered.
+    A fixture ``installed`` of the module gets the backend's name. It registers the backend once for all checks of an
+    op: the kit keeps the calls that a kernel takes for as long as the kernel is registered. And it keeps the answers of
+    one op, so that all backends' checks of an op follow each other.
     """
     params = [each for backend in BACKENDS for each in _params(backend, slow)]
+    params.sort(key=lambda param: param.values[1].op)
     return pytest.mark.parametrize(("installed", "check"), params, indirect=["installed"], scope="module")
 
 

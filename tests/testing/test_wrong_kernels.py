@@ -24,28 +24,9 @@ from two_outputs import OP, two_outputs
 from wrong_kernels import WRONG, Wrong, every
 
 from fusedops import testing
-from fusedops._report.direction import Direction
-from fusedops.testing import _variants
-from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-_plain_made = _variants._made  # pyright: ignore[reportPrivateUsage]
-_calls: dict[tuple[object, ...], list[_variants.Variant]] = {}  # by what they depend on
-
-
-@pytest.fixture(autouse=True)
-def calls_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the pairwise calls of an op once for all kernels with the same constraints: two thirds of the time."""
-
-    def made(subject: Subject, direction: Direction) -> list[_variants.Variant]:
-        constraints = [(each, kernel.kernel.constraints) for each, kernel in subject.kernels.items()]
-        key = (subject.op, subject.device, subject.elements, direction, *constraints)
-        if key not in _calls:
-            _calls[key] = _plain_made(subject, direction)
-        return _calls[key]
-
-    monkeypatch.setattr(_variants, "_made", made)
 
 
 def fails(trial: Trial) -> bool:

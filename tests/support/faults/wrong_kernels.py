@@ -648,8 +648,8 @@ def _saved_buffer() -> Fault:
 
 
 def every() -> Iterator[tuple[str, Wrong]]:
-    """Yield the wrong kernels with a name for each."""
-    for each in WRONG:
+    """Yield the wrong kernels with a name for each, those of an op after each other: the kit keeps its calls."""
+    for each in sorted(WRONG, key=lambda each: each.op):
         yield f"{each.op}-{each.direction}-{each.text.replace(' ', '_')}", each
 
 
