@@ -47,8 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is imported out of each later collection, which took half a second where a test asks for one."""
+    """Leave what is imported out of each later collection, which took half a second where a test asks for one.
+
+    With Python's threshold, 700 objects, it takes 7% of the time of tests that compile, and 4% of the kit's.
+    """
     gc.freeze()
+    gc.set_threshold(10_000)
     gc.enable()
 
 
