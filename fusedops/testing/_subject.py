@@ -257,13 +257,13 @@ class Subject(KernelCalls):
     def inputs(self, args: Sequence[Any], form: Form | None = None) -> Inputs:
         """Return what backward gets for a call, see :meth:`answer`: tensors of this call alone, on its device."""
         plain = plain_masks(args)
-        known = kept(self.op, "inputs", plain, lambda: self._inputs(plain), lambda made: chain.from_iterable(made))
+        known = kept(self.op, "inputs", plain, lambda: self._inputs(plain), chain.from_iterable)
         inputs = Inputs(*(tuple(each.to(self.device, copy=True) for each in part) for part in known))
         if form is None:
             return inputs
         return inputs._replace(grads=tuple(form(grad) if grad.dim() else grad for grad in inputs.grads))
 
-    def _inputs(self, plain: Sequence[Any]) -> Inputs:
+    def _inputs(self, plain: Sequence[Any]) -> tuple[tuple[Tensor, ...], ...]:
         """Return what backward gets, in the dtypes of forward and on the CPU."""
         outputs = wide_outputs(self.op, plain)
         rounded = tuple(y.to(like.dtype) for y, like in zip(outputs, empty_outputs(self.op, plain)))
@@ -271,7 +271,7 @@ class Subject(KernelCalls):
             on_cpu = [arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in plain]
             saved = self.op.saved_references(on_cpu, rounded)
         grads = random_gradients(self.op, plain, outputs)
-        return Inputs(tuple(grads), rounded, tuple(value.contiguous() for value in saved))
+        return tuple(grads), rounded, tuple(value.contiguous() for value in saved)
 
     def expected(self, args: Sequence[Any], grads: Sequence[Tensor]) -> Expected:
         """Return the float64 answer for these gradients of the outputs. What it holds must not be written."""

@@ -100,10 +100,9 @@ def variants(subject: KernelCalls, direction: Direction) -> list[Variant]:
     They follow from the op and the kernel's constraints: those of one op are kept, for all kernels.
     """
     global _kept
-    op, kept = _kept
-    if op is not subject.op:
-        kept = []
-        _kept = (subject.op, kept)
+    if _kept[0] is not subject.op:
+        _kept = (subject.op, [])
+    kept = _kept[1]
     key = (direction, subject.device, subject.elements, tuple(subject.constraints(direction)))
     known = next((calls for other, calls in kept if other == key), None)
     if known is None:
