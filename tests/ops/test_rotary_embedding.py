@@ -214,3 +214,11 @@ def test_without_k_in_code_that_is_traced() -> None:
 class _Alone(torch.nn.Module):
     def forward(self, q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return fusedops.rotary_embedding(q, None, cos, sin)[0]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_refused() -> None:
+    """Their sizes were read before the constraints: RuntimeError of torch."""
+    nested = torch.nested.nested_tensor([torch.zeros(2, 4), torch.zeros(3, 4)])
+    with pytest.raises(fusedops.InvalidInputError, match="nested"):
+        fusedops.rotary_embedding(nested, nested, nested, nested)

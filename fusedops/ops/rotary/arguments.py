@@ -40,8 +40,8 @@ def without_head_dim(args: tuple[Any, ...]) -> tuple[Any, ...]:
     q, k, cos, sin, interleaved, seq_dim = args
     if not (isinstance(cos, _TENSORS) and isinstance(q, _TENSORS)) or cos.dim() != q.dim() or cos.dim() < 3:
         return args
-    if not isinstance(sin, _TENSORS) or sin.shape != cos.shape:
-        return args  # a constraint refuses it
+    if not isinstance(sin, _TENSORS) or cos.is_nested or sin.is_nested or sin.shape != cos.shape:
+        return args  # a constraint refuses it; a nested tensor has no shape
     heads = -3 if seq_dim == -2 else -2
     if cos.shape[heads] != 1:
         return args
