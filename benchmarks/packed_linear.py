@@ -1,7 +1,7 @@
 """Time of quantized_linear beside torch's linear on the float32 weight, in paired turns.
 
-    python -m benchmarks.packed_linear --threads 2 --out benchmarks/results/cpu/packed-2.jsonl
-    python -m benchmarks.packed_linear --outputs 49152 --columns 576 --formats Q8_0 Q4_0
+    python -m benchmarks.packed_linear --threads 2 --out benchmarks/results/cpu/packed.jsonl
+    python -m benchmarks.packed_linear --threads 2 --outputs 49152 --columns 576
 
 In each turn both run once, and the order changes from turn to turn: on a busy machine a ratio of one turn is nearer to
 the truth than a ratio of two times of different minutes. The load of the machine is recorded.
@@ -91,13 +91,13 @@ def table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def main() -> None:
     """Measure, print the table, and write one JSON line a record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--formats", nargs="*", default=list(FORMATS))
+    parser.add_argument("--formats", nargs="*", help="all whose blocks divide a row by default")
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--outputs", type=int, default=4096)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out")
+    parser.add_argument("--out", help="append the records to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -110,14 +110,14 @@ def main() -> None:
     }
     records: list[dict[str, Any]] = []
     with fusedops.use("cpu", fallback="raise"):
-        for format in options.formats:
+        for format in options.formats or [name for name, of in FORMATS.items() if options.columns % of.weights == 0]:
             for rows in options.rows:
                 load = round(os.getloadavg()[0], 1)  # of the last minute: this program alone is its threads
                 made = measure(format, rows, options)
                 records += [{**about, "format": format, "rows": rows, **record, "load": load} for record in made]
     print("\n".join(table(records)))
     if options.out:
-        with open(options.out, "w", encoding="utf-8") as out:
+        with open(options.out, "a", encoding="utf-8") as out:
             out.writelines(json.dumps(record) + "\n" for record in records)
 
 

@@ -37,7 +37,7 @@ below 1, torch is faster. Last column: the fewest bytes that the op must move di
 speed of `y.copy_(x)`, for LARGEST elements. MACHINE.
 """
 
-PACKED_TABLE = """Torch's time for `linear` with the unpacked float32 weight, SHAPE, divided by the time of
+PACKED_TABLE = """Torch's time for `linear` with the unpacked float32 weight divided by the time of
 [quantized_linear](ops.md#quantized_linear); below 1, torch is faster. Torch reads 32 bits a weight. A
 token of generation is one row, a prompt is many. Each ratio is the median of TURNS paired turns, in which the load
 average of the machine was LOADS, OWN of it from this program. MACHINE.
@@ -67,13 +67,21 @@ They are mostly matrix products, and have no rows in the table.
   and 1/20 or less of the memory. `python -m benchmarks.attention` repeats it. One query of 32 heads over 4096 keys of
   4 key heads of 128, as in generation, takes `cpu` 0.28 of the time of torch's kernel in float32 and 0.35 in bfloat16
   (0.97 for 3.45 ms, and 0.76 for 2.20; Intel Xeon with AVX-512, 2 threads; `--forms decode --shape 1 32 4096 128`).
-- [linear_cross_entropy](ops.md#linear_cross_entropy) saves memory. For x (4096, 512) and weight (32000, 512), float32,
-  default allocator, forward and backward take 24 MB beyond inputs and gradients, where matmul and cross entropy take
-  1.5 GB, and 2.29 s, 0.80 of their time (0.78 to 0.81 in five turns); in bfloat16 70 MB, as the gradient of weight is
-  summed in float32. torch's own `F.linear_cross_entropy` takes 74 and 283 MB, and
-  1.21 and 3.23 of that time: so no backend calls it on a CPU. `python -m benchmarks.linear_loss` repeats it.
-  [linear_log_probs](ops.md#linear_log_probs), float32, takes 1.03 of the time of log_softmax and gather, and 1.33 on
-  `eager`: its backward computes the logits again, a fourth product.
+- The losses of a linear layer, [linear_cross_entropy](ops.md#linear_cross_entropy) and
+  [linear_log_probs](ops.md#linear_log_probs), never have the logits of all rows. For x (4096, 512) and weight
+  (32000, 512), forward and backward, medians of four turns. Plain is matmul with cross entropy, or with log_softmax and
+  gather. "Products" are torch's matrix products alone: three, and four for linear_log_probs, whose backward computes
+  the logits again.
+
+| op | dtype | time, of plain's | products | `F.linear_cross_entropy` | memory beyond inputs and gradients |
+|---|---|---|---|---|---|
+| linear_cross_entropy | float32 | 0.69 (0.68 to 0.72) | 0.76 | 1.22 | 25 MB, plain 1.5 GB |
+| linear_cross_entropy | bfloat16 | 0.78 (0.73 to 0.84) | 0.73 | 3.22 | 70 MB, plain 0.75 GB |
+| linear_log_probs | float32 | 0.95 (0.90 to 1.04) | 1.22 | | 25 MB, plain 1.5 GB |
+| linear_log_probs | bfloat16 | 0.90 (0.90 to 0.95) | 0.92 | | 67 MB, plain 1.0 GB |
+
+In bfloat16, 65 MB are the gradient of weight, which is summed in float32. torch's own function is slower than plain, so
+no backend calls it on a CPU. `python -m benchmarks.linear_loss` repeats it, with `--op` and `--dtype`.
 
 All on an idle AMD EPYC with AVX-512, 2 threads.
 
@@ -322,16 +330,19 @@ def machine(rows: Rows) -> str:
 def packed_weights(rows: Rows) -> str:
     """Return the section of quantized_linear."""
     first, loads = rows[0], sorted(row["load"] for row in rows)
+    lines: list[str] = []
+    for weight in dict.fromkeys(tuple(row["weight"]) for row in rows):
+        table = packed_linear.table([row for row in rows if tuple(row["weight"]) == weight])
+        lines += ["A weight of {} x {}:".format(*weight), "", *table, ""]
     about = PACKED_TABLE
     for word, value in {
-        "SHAPE": "{} x {}".format(*first["weight"]),
         "TURNS": first["turns"],
         "LOADS": f"{loads[0]} to {loads[-1]}",
         "OWN": first["threads"],
         "MACHINE": machine([{**row, "machine": row["device"]} for row in rows]) + f"; {link(PACKED)}",
     }.items():
         about = about.replace(word, str(value))
-    return "\n".join([*packed_linear.table(rows), "", about])
+    return "\n".join([*lines, about])
 
 
 def setting(rows: Rows) -> str:

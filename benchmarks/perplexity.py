@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         tokenizer, model = load("cpu")
         ids = torch.tensor(tokenizer(unseen)["input_ids"])[: UNSEEN * LENGTH].view(-1, LENGTH)
-        report("SmolLM2", model.float().eval(), ids)
+        report("SmolLM2", model.eval(), ids)
         return
     characters = sorted(set("".join([*seen, unseen])))
     numbers = {character: number for number, character in enumerate(characters)}

@@ -79,6 +79,7 @@ NOT_RUN = {
     "python -m benchmarks.idle": "waits for an idle machine",
     "python -m benchmarks.settings": "needs a GPU; backends/triton/test_triton_settings.py runs it on a CPU",
     "python -m benchmarks.linear_loss": "needs 2 GB and a minute",
+    "python -m benchmarks.perplexity --steps 200": "needs five minutes",
     "python -m benchmarks.experts": "needs minutes",
     "python -m benchmarks.context_parallel": "needs two minutes and two processes",
     "python -m benchmarks.packed_peers": "needs a minute, and torchao and zentorch",

@@ -123,20 +123,7 @@ struct Pairs {
                                    to + at - start);
   }
   static void tile(int64_t rows, const float* a, const float* b, int64_t steps, const Target& c) {
-    switch (rows) {
-      case 1:
-        return tile_of_pairs<1>(a, b, steps, c);
-      case 2:
-        return tile_of_pairs<2>(a, b, steps, c);
-      case 3:
-      case 4:
-        return tile_of_pairs<4>(a, b, steps, c);
-      case 5:
-      case 6:
-        return tile_of_pairs<6>(a, b, steps, c);
-      default:
-        return tile_of_pairs<TILE_ROWS>(a, b, steps, c);
-    }
+    with_tile_rows(rows, [&](auto most) { tile_of_pairs<most>(a, b, steps, c); });
   }
 };
 

@@ -173,19 +173,25 @@ NOINLINE void tile(const float* a, const float* b, int64_t depth, const Target& 
   }
 }
 
-INLINE void tile_of(int64_t rows, const float* a, const float* b, int64_t depth, const Target& c) {
+// Calls `call` with the constant number of rows of the smallest tile for so many.
+template <class Call>
+INLINE void with_tile_rows(int64_t rows, const Call& call) {
   switch (rows) {
     case 1:
-      return tile<1>(a, b, depth, c);
+      return call(std::integral_constant<int, 1>{});
     case 2:
-      return tile<2>(a, b, depth, c);
+      return call(std::integral_constant<int, 2>{});
     case 3:
     case 4:
-      return tile<4>(a, b, depth, c);
+      return call(std::integral_constant<int, 4>{});
     default:
-      if (TILE_ROWS > 6 && rows > 6) return tile<TILE_ROWS>(a, b, depth, c);
-      return tile<(TILE_ROWS < 6 ? TILE_ROWS : 6)>(a, b, depth, c);
+      if (TILE_ROWS > 6 && rows > 6) return call(std::integral_constant<int, TILE_ROWS>{});
+      return call(std::integral_constant<int, (TILE_ROWS < 6 ? TILE_ROWS : 6)>{});
   }
+}
+
+INLINE void tile_of(int64_t rows, const float* a, const float* b, int64_t depth, const Target& c) {
+  with_tile_rows(rows, [&](auto most) { tile<most>(a, b, depth, c); });
 }
 
 // Some rows of the second operand: columns of C.
