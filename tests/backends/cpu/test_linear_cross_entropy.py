@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from eager_memory import peak
@@ -74,7 +76,7 @@ def test_products_of_bfloat16_have_sums_in_float32(rows: int, terms: int) -> Non
         wanted = a.double() @ b.double().t()
         size = a.double().abs() @ b.double().abs().t()
         results = []
-        for of_a, of_b in ((a, b), (a.t().contiguous().t(), b), (a, b.t().contiguous().t())):
+        for of_a, of_b in product((a, a.t().contiguous().t()), (b, b.t().contiguous().t())):
             out = torch.ones(rows, columns)
             _linear_logits._multiply(of_a, of_b, out, True, adds=True)
             results.append(out)
