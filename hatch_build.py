@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 CPU = "backends/fusedops_cpu"
+SOURCES = f"{CPU}/src"
 # No fast-math: NaN and inf mean what IEEE 754 gives them. A product and a sum may become one operation.
 FLAGS = (
     *("-std=c++17", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"),
@@ -105,31 +107,69 @@ def libraries(target: Target) -> list[Library]:
     return [Library(f"libfusedops_cpu-{level}.{target.suffix}", level) for level in target.levels]
 
 
-def compile_library(root: Path, target: Target, command: list[str], is_zig: bool, library: Library) -> Path:
-    """Compile a library into ``build/cpu``, unless the same result is already there.
+class Compilation(NamedTuple):
+    """A command that makes one file of others.
 
-    Raises:
-        subprocess.CalledProcessError: the compiler fails; its ``stderr`` has the reason.
+    Args:
+        command: without the file that it makes.
+        out: the file; its folder has a name that follows from the command and all that it reads.
     """
-    sources = sorted((root / CPU / "src").glob("*.cpp"))
-    headers = sorted((root / CPU / "src").glob("*.h"))
-    relative = [path.relative_to(root).as_posix() for path in sources]  # the same key in every clone
+
+    command: list[str]
+    out: Path
+
+    def run(self, root: Path) -> Path:
+        """Make the file, unless it is already there.
+
+        Raises:
+            subprocess.CalledProcessError: the compiler fails; its ``stderr`` has the reason.
+        """
+        if not self.out.exists():
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = self.out.with_suffix(".unfinished")
+            subprocess.run([*self.command, "-o", str(unfinished)], cwd=root, check=True, capture_output=True, text=True)
+            unfinished.replace(self.out)
+        return self.out
+
+
+def objects_of(root: Path, target: Target, command: list[str], is_zig: bool, library: Library) -> list[Compilation]:
+    """Return the compilations of a library's sources. One runs again where the source, or what it includes, differs."""
     architecture = []
     if library.level in X86_LEVELS:
         architecture = [f"-mcpu={library.level.replace('-', '_')}" if is_zig else f"-march={library.level}"]
-    number = f"-DFUSEDOPS_HEADER={_structs(root).number_of_header((root / CPU / 'src' / 'api.h').read_text('utf-8'))}"
+    number = f"-DFUSEDOPS_HEADER={_structs(root).number_of_header((root / SOURCES / 'api.h').read_text('utf-8'))}"
+    position = [flag for flag in target.link if flag == "-fPIC"]
+    arguments = [*command, *FLAGS, number, *position, *architecture, f"-I{SOURCES}", "-c"]
+    compilations = list[Compilation]()
+    for source in sorted((root / SOURCES).rglob("*.cpp")):
+        mine = [*arguments, source.relative_to(root).as_posix()]  # the same key in every clone
+        read = "\0".join([*mine, *(path.read_text("utf-8") for path in _read_by(source, root / SOURCES))])
+        folder = root / "build" / "cpu" / "objects" / hashlib.sha256(read.encode()).hexdigest()[:16]
+        compilations.append(Compilation(mine, folder / f"{source.stem}.o"))
+    return compilations
+
+
+def link_of(
+    root: Path, target: Target, command: list[str], library: Library, objects: list[Compilation]
+) -> Compilation:
+    """Return the compilation of a library from its objects."""
     # without it the name in the library is the path of the build
     name = [f"-Wl,-install_name,@rpath/{library.name}"] if target.suffix == "dylib" else []
-    arguments = [*command, *FLAGS, number, *target.link, *name, *architecture, *relative]
-    key = hashlib.sha256("\0".join([*arguments, *(p.read_text() for p in (*sources, *headers))]).encode())
-    out = root / "build" / "cpu" / key.hexdigest()[:16] / library.name
-    if not out.exists():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = out.with_suffix(".unfinished")
-        command = [*arguments, "-o", str(unfinished)]
-        subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
-        unfinished.replace(out)
-    return out
+    files = [each.out.relative_to(root).as_posix() for each in objects]
+    mine = [*command, *target.link, *name, *files]
+    key = hashlib.sha256("\0".join(mine).encode()).hexdigest()[:16]
+    return Compilation(mine, root / "build" / "cpu" / key / library.name)
+
+
+def _read_by(source: Path, folder: Path) -> list[Path]:
+    """Return a source and the files of the folder that it includes, and these in turn."""
+    found, waiting = {source}, [source]
+    while waiting:
+        names = re.findall(r'^#include "(.+)"', waiting.pop().read_text("utf-8"), re.MULTILINE)
+        new = {folder / name for name in names} - found
+        found |= new
+        waiting += new
+    return sorted(found)
 
 
 def _structs(root: Path) -> ModuleType:
@@ -152,10 +192,18 @@ def compile_libraries(root: Path, target: Target, cross: bool) -> list[Path]:
     if selected is None:
         raise RuntimeError("found no C++ compiler; to fix: install g++ or clang++, or `pip install ziglang`")
     command, is_zig = selected
-    wanted = libraries(target)
+    objects = {each: objects_of(root, target, command, is_zig, each) for each in libraries(target)}
+    links = [link_of(root, target, command, library, of_library) for library, of_library in objects.items()]
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(pool.map(lambda each: compile_library(root, target, command, is_zig, each), wanted))
+            wanted = {
+                each.out: each
+                for link, of_it in zip(links, objects.values())
+                if not link.out.exists()
+                for each in of_it
+            }
+            list(pool.map(lambda each: each.run(root), wanted.values()))
+            return list(pool.map(lambda each: each.run(root), links))
     except subprocess.CalledProcessError as error:
         raise RuntimeError(f"{command[0]} failed: {error.stderr[-2000:]}") from error
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The launchers of bias_dropout and bias_dropout_add (``src/dropout.cpp``)."""
+"""The launchers of bias_dropout and bias_dropout_add (``src/elementwise/dropout.cpp``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launchers of swiglu and geglu (``src/gated.cpp``)."""
+"""The launchers of swiglu and geglu (``src/elementwise/gated.cpp``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launchers of the norms (``src/norm.cpp``)."""
+"""The launchers of the norms (``src/elementwise/norm.cpp``)."""
 
 from __future__ import annotations
 

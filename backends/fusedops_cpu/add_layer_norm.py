@@ -15,7 +15,7 @@ from fusedops_cpu._norm import Results, add_norm_backward, norm_forward
     ops.add_layer_norm,
     *one_dtype("x", "residual"),
     *any_dtype("weight", "bias"),
-    source="fusedops_cpu/src/norm.cpp",
+    source="fusedops_cpu/src/elementwise/norm.cpp",
     rows_independent=True,
 )
 def add_layer_norm(
@@ -29,7 +29,7 @@ def add_layer_norm(
     ops.add_layer_norm,
     *any_dtype("s", "weight", "bias"),
     direction="backward",
-    source="fusedops_cpu/src/norm.cpp",
+    source="fusedops_cpu/src/elementwise/norm.cpp",
     rows_independent=True,
 )
 def add_layer_norm_backward(

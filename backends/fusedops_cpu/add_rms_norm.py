@@ -15,7 +15,7 @@ from fusedops_cpu._norm import Results, add_norm_backward, norm_forward, selecte
     ops.add_rms_norm,
     *one_dtype("x", "residual"),
     *any_dtype("weight"),
-    source="fusedops_cpu/src/norm.cpp",
+    source="fusedops_cpu/src/elementwise/norm.cpp",
     rows_independent=True,
 )
 def add_rms_norm(
@@ -29,7 +29,7 @@ def add_rms_norm(
     ops.add_rms_norm,
     *any_dtype("s", "weight"),
     direction="backward",
-    source="fusedops_cpu/src/norm.cpp",
+    source="fusedops_cpu/src/elementwise/norm.cpp",
     rows_independent=True,
 )
 def add_rms_norm_backward(

@@ -1,4 +1,4 @@
-"""attention in the compiled library (``src/attention.cpp``): of few queries, and of short sequences.
+"""attention in the compiled library (``src/dot/attention.cpp``): of few queries, and of short sequences.
 
 The bits of a row follow from its query and the keys that it sees alone, so a policy may ask for it with any sizes.
 """
@@ -16,7 +16,7 @@ from fusedops_cpu._library import DTYPE_CODES, dense, library
 _DTYPES = DType("q", torch.float32, torch.bfloat16, torch.float16)
 # of more, a kernel that computes tiles of queries and keys may be faster
 _FOR_SPEED = (Dim("q", (2,), at_most=16), When(Dim("k", (2,), at_least=17), Dim("q", (2,), at_most=4)))
-_SOURCE = "fusedops_cpu/src/attention.cpp"
+_SOURCE = "fusedops_cpu/src/dot/attention.cpp"
 _Window = tuple[int, int] | None
 
 

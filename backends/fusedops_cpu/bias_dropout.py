@@ -16,7 +16,7 @@ from fusedops_cpu._dropout import dropout_backward, dropout_forward
     ops.bias_dropout,
     *one_dtype("x"),
     *row_bias("x"),
-    source="fusedops_cpu/src/dropout.cpp",
+    source="fusedops_cpu/src/elementwise/dropout.cpp",
     rows_independent=PLACE,
 )
 def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> LibraryCall | Tensor:
@@ -29,7 +29,7 @@ def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed:
     *one_dtype("grad"),
     Rank("bias", 0, 1),
     direction="backward",
-    source="fusedops_cpu/src/dropout.cpp",
+    source="fusedops_cpu/src/elementwise/dropout.cpp",
     rows_independent=PLACE,
 )
 def bias_dropout_backward(

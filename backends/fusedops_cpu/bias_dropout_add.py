@@ -16,7 +16,7 @@ from fusedops_cpu._dropout import dropout_backward, dropout_forward
     ops.bias_dropout_add,
     *one_dtype("x", "residual"),
     *row_bias("x"),
-    source="fusedops_cpu/src/dropout.cpp",
+    source="fusedops_cpu/src/elementwise/dropout.cpp",
     rows_independent=PLACE,
 )
 def bias_dropout_add(
@@ -36,7 +36,7 @@ def bias_dropout_add(
     *one_dtype("grad"),
     Rank("bias", 0, 1),
     direction="backward",
-    source="fusedops_cpu/src/dropout.cpp",
+    source="fusedops_cpu/src/elementwise/dropout.cpp",
     rows_independent=PLACE,
 )
 def bias_dropout_add_backward(

@@ -1,4 +1,4 @@
-"""bias_gelu in the compiled library (``src/gelu.cpp``)."""
+"""bias_gelu in the compiled library (``src/elementwise/gelu.cpp``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusedops_cpu._library import DTYPE_CODES, dense, library
     ops.bias_gelu,
     *one_dtype("x"),
     *row_bias("x"),
-    source="fusedops_cpu/src/gelu.cpp",
+    source="fusedops_cpu/src/elementwise/gelu.cpp",
     rows_independent=True,
 )
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> LibraryCall:
@@ -33,7 +33,7 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> LibraryCall:
     *one_dtype("x"),
     *row_bias("x"),
     direction="backward",
-    source="fusedops_cpu/src/gelu.cpp",
+    source="fusedops_cpu/src/elementwise/gelu.cpp",
     rows_independent=True,
 )
 def bias_gelu_backward(

@@ -1,4 +1,4 @@
-"""causal_conv1d in the compiled library (``src/causal_conv1d.cpp``).
+"""causal_conv1d in the compiled library (``src/elementwise/causal_conv1d.cpp``).
 
 x is read where it is if its positions are next to each other, or its channels, as in a (B, S, C) that is transposed.
 """
@@ -17,7 +17,7 @@ from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 _CONSTRAINTS = any_dtype("x", "weight", "bias")
-_SOURCE = "fusedops_cpu/src/causal_conv1d.cpp"
+_SOURCE = "fusedops_cpu/src/elementwise/causal_conv1d.cpp"
 
 
 @library_kernel(

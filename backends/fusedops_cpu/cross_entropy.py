@@ -1,4 +1,4 @@
-"""cross_entropy in the compiled library (``src/cross_entropy.cpp``)."""
+"""cross_entropy in the compiled library (``src/elementwise/cross_entropy.cpp``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BY_DENOMINATOR = 3
 @library_kernel(
     ops.cross_entropy,
     *one_dtype("logits"),
-    source="fusedops_cpu/src/cross_entropy.cpp",
+    source="fusedops_cpu/src/elementwise/cross_entropy.cpp",
     rows_independent=True,
 )
 def cross_entropy(
@@ -53,7 +53,7 @@ def cross_entropy(
     ops.cross_entropy,
     *one_dtype("logits"),
     direction="backward",
-    source="fusedops_cpu/src/cross_entropy.cpp",
+    source="fusedops_cpu/src/elementwise/cross_entropy.cpp",
     rows_independent=True,
 )
 def cross_entropy_backward(

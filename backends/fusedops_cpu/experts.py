@@ -1,4 +1,4 @@
-"""experts in the compiled library (``src/experts.cpp``)."""
+"""experts in the compiled library (``src/dot/experts.cpp``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TENSORS = ("x", "weights", "up", "down", "up_bias", "down_bias")
 @library_kernel(
     ops.experts,
     *any_dtype(*_TENSORS),
-    source="fusedops_cpu/src/experts.cpp",
+    source="fusedops_cpu/src/dot/experts.cpp",
     rows_independent=True,
 )
 def experts(
@@ -54,7 +54,7 @@ def experts(
     ops.experts,
     *any_dtype("grad", *_TENSORS),
     direction="backward",
-    source="fusedops_cpu/src/experts.cpp",
+    source="fusedops_cpu/src/dot/experts.cpp",
     rows_independent=True,
 )
 def experts_backward(

@@ -1,4 +1,4 @@
-"""gated_rms_norm in the compiled library (``src/gated_norm.cpp``)."""
+"""gated_rms_norm in the compiled library (``src/elementwise/gated_norm.cpp``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusedops_cpu._gated import with_rows
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 _CONSTRAINTS = (*one_dtype("x", "gate"), *any_dtype("weight"))
-_SOURCE = "fusedops_cpu/src/gated_norm.cpp"
+_SOURCE = "fusedops_cpu/src/elementwise/gated_norm.cpp"
 
 
 @library_kernel(

@@ -15,7 +15,7 @@ from fusedops_cpu._gated import GELU_ERF, GELU_TANH, gated_backward, gated_forwa
 @library_kernel(
     ops.geglu,
     *one_dtype("gate", "up"),
-    source="fusedops_cpu/src/gated.cpp",
+    source="fusedops_cpu/src/elementwise/gated.cpp",
     rows_independent=True,
 )
 def geglu(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) -> LibraryCall:
@@ -27,7 +27,7 @@ def geglu(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) 
     ops.geglu,
     *one_dtype("gate", "up"),
     direction="backward",
-    source="fusedops_cpu/src/gated.cpp",
+    source="fusedops_cpu/src/elementwise/gated.cpp",
     rows_independent=True,
 )
 def geglu_backward(

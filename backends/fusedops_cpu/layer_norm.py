@@ -13,7 +13,7 @@ from fusedops_cpu._norm import Results, norm_backward, norm_forward, selected
 @library_kernel(
     ops.layer_norm,
     *any_dtype("x", "weight", "bias"),
-    source="fusedops_cpu/src/norm.cpp",
+    source="fusedops_cpu/src/elementwise/norm.cpp",
     rows_independent=True,
 )
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool) -> LibraryCall | Results:
@@ -25,7 +25,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ops.layer_norm,
     *any_dtype("x", "weight", "bias"),
     direction="backward",
-    source="fusedops_cpu/src/norm.cpp",
+    source="fusedops_cpu/src/elementwise/norm.cpp",
     rows_independent=True,
 )
 def layer_norm_backward(

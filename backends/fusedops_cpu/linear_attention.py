@@ -1,4 +1,4 @@
-"""linear_attention in the compiled library (``src/linear_attention.cpp``)."""
+"""linear_attention in the compiled library (``src/dot/linear_attention.cpp``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONSTRAINTS = *one_dtype("q", "k", "v"), *any_dtype("decay", "beta", "initial_s
 @library_kernel(
     ops.linear_attention,
     *_CONSTRAINTS,
-    source="fusedops_cpu/src/linear_attention.cpp",
+    source="fusedops_cpu/src/dot/linear_attention.cpp",
     rows_independent=True,
 )
 def linear_attention(
@@ -51,7 +51,7 @@ def linear_attention(
     ops.linear_attention,
     *_CONSTRAINTS,
     direction="backward",
-    source="fusedops_cpu/src/linear_attention_backward.cpp",
+    source="fusedops_cpu/src/dot/linear_attention_backward.cpp",
     rows_independent=True,
 )
 def linear_attention_backward(

@@ -1,4 +1,4 @@
-"""linear_cross_entropy: products on chunks of rows, and between them ``src/linear_loss.cpp``."""
+"""linear_cross_entropy: products on chunks of rows, and between them ``src/dot/linear_loss.cpp``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusedops_cpu._library import dense, library
 from fusedops_cpu._linear_logits import Rows, through_chunks
 
 _LIMITS = (*one_dtype("x", "weight"), *any_dtype("bias"))
-_SOURCE = "fusedops_cpu/src/linear_loss.cpp, fusedops_cpu/src/linear_product.cpp"
+_SOURCE = "fusedops_cpu/src/dot/linear_loss.cpp, fusedops_cpu/src/dot/linear_product.cpp"
 
 
 @kernel(ops.linear_cross_entropy, *_LIMITS, source=_SOURCE, rows_independent=True)

@@ -1,4 +1,4 @@
-"""merge_attention in the compiled library (``src/merge.cpp``)."""
+"""merge_attention in the compiled library (``src/elementwise/merge.cpp``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusedops_cpu._constraints import one_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 _LIMITS = (*one_dtype("out_a", "out_b"), DType("lse_a", torch.float32), DType("lse_b", torch.float32))
-_SOURCE = "fusedops_cpu/src/merge.cpp"
+_SOURCE = "fusedops_cpu/src/elementwise/merge.cpp"
 
 
 @library_kernel(

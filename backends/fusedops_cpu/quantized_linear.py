@@ -1,4 +1,4 @@
-"""quantized_linear in the compiled library (``src/quantized.cpp``)."""
+"""quantized_linear in the compiled library (``src/dot/quantized.cpp``)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fusedops_cpu._calls import LibraryCall, library_kernel, results_of
 from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
-_CODES = {name: code for code, name in enumerate(FORMATS)}  # as src/quantized.h has them
+_CODES = {name: code for code, name in enumerate(FORMATS)}  # as src/tile/quantized.h has them
 
 
 @library_kernel(
     ops.quantized_linear,
     *any_dtype("x", "bias"),
-    source="fusedops_cpu/src/quantized.cpp",
+    source="fusedops_cpu/src/dot/quantized.cpp",
     rows_independent=True,
 )
 def quantized_linear(x: Tensor, packed: Tensor, bias: Tensor | None, format: str) -> LibraryCall:
@@ -37,7 +37,7 @@ def quantized_linear(x: Tensor, packed: Tensor, bias: Tensor | None, format: str
     ops.quantized_linear,
     *any_dtype("grad", "bias"),
     direction="backward",
-    source="fusedops_cpu/src/quantized.cpp",
+    source="fusedops_cpu/src/dot/quantized.cpp",
     rows_independent=True,
 )
 def quantized_linear_backward(

@@ -13,7 +13,7 @@ from fusedops_cpu._norm import Results, norm_backward, norm_forward, selected
 @library_kernel(
     ops.rms_norm,
     *any_dtype("x", "weight"),
-    source="fusedops_cpu/src/norm.cpp",
+    source="fusedops_cpu/src/elementwise/norm.cpp",
     rows_independent=True,
 )
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool) -> LibraryCall | Results:
@@ -25,7 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: 
     ops.rms_norm,
     *any_dtype("x", "weight"),
     direction="backward",
-    source="fusedops_cpu/src/norm.cpp",
+    source="fusedops_cpu/src/elementwise/norm.cpp",
     rows_independent=True,
 )
 def rms_norm_backward(

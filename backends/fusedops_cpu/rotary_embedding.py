@@ -1,4 +1,4 @@
-"""rotary_embedding in the compiled library (``src/rotary.cpp``)."""
+"""rotary_embedding in the compiled library (``src/elementwise/rotary.cpp``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NONE = (None, None, *(0,) * 8)
 @library_kernel(
     ops.rotary_embedding,
     *any_dtype("q", "k", "cos", "sin"),
-    source="fusedops_cpu/src/rotary.cpp",
+    source="fusedops_cpu/src/elementwise/rotary.cpp",
     rows_independent=True,
 )
 def rotary_embedding(
@@ -33,7 +33,7 @@ def rotary_embedding(
     ops.rotary_embedding,
     *any_dtype("grad_rotated_q", "grad_rotated_k", "cos", "sin"),
     direction="backward",
-    source="fusedops_cpu/src/rotary.cpp",
+    source="fusedops_cpu/src/elementwise/rotary.cpp",
     rows_independent=True,
 )
 def rotary_embedding_backward(

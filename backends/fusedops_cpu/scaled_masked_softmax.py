@@ -1,4 +1,4 @@
-"""scaled_masked_softmax in the compiled library (``src/softmax.cpp``)."""
+"""scaled_masked_softmax in the compiled library (``src/elementwise/softmax.cpp``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusedops_cpu._library import DTYPE_CODES, MAX_DIMS, dense, library
 @library_kernel(
     ops.scaled_masked_softmax,
     *one_dtype("x"),
-    source="fusedops_cpu/src/softmax.cpp",
+    source="fusedops_cpu/src/elementwise/softmax.cpp",
     rows_independent=True,
 )
 def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> LibraryCall:
@@ -42,7 +42,7 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: 
     ops.scaled_masked_softmax,
     *one_dtype("y"),
     direction="backward",
-    source="fusedops_cpu/src/softmax.cpp",
+    source="fusedops_cpu/src/elementwise/softmax.cpp",
     rows_independent=True,
 )
 def scaled_masked_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> LibraryCall:

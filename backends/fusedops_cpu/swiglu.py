@@ -15,7 +15,7 @@ from fusedops_cpu._gated import SWISH, gated_backward, gated_forward
 @library_kernel(
     ops.swiglu,
     *one_dtype("gate", "up"),
-    source="fusedops_cpu/src/gated.cpp",
+    source="fusedops_cpu/src/elementwise/gated.cpp",
     rows_independent=True,
 )
 def swiglu(
@@ -29,7 +29,7 @@ def swiglu(
     ops.swiglu,
     *one_dtype("gate", "up"),
     direction="backward",
-    source="fusedops_cpu/src/gated.cpp",
+    source="fusedops_cpu/src/elementwise/gated.cpp",
     rows_independent=True,
 )
 def swiglu_backward(

@@ -1,4 +1,4 @@
-"""top_k_routing in the compiled library (``src/routing.cpp``)."""
+"""top_k_routing in the compiled library (``src/elementwise/routing.cpp``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fusedops_cpu._library import DTYPE_CODES, dense, library
 @library_kernel(
     ops.top_k_routing,
     *any_dtype("logits", "bias"),
-    source="fusedops_cpu/src/routing.cpp",
+    source="fusedops_cpu/src/elementwise/routing.cpp",
     rows_independent=True,
 )
 def top_k_routing(
@@ -47,7 +47,7 @@ def top_k_routing(
     ops.top_k_routing,
     *any_dtype("logits"),
     direction="backward",
-    source="fusedops_cpu/src/routing.cpp",
+    source="fusedops_cpu/src/elementwise/routing.cpp",
     rows_independent=True,
 )
 def top_k_routing_backward(

@@ -1,4 +1,4 @@
-"""varlen_attention in the compiled library: attention's functions (``src/attention.cpp``) on each sequence, by views.
+"""varlen_attention in the compiled library: attention's functions (``src/dot/attention.cpp``) on each sequence, by views.
 
 So a sequence has the same bits beside others as alone. For few tokens: the keys of a sequence are read once for all
 its query heads, as in a step of generation of several requests.
@@ -21,7 +21,7 @@ from fusedops_cpu._calls import results_of
 _DTYPES = DType("q", torch.float32, torch.bfloat16, torch.float16)
 # of longer sequences, a kernel that computes tiles of queries and keys is faster
 _FOR_SPEED = (Dim("q", (0,), at_most=64),)
-_SOURCE = "fusedops_cpu/src/attention.cpp"
+_SOURCE = "fusedops_cpu/src/dot/attention.cpp"
 
 
 @kernel(

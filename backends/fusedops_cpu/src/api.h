@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "export.h"
-#include "vector.h"
+#include "simd/vector.h"
 
 namespace fusedops {
 

@@ -2,7 +2,7 @@
 // loop for each function, and one for each dtype, instead of one for each combination.
 #pragma once
 
-#include "several.h"
+#include "simd/several.h"
 
 namespace fusedops {
 namespace {

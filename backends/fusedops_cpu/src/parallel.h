@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "vector.h"
+#include "simd/vector.h"
 
 namespace fusedops {
 

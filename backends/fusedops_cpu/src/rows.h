@@ -5,7 +5,7 @@
 
 #include "api.h"
 #include "parallel.h"
-#include "vector.h"
+#include "simd/vector.h"
 
 namespace fusedops {
 namespace {

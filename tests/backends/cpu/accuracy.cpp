@@ -1,4 +1,4 @@
-// Prints the largest error of a function of functions.h over the float32 numbers, every STEP-th of them.
+// Prints the largest error of a function of math/ over the float32 numbers, every STEP-th of them.
 //   accuracy FUNCTION STEP     FUNCTION: exp, exp_of_difference, exp2, tanh, gelu_tanh, gelu_erf, derivative_tanh,
 //                              derivative_erf; followed by _narrow: the form for bfloat16
 // Output: the largest error in units in the last place of the exact result, with its argument; the largest error in
@@ -12,7 +12,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "functions.h"
+#include "math/exp.h"
+#include "math/gelu.h"
+#include "math/sigmoid.h"
 
 using namespace fusedops;
 

@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "philox.h"
+#include "elementwise/philox.h"
 
 int failures = 0;
 

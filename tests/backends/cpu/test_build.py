@@ -47,7 +47,7 @@ def test_no_compiler_gives_a_pure_wheel(tmp_path: Path) -> None:
     assert not libraries(path)
     names = zipfile.ZipFile(path).namelist()
     assert "fusedops_cpu/__init__.py" in names
-    assert "fusedops_cpu/src/vector.h" in names
+    assert "fusedops_cpu/src/simd/vector.h" in names
 
 
 def test_a_compiler_that_fails_gives_a_pure_wheel(tmp_path: Path) -> None:

@@ -47,9 +47,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     march = [f"-march={level}"] if level.startswith("x86-64") else []
     planted = folder / "planted.cpp"
     planted.write_text(_PLANTED)
-    sources = sorted(map(str, (*(original / "src").glob("*.cpp"), planted)))
+    sources = sorted(map(str, (*(original / "src").rglob("*.cpp"), planted)))
     number = f"-DFUSEDOPS_HEADER={number_of_header((original / 'src' / 'api.h').read_text())}"
-    subprocess.run(["g++", *FLAGS, number, *march, *sources, "-o", str(folder / "fusedops_cpu" / name)], check=True)
+    subprocess.run(
+        ["g++", *FLAGS, number, *march, f"-I{original / 'src'}", *sources, "-o", str(folder / "fusedops_cpu" / name)],
+        check=True,
+    )
     runtimes = [
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so")

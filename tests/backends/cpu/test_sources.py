@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import platform
 import shutil
@@ -46,7 +47,7 @@ def build(out: Path, level: str, *arguments: object) -> Path:
 
 @pytest.mark.skipif(importlib.util.find_spec("clang_format") is None, reason="needs clang-format")
 def test_format() -> None:
-    files = sorted(path for folder in (SOURCES, HERE) for end in ("*.h", "*.cpp") for path in folder.glob(end))
+    files = sorted(path for folder in (SOURCES, HERE) for end in ("*.h", "*.cpp") for path in folder.rglob(end))
     assert files
     command = Path(sys.executable).with_name("clang-format")
     done = subprocess.run([command, "--dry-run", "--Werror", *files], capture_output=True, text=True)
@@ -92,6 +93,13 @@ def test_accuracy_of_a_sample(tmp_path: Path, level: str) -> None:
     check_accuracy(tmp_path, level, 4099)
 
 
+def test_coefficients_are_the_best_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    fit_functions = importlib.import_module("fit_functions")
+    assert fit_functions.tables_of_sources().keys() == fit_functions.TABLES.keys()
+    assert not [name for name in fit_functions.TABLES if fit_functions.is_far(name)]
+
+
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.long
@@ -110,7 +118,7 @@ def test_sanitizers(tmp_path: Path, level: str, sanitizers: str) -> None:
     if sanitizers == "thread":  # GCC rejects std::atomic_thread_fence there, which <thread> has and nothing here calls
         options.append("-Wno-tsan")
     program = build(
-        tmp_path / "self_test", level, *options, *sorted(HERE.glob("self_test*.cpp")), *SOURCES.glob("*.cpp")
+        tmp_path / "self_test", level, *options, *sorted(HERE.glob("self_test*.cpp")), *SOURCES.rglob("*.cpp")
     )
     done = subprocess.run([program], capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

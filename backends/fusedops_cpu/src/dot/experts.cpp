@@ -1,0 +1,379 @@
+// Experts: y[t] = the sum over the choices of a token of weight * down(activation(up(x[t]))).
+//
+// Three passes over a panel of experts: the up-projection with its activation, the down-projection with the weight of
+// each row, and, after all panels, the sum of each token's rows in their order.
+#include "dot/experts.h"
+
+namespace fusedops {
+namespace {
+
+constexpr int64_t CHUNK = ActivationPass::CHUNK;
+
+// Adds a bias to the columns of a block.
+INLINE void add_bias(float* c, const float* bias, int64_t n) {
+  if (bias) each(n, [=](int64_t i, auto lanes) { store(c + i, load(c + i, lanes) + load(bias + i, lanes), lanes); });
+}
+
+class ForwardPass {
+ public:
+  explicit ForwardPass(const ExpertsForward& call)
+      : call_(call),
+        route_(call),
+        activation_(call),
+        up_bias_(call.up_bias, call.up_bias_dtype, call.up_bias ? call.experts * width_of_up(call) : 0, 0.0f, 0.0f),
+        down_bias_(call.down_bias, call.down_bias_dtype, call.down_bias ? call.experts * call.width : 0, 0.0f, 0.0f),
+        slots_(call.tokens * call.choices * call.width) {}
+
+  Status run() {
+    const bool slots = slots_.data() || !call_.choices || !call_.width;
+    if (route_.failed() || up_bias_.failed() || down_bias_.failed() || !slots) return OUT_OF_MEMORY;
+    const Status status = route_.each_panel([this](const Panel& panel) { return compute(panel); });
+    if (status) return status;
+    clear_hidden_of_sentinels();
+    return sum_of_choices(call_, slots_.data(), call_.y);
+  }
+
+ private:
+  Status compute(const Panel& panel) {
+    const FloatBuffer activated(panel.rows * call_.inner);
+    if (call_.inner && !activated.data()) return OUT_OF_MEMORY;
+    float* a = activated.data();
+    const int64_t parts = activation_.gated() ? 2 : 1;
+    const Status status =
+        each_block(panel, call_.inner, parts, call_.width,
+                   [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
+                     up(piece, first, n, block, buffer, a + (piece.first - panel.first) * call_.inner);
+                   });
+    if (status) return status;
+    return each_block(panel, call_.width, 1, call_.inner,
+                      [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
+                        down(piece, first, n, block, buffer, a + (piece.first - panel.first) * call_.inner);
+                      });
+  }
+
+  // The activations [first, first + n) of the rows of a piece, to a.
+  void up(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, float* a) const {
+    const int64_t width = width_of_up(call_), inner = call_.inner;
+    const Operand x{call_.x, call_.dtype, call_.width, true, route_.token, nullptr};
+    const Operand weight = weight_of(call_, call_.up, call_.up_dtype, piece.expert, width, call_.width, true);
+    const bool pairs = activation_.interleaved(), halves = activation_.gated() && !pairs;
+    const Columns parts[] = {{&weight, pairs ? 2 * first : first, pairs ? 2 * n : n}, {&weight, inner + first, n}};
+    const int64_t row_of_c = block.compute(x, piece.first, piece.count, parts, halves ? 2 : 1, buffer);
+    const float* bias = call_.up_bias ? up_bias_.data() + piece.expert * width : nullptr;
+    for (int64_t m = 0; m < piece.count; m++) {
+      float *c = buffer + m * row_of_c, *second = c + round_up(n, TILE_COLUMNS);
+      add_bias(c, bias ? bias + parts[0].first : nullptr, parts[0].count);
+      keep(c, piece.first + m, parts[0].first, parts[0].count);
+      if (halves) {
+        add_bias(second, bias ? bias + inner + first : nullptr, n);
+        keep(second, piece.first + m, inner + first, n);
+      }
+      float gate[CHUNK + LANES], other[CHUNK + LANES];
+      if (pairs) unzip(c, n, gate, other);
+      activation_.forward(pairs ? gate : c, pairs ? other : second, a + m * inner + first, n);
+    }
+  }
+
+  // Stores a stretch of an up-projection where it is saved.
+  void keep(const float* values, int64_t row, int64_t first, int64_t n) const {
+    if (!call_.hidden) return;
+    const int64_t at = row * width_of_up(call_) + first;
+    store_as(call_.dtype, (uint8_t*)call_.hidden + at * size_of(call_.dtype), values, n);
+  }
+
+  void down(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const float* a) const {
+    const Operand activated{a, FLOAT32, call_.inner, true, nullptr, nullptr};
+    const Operand weight = weight_of(call_, call_.down, call_.down_dtype, piece.expert, call_.width, call_.inner, true);
+    const Columns part{&weight, first, n};
+    const int64_t row_of_c = block.compute(activated, 0, piece.count, &part, 1, buffer);
+    const float* bias = call_.down_bias ? down_bias_.data() + piece.expert * call_.width + first : nullptr;
+    for (int64_t m = 0; m < piece.count; m++) {
+      float* c = buffer + m * row_of_c;
+      const int64_t row = route_.order[piece.first + m];
+      float* slot = slots_.data() + row * call_.width + first;
+      const float factor = route_.factor[piece.first + m];
+      add_bias(c, bias, n);
+      each(n, [=](int64_t i, auto lanes) { store(slot + i, load(c + i, lanes) * factor, lanes); });
+    }
+  }
+
+  void clear_hidden_of_sentinels() const {
+    const int64_t row = width_of_up(call_) * size_of(call_.dtype), rows = call_.tokens * call_.choices;
+    if (call_.hidden) memset((uint8_t*)call_.hidden + route_.rows() * row, 0, (rows - route_.rows()) * row);
+  }
+
+  const ExpertsForward& call_;
+  const Route<ExpertsForward> route_;
+  const ActivationPass activation_;
+  const FloatRow up_bias_, down_bias_;
+  const FloatBuffer slots_;
+};
+
+// The gradients. On a panel: those of the activations, with the activations again, then those of the inputs of each row
+// and of the weights. A weight's gradient is one sum over the rows of its expert.
+class BackwardPass {
+ public:
+  explicit BackwardPass(const ExpertsBackward& call)
+      : call_(call),
+        route_(call),
+        activation_(call),
+        down_bias_(call.down_bias, call.down_bias_dtype, call.down_bias ? call.experts * call.width : 0, 0.0f, 0.0f),
+        slots_(call.dx ? call.tokens * call.choices * call.width : 0),
+        of_weights_(call.dweights ? call.tokens * call.choices : 0) {}
+
+  Status run() {
+    if (route_.failed() || down_bias_.failed() || (call_.choices && !slots_.data() && call_.dx && call_.width) ||
+        (call_.choices && !of_weights_.data() && call_.dweights))
+      return OUT_OF_MEMORY;
+    const int64_t rows = call_.tokens * call_.choices;
+    if (call_.dweights) std::fill(of_weights_.data(), of_weights_.data() + rows, 0.0f);
+    clear_experts_without_rows();
+    const Status status = route_.each_panel([this](const Panel& panel) { return compute(panel); });
+    if (status) return status;
+    if (call_.dweights) store_as(call_.weights_dtype, call_.dweights, of_weights_.data(), rows);
+    return call_.dx ? sum_of_choices(call_, slots_.data(), call_.dx) : OK;
+  }
+
+ private:
+  // Of the rows of a panel: their activations and the gradients of their up-projections; for each block of columns the
+  // products that make the gradient of a row's weight.
+  struct Rows {
+    float *a, *dh, *products;
+    int64_t blocks;
+  };
+
+  Status compute(const Panel& panel) {
+    const int64_t inner = call_.inner, width = width_of_up(call_), blocks = divide_up(inner, FEW_COLUMNS);
+    const FloatBuffer a(panel.rows * inner), dh(panel.rows * width), products(panel.rows * blocks);
+    if (inner && (!a.data() || !dh.data() || !products.data())) return OUT_OF_MEMORY;
+    const Rows rows{a.data(), dh.data(), products.data(), blocks};
+    Status status = each_block(panel, inner, 1, call_.width,
+                               [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
+                                 activations(piece, first, n, block, buffer, from(rows, piece.first - panel.first));
+                               });
+    if (status) return status;
+    if (call_.dweights) sum_products(panel, rows);
+    if (call_.dx) {
+      status = each_block(panel, call_.width, 1, width,
+                          [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
+                            inputs(piece, first, n, block, buffer, rows.dh + (piece.first - panel.first) * width);
+                          });
+      if (status) return status;
+    }
+    return weights(panel, rows);
+  }
+
+  Rows from(const Rows& rows, int64_t first) const {
+    return {rows.a + first * call_.inner, rows.dh + first * width_of_up(call_), rows.products + first * rows.blocks,
+            rows.blocks};
+  }
+
+  // The rows of grad, of those of an expert from `first` on; times their weights.
+  Operand grads(int64_t first, bool terms, bool weighted) const {
+    return {call_.grad, call_.dtype,          call_.width,
+            terms,      route_.token + first, weighted ? route_.factor + first : nullptr};
+  }
+
+  void activations(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer,
+                   const Rows& rows) const {
+    const int64_t inner = call_.inner, width = width_of_up(call_);
+    const Operand grad = grads(piece.first, true, false);
+    const Operand weight = weight_of(call_, call_.down, call_.down_dtype, piece.expert, call_.width, inner, false);
+    const Columns part{&weight, first, n};
+    const int64_t row_of_c = block.compute(grad, 0, piece.count, &part, 1, buffer);
+    const bool pairs = activation_.interleaved(), halves = activation_.gated() && !pairs;
+    for (int64_t m = 0; m < piece.count; m++) {
+      float gate[2 * CHUNK + LANES], other[CHUNK + LANES], dgate[CHUNK + LANES], dother[CHUNK + LANES];
+      float *da = buffer + m * row_of_c, *a = rows.a + m * inner + first, *dh = rows.dh + m * width;
+      const int64_t row = piece.first + m;
+      if (pairs) {
+        float both[2 * CHUNK];
+        load_hidden(row, 2 * first, 2 * n, both);
+        unzip(both, n, gate, other);
+      } else {
+        load_hidden(row, first, n, gate);
+        if (halves) load_hidden(row, inner + first, n, other);
+      }
+      activation_.forward(gate, other, a, n);
+      if (call_.dweights) add_products(da, a, first, n, rows.products + m * rows.blocks);
+      const float factor = route_.factor[row];
+      each(n, [=](int64_t i, auto lanes) { store(da + i, load(da + i, lanes) * factor, lanes); });
+      activation_.backward(da, gate, other, pairs ? dgate : dh + first, pairs ? dother : dh + inner + first, n);
+      if (pairs) zip(dh + 2 * first, n, dgate, dother);
+    }
+  }
+
+  void load_hidden(int64_t row, int64_t first, int64_t n, float* to) const {
+    const int64_t at = row * width_of_up(call_) + first;
+    load_as(call_.dtype, (const uint8_t*)call_.hidden + at * size_of(call_.dtype), to, n);
+  }
+
+  // The sum of the products of each FEW_COLUMNS columns: the same sums whatever the blocks are.
+  static void add_products(const float* da, const float* a, int64_t first, int64_t n, float* products) {
+    for (int64_t at = 0; at < n; at += FEW_COLUMNS) {
+      vfloat sum = {};
+      each(std::min(FEW_COLUMNS, n - at),
+           [&](int64_t i, auto lanes) { sum += load(da + at + i, lanes) * load(a + at + i, lanes); });
+      products[(first + at) / FEW_COLUMNS] = sum_of(sum);
+    }
+  }
+
+  void sum_products(const Panel& panel, const Rows& rows) const {
+    for (int64_t p = 0; p < panel.count; p++) {
+      const Piece& piece = panel.pieces[p];
+      const float* bias = call_.down_bias ? down_bias_.data() + piece.expert * call_.width : nullptr;
+      for (int64_t row = piece.first; row < piece.first + piece.count; row++) {
+        const float* products = rows.products + (row - panel.first) * rows.blocks;
+        float sum = 0;
+        for (int64_t block = 0; block < rows.blocks; block++) sum += products[block];
+        if (bias) sum += product_with_grad(bias, route_.token[row]);
+        of_weights_.data()[route_.order[row]] = sum;
+      }
+    }
+  }
+
+  float product_with_grad(const float* bias, int64_t token) const {
+    return with_dtype(call_.dtype, [=](auto element) {
+      const auto* grad = (const decltype(element)*)call_.grad + token * call_.width;
+      vfloat sum = {};
+      each(call_.width, [&](int64_t i, auto lanes) { sum += load(grad + i, lanes) * load(bias + i, lanes); });
+      return sum_of(sum);
+    });
+  }
+
+  void inputs(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const float* dh) const {
+    const int64_t width = width_of_up(call_);
+    const Operand grad{dh, FLOAT32, width, true, nullptr, nullptr};
+    const Operand weight = weight_of(call_, call_.up, call_.up_dtype, piece.expert, width, call_.width, false);
+    const Columns part{&weight, first, n};
+    const int64_t row_of_c = block.compute(grad, 0, piece.count, &part, 1, buffer);
+    for (int64_t m = 0; m < piece.count; m++) {
+      float* slot = slots_.data() + route_.order[piece.first + m] * call_.width + first;
+      memcpy(slot, buffer + m * row_of_c, n * sizeof(float));
+    }
+  }
+
+  // ---- The gradients of weights and biases ----
+
+  Status weights(const Panel& panel, const Rows& rows) const {
+    const int64_t width = width_of_up(call_);
+    for (int64_t p = 0; p < panel.count;) {
+      const int64_t e = panel.pieces[p].expert, first = route_.begins[e], count = route_.begins[e + 1] - first;
+      while (p < panel.count && panel.pieces[p].expert == e) p++;
+      const int64_t at = first - panel.first;
+      const Operand x{call_.x, call_.dtype, call_.width, false, route_.token + first, nullptr};
+      const Operand grad = grads(first, false, true);
+      const Operand dh{rows.dh + at * width, FLOAT32, width, false, nullptr, nullptr};
+      const Operand a{rows.a + at * call_.inner, FLOAT32, call_.inner, false, nullptr, nullptr};
+      if (const Status s =
+              weight(dh, width, x, call_.width, count, of_expert(call_.dup, call_.up_dtype, e, width), call_.up_dtype))
+        return s;
+      if (const Status s = weight(grad, call_.width, a, call_.inner, count,
+                                  of_expert(call_.ddown, call_.down_dtype, e, call_.inner), call_.down_dtype))
+        return s;
+      if (const Status s = bias(dh, width, count, call_.dup_bias, call_.up_bias_dtype, e)) return s;
+      if (const Status s = bias(grad, call_.width, count, call_.ddown_bias, call_.down_bias_dtype, e)) return s;
+    }
+    return OK;
+  }
+
+  // The part of an expert in the gradient of a weight of `other` times the width of a token.
+  void* of_expert(void* gradient, int64_t dtype, int64_t expert, int64_t other) const {
+    return gradient ? (uint8_t*)gradient + expert * other * call_.width * size_of(dtype) : nullptr;
+  }
+
+  // The products of two sets of rows, (outputs, inputs), or transposed.
+  Status weight(Operand of_outputs, int64_t outputs, Operand of_inputs, int64_t inputs, int64_t terms, void* result,
+                int64_t dtype) const {
+    if (!result || !outputs || !inputs) return OK;
+    if (call_.transposed) std::swap(of_outputs, of_inputs), std::swap(outputs, inputs);
+    const int64_t across = divide_up(inputs, COLUMNS), blocks = divide_up(outputs, ROWS) * across;
+    const int64_t workers = outputs * inputs * terms <= 8 * BLOCK ? 1 : workers_for(blocks);
+    const Block product(std::min(ROWS, outputs), terms);
+    const Scratch scratch(workers, product.floats(std::min(COLUMNS, inputs) + TILE_COLUMNS));
+    if (scratch.failed()) return OUT_OF_MEMORY;
+    const Scratch* buffers = &scratch;
+    const Operand *rows = &of_outputs, *columns = &of_inputs;
+    run_blocks(blocks, workers, [=](int64_t block, int64_t worker) {
+      const int64_t row = block / across * ROWS, count = std::min(ROWS, outputs - row);
+      const int64_t column = block % across * COLUMNS;
+      const Columns part{columns, column, std::min(COLUMNS, inputs - column)};
+      float* c = buffers->of(worker);
+      const int64_t row_of_c = product.compute(*rows, row, count, &part, 1, c);
+      for (int64_t m = 0; m < count; m++)
+        store_as(dtype, (uint8_t*)result + ((row + m) * inputs + column) * size_of(dtype), c + m * row_of_c,
+                 part.count);
+    });
+    return OK;
+  }
+
+  // The sums of the columns of some rows, in parts of DEPTH rows that are added in order.
+  Status bias(const Operand& rows, int64_t width, int64_t count, void* result, int64_t dtype, int64_t expert) const {
+    if (!result || !width) return OK;
+    const FloatBuffer buffer(3 * width);
+    float *total = buffer.data(), *part = total + width, *row = part + width;
+    if (!total) return OUT_OF_MEMORY;
+    std::fill(total, total + width, 0.0f);
+    for (int64_t first = 0; first < count; first += DEPTH) {
+      std::fill(part, part + width, 0.0f);
+      for (int64_t at = first; at < std::min(count, first + DEPTH); at++) {
+        load_as(rows.dtype, rows.row(at, 0), row, width);
+        const float factor = rows.factors ? rows.factors[at] : 1.0f;
+        each(width, [=](int64_t i, auto lanes) {
+          store(part + i, load(part + i, lanes) + load(row + i, lanes) * factor, lanes);
+        });
+      }
+      each(width,
+           [=](int64_t i, auto lanes) { store(total + i, load(total + i, lanes) + load(part + i, lanes), lanes); });
+    }
+    store_as(dtype, (uint8_t*)result + expert * width * size_of(dtype), total, width);
+    return OK;
+  }
+
+  void clear_experts_without_rows() const {
+    const int64_t width = width_of_up(call_);
+    const struct {
+      void* gradient;
+      int64_t bytes;  // of an expert
+    } all[] = {{call_.dup, width * call_.width * size_of(call_.up_dtype)},
+               {call_.ddown, call_.inner * call_.width * size_of(call_.down_dtype)},
+               {call_.dup_bias, width * size_of(call_.up_bias_dtype)},
+               {call_.ddown_bias, call_.width * size_of(call_.down_bias_dtype)}};
+    for (int64_t e = 0; e < call_.experts; e++) {
+      if (route_.begins[e + 1] > route_.begins[e]) continue;
+      for (const auto& each : all)
+        if (each.gradient) memset((uint8_t*)each.gradient + e * each.bytes, 0, each.bytes);
+    }
+  }
+
+  const ExpertsBackward& call_;
+  const Route<ExpertsBackward> route_;
+  const ActivationPass activation_;
+  const FloatRow down_bias_;
+  const FloatBuffer slots_, of_weights_;
+};
+
+}  // namespace
+}  // namespace fusedops
+
+using namespace fusedops;
+
+FUSEDOPS_EXPORT int fusedops_experts_forward(const ExpertsForward* call) {
+  if (!fits(*call)) return INVALID;
+  if (!call->tokens) return OK;
+  const bool routed = call->choices, wide = call->width, weighted = wide && call->experts && call->inner;
+  if ((wide && (!call->y || (routed && !call->x))) || (routed && (!call->index || !call->weights))) return INVALID;
+  if (routed && weighted && (!call->up || !call->down)) return INVALID;
+  return ForwardPass(*call).run();
+}
+
+FUSEDOPS_EXPORT int fusedops_experts_backward(const ExpertsBackward* call) {
+  if (!fits(*call)) return INVALID;
+  const bool routed = call->tokens && call->choices, wide = call->width, inner = call->inner && call->experts;
+  if (routed && (!call->index || !call->weights || (wide && (!call->grad || !call->x)))) return INVALID;
+  if (routed && wide && inner && (!call->up || !call->down || !call->hidden)) return INVALID;
+  const int64_t weights = call->experts * call->inner * call->width;
+  if (call->dup) use_huge_pages(call->dup, call->activation <= GELU_ERF ? 2 * weights : weights, call->up_dtype);
+  if (call->ddown) use_huge_pages(call->ddown, weights, call->down_dtype);
+  return BackwardPass(*call).run();
+}

@@ -1,0 +1,210 @@
+// What forward and backward of experts share: the routed rows by expert, the work on them, the activations.
+//
+// A routed row is one choice of a token. A choice outside [0, experts) is a sentinel: its row counts for nothing.
+#pragma once
+
+#include "elementwise/gated.h"
+#include "rows.h"
+#include "tile/products.h"
+
+namespace fusedops {
+namespace {
+
+constexpr int64_t ROWS = 256;     // rows of one expert in a block of work
+constexpr int64_t COLUMNS = 256;  // columns of a product in a block of work
+constexpr int64_t PANEL = 2048;   // rows of a panel, at most, unless one expert has more
+constexpr int64_t FEW_ROWS = 48;  // so few rows of each expert have narrow blocks, that there is one for each thread
+constexpr int64_t FEW_COLUMNS = 64;
+
+struct Piece {
+  int64_t expert, first, count;  // rows in the order by expert
+};
+
+// Some experts with all their rows.
+struct Panel {
+  const Piece* pieces;
+  int64_t count, first, rows, most;  // most: the rows of the largest piece
+};
+
+template <class Call>
+int64_t expert_of(const Call& call, int64_t row) {
+  const int64_t e = call.index_bytes == 8 ? ((const int64_t*)call.index)[row] : ((const int32_t*)call.index)[row];
+  return e >= 0 && e < call.experts ? e : call.experts;
+}
+
+// The routed rows in the order by expert; of one expert, in their own order. Sentinels come last.
+template <class Call>
+class Route {
+ public:
+  explicit Route(const Call& call)
+      : call_(call),
+        all_(call.tokens * call.choices),
+        rows_(2 * all_ + call.experts + 2),
+        factors_(all_),
+        pieces_(call.experts + all_ / ROWS + 1) {
+    if (failed()) return;
+    order = rows_.data(), token = order + all_, begins = token + all_;
+    factor = factors_.data();
+    std::fill(begins, begins + call.experts + 2, 0);
+    for (int64_t row = 0; row < all_; row++) begins[expert_of(call, row) + 1]++;
+    for (int64_t e = 0; e <= call.experts; e++) begins[e + 1] += begins[e];
+    for (int64_t row = 0; row < all_; row++) order[begins[expert_of(call, row)]++] = row;
+    for (int64_t e = call.experts; e > 0; e--) begins[e] = begins[e - 1];
+    begins[0] = 0;
+    for (int64_t i = 0; i < all_; i++) token[i] = order[i] / call.choices;
+    with_dtype(call.weights_dtype, [&](auto element) {
+      auto* weights = (const decltype(element)*)call.weights;
+      for (int64_t i = 0; i < all_; i++) factor[i] = load(weights + order[i], Part{1})[0];
+    });
+  }
+  bool failed() const { return !rows_.data() || (all_ && !factors_.data()) || !pieces_.data(); }
+  int64_t rows() const { return begins[call_.experts]; }
+
+  // Calls f(panel) for the panels, until it returns an error.
+  template <class F>
+  Status each_panel(F f) const {
+    Panel panel{pieces_.data(), 0, 0, 0, 0};
+    for (int64_t e = 0; e < call_.experts; e++) {
+      const int64_t first = begins[e], count = begins[e + 1] - first;
+      if (panel.rows && panel.rows + count > PANEL) {
+        if (const Status status = f(panel)) return status;
+        panel = {pieces_.data(), 0, first, 0, 0};
+      }
+      for (int64_t at = 0; at < count; at += ROWS) {
+        const Piece piece{e, first + at, std::min(ROWS, count - at)};
+        pieces_.data()[panel.count++] = piece;
+        panel.most = std::max(panel.most, piece.count);
+      }
+      panel.rows += count;
+    }
+    return panel.rows ? f(panel) : OK;
+  }
+
+  int64_t *order, *token, *begins;  // begins: of the rows of each expert, and of the sentinels
+  float* factor;                    // the weight of each row
+
+ private:
+  const Call& call_;
+  int64_t all_;
+  Buffer<int64_t> rows_;
+  FloatBuffer factors_;
+  Buffer<Piece> pieces_;
+};
+
+template <class Call>
+bool is_gated(const Call& call) {
+  return call.activation <= GELU_ERF;
+}
+
+// The columns of an up-projection, 2 * inner or inner.
+template <class Call>
+int64_t width_of_up(const Call& call) {
+  return is_gated(call) ? 2 * call.inner : call.inner;
+}
+
+// The weight of an expert, (outputs, inputs), or transposed: as it multiplies inputs, and as it multiplies gradients of
+// outputs.
+template <class Call>
+Operand weight_of(const Call& call, const void* weight, int64_t dtype, int64_t expert, int64_t outputs, int64_t inputs,
+                  bool of_inputs) {
+  const void* data = (const uint8_t*)weight + expert * outputs * inputs * size_of(dtype);
+  const bool transposed = call.transposed;
+  return {data, dtype, transposed ? outputs : inputs, transposed != of_inputs, nullptr, nullptr};
+}
+
+// Runs f(piece, first, columns, block, buffer) for the blocks of `columns` columns of each piece of a panel; the buffer
+// is for a block of so many parts of so many columns, and of so many terms.
+template <class F>
+Status each_block(const Panel& panel, int64_t columns, int64_t parts, int64_t terms, F f) {
+  if (!columns) return OK;
+  const int64_t width = (panel.most <= FEW_ROWS ? FEW_COLUMNS : COLUMNS) / parts;
+  const int64_t blocks = divide_up(columns, width), count = blocks * panel.count;
+  const bool alone = panel.rows * columns * parts * terms <= 8 * BLOCK;  // less than what waking a thread costs
+  const int64_t workers = alone ? 1 : workers_for(count);
+  const Block product(panel.most, terms);
+  const Scratch scratch(workers, product.floats((width + TILE_COLUMNS) * parts));
+  if (scratch.failed()) return OUT_OF_MEMORY;
+  const Scratch* buffers = &scratch;
+  run_blocks(count, workers, [=](int64_t block, int64_t worker) {
+    const int64_t first = block % blocks * width;
+    f(panel.pieces[block / blocks], first, std::min(width, columns - first), product, buffers->of(worker));
+  });
+  return OK;
+}
+
+// The activation of an up-projection on some of its rows.
+class ActivationPass {
+ public:
+  static constexpr int64_t CHUNK = COLUMNS;  // at most
+
+  template <class Call>
+  explicit ActivationPass(const Call& call)
+      : code_(call.activation), gated_(is_gated(call)), interleaved_(gated_ && call.interleaved), settings_(call) {
+    std::fill(ones_, ones_ + CHUNK, 1.0f);
+  }
+  bool interleaved() const { return interleaved_; }
+  bool gated() const { return gated_; }
+
+  // y[0..n) of n numbers, and of as many of up, where it is gated.
+  void forward(const float* gate, const float* up, float* y, int64_t n) const {
+    if (code_ < RELU) return FORWARD<float>[code_ % 3](settings_, gate, gated_ ? up : ones_, y, n);
+    const bool squared = code_ == SQUARED_RELU;
+    each(n, [=](int64_t i, auto lanes) {
+      const vfloat v = positive_part(load(gate + i, lanes));
+      store(y + i, squared ? v * v : v, lanes);
+    });
+  }
+
+  void backward(const float* grad, const float* gate, const float* up, float* dgate, float* dup, int64_t n) const {
+    if (code_ < RELU)
+      return BACKWARD<float>[code_ % 3](settings_, grad, gate, gated_ ? up : ones_, dgate, gated_ ? dup : nullptr, n);
+    const bool squared = code_ == SQUARED_RELU;
+    each(n, [=](int64_t i, auto lanes) {
+      const vfloat g = load(gate + i, lanes);
+      const vfloat slope = squared ? positive_part(g) * 2.0f : where_positive(g, all(1.0f), vfloat{});
+      store(dgate + i, load(grad + i, lanes) * slope, lanes);
+    });
+  }
+
+ private:
+  int64_t code_;
+  bool gated_, interleaved_;
+  Settings settings_;
+  float ones_[CHUNK];
+};
+
+// y[t] = the sum of the rows of the choices of a token, in their order; sentinels have none.
+template <class Call>
+Status sum_of_choices(const Call& call, const float* slots, void* y) {
+  const int64_t width = call.width, choices = call.choices, tokens = call.tokens, dtype = call.dtype;
+  if (!width) return OK;
+  const int64_t of_block = std::max<int64_t>(1, BLOCK / std::max<int64_t>(1, width * choices));
+  const int64_t blocks = divide_up(tokens, of_block), workers = workers_for(blocks);
+  const Scratch scratch(workers, width);
+  if (scratch.failed()) return OUT_OF_MEMORY;
+  const Scratch* buffers = &scratch;
+  const Call* from = &call;
+  run_blocks(blocks, workers, [=](int64_t block, int64_t worker) {
+    float* sum = buffers->of(worker);
+    for (int64_t t = block * of_block; t < std::min(tokens, (block + 1) * of_block); t++) {
+      std::fill(sum, sum + width, 0.0f);
+      for (int64_t row = t * choices; row < (t + 1) * choices; row++) {
+        if (expert_of(*from, row) == from->experts) continue;
+        const float* term = slots + row * width;
+        each(width,
+             [=](int64_t i, auto lanes) { store(sum + i, load(sum + i, lanes) + load(term + i, lanes), lanes); });
+      }
+      store_as(dtype, (uint8_t*)y + t * width * size_of(dtype), sum, width);
+    }
+  });
+  return OK;
+}
+
+template <class Call>
+bool fits(const Call& call) {
+  return call.tokens >= 0 && call.choices >= 0 && call.experts >= 0 && call.width >= 0 && call.inner >= 0 &&
+         call.activation >= 0 && call.activation <= SQUARED_RELU;
+}
+
+}  // namespace
+}  // namespace fusedops

@@ -1,0 +1,296 @@
+// y = x @ W.T + bias for a packed weight W (outputs, columns), and the gradient of x.
+//
+// A sum over the columns is one vector of sums, weight after weight, for each part of DEPTH columns; the parts are
+// added in order. Every function here sums so: the bits of a row of y do not depend on the other rows, nor on threads.
+#include "tile/quantized.h"
+
+#include <algorithm>
+
+#include "rows.h"
+
+namespace fusedops {
+namespace {
+
+constexpr int64_t DEPTH = 1024;  // columns of a part: a multiple of each block
+constexpr int64_t OUTPUTS = 32;  // rows of the weight of a block of work; unpacked 128 KiB, which stay in L2
+constexpr int64_t ROWS = 96;     // rows of x of a block of work
+constexpr int64_t FUSED_ROWS = VECTOR_BYTES == 64 ? 8 : 4;  // rows of x whose sums stay in registers
+// Rows of x for which a weight is unpacked for each FUSED_ROWS; for more it is unpacked once, to memory.
+constexpr int64_t FEW_ROWS = VECTOR_BYTES >= 32 ? 2 * FUSED_ROWS : FUSED_ROWS;
+
+// Adds the sums of the first `count` of N vectors for each row, to sums (rows, OUTPUTS). Not inlined: beside a loop
+// that needs all registers, GCC 12 keeps vectors of the loop in memory.
+template <int N>
+NOINLINE void add_sums(const vfloat (*vectors)[N], int64_t rows, int64_t count, float* sums) {
+  for (int64_t m = 0; m < rows; m++, sums += OUTPUTS)
+    for (int64_t n = 0; n < count; n++) sums[n] += sum_of(vectors[m][n]);
+}
+
+// ---- Few rows: each weight is multiplied where it is unpacked ----
+
+template <class T, int N>
+struct OfRows {
+  T each[N];
+};
+// f(0), f(1), ...
+template <class F, int... I>
+INLINE auto of_rows(F f, std::integer_sequence<int, I...>) {
+  return OfRows<decltype(f(0)), sizeof...(I)>{{f(I)...}};
+}
+
+// The products of the first `rows` of M rows of x and the first `count` of N rows of the weight, to sums (M, OUTPUTS).
+// The rows of the weight take turns: no sum waits for the one before.
+template <class Format, int M, int N>
+INLINE void products(const float* x, int64_t rows, int64_t columns, const uint8_t* packed, int64_t row_bytes,
+                     int64_t count, float* sums) {
+  constexpr std::make_integer_sequence<int, N> turns;
+  const float* row[M];  // of fewer than M rows, the last one several times
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++) row[m] = x + std::min<int64_t>(m, rows - 1) * columns;
+  for (int64_t first = 0; first < columns; first += DEPTH) {
+    vfloat total[M][N] = {};
+    const uint8_t* from = packed + first / Format::WEIGHTS * Format::BYTES;
+    for (int64_t at = first; at < std::min(columns, first + DEPTH); from += Format::BYTES) {
+      // the next rows: at the end of a row the processor has hardly begun to read ahead by itself (up to 1.7 times)
+      for (int n = 0; n < N; n++)
+        for (int i = 0; i < Format::BYTES; i += 64) __builtin_prefetch(from + (n + N) * row_bytes + i);
+      const auto blocks = of_rows(
+          [=](int n) __attribute__((always_inline)) { return typename Format::Block(from + n * row_bytes); }, turns);
+      for (int c = 0; c < Format::WEIGHTS / Format::CHUNK; c++, at += Format::CHUNK) {
+        const auto chunks = of_rows(
+            [&](int n) __attribute__((always_inline)) { return typename Format::Chunk(blocks.each[n], c); }, turns);
+        if constexpr (M == 1 && VECTOR_BYTES < 64) {  // too few registers for what all rows of the weight need
+#pragma GCC unroll 4
+          for (int n = 0; n < N; n++)
+#pragma GCC unroll 16
+            for (int i = 0; i < Format::CHUNK; i += LANES) total[0][n] += chunks.each[n].at(i) * load(row[0] + at + i);
+          continue;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < Format::CHUNK; i += LANES) {
+          vfloat w[N];
+#pragma GCC unroll 4
+          for (int n = 0; n < N; n++) w[n] = chunks.each[n].at(i);
+#pragma GCC unroll 8
+          for (int m = 0; m < M; m++) {
+            const vfloat values = load(row[m] + at + i);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) total[m][n] += w[n] * values;
+          }
+        }
+      }
+    }
+    vfloat vectors[M][N];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) vectors[m][n] = total[m][n];
+    add_sums<N>(vectors, std::min<int64_t>(M, rows), count, sums);
+  }
+}
+
+// ---- Many rows: a tile of M rows of x and N unpacked rows of the weight ----
+
+template <int M, int N>
+INLINE void add_tile(const float* x, int64_t columns, const float* weights, int64_t count, float* sums) {
+  vfloat total[M][N] = {};
+  for (int64_t at = 0; at < count; at += LANES) {
+    vfloat rows[M];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) rows[m] = load(x + m * columns + at);
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) {
+      const vfloat w = load(weights + n * DEPTH + at);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) total[m][n] += w * rows[m];
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) sums[m * OUTPUTS + n] += sum_of(total[m][n]);
+}
+
+constexpr int TILE_ROWS = VECTOR_BYTES == 64 ? 6 : 3, TILE_OUTPUTS = 4;
+
+// The tiles of M rows of x for some rows of the weight.
+template <int M>
+NOINLINE void add_tiles(const float* x, int64_t columns, const float* weights, int64_t outputs, int64_t count,
+                        float* sums) {
+  int64_t n = 0;
+  for (; n + TILE_OUTPUTS <= outputs; n += TILE_OUTPUTS)
+    add_tile<M, TILE_OUTPUTS>(x, columns, weights + n * DEPTH, count, sums + n);
+  for (; n < outputs; n++) add_tile<M, 1>(x, columns, weights + n * DEPTH, count, sums + n);
+}
+
+template <class Format>
+struct Product {
+  const float* x;
+  const uint8_t* packed;
+  const float* bias;  // null for none
+  int64_t rows, columns, outputs, row_bytes;
+
+  // The sums of some rows of x and of the weight, (rows, OUTPUTS); `weights`: a buffer for an unpacked part.
+  void sums_of(int64_t row, int64_t row_count, int64_t output, int64_t count, float* sums, float* weights) const {
+    std::fill(sums, sums + row_count * OUTPUTS, 0.0f);
+    const uint8_t* from = packed + output * row_bytes;
+    const float* rows_of_x = x + row * columns;
+    if (row_count <= FEW_ROWS) {
+      for (int64_t m = 0; m < row_count; m += FUSED_ROWS)
+        add_fused(rows_of_x + m * columns, std::min(FUSED_ROWS, row_count - m), from, count, sums + m * OUTPUTS);
+      return;
+    }
+    for (int64_t first = 0; first < columns; first += DEPTH) {
+      const int64_t depth = std::min(DEPTH, columns - first);
+      for (int64_t n = 0; n < count; n++)
+        unpack<Format>(from + n * row_bytes, row_bytes, first, depth, weights + n * DEPTH);
+      const float* part = rows_of_x + first;
+      int64_t m = 0;
+      for (; m + TILE_ROWS <= row_count; m += TILE_ROWS)
+        add_tiles<TILE_ROWS>(part + m * columns, columns, weights, count, depth, sums + m * OUTPUTS);
+      for (; m + 2 <= row_count; m += 2)
+        add_tiles<2>(part + m * columns, columns, weights, count, depth, sums + m * OUTPUTS);
+      if (m < row_count) add_tiles<1>(part + m * columns, columns, weights, count, depth, sums + m * OUTPUTS);
+    }
+  }
+
+  void add_fused(const float* some, int64_t row_count, const uint8_t* from, int64_t count, float* sums) const {
+    if (row_count == 1) return add_products<1, 4>(some, row_count, from, count, sums);
+    if (row_count == 2) return add_products<2, 2>(some, row_count, from, count, sums);
+    if (row_count <= 4) return add_products<4, 2>(some, row_count, from, count, sums);
+    add_products<FUSED_ROWS, 2>(some, row_count, from, count, sums);
+  }
+  template <int M, int N>
+  NOINLINE void add_products(const float* some, int64_t row_count, const uint8_t* from, int64_t count,
+                             float* sums) const {
+    for (int64_t n = 0, done; n < count; n += done) {
+      done = n + N <= count ? N : 1;  // of fewer than N rows one at a time, which is read as each of N
+      products<Format, M, N>(some, row_count, columns, from + n * row_bytes, done == N ? row_bytes : 0, done, sums + n);
+    }
+  }
+};
+
+template <class Format>
+Status forward(const QuantizedForward& call) {
+  const int64_t rows = call.rows, columns = call.columns, outputs = call.outputs;
+  const FloatRow x(call.x, call.dtype, rows * columns, 0.0f, 0.0f);
+  const FloatRow bias(call.bias, call.bias_dtype, call.bias ? outputs : 0, 0.0f, 0.0f);
+  const int64_t panels = divide_up(outputs, OUTPUTS), parts = divide_up(rows, ROWS), blocks = panels * parts;
+  const bool few = rows <= FEW_ROWS;
+  const int64_t rows_of_block = std::min(rows, ROWS);
+  const int64_t workers = rows * columns * outputs <= BLOCK ? 1 : workers_for(blocks);
+  const int64_t sums_size = rows_of_block * OUTPUTS, size = sums_size + (few ? 0 : OUTPUTS * DEPTH);
+  const Scratch scratch(workers, size);
+  if (x.failed() || bias.failed() || scratch.failed()) return OUT_OF_MEMORY;
+  const int64_t row_bytes = columns / Format::WEIGHTS * Format::BYTES;
+  const Product<Format> product{x.data(), call.packed, call.bias ? bias.data() : nullptr, rows, columns,
+                                outputs,  row_bytes};
+  uint8_t* y = (uint8_t*)call.y;
+  const int64_t dtype = call.dtype, itemsize = dtype == FLOAT32 ? 4 : 2;
+  const Scratch* buffers = &scratch;
+  run_blocks(blocks, workers, [=](int64_t block, int64_t worker) {
+    const int64_t output = block / parts * OUTPUTS, count = std::min(OUTPUTS, outputs - output);
+    const int64_t row = block % parts * ROWS, row_count = std::min(ROWS, rows - row);
+    float* sums = buffers->of(worker);
+    product.sums_of(row, row_count, output, count, sums, sums + sums_size);
+    for (int64_t m = 0; m < row_count; m++) {
+      float* mine = sums + m * OUTPUTS;
+      if (product.bias)
+        for (int64_t i = 0; i < count; i++) mine[i] += product.bias[output + i];
+      store_as(dtype, y + ((row + m) * outputs + output) * itemsize, mine, count);
+    }
+  });
+  return OK;
+}
+
+// ---- The gradient of x: the rows of the weight, each times its number of grad, are added in order ----
+
+constexpr int64_t COLUMNS = 256;  // of x of a block of work: a block of each format
+constexpr int64_t GRADIENT_ROWS = 64;
+constexpr int GRADIENT_TILE = VECTOR_BYTES == 64 ? 8 : 4;
+
+// Adds count rows of the weight, each times its number in M rows of grad, to sums (M, COLUMNS): N vectors of columns.
+template <int M, int N>
+INLINE void add_outer(const float* grad, int64_t outputs, const float* weights, int64_t count, float* sums) {
+  vfloat total[M][N];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+    for (int v = 0; v < N; v++) total[m][v] = load(sums + m * COLUMNS + v * LANES);
+  for (int64_t n = 0; n < count; n++) {
+    vfloat w[N];
+#pragma GCC unroll 4
+    for (int v = 0; v < N; v++) w[v] = load(weights + n * COLUMNS + v * LANES);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      const float g = grad[m * outputs + n];
+#pragma GCC unroll 4
+      for (int v = 0; v < N; v++) total[m][v] += w[v] * g;
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+    for (int v = 0; v < N; v++) store(sums + m * COLUMNS + v * LANES, total[m][v]);
+}
+
+template <int M>
+NOINLINE void add_outers(const float* grad, int64_t outputs, const float* weights, int64_t count, int64_t columns,
+                         float* sums) {
+  for (int64_t at = 0; at < columns; at += 2 * LANES) add_outer<M, 2>(grad, outputs, weights + at, count, sums + at);
+}
+
+template <class Format>
+Status backward(const QuantizedBackward& call) {
+  const int64_t rows = call.rows, columns = call.columns, outputs = call.outputs;
+  const FloatRow grad(call.grad, call.dtype, rows * outputs, 0.0f, 0.0f);
+  const int64_t panels = divide_up(columns, COLUMNS), parts = divide_up(rows, GRADIENT_ROWS), blocks = panels * parts;
+  const int64_t workers = rows * columns * outputs <= BLOCK ? 1 : workers_for(blocks);
+  const int64_t sums_size = std::min(rows, GRADIENT_ROWS) * COLUMNS;
+  const Scratch scratch(workers, sums_size + OUTPUTS * COLUMNS);
+  if (grad.failed() || scratch.failed()) return OUT_OF_MEMORY;
+  const int64_t row_bytes = columns / Format::WEIGHTS * Format::BYTES;
+  const uint8_t* packed = call.packed;
+  const float* g = grad.data();
+  uint8_t* dx = (uint8_t*)call.dx;
+  const int64_t dtype = call.dtype, itemsize = dtype == FLOAT32 ? 4 : 2;
+  const Scratch* buffers = &scratch;
+  run_blocks(blocks, workers, [=](int64_t block, int64_t worker) {
+    const int64_t first = block / parts * COLUMNS, width = std::min(COLUMNS, columns - first);
+    const int64_t row = block % parts * GRADIENT_ROWS, row_count = std::min(GRADIENT_ROWS, rows - row);
+    float *sums = buffers->of(worker), *weights = sums + sums_size;
+    std::fill(sums, sums + row_count * COLUMNS, 0.0f);
+    for (int64_t output = 0; output < outputs; output += OUTPUTS) {
+      const int64_t count = std::min(OUTPUTS, outputs - output);
+      for (int64_t n = 0; n < count; n++)
+        unpack<Format>(packed + (output + n) * row_bytes, row_bytes, first, width, weights + n * COLUMNS);
+      int64_t m = 0;
+      for (; m + GRADIENT_TILE <= row_count; m += GRADIENT_TILE)
+        add_outers<GRADIENT_TILE>(g + (row + m) * outputs + output, outputs, weights, count, width, sums + m * COLUMNS);
+      for (; m < row_count; m++)
+        add_outers<1>(g + (row + m) * outputs + output, outputs, weights, count, width, sums + m * COLUMNS);
+    }
+    for (int64_t m = 0; m < row_count; m++)
+      store_as(dtype, dx + ((row + m) * columns + first) * itemsize, sums + m * COLUMNS, width);
+  });
+  return OK;
+}
+
+}  // namespace
+}  // namespace fusedops
+
+using namespace fusedops;
+
+FUSEDOPS_EXPORT int fusedops_quantized_forward(const QuantizedForward* call) {
+  if (call->rows < 0 || call->columns < 0 || call->outputs < 0) return INVALID;
+  if (!call->rows || !call->outputs) return OK;
+  if (!call->y || (call->columns && (!call->x || !call->packed))) return INVALID;
+  return with_format(call->format, [=](auto format) { return forward<decltype(format)>(*call); });
+}
+
+FUSEDOPS_EXPORT int fusedops_quantized_backward(const QuantizedBackward* call) {
+  if (call->rows < 0 || call->columns < 0 || call->outputs < 0) return INVALID;
+  if (!call->rows || !call->columns) return OK;
+  if (!call->dx || (call->outputs && (!call->grad || !call->packed))) return INVALID;
+  return with_format(call->format, [=](auto format) { return backward<decltype(format)>(*call); });
+}

@@ -1,0 +1,138 @@
+// Two kinds of products: of float32, and of bfloat16 by the instruction vdpbf16ps of AVX512-BF16, which adds the
+// products of two terms to a sum in float32.
+//
+// Of bfloat16, a step of a sum has a pair of terms, packed into the 32 bits that a float has otherwise: so both have
+// the same panels. Beside the last of an odd number of terms is 0. The instruction takes numbers below 2^-126 for 0,
+// returns 0 for them, and rounds to nearest whatever the mode is. inf and NaN are those of IEEE 754.
+#pragma once
+
+#include "tile/products.h"
+
+#if VECTOR_BYTES == 64
+#include <cpuid.h>
+#endif
+
+namespace fusedops {
+namespace {
+
+// Products of float32: a step of a sum has one term.
+struct Floats {
+  static constexpr int64_t TERMS = 1;  // of a step
+
+  template <int WIDTH>
+  static void pack(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth, float* to) {
+    fusedops::pack<WIDTH>(from, first, count, term, depth, to);
+  }
+  static void tile(int64_t rows, const float* a, const float* b, int64_t steps, const Target& c) {
+    tile_of(rows, a, b, steps, c);
+  }
+};
+
+#if VECTOR_BYTES == 64
+
+// True where the processor has the instruction.
+inline bool has_pairs() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+
+// Packs `count` rows of contiguous terms, at most LANES, to the lanes of vectors WIDTH floats apart, as pack_terms.
+template <int WIDTH>
+NOINLINE void pack_pairs_of_terms(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth,
+                                  float* to) {
+  const uint16_t* rows[LANES];
+  for (int i = 0; i < LANES; i++) rows[i] = (const uint16_t*)from.row(first + (i < count ? i : 0), term);
+  int64_t k = 0;
+  for (; k + 2 * LANES <= depth; k += 2 * LANES, to += LANES * WIDTH) {
+    vfloat values[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) values[i] = load((const float*)(rows[i] + k));
+    transpose(values);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) store(to + i * WIDTH, values[i]);
+  }
+  if (k == depth) return;
+  const uint32_t mask = (uint32_t(1) << (depth - k)) - 1;
+  vfloat values[LANES];
+  for (int i = 0; i < LANES; i++) values[i] = (vfloat)_mm512_maskz_loadu_epi16(mask, rows[i] + k);
+  transpose(values);
+  for (int i = 0; i < (depth - k + 1) / 2; i++) store(to + i * WIDTH, values[i]);
+}
+
+// Packs `count` contiguous numbers of each of `depth` terms, to panels of WIDTH, as pack_rows.
+template <int WIDTH>
+NOINLINE void pack_pairs_of_rows(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth,
+                                 float* to, int64_t panel) {
+  for (int64_t k = 0; k < depth; k += 2, to += WIDTH) {
+    const uint16_t* row = (const uint16_t*)from.row(term + k, first);
+    const bool odd = k + 1 == depth;
+    const uint16_t* next = odd ? row : (const uint16_t*)from.row(term + k + 1, first);
+    for (int64_t ahead = k + AHEAD; ahead < std::min(k + AHEAD + 2, depth); ahead++) {
+      const char* p = (const char*)from.row(term + ahead, first);
+      for (int64_t at = 0; at < 2 * count; at += 64) __builtin_prefetch(p + at);
+    }
+    float* of_panel = to;
+    for (int64_t start = 0; start < count; start += WIDTH, of_panel += panel) {
+#pragma GCC unroll 2
+      for (int at = 0; at < WIDTH; at += LANES) {
+        const int64_t n = count - start - at;
+        if (n <= 0) break;
+        const __mmask16 mask = n >= LANES ? 0xffff : (1 << n) - 1;
+        const vuint low = (vuint)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, row + start + at));
+        const __mmask16 of_next = odd ? 0 : mask;
+        const vuint high = (vuint)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(of_next, next + start + at));
+        store(of_panel + at, (vfloat)(low | high << 16));
+      }
+    }
+  }
+}
+
+// As tile.
+template <int M>
+__attribute__((target("avx512bf16"))) NOINLINE void tile_of_pairs(const float* a, const float* b, int64_t steps,
+                                                                  const Target& c) {
+  __m512 sums[M][2] = {};
+  c.fetch<M>();
+  for (int64_t k = 0; k < steps; k++, a += TILE_ROWS, b += TILE_COLUMNS) {
+    const __m512bh left = (__m512bh)load(b), right = (__m512bh)load(b + LANES);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) {
+      const __m512bh of_row = (__m512bh)_mm512_set1_ps(a[m]);
+      sums[m][0] = _mm512_dpbf16_ps(sums[m][0], left, of_row);
+      sums[m][1] = _mm512_dpbf16_ps(sums[m][1], right, of_row);
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < M; m++) {
+    c.write(m, 0, (vfloat)sums[m][0]);
+    c.write(m, LANES, (vfloat)sums[m][1]);
+  }
+}
+
+// Products of bfloat16.
+struct Pairs {
+  static constexpr int64_t TERMS = 2;
+
+  template <int WIDTH>
+  static void pack(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth, float* to) {
+    const int64_t panel = panel_floats<WIDTH>(divide_up(depth, 2));
+    if (!from.terms_contiguous) return pack_pairs_of_rows<WIDTH>(from, first, count, term, depth, to, panel);
+    for (int64_t start = 0; start < count; start += WIDTH, to += panel)
+      for (int64_t at = start; at < std::min(start + WIDTH, count); at += LANES)
+        pack_pairs_of_terms<WIDTH>(from, first + at, std::min({count, start + WIDTH, at + LANES}) - at, term, depth,
+                                   to + at - start);
+  }
+  static void tile(int64_t rows, const float* a, const float* b, int64_t steps, const Target& c) {
+    with_tile_rows(rows, [&](auto most) { tile_of_pairs<most>(a, b, steps, c); });
+  }
+};
+
+#else
+
+using Pairs = Floats;  // never called
+inline bool has_pairs() { return false; }
+
+#endif
+
+}  // namespace
+}  // namespace fusedops

@@ -1,0 +1,269 @@
+// Products of matrices in float32: C = A B^T, whose operands may have gathered rows and any dtype.
+//
+// Both are packed, a part of DEPTH terms at a time, into panels that a tile of C in registers reads in order. A sum has
+// its parts added in order, and in a part its terms: the bits of an element depend on its terms and their number alone,
+// not on the other elements nor on how C is cut into blocks.
+#pragma once
+
+#include <algorithm>
+
+#include "api.h"
+#include "parallel.h"
+#include "simd/vector.h"
+
+namespace fusedops {
+namespace {
+
+constexpr int64_t DEPTH = 64;  // terms of a part: fewer are more exact, and more of them are not faster
+constexpr int TILE_ROWS = VECTOR_BYTES == 64 ? 12 : VECTOR_BYTES == 32 ? 6 : 4, TILE_COLUMNS = 2 * LANES;
+constexpr int64_t AHEAD = 4;  // rows
+
+inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+inline int64_t size_of(int64_t dtype) { return dtype == FLOAT32 ? 4 : 2; }
+
+// One operand: its elements (i, k), where k is the term. In memory one of both is contiguous, the other has a stride.
+struct Operand {
+  const void* data;
+  int64_t dtype;
+  int64_t stride;  // in elements
+  bool terms_contiguous;
+  const int64_t* places;  // of the strided one: its rows in memory, or null: as they come
+  const float* factors;   // of the strided one: each is multiplied by its factor, or null
+
+  const void* row(int64_t at, int64_t first) const {
+    return (const uint8_t*)data + ((places ? places[at] : at) * stride + first) * size_of(dtype);
+  }
+};
+
+// All bits one after another transpose LANES rows.
+template <int S>
+INLINE void swap_bit(vfloat* rows) {
+  if constexpr (S < LANES) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+      if (i & S) continue;
+      const vfloat a = rows[i], b = rows[i + S];
+      rows[i] = shuffled<Lower<S>>(a, b);
+      rows[i + S] = shuffled<Upper<S>>(a, b);
+    }
+  }
+}
+INLINE void transpose(vfloat* rows) {
+  swap_bit<1>(rows);
+  swap_bit<2>(rows);
+  swap_bit<4>(rows);
+  swap_bit<8>(rows);
+}
+
+// Packs `count` rows of contiguous terms, at most LANES, to the lanes of `depth` vectors WIDTH apart; lanes beyond hold
+// what nothing reads. A vector may reach beyond WIDTH: what it writes there is written again by the next one.
+template <int WIDTH, class T>
+NOINLINE void pack_terms(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth, float* to) {
+  const T* rows[LANES];
+  vfloat factors = {};
+  for (int i = 0; i < LANES; i++) {
+    const int64_t at = first + (i < count ? i : 0);
+    rows[i] = (const T*)from.row(at, term);
+    factors[i] = from.factors ? from.factors[at] : 1.0f;
+  }
+  const bool scaled = from.factors;
+  int64_t k = 0;
+  for (; k + LANES <= depth; k += LANES) {
+    vfloat values[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) values[i] = load(rows[i] + k);
+    transpose(values);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) store(to + (k + i) * WIDTH, scaled ? values[i] * factors : values[i]);
+  }
+  if (k == depth) return;
+  vfloat values[LANES];
+  for (int i = 0; i < LANES; i++) values[i] = load(rows[i] + k, Part{int(depth - k)});
+  transpose(values);
+  for (int i = 0; i < depth - k; i++) store(to + (k + i) * WIDTH, scaled ? values[i] * factors : values[i]);
+}
+
+// Packs `count` contiguous numbers of each of `depth` terms, to panels of WIDTH that are `panel` floats apart. All
+// panels take turns: rows in memory may be a power of two apart, and what the caches would then lose is read once. Rows
+// are asked for AHEAD of time: each may be in a page of its own (few rows of C: twice as fast).
+template <int WIDTH, class T>
+NOINLINE void pack_rows(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth, float* to,
+                        int64_t panel) {
+  const bool scaled = from.factors;
+  for (int64_t k = 0; k < depth; k++, to += WIDTH) {
+    const T* row = (const T*)from.row(term + k, first);
+    if (k + AHEAD < depth) {
+      const char* ahead = (const char*)from.row(term + k + AHEAD, first);
+      for (int64_t at = 0; at < count * int64_t(sizeof(T)); at += 64) __builtin_prefetch(ahead + at);
+    }
+    const vfloat factor = all(scaled ? from.factors[term + k] : 1.0f);
+    float* of_panel = to;
+    for (int64_t start = 0; start < count; start += WIDTH, of_panel += panel) {
+#pragma GCC unroll 2
+      for (int at = 0; at < WIDTH; at += LANES) {
+        const int64_t n = count - start - at;
+        if (n <= 0) break;
+        const vfloat values = n >= LANES ? load(row + start + at) : load(row + start + at, Part{int(n)});
+        store(of_panel + at, scaled ? values * factor : values);
+      }
+    }
+  }
+}
+
+// The floats from one panel of so many terms to the next: not a multiple of what one way of a cache holds.
+template <int WIDTH>
+INLINE int64_t panel_floats(int64_t depth) {
+  return WIDTH * depth + LANES;
+}
+
+// Packs rows [first, first + count) of an operand of one dtype to panels of WIDTH.
+template <int WIDTH, class T>
+INLINE void pack_as(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth, float* to) {
+  const int64_t panel = panel_floats<WIDTH>(depth);
+  if (!from.terms_contiguous) return pack_rows<WIDTH, T>(from, first, count, term, depth, to, panel);
+  for (int64_t start = 0; start < count; start += WIDTH, to += panel)
+    for (int64_t at = start; at < std::min(start + WIDTH, count); at += LANES)
+      pack_terms<WIDTH, T>(from, first + at, std::min({count, start + WIDTH, at + LANES}) - at, term, depth,
+                           to + at - start);
+}
+template <int WIDTH>
+NOINLINE void pack(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth, float* to) {
+  with_dtype(from.dtype, [&](auto element) { pack_as<WIDTH, decltype(element)>(from, first, count, term, depth, to); });
+}
+
+// Where the sums of a tile go: to `to`, whose rows are `row` apart, added to `before` where that is not null, and then
+// to what is there where `adds`.
+struct Target {
+  const float* before;
+  int64_t before_row;
+  float* to;
+  int64_t row;
+  bool adds;
+
+  // Asks for what is written after the sums: it may be in memory, past the caches.
+  template <int M>
+  INLINE void fetch() const {
+    for (int m = 0; m < M; m++)
+      for (int at = 0; at < TILE_COLUMNS; at += 16) __builtin_prefetch(to + m * row + at, 1);
+  }
+  INLINE void write(int m, int at, vfloat sums) const {
+    if (before) sums = load(before + m * before_row + at) + sums;
+    float* p = to + m * row + at;
+    store(p, adds ? load(p) + sums : sums);
+  }
+};
+
+// Computes the products of a panel of M rows and one of TILE_COLUMNS.
+template <int M>
+NOINLINE void tile(const float* a, const float* b, int64_t depth, const Target& c) {
+  vfloat sums[M][2] = {};
+  c.fetch<M>();
+  for (int64_t k = 0; k < depth; k++, a += TILE_ROWS, b += TILE_COLUMNS) {
+    const vfloat left = load(b), right = load(b + LANES);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) {
+      sums[m][0] += left * a[m];
+      sums[m][1] += right * a[m];
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < M; m++) {
+    c.write(m, 0, sums[m][0]);
+    c.write(m, LANES, sums[m][1]);
+  }
+}
+
+// Calls `call` with the constant number of rows of the smallest tile for so many.
+template <class Call>
+INLINE void with_tile_rows(int64_t rows, const Call& call) {
+  switch (rows) {
+    case 1:
+      return call(std::integral_constant<int, 1>{});
+    case 2:
+      return call(std::integral_constant<int, 2>{});
+    case 3:
+    case 4:
+      return call(std::integral_constant<int, 4>{});
+    default:
+      if (TILE_ROWS > 6 && rows > 6) return call(std::integral_constant<int, TILE_ROWS>{});
+      return call(std::integral_constant<int, (TILE_ROWS < 6 ? TILE_ROWS : 6)>{});
+  }
+}
+
+INLINE void tile_of(int64_t rows, const float* a, const float* b, int64_t depth, const Target& c) {
+  with_tile_rows(rows, [&](auto most) { tile<most>(a, b, depth, c); });
+}
+
+// Some rows of the second operand: columns of C.
+struct Columns {
+  const Operand* operand;
+  int64_t first, count;
+};
+
+// A buffer for blocks of C, and for what is packed: the first operand whole where it is small, so that a second one
+// with contiguous terms is read row by row to the end, as memory gives it fastest.
+class Block {
+ public:
+  // For blocks of so many rows or fewer.
+  Block(int64_t rows, int64_t terms) : most_(round_up(rows, TILE_ROWS)), terms_(terms) {
+    depth_ = most_ * terms <= WHOLE ? std::max<int64_t>(1, terms) : DEPTH;
+  }
+  // The floats of the buffer for so many columns, in parts of which each is padded to TILE_COLUMNS.
+  int64_t floats(int64_t columns) const {
+    return most_ * columns + packed_rows() + columns / TILE_COLUMNS * panel_floats<TILE_COLUMNS>(DEPTH);
+  }
+
+  // Computes a block of C at the start of the buffer: `rows` rows of a from `first` on, and the columns of each part
+  // one after another. Returns the number of columns: that from one row to the next.
+  int64_t compute(const Operand& a, int64_t first, int64_t rows, const Columns* parts, int64_t count,
+                  float* buffer) const {
+    int64_t width = 0;
+    for (int64_t p = 0; p < count; p++) width += round_up(parts[p].count, TILE_COLUMNS);
+    float *packed = buffer + most_ * width, *panels = packed + packed_rows();
+    if (!terms_) memset(buffer, 0, rows * width * sizeof(float));
+    for (int64_t start = 0; start < terms_; start += depth_) {
+      const int64_t end = std::min(terms_, start + depth_);
+      for (int64_t term = start; term < end; term += DEPTH)
+        pack<TILE_ROWS>(a, first, rows, term, std::min(DEPTH, end - term), packed + rows_before(term - start));
+      float* c = buffer;
+      for (int64_t p = 0; p < count; p++) {
+        const int64_t n = parts[p].count, at_once = parts[p].operand->terms_contiguous ? TILE_COLUMNS : n;
+        for (int64_t column = 0; column < n; column += at_once)
+          add({parts[p].operand, parts[p].first + column, std::min<int64_t>(at_once, n - column)}, rows, start, end,
+              packed, panels, c + column, width);
+        c += round_up(n, TILE_COLUMNS);
+      }
+    }
+    return width;
+  }
+
+ private:
+  static constexpr int64_t WHOLE = 65536;
+
+  // The floats of the packed rows of so many terms, of which all parts but the last have DEPTH.
+  int64_t rows_before(int64_t terms) const {
+    return terms / DEPTH * (most_ / TILE_ROWS) * panel_floats<TILE_ROWS>(DEPTH);
+  }
+  int64_t packed_rows() const { return rows_before(round_up(depth_, DEPTH)); }
+
+  void add(const Columns& part, int64_t rows, int64_t start, int64_t end, const float* packed, float* panels, float* c,
+           int64_t width) const {
+    for (int64_t term = start; term < end; term += DEPTH) {
+      const int64_t depth = std::min(DEPTH, end - term);
+      pack<TILE_COLUMNS>(*part.operand, part.first, part.count, term, depth, panels);
+      const float* from = packed + rows_before(term - start);
+      for (int64_t n = 0; n < part.count; n += TILE_COLUMNS)
+        for (int64_t m = 0; m < rows; m += TILE_ROWS) {
+          float* to = c + m * width + n;
+          tile_of(rows - m, from + m / TILE_ROWS * panel_floats<TILE_ROWS>(depth),
+                  panels + n / TILE_COLUMNS * panel_floats<TILE_COLUMNS>(depth), depth,
+                  {term > 0 ? to : nullptr, width, to, width, false});
+        }
+    }
+  }
+
+  int64_t most_, terms_, depth_;
+};
+
+}  // namespace
+}  // namespace fusedops
