@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fusedops.integrations._applied import Applied, Row
+from fusedops.integrations.megatron import _experts as experts
 from fusedops.integrations.megatron import _functions as functions
 from fusedops.integrations.megatron import _losses as losses
 from fusedops.integrations.megatron._core import core, version
@@ -15,7 +16,7 @@ from fusedops.integrations.megatron._left import refusal
 
 
 class Target(NamedTuple):
-    """A function of Megatron, the op in its place, and what makes the replacement from Megatron's own."""
+    """A function or module of Megatron, the op in its place, and what makes the replacement from Megatron's own."""
 
     op: str
     module: str
@@ -49,6 +50,8 @@ _TARGETS = (
         "fused_vocab_parallel_cross_entropy",
         losses.fused_cross_entropy,
     ),
+    Target("top_k_routing", "transformer.moe.moe_utils", "topk_routing_with_score_function", experts.routing),
+    Target("grouped_matmul", "transformer.moe", "grouped_gemm_util", experts.grouped),
 )
 _WEIGHTS = "it multiplies by a weight of each token, which the op does not take"
 _KEPT = (
@@ -59,9 +62,21 @@ _KEPT = (
         "apply_rotary_pos_emb_with_cos_sin",
         "it is for flash_decode, whose attention is flash-attn's",
     ),
+    Kept(
+        "transformer.moe.moe_utils",
+        "compute_routing_scores_for_aux_loss",
+        "it needs the scores of all experts, and the op returns those of the chosen",
+    ),
+    Kept("transformer.moe.experts", "TEGroupedMLP", "its products and activation are Transformer Engine's"),
 )
 # the callers of the functions that Megatron imports late: they are imported first, so that the counts are the same
-_CALLERS = ("models.gpt", "transformer.moe.shared_experts", "models.common.language_module.language_module")
+_CALLERS = (
+    "models.gpt",
+    "transformer.moe.experts",
+    "transformer.moe.router",
+    "transformer.moe.shared_experts",
+    "models.common.language_module.language_module",
+)
 
 # replacement and original of each function that is replaced, by its place
 _replaced: dict[tuple[str, str], tuple[Any, Any]] = {}
@@ -84,7 +99,7 @@ def patch(*, ops: Iterable[str] | None = None) -> Applied:
         ModuleNotFoundError: megatron-core is not installed.
 
     Source: Megatron-LM, ``megatron/core/fusions``, ``megatron/core/models/common/embeddings/rope_utils.py``,
-    ``megatron/core/tensor_parallel/cross_entropy.py``.
+    ``megatron/core/tensor_parallel/cross_entropy.py``, ``megatron/core/transformer/moe``.
 
     >>> patched = patch(ops=["geglu"])
     >>> [(row.module, row.op) for row in patched.rows if row.op]
@@ -146,7 +161,9 @@ def _outcome(target: Target, chosen: set[str]) -> Row:
 
 
 def _module_of(function: Any) -> str:
-    """Return the module that defines a function, a class, or the class of a bound method."""
+    """Return the module that defines a function, a class, or the class of a bound method; of a module its package."""
+    if isinstance(function, ModuleType):
+        return function.__name__.rpartition(".")[0]
     owner = getattr(function, "__self__", None)
     return getattr(owner if isinstance(owner, type) else function, "__module__", "another library")
 
