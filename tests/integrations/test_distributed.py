@@ -82,15 +82,13 @@ def test_on_every_rank(name: str, world: int, outcome: Callable[[int, str], None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--sequence-parallel",)], ids=["tensor", "sequence"])
-def test_the_demo_over_two_processes_loses_what_one_process_does(
-    options: tuple[str, ...], tmp_path: pathlib.Path
-) -> None:
+def test_the_demo_over_two_processes_loses_what_one_process_does(tmp_path: pathlib.Path) -> None:
+    """Of a residual stream that is cut too; without, gpt_spread_over_ranks has what is sent and the losses."""
     demo = ROOT / "examples" / "train_gpt.py"
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environ["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, with a page of warning
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(demo)]
-    command += ["--steps", "8", "--block", "32", "--device", "cpu", "--out", str(tmp_path), *options]
+    command += ["--steps", "8", "--block", "32", "--device", "cpu", "--out", str(tmp_path), "--sequence-parallel"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "A GPT over 2 processes on cpu" in done.stdout
