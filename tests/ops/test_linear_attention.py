@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise as neighbours
 from typing import Any
 
 import pytest
 import torch
 from calls import has_kernels
+from pairwise import pairwise
 from torch import Tensor
 
 import fusedops
@@ -83,7 +84,6 @@ def on_backends(*kinds: str) -> pytest.MarkDecorator:
 
 
 every_kind = on_backends(*KINDS)
-OF_4096 = ("gated DeltaNet", torch.bfloat16)
 
 
 def cut(call: dict[str, Any], start: int, end: int) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_packed_sequences_are_sequences(kind: str, backend: str) -> None:
     call["initial_state"] = leaves["initial_state"] = states.requires_grad_()
     outs: list[Tensor] = []
     ends: list[Tensor] = []
-    for n, (start, end) in enumerate(pairwise(BOUNDS)):
+    for n, (start, end) in enumerate(neighbours(BOUNDS)):
         out, last = run(backend, **{**cut(call, start, end), "initial_state": states[n : n + 1]})
         outs.append(out)
         ends.append(last)
@@ -291,22 +291,27 @@ def assert_lengths(kind: str, positions: int, dtype: torch.dtype, backends: Sequ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("positions", [1, 2, 63, 64, 65, 300])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "positions", "dtype"),
+    pairwise([*KINDS], [1, 2, 63, 64, 65, 300], [torch.float32, torch.bfloat16]),
+    ids=str,
+)
 def test_lengths_within_the_tolerance(kind: str, positions: int, dtype: torch.dtype) -> None:
     assert_lengths(kind, positions, dtype, [backend for backend in BACKENDS if takes(backend, kind)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [  # each takes half a minute, so one of them is not long
-        pytest.param(kind, dtype, marks=[pytest.mark.long] * ((kind, dtype) != OF_4096))
-        for kind in KINDS
-        for dtype in (torch.float32, torch.bfloat16)
+    ("kind", "dtype", "positions"),
+    [
+        ("gated DeltaNet", torch.bfloat16, 1100),
+        *(  # each takes half a minute
+            pytest.param(kind, dtype, 4096, marks=pytest.mark.long)
+            for kind in KINDS
+            for dtype in (torch.float32, torch.bfloat16)
+        ),
     ],
     ids=str,
 )
-def test_4096_positions_within_the_tolerance(kind: str, dtype: torch.dtype) -> None:
-    assert_lengths(kind, 4096, dtype, [backend for backend in BACKENDS if takes(backend, kind)])
+def test_many_positions_within_the_tolerance(kind: str, dtype: torch.dtype, positions: int) -> None:
+    assert_lengths(kind, positions, dtype, [backend for backend in BACKENDS if takes(backend, kind)])
