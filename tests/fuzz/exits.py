@@ -29,7 +29,7 @@ def main(seed: int) -> None:
     dice = random.Random(seed)
     # not on a stand-in, which is Python that the interpreter takes down, and not by an interpreter
     aims = [aim for aim in targets() if aim.device == "cpu" and aim.elements > SMALL]
-    calls = known_calls(aims, (), dice, 2)
+    calls = known_calls(aims, (), dice, 1)
     running = threading.Barrier(THREADS + 1)
 
     def work(number: int) -> None:
