@@ -28,8 +28,8 @@ def _first_in_float32(check: testing.Check) -> str:
         torch.set_num_threads(before)
 
 
-# of ops whose rows are long: so that there are 4,096
-MORE = {"attention": 2**18, "causal_conv1d": 2**18, "varlen_attention": 2**19, "linear_attention": 2**21}
+# of ops whose rows are long: so that there are 4,096, and 1,024 of linear_attention, one after another
+MORE = {"attention": 2**18, "causal_conv1d": 2**18, "varlen_attention": 2**19, "linear_attention": 2**19}
 OF_MANY = [
     pytest.param(each, id=f"{name}-{each.id}")
     for elements in sorted({2**17, *MORE.values()})
@@ -44,7 +44,8 @@ OF_MANY = [
 def test_of_up_to_4096_rows(check: testing.Check) -> None:
     """Backward of attention takes 1,024 queries and keys at most."""
     case = _first_in_float32(check)
-    assert case.startswith("4096 ") or check.id in ("attention/backward/rows", "varlen_attention/backward/rows"), case
+    rows = "1024 " if check.id.startswith("linear_attention/") else "4096 "
+    assert case.startswith(rows) or check.id in ("attention/backward/rows", "varlen_attention/backward/rows"), case
 
 
 @pytest.mark.slow
