@@ -126,15 +126,18 @@ def _check_shared(subject: Subject, direction: Direction, call: Call, first: str
 
 
 def sizes(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield sizes beside 64, 128 and 256, and such lengths for the arguments that count rows or columns."""
+    """Yield sizes beside 64, 128 and 256, and such lengths for the arguments that count rows or columns.
+
+    In a brief run every second one of each dim, and the others of the next dim.
+    """
     op, first = subject.op, subject.op.parameters[0]
     for base in subject.bases(direction)[:1]:
         shape: tuple[int, ...] = base[first].shape
         last = shape[-2:]
         # dims that offsets count in are those of a scan, which a kernel may cut into blocks too
         scanned = [c.dim - len(shape) for c in offsets(op) if c.of is None and c.dim < len(shape) - len(last)]
-        for dim in (*scanned, *range(-len(last), 0)):
-            for size in _AROUND:
+        for number, dim in enumerate((*scanned, *range(-len(last), 0))):
+            for size in _AROUND[number % 2 :: 2] if subject.brief else _AROUND:
                 sizes = [*(1,) * (len(shape) - len(last)), *last]
                 sizes[dim] = size
                 call = followed(op, base, first, tuple(sizes))

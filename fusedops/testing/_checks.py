@@ -84,6 +84,7 @@ class Check:
         op: the op's name.
         direction: "forward", "backward", or "both" for a call with its gradient.
         name: what is checked.
+        brief: True where it has fewer cases, see :func:`checks`.
 
     >>> from fusedops import testing
     >>> testing.checks("eager", op="bias_gelu")[0].contract
@@ -96,6 +97,7 @@ class Check:
     op: str
     direction: Side
     name: str
+    brief: bool = False
 
     @property
     def id(self) -> str:
@@ -109,7 +111,7 @@ class Check:
 
     @property
     def _subject(self) -> Subject:
-        return Subject(self.backend, registry.ops[self.op], self.device, self.elements)
+        return Subject(self.backend, registry.ops[self.op], self.device, self.elements, brief=self.brief)
 
     def trials(self) -> Iterator[Trial]:
         """Yield the cases."""
@@ -138,6 +140,7 @@ class Check:
 
     def _command(self, case: str) -> str:
         text = f'"{self.backend}", "{self.id}", {json.dumps(case)}, device="{self.device}", elements={self.elements}'
+        text += ", brief=True" if self.brief else ""
         return f"python -c {shlex.quote(f'from fusedops import testing; testing.reproduce({text})')}"
 
 
@@ -148,7 +151,9 @@ def _run(trial: Trial) -> None:
         trial.run()
 
 
-def checks(backend: str, device: str | None = None, op: str | None = None, elements: int = ELEMENTS) -> list[Check]:
+def checks(
+    backend: str, device: str | None = None, op: str | None = None, elements: int = ELEMENTS, *, brief: bool = False
+) -> list[Check]:
     """Return what a backend must meet, for each op that it has kernels for.
 
     Args:
@@ -156,6 +161,9 @@ def checks(backend: str, device: str | None = None, op: str | None = None, eleme
         device: where to run. None: the CPU where the backend serves that, else the first of its device types.
         op: one op alone.
         elements: the size to which the op's named cases are cut, about; fewer for a slow device.
+        brief: True for about a quarter of the cases: each value of an argument is in two calls, not in one with each
+            value of each other argument, and each named case has one dtype, in turn. For a stand-in of a device in
+            tests, whose numbers are another backend's. False for what is released.
 
     Raises:
         PolicyError: there is no backend, or no op, of that name.
@@ -186,7 +194,7 @@ def checks(backend: str, device: str | None = None, op: str | None = None, eleme
     if op is not None and op not in names:
         raise PolicyError(f"check: {unknown_name(f'op of {backend}', op, names)}")
     return [
-        Check(backend, where, elements, name, side, kind.name)
+        Check(backend, where, elements, name, side, kind.name, brief)
         for name in ([op] if op else names)
         for side in ("forward", "backward", "both")
         for kind in KINDS
@@ -204,7 +212,9 @@ def _applies(record: Record, op: str, side: Side, kind: Kind, device_type: str) 
     return kind.name != "constraints" or not kernel.unconditional
 
 
-def reproduce(backend: str, check: str, case: str, device: str | None = None, elements: int = ELEMENTS) -> None:
+def reproduce(
+    backend: str, check: str, case: str, device: str | None = None, elements: int = ELEMENTS, *, brief: bool = False
+) -> None:
     """Run one case of one check, as its failure shows; what the kernel raises is raised.
 
     AssertionError where the case fails; PolicyError where there is no backend, check id or case of that name.
@@ -212,7 +222,7 @@ def reproduce(backend: str, check: str, case: str, device: str | None = None, el
     >>> from fusedops import testing
     >>> testing.reproduce("eager", "bias_gelu/forward/float64", "ragged float32")
     """
-    by_id = {each.id: each for each in checks(backend, device, elements=elements)}
+    by_id = {each.id: each for each in checks(backend, device, elements=elements, brief=brief)}
     if check not in by_id:
         raise PolicyError(f"reproduce: {unknown_name(f'check of {backend}', check, list(by_id))}")
     trials = {trial.case: trial for trial in by_id[check].trials()}

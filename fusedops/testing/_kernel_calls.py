@@ -38,15 +38,17 @@ class KernelCalls:
         op: the op.
         device: where the tensors are.
         elements: the size to which the op's named cases are cut, about.
+        brief: True for fewer calls, see :func:`fusedops.testing.checks`.
     """
 
-    def __init__(self, backend: str, op: Op, device: str, elements: int) -> None:
+    def __init__(self, backend: str, op: Op, device: str, elements: int, *, brief: bool = False) -> None:
         record = registry.find(backend)
         assert record is not None
         self.backend = backend
         self.op = op
         self.device = device
         self.elements = elements
+        self.brief = brief
         of_device = [each for each in record.kernels if each.kernel.serves(torch.device(device).type)]
         self.kernels: dict[Direction, PreparedKernel] = {
             each.kernel.direction: each for each in of_device if each.kernel.op == op.name

@@ -1,4 +1,4 @@
-"""The choice of rows in which every two options of two axes meet, without the product of all axes."""
+"""The choice of rows in which every two options of two axes meet, or every option is, without the product of all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, combinations, product
 
 Row = tuple[int, ...]  # one option of each axis; 0 is the plain one
+_TIMES = 2  # rows with each option, of those in which options do not meet pairwise
 
 
 def pairwise(sizes: Sequence[int], hiding: Sequence[frozenset[int]], valid: Callable[[Row], bool]) -> list[Row]:
@@ -48,6 +49,48 @@ def pairwise(sizes: Sequence[int], hiding: Sequence[frozenset[int]], valid: Call
                         break
             missing.cover(row, hiding)
             rows.append(row)
+    return rows
+
+
+def each_option(sizes: Sequence[int], hiding: Sequence[frozenset[int]], valid: Callable[[Row], bool]) -> list[Row]:
+    """Return valid rows, such that every option that is in a valid row is in two of them: about a tenth of the pairs'.
+
+    A row starts with an option that is missing, every other axis at its plain option, and takes on others as the rows
+    of :func:`pairwise` do. Where the option is not valid alone, it starts with one that makes it valid. A hiding option
+    is in one row, and no other option is with it.
+
+    Args:
+        sizes: the number of options of each axis.
+        hiding: the options of each axis that hide others.
+        valid: returns True for a row that is a call.
+    """
+    plain: Row = (0,) * len(sizes)
+    if not valid(plain):
+        return []
+    rows: list[Row] = [plain]
+    left = [[0, *(1 if option in hidden else _TIMES for option in range(1, n))] for n, hidden in zip(sizes, hiding)]
+    for i, a in [(axis, option) for axis, size in enumerate(sizes) for option in range(1, size)]:
+        while left[i][a]:
+            left[i][a] -= 1
+            row = _replaced(plain, i, a)
+            if not valid(row):
+                beside = (_replaced(row, j, b) for j in range(len(sizes)) if j != i for b in range(1, sizes[j]))
+                row = next(filter(valid, beside), None)
+                if row is None:
+                    break
+            for axis in range(len(sizes)) if a not in hiding[i] else ():
+                if row[axis]:
+                    continue
+                # the most missing ones first, and in another order in each row: other options meet in the second one
+                options = [o for o in range(1, sizes[axis]) if left[axis][o] and o not in hiding[axis]]
+                options = options[len(rows) % len(options) :] + options[: len(rows) % len(options)] if options else []
+                for option in sorted(options, key=lambda o: -left[axis][o]):
+                    if valid(changed := _replaced(row, axis, option)):
+                        row = changed
+                        left[axis][option] -= 1
+                        break
+            if row not in rows:
+                rows.append(row)
     return rows
 
 

@@ -74,8 +74,8 @@ class Answer(NamedTuple):
 class Subject(KernelCalls):
     """One backend's kernels for one op, run and compared with float64."""
 
-    def __init__(self, backend: str, op: Op, device: str, elements: int) -> None:
-        super().__init__(backend, op, device, elements)
+    def __init__(self, backend: str, op: Op, device: str, elements: int, *, brief: bool = False) -> None:
+        super().__init__(backend, op, device, elements, brief=brief)
         kinds = [parameter.kind for parameter in op.signature.parameters.values()]
         self.device_of_tensors = torch.empty(0, device=device).device
         self._positional = sum(kind is not Parameter.KEYWORD_ONLY for kind in kinds)

@@ -1,4 +1,4 @@
-"""Variants of a call: other shapes, dtypes, numbers, layouts and contents, pairwise over all of them.
+"""Variants of a call: other shapes, dtypes, numbers, layouts and contents, pairwise over all of them, or each twice.
 
 They are made from the op's cases and constraints: an op or a constraint of a plugin has them too.
 """
@@ -22,7 +22,7 @@ from fusedops.testing._calls import Call, followed, tensors
 from fusedops.testing._contents import contents_of
 from fusedops.testing._kernel_calls import KernelCalls
 from fusedops.testing._layouts import Form, layouts
-from fusedops.testing._pairwise import pairwise
+from fusedops.testing._pairwise import each_option, pairwise
 
 GRADIENTS = "the gradient of the output"
 _SCALE = 2  # a call of large sizes has at most so many times the elements that the kit is run with
@@ -97,13 +97,15 @@ _Begun = dict[tuple[int, ...], Variant | None]
 def variants(subject: KernelCalls, direction: Direction) -> list[Variant]:
     """Return the calls that the kernel takes, such that every two values of two axes meet where they can.
 
+    In a brief run every value is in two calls. The first call is the plain one.
+
     They follow from the op and the kernel's constraints: those of one op are kept, for all kernels.
     """
     global _kept
     if _kept[0] is not subject.op:
         _kept = (subject.op, [])
     kept = _kept[1]
-    key = (direction, subject.device, subject.elements, tuple(subject.constraints(direction)))
+    key = (direction, subject.device, subject.elements, subject.brief, tuple(subject.constraints(direction)))
     known = next((calls for other, calls in kept if other == key), None)
     if known is None:
         known = _made(subject, direction)
@@ -155,7 +157,8 @@ def _made(subject: KernelCalls, direction: Direction) -> list[Variant]:
 
         sizes = [len(axis.options) + 1 for axis in axes]
         hiding = [frozenset(at for at, label in enumerate(axis.options, 1) if label in axis.hiding) for axis in axes]
-        rows = [variant for row in pairwise(sizes, hiding, valid) if (variant := made(row)) is not None]
+        chosen = (each_option if subject.brief else pairwise)(sizes, hiding, valid)
+        rows = [variant for row in chosen if (variant := made(row)) is not None]
         return list({variant.label: variant for variant in rows}.values())
     return []
 

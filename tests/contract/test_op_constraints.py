@@ -8,6 +8,7 @@ import math
 import random
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from hostile_calls import valid_calls
 
 import fusedops
 from fusedops import TensorSpec
-from fusedops.constraints import Alignment, OneElement, Reason
+from fusedops.constraints import OneElement, Reason
 from fusedops.testing import OPS
 from fusedops.testing._calls import specs
 from fusedops.testing._roles import classes, offsets
@@ -166,8 +167,8 @@ def call_is_served_or_refused(op: Any, args: tuple[Any, ...]) -> None:
         None if parameter in one and not isinstance(arg, torch.Tensor) else arg
         for parameter, arg in zip(op.parameters, args)
     )
-    if any(isinstance(constraint, Alignment) for constraint in op.constraints):
-        args = op.prepared(args)  # the public function accepts more than these texts
+    with suppress(AttributeError):  # of a first argument that is no tensor
+        args = op.prepared(args)  # the public function accepts more than these, and its reason is of what it makes
     reason = op.invalid(args)
     if reason is None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +41,21 @@ ELEMENTS = {
     "sdpa_cuda_on_cpu": 2**13,
     "loopback": 2**11,
 }
+# What these run is torch's arithmetic, that of eager: a call that has an argument shows whether they pass it, in what
+# form and to whom. Every two values meet in the calls of eager, and of cpu and triton, whose kernels are written here.
+BRIEF = ("sdpa", "npu", "flash_attn_on_cpu", "sdpa_cuda_on_cpu", "loopback")
+# With every backend: eager's values do not depend on the dtype, in which torch rounds; those of triton, which has every
+# dtype of every size in "calls" too, are those of float32. What a call leaves behind, in a buffer or in the process,
+# depends on what the call is, and not on two of its values.
+BRIEF_CHECKS = {
+    "float64": ("eager", "triton"),
+    "sizes": ("triton",),
+    "memory": ("eager", "cpu", "triton"),
+    "history": ("eager", "cpu"),
+}
+# And not made with a backend of that list: no kernel there is cut into blocks, so that sizes beside 64 and 128 are as
+# others; and the registered op, by which graphs are made and which the other backends show, calls any kernel alike.
+NOT_BRIEF = ("sizes", "fake", "opcheck", "compile")
 
 
 # What the ops' own references are checked for: results. The other checks are about what a kernel keeps from call to
@@ -51,7 +67,7 @@ OF_REFERENCES = ("dropout", "dtypes", "empty", "float64", "infinite", "masked_ro
 # finds what "float64" does, of each dtype too, and makes the calls of "autograd".
 IN_EVERY_CALL = "inputs"
 # The eager kernels with slabs have no other block of elements, and test_eager_kit.py cuts them after 64 elements: the
-# sizes beside 64, 128 and 256 are of the others.
+# sizes beside 64, 128 and 256 are of the others, and so are the calls in which every two values meet, as they do there.
 WITHOUT_SLABS = (
     "attention",
     "cross_entropy",
@@ -77,6 +93,7 @@ NOT_INTERPRETED = ("determinism", "history", "rows")
 # With pytest.mark.slow: the calls of pairwise arguments, in the interpreter, and of large products; of ops with many
 # loads or loops in the interpreter, all but the form and the values of their results.
 OF_PAIRWISE = ("calls", "memory")
+# Every two values meet in the calls of those ops on cpu alone: on triton they take a minute and a half.
 # And what is many calls, of eager, whose kernels are torch's.
 OF_MANY_CALLS = ("rows",)
 SLOW_BACKEND, SLOW_OPS = "triton", ("experts", "linear_attention", "linear_cross_entropy", "linear_log_probs")
@@ -101,6 +118,7 @@ def _params(backend: str, slow: Container[str]) -> Iterable[Any]:
         (info,) = [info for info in fusedops.backends() if info.name == backend]
         for check in testing.checks(backend, elements=ELEMENTS[backend]) if info.state != "unavailable" else ():
             if _can_fail(check):
+                check = replace(check, brief=_is_brief(check))
                 name = f"{backend}-{check.id}"
                 marks = [pytest.mark.slow] * (name in slow or _is_slow(check))
                 yield pytest.param(backend, check, id=name, marks=marks)
@@ -114,12 +132,22 @@ def _is_slow(check: testing.Check) -> bool:
     return check.name in OF_PAIRWISE or (check.op in LONG and check.name not in OF_LONG)
 
 
+def _is_brief(check: testing.Check) -> bool:
+    if check.name == "calls" and check.op in SLOW_OPS:
+        return check.backend != "cpu"
+    if (check.backend, check.name) == ("eager", "calls"):
+        return check.op not in WITHOUT_SLABS
+    return check.backend in BRIEF or check.backend in BRIEF_CHECKS.get(check.name, ())
+
+
 def _can_fail(check: testing.Check) -> bool:
     """Return True for a check that may find what no other check of the backends finds."""
     if check.name == IN_EVERY_CALL:
         return False
     if check.backend == "loopback":
         return check.name in OF_REFERENCES
+    if check.backend in BRIEF and check.name in NOT_BRIEF:
+        return False
     if (check.backend, check.name) == ("eager", "sizes"):
         return check.op in WITHOUT_SLABS
     if check.name == "compile":
