@@ -38,7 +38,7 @@ import fusedops
 from fusedops.ops import OPS
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
-LENGTHS = range(5, 25, 2)
+LENGTHS = (23, *range(5, 23, 2))
 
 
 training = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
@@ -140,7 +140,7 @@ def test_compiled_for_one_length(op: str, one_length: Outcome) -> None:
 @pytest.mark.feature("compile dynamic")
 def test_compiled_for_ten_lengths(op: str, ten_lengths: Outcome) -> None:
     close([each[op] for each in ten_lengths.results], [each[op] for each in ten_lengths.expected])
-    assert ten_lengths.compilations <= 2
+    assert ten_lengths.compilations <= 1
     assert f"fusedops.{op}" in ten_lengths.code
 
 
@@ -211,7 +211,7 @@ def test_use_inside_compiled_code_is_obeyed_at_the_price_of_a_graph_break() -> N
 @pytest.mark.parametrize("transform", ["jvp", "vmap"])
 def test_transforms_inside_compiled_code(transform: str) -> None:
     runs, xs = [], []
-    for op in [*OPTIONS][transform == "vmap" :: 2]:  # half of the ops, each way
+    for op in [*OPTIONS][transform == "vmap" :: 4]:  # a quarter of the ops, each way: the route is that of all
         x, *rest = tensors = samples(op)[0] if transform == "vmap" else inputs(op)
         if transform == "vmap":
             _, *of_samples = batched(tensors)
