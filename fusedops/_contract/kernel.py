@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -71,6 +71,7 @@ class Kernel:
     prepare: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     rows_independent: RowsIndependent | None = None
     for_speed: tuple[Constraint, ...] = ()
+    for_rows: Callable[..., Any] | None = None
 
     def why_rows_depend(self, device_type: str) -> str | None:
         """Return why results of a row may depend on other rows, on a device type; None where they do not."""
@@ -90,6 +91,14 @@ class Kernel:
         """The function that computes: ``function``, or what ``prepare`` makes of it."""
         return self.function if self.prepare is None else self.prepare(self.function)
 
+    def for_independent_rows(self) -> Kernel:
+        """Return the kernel as a policy with ``rows="independent"`` calls it; itself where that is no other."""
+        if not self.for_speed and self.for_rows is None:
+            return self
+        left = tuple(each for each in self.constraints if each not in self.for_speed)
+        function = self.for_rows or self.function
+        return replace(self, function=function, constraints=left, for_speed=(), for_rows=None)
+
     @property
     def location(self) -> str:
         """File and line of the function, for messages."""
@@ -108,6 +117,7 @@ def kernel(
     prepare: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     rows_independent: RowsIndependent | None = None,
     for_speed: Sequence[Constraint] = (),
+    for_rows: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Return a decorator that makes a function a kernel.
 
@@ -130,6 +140,8 @@ def kernel(
             why not. By device type, "*" for all others, where that differs.
         for_speed: constraints beyond which another backend is merely faster; a policy with ``rows="independent"`` drops
             them.
+        for_rows: a function of the same parameters that such a policy calls instead, where the promise of
+            ``rows_independent`` is that function's, and the kernel's own is faster. None: the kernel's own.
 
     >>> import torch, fusedops
     >>> from fusedops.constraints import DType
@@ -154,6 +166,7 @@ def kernel(
             prepare,
             rows_independent,
             tuple(for_speed),
+            for_rows,
         )
 
     return declare

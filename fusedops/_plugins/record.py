@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Set
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -87,15 +86,18 @@ class PreparedKernel:
         self._for_rows: PreparedKernel | None = None
 
     def for_independent_rows(self) -> PreparedKernel:
-        """Return the kernel without the constraints that it has for speed: one for all plans."""
-        kernel = self.kernel
-        if not kernel.for_speed:
+        """Return the kernel as a policy with independent rows calls it: one for all plans."""
+        kernel = self.kernel.for_independent_rows()
+        if kernel is self.kernel:
             return self
         if self._for_rows is None:
-            left = tuple(each for each in kernel.constraints if each not in kernel.for_speed)
-            self._for_rows = PreparedKernel(self.backend, replace(kernel, constraints=left, for_speed=()), self.op)
-        self._for_rows.call = self.call
-        return self._for_rows
+            self._for_rows = PreparedKernel(self.backend, kernel, self.op)
+        prepared = self._for_rows
+        if self.kernel.for_rows is None:
+            prepared.call = self.call
+        elif self.call is not self.function and prepared.call is prepared.function:
+            prepared.make_ready()
+        return prepared
 
     def counted(self) -> Callable[..., Any]:
         """Count a call, and return the function that computes it: in a range where a profiler is active."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from fusedops._contract.backend import API_VERSION, Backend
@@ -141,6 +141,23 @@ def _check_rows(at: str, item: Kernel) -> None:
             )
 
 
+def _check_parameters(at: str, function: Callable[..., Any], expected: list[str]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        raise PluginError(
+            f"{at}: got a function without a signature, expected ({', '.join(expected)}); to fix: wrap it in a Python "
+            f"function"
+        ) from None
+    given = signature.parameters
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if list(given) != expected or any(p.kind not in positional for p in given.values()):
+        raise PluginError(
+            f"{at}: got parameters {signature_text(signature)}, expected ({', '.join(expected)}), all passed by "
+            f"position; to fix: use these parameters"
+        )
+
+
 def _check_kernel(where: str, item: Kernel, op: Op) -> None:
     at = f"{where}: {item.direction} kernel for {op.name} at {item.location}"
     expected = list(op.parameters_of(item.direction))
@@ -157,20 +174,8 @@ def _check_kernel(where: str, item: Kernel, op: Op) -> None:
                 f"{at}: got {field} {values!r}, expected fusedops.{kind.__name__} objects; to fix: make them so"
             )
     _check_rows(at, item)
-    try:
-        signature = inspect.signature(item.function)
-    except ValueError:
-        raise PluginError(
-            f"{at}: got a function without a signature, expected ({', '.join(expected)}); to fix: wrap it in a Python "
-            f"function"
-        ) from None
-    given = signature.parameters
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if list(given) != expected or any(p.kind not in positional for p in given.values()):
-        raise PluginError(
-            f"{at}: got parameters {signature_text(signature)}, expected ({', '.join(expected)}), all passed by "
-            f"position; to fix: use these parameters"
-        )
+    for function in filter(None, (item.function, item.for_rows)):
+        _check_parameters(at, function, expected)
     for constraint in item.constraints:
         if not isinstance(constraint, Constraint):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PluginError(

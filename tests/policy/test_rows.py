@@ -149,6 +149,34 @@ def test_constraints_for_speed_do_not_hold_under_it(promising: Callable[..., Any
     assert served == [3, 2, 3, 2]
 
 
+def test_the_function_for_independent_rows_is_called_under_it(fakes: Any) -> None:
+    prepared, served = list[Any](), list[str]()
+
+    def prepare(function: Callable[..., Any]) -> Callable[..., Any]:
+        prepared.append(function)
+        return lambda *args: function(*args)
+
+    def fast(x: Any, mask: Any, scale: float, causal: bool) -> Any:
+        served.append("fast")
+        return OP.reference(x, mask, scale, causal)
+
+    def exact(x: Any, mask: Any, scale: float, causal: bool) -> Any:
+        served.append("exact")
+        return OP.reference(x, mask, scale, causal)
+
+    few = (Dim("x", (0,), at_most=2),)
+    kernel = fusedops.kernel(OP.name, rows_independent=True, for_speed=few, for_rows=exact, prepare=prepare)(fast)
+    fusedops.register(Backend("one", ("cpu",), 70, [kernel]))
+    for _ in range(2):
+        fusedops.scaled_masked_softmax(X[:2])
+        with fusedops.use(rows="independent"):
+            fusedops.scaled_masked_softmax(X)
+    assert served == ["fast", "exact"] * 2
+    assert len(prepared) == 2
+    with pytest.raises(PluginError, match="got parameters"):
+        fusedops.register(Backend("two", ("cpu",), 70, [fusedops.kernel(OP.name, for_rows=lambda x: x)(fast)]))
+
+
 def test_the_promise_may_differ_by_device_type() -> None:
     kernel = fusedops.kernel(OP.name, rows_independent={"cpu": True, "*": "not here"})(lambda x, mask, scale, causal: x)
     assert [kernel.why_rows_depend(each) for each in ("cpu", "cuda")] == [None, "not here"]
