@@ -78,10 +78,11 @@ def library_kernel(
     deviations: Any = (),
     rows_independent: Any = None,
     for_speed: Any = (),
+    for_rows: Any = None,
 ) -> Callable[[Callable[..., Any]], fusedops.Kernel]:
     """Return a decorator that makes a launcher a kernel. The arguments are those of :func:`fusedops.kernel`."""
     options: dict[str, Any] = {"source": source, "prepare": prepared, "deviations": deviations}
-    options |= {"rows_independent": rows_independent, "for_speed": for_speed}
+    options |= {"rows_independent": rows_independent, "for_speed": for_speed, "for_rows": for_rows}
     return fusedops.kernel(op, *constraints, direction=direction, **options)
 
 

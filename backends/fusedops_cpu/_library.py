@@ -65,6 +65,7 @@ class Library:
         self.cross_entropy_backward = function("cross_entropy_backward")
         self.rotary = function("rotary")
         self.attention_forward = function("attention_forward")
+        self.attention_tiles = function("attention_tiles")
         self.attention_backward = function("attention_backward")
         self.merge_forward = function("merge_forward")
         self.merge_backward = function("merge_backward")

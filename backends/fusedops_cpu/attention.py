@@ -1,6 +1,8 @@
-"""attention in the compiled library (``src/dot/attention.cpp``): of few queries, and of short sequences.
+"""attention in the compiled library: of few queries (``src/dot/attention.cpp``), and in tiles of queries and keys.
 
-The bits of a row follow from its query and the keys that it sees alone, so a policy may ask for it with any sizes.
+Both have their own order of sums, so the bits of a row differ between them. A policy that asks for rows that do not
+depend on others gets that of few queries with any sizes: its bits follow from the query and the keys that it sees
+alone. Those of a gradient of q do so too: it has one function.
 """
 
 from __future__ import annotations
@@ -10,22 +12,42 @@ from torch import Tensor
 
 from fusedops import masks, ops
 from fusedops.constraints import Dim, DType, When
-from fusedops_cpu._calls import LibraryCall, library_kernel
+from fusedops_cpu._calls import LibraryCall, LibraryFunction, library_kernel
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
 _DTYPES = DType("q", torch.float32, torch.bfloat16, torch.float16)
-# of more, a kernel that computes tiles of queries and keys may be faster
-_FOR_SPEED = (Dim("q", (2,), at_most=16), When(Dim("k", (2,), at_least=17), Dim("q", (2,), at_most=4)))
-_SOURCE = "fusedops_cpu/src/dot/attention.cpp"
+# Rows that share keys, and keys, from which on tiles are faster: below, packing them takes longer than the products.
+_TILES, _TILES_OF_PAIRS = (12, 24), (4, 16)
+# with fewer keys, torch's products may take 0.8 of the time
+_FOR_SPEED = When(
+    DType("q", torch.float32, torch.float16), When(Dim("q", (2,), at_least=25), Dim("k", (2,), at_least=24))
+)
+_SOURCE = "fusedops_cpu/src/dot/attention"
 _Window = tuple[int, int] | None
+_Results = LibraryCall | tuple[Tensor, Tensor]
+
+
+def attention_of_few(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: str,
+    window: _Window,
+    return_lse: bool,
+) -> _Results:
+    """Compute the op; keys and values of any strides are read once for all query heads that share them."""
+    return _forward(library().attention_forward, q, k, v, mask, scale, causal, window)
 
 
 @library_kernel(
     ops.attention,
     _DTYPES,
-    source=_SOURCE,
+    source=f"{_SOURCE}.cpp, attention_forward.cpp",
     rows_independent=True,
-    for_speed=_FOR_SPEED,
+    for_speed=(_FOR_SPEED,),
+    for_rows=attention_of_few,
 )
 def attention(
     q: Tensor,
@@ -36,8 +58,25 @@ def attention(
     causal: str,
     window: _Window,
     return_lse: bool,
-) -> LibraryCall | tuple[Tensor, Tensor]:
-    """Compute the op; keys and values of any strides are read once for all query heads that share them."""
+) -> _Results:
+    """Compute the op in tiles, or by the function of few queries where these are few."""
+    of_pairs = q.dtype is torch.bfloat16 and library().multiplies_bfloat16
+    rows, keys = _TILES_OF_PAIRS if of_pairs else _TILES
+    few = q.shape[2] * q.shape[1] < rows * k.shape[1] or k.shape[2] < keys
+    function = library().attention_forward if few else library().attention_tiles
+    return _forward(function, q, k, v, mask, scale, causal, window)
+
+
+def _forward(
+    function: LibraryFunction,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: str,
+    window: _Window,
+) -> _Results:
     q, k, v = _rows(q), _rows(k), _rows(v)
     out = torch.empty_like(q) if v.shape[3] == q.shape[3] else _empty(q, v.shape[3])
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -46,19 +85,15 @@ def attention(
     if not lse.numel():
         return out, lse
     sizes = _sizes(q, k, v, mask, out, scale, causal, window)
-    return LibraryCall(library().attention_forward, (q, k, v, mask, out, lse, *sizes), (out, lse))
+    return LibraryCall(function, (q, k, v, mask, out, lse, *sizes), (out, lse))
 
 
 @library_kernel(
     ops.attention,
     _DTYPES,
-    # the scores of all queries of a key head are kept at once
-    Dim("q", (2,), at_most=1024),
-    When(Dim("q", (2,), at_least=17), Dim("k", (2,), at_most=1024)),
     direction="backward",
-    source=_SOURCE,
+    source=f"{_SOURCE}_backward.cpp",
     rows_independent=True,
-    for_speed=_FOR_SPEED,
 )
 def attention_backward(
     grad_out: Tensor,
@@ -82,8 +117,9 @@ def attention_backward(
         return tuple(gradient if gradient is None else gradient.zero_() for gradient in gradients)
     sizes = _sizes(q, k, v, mask, grad_out, scale, causal, window)
     strides = [(0, 0, 0) if gradient is None else gradient.stride()[:3] for gradient in gradients]
-    of_lse = dense(grad_lse) if return_lse else None
-    fields = (q, k, v, mask, grad_out, of_lse, *gradients, *sizes, *strides[0], *strides[1], *strides[2])
+    out, of_lse = _rows(out), dense(grad_lse) if return_lse else None
+    tensors = (q, k, v, mask, grad_out, out, of_lse, dense(lse), *gradients)
+    fields = (*tensors, *sizes, *strides[0], *strides[1], *strides[2], *out.stride()[:3])
     return LibraryCall(library().attention_backward, fields, tuple(gradients))
 
 

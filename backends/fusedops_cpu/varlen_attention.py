@@ -1,4 +1,4 @@
-"""varlen_attention in the compiled library: attention's functions (``src/dot/attention.cpp``) on each sequence, by views.
+"""varlen_attention in the compiled library: attention's functions (``src/dot/``) on each sequence, by views.
 
 So a sequence has the same bits beside others as alone. For few tokens: the keys of a sequence are read once for all
 its query heads, as in a step of generation of several requests.
@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.constraints import Dim, DType
+from fusedops.constraints import DType
 from fusedops.ops.attention.arguments import sequences_of
 from fusedops.ops.attention.formulas import by_sequence, gradients_by_sequence
 from fusedops_cpu import attention
 from fusedops_cpu._calls import results_of
 
 _DTYPES = DType("q", torch.float32, torch.bfloat16, torch.float16)
-# of longer sequences, a kernel that computes tiles of queries and keys is faster
-_FOR_SPEED = (Dim("q", (0,), at_most=64),)
 _SOURCE = "fusedops_cpu/src/dot/attention.cpp"
 
 
@@ -29,7 +27,6 @@ _SOURCE = "fusedops_cpu/src/dot/attention.cpp"
     _DTYPES,
     source=_SOURCE,
     rows_independent=True,
-    for_speed=_FOR_SPEED,
 )
 def varlen_attention(
     q: Tensor,
@@ -48,16 +45,12 @@ def varlen_attention(
     return by_sequence(lambda *own: results_of(attention.attention.function(*own, *options)), sequences, q, k, v)
 
 
-# the scores of all queries of a key head are kept at once
 @kernel(
     ops.varlen_attention,
     _DTYPES,
-    Dim("q", (0,), at_most=1024),
-    Dim("k", (0,), at_most=1024),
     direction="backward",
     source=_SOURCE,
     rows_independent=True,
-    for_speed=_FOR_SPEED,
 )
 def varlen_attention_backward(
     grad_out: Tensor,

@@ -53,11 +53,12 @@ struct AttentionForward {
 struct AttentionBackward {
   const void *q, *k, *v;
   const uint8_t* mask;
-  const void* grad;       // of out, by its strides
-  const float* grad_lse;  // (batch, heads, queries); null: 0
-  void *dq, *dk, *dv;     // null: not wanted
+  const void *grad, *out;       // grad: of out, by the strides of out in sizes
+  const float *grad_lse, *lse;  // (batch, heads, queries) twice; grad_lse: null: 0
+  void *dq, *dk, *dv;           // null: not wanted
   AttentionSizes sizes;
   int64_t dq_batch, dq_head, dq_position, dk_batch, dk_head, dk_position, dv_batch, dv_head, dv_position;
+  int64_t saved_batch, saved_head, saved_position;  // of out
 };
 
 struct GeluForward {
@@ -385,6 +386,7 @@ FUSEDOPS_EXPORT int64_t fusedops_multiplies_bfloat16();
 FUSEDOPS_EXPORT int fusedops_softmax_forward(const fusedops::SoftmaxForward* call);
 FUSEDOPS_EXPORT int fusedops_softmax_backward(const fusedops::SoftmaxBackward* call);
 FUSEDOPS_EXPORT int fusedops_attention_forward(const fusedops::AttentionForward* call);
+FUSEDOPS_EXPORT int fusedops_attention_tiles(const fusedops::AttentionForward* call);
 FUSEDOPS_EXPORT int fusedops_attention_backward(const fusedops::AttentionBackward* call);
 FUSEDOPS_EXPORT int fusedops_merge_forward(const fusedops::MergeForward* call);
 FUSEDOPS_EXPORT int fusedops_merge_backward(const fusedops::MergeBackward* call);

@@ -1,4 +1,4 @@
-// Attention of few queries and its gradients, beside the formula in doubles.
+// Attention of few queries, in tiles, and the gradients, beside the formula in doubles.
 #include <algorithm>
 
 #include "self_test.h"
@@ -19,7 +19,7 @@ struct Seen {
   }
 };
 
-void test_attention(int64_t dtype, const Sizes& s, bool masked, int64_t low, int64_t high) {
+void test_attention(int64_t dtype, const Sizes& s, bool in_tiles, bool masked, int64_t low, int64_t high) {
   const int64_t rows = s.batch * s.heads * s.queries, of_keys = s.batch * s.key_heads * s.keys;
   const double scale = 0.3, tolerance = dtype == FLOAT32 ? 1e-5 : dtype == BFLOAT16 ? 3e-2 : 4e-3;
   Tensor q = random_tensor(dtype, rows * s.size), k = random_tensor(dtype, of_keys * s.size);
@@ -36,7 +36,10 @@ void test_attention(int64_t dtype, const Sizes& s, bool masked, int64_t low, int
     for (int64_t key = 0; key < s.keys; key++) {
       bool is_seen = false;
       for (int64_t i = 0; i < s.queries; i++) is_seen |= seen.at(b, i, key);
-      for (int64_t h = 0; h < s.key_heads && !is_seen; h++) k.set(((b * s.key_heads + h) * s.keys + key) * s.size, NAN);
+      for (int64_t h = 0; h < s.key_heads && !is_seen; h++) {
+        k.set(((b * s.key_heads + h) * s.keys + key) * s.size, NAN);
+        v.set(((b * s.key_heads + h) * s.keys + key) * s.value_size, INFINITY);
+      }
     }
   const auto strides = [](int64_t heads, int64_t length, int64_t width, int64_t* to) {
     to[0] = heads * length * width, to[1] = length * width, to[2] = width;
@@ -51,8 +54,11 @@ void test_attention(int64_t dtype, const Sizes& s, bool masked, int64_t low, int
   sizes.mask_batch = s.queries * s.keys, sizes.mask_query = s.keys, sizes.mask_key = 1;
   sizes.low = low, sizes.high = high, sizes.scale = scale;
   const AttentionForward call{q.data(), k.data(), v.data(), seen.mask, out.data(), lse.data(), sizes};
-  CHECK(fusedops_attention_forward(&call) == OK, "attention of %d keys", int(s.keys));
+  const int status = in_tiles ? fusedops_attention_tiles(&call) : fusedops_attention_forward(&call);
+  CHECK(status == OK, "attention of %d keys", int(s.keys));
   AttentionBackward back{};
+  back.out = out.data(), back.lse = lse.data();
+  strides(s.heads, s.queries, s.value_size, &back.saved_batch);
   back.q = q.data(), back.k = k.data(), back.v = v.data(), back.mask = seen.mask, back.grad = grad.data();
   back.grad_lse = grad_lse.data(), back.dq = dq.data(), back.dk = dk.data(), back.dv = dv.data(), back.sizes = sizes;
   strides(s.heads, s.queries, s.size, &back.dq_batch);
@@ -110,51 +116,13 @@ void test_attention(int64_t dtype, const Sizes& s, bool masked, int64_t low, int
 }  // namespace
 
 void test_attentions(int64_t dtype) {
-  for (const Sizes& s : {Sizes{1, 1, 1, 1, 1, 1, 1}, Sizes{2, 6, 2, 3, 17, 33, 9}, Sizes{1, 5, 1, 4, 300, 16, 40},
-                         Sizes{1, 2, 2, 1, 257, 8, 64}, Sizes{1, 40, 1, 2, 5, 3, 3}})
-    for (bool masked : {false, true}) {
-      test_attention(dtype, s, masked, -s.queries, s.keys);
-      test_attention(dtype, s, masked, s.keys - s.queries - 2, s.keys - s.queries);
-    }
-}
-
-// Rows of two parts of one attention, with gaps between the rows of the second part; some have no keys in one or both.
-void test_merges(int64_t dtype, int64_t rows, int64_t columns) {
-  const int64_t count = rows * columns, stride = columns + 3;
-  Tensor a = random_tensor(dtype, count), b = random_tensor(dtype, rows * stride), grad = random_tensor(dtype, count);
-  Tensor out(dtype, count), da(dtype, count), db(dtype, count);
-  std::vector<float> lse_a(rows), lse_b(rows), lse(rows), grad_lse(rows), dlse_a(rows), dlse_b(rows);
-  for (int64_t row = 0; row < rows; row++) {
-    lse_a[row] = row % 3 == 1 ? -INFINITY : 40 * random_value();
-    lse_b[row] = row % 4 == 1 ? -INFINITY : lse_a[row] == -INFINITY ? random_value() : lse_a[row] + random_value();
-    grad_lse[row] = random_value();
-  }
-  const MergeStrides dense{count, count, columns};
-  const MergeSizes sizes{dtype, 1, 1, rows, columns, dense, {0, 0, stride}, dense};
-  const MergeForward forward{a.data(), b.data(), lse_a.data(), lse_b.data(), out.data(), lse.data(), sizes};
-  CHECK(fusedops_merge_forward(&forward) == OK, "merge");
-  const MergeBackward backward{grad.data(),  grad_lse.data(), a.data(),  b.data(),      lse_a.data(),
-                               lse_b.data(), da.data(),       db.data(), dlse_a.data(), dlse_b.data(),
-                               sizes,        dense,           dense};
-  CHECK(fusedops_merge_backward(&backward) == OK, "merge backward");
-  const double tolerance = 4 * a.tolerance();
-  for (int64_t row = 0; row < rows; row++) {
-    const bool has_a = lse_a[row] != -INFINITY, has_b = lse_b[row] != -INFINITY;
-    const double x = lse_a[row], y = lse_b[row];
-    const double wa = !has_a ? 0 : has_b ? 1 / (1 + std::exp(y - x)) : 1, wb = has_b ? 1 - wa : 0;
-    const double all = has_a && has_b ? std::max(x, y) + std::log1p(std::exp(-std::fabs(x - y))) : has_a ? x : y;
-    CHECK(all == lse[row] || close(lse[row], all, 1e-6), "lse %g, not %g", lse[row], all);
-    double moved = 0, size = 0;
-    for (int64_t j = 0; j < columns; j++) {
-      const double va = a.at(row * columns + j), vb = b.at(row * stride + j), g = grad.at(row * columns + j);
-      const double want = wa * va + wb * vb, got = out.at(row * columns + j);
-      CHECK(close(got, want, tolerance), "merge %g, not %g", got, want);
-      CHECK(close(da.at(row * columns + j), wa * g, tolerance), "da %g, not %g", da.at(row * columns + j), wa * g);
-      CHECK(close(db.at(row * columns + j), wb * g, tolerance), "db %g, not %g", db.at(row * columns + j), wb * g);
-      moved += g * (va - vb), size += std::fabs(g * (va - vb));
-    }
-    const double of_a = wa * (grad_lse[row] + wb * moved), of_b = wb * (grad_lse[row] - wa * moved);
-    CHECK(std::fabs(dlse_a[row] - of_a) <= 4e-6 * (4 + size), "dlse_a %g, not %g", dlse_a[row], of_a);
-    CHECK(std::fabs(dlse_b[row] - of_b) <= 4e-6 * (4 + size), "dlse_b %g, not %g", dlse_b[row], of_b);
-  }
+  const Sizes few[] = {{1, 1, 1, 1, 1, 1, 1},    {2, 6, 2, 3, 17, 33, 9},  {1, 5, 1, 4, 300, 16, 40},
+                       {1, 2, 2, 1, 257, 8, 64}, {1, 40, 1, 2, 5, 3, 3},   {2, 2, 1, 25, 35, 33, 40},
+                       {1, 1, 1, 70, 270, 5, 9}, {1, 8, 1, 101, 40, 12, 5}};
+  for (const Sizes& s : few)
+    for (bool in_tiles : {false, true})
+      for (bool masked : {false, true}) {
+        test_attention(dtype, s, in_tiles, masked, -s.queries, s.keys);
+        test_attention(dtype, s, in_tiles, masked, s.keys - s.queries - 2, s.keys - s.queries);
+      }
 }

@@ -1,4 +1,4 @@
-"""attention of few queries over many keys: the parts of the keys are joined, by one thread or by several."""
+"""attention of few queries over many keys, whose parts are joined, and in tiles; by one thread or by several."""
 
 from __future__ import annotations
 
@@ -55,18 +55,22 @@ def test_the_parts_of_many_keys_are_joined(
     torch.testing.assert_close(lse.double(), wanted[1], rtol=1e-6, atol=1e-6)
 
 
-def test_bits_depend_neither_on_threads_nor_on_other_rows(threads: int) -> None:
+@pytest.mark.parametrize("rows", ["any", "independent"])
+def test_bits_depend_neither_on_threads_nor_on_other_rows(rows: str, threads: int) -> None:
     q, k, v = tensors()
     one = torch.get_num_threads()
-    out, lse = attention(q, k, v, masked=mask())
-    torch.set_num_threads(1)
-    for got, wanted in zip((out, lse), attention(q, k, v, masked=mask())):
-        assert torch.equal(got, wanted)
-    torch.set_num_threads(one)
-    for query in range(3):
-        alone = attention(q[1:, :, query : query + 1], k[1:], v[1:], masked=mask()[1:, :, query : query + 1])
-        assert torch.equal(alone[0][0, :, 0], out[1, :, query])
-        assert torch.equal(alone[1][0, :, 0], lse[1, :, query])
+    with fusedops.use(rows=rows):
+        out, lse = attention(q, k, v, masked=mask())
+        torch.set_num_threads(1)
+        for got, wanted in zip((out, lse), attention(q, k, v, masked=mask())):
+            assert torch.equal(got, wanted)
+        torch.set_num_threads(one)
+        if rows == "any":  # one query is not computed in tiles
+            return
+        for query in range(3):
+            alone = attention(q[1:, :, query : query + 1], k[1:], v[1:], masked=mask()[1:, :, query : query + 1])
+            assert torch.equal(alone[0][0, :, 0], out[1, :, query])
+            assert torch.equal(alone[1][0, :, 0], lse[1, :, query])
 
 
 def test_gradients_over_many_keys(threads: int) -> None:
@@ -81,3 +85,46 @@ def test_gradients_over_many_keys(threads: int) -> None:
         found.append(torch.autograd.grad(loss, leaves))
     for got, wanted in zip(*found):
         torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("causal", ["none", "upper_left", "lower_right"])
+@pytest.mark.parametrize(
+    ("dtype", "close"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)], ids=["float32", "bfloat16"]
+)
+def test_tiles_over_several_blocks(dtype: torch.dtype, close: float, causal: str, threads: int) -> None:
+    """With keys that nothing sees, which are not finite, a window, and rows that see nothing."""
+    generator = torch.Generator().manual_seed(2)
+    shapes = (1, 4, 210, 40), (1, 2, 530, 40), (1, 2, 530, 72), (1, 4, 210, 72)
+    *given, grad = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    masked = torch.rand(1, 1, 210, 530, generator=generator) < 0.2
+    masked[..., 500:] = masked[:, :, 17] = True
+    given[1][:, :, 500:], given[2][:, :, 500:] = torch.nan, torch.inf
+    found = list[tuple[Tensor, ...]]()
+    for wide in (False, True):
+        leaves = [(each.double() if wide else each).detach().requires_grad_() for each in given]
+        if wide:
+            out, lse = OPS["attention"].reference(*leaves, masked, None, causal, (180, 60), True)
+        else:
+            alignment = False if causal == "none" else causal
+            with fusedops.use(fallback="raise"):
+                out, lse = fusedops.attention(
+                    *leaves, masked, causal=alignment, window=(180, 60), return_lse=True, backend="cpu"
+                )
+        gradients = torch.autograd.grad((out, lse), leaves, (grad.to(out), torch.ones_like(lse)))
+        found.append((out, lse, *gradients))
+    for got, wanted in zip(*found):
+        seen = wanted.masked_fill(wanted.isinf(), 0.0)
+        assert torch.equal(got.isinf(), wanted.isinf())
+        distance = (got.double().masked_fill(got.isinf(), 0.0) - seen).abs().max() / seen.abs().max()
+        assert distance <= close
+
+
+def test_gradients_in_chunks_of_rows_have_the_same_bits_on_any_threads(threads: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    leaves = [torch.randn(1, 1, 800, 16, generator=generator).requires_grad_() for _ in range(3)]
+    found = list[tuple[Tensor, ...]]()
+    for count in (1, torch.get_num_threads()):
+        torch.set_num_threads(count)
+        out = fusedops.attention(*leaves, causal=True, backend="cpu")
+        found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    assert all(torch.equal(got, wanted) for got, wanted in zip(*found))

@@ -1,24 +1,16 @@
-// out = softmax(scale * q k^T) v over the keys that a query sees, and lse, the logarithm of the sum of exponentials.
+// Attention of few queries: out = softmax(scale * q k^T) v over the keys that a query sees, and lse, the logarithm of
+// the sum of exponentials. Keys and values are read once for all heads that share them, as they are in memory.
 //
-// A row is one query of one head. The keys are cut into parts of PART, and a row has of each part the sum of the
-// values, each weighed by exp(score - top), and the sum of the weights; the parts are joined in order. So the bits of a
-// row depend on its query, the keys and what it sees of them alone: not on other rows, nor on who computes the parts.
-#include <algorithm>
-#include <cmath>
-
-#include "api.h"
-#include "math/exp.h"
-#include "math/finite.h"
-#include "parallel.h"
-#include "simd/masks.h"
+// A row has of each part of the keys the sum of the values, each weighed by exp(score - top), and the sum of the
+// weights; the parts are joined in order. So the bits of a row depend on its query, the keys and what it sees of them
+// alone: not on other rows, nor on who computes the parts.
+#include "dot/attention.h"
+#include "simd/several.h"
 
 namespace fusedops {
 namespace {
 
-constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
-constexpr int64_t PART = 256;      // keys
-constexpr int64_t ROWS = 32;       // of a block: of the heads of one key head, all queries of each one after another
-constexpr int64_t SMALL = 200000;  // products that one thread computes while others would wake
+constexpr int64_t ROWS = 32;  // of a block
 
 // ---- Products ----
 
@@ -122,79 +114,14 @@ NOINLINE void add_values_of_rows(int64_t rows, const float* weights, const uint8
   });
 }
 
-// ---- Rows ----
-
-// What a row has of some keys. sum: of exp(score - top), or of exp(score) where every score is -inf.
-struct State {
-  float top, sum;
-  bool sees, has_nan;
-};
-
-INLINE float exp_of(float x) { return exp_nonpositive(all(x))[0]; }
-INLINE float weight_of(float top, float new_top) { return top == new_top ? 1.0f : exp_of(top - new_top); }
-
-// Joins the keys of `from` to those before them.
-INLINE void join(State& to, float* values, const State& from, const float* others, int64_t room) {
-  if (!from.sees) return;
-  if (!to.sees) {
-    to = from;
-    std::copy(others, others + room, values);
-    return;
-  }
-  const float top = std::max(to.top, from.top), a = weight_of(to.top, top), b = weight_of(from.top, top);
-  each(room, [=](int64_t i, auto lanes) {
-    store(values + i, load(values + i, lanes) * a + load(others + i, lanes) * b, lanes);
-  });
-  to = {top, to.sum * a + from.sum * b, true, to.has_nan || from.has_nan};
-}
-
-INLINE float lse_of(const State& state) {
-  if (!state.sees || (state.top == -INF && !state.has_nan)) return -INF;
-  if (state.has_nan) return NOT_A_NUMBER;
-  return state.top == INF ? INF : state.top + std::log(state.sum);
-}
-
-// The keys that the query of a row may see by its position: [begin, end).
-struct Seen {
-  int64_t begin, end;
-};
-
-struct Place {
-  int64_t batch, head, query;
-};
-
 template <class T>
-class Attention {
+class Attention : public AttentionRows {
  public:
-  Attention(const AttentionSizes& call, const void* q, const void* k, const void* v, const uint8_t* mask)
-      : call(call),
-        group(call.heads / call.key_heads),
-        rows(group * call.queries),
+  explicit Attention(const AttentionForward& of)
+      : AttentionRows(of.sizes, of.mask),
         room(divide_up(std::max(call.size, call.value_size), LANES) * LANES),
-        parts(divide_up(call.keys, PART)),
         blocks(divide_up(rows, ROWS)),
-        scale(to_float(call.scale)),
-        is_banded(call.low > -call.queries || call.high < call.keys - 1),
-        q_((const T*)q),
-        k_((const T*)k),
-        v_((const T*)v),
-        mask_(mask) {}
-
-  Place place(int64_t pair, int64_t row) const {
-    const int64_t head = pair % call.key_heads * group + row / call.queries;
-    return {pair / call.key_heads, head, row % call.queries};
-  }
-
-  const T* keys_of(int64_t pair) const {
-    return k_ + pair / call.key_heads * call.k_batch + pair % call.key_heads * call.k_head;
-  }
-  const T* values_of(int64_t pair) const {
-    return v_ + pair / call.key_heads * call.v_batch + pair % call.key_heads * call.v_head;
-  }
-
-  Seen seen(int64_t query) const {
-    return {std::max<int64_t>(0, query + call.low), std::min(call.keys, query + call.high + 1)};
-  }
+        of_(of) {}
 
   // The floats of a worker's buffer.
   int64_t floats() const { return ROWS * (3 * room + PART) + ROWS * PART / 4; }
@@ -204,21 +131,19 @@ class Attention {
                float* values) const {
     float *q = buffer, *of_part = q + ROWS * room, *weights = of_part + ROWS * room;
     auto* hidden = (uint8_t*)(weights + ROWS * PART);
-    int64_t low = call.keys, high = 0;
+    const Seen some = seen(first, first + count - 1, {0, call.keys});
     for (int64_t r = 0; r < count; r++) {
       const Place at = place(pair, first + r);
-      const T* row = q_ + at.batch * call.q_batch + at.head * call.q_head + at.query * call.q_position;
+      const T* row = (const T*)of_.q + at.batch * call.q_batch + at.head * call.q_head + at.query * call.q_position;
       std::fill(q + r * room, q + (r + 1) * room, 0.0f);
       each(call.size, [=](int64_t i, auto lanes) { store(q + r * room + i, load(row + i, lanes), lanes); });
-      const Seen keys = seen(at.query);
-      low = std::min(low, keys.begin), high = std::max(high, keys.end);
       states[r] = {-INF, 0.0f, false, false};
     }
-    const T *k = keys_of(pair), *v = values_of(pair);
+    const T *k = (const T*)of_.k + key_offset(pair), *v = (const T*)of_.v + value_offset(pair);
     bool first_part = true;
     for (int64_t part = begin; part < end; part++) {
       const int64_t start = part * PART, n = std::min(PART, call.keys - start);
-      if (start >= high || start + n <= low) continue;
+      if (start >= some.end || start + n <= some.begin) continue;
       const T *keys = k + start * call.k_position, *of_keys = v + start * call.v_position;
       for (int64_t at = 0; at < n; at += LANES)
         each_few(count, [=](int64_t row, auto number) {
@@ -228,7 +153,7 @@ class Attention {
         });
       State part_states[ROWS];
       bool some_hidden = false;
-      for (int64_t r = 0; r < count; r++) some_hidden |= hide(place(pair, first + r), start, n, hidden + r * PART);
+      for (int64_t r = 0; r < count; r++) some_hidden |= hide(pair, first + r, start, n, hidden + r * PART);
       for (int64_t r = 0; r < count; r++)
         part_states[r] = weigh(weights + r * PART, some_hidden ? hidden + r * PART : nullptr, n);
       float* into = first_part ? values : of_part;
@@ -249,42 +174,24 @@ class Attention {
     }
   }
 
-  // Writes rows [first, first + count) of a pair.
-  void finish(int64_t pair, int64_t first, int64_t count, const State* states, const float* values, void* outs,
-              float* lses) const {
-    for (int64_t r = 0; r < count; r++) {
-      const Place at = place(pair, first + r);
-      T* out = (T*)outs + at.batch * call.out_batch + at.head * call.out_head + at.query * call.out_position;
-      const State& state = states[r];
-      const float factor = 1.0f / state.sum, *row = values + r * room;
-      const float absent = state.sees ? NOT_A_NUMBER : 0.0f;
-      const bool has_values = state.sees && state.sum != 0;
-      each(call.value_size, [=](int64_t i, auto lanes) {
-        store(out + i, has_values ? load(row + i, lanes) * factor : all(absent), lanes);
-      });
-      lses[(at.batch * call.heads + at.head) * call.queries + at.query] = lse_of(state);
-    }
+  void finish(int64_t pair, int64_t first, int64_t count, const State* states, const float* values) const {
+    AttentionRows::finish<T>(pair, first, count, states, values, room, of_.out, of_.lse);
   }
 
-  // Writes for each of n keys from `start` on whether the row does not see it. True where it does not see all.
-  bool hide(const Place& at, int64_t start, int64_t n, uint8_t* hidden) const {
-    const Seen keys = seen(at.query);
+  // Writes for each of n keys from `start` on whether a row does not see it. True where it does not see all.
+  bool hide(int64_t pair, int64_t row, int64_t start, int64_t n, uint8_t* hidden) const {
+    if (!hides()) return false;
+    const Seen keys = seen(row, {0, call.keys});
     const int64_t begin = std::min(std::max<int64_t>(0, keys.begin - start), n);
-    const int64_t end = std::max(begin, keys.end - start);
-    const bool cut = begin > 0 || end < n;
-    if (!mask_ && !is_banded) return false;
-    if (!mask_) {
-      memset(hidden, 0, n);
+    const int64_t end = std::min(std::max(begin, keys.end - start), n);
+    if (has_mask()) {
+      mask_row(place(pair, row), start, n, hidden);
     } else {
-      const uint8_t* mask = mask_ + at.batch * call.mask_batch + at.head * call.mask_head + at.query * call.mask_query +
-                            start * call.mask_key;
-      for (int64_t i = 0; i < n; i++) hidden[i] = mask[i * call.mask_key] != 0;
+      memset(hidden, 0, n);
     }
-    if (cut) {
-      memset(hidden, 1, begin);
-      if (end < n) memset(hidden + end, 1, n - end);
-    }
-    return cut || mask_;
+    memset(hidden, 1, begin);
+    memset(hidden + end, 1, n - end);
+    return has_mask() || begin > 0 || end < n;
   }
 
   // Turns the scores of n keys into weights.
@@ -312,14 +219,10 @@ class Attention {
     return state;
   }
 
-  const AttentionSizes& call;
-  const int64_t group, rows, room, parts, blocks;
-  const float scale;
-  const bool is_banded;  // a position may hide a key
+  const int64_t room, blocks;
 
  private:
-  const T *q_, *k_, *v_;
-  const uint8_t* mask_;
+  const AttentionForward& of_;
 
   // Calls f for whole vectors, the last one with the number of its lanes below n.
   template <class F>
@@ -338,10 +241,8 @@ class Attention {
 template <class T>
 Status forward(const AttentionForward& of) {
   const AttentionSizes& call = of.sizes;
-  const Attention<T> attention(call, of.q, of.k, of.v, of.mask);
+  const Attention<T> attention(of);
   const Attention<T>* a = &attention;
-  void* out = of.out;
-  float* lse = of.lse;
   const int64_t pairs = call.batch * call.key_heads, items = pairs * a->blocks, parts = a->parts;
   const int64_t products = items * std::min(ROWS, a->rows) * call.keys * (call.size + call.value_size);
   const int64_t workers = products <= SMALL ? 1 : workers_for(items * parts);
@@ -356,7 +257,7 @@ Status forward(const AttentionForward& of) {
       State states[ROWS];
       float* values = buffer + a->floats() - kept;
       a->compute(item / a->blocks, first, count, 0, parts, buffer, states, values);
-      a->finish(item / a->blocks, first, count, states, values, out, lse);
+      a->finish(item / a->blocks, first, count, states, values);
     });
     return OK;
   }
@@ -378,123 +279,9 @@ Status forward(const AttentionForward& of) {
     for (int64_t part = 1; part < parts; part++)
       for (int64_t r = 0; r < count; r++)
         join(mine[r], sums + r * a->room, mine[part * ROWS + r], sums + part * kept + r * a->room, a->room);
-    a->finish(item / a->blocks, first, count, mine, sums, out, lse);
+    a->finish(item / a->blocks, first, count, mine, sums);
   }
   return OK;
-}
-
-// The gradients of one pair of a batch and a key head, from the scores again: p = softmax(scores), dp = grad v^T,
-// ds = scale * p * (dp - sum(p * dp) + grad_lse), dq = ds k, dk = ds^T q, dv = p^T grad.
-template <class T>
-class Gradients {
- public:
-  Gradients(const AttentionBackward& of)
-      : of_(of), a_(of.sizes, of.q, of.k, of.v, of.mask), width_(divide_up(a_.call.keys, LANES) * LANES) {}
-
-  int64_t floats() const { return a_.rows * (3 * a_.room + 2 * width_) + divide_up(a_.rows * width_, 4); }
-
-  void compute(int64_t pair, float* buffer) const {
-    const AttentionSizes& call = a_.call;
-    const int64_t rows = a_.rows, room = a_.room, keys = call.keys, width = width_;
-    float *q = buffer, *grad = q + rows * room, *dq = grad + rows * room, *p = dq + rows * room, *ds = p + rows * width;
-    auto* hidden = (uint8_t*)(ds + rows * width);
-    std::fill(q, p, 0.0f);
-    bool some_hidden = false;
-    for (int64_t r = 0; r < rows; r++) {
-      const Place at = a_.place(pair, r);
-      const T* of_q = (const T*)of_.q + at.batch * call.q_batch + at.head * call.q_head + at.query * call.q_position;
-      const T* of_out =
-          (const T*)of_.grad + at.batch * call.out_batch + at.head * call.out_head + at.query * call.out_position;
-      each(call.size, [=](int64_t i, auto lanes) { store(q + r * room + i, load(of_q + i, lanes), lanes); });
-      each(call.value_size, [=](int64_t i, auto lanes) { store(grad + r * room + i, load(of_out + i, lanes), lanes); });
-      some_hidden |= a_.hide(at, 0, keys, hidden + r * width);
-    }
-    const T *k = a_.keys_of(pair), *v = a_.values_of(pair);
-    for (int64_t at = 0; at < keys; at += LANES)
-      each_few(rows, [=](int64_t row, auto number) {
-        constexpr int M = decltype(number)::value;
-        const int64_t n = std::min<int64_t>(LANES, keys - at);
-        scores_of<M>(q + row * room, room, k + at * call.k_position, call.k_position, n, call.size,
-                     p + row * width + at, width);
-        scores_of<M>(grad + row * room, room, v + at * call.v_position, call.v_position, n, call.value_size,
-                     ds + row * width + at, width);
-      });
-    for (int64_t r = 0; r < rows; r++)
-      of_scores(a_.place(pair, r), p + r * width, ds + r * width, some_hidden ? hidden + r * width : nullptr);
-    const uint8_t* hides = some_hidden ? hidden : nullptr;
-    if (of_.dq) {
-      add_values_of_rows(rows, ds, hides, width, k, call.k_position, keys, call.size, dq, room);
-      for (int64_t r = 0; r < rows; r++) {
-        const Place at = a_.place(pair, r);
-        T* out = (T*)of_.dq + at.batch * of_.dq_batch + at.head * of_.dq_head + at.query * of_.dq_position;
-        each(call.size, [=](int64_t i, auto lanes) { store(out + i, load(dq + r * room + i, lanes), lanes); });
-      }
-    }
-    const int64_t batch = pair / call.key_heads, head = pair % call.key_heads;
-    if (of_.dk)
-      sums_of_rows(ds, hides, q, call.size, (T*)of_.dk + batch * of_.dk_batch + head * of_.dk_head, of_.dk_position);
-    if (of_.dv)
-      sums_of_rows(p, hides, grad, call.value_size, (T*)of_.dv + batch * of_.dv_batch + head * of_.dv_head,
-                   of_.dv_position);
-  }
-
- private:
-  // Turns the scores of a row into p, and dp into ds. Of hidden keys, which nothing reads, they are any numbers.
-  void of_scores(const Place& at, float* p, float* ds, const uint8_t* hidden) const {
-    const AttentionSizes& call = a_.call;
-    const State state = a_.weigh(p, hidden, call.keys);
-    const float factor = state.sum == 0 ? NOT_A_NUMBER : 1.0f / state.sum;
-    vfloat sums = {};
-    each(call.keys, [&](int64_t i, auto lanes) {
-      const vfloat weights = load(p + i, lanes) * factor;
-      store(p + i, weights, lanes);
-      const vfloat terms = weights * load(ds + i, lanes);
-      sums += hidden ? (masked_lanes(hidden + i, lanes) ? vfloat{} : terms) : terms;
-    });
-    const float of_lse = !of_.grad_lse ? 0 : of_.grad_lse[(at.batch * call.heads + at.head) * call.queries + at.query];
-    const float shift = of_lse - sum_of(sums), scale = a_.scale;
-    each(call.keys, [=](int64_t i, auto lanes) {
-      store(ds + i, (load(ds + i, lanes) + shift) * load(p + i, lanes) * scale, lanes);
-    });
-  }
-
-  // out[key] = the sum over rows of weights[row][key] * values[row], but for rows that do not see the key.
-  void sums_of_rows(const float* weights, const uint8_t* hidden, const float* values, int64_t size, T* out,
-                    int64_t stride) const {
-    const int64_t rows = a_.rows, room = a_.room, width = width_;
-    for (int64_t key = 0; key < a_.call.keys; key++)
-      each(size, [=](int64_t i, auto lanes) {
-        vfloat sum = {};
-        for (int64_t r = 0; r < rows; r++) {
-          if (hidden && hidden[r * width + key]) continue;
-          sum += load(values + r * room + i, lanes) * weights[r * width + key];
-        }
-        store(out + key * stride + i, sum, lanes);
-      });
-  }
-
-  const AttentionBackward& of_;
-  const Attention<T> a_;
-  const int64_t width_;  // of a row of scores
-};
-
-template <class T>
-Status backward(const AttentionBackward& call) {
-  const Gradients<T> gradients(call);
-  const int64_t pairs = call.sizes.batch * call.sizes.key_heads;
-  const int64_t products =
-      call.sizes.batch * call.sizes.heads * call.sizes.queries * call.sizes.keys * call.sizes.size * 5;
-  const int64_t workers = products <= SMALL ? 1 : workers_for(pairs);
-  const Scratch scratch(workers, gradients.floats());
-  if (scratch.failed()) return OUT_OF_MEMORY;
-  const Scratch* buffers = &scratch;
-  const Gradients<T>* g = &gradients;
-  run_blocks(pairs, workers, [=](int64_t pair, int64_t worker) { g->compute(pair, buffers->of(worker)); });
-  return OK;
-}
-
-bool fits(const AttentionSizes& call) {
-  return call.key_heads > 0 && call.heads % call.key_heads == 0 && call.keys > 0 && call.batch > 0 && call.queries > 0;
 }
 
 }  // namespace
@@ -503,16 +290,6 @@ bool fits(const AttentionSizes& call) {
 using namespace fusedops;
 
 FUSEDOPS_EXPORT int fusedops_attention_forward(const AttentionForward* call) {
-  const AttentionSizes& sizes = call->sizes;
-  if (!fits(sizes) || !call->lse || (sizes.size && !(call->q && call->k)) ||
-      (sizes.value_size && !(call->v && call->out)))
-    return INVALID;
-  return with_dtype(sizes.dtype, [=](auto element) { return forward<decltype(element)>(*call); });
-}
-
-FUSEDOPS_EXPORT int fusedops_attention_backward(const AttentionBackward* call) {
-  const AttentionSizes& sizes = call->sizes;
-  if (!fits(sizes) || (sizes.size && !(call->q && call->k)) || (sizes.value_size && !(call->v && call->grad)))
-    return INVALID;
-  return with_dtype(sizes.dtype, [=](auto element) { return backward<decltype(element)>(*call); });
+  if (!fits(*call)) return INVALID;
+  return with_dtype(call->sizes.dtype, [=](auto element) { return forward<decltype(element)>(*call); });
 }

@@ -23,18 +23,21 @@ struct Floats {
   static void pack(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth, float* to) {
     fusedops::pack<WIDTH>(from, first, count, term, depth, to);
   }
+  template <int TERM = TILE_ROWS, int ROW = 1>
   static void tile(int64_t rows, const float* a, const float* b, int64_t steps, const Target& c) {
-    tile_of(rows, a, b, steps, c);
+    tile_of<TERM, ROW>(rows, a, b, steps, c);
   }
 };
 
 #if VECTOR_BYTES == 64
 
-// True where the processor has the instruction.
-inline bool has_pairs() {
+// True where the processor has the instruction. Asked for once: a virtual machine answers in microseconds.
+inline bool ask_for_pairs() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 }
+const bool HAS_PAIRS = ask_for_pairs();
+inline bool has_pairs() { return HAS_PAIRS; }
 
 // Packs `count` rows of contiguous terms, at most LANES, to the lanes of vectors WIDTH floats apart, as pack_terms.
 template <int WIDTH>
@@ -88,16 +91,16 @@ NOINLINE void pack_pairs_of_rows(const Operand& from, int64_t first, int64_t cou
 }
 
 // As tile.
-template <int M>
+template <int M, int TERM, int ROW>
 __attribute__((target("avx512bf16"))) NOINLINE void tile_of_pairs(const float* a, const float* b, int64_t steps,
                                                                   const Target& c) {
   __m512 sums[M][2] = {};
   c.fetch<M>();
-  for (int64_t k = 0; k < steps; k++, a += TILE_ROWS, b += TILE_COLUMNS) {
+  for (int64_t k = 0; k < steps; k++, a += TERM, b += TILE_COLUMNS) {
     const __m512bh left = (__m512bh)load(b), right = (__m512bh)load(b + LANES);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
-      const __m512bh of_row = (__m512bh)_mm512_set1_ps(a[m]);
+      const __m512bh of_row = (__m512bh)_mm512_set1_ps(a[m * ROW]);
       sums[m][0] = _mm512_dpbf16_ps(sums[m][0], left, of_row);
       sums[m][1] = _mm512_dpbf16_ps(sums[m][1], right, of_row);
     }
@@ -106,6 +109,22 @@ __attribute__((target("avx512bf16"))) NOINLINE void tile_of_pairs(const float* a
   for (int m = 0; m < M; m++) {
     c.write(m, 0, (vfloat)sums[m][0]);
     c.write(m, LANES, (vfloat)sums[m][1]);
+  }
+}
+
+// Rounds n numbers, whole panels, to bfloat16: those of a row, or of two rows whose numbers take turns. Numbers below
+// 2^-126 become 0.
+__attribute__((target("avx512bf16"))) NOINLINE void round_row(const float* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; i += 2 * LANES, to += LANES)
+    store(to, (vfloat)_mm512_cvtne2ps_pbh((__m512)load(from + i + LANES), (__m512)load(from + i)));
+}
+__attribute__((target("avx512bf16"))) NOINLINE void round_rows(const float* even, const float* odd, int64_t n,
+                                                               float* to) {
+  const vuint16_two turns = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                             8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  for (int64_t i = 0; i < n; i += LANES) {
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)load(odd + i), (__m512)load(even + i));
+    store(to + i, (vfloat)_mm512_permutexvar_epi16((__m512i)turns, both));
   }
 }
 
@@ -122,14 +141,17 @@ struct Pairs {
         pack_pairs_of_terms<WIDTH>(from, first + at, std::min({count, start + WIDTH, at + LANES}) - at, term, depth,
                                    to + at - start);
   }
+  template <int TERM = TILE_ROWS, int ROW = 1>
   static void tile(int64_t rows, const float* a, const float* b, int64_t steps, const Target& c) {
-    with_tile_rows(rows, [&](auto most) { tile_of_pairs<most>(a, b, steps, c); });
+    with_tile_rows(rows, [&](auto most) { tile_of_pairs<most, TERM, ROW>(a, b, steps, c); });
   }
 };
 
 #else
 
-using Pairs = Floats;  // never called
+struct Pairs : Floats {};  // never called
+inline void round_row(const float*, int64_t, float*) {}
+inline void round_rows(const float*, const float*, int64_t, float*) {}
 inline bool has_pairs() { return false; }
 
 #endif

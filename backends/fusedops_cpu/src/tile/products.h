@@ -153,17 +153,18 @@ struct Target {
   }
 };
 
-// Computes the products of a panel of M rows and one of TILE_COLUMNS.
-template <int M>
+// Computes the products of M rows and a panel of TILE_COLUMNS. From one term of the rows to the next are TERM floats,
+// from one row to the next ROW: of a panel, or of a block in memory, in either order.
+template <int M, int TERM = TILE_ROWS, int ROW = 1>
 NOINLINE void tile(const float* a, const float* b, int64_t depth, const Target& c) {
   vfloat sums[M][2] = {};
   c.fetch<M>();
-  for (int64_t k = 0; k < depth; k++, a += TILE_ROWS, b += TILE_COLUMNS) {
+  for (int64_t k = 0; k < depth; k++, a += TERM, b += TILE_COLUMNS) {
     const vfloat left = load(b), right = load(b + LANES);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
-      sums[m][0] += left * a[m];
-      sums[m][1] += right * a[m];
+      sums[m][0] += left * a[m * ROW];
+      sums[m][1] += right * a[m * ROW];
     }
   }
 #pragma GCC unroll 16
@@ -185,13 +186,15 @@ INLINE void with_tile_rows(int64_t rows, const Call& call) {
     case 4:
       return call(std::integral_constant<int, 4>{});
     default:
-      if (TILE_ROWS > 6 && rows > 6) return call(std::integral_constant<int, TILE_ROWS>{});
+      if (TILE_ROWS > 8 && rows > 8) return call(std::integral_constant<int, TILE_ROWS>{});
+      if (TILE_ROWS > 6 && rows > 6) return call(std::integral_constant<int, (TILE_ROWS < 8 ? TILE_ROWS : 8)>{});
       return call(std::integral_constant<int, (TILE_ROWS < 6 ? TILE_ROWS : 6)>{});
   }
 }
 
+template <int TERM = TILE_ROWS, int ROW = 1>
 INLINE void tile_of(int64_t rows, const float* a, const float* b, int64_t depth, const Target& c) {
-  with_tile_rows(rows, [&](auto most) { tile<most>(a, b, depth, c); });
+  with_tile_rows(rows, [&](auto most) { tile<most, TERM, ROW>(a, b, depth, c); });
 }
 
 // Some rows of the second operand: columns of C.
