@@ -97,7 +97,10 @@ class QuantizedLinear(_Packed, torch.nn.Linear):  # pyright: ignore[reportIncomp
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute ``input @ dequantize(weight).T + bias``."""
-        return quantized_linear(input, self.weight, self.bias, format=self.format)
+        own: dict[str, Any] = self._parameters
+        if "weight" in own and "bias" in own:  # without torch's __getattr__, which takes up to 1 us for each
+            return quantized_linear(input, own["weight"], own["bias"], format=self.format)
+        return quantized_linear(input, self.weight, self.bias, format=self.format)  # of a wrapper: a parametrization
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, format={self.format}"

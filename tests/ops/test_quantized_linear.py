@@ -88,6 +88,21 @@ def test_the_bits_of_a_row_depend_on_it_alone(format: str, dtype: torch.dtype) -
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_K"])
+def test_few_rows_have_the_same_bits_on_several_threads(format: str) -> None:
+    """A product of 2**20 numbers or more has two workers; those above have one."""
+    packed, x = packed_rows(format, 1030, 2304), torch.randn(9, 2304)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        want = quantized_linear(x, packed, format=format, backend="cpu")
+        torch.set_num_threads(3)
+        for rows in (slice(1), slice(3, 5), slice(9)):
+            assert torch.equal(quantized_linear(x[rows], packed, format=format, backend="cpu"), want[rows])
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_the_gradient_is_that_of_the_unpacked_weight(backend: str) -> None:
     packed = packed_rows("Q4_K", 300, 512)
     torch.manual_seed(0)

@@ -49,6 +49,8 @@ class Rotation:
         else:
             cos, sin = once(cos, self.layout), once(sin, self.layout)
         sin = -sin if self.negative else sin
+        if not self.last and not self.apart:
+            return op(q, k, cos, sin, self.interleaved, seq_dim)
         width = 2 * cos.shape[-1]
         before = [None if x is None or not self.last or x.shape[-1] == width else x[..., :-width] for x in (q, k)]
         if self.last:
