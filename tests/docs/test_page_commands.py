@@ -82,6 +82,7 @@ NOT_RUN = {
     "python -m benchmarks.perplexity --steps 200": "needs five minutes",
     "python -m benchmarks.experts": "needs minutes",
     "python -m benchmarks.context_parallel": "needs two minutes and two processes",
+    "python -m benchmarks.token_time": "needs the weights and minutes",
     "python -m benchmarks.packed_peers": "needs a minute, and torchao and zentorch",
     "python -m benchmarks.shared_ops": "reads the run of a minute before; docs/test_benchmarks.py makes its table",
     "python -m benchmarks --device cpu --modes inference": "needs minutes on an idle machine, and zentorch",
