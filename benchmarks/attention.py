@@ -4,8 +4,10 @@
     python -m benchmarks.attention --shape 1 4 256 64 --turns 3     # a short run
     python -m benchmarks.attention --device cuda --dtypes bfloat16
     python -m benchmarks.attention --forms decode --shape 1 32 4096 128
+    python -m benchmarks.attention --forms window --shape 1 8 8192 64
 
-"decode" is one query of each head over S keys, of which 8 query heads share a head. In each turn both run once, and the
+"decode" is one query of each head over S keys, of which 8 query heads share a head; "window" is causal, over the last
+512 keys, for which torch has a mask. In each turn both run once, and the
 order changes from turn to turn. Of "values" torch takes its path that keeps all scores, because the values have another
 width. The last lines are the time to choose: a call without work, beside the function of the selected backend and a
 direct call.
@@ -27,7 +29,8 @@ import fusedops
 from benchmarks.memory import peak_bytes
 from fusedops._plugins.registry import registry
 
-FORMS = ("causal", "padded", "values", "decode")
+FORMS = ("causal", "padded", "values", "decode", "window")
+WINDOW = 511, 0
 SHORT = 5e-3  # seconds of a measurement: shorter calls are repeated
 SMALL = (2, 2, 4, 8)
 
@@ -57,6 +60,18 @@ def call_of(form: str, shape: tuple[int, int, int, int], dtype: torch.dtype, dev
     value_shape = (*shape[:3], width // 2) if form == "values" else shape
     q, k, v = (torch.randn(s, device=device).to(dtype).requires_grad_() for s in (shape, shape, value_shape))
     grad = torch.randn(value_shape, device=device).to(dtype)
+    if form == "window":
+        hidden = fusedops.masks.from_band(
+            length, length, fusedops.masks.band(length, length, "upper_left", WINDOW), device
+        )
+        return Call(
+            (q, k, v),
+            grad,
+            {
+                "torch": lambda q, k, v, seen=~hidden: scaled_dot_product_attention(q, k, v, attn_mask=seen),
+                "fusedops": lambda q, k, v: fusedops.attention(q, k, v, causal=True, window=WINDOW),
+            },
+        )
     if form != "padded":
         return Call(
             (q, k, v),

@@ -64,6 +64,6 @@ def test_the_benchmark_runs(program: Any) -> None:
     done = program("-m", "benchmarks.attention", *shape, path=[ROOT], folder=ROOT)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 1 + 4 * 2 * 2 + 1  # the forms, two dtypes, two directions; choosing
+    assert len(lines) == 1 + 5 * 2 * 2 + 1  # the forms, two dtypes, two directions; choosing
     assert lines[-1].startswith("choosing [2, 2, 4, 8]: fusedops ")
     assert torch.__version__ in lines[0]

@@ -48,7 +48,7 @@ def test_it_tells_who_serves_and_why(demo: tuple[str, pathlib.Path]) -> None:
         assert "served by triton (backward: triton) given x float32[8, 6, 32, 32] on cuda" in text
         assert "served by npu (backward: npu) given x float32[8, 6, 32, 32] on npu" in text
     else:
-        assert "attention: served by sdpa (backward: sdpa) given q float32[8, 6, 32, 16] on cpu" in text
+        assert "attention: served by cpu (backward: cpu) given q float32[8, 6, 32, 16] on cpu" in text
         for device in ("cuda", "npu"):
             assert f"given q float32[8, 6, 32, 16] on {device}" in text
     assert "pad dim -1 of x from 100 to 128" in text
