@@ -60,11 +60,11 @@ take 2.5 to 4 us.
 
 They are mostly matrix products, and have no rows in the table.
 
-- [attention](ops.md#attention) runs torch's own kernel where that kernel takes the call. For (2, 16, 2048, 64), causal
-  or with a padding mask, float32 and bfloat16, forward alone and both directions, it takes 1.00 to 1.02 of the time of
-  `scaled_dot_product_attention`, and 1.00 to 1.01 of its peak memory (medians of five turns). Where the values have
-  another width than the queries, torch keeps the scores of all keys: there attention takes 0.38 to 0.67 of the time,
-  and 1/20 or less of the memory. `python -m benchmarks.attention` repeats it. One query of 32 heads over 4096 keys of
+- [attention](ops.md#attention) on `cpu` computes tiles of queries and keys. For (2, 16, 2048, 64), causal and with a
+  padding mask, it takes 0.72 and 0.82 of the time of `scaled_dot_product_attention` in float32, and 0.44 and 0.42 in
+  bfloat16; with gradients 0.68 and 0.63, 0.48 and 0.56; and 0.77 to 0.97 of its peak memory (medians of three turns,
+  one thread of a **busy** AMD EPYC with AVX-512 and products of bfloat16). `python -m benchmarks.attention`
+  repeats it, and `--forms window --shape 1 8 8192 64` has windows of 512 keys. One query of 32 heads over 4096 keys of
   4 key heads of 128, as in generation, takes `cpu` 0.28 of the time of torch's kernel in float32 and 0.35 in bfloat16
   (0.97 for 3.45 ms, and 0.76 for 2.20; Intel Xeon with AVX-512, 2 threads; `--forms decode --shape 1 32 4096 128`).
 - The losses of a linear layer, [linear_cross_entropy](ops.md#linear_cross_entropy) and

@@ -5,6 +5,7 @@
 // weights; the parts are joined in order. So the bits of a row depend on its query, the keys and what it sees of them
 // alone: not on other rows, nor on who computes the parts.
 #include "dot/attention.h"
+
 #include "simd/several.h"
 
 namespace fusedops {
