@@ -60,18 +60,28 @@ take 2.5 to 4 us.
 
 They are mostly matrix products, and have no rows in the table.
 
-- [attention](ops.md#attention) on `cpu` computes tiles of queries and keys. For (2, 16, 2048, 64), causal and with a
-  padding mask, it takes 0.72 and 0.82 of the time of `scaled_dot_product_attention` in float32, and 0.44 and 0.42 in
-  bfloat16; with gradients 0.68 and 0.63, 0.48 and 0.56; and 0.77 to 0.97 of its peak memory (medians of three turns,
-  one thread of a **busy** AMD EPYC with AVX-512 and products of bfloat16). `python -m benchmarks.attention`
-  repeats it, and `--forms window --shape 1 8 8192 64` has windows of 512 keys. One query of 32 heads over 4096 keys of
-  4 key heads of 128, as in generation, takes `cpu` 0.28 of the time of torch's kernel in float32 and 0.35 in bfloat16
-  (0.97 for 3.45 ms, and 0.76 for 2.20; Intel Xeon with AVX-512, 2 threads; `--forms decode --shape 1 32 4096 128`).
-- The losses of a linear layer, [linear_cross_entropy](ops.md#linear_cross_entropy) and
-  [linear_log_probs](ops.md#linear_log_probs), never have the logits of all rows. For x (4096, 512) and weight
-  (32000, 512), forward and backward, medians of four turns. Plain is matmul with cross entropy, or with log_softmax and
-  gather. "Products" are torch's matrix products alone: three, and four for linear_log_probs, whose backward computes
-  the logits again.
+[attention](ops.md#attention) on `cpu` computes tiles of queries and keys. Its time, of that of torch's
+`scaled_dot_product_attention`, for (2, 16, 2048, 64); for a window of 512 keys at (1, 8, 8192, 64), for which torch has a
+mask; and for one query of 32 heads over 4096 keys of 4 key heads of 128. 2 threads of an idle AMD EPYC with AVX-512 and
+products of bfloat16, medians of five turns:
+
+| call | float32 | both ways | bfloat16 | both ways |
+|---|---|---|---|---|
+| causal | 0.70 | 0.63 | 0.44 | 0.51 |
+| a padding mask | 0.67 | 0.65 | 0.44 | 0.50 |
+| values of half the width | 0.09 | 0.17 | 0.07 | 0.09 |
+| window | 0.04 | 0.08 | 0.03 | 0.08 |
+| one query | 0.24 | 0.17 | 0.05 | 0.06 |
+
+Causal in float32 took 107 ms forward, torch 150; its peak memory is 0.74 to 0.94 of torch's. For values of another width
+torch keeps all scores, 1.2 GB. `python -m benchmarks.attention` repeats it, with `--forms window --shape 1 8 8192 64` and
+`--forms decode --shape 1 32 4096 128`.
+
+The losses of a linear layer, [linear_cross_entropy](ops.md#linear_cross_entropy) and
+[linear_log_probs](ops.md#linear_log_probs), never have the logits of all rows. For x (4096, 512) and weight
+(32000, 512), forward and backward, medians of four turns. Plain is matmul with cross entropy, or with log_softmax and
+gather. "Products" are torch's matrix products alone: three, and four for linear_log_probs, whose backward computes
+the logits again.
 
 | op | dtype | time, of plain's | products | `F.linear_cross_entropy` | memory beyond inputs and gradients |
 |---|---|---|---|---|---|

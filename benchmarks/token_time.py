@@ -53,13 +53,13 @@ class _Part(NamedTuple):
 
 # the first that fits; a call of a kernel is a line of `call` or of `run`
 PARTS = (
-    _Part("kernels of fusedops, and their calls", ("_dispatch/call.py", "_dispatch/serve.py"), ("call", "run")),
+    _Part("fusedops, kernels", ("_dispatch/call.py", "_dispatch/serve.py"), ("call", "run")),
     _Part("fusedops, in Python", ("/fusedops/", "<fusedops: a comparison")),
-    _Part("kernels of fusedops, and their calls", ("/fusedops_cpu/", "/fusedops_sdpa/")),
-    _Part("the cache of transformers, torch.cat", ("transformers/cache_utils.py",)),
-    _Part("generate of transformers", ("transformers/generation/",)),
-    _Part("the model's modules in transformers", ("transformers/",)),
-    _Part("calls and attributes of torch.nn.Module", ("torch/nn/modules/module.py",)),
+    _Part("fusedops, kernels", ("/fusedops_cpu/", "/fusedops_sdpa/")),
+    _Part("transformers, cache", ("transformers/cache_utils.py",)),
+    _Part("transformers, generate", ("transformers/generation/",)),
+    _Part("transformers, modules", ("transformers/",)),
+    _Part("torch.nn.Module", ("torch/nn/modules/module.py",)),
 )
 
 
@@ -252,7 +252,7 @@ def part_of(path: str, function: str) -> str:
     """Return the part of a token to which a function belongs.
 
     >>> part_of("/lib/transformers/cache_utils.py", "update")
-    'the cache of transformers, torch.cat'
+    'transformers, cache'
     """
     path = path.replace("\\", "/")
     for name, paths, functions in PARTS:

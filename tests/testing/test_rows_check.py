@@ -42,10 +42,8 @@ OF_MANY = [
 @pytest.mark.slow
 @pytest.mark.parametrize("check", OF_MANY)
 def test_of_up_to_4096_rows(check: testing.Check) -> None:
-    """Backward of attention takes 1,024 queries and keys at most."""
-    case = _first_in_float32(check)
-    rows = "1024 " if check.id.startswith("linear_attention/") else "4096 "
-    assert case.startswith(rows) or check.id in ("attention/backward/rows", "varlen_attention/backward/rows"), case
+    rows = int(_first_in_float32(check).partition(" ")[0])
+    assert rows >= (1024 if check.id.startswith("linear_attention/") else 4096)
 
 
 @pytest.mark.slow
