@@ -42,10 +42,6 @@ PACKED_TABLE = """Torch's time for `linear` with the unpacked float32 weight div
 token of generation is one row, a prompt is many. Each ratio is the median of TURNS paired turns, in which the load
 average of the machine was LOADS, OWN of it from this program. MACHINE.
 `python -m benchmarks.packed_linear` repeats it.
-
-One row reads its weight, in GB/s with 2 threads, on that machine idle, where torch's sum of 400 MB reads 26.8: Q8_0 25
-and 35 (49152 x 576, and 4096 x 4096, a part of which the caches keep), Q4_0 18 and 19, Q4_1 18 and 20, Q4_K 16 and
-Q6_K 23 (4096 x 4096).
 """
 
 SLOW_HEAD = """
