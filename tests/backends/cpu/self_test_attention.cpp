@@ -126,3 +126,44 @@ void test_attentions(int64_t dtype) {
         test_attention(dtype, s, in_tiles, masked, s.keys - s.queries - 2, s.keys - s.queries);
       }
 }
+
+// Rows of two parts of one attention, with gaps between the rows of the second part; some have no keys in one or both.
+void test_merges(int64_t dtype, int64_t rows, int64_t columns) {
+  const int64_t count = rows * columns, stride = columns + 3;
+  Tensor a = random_tensor(dtype, count), b = random_tensor(dtype, rows * stride), grad = random_tensor(dtype, count);
+  Tensor out(dtype, count), da(dtype, count), db(dtype, count);
+  std::vector<float> lse_a(rows), lse_b(rows), lse(rows), grad_lse(rows), dlse_a(rows), dlse_b(rows);
+  for (int64_t row = 0; row < rows; row++) {
+    lse_a[row] = row % 3 == 1 ? -INFINITY : 40 * random_value();
+    lse_b[row] = row % 4 == 1 ? -INFINITY : lse_a[row] == -INFINITY ? random_value() : lse_a[row] + random_value();
+    grad_lse[row] = random_value();
+  }
+  const MergeStrides dense{count, count, columns};
+  const MergeSizes sizes{dtype, 1, 1, rows, columns, dense, {0, 0, stride}, dense};
+  const MergeForward forward{a.data(), b.data(), lse_a.data(), lse_b.data(), out.data(), lse.data(), sizes};
+  CHECK(fusedops_merge_forward(&forward) == OK, "merge");
+  const MergeBackward backward{grad.data(),  grad_lse.data(), a.data(),  b.data(),      lse_a.data(),
+                               lse_b.data(), da.data(),       db.data(), dlse_a.data(), dlse_b.data(),
+                               sizes,        dense,           dense};
+  CHECK(fusedops_merge_backward(&backward) == OK, "merge backward");
+  const double tolerance = 4 * a.tolerance();
+  for (int64_t row = 0; row < rows; row++) {
+    const bool has_a = lse_a[row] != -INFINITY, has_b = lse_b[row] != -INFINITY;
+    const double x = lse_a[row], y = lse_b[row];
+    const double wa = !has_a ? 0 : has_b ? 1 / (1 + std::exp(y - x)) : 1, wb = has_b ? 1 - wa : 0;
+    const double all = has_a && has_b ? std::max(x, y) + std::log1p(std::exp(-std::fabs(x - y))) : has_a ? x : y;
+    CHECK(all == lse[row] || close(lse[row], all, 1e-6), "lse %g, not %g", lse[row], all);
+    double moved = 0, size = 0;
+    for (int64_t j = 0; j < columns; j++) {
+      const double va = a.at(row * columns + j), vb = b.at(row * stride + j), g = grad.at(row * columns + j);
+      const double want = wa * va + wb * vb, got = out.at(row * columns + j);
+      CHECK(close(got, want, tolerance), "merge %g, not %g", got, want);
+      CHECK(close(da.at(row * columns + j), wa * g, tolerance), "da %g, not %g", da.at(row * columns + j), wa * g);
+      CHECK(close(db.at(row * columns + j), wb * g, tolerance), "db %g, not %g", db.at(row * columns + j), wb * g);
+      moved += g * (va - vb), size += std::fabs(g * (va - vb));
+    }
+    const double of_a = wa * (grad_lse[row] + wb * moved), of_b = wb * (grad_lse[row] - wa * moved);
+    CHECK(std::fabs(dlse_a[row] - of_a) <= 4e-6 * (4 + size), "dlse_a %g, not %g", dlse_a[row], of_a);
+    CHECK(std::fabs(dlse_b[row] - of_b) <= 4e-6 * (4 + size), "dlse_b %g, not %g", dlse_b[row], of_b);
+  }
+}
