@@ -206,7 +206,8 @@ int main() {
   // in the order of the functions of api.h
   for (size_t size : {sizeof(SoftmaxForward),
                       sizeof(SoftmaxBackward),
-                      sizeof(AttentionForward),
+                      sizeof(AttentionForward),  // of few queries
+                      sizeof(AttentionForward),  // in tiles
                       sizeof(AttentionBackward),
                       sizeof(MergeForward),
                       sizeof(MergeBackward),
