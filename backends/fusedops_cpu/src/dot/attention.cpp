@@ -120,24 +120,26 @@ class Attention : public AttentionRows {
  public:
   explicit Attention(const AttentionForward& of)
       : AttentionRows(of.sizes, of.mask),
-        room(divide_up(std::max(call.size, call.value_size), LANES) * LANES),
-        blocks(divide_up(rows, ROWS)),
+        room_(divide_up(std::max(call.size, call.value_size), LANES) * LANES),
         of_(of) {}
 
-  // The floats of a worker's buffer.
-  int64_t floats() const { return ROWS * (3 * room + PART) + ROWS * PART / 4; }
+  static constexpr int64_t MOST = ROWS;
+  const AttentionRows& layout() const { return *this; }
+  int64_t room() const { return room_; }
+  // The floats of a worker's buffer, beside the values of the rows.
+  int64_t floats(int64_t rows) const { return rows * (2 * room_ + PART) + rows * PART / 4; }
 
   // Computes rows [first, first + count) of a pair of a batch and a key head over the parts [begin, end).
   void compute(int64_t pair, int64_t first, int64_t count, int64_t begin, int64_t end, float* buffer, State* states,
                float* values) const {
-    float *q = buffer, *of_part = q + ROWS * room, *weights = of_part + ROWS * room;
+    float *q = buffer, *of_part = q + ROWS * room_, *weights = of_part + ROWS * room_;
     auto* hidden = (uint8_t*)(weights + ROWS * PART);
     const Seen some = seen(first, first + count - 1, {0, call.keys});
     for (int64_t r = 0; r < count; r++) {
       const Place at = place(pair, first + r);
       const T* row = (const T*)of_.q + at.batch * call.q_batch + at.head * call.q_head + at.query * call.q_position;
-      std::fill(q + r * room, q + (r + 1) * room, 0.0f);
-      each(call.size, [=](int64_t i, auto lanes) { store(q + r * room + i, load(row + i, lanes), lanes); });
+      std::fill(q + r * room_, q + (r + 1) * room_, 0.0f);
+      each(call.size, [=](int64_t i, auto lanes) { store(q + r * room_ + i, load(row + i, lanes), lanes); });
       states[r] = {-INF, 0.0f, false, false};
     }
     const T *k = (const T*)of_.k + key_offset(pair), *v = (const T*)of_.v + value_offset(pair);
@@ -148,7 +150,7 @@ class Attention : public AttentionRows {
       const T *keys = k + start * call.k_position, *of_keys = v + start * call.v_position;
       for (int64_t at = 0; at < n; at += LANES)
         each_few(count, [=](int64_t row, auto number) {
-          scores_of<decltype(number)::value>(q + row * room, room, keys + at * call.k_position, call.k_position,
+          scores_of<decltype(number)::value>(q + row * room_, room_, keys + at * call.k_position, call.k_position,
                                              std::min<int64_t>(LANES, n - at), call.size, weights + row * PART + at,
                                              PART);
         });
@@ -158,17 +160,17 @@ class Attention : public AttentionRows {
       for (int64_t r = 0; r < count; r++)
         part_states[r] = weigh(weights + r * PART, some_hidden ? hidden + r * PART : nullptr, n);
       float* into = first_part ? values : of_part;
-      std::fill(into, into + count * room, 0.0f);
+      std::fill(into, into + count * room_, 0.0f);
       constexpr int64_t AT_ONCE = 64;  // keys, whose values stay in the L1 cache for all rows
       for (int64_t at = 0; at < n; at += AT_ONCE)
         add_values_of_rows(count, weights + at, some_hidden ? hidden + at : nullptr, PART,
                            of_keys + at * call.v_position, call.v_position, std::min(AT_ONCE, n - at), call.value_size,
-                           into, room);
+                           into, room_);
       for (int64_t r = 0; r < count; r++) {
         if (first_part) {
           states[r] = part_states[r];
         } else {
-          join(states[r], values + r * room, part_states[r], of_part + r * room, room);
+          join(states[r], values + r * room_, part_states[r], of_part + r * room_, room_);
         }
       }
       first_part = false;
@@ -176,7 +178,7 @@ class Attention : public AttentionRows {
   }
 
   void finish(int64_t pair, int64_t first, int64_t count, const State* states, const float* values) const {
-    AttentionRows::finish<T>(pair, first, count, states, values, room, of_.out, of_.lse);
+    AttentionRows::finish<T>(pair, first, count, states, values, room_, of_.out, of_.lse);
   }
 
   // Writes for each of n keys from `start` on whether a row does not see it. True where it does not see all.
@@ -220,9 +222,8 @@ class Attention : public AttentionRows {
     return state;
   }
 
-  const int64_t room, blocks;
-
  private:
+  const int64_t room_;
   const AttentionForward& of_;
 
   // Calls f for whole vectors, the last one with the number of its lanes below n.
@@ -243,46 +244,10 @@ template <class T>
 Status forward(const AttentionForward& of) {
   const AttentionSizes& call = of.sizes;
   const Attention<T> attention(of);
-  const Attention<T>* a = &attention;
-  const int64_t pairs = call.batch * call.key_heads, items = pairs * a->blocks, parts = a->parts;
-  const int64_t products = items * std::min(ROWS, a->rows) * call.keys * (call.size + call.value_size);
-  const int64_t workers = products <= SMALL ? 1 : workers_for(items * parts);
-  const int64_t kept = ROWS * a->room;
-  const Scratch scratch(workers, a->floats());
-  if (scratch.failed()) return OUT_OF_MEMORY;
-  const Scratch* buffers = &scratch;
-  if (workers == 1 || items >= 4 * workers) {
-    run_blocks(items, std::min(items, workers), [=](int64_t item, int64_t worker) {
-      const int64_t first = item % a->blocks * ROWS, count = std::min(ROWS, a->rows - first);
-      float* buffer = buffers->of(worker);
-      State states[ROWS];
-      float* values = buffer + a->floats() - kept;
-      a->compute(item / a->blocks, first, count, 0, parts, buffer, states, values);
-      a->finish(item / a->blocks, first, count, states, values);
-    });
-    return OK;
-  }
-  // one thread for each part
-  FloatBuffer of_parts(items * parts * kept);
-  Buffer<State> states_of_parts(items * parts * ROWS);
-  float* values = of_parts.data();
-  State* states = states_of_parts.data();
-  if (!values || !states) return OUT_OF_MEMORY;
-  run_blocks(items * parts, workers, [=](int64_t at, int64_t worker) {
-    const int64_t item = at / parts, part = at % parts, first = item % a->blocks * ROWS;
-    a->compute(item / a->blocks, first, std::min(ROWS, a->rows - first), part, part + 1, buffers->of(worker),
-               states + at * ROWS, values + at * kept);
-  });
-  for (int64_t item = 0; item < items; item++) {
-    const int64_t first = item % a->blocks * ROWS, count = std::min(ROWS, a->rows - first);
-    State* mine = states + item * parts * ROWS;
-    float* sums = values + item * parts * kept;
-    for (int64_t part = 1; part < parts; part++)
-      for (int64_t r = 0; r < count; r++)
-        join(mine[r], sums + r * a->room, mine[part * ROWS + r], sums + part * kept + r * a->room, a->room);
-    a->finish(item / a->blocks, first, count, mine, sums);
-  }
-  return OK;
+  const int64_t items = call.batch * call.key_heads * divide_up(attention.rows, ROWS);
+  const int64_t products = items * std::min(ROWS, attention.rows) * call.keys * (call.size + call.value_size);
+  const int64_t workers = products <= SMALL ? 1 : workers_for(items * attention.parts);
+  return run_pass(attention, ROWS, workers, workers > 1 && items < 4 * workers);
 }
 
 }  // namespace

@@ -159,6 +159,45 @@ inline bool fits(const AttentionForward& of) {
   return fits(call) && of.lse && (!call.size || (of.q && of.k)) && (!call.value_size || (of.v && of.out));
 }
 
+// Computes all rows by a pass, `block` of them at a time, and writes out and lse. by_parts: each part of the keys is
+// computed by itself, where there are few blocks for the threads, and the parts are joined in order.
+template <class Pass>
+Status run_pass(const Pass& pass, int64_t block, int64_t threads, bool by_parts) {
+  const Pass* a = &pass;
+  const AttentionRows& layout = pass.layout();
+  const int64_t rows = layout.rows, parts = layout.parts, room = pass.room(), blocks = divide_up(rows, block);
+  const int64_t items = layout.call.batch * layout.call.key_heads * blocks;
+  const int64_t steps = by_parts ? parts : 1, work = items * steps;
+  const int64_t kept = block * room, floats = pass.floats(block), workers = std::min(threads, work);
+  const Scratch scratch(workers, floats + kept);
+  FloatBuffer values_of_parts(by_parts ? work * kept : 0);
+  Buffer<State> states_of_parts(by_parts ? work * block : 0);
+  float* values = values_of_parts.data();
+  State* states = states_of_parts.data();
+  if (scratch.failed() || (by_parts && !(values && states))) return OUT_OF_MEMORY;
+  const Scratch* buffers = &scratch;
+  run_blocks(work, workers, [=](int64_t at, int64_t worker) {
+    const int64_t item = at / steps, pair = item / blocks, first = item % blocks * block;
+    const int64_t count = std::min(block, rows - first), part = at % steps;
+    float* buffer = buffers->of(worker);
+    if (by_parts)
+      return a->compute(pair, first, count, part, part + 1, buffer, states + at * block, values + at * kept);
+    State own[Pass::MOST];
+    a->compute(pair, first, count, 0, parts, buffer, own, buffer + floats);
+    a->finish(pair, first, count, own, buffer + floats);
+  });
+  for (int64_t item = 0; by_parts && item < items; item++) {
+    const int64_t first = item % blocks * block, count = std::min(block, rows - first);
+    State* mine = states + item * parts * block;
+    float* sums = values + item * parts * kept;
+    for (int64_t part = 1; part < parts; part++)
+      for (int64_t r = 0; r < count; r++)
+        join(mine[r], sums + r * room, mine[part * block + r], sums + part * kept + r * room, room);
+    a->finish(item / blocks, first, count, mine, sums);
+  }
+  return OK;
+}
+
 // True where no number is inf or NaN.
 template <class T>
 NOINLINE bool is_finite(const T* rows, int64_t stride, int64_t count, int64_t size) {

@@ -20,13 +20,14 @@ class Forward {
         q_panel_(panel_floats<TILE_ROWS>(steps_of<Kind>(call_.size))),
         k_panel_(panel_floats<WIDTH>(steps_of<Kind>(call_.size))) {}
 
-  // The floats of a worker's buffer for blocks of so many rows.
+  static constexpr int64_t MOST = MOST_ROWS;
+  // The floats of a worker's buffer for blocks of so many rows, beside their values.
   int64_t floats(int64_t rows) const {
     return rows / TILE_ROWS * q_panel_ + PART / WIDTH * k_panel_ + v_floats() + 2 * TILE_ROWS * STRIDE +
            TILE_ROWS * room_ + PART / 4;
   }
   int64_t room() const { return room_; }
-  const AttentionRows& rows() const { return rows_; }
+  const AttentionRows& layout() const { return rows_; }
 
   // Computes rows [first, first + count) of a pair over the parts [begin, end).
   void compute(int64_t pair, int64_t first, int64_t count, int64_t begin, int64_t end, float* buffer, State* states,
@@ -166,51 +167,15 @@ class Forward {
 template <class T, class Kind>
 Status forward(const AttentionForward& of) {
   const Forward<T, Kind> attention(of);
-  const Forward<T, Kind>* a = &attention;
   const AttentionSizes& call = of.sizes;
-  const int64_t rows = a->rows().rows, parts = a->rows().parts, pairs = call.batch * call.key_heads;
+  const int64_t rows = attention.layout().rows, pairs = call.batch * call.key_heads;
   const int64_t products = pairs * rows * call.keys * (call.size + call.value_size);
   const int64_t threads = products <= SMALL ? 1 : workers_for(int64_t(1) << 30);
   int64_t block = std::min(MOST_ROWS, round_up(rows, TILE_ROWS));
   while (threads > 1 && block > 4 * TILE_ROWS && pairs * divide_up(rows, block) < 4 * threads)
     block = round_up(block / 2, TILE_ROWS);
-  const int64_t blocks = divide_up(rows, block), items = pairs * blocks;
-  const bool by_parts = threads > 1 && items < 4 * threads && block <= 4 * TILE_ROWS && parts > 1;
-  const int64_t kept = block * a->room(), floats = a->floats(block);
-  const int64_t work = by_parts ? items * parts : items, workers = std::min(threads, work);
-  const Scratch scratch(workers, floats + kept);
-  if (scratch.failed()) return OUT_OF_MEMORY;
-  const Scratch* buffers = &scratch;
-  if (!by_parts) {
-    run_blocks(items, workers, [=](int64_t item, int64_t worker) {
-      const int64_t first = item % blocks * block, count = std::min(block, rows - first);
-      float *buffer = buffers->of(worker), *values = buffer + floats;
-      State states[MOST_ROWS];
-      a->compute(item / blocks, first, count, 0, parts, buffer, states, values);
-      a->finish(item / blocks, first, count, states, values);
-    });
-    return OK;
-  }
-  FloatBuffer of_parts(work * kept);
-  Buffer<State> states_of_parts(work * block);
-  float* values = of_parts.data();
-  State* states = states_of_parts.data();
-  if (!values || !states) return OUT_OF_MEMORY;
-  run_blocks(work, workers, [=](int64_t at, int64_t worker) {
-    const int64_t item = at / parts, part = at % parts, first = item % blocks * block;
-    a->compute(item / blocks, first, std::min(block, rows - first), part, part + 1, buffers->of(worker),
-               states + at * block, values + at * kept);
-  });
-  for (int64_t item = 0; item < items; item++) {
-    const int64_t first = item % blocks * block, count = std::min(block, rows - first);
-    State* mine = states + item * parts * block;
-    float* sums = values + item * parts * kept;
-    for (int64_t part = 1; part < parts; part++)
-      for (int64_t r = 0; r < count; r++)
-        join(mine[r], sums + r * a->room(), mine[part * block + r], sums + part * kept + r * a->room(), a->room());
-    a->finish(item / blocks, first, count, mine, sums);
-  }
-  return OK;
+  const bool few = pairs * divide_up(rows, block) < 4 * threads && block <= 4 * TILE_ROWS;
+  return run_pass(attention, block, threads, threads > 1 && few && attention.layout().parts > 1);
 }
 
 }  // namespace
