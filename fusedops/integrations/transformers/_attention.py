@@ -161,7 +161,8 @@ def softmax_forward(
     causal = causal and attention_mask is None
     key, value = _seen(key, query, causal), _seen(value, query, causal)
     groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if groups > 1:  # a repeat of one copies
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores, scale = query @ key.mT, query.shape[-1] ** -0.5 if scaling is None else scaling
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
     biases = [kwargs.get("position_bias"), attention_mask if _is_additive(attention_mask) else None]
