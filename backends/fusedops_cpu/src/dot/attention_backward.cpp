@@ -146,16 +146,15 @@ class Backward {
   }
   void pack_keys(Item& item) const {
     const T* v = (const T*)of_.v + rows_.value_offset(item.pair) + item.start * call_.v_position;
-    Kind::template pack<WIDTH>({keys_of(item), call_.dtype, call_.k_position, true, nullptr, nullptr}, 0, item.keys, 0,
-                               call_.size, item.k);
-    Kind::template pack<WIDTH>({v, call_.dtype, call_.v_position, true, nullptr, nullptr}, 0, item.keys, 0,
-                               call_.value_size, item.v);
+    Kind::template pack<WIDTH>({keys_of(item), call_.dtype, call_.k_position, true}, 0, item.keys, 0, call_.size,
+                               item.k);
+    Kind::template pack<WIDTH>({v, call_.dtype, call_.v_position, true}, 0, item.keys, 0, call_.value_size, item.v);
     item.k_is_finite = !rows_.hides() || is_finite(keys_of(item), call_.k_position, item.keys, call_.size);
     pack_terms_of_keys(item);
   }
   void pack_terms_of_keys(const Item& item) const {
-    Kind::template pack<WIDTH>({keys_of(item), call_.dtype, call_.k_position, false, nullptr, nullptr}, 0, call_.size,
-                               0, item.keys, item.k_terms);
+    Kind::template pack<WIDTH>({keys_of(item), call_.dtype, call_.k_position, false}, 0, call_.size, 0, item.keys,
+                               item.k_terms);
   }
 
   Seen seen_in_part(const Item& item, int64_t first, int64_t last) const {
@@ -196,8 +195,8 @@ class Backward {
       of_q[r] = q_.of(at), of_grad[r] = grad_.of(at);
     }
     const auto pack_both = [&](const void* data, const int64_t* places, int64_t size, float* rows, float* terms) {
-      Kind::template pack<TILE_ROWS>({data, call_.dtype, 1, true, places, nullptr}, 0, count, 0, size, rows);
-      Kind::template pack<WIDTH>({data, call_.dtype, 1, false, places, nullptr}, 0, size, 0, count, terms);
+      Kind::template pack<TILE_ROWS>({data, call_.dtype, 1, true, places}, 0, count, 0, size, rows);
+      Kind::template pack<WIDTH>({data, call_.dtype, 1, false, places}, 0, size, 0, count, terms);
       for (int64_t r = 0; r < count && !item.rows_are_finite; r++)
         if (!item.row_is_finite[m + r]) zero_term<Kind>(terms, size, count, r);
     };

@@ -79,21 +79,20 @@ class Forward {
       const Place at = rows_.place(block.pair, block.first + r);
       places[r] = at.batch * call_.q_batch + at.head * call_.q_head + at.query * call_.q_position;
     }
-    Kind::template pack<TILE_ROWS>({of_.q, call_.dtype, 1, true, places, nullptr}, 0, block.count, 0, call_.size,
-                                   block.q);
+    Kind::template pack<TILE_ROWS>({of_.q, call_.dtype, 1, true, places}, 0, block.count, 0, call_.size, block.q);
   }
   const float* panel_of_keys(Block& block, int64_t panel) const {
     float* to = block.k + panel * k_panel_;
     if (block.packed >> panel & 1) return to;
     block.packed |= 1 << panel;
     const T* k = (const T*)of_.k + rows_.key_offset(block.pair) + block.start * call_.k_position;
-    Kind::template pack<WIDTH>({k, call_.dtype, call_.k_position, true, nullptr, nullptr}, panel * WIDTH,
+    Kind::template pack<WIDTH>({k, call_.dtype, call_.k_position, true}, panel * WIDTH,
                                std::min(WIDTH, block.keys - panel * WIDTH), 0, call_.size, to);
     return to;
   }
   void pack_values(const Block& block) const {
-    Kind::template pack<WIDTH>({values_of(block), call_.dtype, call_.v_position, false, nullptr, nullptr}, 0,
-                               call_.value_size, 0, block.keys, block.v);
+    Kind::template pack<WIDTH>({values_of(block), call_.dtype, call_.v_position, false}, 0, call_.value_size, 0,
+                               block.keys, block.v);
   }
 
   // Joins a part of the keys to a tile of rows.

@@ -1,7 +1,8 @@
 // Experts: y[t] = the sum over the choices of a token of weight * down(activation(up(x[t]))).
 //
 // Three passes over a panel of experts: the up-projection with its activation, the down-projection with the weight of
-// each row, and, after all panels, the sum of each token's rows in their order.
+// each row, and, after all panels, the sum of each token's rows in their order. Where all tensors have bfloat16 and the
+// processor multiplies it, the activations are rounded to it once.
 #include "dot/experts.h"
 
 namespace fusedops {
@@ -14,6 +15,7 @@ INLINE void add_bias(float* c, const float* bias, int64_t n) {
   if (bias) each(n, [=](int64_t i, auto lanes) { store(c + i, load(c + i, lanes) + load(bias + i, lanes), lanes); });
 }
 
+template <class Kind>
 class ForwardPass {
  public:
   explicit ForwardPass(const ExpertsForward& call)
@@ -27,34 +29,37 @@ class ForwardPass {
   Status run() {
     const bool slots = slots_.data() || !call_.choices || !call_.width;
     if (route_.failed() || up_bias_.failed() || down_bias_.failed() || !slots) return OUT_OF_MEMORY;
-    const Status status = route_.each_panel([this](const Panel& panel) { return compute(panel); });
+    const Status status = route_.each_panel(call_.inner, [this](const Panel& panel) { return compute(panel); });
     if (status) return status;
     clear_hidden_of_sentinels();
     return sum_of_choices(call_, slots_.data(), call_.y);
   }
 
  private:
+  using Number = typename Kind::Number;
+  using Block = fusedops::Block<Kind>;
+
   Status compute(const Panel& panel) {
-    const FloatBuffer activated(panel.rows * call_.inner);
+    const Buffer<Number> activated(panel.rows * call_.inner);
     if (call_.inner && !activated.data()) return OUT_OF_MEMORY;
-    float* a = activated.data();
+    Number* a = activated.data();
     const int64_t parts = activation_.gated() ? 2 : 1;
     const Status status =
-        each_block(panel, call_.inner, parts, call_.width,
-                   [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
-                     up(piece, first, n, block, buffer, a + (piece.first - panel.first) * call_.inner);
-                   });
+        each_block<Kind>(panel, call_.inner, parts, call_.width,
+                         [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
+                           up(piece, first, n, block, buffer, a + (piece.first - panel.first) * call_.inner);
+                         });
     if (status) return status;
-    return each_block(panel, call_.width, 1, call_.inner,
-                      [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
-                        down(piece, first, n, block, buffer, a + (piece.first - panel.first) * call_.inner);
-                      });
+    return each_block<Kind>(panel, call_.width, 1, call_.inner,
+                            [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
+                              down(piece, first, n, block, buffer, a + (piece.first - panel.first) * call_.inner);
+                            });
   }
 
   // The activations [first, first + n) of the rows of a piece, to a.
-  void up(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, float* a) const {
+  void up(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, Number* a) const {
     const int64_t width = width_of_up(call_), inner = call_.inner;
-    const Operand x{call_.x, call_.dtype, call_.width, true, route_.token, nullptr};
+    const Operand x{call_.x, call_.dtype, call_.width, true, route_.token};
     const Operand weight = weight_of(call_, call_.up, call_.up_dtype, piece.expert, width, call_.width, true);
     const bool pairs = activation_.interleaved(), halves = activation_.gated() && !pairs;
     const Columns parts[] = {{&weight, pairs ? 2 * first : first, pairs ? 2 * n : n}, {&weight, inner + first, n}};
@@ -70,7 +75,8 @@ class ForwardPass {
       }
       float gate[CHUNK + LANES], other[CHUNK + LANES];
       if (pairs) unzip(c, n, gate, other);
-      activation_.forward(pairs ? gate : c, pairs ? other : second, a + m * inner + first, n);
+      activation_.forward(pairs ? gate : c, pairs ? other : second, c, n);
+      store_as(Kind::DTYPE, a + m * inner + first, c, n);
     }
   }
 
@@ -81,8 +87,8 @@ class ForwardPass {
     store_as(call_.dtype, (uint8_t*)call_.hidden + at * size_of(call_.dtype), values, n);
   }
 
-  void down(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const float* a) const {
-    const Operand activated{a, FLOAT32, call_.inner, true, nullptr, nullptr};
+  void down(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const Number* a) const {
+    const Operand activated{a, Kind::DTYPE, call_.inner, true};
     const Operand weight = weight_of(call_, call_.down, call_.down_dtype, piece.expert, call_.width, call_.inner, true);
     const Columns part{&weight, first, n};
     const int64_t row_of_c = block.compute(activated, 0, piece.count, &part, 1, buffer);
@@ -111,6 +117,7 @@ class ForwardPass {
 
 // The gradients. On a panel: those of the activations, with the activations again, then those of the inputs of each row
 // and of the weights. A weight's gradient is one sum over the rows of its expert.
+template <class Kind>
 class BackwardPass {
  public:
   explicit BackwardPass(const ExpertsBackward& call)
@@ -128,36 +135,43 @@ class BackwardPass {
     const int64_t rows = call_.tokens * call_.choices;
     if (call_.dweights) std::fill(of_weights_.data(), of_weights_.data() + rows, 0.0f);
     clear_experts_without_rows();
-    const Status status = route_.each_panel([this](const Panel& panel) { return compute(panel); });
+    const int64_t between = call_.inner + width_of_up(call_);
+    const Status status = route_.each_panel(between, [this](const Panel& panel) { return compute(panel); });
     if (status) return status;
     if (call_.dweights) store_as(call_.weights_dtype, call_.dweights, of_weights_.data(), rows);
     return call_.dx ? sum_of_choices(call_, slots_.data(), call_.dx) : OK;
   }
 
  private:
-  // Of the rows of a panel: their activations and the gradients of their up-projections; for each block of columns the
-  // products that make the gradient of a row's weight.
+  using Number = typename Kind::Number;
+  using Block = fusedops::Block<Kind>;
+
+  // Of the rows of a panel: their activations, times the weight of the row, and the gradients of their up-projections;
+  // for each block of columns the products that make the gradient of a row's weight.
   struct Rows {
-    float *a, *dh, *products;
+    Number *a, *dh;
+    float* products;
     int64_t blocks;
   };
 
   Status compute(const Panel& panel) {
     const int64_t inner = call_.inner, width = width_of_up(call_), blocks = divide_up(inner, FEW_COLUMNS);
-    const FloatBuffer a(panel.rows * inner), dh(panel.rows * width), products(panel.rows * blocks);
+    const Buffer<Number> a(panel.rows * inner), dh(panel.rows * width);
+    const FloatBuffer products(panel.rows * blocks);
     if (inner && (!a.data() || !dh.data() || !products.data())) return OUT_OF_MEMORY;
     const Rows rows{a.data(), dh.data(), products.data(), blocks};
-    Status status = each_block(panel, inner, 1, call_.width,
-                               [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
-                                 activations(piece, first, n, block, buffer, from(rows, piece.first - panel.first));
-                               });
+    Status status =
+        each_block<Kind>(panel, inner, 1, call_.width,
+                         [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
+                           activations(piece, first, n, block, buffer, from(rows, piece.first - panel.first));
+                         });
     if (status) return status;
     if (call_.dweights) sum_products(panel, rows);
     if (call_.dx) {
-      status = each_block(panel, call_.width, 1, width,
-                          [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
-                            inputs(piece, first, n, block, buffer, rows.dh + (piece.first - panel.first) * width);
-                          });
+      status = each_block<Kind>(panel, call_.width, 1, width,
+                                [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
+                                  inputs(piece, first, n, block, buffer, rows.dh + (piece.first - panel.first) * width);
+                                });
       if (status) return status;
     }
     return weights(panel, rows);
@@ -168,26 +182,25 @@ class BackwardPass {
             rows.blocks};
   }
 
-  // The rows of grad, of those of an expert from `first` on; times their weights.
-  Operand grads(int64_t first, bool terms, bool weighted) const {
-    return {call_.grad, call_.dtype,          call_.width,
-            terms,      route_.token + first, weighted ? route_.factor + first : nullptr};
+  // The rows of grad, of those of an expert from `first` on.
+  Operand grads(int64_t first, bool terms) const {
+    return {call_.grad, call_.dtype, call_.width, terms, route_.token + first};
   }
 
   void activations(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer,
                    const Rows& rows) const {
     const int64_t inner = call_.inner, width = width_of_up(call_);
-    const Operand grad = grads(piece.first, true, false);
+    const Operand grad = grads(piece.first, true);
     const Operand weight = weight_of(call_, call_.down, call_.down_dtype, piece.expert, call_.width, inner, false);
     const Columns part{&weight, first, n};
     const int64_t row_of_c = block.compute(grad, 0, piece.count, &part, 1, buffer);
     const bool pairs = activation_.interleaved(), halves = activation_.gated() && !pairs;
     for (int64_t m = 0; m < piece.count; m++) {
-      float gate[2 * CHUNK + LANES], other[CHUNK + LANES], dgate[CHUNK + LANES], dother[CHUNK + LANES];
-      float *da = buffer + m * row_of_c, *a = rows.a + m * inner + first, *dh = rows.dh + m * width;
+      float gate[CHUNK + LANES], other[CHUNK + LANES], activated[CHUNK + LANES], both[2 * CHUNK];
+      float *da = buffer + m * row_of_c, *a = activated;
+      Number* dh = rows.dh + m * width;
       const int64_t row = piece.first + m;
       if (pairs) {
-        float both[2 * CHUNK];
         load_hidden(row, 2 * first, 2 * n, both);
         unzip(both, n, gate, other);
       } else {
@@ -197,9 +210,19 @@ class BackwardPass {
       activation_.forward(gate, other, a, n);
       if (call_.dweights) add_products(da, a, first, n, rows.products + m * rows.blocks);
       const float factor = route_.factor[row];
-      each(n, [=](int64_t i, auto lanes) { store(da + i, load(da + i, lanes) * factor, lanes); });
-      activation_.backward(da, gate, other, pairs ? dgate : dh + first, pairs ? dother : dh + inner + first, n);
-      if (pairs) zip(dh + 2 * first, n, dgate, dother);
+      each(n, [=](int64_t i, auto lanes) {
+        store(da + i, load(da + i, lanes) * factor, lanes);
+        store(a + i, load(a + i, lanes) * factor, lanes);
+      });
+      store_as(Kind::DTYPE, rows.a + m * inner + first, a, n);
+      activation_.backward(da, gate, other, gate, other, n);
+      if (pairs) {
+        zip(both, n, gate, other);
+        store_as(Kind::DTYPE, dh + 2 * first, both, 2 * n);
+      } else {
+        store_as(Kind::DTYPE, dh + first, gate, n);
+        if (halves) store_as(Kind::DTYPE, dh + inner + first, other, n);
+      }
     }
   }
 
@@ -241,9 +264,9 @@ class BackwardPass {
     });
   }
 
-  void inputs(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const float* dh) const {
+  void inputs(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const Number* dh) const {
     const int64_t width = width_of_up(call_);
-    const Operand grad{dh, FLOAT32, width, true, nullptr, nullptr};
+    const Operand grad{dh, Kind::DTYPE, width, true};
     const Operand weight = weight_of(call_, call_.up, call_.up_dtype, piece.expert, width, call_.width, false);
     const Columns part{&weight, first, n};
     const int64_t row_of_c = block.compute(grad, 0, piece.count, &part, 1, buffer);
@@ -261,18 +284,20 @@ class BackwardPass {
       const int64_t e = panel.pieces[p].expert, first = route_.begins[e], count = route_.begins[e + 1] - first;
       while (p < panel.count && panel.pieces[p].expert == e) p++;
       const int64_t at = first - panel.first;
-      const Operand x{call_.x, call_.dtype, call_.width, false, route_.token + first, nullptr};
-      const Operand grad = grads(first, false, true);
-      const Operand dh{rows.dh + at * width, FLOAT32, width, false, nullptr, nullptr};
-      const Operand a{rows.a + at * call_.inner, FLOAT32, call_.inner, false, nullptr, nullptr};
+      const Operand x{call_.x, call_.dtype, call_.width, false, route_.token + first};
+      const Operand grad = grads(first, false);
+      const Operand dh{rows.dh + at * width, Kind::DTYPE, width, false};
+      const Operand a{rows.a + at * call_.inner, Kind::DTYPE, call_.inner, false};
       if (const Status s =
               weight(dh, width, x, call_.width, count, of_expert(call_.dup, call_.up_dtype, e, width), call_.up_dtype))
         return s;
       if (const Status s = weight(grad, call_.width, a, call_.inner, count,
                                   of_expert(call_.ddown, call_.down_dtype, e, call_.inner), call_.down_dtype))
         return s;
-      if (const Status s = bias(dh, width, count, call_.dup_bias, call_.up_bias_dtype, e)) return s;
-      if (const Status s = bias(grad, call_.width, count, call_.ddown_bias, call_.down_bias_dtype, e)) return s;
+      if (const Status s = bias(dh, nullptr, width, count, call_.dup_bias, call_.up_bias_dtype, e)) return s;
+      const float* factors = route_.factor + first;
+      if (const Status s = bias(grad, factors, call_.width, count, call_.ddown_bias, call_.down_bias_dtype, e))
+        return s;
     }
     return OK;
   }
@@ -307,18 +332,19 @@ class BackwardPass {
     return OK;
   }
 
-  // The sums of the columns of some rows, in parts of DEPTH rows that are added in order.
-  Status bias(const Operand& rows, int64_t width, int64_t count, void* result, int64_t dtype, int64_t expert) const {
+  // The sums of the columns of some rows, times their factors if given, in slices that are added in order.
+  Status bias(const Operand& rows, const float* factors, int64_t width, int64_t count, void* result, int64_t dtype,
+              int64_t expert) const {
     if (!result || !width) return OK;
     const FloatBuffer buffer(3 * width);
     float *total = buffer.data(), *part = total + width, *row = part + width;
     if (!total) return OUT_OF_MEMORY;
     std::fill(total, total + width, 0.0f);
-    for (int64_t first = 0; first < count; first += DEPTH) {
+    for (int64_t first = 0; first < count; first += SLICE) {
       std::fill(part, part + width, 0.0f);
-      for (int64_t at = first; at < std::min(count, first + DEPTH); at++) {
+      for (int64_t at = first; at < std::min(count, first + SLICE); at++) {
         load_as(rows.dtype, rows.row(at, 0), row, width);
-        const float factor = rows.factors ? rows.factors[at] : 1.0f;
+        const float factor = factors ? factors[at] : 1.0f;
         each(width, [=](int64_t i, auto lanes) {
           store(part + i, load(part + i, lanes) + load(row + i, lanes) * factor, lanes);
         });
@@ -364,7 +390,7 @@ FUSEDOPS_EXPORT int fusedops_experts_forward(const ExpertsForward* call) {
   const bool routed = call->choices, wide = call->width, weighted = wide && call->experts && call->inner;
   if ((wide && (!call->y || (routed && !call->x))) || (routed && (!call->index || !call->weights))) return INVALID;
   if (routed && weighted && (!call->up || !call->down)) return INVALID;
-  return ForwardPass(*call).run();
+  return in_pairs(*call) ? ForwardPass<Pairs>(*call).run() : ForwardPass<Floats>(*call).run();
 }
 
 FUSEDOPS_EXPORT int fusedops_experts_backward(const ExpertsBackward* call) {
@@ -375,5 +401,5 @@ FUSEDOPS_EXPORT int fusedops_experts_backward(const ExpertsBackward* call) {
   const int64_t weights = call->experts * call->inner * call->width;
   if (call->dup) use_huge_pages(call->dup, call->activation <= GELU_ERF ? 2 * weights : weights, call->up_dtype);
   if (call->ddown) use_huge_pages(call->ddown, weights, call->down_dtype);
-  return BackwardPass(*call).run();
+  return in_pairs(*call) ? BackwardPass<Pairs>(*call).run() : BackwardPass<Floats>(*call).run();
 }

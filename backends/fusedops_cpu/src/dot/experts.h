@@ -5,15 +5,15 @@
 
 #include "elementwise/gated.h"
 #include "rows.h"
-#include "tile/products.h"
+#include "tile/block.h"
 
 namespace fusedops {
 namespace {
 
-constexpr int64_t ROWS = 256;     // rows of one expert in a block of work
-constexpr int64_t COLUMNS = 256;  // columns of a product in a block of work
-constexpr int64_t PANEL = 2048;   // rows of a panel, at most, unless one expert has more
-constexpr int64_t FEW_ROWS = 48;  // so few rows of each expert have narrow blocks, that there is one for each thread
+constexpr int64_t ROWS = 264;       // rows of one expert in a block of work: whole tiles
+constexpr int64_t COLUMNS = 512;    // columns of a product in a block of work
+constexpr int64_t PANEL = 1 << 22;  // numbers between the products of a panel, at most, unless one expert has more
+constexpr int64_t FEW_ROWS = 48;    // so few rows of each expert have narrow blocks, that there is one for each thread
 constexpr int64_t FEW_COLUMNS = 64;
 
 struct Piece {
@@ -60,13 +60,14 @@ class Route {
   bool failed() const { return !rows_.data() || (all_ && !factors_.data()) || !pieces_.data(); }
   int64_t rows() const { return begins[call_.experts]; }
 
-  // Calls f(panel) for the panels, until it returns an error.
+  // Calls f(panel) for the panels, until it returns an error. `width`: the numbers of a row between the products.
   template <class F>
-  Status each_panel(F f) const {
+  Status each_panel(int64_t width, F f) const {
+    const int64_t most = std::max(ROWS, PANEL / std::max<int64_t>(1, width));
     Panel panel{pieces_.data(), 0, 0, 0, 0};
     for (int64_t e = 0; e < call_.experts; e++) {
       const int64_t first = begins[e], count = begins[e + 1] - first;
-      if (panel.rows && panel.rows + count > PANEL) {
+      if (panel.rows && panel.rows + count > most) {
         if (const Status status = f(panel)) return status;
         panel = {pieces_.data(), 0, first, 0, 0};
       }
@@ -109,19 +110,19 @@ Operand weight_of(const Call& call, const void* weight, int64_t dtype, int64_t e
                   bool of_inputs) {
   const void* data = (const uint8_t*)weight + expert * outputs * inputs * size_of(dtype);
   const bool transposed = call.transposed;
-  return {data, dtype, transposed ? outputs : inputs, transposed != of_inputs, nullptr, nullptr};
+  return {data, dtype, transposed ? outputs : inputs, transposed != of_inputs};
 }
 
 // Runs f(piece, first, columns, block, buffer) for the blocks of `columns` columns of each piece of a panel; the buffer
 // is for a block of so many parts of so many columns, and of so many terms.
-template <class F>
+template <class Kind, class F>
 Status each_block(const Panel& panel, int64_t columns, int64_t parts, int64_t terms, F f) {
   if (!columns) return OK;
   const int64_t width = (panel.most <= FEW_ROWS ? FEW_COLUMNS : COLUMNS) / parts;
   const int64_t blocks = divide_up(columns, width), count = blocks * panel.count;
   const bool alone = panel.rows * columns * parts * terms <= 8 * BLOCK;  // less than what waking a thread costs
   const int64_t workers = alone ? 1 : workers_for(count);
-  const Block product(panel.most, terms);
+  const Block<Kind> product(panel.most, terms);
   const Scratch scratch(workers, product.floats((width + TILE_COLUMNS) * parts));
   if (scratch.failed()) return OUT_OF_MEMORY;
   const Scratch* buffers = &scratch;
@@ -198,6 +199,12 @@ Status sum_of_choices(const Call& call, const float* slots, void* y) {
     }
   });
   return OK;
+}
+
+// True where the products are those of bfloat16: the activations and their gradients are then rounded to it once.
+template <class Call>
+bool in_pairs(const Call& call) {
+  return has_pairs() && call.dtype == BFLOAT16 && call.up_dtype == BFLOAT16 && call.down_dtype == BFLOAT16;
 }
 
 template <class Call>

@@ -36,7 +36,7 @@ inline int64_t panels_floats(int64_t columns, int64_t terms) {
 }
 // Packs a matrix whose columns are the terms.
 NOINLINE Right turned(const float* data, int64_t stride, int64_t columns, int64_t terms, float* panels) {
-  pack_as<TILE_COLUMNS, float>({data, FLOAT32, stride, true, nullptr, nullptr}, 0, columns, 0, terms, panels);
+  pack_as<TILE_COLUMNS, float>({data, FLOAT32, stride, true}, 0, columns, 0, terms, panels);
   return {panels, TILE_COLUMNS, panel_floats<TILE_COLUMNS>(terms)};
 }
 

@@ -18,6 +18,8 @@ namespace {
 // Products of float32: a step of a sum has one term.
 struct Floats {
   static constexpr int64_t TERMS = 1;  // of a step
+  static constexpr int64_t DTYPE = FLOAT32;
+  using Number = float;
 
   template <int WIDTH>
   static void pack(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth, float* to) {
@@ -26,6 +28,13 @@ struct Floats {
   template <int TERM = TILE_ROWS, int ROW = 1>
   static void tile(int64_t rows, const float* a, const float* b, int64_t steps, const Target& c) {
     tile_of<TERM, ROW>(rows, a, b, steps, c);
+  }
+  template <int M>
+  static void tile_of_terms(const Operand& b, int64_t first, int64_t count, int64_t term, int64_t depth, const float* a,
+                            const Target& c) {
+    with_dtype(b.dtype, [&](auto element) {
+      fusedops::tile_of_terms<M, decltype(element)>(b, first, count, term, depth, a, c);
+    });
   }
 };
 
@@ -112,6 +121,42 @@ __attribute__((target("avx512bf16"))) NOINLINE void tile_of_pairs(const float* a
   }
 }
 
+// As tile_of_terms.
+template <int M>
+__attribute__((target("avx512bf16"))) NOINLINE void pairs_of_terms(const Operand& from, int64_t first, int64_t count,
+                                                                   int64_t term, int64_t depth, const float* a,
+                                                                   const Target& c) {
+  const uint16_t* rows[LANES];
+  for (int i = 0; i < LANES; i++) rows[i] = (const uint16_t*)from.row(first + (i < count ? i : 0), term);
+  __m512 sums[M] = {};
+  int64_t k = 0;
+  for (; k + 2 * LANES <= depth; k += 2 * LANES) {
+    vfloat values[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+      __builtin_prefetch((const char*)(rows[i] + k) + BYTES_AHEAD, 0, 2);
+      values[i] = load((const float*)(rows[i] + k));
+    }
+    transpose(values);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++, a += TILE_ROWS) {
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++)
+        sums[m] = _mm512_dpbf16_ps(sums[m], (__m512bh)values[i], (__m512bh)_mm512_set1_ps(a[m]));
+    }
+  }
+  if (k < depth) {
+    const uint32_t mask = (uint32_t(1) << (depth - k)) - 1;
+    vfloat values[LANES];
+    for (int i = 0; i < LANES; i++) values[i] = (vfloat)_mm512_maskz_loadu_epi16(mask, rows[i] + k);
+    transpose(values);
+    for (int i = 0; i < (depth - k + 1) / 2; i++, a += TILE_ROWS)
+      for (int m = 0; m < M; m++)
+        sums[m] = _mm512_dpbf16_ps(sums[m], (__m512bh)values[i], (__m512bh)_mm512_set1_ps(a[m]));
+  }
+  for (int m = 0; m < M; m++) c.write(m, 0, (vfloat)sums[m]);
+}
+
 // Rounds n numbers, whole panels, to bfloat16: those of a row, or of two rows whose numbers take turns. Numbers below
 // 2^-126 become 0.
 __attribute__((target("avx512bf16"))) NOINLINE void round_row(const float* from, int64_t n, float* to) {
@@ -131,6 +176,8 @@ __attribute__((target("avx512bf16"))) NOINLINE void round_rows(const float* even
 // Products of bfloat16.
 struct Pairs {
   static constexpr int64_t TERMS = 2;
+  static constexpr int64_t DTYPE = BFLOAT16;
+  using Number = bfloat16;
 
   template <int WIDTH>
   static void pack(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth, float* to) {
@@ -144,6 +191,11 @@ struct Pairs {
   template <int TERM = TILE_ROWS, int ROW = 1>
   static void tile(int64_t rows, const float* a, const float* b, int64_t steps, const Target& c) {
     with_tile_rows(rows, [&](auto most) { tile_of_pairs<most, TERM, ROW>(a, b, steps, c); });
+  }
+  template <int M>
+  static void tile_of_terms(const Operand& b, int64_t first, int64_t count, int64_t term, int64_t depth, const float* a,
+                            const Target& c) {
+    pairs_of_terms<M>(b, first, count, term, depth, a, c);
   }
 };
 
