@@ -41,6 +41,22 @@ class Band(NamedTuple):
     right: int
 
 
+class Lengths(NamedTuple):
+    """The bounds of packed sequences, as flash-attn takes them.
+
+    Attributes:
+        queries: (P + 1,), int32, contiguous.
+        keys: (P + 1,), int32, contiguous.
+        most_queries: a length that no sequence of queries passes.
+        most_keys: the same of keys.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    most_queries: int
+    most_keys: int
+
+
 class Installed(NamedTuple):
     """The modules that are installed, or why there is none.
 
@@ -182,6 +198,106 @@ def backward(
             dq,
             dk,
             dv,
+            dropout_p=0.0,
+            softmax_scale=band.scale,
+            causal=band.causal,
+            window_size_left=band.left,
+            window_size_right=band.right,
+            softcap=0.0,
+            alibi_slopes=None,
+            deterministic=deterministic,
+        )
+
+
+def packed_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, band: Band) -> tuple[Tensor, Tensor]:
+    """Return out (T, Nq, D) and lse (Nq, T) of packed sequences, (T, N, D)."""
+    results: tuple[Tensor, ...]
+    if _has_release_3(q.device):
+        results = installed().three._flash_attn_forward(
+            q,
+            k,
+            v,
+            cu_seqlens_q=lengths.queries,
+            cu_seqlens_k=lengths.keys,
+            max_seqlen_q=lengths.most_queries,
+            max_seqlen_k=lengths.most_keys,
+            softmax_scale=band.scale,
+            causal=band.causal,
+            window_size_left=band.left,
+            window_size_right=band.right,
+        )
+    else:
+        results = installed().two._flash_attn_varlen_forward(
+            q,
+            k,
+            v,
+            lengths.queries,
+            lengths.keys,
+            max_seqlen_q=lengths.most_queries,
+            max_seqlen_k=lengths.most_keys,
+            dropout_p=0.0,
+            softmax_scale=band.scale,
+            causal=band.causal,
+            window_size_left=band.left,
+            window_size_right=band.right,
+        )
+    return results[0], results[1]
+
+
+def packed_backward(
+    grad_out: Tensor,
+    given: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    lse: Tensor,
+    gradients: tuple[Tensor, Tensor, Tensor],
+    lengths: Lengths,
+    band: Band,
+) -> None:
+    """Write the gradients of q, k and v of packed sequences.
+
+    Args:
+        grad_out: (T, Nq, D).
+        given: q, k and v, (T, N, D).
+        out: (T, Nq, D).
+        lse: (Nq, T), float32, contiguous.
+        gradients: tensors for the gradients of q, k and v, of their shapes.
+        lengths: as forward got them.
+        band: as forward got it.
+    """
+    dq, dk, dv = gradients
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if _has_release_3(grad_out.device):
+        installed().three._flash_attn_backward(
+            grad_out,
+            *given,
+            out,
+            lse,
+            cu_seqlens_q=lengths.queries,
+            cu_seqlens_k=lengths.keys,
+            max_seqlen_q=lengths.most_queries,
+            max_seqlen_k=lengths.most_keys,
+            dq=dq,
+            dk=dk,
+            dv=dv,
+            softmax_scale=band.scale,
+            is_causal=band.causal,
+            window_size_left=band.left,
+            window_size_right=band.right,
+            deterministic=deterministic,
+        )
+    else:
+        installed().two._flash_attn_varlen_backward(
+            grad_out,
+            *given,
+            out,
+            lse,
+            dq,
+            dk,
+            dv,
+            lengths.queries,
+            lengths.keys,
+            max_seqlen_q=lengths.most_queries,
+            max_seqlen_k=lengths.most_keys,
             dropout_p=0.0,
             softmax_scale=band.scale,
             causal=band.causal,

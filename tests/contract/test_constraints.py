@@ -427,7 +427,8 @@ def a_call_that_is_taken(op: Any, entry: Any) -> dict[str, Any]:
 def test_boundaries_of_declared_constraints_agree_with_the_check(op: Any, entry: Any, constraint: Constraint) -> None:
     call = a_call_that_is_taken(op, entry)
     boundaries = list(constraint.boundaries(call))
-    if isinstance(constraint, Present) and call[constraint.name] is None:  # a call of this op has another tensor
+    presence = constraint.then if isinstance(constraint, When) else constraint
+    if isinstance(presence, Present) and call[constraint.name] is None:  # a call of this op has another tensor
         boundaries += constraint.boundaries({**call, constraint.name: call[next(iter(call))]})
     if all(boundary.taken for boundary in boundaries):  # it is about another value of an argument, such as a window
         values = [(own.name, value) for own in op.constraints for value in own.examples(call).values()]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fusedops._contract.constraint import is_tensor
 from fusedops._storages import freed_error, is_freed
+from fusedops.constraints import Offsets
 from fusedops.dtypes import compute_dtype
 from fusedops.errors import InvalidInputError
 
@@ -135,3 +136,77 @@ def _bounds(name: str, cu_seqlens: Tensor, rows: int, of: str) -> list[int]:
         before = min(max(bound, before), rows)
         bounds.append(before)
     return bounds
+
+
+class Parts(NamedTuple):
+    """Bounds of parts of packed sequences, which hold each query and each key once.
+
+    Attributes:
+        queries: (P + 1,), int32, the bounds of the parts in q.
+        keys: (P + 1,), int32, the bounds of the parts in k and v.
+    """
+
+    queries: Tensor
+    keys: Tensor
+
+
+def parts_of(
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    queries: int,
+    keys: int,
+    causal: str,
+    window: tuple[int, int] | None,
+) -> Parts:
+    """Return parts in which each query sees a key, or that have no keys; and in which a query sees each key, or none.
+
+    The first queries of a sequence that see no key are a part of their own, as are its first keys that no query sees,
+    and what is in no sequence. A diagonal at the lower right of the sequence is at the lower right of its rest. The
+    device of the bounds is not waited for.
+
+    Args:
+        cu_seqlens_q: (B + 1,), int32 or int64.
+        cu_seqlens_k: (B + 1,), or None for the same, with as many keys as queries.
+        queries: T.
+        keys: Tk.
+        causal: "none" or "lower_right"; any where the bounds of queries and keys are the same.
+        window: as of the op.
+
+    >>> import torch
+    >>> from fusedops.ops.attention.arguments import parts_of
+    >>> parts_of(torch.tensor([1, 3]), torch.tensor([0, 4]), 3, 4, "none", None)
+    Parts(queries=tensor([0, 1, 1, 3, 3, 3], dtype=torch.int32), keys=tensor([0, 0, 0, 4, 4, 4], dtype=torch.int32))
+    """
+    of_q = Offsets.within(cu_seqlens_q, queries)
+    of_k = of_q if cu_seqlens_k is None else Offsets.within(cu_seqlens_k, keys)
+    zero, end_q, end_k = of_q.new_zeros(1), of_q.new_full((1,), queries), of_q.new_full((1,), keys)
+    first_q, last_k = of_q[:1], of_k[-1:]
+    if cu_seqlens_k is not None and (window is not None or causal == "lower_right"):
+        most = max(queries, keys)
+        left, right = (most, most) if window is None else (min(size, most) for size in window)
+        missing = of_q.diff() - of_k.diff()  # keys of each sequence
+        dead = (missing - (right if causal == "none" else 0)).clamp(min=0)
+        unseen = (-missing - left).clamp(min=0)
+        of_q, of_k = _split(of_q, dead), _split(of_k, unseen)
+    return Parts(
+        torch.cat((zero, first_q, of_q, end_q, end_q)).to(torch.int32),
+        torch.cat((zero, zero, of_k, last_k, end_k)).to(torch.int32),
+    )
+
+
+def _split(bounds: Tensor, first: Tensor) -> Tensor:
+    """Return the bounds with one more in each sequence, after its ``first`` rows."""
+    return torch.cat((torch.stack((bounds[:-1], bounds[:-1] + first), 1).flatten(), bounds[-1:]))
+
+
+def longest_of(cu_seqlens: Tensor, rows: int) -> int:
+    """Return the length of the longest sequence, or of the rows before or after all: a device is waited for.
+
+    >>> import torch
+    >>> from fusedops.ops.attention.arguments import longest_of
+    >>> longest_of(torch.tensor([0, 2, 5]), 9)
+    4
+    """
+    bounds = torch.nn.functional.pad(Offsets.within(cu_seqlens, rows), (1, 1))
+    bounds[-1] = rows
+    return int(bounds.diff().max())

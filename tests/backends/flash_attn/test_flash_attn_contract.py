@@ -18,10 +18,12 @@ SINCE = {"2": "2.7.0", "3": "3.0.0.b1 of 2025-08-06, 5e114d53"}
 
 
 def calls_of(release: str) -> list[Call]:
-    """Return the calls of a forward and a backward, as the backend writes them."""
+    """Return the calls of a forward and a backward of each op, as the backend writes them."""
     q, k, v = (torch.randn(1, 2, 4, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     with flash_attn_standin.flash_attn(three=release == "3") as log, fusedops.use(flash_attn_standin.NAME):
         fusedops.attention(q, k, v, causal=True, window=(1, 0)).sum().backward()
+        bounds = torch.tensor([0, 1, 2])
+        fusedops.varlen_attention(q[0], k[0], v[0], bounds, causal=True, window=(1, 0)).sum().backward()
         return list(log)
 
 
@@ -36,7 +38,10 @@ def fits(call: Call, parameters: str) -> bool:
 @pytest.mark.parametrize("release", ["2", "3"])
 def test_calls_fit_every_release_that_is_called_and_no_other(release: str) -> None:
     calls = calls_of(release)
-    assert [call.function for call in calls] == ["_flash_attn_forward", "_flash_attn_backward"]
+    packed = "_varlen" if release == "2" else ""
+    assert [call.function for call in calls] == [
+        f"_flash_attn{kind}_{direction}" for kind in ("", packed) for direction in ("forward", "backward")
+    ]
     supported = False
     for since, functions in SIGNATURES[release].items():
         supported = supported or since == SINCE[release]

@@ -27,12 +27,21 @@ class Line(NamedTuple):
 
     tags: str
     source: str
-    functions: tuple[str, str]
+    functions: tuple[str, ...]
     version: str = ""
 
 
 LINES = {
-    "2": Line("v2.*", "flash_attn/flash_attn_interface.py", ("_flash_attn_forward", "_flash_attn_backward")),
+    "2": Line(
+        "v2.*",
+        "flash_attn/flash_attn_interface.py",
+        (
+            "_flash_attn_forward",
+            "_flash_attn_backward",
+            "_flash_attn_varlen_forward",
+            "_flash_attn_varlen_backward",
+        ),
+    ),
     "3": Line(
         "", "hopper/flash_attn_interface.py", ("_flash_attn_forward", "_flash_attn_backward"), "hopper/__init__.py"
     ),

@@ -9,12 +9,18 @@ What it refuses, and what it computes where it differs from the op, is that of t
 * R4: the kernels read 16 bytes at a time, unchecked: what is a misaligned address there is refused here.
 * R5: CUDA driver API, ``cuTensorMapEncodeTiled``, by which release 3 reads: a stride is at least its dim's size, not 0.
 
-Tiles are not modeled: NaN at a masked key reaches every row, where the kernels have it reach the rows of its tile.
+Packed sequences (R1, R3): rows of no sequence, and rows past the longest length given, are not written; a sequence
+without keys, or without queries, is written as 0, with the lse of a row without a key.
+
+Tiles are not modeled: NaN at a masked key reaches every row, where the kernels have it reach the rows of its tile, and
+no row of another sequence, where the tiles of release 3 end in the next one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -39,9 +45,18 @@ class Problem(NamedTuple):
 
 
 def problem(
-    release: int, q: Tensor, k: Tensor, v: Tensor, scale: Any, causal: Any, left: Any, right: Any, *others: Tensor
+    release: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: Any,
+    causal: Any,
+    left: Any,
+    right: Any,
+    *others: Tensor,
+    longest: tuple[int, int] | None = None,
 ) -> Problem:
-    """Check a call as R1 and R3 do, and return it."""
+    """Check a call as R1 and R3 do, and return it. longest: the lengths of packed sequences, of which this is one."""
     require(q.dtype in (torch.float16, torch.bfloat16), "FlashAttention only support fp16 and bf16 data type")
     require(k.dtype == q.dtype, "query and key must have the same dtype")
     require(v.dtype == q.dtype, "query and value must have the same dtype")
@@ -61,12 +76,16 @@ def problem(
         require(aligned and not tensor.is_neg(), "CUDA error: misaligned address")  # R4
     require(type(scale) is float and type(causal) is bool, "incompatible function arguments")
     require(all(type(each) is int and -1 <= each < 2**31 for each in (left, right)), "incompatible function arguments")
+    most_q, most_k = longest or (sq, sk)
     if release == 2:
-        left, right = (-1 if each >= sk else each for each in (left, right))
+        left, right = (-1 if each >= most_k else each for each in (left, right))
     else:
-        left, right = -1 if left >= sk - 1 else left, -1 if right >= sq - 1 else right
+        left, right = -1 if left >= most_k - 1 else left, -1 if right >= most_q - 1 else right
     if causal:
         right = 0
+    if max(left, right) >= 0:  # beside a closed side an open one is as long as the lengths
+        left = left if left >= 0 else most_k if release == 2 else most_k - 1
+        right = right if right >= 0 else most_k if release == 2 else most_q - 1
     diagonal = torch.arange(sq)[:, None] + sk - sq
     keys = torch.arange(sk)
     masked = torch.zeros(sq, sk, dtype=torch.bool)
@@ -108,6 +127,66 @@ def backward(
     b, n, sk, d = dk.shape
     dk, dv = (each.view(b, heads, n // heads, sk, d).sum(2) for each in (dk, dv))
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+class Packed(NamedTuple):
+    """Packed sequences: their queries and keys, without those past the longest length given."""
+
+    sequences: list[tuple[slice, slice]]
+    longest: tuple[int, int]
+
+    def cut(self, *tensors: Tensor) -> Iterator[list[Tensor]]:
+        """Yield q, k and v of each sequence, and what else is of the queries, as a batch of one."""
+        for rows, keys in self.sequences:
+            yield [each[keys if at in (1, 2) else rows][None] for at, each in enumerate(tensors)]
+
+
+def packed(q: Tensor, k: Tensor, bounds: tuple[Any, Any], longest: tuple[Any, Any]) -> Packed:
+    """Check the bounds of a call as R1 and R3 do, and return them."""
+    for name, each in zip(("cu_seqlens_q", "cu_seqlens_k"), bounds):
+        require(each.dtype == torch.int32, f"{name} must have dtype int32")
+        require(each.is_contiguous() and each.shape == bounds[0].shape, f"{name} must be contiguous")
+    count = bounds[0].numel() - 1
+    require(count > 0, "batch size must be positive")
+    require(count <= 65535, "invalid configuration argument")
+    require(all(type(each) is int for each in longest), "incompatible function arguments")
+    require(longest[0] > 1, "with one query as the longest R1 has as many rows as sequences: not in the stand-in")
+    places = []
+    for each, most, rows in zip(bounds, longest, (q.shape[0], k.shape[0])):
+        ends = each.tolist()
+        require(ends == sorted(ends) and ends[0] >= 0 and ends[-1] <= rows, "CUDA error: an illegal memory access")
+        places.append([slice(first, min(end, first + most)) for first, end in pairwise(ends)])
+    return Packed(list(zip(*places)), (longest[0], longest[1]))
+
+
+def packed_forward(
+    release: int, q: Tensor, k: Tensor, v: Tensor, given: Packed, *options: Any
+) -> tuple[Tensor, Tensor]:
+    """Return out (T, N, D) and lse (N, T) in float32, NaN where the kernels write nothing."""
+    out = q.new_full(q.shape, math.nan, dtype=torch.float32)
+    lse = q.new_full((q.shape[1], q.shape[0]), math.nan, dtype=torch.float32)
+    for (rows, _), own in zip(given.sequences, given.cut(q, k, v)):
+        if own[1].numel() and own[0].numel():
+            results = forward(release, problem(release, *own, *options, longest=given.longest))
+            out[rows], lse[:, rows] = results[0][0].transpose(0, 1), results[1][0]
+        else:
+            out[rows], lse[:, rows] = 0.0, math.inf if release == 2 else -math.inf
+    return out, lse
+
+
+def packed_backward(
+    release: int, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, lse: Tensor, given: Packed, *options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v, NaN where the kernels write nothing."""
+    results = [each.new_full(each.shape, math.nan, dtype=torch.float32) for each in (q, k, v)]
+    for (rows, keys), own in zip(given.sequences, given.cut(q, k, v, grad, out)):
+        gradients: Any = [(0.0,)] * 3
+        if own[1].numel() and own[0].numel():
+            p = problem(release, *own[:3], *options, *own[3:], longest=given.longest)
+            gradients = backward(p, own[3], own[4], lse[None, :, rows], k.shape[1], release)
+        for whole, part, at in zip(results, gradients, (rows, keys, keys)):
+            whole[at] = part[0]
+    return results[0], results[1], results[2]
 
 
 def write(

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from flash_attn_formula import backward, forward, problem, require, write
+from flash_attn_formula import (
+    backward,
+    forward,
+    packed,
+    packed_backward,
+    packed_forward,
+    problem,
+    require,
+    write,
+)
 from loopback import registered
 from torch import Tensor
 
@@ -39,6 +48,7 @@ def _logged(function: Callable[..., Any]) -> Callable[..., Any]:
         calls.append(Call(function.__name__, args, kwargs))
         return results
 
+    run.__name__ = function.__name__
     run.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return run
 
@@ -97,7 +107,76 @@ def _flash_attn_backward(
     return softmax_lse.new_empty(0)
 
 
-TWO = (_logged(_flash_attn_forward), _logged(_flash_attn_backward))
+def _flash_attn_varlen_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    return_softmax: bool = False,
+    block_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    zero_tensors: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    others = (alibi_slopes, block_table, leftpad_k, seqused_k)
+    require(not (dropout_p or softcap or return_softmax or zero_tensors), "not in the stand-in")
+    require(all(each is None for each in others), "not in the stand-in")
+    given = packed(q, k, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
+    result, lse = packed_forward(2, q, k, v, given, softmax_scale, causal, window_size_left, window_size_right)
+    return torch.empty_like(q).copy_(result), lse, q.new_empty(0), torch.empty(2, dtype=torch.int64)
+
+
+def _flash_attn_varlen_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    rng_state: Tensor | None = None,
+    zero_tensors: bool = False,
+) -> Tensor:
+    require(not (dropout_p or softcap or zero_tensors), "not in the stand-in")
+    require(alibi_slopes is None and rng_state is None, "not in the stand-in")
+    require(type(deterministic) is bool, "incompatible function arguments")
+    given = packed(q, k, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
+    options = (softmax_scale, causal, window_size_left, window_size_right)
+    results = packed_backward(2, q, k, v, dout, out, softmax_lse, given, *options)
+    write(q, results, (dq, dk, dv), softmax_lse, (q.shape[1], q.shape[0]))
+    return softmax_lse.new_empty(0)
+
+
+TWO = (
+    _logged(_flash_attn_forward),
+    _logged(_flash_attn_backward),
+    _logged(_flash_attn_varlen_forward),
+    _logged(_flash_attn_varlen_backward),
+)
 
 
 # ------------------------------------------------------------------------------------------------------------ release 3
@@ -139,7 +218,13 @@ def _flash_attn_forward(  # type: ignore[no-redef]
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    result, lse = forward(3, problem(3, q, k, v, softmax_scale, causal, window_size_left, window_size_right))
+    options = (softmax_scale, causal, window_size_left, window_size_right)
+    if cu_seqlens_q is not None:
+        given = packed(q, k, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
+        result, lse = packed_forward(3, q, k, v, given, *options)
+        out = result.to(q.dtype, memory_format=torch.contiguous_format)
+        return out, lse, q.new_empty(0), q.new_empty(0)
+    result, lse = forward(3, problem(3, q, k, v, *options))
     out = result.transpose(1, 2).to(q.dtype, memory_format=torch.contiguous_format)
     return out, lse, q.new_empty(0), q.new_empty(0)
 
@@ -168,8 +253,14 @@ def _flash_attn_backward(  # type: ignore[no-redef]
     deterministic: bool = False,
     sm_margin: int = 0,
 ) -> Tensor:
-    require(not deterministic or q.shape[3] <= 192, "Deterministic backward not supported for hdim 256.")
-    p = problem(3, q, k, v, softmax_scale, is_causal, window_size_left, window_size_right, dout, out)
+    require(not deterministic or q.shape[-1] <= 192, "Deterministic backward not supported for hdim 256.")
+    options = (softmax_scale, is_causal, window_size_left, window_size_right)
+    if cu_seqlens_q is not None:
+        given = packed(q, k, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
+        results = packed_backward(3, q, k, v, dout, out, softmax_lse, given, *options)
+        write(q, results, (dq, dk, dv), softmax_lse, (q.shape[1], q.shape[0]))
+        return softmax_lse.new_empty(0)
+    p = problem(3, q, k, v, *options, dout, out)
     results = backward(p, dout, out, softmax_lse, k.shape[2], 3)
     write(q, results, (dq, dk, dv), softmax_lse, (q.shape[0], q.shape[2], q.shape[1]))
     return softmax_lse.new_empty(0)
@@ -185,7 +276,8 @@ _NAMES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface
 
 def _module(name: str, functions: tuple[Callable[..., Any], ...] = ()) -> ModuleType:
     module = ModuleType(name)
-    module._flash_attn_forward, module._flash_attn_backward = functions or (None, None)  # type: ignore[attr-defined]
+    for function in functions:
+        setattr(module, function.__name__, function)
     return module
 
 
