@@ -22,6 +22,7 @@ from fusedops_npu import (
     scaled_masked_softmax,
     swiglu,
     top_k_routing,
+    varlen_attention,
 )
 
 
@@ -106,6 +107,7 @@ def fusedops_backend() -> fusedops.Backend:
             scaled_masked_softmax,
             swiglu,
             top_k_routing,
+            varlen_attention,
         ),
         probe=_probe,
         needs="torch_npu, CANN and an Ascend device",

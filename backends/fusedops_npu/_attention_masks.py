@@ -58,6 +58,16 @@ def vendor_mask(q: Tensor, k: Tensor, mask: Tensor | None, causal: str, window: 
     return VendorMask(triangle, 4, before, _OPEN if high is None else high - (sk - sq), dead)
 
 
+def packed_mask(device: torch.device, causal: str, window: tuple[int, int] | None) -> VendorMask:
+    """Return the vendor's arguments for packed sequences, none of whose rows is fully masked."""
+    if window is not None:
+        before, after = (min(size, _OPEN) for size in window)
+        return VendorMask(_triangle(device), 4, before, after if causal == "none" else 0)
+    if causal == "none":
+        return VendorMask(None)
+    return VendorMask(_triangle(device), 2 if causal == "upper_left" else 3)
+
+
 def band_of(sq: int, sk: int, causal: str, window: tuple[int, int] | None) -> masks.Band:
     """Return the lowest and highest visible ``key - query``; None for a side that masks nothing."""
     low, high = masks.band(sq, sk, causal, window)

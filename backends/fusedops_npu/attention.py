@@ -24,9 +24,9 @@ from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Dim, DType, NotLarger, Scalar
 from fusedops.ops.attention import formulas
 from fusedops_npu._attention_masks import TRIANGLE, band_of, expanded_bytes, vendor_mask
+from fusedops_npu._attention_sizes import COPIES, as_wide, cropped
 from fusedops_npu._row_order import NOT_PROMISED
 
-_COPIES = 8  # of each row's max and sum
 _LIMITS = (
     DType("q", torch.float16, torch.bfloat16, torch.float32),
     Dim("q", (3,), at_most=768),
@@ -58,7 +58,7 @@ def _padded_cost(times: int, q: Any, k: Any, v: Any, *_: Any) -> int | None:
 
 
 def _statistics_cost(grad_out: Any, grad_lse: Any, q: Any, *_: Any) -> int:
-    return 2 * 4 * _COPIES * math.prod(q.shape[:3])
+    return 2 * 4 * COPIES * math.prod(q.shape[:3])
 
 
 def _adaptations(direction: str) -> tuple[Adaptation, ...]:
@@ -113,9 +113,9 @@ def attention(
         out, lse = ops.OPS["attention"].reference(q, k, v, mask, scale, causal, window, return_lse)
         return out.contiguous(), lse.contiguous()
     given = vendor_mask(q, k, mask, causal, window)
-    wide = _as_wide(v, k)
+    wide = as_wide(v, k)
     out, top, total = _vendor_forward(q, k, wide, q.shape[1], formulas.scale_of(q, scale), *given[:4])
-    out = _cropped(out, v)
+    out = cropped(out, v)
     lse = top[..., 0] + total[..., 0].log()
     if given.dead is not None:
         out.masked_fill_(given.dead, 0.0)
@@ -155,24 +155,10 @@ def attention_backward(
     given = vendor_mask(q, k, mask, causal, window)
     if given.dead is not None:  # the weights exp(lowest - 0) are 0; 0 * NaN of the gradient is not
         grad_out, lse = grad_out.masked_fill(given.dead, 0.0), lse.masked_fill(given.dead[..., 0], 0.0)
-    wide, grad, result = (_as_wide(tensor, k) for tensor in (v, grad_out, out))
+    wide, grad, result = (as_wide(tensor, k) for tensor in (v, grad_out, out))
     dq, dk, dv = _vendor_backward(q, k, wide, grad, q.shape[1], result, lse, formulas.scale_of(q, scale), *given[:4])
-    results = dq.contiguous(), dk.contiguous(), _cropped(dv, v)
+    results = dq.contiguous(), dk.contiguous(), cropped(dv, v)
     return tuple(gradient if need else None for gradient, need in zip(results, needs))
-
-
-def _as_wide(tensor: Tensor, k: Tensor) -> Tensor:
-    """Return the tensor with the head size of k, padded with 0: products with it are the same."""
-    missing = k.shape[3] - tensor.shape[3]
-    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
-
-
-def _cropped(tensor: Tensor, v: Tensor) -> Tensor:
-    """Return the tensor with the head size of v, contiguous, in memory of its own size."""
-    width = v.shape[3]
-    if tensor.shape[3] == width:
-        return tensor.contiguous()
-    return tensor[..., :width].clone(memory_format=torch.contiguous_format)
 
 
 def _vendor_forward(
@@ -215,7 +201,7 @@ def _vendor_backward(
     import torch_npu  # pyright: ignore[reportMissingImports]
 
     vendor: Any = torch_npu  # pyright: ignore[reportUnknownVariableType]
-    top = lse.unsqueeze(-1).expand(*lse.shape, _COPIES).contiguous()
+    top = lse.unsqueeze(-1).expand(*lse.shape, COPIES).contiguous()
     total = torch.ones_like(top)
     results: tuple[Tensor, ...] = vendor.npu_fusion_attention_grad(
         q,

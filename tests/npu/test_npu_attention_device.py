@@ -120,3 +120,14 @@ def test_the_gradient_takes_lse_and_1_for_the_max_and_the_sum(torch_npu: Any) ->
     )
     for one, other in zip(given[:3], joined[:3]):
         torch.testing.assert_close(one.cpu(), other.cpu())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, (7, 3)], ids=str)
+@pytest.mark.parametrize("causal", ["none", "lower_right"])
+def test_packed_sequences(causal: str, window: Any, dtype: torch.dtype) -> None:
+    """One without keys, one without queries, more queries than keys, more keys than queries; rows of none."""
+    bounds_q, bounds_k = torch.tensor([1, 41, 141, 151, 151]).npu(), torch.tensor([0, 100, 140, 140, 147]).npu()
+    shapes = ((152, 4, 64), (150, 2, 64), (150, 2, 64))
+    tensors = [torch.randn(shape).to(dtype).npu() for shape in shapes]
+    assert_right("varlen_attention", *tensors, bounds_q, bounds_k, causal=causal, window=window, device="npu")

@@ -58,7 +58,7 @@ def test_the_schema_is_that_of_the_release(torch_npu: ModuleType, name: str) -> 
         ({"query": lambda: tensor(B, 258, SQ, D), "head_num": lambda: 258}, r"N must be in \[1, 256\]; it is 258"),
         ({"query": lambda: tensor(B, N, 0, D)}, "Sq must be in"),
         ({"key": lambda: tensor(B, NK, 0, D), "value": lambda: tensor(B, NK, 0, D)}, "Skv must be in"),
-        ({"input_layout": lambda: "BSND"}, "the layout BNSD"),
+        ({"input_layout": lambda: "BSND"}, "the layouts BNSD and TND"),
         ({"keep_prob": lambda: 0.9}, "keep_prob 1"),
         ({"pse": lambda: tensor(B, N, SQ, SK)}, "does not support pse"),
         ({"padding_mask": lambda: mask(B, SK)}, "does not support padding_mask"),

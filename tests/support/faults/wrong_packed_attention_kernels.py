@@ -108,3 +108,9 @@ def _(run: Run, a: SimpleNamespace) -> Any:
 @wrong("the diagonal starts at the upper left in backward", PACKED, "backward", "float64")
 def _(run: Run, a: SimpleNamespace) -> Any:
     return run(causal="upper_left") if a.causal == "lower_right" else run()
+
+
+@wrong("the lengths are passed without the last", PACKED, "forward", "float64")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    bounds = {name: getattr(a, name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    return run(**{name: None if each is None else torch.cat((each[:-1], each[-2:-1])) for name, each in bounds.items()})
