@@ -11,7 +11,7 @@ from gguf_files import llama, write
 from torch import nn
 
 from fusedops import FusedOpsWarning
-from fusedops.integrations.transformers import apply, attention_forward, from_gguf, quantize
+from fusedops.integrations.transformers import apply, attention_forward, from_gguf, quantize, softmax_forward
 from fusedops.integrations.transformers._head import Head
 from fusedops.integrations.transformers._replacement import replace
 
@@ -22,6 +22,11 @@ pin = TABLE.pin
 def attention(is_causal: bool = True, **options: Any) -> Any:
     q = torch.zeros(1, 2, 4, 8)
     return attention_forward(nn.Identity(), q, q, q, None, is_causal=is_causal, **options)
+
+
+def softmax(**options: Any) -> Any:
+    q = torch.zeros(1, 2, 4, 8)
+    return softmax_forward(nn.Identity(), q, q, q, None, **options)
 
 
 def used_logits(changed: bool = False) -> Any:
@@ -54,6 +59,7 @@ pin("a misspelt op", lambda: apply(nn.Identity(), ops=["rmsnorm"]), INVALID)
 pin("one op", lambda: apply(nn.Identity(), ops="rms_norm"), INVALID)
 pin("a name", lambda: apply("gpt2"), INVALID)  # type: ignore[arg-type]
 pin("a paged cache", lambda: attention(cache=object()), INVALID)
+pin("a paged cache and softmax", lambda: softmax(cache=object()), INVALID)
 pin("sparse", lambda: attention(indices=torch.zeros(1)), INVALID)
 pin("a window", lambda: attention(False, sliding_window=2), INVALID)
 pin("dropout", lambda: attention(dropout=0.1), FusedOpsWarning)

@@ -25,12 +25,13 @@ from fusedops._report.user_frame import user_stack_level
 from fusedops._torch import autocasts
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._sinks import with_sinks
-from fusedops.integrations.transformers._packed_mask import PackedMask, Sequences
+from fusedops.integrations.transformers._packed_mask import PackedMask
+from fusedops.integrations.transformers._paged import of_paged_cache
+from fusedops.integrations.transformers._sequences import attention_of_sequences
 from fusedops.integrations.transformers._sparse import with_chosen_keys
 
 ATTENTION, SOFTMAX = "fusedops", "fusedops_softmax"
-_REFUSED = {"cache": "a paged cache"}
-_OPTIONS = {*_REFUSED, "indices", "block_indices", "softcap", "position_bias", "output_attentions"}
+_OPTIONS = {"cache", "indices", "block_indices", "softcap", "position_bias", "output_attentions"}
 _FUSED_DROPOUT = {"cuda"}  # where torch's fused kernels of attention take a dropout
 
 
@@ -53,12 +54,14 @@ def attention_forward(
         key: (B, Nk, Sk, D).
         value: (B, Nk, Sk, Dv).
         attention_mask: True where a key is seen, as :func:`transformers.masking_utils.sdpa_mask` makes it; or that of
-            packed sequences, which :func:`fusedops.varlen_attention` computes; or added to the scores; or None.
+            packed sequences, which :func:`fusedops.varlen_attention` computes; or added to the scores; or None. Not
+            read beside a paged ``cache``.
         dropout: of the probabilities.
         scaling: of the scores; None: ``1 / sqrt(D)``.
         is_causal: without a mask, each query sees the keys up to its own.
         **kwargs: ``sliding_window``, ``softcap``, ``s_aux`` (sinks), ``position_bias``, ``output_attentions``, and
-            ``indices`` or ``block_indices`` of the keys that each query sees; others do not change the result.
+            ``indices`` or ``block_indices`` of the keys that each query sees, ``cache`` of continuous batching with its
+            bounds; others do not change the result.
 
     Returns:
         (B, Sq, N, Dv), and None or the probabilities.
@@ -75,7 +78,10 @@ def attention_forward(
     config: Any = module.__dict__.get("config")  # getattr of a module without one takes 1 us
     probabilities = config is not None and config.output_attentions
     if probabilities or dropout > 0 or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
-        _check(kwargs)
+        if kwargs.get("cache") is not None:
+            reason = _reason_for_softmax(None, dropout, {"output_attentions": probabilities, **kwargs})
+            reason = "is_causal = False" if reason is None and is_causal is False else reason
+            return of_paged_cache(module, query, key, value, scaling, reason, kwargs), None
         causal = attention_mask is None and _is_causal(module, query, is_causal)
         attention_mask = with_chosen_keys(module, query, key, attention_mask, causal, kwargs)
         options = {"output_attentions": probabilities, **kwargs}
@@ -96,7 +102,8 @@ def attention_forward(
     query, key, value = _of_one_dtype(query, key, value)
     sinks: Tensor | None = kwargs.get("s_aux")
     if isinstance(attention_mask, PackedMask) and attention_mask.sequences is not None:
-        return _of_sequences(query, key, value, attention_mask.sequences, scaling, sinks), None
+        bounds, window = attention_mask.sequences
+        return attention_of_sequences(query, key, value, (bounds, None), window, scaling, sinks), None
     causal, window = False, None
     if attention_mask is None:
         causal = _is_causal(module, query, is_causal)
@@ -115,22 +122,6 @@ def attention_forward(
         )  # fmt: skip
         out = with_sinks(out, lse, sinks)
     return out.transpose(1, 2).contiguous(), None
-
-
-def _of_sequences(
-    query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scaling: float | None, sinks: Tensor | None
-) -> Tensor:
-    """Return the causal attention of packed sequences, (B, S, N, Dv)."""
-    bounds, window = sequences
-    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-    out: Tensor
-    if sinks is None:
-        out = ops.varlen_attention(q, k, v, bounds, scale=scaling, causal=True, window=window)
-    else:
-        lse: Tensor
-        out, lse = ops.varlen_attention(q, k, v, bounds, scale=scaling, causal=True, window=window, return_lse=True)
-        out = with_sinks(out.transpose(0, 1)[None], lse.mT[None], sinks)[0].transpose(0, 1).contiguous()
-    return out.view(query.shape[0], query.shape[2], *out.shape[1:])
 
 
 def softmax_forward(
@@ -154,7 +145,11 @@ def softmax_forward(
             [0.5000, 0.5000, 0.0000],
             [0.3333, 0.3333, 0.3333]])
     """
-    _check(kwargs)
+    if kwargs.get("cache") is not None:
+        raise InvalidInputError(
+            f"attention implementation {SOFTMAX!r}: got a paged cache (cache), expected keys and values as tensors and "
+            f"a mask; to fix: set_attn_implementation({ATTENTION!r}), which takes one, or another implementation"
+        )
     query, key, value = _of_one_dtype(query, key, value)
     causal = attention_mask is None and _is_causal(module, query, is_causal)
     attention_mask = with_chosen_keys(module, query, key, attention_mask, causal, kwargs)
@@ -182,15 +177,6 @@ def softmax_forward(
     weights = weights if sinks is None else weights[..., :-1]
     dropped = torch.nn.functional.dropout(weights, dropout, training=dropout > 0)
     return (dropped @ value).transpose(1, 2).contiguous(), weights
-
-
-def _check(kwargs: dict[str, Any]) -> None:
-    for name, what in _REFUSED.items():
-        if kwargs.get(name) is not None:
-            raise InvalidInputError(
-                f"attention implementation {ATTENTION!r}: got {what} ({name}), expected keys and values as tensors and "
-                'a mask; to fix: set_attn_implementation("sdpa")'
-            )
 
 
 def _reason_for_softmax(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> str | None:

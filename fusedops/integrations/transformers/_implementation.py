@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 
 from fusedops.integrations.transformers._attention import ATTENTION, SOFTMAX, attention_forward, softmax_forward
 from fusedops.integrations.transformers._packed_mask import packed_or_boolean_mask
+from fusedops.integrations.transformers._paged import take_continuous_batching
 from fusedops.integrations.transformers._replacement import own_body, own_class
 from fusedops.integrations.transformers._twin import called, near, numbers, parameters_of, twin
 
@@ -27,12 +28,14 @@ def register_attention() -> None:
     """Register the attention implementations and, so that masks arrive, their mask function.
 
     Configs with one of them take ``output_attentions = True``, as configs with "eager" do: both return probabilities.
+    Models with "fusedops" run in continuous batching.
     """
     masks: dict[str, Any] = {ATTENTION: packed_or_boolean_mask, SOFTMAX: masking_utils.sdpa_mask}
     for name, function in ((ATTENTION, attention_forward), (SOFTMAX, softmax_forward)):
         AttentionInterface.register(name, function)  # pyright: ignore[reportUnknownMemberType]
         AttentionMaskInterface.register(name, masks[name])  # pyright: ignore[reportUnknownMemberType]
     _take_output_attentions(PreTrainedConfig)
+    take_continuous_batching(ATTENTION)
 
 
 def _take_output_attentions(kind: Any) -> None:
