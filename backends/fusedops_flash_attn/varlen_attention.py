@@ -11,8 +11,8 @@ The limits and the corrections are those of ``attention.py``; these are for pack
 
 The kernels need the longest lengths on the host. T is always right, and their grid has a block for each 128 rows of the
 longest length in each sequence and head: with B sequences B times as many blocks as have rows. So T is passed where the
-grid is small (``_BLOCKS``), or where a CUDA graph is captured; elsewhere the lengths are read, for which the device is
-waited for, once for each tensor of bounds in a block of ``fusedops.tensor_cache.reuse()``, else in each call.
+grid is small (``MOST_BLOCKS``), or where a CUDA graph is captured; elsewhere the lengths are read. The device is waited
+for once for each tensor of bounds in a block of ``fusedops.tensor_cache.reuse()``, else in each call.
 
 Source: flash-attn 2.8.3, ``csrc/flash_attn/flash_api.cpp``, ``src/flash_fwd_kernel.h``, ``src/flash_bwd_kernel.h``;
 flash-attn 3.0, ``hopper/flash_api.cpp``, ``hopper/flash_bwd_launch_template.h``.
@@ -28,9 +28,8 @@ from torch import Tensor
 
 from fusedops import Deviation, kernel, ops
 from fusedops.constraints import Capability, Dim, DType, Finite, Present, SameDims, Scalar, When
-from fusedops.ops.attention.arguments import longest_of, parts_of
+from fusedops.ops.attention.arguments import most_of, parts_of
 from fusedops.ops.attention.formulas import scale_of
-from fusedops.tensor_cache import cached_for
 from fusedops_flash_attn import _package
 from fusedops_flash_attn._package import Band, Lengths
 
@@ -59,8 +58,6 @@ _DEVIATIONS = (
     ),
 )
 _ROWS = "flash-attn cuts the keys into parts by the number of queries and of heads"
-_TILE = 128  # the rows of a block; of the kernels for large heads fewer
-_BLOCKS = 2**14  # an estimate, not measured: a block without rows reads two bounds and ends
 
 
 @kernel(
@@ -150,21 +147,13 @@ def _call(
 ) -> _Call:
     queries, keys = q.shape[0], k.shape[0]
     parts = parts_of(cu_seqlens_q, cu_seqlens_k, queries, keys, causal, window)
-    most_q = _longest(cu_seqlens_q, queries, q.shape[1])
-    most_k = most_q if cu_seqlens_k is None else _longest(cu_seqlens_k, keys, q.shape[1])
+    most_q = most_of(cu_seqlens_q, queries, q.shape[1])
+    most_k = most_q if cu_seqlens_k is None else most_of(cu_seqlens_k, keys, q.shape[1])
     # an open side is as long as the longest sequence of keys in release 2, which then is to be as long as the queries
     most_k = max(most_q, most_k)
     left, right = (-1, -1) if window is None else (min(size, most_k) for size in window)
     lengths = Lengths(parts.queries, parts.keys, max(most_q, 2), most_k)
     return _Call(lengths, Band(float(scale_of(q, scale)), causal != "none", left, right))
-
-
-def _longest(cu_seqlens: Tensor, rows: int, heads: int) -> int:
-    """Return a length that no sequence passes: that of the longest one, or where its wait is not worth it, all rows."""
-    blocks = -(-rows // _TILE) * heads * (cu_seqlens.shape[0] - 1)
-    if blocks <= _BLOCKS or (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return rows
-    return cached_for(cu_seqlens, ("longest", rows), lambda: longest_of(cu_seqlens, rows))
 
 
 def _aligned(tensor: Tensor) -> Tensor:

@@ -12,6 +12,10 @@ from fusedops._storages import freed_error, is_freed
 from fusedops.constraints import Offsets
 from fusedops.dtypes import compute_dtype
 from fusedops.errors import InvalidInputError
+from fusedops.tensor_cache import cached_for
+
+#: Of a grid with blocks that have no rows: an estimate, not measured. Such a block reads two bounds and ends.
+MOST_BLOCKS = 2**14
 
 
 def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -210,3 +214,21 @@ def longest_of(cu_seqlens: Tensor, rows: int) -> int:
     bounds = torch.nn.functional.pad(Offsets.within(cu_seqlens, rows), (1, 1))
     bounds[-1] = rows
     return int(bounds.diff().max())
+
+
+def most_of(cu_seqlens: Tensor, rows: int, heads: int) -> int:
+    """Return a number that no length passes: all rows, or the longest length where that is worth its wait.
+
+    Kernels that need one on the host have a block for each 128 rows of it in each sequence and head: with B sequences
+    up to B times as many blocks as have rows. The lengths are read where all rows would make a large grid, not while a
+    CUDA graph is captured, and once for each tensor in a block of :func:`fusedops.tensor_cache.reuse`.
+
+    >>> import torch
+    >>> from fusedops.ops.attention.arguments import most_of
+    >>> most_of(torch.tensor([0, 2, 5]), 5, 8), most_of(torch.tensor([0, 20_000, 100_000]), 100_000, 64)
+    (5, 80000)
+    """
+    blocks = -(-rows // 128) * heads * (cu_seqlens.shape[0] - 1)
+    if blocks <= MOST_BLOCKS or (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return rows
+    return cached_for(cu_seqlens, ("longest", rows), lambda: longest_of(cu_seqlens, rows))

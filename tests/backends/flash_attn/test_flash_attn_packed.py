@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +14,10 @@ from right import assert_right
 from torch import Tensor
 
 import fusedops
-import fusedops_flash_attn
 from fusedops import varlen_attention
+from fusedops.ops.attention import arguments
 from fusedops.ops.attention.arguments import parts_of
 
-# the package has the kernel's name for the kernel
-backend: Any = sys.modules[fusedops_flash_attn.varlen_attention.function.__module__]
 BF16 = torch.bfloat16
 SAME = torch.tensor([0, 5, 5, 6, 14])
 QUERIES, KEYS = torch.tensor([2, 7, 9, 9, 16, 19, 20]), torch.tensor([1, 4, 4, 10, 21, 25, 25])
@@ -46,7 +43,7 @@ def lengths(call: Call) -> tuple[int, int]:
 def read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """True where the lengths are read."""
     if request.param == "longest":
-        monkeypatch.setattr(backend, "_BLOCKS", 0)
+        monkeypatch.setattr(arguments, "MOST_BLOCKS", 0)
     return request.param == "longest"
 
 
@@ -101,9 +98,9 @@ def test_bounds_that_fall_or_pass_the_end_are_moved(log: list[Call]) -> None:
 
 def test_the_lengths_are_read_once_in_a_block_and_never_stale(log: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
-    real = backend.longest_of
-    monkeypatch.setattr(backend, "_BLOCKS", 0)
-    monkeypatch.setattr(backend, "longest_of", lambda *args: reads.append(1) or real(*args))
+    real = arguments.longest_of
+    monkeypatch.setattr(arguments, "MOST_BLOCKS", 0)
+    monkeypatch.setattr(arguments, "longest_of", lambda *args: reads.append(1) or real(*args))
     tensors, bounds = qkv(14, 14), SAME.clone()
     with fusedops.tensor_cache.reuse():
         for _ in range(3):

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+import sdpa_packed_standin
 import torch
 from loopback import registered
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch.nn.attention import SDPBackend
 
 import fusedops
 import fusedops_sdpa
-from fusedops_sdpa import _cuda_choice, _torch, attention_cuda
+from fusedops_sdpa import _cuda_choice, _torch, attention_cuda, varlen_attention_cuda
 
 FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
 #: The name of the backend.
@@ -353,6 +354,9 @@ def sdpa_on_cuda(capability: tuple[int, int] = (9, 0), choice: SDPBackend = FLAS
     with pytest.MonkeyPatch.context() as patch:
         for name, function in FUNCTIONS.items():
             patch.setattr(attention_cuda, name, _strict(getattr(attention_cuda, name), function))
+        packed = sdpa_packed_standin.forward, sdpa_packed_standin.backward
+        for name, function in zip(("_FLASH", "_FLASH_BACKWARD"), packed):
+            patch.setattr(varlen_attention_cuda, name, _strict(getattr(varlen_attention_cuda, name), function))
         patch.setattr(_cuda_choice, "capability_of", lambda device: capability)
         patch.setattr(_cuda_choice, "LEAST_WORK", 0)
         patch.setattr(_torch, "sdp_choice", _as_strict(choice))

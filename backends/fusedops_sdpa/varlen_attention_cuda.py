@@ -1,0 +1,167 @@
+"""varlen_attention on an NVIDIA GPU by the FlashAttention 2 in torch, which needs no package.
+
+Its limits are those of ``flash`` in ``attention_cuda.py``, with windows, and the diagonal at the lower right of each
+sequence. What ``torch.nn.attention.varlen.varlen_attn`` does by a custom op is called below it. Corrections:
+
+- Queries that see no key, keys that no query sees, and rows of no sequence are sequences of their own here, without
+  keys or without queries, for which 0 is written. Their lse is inf, as that of a row with NaN, whose out is not 0.
+- lse is (Nq, T) there. It is copied to the op's (T, Nq), and back for backward.
+- With one query as the longest, the kernel takes as many queries as sequences for granted: 2 is passed then.
+- The longest lengths may be read, for which the GPU is waited for: see ``most_of``.
+
+Source: torch 2.10 to 2.13, ``torch/nn/attention/varlen.py``; ``aten/src/ATen/native/transformers/cuda/``:
+``attention.cu``, ``attention_backward.cu``, ``flash_attn/flash_api.cpp``. No GPU has run this file.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusedops import Deviation, kernel, ops
+from fusedops.constraints import Capability, Dim, DType, Finite, Present, SameDims, Scalar, When
+from fusedops.ops.attention.arguments import most_of, parts_of
+from fusedops.ops.attention.formulas import scale_of
+from fusedops_sdpa import _torch
+from fusedops_sdpa._corrections import zero_gradients
+
+_FLASH = _torch.flash_of_sequences
+_FLASH_BACKWARD = _torch.flash_of_sequences_backward
+_LIMITS = (
+    DType("q", torch.float16, torch.bfloat16),
+    SameDims("v", "q", (2,)),
+    Dim("q", (2,), at_least=8, at_most=256, multiple_of=8),
+    Dim("q", (1,), at_most=65535),  # a dim of CUDA's grid, as the sequences: two parts of each, and four outside
+    Dim("cu_seqlens_q", (0,), at_most=32_766),
+    When(
+        Scalar("causal", one_of=("upper_left",)),
+        Present("cu_seqlens_k", False, fix="leave the upper left to another backend"),
+    ),
+    Finite("scale", 1e-30, optional=True),  # masked scores are -inf before they are scaled
+    Capability("q", (8, 0)),
+)
+_DEVIATIONS = (
+    Deviation(
+        "nonfinite-under-mask",
+        "NaN or inf at a key that causal or a window hides from some queries may reach the rows of those that are "
+        "computed in one block with a query that sees it",
+    ),
+    Deviation(
+        "nonfinite-scores",
+        "lse is NaN wherever a score is NaN or inf; a row whose scores are all -inf is 0, and its lse -inf",
+    ),
+)
+_ROWS = "torch selects a kernel of attention by the sizes of the call"
+
+
+@kernel(
+    ops.varlen_attention,
+    *_LIMITS,
+    source="aten::_flash_attention_forward",
+    deviations=_DEVIATIONS,
+    device_types=("cuda",),
+    rows_independent=_ROWS,
+)
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    """Compute the op for one head size, with the diagonal at the lower right of each sequence."""
+    if _is_empty(q, k, cu_seqlens_q):
+        return q.new_zeros(q.shape), q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
+    call = _Call.of(q, k, cu_seqlens_q, cu_seqlens_k, scale, causal, window)
+    out, lse = _FLASH(_aligned(q), _aligned(k), _aligned(v), *call.lengths, 0.0, call.causal, False, **call.options)[:2]
+    lse = lse.transpose(0, 1).nan_to_num(math.nan, math.nan, math.nan)
+    empty = lse.isnan() & (out[..., 0] == 0)  # a row with NaN among its scores is NaN
+    return out.contiguous(), lse.masked_fill_(empty, -math.inf).contiguous()
+
+
+@kernel(
+    ops.varlen_attention,
+    *_LIMITS,
+    Scalar("return_lse", one_of=(False,)),  # the kernel has no gradient of lse
+    direction="backward",
+    source="aten::_flash_attention_backward",
+    deviations=_DEVIATIONS[:1],
+    device_types=("cuda",),
+    rows_independent=_ROWS,
+)
+def varlen_attention_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    causal: str,
+    window: tuple[int, int] | None,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of q, k and v, where lse has none."""
+    if _is_empty(q, k, cu_seqlens_q):
+        return zero_gradients((q, k, v), needs)
+    call = _Call.of(q, k, cu_seqlens_q, cu_seqlens_k, scale, causal, window)
+    tensors = (_aligned(each) for each in (grad_out, q, k, v, out))
+    seed, offset = q.new_empty(2, dtype=torch.uint64), q.new_empty((), dtype=torch.uint64)  # of a dropout of 0
+    rows = lse.transpose(0, 1).contiguous()
+    results = _FLASH_BACKWARD(*tensors, rows, *call.lengths, 0.0, call.causal, seed, offset, **call.options)
+    return tuple(each.contiguous() if need else None for each, need in zip(results, needs))
+
+
+def _is_empty(q: Tensor, k: Tensor, cu_seqlens_q: Tensor) -> bool:
+    return not (q.numel() and k.numel()) or cu_seqlens_q.shape[0] < 2
+
+
+class _Call(NamedTuple):
+    """The arguments of torch's functions beside the tensors of rows.
+
+    Attributes:
+        lengths: the bounds of queries and of keys, int32, and numbers that no length of each passes.
+        causal: True for no key after the diagonal.
+        options: the scale and the window.
+    """
+
+    lengths: tuple[Tensor, Tensor, int, int]
+    causal: bool
+    options: dict[str, Any]
+
+    @staticmethod
+    def of(
+        q: Tensor,
+        k: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor | None,
+        scale: float | None,
+        causal: str,
+        window: tuple[int, int] | None,
+    ) -> _Call:
+        parts = parts_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], causal, window)
+        most_q = most_of(cu_seqlens_q, q.shape[0], q.shape[1])
+        most_k = most_q if cu_seqlens_k is None else most_of(cu_seqlens_k, k.shape[0], q.shape[1])
+        # beside a closed side an open one has the longest length of keys, which is to be that of queries too
+        most_k = max(most_q, most_k)
+        left, right = (-1, -1) if window is None else (min(size, most_k) for size in window)
+        options = {"scale": float(scale_of(q, scale)), "window_size_left": left, "window_size_right": right}
+        return _Call((parts.queries, parts.keys, max(most_q, 2), most_k), causal != "none", options)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Return (T, N, D) with rows that are aligned to 16 bytes."""
+    tensor = tensor.resolve_neg()
+    aligned = tensor.stride(2) == 1 and all(stride % 8 == 0 for stride in tensor.stride()[:2])
+    return tensor if aligned and not tensor.data_ptr() % 16 else tensor.clone(memory_format=torch.contiguous_format)
