@@ -55,6 +55,11 @@ CALLS: Mapping[str, tuple[Case, ...]] = {
     "linear_cross_entropy": (
         Case("Llama 3", {"x": (4096, 4096), "weight": (128256, 4096), "target": (4096,)}),
     ),
+    "quantized_linear": (
+        Case("Q8_0, a token", {"x": (1, 8192), "packed": (28672, 8704), "format": "Q8_0"}),
+        Case("Q4_0, a token", {"x": (1, 8192), "packed": (28672, 4608), "format": "Q4_0"}),
+        Case("Q8_0, a prompt", {"x": (4096, 4096), "packed": (4096, 4352), "format": "Q8_0"}),
+    ),
     "experts": (
         Case(
             "Qwen3-MoE",

@@ -321,6 +321,36 @@ def check_convolution(case: Case, facts: dict[str, Any]) -> None:
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**16
 
 
+# ---------------------------------------------------------------------------------------------------- quantized_linear
+
+#: By launch: a kernel's name, format, dtype, rows.
+PRODUCTS = {
+    "one row": ("_vector", "Q8_0", "bfloat16", 1),
+    "a few rows": ("_vector", "Q5_1", "float32", 8),
+    "tiles": ("_tiles", "Q8_0", "bfloat16", 512),
+    "tiles of fifth bits": ("_tiles", "Q5_0", "float16", 512),
+    "unpacked": ("_unpack", "Q5_1", "bfloat16", 512),
+}
+
+
+def _of_quantized() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for at, (name, (_, packed, dtype, rows)) in enumerate(PRODUCTS.items()):
+        for target in ("sm_90", OTHERS[at % 3], *(OTHERS if name == "tiles" else ())):
+            case = {"op": "quantized_linear", "shape": [rows, 4096, 4096], "dtype": dtype, "target": target}
+            cases[f"{name}, {target}"] = {**case, "format": packed, "spilled": 8}
+    cases["2**33 weights"] = {**cases["one row, sm_90"], "shape": [1, 2**16, 2**17]}
+    return cases
+
+
+def check_quantized(case: Case, facts: dict[str, Any]) -> None:
+    assert facts["kernel"] in {kernel for kernel, packed, *_ in PRODUCTS.values() if packed == case["format"]}
+    # one program on a processor or more
+    assert facts["registers"] * facts["warps"] <= 2**11, facts
+    # a word or byte of the weight at a time: no block begins at a multiple of four bytes
+    assert facts["loads"].get("2", 0) > 4, facts
+
+
 FAMILIES = (
     (_of_convolution, check_convolution),
     (_of_classes, check_classes),
@@ -328,6 +358,7 @@ FAMILIES = (
     (_of_gated, check_gated),
     (_of_gated_norm, check_gated_norm),
     (_of_merge, check_merge),
+    (_of_quantized, check_quantized),
     (_of_loss, check_loss),
     (_of_rotary, check_rotary),
     (_of_routing, check_routing),

@@ -31,10 +31,12 @@ FLOAT32_LIMIT = 45
 #: which geglu's backward computes, have twice the instructions of a logistic function; cross entropy reads two bytes
 #: for an exponential, and writes none, as the log probabilities do. A norm beside a gate has the instructions of a
 #: norm and of a logistic function. LayerNorm's and GELU's backward read a tile ahead: they have more instructions
-#: than with one tile at a time, and an H200 takes 15 to 25 % less time for them.
+#: than with one tile at a time, and an H200 takes 15 to 25 % less time for them. A weight of 4 to 8 bits is few
+#: bytes for the instructions that unpack and multiply it.
 EXCEPTIONS = {
     "geglu": 60, "geglu backward": 72, "cross entropy": 55, "cross entropy backward": 50, "layer norm backward": 55,
     "gelu erf backward": 57, "gated norm": 56, "gated norm backward": 63, "log probs": 56,
+    "packed Q8_0": 140, "packed Q4_0": 215,
 }  # fmt: skip
 
 
@@ -198,6 +200,13 @@ def _of_other_ops() -> dict[str, Case]:
         cases[f"linear_log_probs backward {dtype}"] = {
             "op": "linear_log_probs backward", "bytes": 2 * size, "most": most, **of_rows
         }  # fmt: skip
+    for name, nbytes in (("Q8_0", 34 / 32), ("Q4_0", 18 / 32)):
+        row: Case = {"op": "quantized_linear", "shape": [1, 8192, 8192], "dtype": "bfloat16", "format": name}
+        cases[f"quantized_linear {name} bfloat16"] = {
+            **row,
+            "bytes": nbytes,
+            "most": _limit(f"packed {name}", "bfloat16"),
+        }
     return cases
 
 

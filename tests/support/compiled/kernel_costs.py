@@ -78,6 +78,8 @@ def _steps(launch: Launch, columns: int) -> int:
     for name in ("STEPS", "steps"):
         if name in launch.arguments:
             return launch.arguments[name]
+    if "WORDS" in launch.arguments:  # of two bytes, of weights of some bits
+        return -(-columns * launch.arguments["BITS"] // (16 * launch.arguments["WORDS"]))
     block = next((launch.arguments[name] for name in ("BLOCK_K", "BLOCK") if name in launch.arguments), columns)
     return -(-columns // block)
 

@@ -24,6 +24,7 @@ from conv_launches import launch_conv
 from expert_launches import launch_experts
 from linear_attention_launches import launch_linear_attention
 from log_prob_launches import launch_log_probs
+from quantized_launches import launch_quantized
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -40,6 +41,7 @@ _TYPES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
     torch.uint8: "*u8",
+    torch.int16: "*i16",
     torch.int64: "*i64",
     torch.int32: "*i32",
 }
@@ -389,6 +391,8 @@ def launch_of(case: dict[str, Any]) -> Launch:
         return recorded_launch(case, launch_conv)
     if case["op"].startswith("linear_log_probs"):
         return recorded_launch(case, launch_log_probs)
+    if case["op"].startswith("quantized_linear"):
+        return recorded_launch(case, launch_quantized)
     if case["op"].startswith("linear_attention"):
         return recorded_launch(case, launch_linear_attention)
     if case["op"].startswith("top_k_routing"):

@@ -45,6 +45,35 @@ def _(run: Run, a: SimpleNamespace) -> Any:
     return run(packed=packed)
 
 
+@wrong("a block has the scale of the one before", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    packed, size = a.packed.clone(), FORMATS[a.format].bytes
+    for at in FORMATS[a.format].scales:
+        scales = a.packed[:, at::size], a.packed[:, at + 1 :: size]
+        for byte, values in enumerate(scales):
+            packed[:, at + byte + size :: size] = values[:, :-1]
+    return run(packed=packed)
+
+
+@wrong("the halves of a byte are swapped", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    if a.format not in ("Q4_0", "Q4_1", "Q5_0", "Q5_1"):
+        return run()
+    blocks = a.packed.reshape(a.packed.shape[0], a.packed.shape[1] // FORMATS[a.format].bytes, -1).clone()
+    data = blocks[:, :, -16:]
+    blocks[:, :, -16:] = (data >> 4) | (data << 4)
+    return run(packed=blocks.reshape(a.packed.shape))
+
+
+@wrong("the rows beyond a multiple of four are those of another", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    y = run()
+    rows = y.reshape(y.shape[:-1].numel(), y.shape[-1])
+    if rows.shape[0] > 4:
+        rows[rows.shape[0] // 4 * 4 :] = rows[0].clone()
+    return rows.view(y.shape)
+
+
 @wrong("rows of the weight with storage between them are read as dense", OP, "forward", "calls")
 def _(run: Run, a: SimpleNamespace) -> Any:
     if a.packed.is_contiguous() or not a.packed.numel():

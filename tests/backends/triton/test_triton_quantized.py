@@ -1,0 +1,93 @@
+"""The kernels of quantized_linear in Triton's interpreter: each of the three, at the edges of a program; bytes read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+from triton_cases import needs_loops
+from triton_traffic import Traffic
+
+from fusedops import testing
+from fusedops.ops import quantized_linear
+from fusedops.quantization import FORMATS, dequantize
+
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), needs_loops]  # NaN is wanted in some tests
+SERVED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+OP = testing.OPS["quantized_linear"]
+
+
+def packed_rows(format: str, rows: int, columns: int) -> torch.Tensor:
+    sizes = FORMATS[format]
+    shape = (rows, columns // sizes.weights * sizes.bytes)
+    return testing.random_packed(shape, format, torch.Generator().manual_seed(rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("format", SERVED)
+def test_each_weight_has_its_value(format: str, dtype: torch.dtype) -> None:
+    """A row of x with one 1 gives a column of the weight, rounded once: also where its scale is subnormal or 0."""
+    packed = packed_rows(format, 35, 32)
+    for at, place in enumerate(FORMATS[format].scales):
+        for row, bits in enumerate((0x0001, 0x8001, 0x03FF, 0x0000, 0x8000, 0x7BFF, 0x7C00, 0xFE00)):
+            packed[4 * row + at, place] = bits & 255
+            packed[4 * row + at, place + 1] = bits >> 8
+    weight = dequantize(packed, format)
+    finite = weight.isfinite().all(1)
+    # one by one, four at a time with a rest, and as a tile or by torch
+    for rows in (slice(7, 8), slice(11, 17), slice(32)):
+        got = quantized_linear(torch.eye(32, dtype=dtype)[rows], packed, format=format, backend="triton").t()
+        assert torch.equal(got[finite], weight[:, rows][finite].to(dtype))
+        assert not got[~finite].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype"),
+    [(1, 1056, torch.float32), (6, 1056, torch.bfloat16), (17, 96, torch.float32), (131, 96, torch.bfloat16)],
+)
+@pytest.mark.parametrize("format", SERVED)
+def test_values_and_gradients(format: str, rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Columns beyond a step of words, and outputs and rows beyond a program."""
+    packed = packed_rows(format, 69, columns)
+    args = torch.randn(rows, columns).to(dtype).requires_grad_(), packed, torch.randn(69).requires_grad_(), format
+    want = testing.expected(OP, args)
+    y = quantized_linear(*args[:3], format=format, backend="triton")
+    testing.assert_within(y.detach(), want.outputs[0], want.limits["output y"], "y")
+    found = torch.autograd.grad(y, (args[0], args[2]), want.grads[0].to(dtype))
+    for name, each in zip(("x", "bias"), found):
+        testing.assert_within(each, want.gradients[name], want.limits[f"gradient of {name}"], name)
+
+
+def test_the_weight_is_unpacked_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusedops_triton import _quantized
+
+    x, packed = torch.randn(20, 64, requires_grad=True), packed_rows("Q4_1", 23, 64)
+
+    def both() -> tuple[torch.Tensor, torch.Tensor]:
+        y = quantized_linear(x, packed, format="Q4_1", backend="triton")
+        return y.detach(), torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+    whole = both()
+    monkeypatch.setattr(_quantized, "_CHUNK", 64 * 5)
+    for part, want in zip(both(), whole):
+        torch.testing.assert_close(part, want)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(("format", "numbers", "data"), [("Q8_0", 1, 16), ("Q4_1", 2, 8)])
+def test_a_few_rows_read_each_word_of_the_weight_once(
+    format: str, numbers: int, data: int, rows: int, traffic: Traffic
+) -> None:
+    words = packed_rows(format, 9, 320).view(torch.int16)
+    quantized_linear(torch.randn(rows, 320), words.view(torch.uint8), format=format, backend="triton")
+    assert traffic.distinct(words) == 2 * words.numel()
+    # beside each word of data, the numbers of its block, from the cache
+    assert traffic.asked(words) == 2 * 90 * data * (1 + numbers)
+
+
+def test_a_packed_weight_at_an_odd_address() -> None:
+    packed = packed_rows("Q4_0", 5, 64)
+    moved = torch.empty(packed.numel() + 1, dtype=torch.uint8)[1:].view(packed.shape).copy_(packed)
+    x = torch.randn(3, 64)
+    assert torch.equal(*(quantized_linear(x, each, format="Q4_0", backend="triton") for each in (packed, moved)))
