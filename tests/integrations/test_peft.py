@@ -1,0 +1,96 @@
+"""LoRA of PEFT on models with packed weights, where peft is installed: ``pip install peft`` is enough."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf_files import llama
+from torch import nn
+
+import fusedops.nn
+from fusedops.integrations.transformers import apply, quantize
+
+pytestmark = [
+    pytest.mark.slow,  # its import takes most of the time
+    pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
+    pytest.mark.filterwarnings("ignore"),  # of peft and torch
+]
+IDS = torch.arange(3, 25).view(2, 11)
+
+
+def with_adapter(model: Any) -> Any:
+    """Return a model with random adapters, the same ones for each model."""
+    import peft
+
+    torch.manual_seed(1)
+    targets = ["q_proj", "v_proj"]
+    return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
+
+
+def trained(model: Any) -> dict[str, nn.Parameter]:
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_1"])
+def test_an_adapter_on_packed_weights(format: str, tmp_path: Path) -> None:
+    """Its gradients are those on the unpacked weights; it is trained, saved, loaded, and merged after ``remove``."""
+    import peft
+
+    model, plain = llama(), llama()
+    packed, _ = quantize(model, format=format), apply(model)
+    quantize(plain, format=format).remove()  # to the values of the format
+    adapted, want = with_adapter(model), with_adapter(plain)
+    assert trained(adapted).keys() == trained(want).keys()
+    assert all("lora_" in name for name in trained(adapted))
+    optimizer = torch.optim.AdamW(trained(adapted).values(), lr=1e-2)
+    losses = []
+    for step in range(3):
+        loss = adapted(input_ids=IDS, labels=IDS).loss
+        loss.backward()
+        losses.append(loss.item())
+        if not step:
+            want(input_ids=IDS, labels=IDS).loss.backward()
+            for name, each in trained(want).items():
+                torch.testing.assert_close(trained(adapted)[name].grad, each.grad, rtol=1e-3, atol=1e-6)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[0] > losses[1] > losses[2]
+    adapted.save_pretrained(tmp_path)
+    other = llama()
+    quantize(other, format=format), apply(other)
+    assert torch.equal(logits(peft.PeftModel.from_pretrained(other, tmp_path)), logits(adapted))
+    after = logits(adapted)
+    packed.remove()
+    merged = adapted.merge_and_unload()
+    assert not any(isinstance(each, fusedops.nn.QuantizedLinear) for each in merged.modules())
+    torch.testing.assert_close(logits(merged), after, rtol=1e-4, atol=1e-5)
+
+
+def test_a_packed_weight_is_not_merged() -> None:
+    model = llama()
+    quantize(model)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    adapted = with_adapter(model)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        adapted.merge_adapter()
+    model = adapted.unload()
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_weights_are_packed_below_adapters_that_are_skipped() -> None:
+    adapted = with_adapter(llama().bfloat16())
+    quantize(adapted, skip=["*lora_*"])
+    loss = adapted(input_ids=IDS, labels=IDS).loss
+    loss.backward()
+    assert adapted(input_ids=IDS).logits.dtype is torch.bfloat16
+    assert all(each.grad is not None and bool(each.grad.any()) for each in trained(adapted).values())
+    assert isinstance(adapted.model.model.layers[0].self_attn.q_proj.base_layer, fusedops.nn.QuantizedLinear)
