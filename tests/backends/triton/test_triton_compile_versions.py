@@ -57,7 +57,18 @@ PRODUCTS: dict[str, Case] = {
     for dtype in ("bfloat16", "float32")
 }
 PRODUCTS["linear_attention, parts"] = {**CASES["linear_attention"], "launch": 0}
-CASES |= PRODUCTS
+#: Blocks of packed weights begin at multiples of two bytes.
+PACKED: dict[str, Case] = {
+    f"quantized_linear, {rows}": {
+        "op": "quantized_linear",
+        "dtype": "bfloat16",
+        "target": "sm_90",
+        "shape": [rows, 4096, 4096],
+        "format": "Q8_0",
+    }
+    for rows in (1, 512)
+}
+CASES |= PRODUCTS | PACKED
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -66,5 +77,5 @@ def test_it_compiles(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     assert facts["address_64"]
     assert not facts["float64"]
     # the inputs of taps begin anywhere among positions
-    assert "16" in facts["loads"] or name in PRODUCTS or name == "causal_conv1d backward"
+    assert "16" in facts["loads"] or name in PRODUCTS | PACKED or name == "causal_conv1d backward"
     assert facts["stores"]
