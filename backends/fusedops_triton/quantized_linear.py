@@ -18,7 +18,7 @@ _ORDER = "a few rows are summed in another order than tiles of many, or than tor
 
 @kernel(
     ops.quantized_linear,
-    *supported("x", "bias"),
+    *supported("x"),
     _FORMATS,
     _OUTPUTS,
     source=_SOURCE,
@@ -33,7 +33,7 @@ def quantized_linear(x: Tensor, packed: Tensor, bias: Tensor | None, format: str
 
 @kernel(
     ops.quantized_linear,
-    *supported("grad", "bias"),
+    *supported("grad"),
     _FORMATS,
     _OUTPUTS,
     direction="backward",
