@@ -31,8 +31,9 @@ from fusedops_triton._common import read, scalar, widened
 from fusedops_triton._gated import logistic, times
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._norm import columns_of, ready
+from fusedops_triton._norm_settings import gated_norm_plan, gated_norm_sums
 from fusedops_triton._profiled import profiled
-from fusedops_triton._settings import ceil_div, gated_norm_plan, gated_norm_sums
+from fusedops_triton._settings import ceil_div
 
 
 class GatedNorm(NamedTuple):

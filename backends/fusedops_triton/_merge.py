@@ -24,8 +24,9 @@ from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import exp, widened
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._norm import columns_of, ready
+from fusedops_triton._norm_settings import merge_plan
 from fusedops_triton._profiled import profiled
-from fusedops_triton._settings import ceil_div, merge_plan
+from fusedops_triton._settings import ceil_div
 
 Strides = tuple[int, int, int]  # batch, head, position
 _NONE: Strides = (0, 0, 0)

@@ -33,8 +33,9 @@ from fusedops.dtypes import promoted
 from fusedops_triton._bias import rounded, unit
 from fusedops_triton._common import read, read_evicting, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout
+from fusedops_triton._norm_settings import norm_plan
 from fusedops_triton._profiled import profiled
-from fusedops_triton._settings import ceil_div, norm_plan
+from fusedops_triton._settings import ceil_div
 
 # ----------------------------------------------------------------------------------------------------------- launcher
 
@@ -101,7 +102,8 @@ def _forward_launch(n_rows: int, size: int, adds: bool, dtype: torch.dtype, cent
         return Launch(_norm_forward_long, (n_rows,), sizes, constants, setting.warps)
     even = size == setting.block and n_rows % setting.rows == 0
     constants |= {"OFFSET": shifts, "EVEN": even, "ROWS": setting.rows}
-    return Launch(_norm_forward_on_chip, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
+    grid = (ceil_div(n_rows, setting.rows),)
+    return Launch(_norm_forward_on_chip, grid, sizes, constants, setting.warps, setting.registers)
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels

@@ -27,8 +27,9 @@ from fusedops_triton._bias import add_sums, column_tile, rounded, store_sums, un
 from fusedops_triton._common import read, read_evicting, scalar, widened
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._norm import columns_of, ready
+from fusedops_triton._norm_settings import norm_sums
 from fusedops_triton._profiled import profiled
-from fusedops_triton._settings import ceil_div, norm_sums, share_columns
+from fusedops_triton._settings import ceil_div, share_columns
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
@@ -144,8 +145,8 @@ def _norm_backward_on_chip(
 
     dx_ptr, dresidual_ptr: (n_rows, H), or None. dweight_ptr, dbias_ptr: (parts, H), the sums over this program's rows,
     or None. grad_ptr, s_ptr: (n_rows, H). grad_s_ptr: (n_rows, H), or None. mean_ptr, rstd_ptr: (n_rows,). weight_ptr:
-    (H,), or None. offset: see ``scalar``. AHEAD: a tile is read while the one before is computed. EVEN: H = BLOCK.
-    WHOLE: n_rows is a multiple of ROWS.
+    (H,), or None. offset: see ``scalar``. JOINED: see ``NormSums``. AHEAD: so many tiles, 0 to 2, are read while one is
+    computed. EVEN: H = BLOCK. WHOLE: n_rows is a multiple of ROWS.
     """
     col = tl.arange(0, BLOCK)
     in_row, columns = columns_of(col, size, UNIT, EVEN, BLOCK)
@@ -159,21 +160,30 @@ def _norm_backward_on_chip(
     at = tl.arange(0, ROWS)[:, None] * columns.to(tl.int32) + col[None, :]
     first = tl.program_id(0).to(tl.int64) * (steps * ROWS)
     end = tl.minimum(first + steps * ROWS, n_rows)
-    if AHEAD:
+    if AHEAD > 0:
         inside = _inside(in_row, first, end, WHOLE, ROWS)
         next_s = tl.load(s_ptr + columns * first + at, mask=inside, other=0.0)
         next_grad = tl.load(grad_ptr + columns * first + at, mask=inside, other=0.0)
+    if AHEAD > 1:
+        inside = _inside(in_row, first + ROWS, end, False, ROWS)
+        later_s = tl.load(s_ptr + columns * (first + ROWS) + at, mask=inside, other=0.0)
+        later_grad = tl.load(grad_ptr + columns * (first + ROWS) + at, mask=inside, other=0.0)
     for start in range(first, end, ROWS):
         row = start + tl.arange(0, ROWS)
         base = columns * start
         inside = _inside(in_row, start, end, WHOLE, ROWS)
         is_row = row < n_rows
-        if AHEAD:
+        if AHEAD > 0:
             normal, grad = widened(next_s), widened(next_grad)
-            then = base + columns * ROWS
-            following = _inside(in_row, start + ROWS, end, False, ROWS)
-            next_s = tl.load(s_ptr + then + at, mask=following, other=0.0)
-            next_grad = tl.load(grad_ptr + then + at, mask=following, other=0.0)
+            then = base + columns * (AHEAD * ROWS)
+            following = _inside(in_row, start + AHEAD * ROWS, end, False, ROWS)
+            if AHEAD > 1:
+                next_s, next_grad = later_s, later_grad
+                later_s = tl.load(s_ptr + then + at, mask=following, other=0.0)
+                later_grad = tl.load(grad_ptr + then + at, mask=following, other=0.0)
+            else:
+                next_s = tl.load(s_ptr + then + at, mask=following, other=0.0)
+                next_grad = tl.load(grad_ptr + then + at, mask=following, other=0.0)
         else:
             normal = read(s_ptr + base + at, inside)
             grad = read(grad_ptr + base + at, inside)
@@ -191,10 +201,12 @@ def _norm_backward_on_chip(
                 m = grad * (widened(weight) + scalar(offset))[None, :]
             # rstd * (m - mean(m) - normal * mean(m * normal)), by two instructions an element
             if CENTER:
-                if JOINED:  # both sums by one reduction: the program waits half as often for its warps
+                # both sums by one reduction: the program waits half as often for its warps
+                if JOINED:
                     product, center = tl.split(tl.sum(tl.join(m * normal, m), axis=1) * share)
                 else:
-                    product, center = tl.sum(m * normal, axis=1) * share, tl.sum(m, axis=1) * share
+                    product, center = tl.reduce((m * normal, m), 1, _add_both)
+                    product, center = product * share, center * share
                 ds = (m * rstd - center[:, None] * rstd) - normal * (product[:, None] * rstd)
             else:
                 ds = (m - normal * (tl.sum(m * normal, axis=1) * share)[:, None]) * rstd
@@ -209,6 +221,12 @@ def _norm_backward_on_chip(
         tl.store(dweight_ptr + to, rounded(tl.sum(dweight, axis=0), dweight_ptr), mask=in_row)
     if dbias_ptr is not None:
         tl.store(dbias_ptr + to, rounded(tl.sum(dbias, axis=0), dbias_ptr), mask=in_row)
+
+
+@triton.jit
+def _add_both(a, b, other_a, other_b):
+    """Add two pairs of numbers."""
+    return a + other_a, b + other_b
 
 
 @triton.jit

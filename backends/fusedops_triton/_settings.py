@@ -1,10 +1,10 @@
 """Launch settings: the rows, columns and warps of a program, by row width, element size and chip.
 
-All settings of the backend are in this file. They follow from the resources of the chips (``_chips.py``): registers,
-threads, processors, 16-byte accesses, bytes in flight. The tests compile the kernels for sm_80, sm_90, sm_100 and
-gfx942 and check that they fit (tests/test_triton_compile.py: no register spills). Unless a comment gives a measurement,
-it was not measured that a setting is the fastest one that fits. ``python -m benchmarks.settings`` measures the settings
-beside them on a GPU.
+Those of norms and losses are in files of their own (``_norm_settings.py``, ``_loss_settings.py``). They follow from the
+resources of the chips (``_chips.py``): registers, threads, processors, 16-byte accesses, bytes in flight. The tests
+compile the kernels for sm_80, sm_90, sm_100 and gfx942 and check that they fit (tests/test_triton_compile.py: no
+register spills). Unless a comment gives a measurement, it was not measured that a setting is the fastest one that fits.
+``python -m benchmarks.settings`` measures the settings beside them on a GPU.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Plan(NamedTuple):
     block: int  # columns that a program holds at a time
     warps: int
     on_chip: bool  # the program holds whole rows
+    registers: int | None = None  # of a thread, at most; None: any
 
 
 #: Elements per thread, by element size. 32 two-byte elements are four 16-byte loads in flight. With 1024 threads this
@@ -261,134 +262,3 @@ def share_sums(parts: int, size: int) -> Columns:
     cols = max(SUM_TILE // rows, SUM_COLS)
     steps = power_of_two(ceil_div(parts, rows))
     return Columns(rows, cols, steps, ceil_div(size, cols), 1, warps_for(rows * cols, 8))
-
-
-# --------------------------------------------------------------------------------------------------------- rows (norms)
-
-#: The widest row of a norm on chip, by the element size of its widest tensor: forward, and backward, which holds two
-#: inputs and the sums of weight and bias over its rows. At twice the width, registers spill on sm_90
-#: (tests/test_triton_compile.py): 48 to 232 bytes per thread backward, 64 to 96 forward with a residual.
-NORM_FORWARD_ON_CHIP = {2: 32768, 4: 16384}
-NORM_BACKWARD_ON_CHIP = {2: 8192, 4: 8192}
-
-#: Elements per thread of the forward: four 16-byte loads in flight, and from NORM_WIDE columns of two-byte elements on
-#: eight, so that several programs fit on a multiprocessor and one computes while another waits. LayerNorm at 8192 and
-#: 16384 columns on an H200, with 16, 32 and 64 of them: 91, 96, 96 and 59, 93, 96 % of the speed of a copy.
-NORM_PER_THREAD = {2: 32, 4: 16}
-NORM_WIDE = 8192
-NORM_WIDE_PER_THREAD = {2: 64, 4: 16}
-
-#: Elements per thread of the backward, one 16-byte load of each two-byte tensor. Inputs and sums take up to six
-#: registers for each element: with twice as many, half of the threads would not be resident.
-NORM_BACKWARD_PER_THREAD = {2: 8, 4: 8}
-
-#: The widest rows of two-byte elements on chip, and their elements per thread on NVIDIA: 32 for RMSNorm, which has the
-#: sums of one vector, and 16 for LayerNorm. Registers spill there (72 to 200 bytes of a thread), into the L1 cache. On
-#: an H200, in percent of the speed of a copy: 81 and 45; 38 for LayerNorm with two reads of a row.
-NORM_WIDEST = 16384
-NORM_WIDEST_PER_THREAD = {False: 32, True: 16}
-
-#: Rows of x per row of sums, at least: sums are written and read in float32. With 16 rows of two-byte elements that is
-#: 8 / (6 * 16) = 8 % of the bytes that rms_norm moves; tensors with so few rows for each program stay in the L2 cache.
-NORM_PART_ROWS = 16
-
-#: Warps of the programs of a processor that a norm's backward is divided into: those that are resident at a time, of 64
-#: registers. On an H200, half and twice as many programs took 7 to 24 % more at (32768, 4096).
-NORM_WARPS = 32
-
-
-def norm_plan(size: int, widest: int, inputs: int) -> Plan:
-    """Return the default setting of a norm's forward for rows of ``size`` elements of ``inputs`` tensors.
-
-    ``widest`` is the element size in bytes of the widest dtype.
-    """
-    width = power_of_two(size)
-    if width > NORM_FORWARD_ON_CHIP[widest]:
-        block = LONG_TILE[widest] // inputs
-        return Plan(1, block, warps_for(block, ROW_PER_THREAD[widest] // (2 * inputs)), False)
-    per_thread = NORM_WIDE_PER_THREAD[widest] if width >= NORM_WIDE else NORM_PER_THREAD[widest] // inputs
-    rows = min(max(1, SHORT_TILE // inputs // width), SHORT_ROWS)
-    return Plan(rows, width, warps_for(rows * width, per_thread), True)
-
-
-class NormSums(NamedTuple):
-    """The setting of a norm's backward: each program computes ``steps`` tiles of ``rows`` rows.
-
-    joined: LayerNorm's two sums over a row are computed by one reduction. registers: of a thread, at most; None: any.
-    ahead: a tile is read while the one before is computed.
-    """
-
-    rows: int
-    block: int
-    warps: int
-    on_chip: bool
-    steps: int
-    joined: bool = True
-    registers: int | None = HALF_RESIDENT
-    ahead: bool = False
-
-
-def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -> NormSums:
-    """Return the setting of a norm's backward for (n_rows, size). sums: rows are summed too. centered: LayerNorm.
-
-    The setting determines the order of the sums, and with it the bits of the result. Tiles of two-byte elements are
-    read ahead; of float32, an H200 took 20 % more so for layer_norm at 4096.
-    """
-    width, per_thread, longest = power_of_two(size), NORM_BACKWARD_PER_THREAD[widest], NORM_BACKWARD_ON_CHIP[widest]
-    registers: int | None = HALF_RESIDENT
-    # on sm_100, with 64 registers each, ptxas moves out six for one reduction of two sums
-    joined = width < NORM_WIDE // 2 or not centered or chip != CHIPS["sm_100"]
-    ahead = widest == 2
-    if widest == 2 and chip.nvidia and width == NORM_WIDEST:
-        longest, per_thread = width, NORM_WIDEST_PER_THREAD[centered]
-        registers, joined, ahead = (HALF_RESIDENT if centered else None), False, False
-    if width > longest:
-        block = LONG_TILE[widest] // 2
-        return NormSums(1, block, warps_for(block, ROW_PER_THREAD[widest] // 4), False, 1)
-    rows = min(max(1, chip.lanes * per_thread // width), SHORT_ROWS)
-    warps = warps_for(rows * width, per_thread)
-    if not sums:
-        return NormSums(rows, width, warps, True, 1, joined, registers)
-    parts = min(ceil_div(n_rows, NORM_PART_ROWS), chip.processors * NORM_WARPS // warps)
-    return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), joined, registers, ahead)
-
-
-def gated_norm_plan(size: int, widest: int) -> Plan:
-    """Return the default setting of the forward of a norm beside a gate, for groups of ``size`` elements.
-
-    ``widest`` is the element size in bytes of the widest dtype.
-    """
-    width = power_of_two(size)
-    rows = min(max(1, SHORT_TILE // 2 // width), SHORT_ROWS)
-    return Plan(rows, width, warps_for(rows * width, NORM_PER_THREAD[widest] // 2), True)
-
-
-def gated_norm_sums(n_rows: int, size: int, groups: int, widest: int, sums: bool) -> NormSums:
-    """Return the setting of its backward for (n_rows, groups, size). sums: rows are summed too.
-
-    Half the elements per thread of a norm's backward: three inputs and the derivative of the gate take the registers.
-    At 4096 columns of two bytes as many, within 64 registers: a program of 1024 threads would be alone on a
-    multiprocessor. On an H200, in percent of the speed of a copy: 85 in place of 65. Groups of 8192 spill up to 96
-    bytes of a thread on sm_90, rows of 4096 with the gate first 48.
-    """
-    width = power_of_two(size)
-    alone = width == 4096 and widest == 2
-    per_thread = NORM_BACKWARD_PER_THREAD[widest] // (1 if alone else 2)
-    registers = HALF_RESIDENT if alone else None
-    rows = min(max(1, chip.lanes * per_thread // width), SHORT_ROWS)
-    warps = warps_for(rows * width, per_thread)
-    if not sums:
-        return NormSums(rows, width, warps, True, 1, registers=registers)
-    parts = min(ceil_div(n_rows, NORM_PART_ROWS), ceil_div(chip.processors * NORM_WARPS, warps * groups))
-    return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), registers=registers)
-
-
-def merge_plan(size: int, widest: int, inputs: int) -> Plan:
-    """Return the setting for rows of ``size`` elements of two parts of one attention, ``inputs`` of them read.
-
-    Addresses of rows and weights take registers too: a thread has half the elements of a norm's.
-    """
-    width = power_of_two(size)
-    rows = min(max(1, SHORT_TILE // inputs // width), SHORT_ROWS)
-    rows = power_of_two(rows + 1) // 2  # not above
-    return Plan(rows, width, warps_for(rows * width, NORM_PER_THREAD[widest] // 2), True)

@@ -18,7 +18,7 @@ from triton_cases import needs_loops
 from triton_traffic import Traffic, total
 
 from fusedops.testing import OPS
-from fusedops_triton import _launch, _settings
+from fusedops_triton import _launch, _norm_settings, _settings
 from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
 from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
 from fusedops_triton._norm import norm_forward
@@ -218,7 +218,7 @@ def norm_call(name: str, x: Tensor) -> tuple[dict[str, Tensor | None], int, int]
 def test_a_norm_moves_the_fewest_bytes(
     name: str, dtype: torch.dtype, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_settings, "NORM_PART_ROWS", 256)  # as if x were larger
+    monkeypatch.setattr(_norm_settings, "NORM_PART_ROWS", 256)  # as if x were larger
     monkeypatch.setattr(_settings, "chip", _settings.chip._replace(processors=64))
     _launch.clear_layout_caches()
     x, centered = torch.randn(256, 200).to(dtype), name.endswith("layer_norm")

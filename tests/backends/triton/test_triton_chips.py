@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
-from fusedops_triton import _chips, _loss_settings, _settings
+from fusedops_triton import _chips, _loss_settings, _norm_settings, _settings
 from fusedops_triton._chips import CHIPS, target_of
 
 
@@ -44,8 +44,8 @@ def test_settings_fit_the_chip(target: str, monkeypatch: pytest.MonkeyPatch) -> 
     for width in (128, 1000, 4096, 8192, 16384, 32768):
         for setting in (
             _settings.plan(width, 2, 1),
-            _settings.norm_plan(width, 2, 1),
-            *(_settings.norm_sums(2**16, width, 2, True, centered) for centered in (True, False)),
+            _norm_settings.norm_plan(width, 2, 1),
+            *(_norm_settings.norm_sums(2**16, width, 2, True, centered) for centered in (True, False)),
             _loss_settings.loss_plan(width, 2),
         ):
             assert 1 <= setting.warps <= chip.threads // chip.lanes

@@ -20,7 +20,7 @@ Case = dict[str, Any]
 #: Bytes a thread. ptxas moves a register or two out by its own choice, to fit one more program on a multiprocessor (it
 #: stops at 40 registers of 128 allowed): noise beside 128 bytes of real traffic. Past the limits it is 48 and more.
 SPILL_NOISE = 16
-#: Of the widest rows of the backward of norms, which are faster so on an H200: _settings.NORM_WIDEST.
+#: Of the widest rows of the backward of norms, which are faster so on an H200: _norm_settings.NORM_WIDEST.
 WIDEST_SPILL = 256
 WIDTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # the last is beyond what fits on chip
 CORNERS = [64, 1024, 16384, 32768, 65536]

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_cases import needs_loops
 
 import fusedops
-from fusedops_triton import _settings
+from fusedops_triton import _norm_settings
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -64,7 +64,7 @@ def test_any_call(
 @pytest.mark.parametrize("gate_first", [False, True])
 def test_several_tiles_in_several_parts_give_one_sum(gate_first: bool) -> None:
     """Groups of 1,024 columns, of which a program holds one row at a time: 70 rows are five parts of 14 steps."""
-    setting = _settings.gated_norm_sums(70, 1024, 2, 4, sums=True)
+    setting = _norm_settings.gated_norm_sums(70, 1024, 2, 4, sums=True)
     assert (setting.rows, setting.steps) == (1, 14)
     check(call_of((70, 2048), groups=2, gate_first=gate_first))
 

@@ -18,7 +18,7 @@ from triton_cases import needs_loops
 
 import fusedops
 from fusedops.testing import OPS
-from fusedops_triton import _launch, _settings
+from fusedops_triton import _launch, _norm_backward, _norm_settings
 
 # NaN and infinity are wanted in some tests: the GPU does not warn of them, NumPy does
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -32,8 +32,8 @@ def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Rows of the sizes in this file on chip, or in blocks of 16."""
     if request.param == "long":
         for limit in ("NORM_FORWARD_ON_CHIP", "NORM_BACKWARD_ON_CHIP"):
-            monkeypatch.setattr(_settings, limit, dict.fromkeys((2, 4), 0))
-        monkeypatch.setattr(_settings, "LONG_TILE", dict.fromkeys((2, 4), 32))
+            monkeypatch.setattr(_norm_settings, limit, dict.fromkeys((2, 4), 0))
+        monkeypatch.setattr(_norm_settings, "LONG_TILE", dict.fromkeys((2, 4), 32))
     _launch.clear_layout_caches()
     yield request.param
     _launch.clear_layout_caches()
@@ -78,9 +78,40 @@ def test_any_call(
 def test_several_tiles_in_several_parts_give_one_sum(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 2,048 columns a program holds one row at a time: 70 rows are five parts of 14 steps."""
     call = call_of(name, (70, 2048))
-    setting = _settings.norm_sums(70, 2048, 4, sums=True, centered=False)
+    setting = _norm_settings.norm_sums(70, 2048, 4, sums=True, centered=False)
     assert (setting.rows, setting.steps) == (1, 14)
     check(name, call)
+
+
+def gradients(setting: _norm_settings.NormSums, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, ...]:
+    """Return the gradients of layer_norm of (n_rows, 30) with a setting of its backward."""
+    call = call_of("layer_norm", (n_rows, 30), (BF16, BF16, BF16))
+    leaves = [value.requires_grad_() for value in call.values()]
+    monkeypatch.setattr(_norm_backward, "norm_sums", lambda *_: setting)
+    _launch.clear_layout_caches()
+    y = OPS["layer_norm"].function(**call, backend="triton")
+    found = torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype))
+    _launch.clear_layout_caches()
+    return found
+
+
+@needs_loops
+@pytest.mark.parametrize("n_rows", [1, 37])
+def test_tiles_that_are_read_ahead_give_the_same_bits(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program has four tiles of four rows, or fewer: the last part of 37 rows ends in a tile."""
+    now, next_one, two = (
+        gradients(_norm_settings.NormSums(4, 32, 1, True, 4, ahead=ahead), n_rows, monkeypatch) for ahead in range(3)
+    )
+    assert all(torch.equal(*pair) for other in (next_one, two) for pair in zip(now, other))
+
+
+@needs_loops
+def test_two_sums_by_one_reduction_are_those_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs, both = (
+        gradients(_norm_settings.NormSums(1, 32, 1, True, 2, joined=joined), 3, monkeypatch) for joined in (True, False)
+    )
+    for got, want in zip(both, pairs):
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.usefixtures("rows")
@@ -101,8 +132,8 @@ def test_numbers_at_the_edges_are_those_of_the_definition(name: str) -> None:
 @needs_loops
 def test_the_mean_of_a_long_row_is_exact_far_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum of squares less the square of the sum would lose every digit of the variance."""
-    monkeypatch.setattr(_settings, "NORM_FORWARD_ON_CHIP", dict.fromkeys((2, 4), 0))
-    monkeypatch.setattr(_settings, "LONG_TILE", dict.fromkeys((2, 4), 32))
+    monkeypatch.setattr(_norm_settings, "NORM_FORWARD_ON_CHIP", dict.fromkeys((2, 4), 0))
+    monkeypatch.setattr(_norm_settings, "LONG_TILE", dict.fromkeys((2, 4), 32))
     _launch.clear_layout_caches()
     x = torch.randn(3, 300, generator=torch.Generator().manual_seed(0)) + 10_000
     y = OPS["layer_norm"].function(x, backend="triton")

@@ -68,7 +68,7 @@ def _modelled(case: dict[str, Any], launch: Launch, kernel: Any, listing: list[I
     program = Program(
         result.instructions, warps, round(result.threads / 100 * WARPS / warps), nbytes, steps,
         each * steps + (0 if direction else REDUCTIONS_AT_THE_END.get(name, 0)),
-        bool(launch.arguments.get("AHEAD")) or case["op"] == "gelu_backward",
+        int(launch.arguments.get("AHEAD", case["op"] == "gelu_backward")),
     )  # fmt: skip
     return Modelled(result, program)
 

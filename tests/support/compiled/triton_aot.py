@@ -161,12 +161,12 @@ def norm_launch(case: dict[str, Any]) -> Launch:
     """Return a norm's first launch. op: a norm, or "<norm> backward"; shape, dtype, target, and maybe weight (a dtype),
     on_chip, sums (False: the gradients of the rows alone), launch (another one, by position).
     """
-    from fusedops_triton import _launch, _norm, _norm_backward, _settings
+    from fusedops_triton import _launch, _norm, _norm_backward, _norm_settings, _settings
 
     _settings.chip = _settings.CHIPS[case["target"]]
     name, _, direction = case["op"].partition(" ")
     if "on_chip" in case:
-        limits = _settings.NORM_BACKWARD_ON_CHIP if direction else _settings.NORM_FORWARD_ON_CHIP
+        limits = _norm_settings.NORM_BACKWARD_ON_CHIP if direction else _norm_settings.NORM_FORWARD_ON_CHIP
         limits.update(dict.fromkeys(limits, case["on_chip"]))
     _launch.clear_layout_caches()  # launches depend on both
     dtype = getattr(torch, case["dtype"])

@@ -45,7 +45,7 @@ class Program(NamedTuple):
     nbytes: float  # that it must load and store
     steps: int  # trips of its loop, at each of which it waits for what it loads; 1 without a loop
     reductions: float  # that it waits for
-    ahead: bool  # a trip loads what the next one needs
+    ahead: int  # a trip loads what the trip so many later needs; 0: what it needs itself
 
 
 def share(program: Program, chip: Chip) -> float:
@@ -54,7 +54,7 @@ def share(program: Program, chip: Chip) -> float:
     service = program.instructions * program.warps / 4 / chip.clock / trips
     waits = program.reductions * (REDUCTION if program.warps > 1 else ALONE) / trips
     moving = program.nbytes / trips / BURST / chip.clock
-    latency = max(chip.latency - service - waits, 0.0) if program.ahead else chip.latency
+    latency = max(chip.latency - program.ahead * (service + waits), 0.0)
     cycle = _cycle(service, START / trips + latency + waits + moving, program.resident)
     raw = program.resident * program.nbytes / trips / cycle / (chip.copy / chip.processors)
     return min(MOST, 100.0 * (1.0 + raw**-3.0) ** (-1.0 / 3.0))

@@ -1,0 +1,182 @@
+"""The launch settings of the norms, of norms beside a gate, and of merged parts of attention: whole rows of a program.
+
+``_settings.py`` has what all kernels share, and what settings follow from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fusedops_triton import _settings
+from fusedops_triton._chips import CHIPS
+from fusedops_triton._settings import (
+    HALF_RESIDENT,
+    LONG_TILE,
+    ROW_PER_THREAD,
+    SHORT_ROWS,
+    SHORT_TILE,
+    Plan,
+    ceil_div,
+    power_of_two,
+    warps_for,
+)
+
+#: The widest row of a norm on chip, by the element size of its widest tensor: forward, and backward, which holds two
+#: inputs and the sums of weight and bias over its rows. At twice the width, registers spill on sm_90
+#: (tests/test_triton_compile.py): 48 to 232 bytes per thread backward, 64 to 96 forward with a residual.
+NORM_FORWARD_ON_CHIP = {2: 32768, 4: 16384}
+NORM_BACKWARD_ON_CHIP = {2: 8192, 4: 8192}
+
+#: Elements per thread of the forward: four 16-byte loads in flight, and from NORM_WIDE columns of two-byte elements on
+#: eight, so that several programs fit on a multiprocessor and one computes while another waits. LayerNorm at 8192 and
+#: 16384 columns on an H200, with 16, 32 and 64 of them: 91, 96, 96 and 59, 93, 96 % of the speed of a copy.
+NORM_PER_THREAD = {2: 32, 4: 16}
+NORM_WIDE = 8192
+NORM_WIDE_PER_THREAD = {2: 64, 4: 16}
+
+#: Elements per thread of the backward, one 16-byte load of each two-byte tensor. Inputs and sums take up to six
+#: registers for each element: with twice as many, half of the threads would not be resident.
+NORM_BACKWARD_PER_THREAD = {2: 8, 4: 8}
+
+#: The widest rows of two-byte elements on chip, and their elements per thread on NVIDIA: 32 for RMSNorm, which has the
+#: sums of one vector, and 16 for LayerNorm. Registers spill there (72 to 200 bytes of a thread), into the L1 cache. On
+#: an H200, in percent of the speed of a copy: 81 and 45; 38 for LayerNorm with two reads of a row.
+NORM_WIDEST = 16384
+NORM_WIDEST_PER_THREAD = {False: 32, True: 16}
+
+#: Rows of x per row of sums, at least: sums are written and read in float32. With 16 rows of two-byte elements that is
+#: 8 / (6 * 16) = 8 % of the bytes that rms_norm moves; tensors with so few rows for each program stay in the L2 cache.
+NORM_PART_ROWS = 16
+
+#: Warps of the programs of a processor that a norm's backward is divided into: those that are resident at a time, of 64
+#: registers. On an H200, half and twice as many programs took 7 to 24 % more at (32768, 4096).
+NORM_WARPS = 32
+
+
+class Backward(NamedTuple):
+    """The setting of a norm's backward where a B200 has another one than the other chips.
+
+    per_thread: elements of a thread. registers, ahead: see ``NormSums``. resident: warps of a processor, as NORM_WARPS.
+    """
+
+    per_thread: int
+    registers: int | None
+    ahead: int
+    resident: int
+
+
+#: Settings of a B200 for two-byte rows. Its memory is 1.5 times as fast for each multiprocessor as an H200's: more rows
+#: must be in flight. Forward without a residual, by the row's length: elements and registers of a thread, so that 12
+#: warps fit on a multiprocessor and not 8 (other lengths would spill). Backward, by the next power of two. Speeds by
+#: the model of ``docs/triton-model.md``, in percent of a copy's, before and with them: rms_norm of 8192 columns 86 and
+#: 95, of 16384 79 and 91, layer_norm 81 and 91, 72 and 86; backward of 4096 columns 79 and 88, 76 and 84, of 8192 72
+#: and 75, 64 and 75. No B200 has run them.
+B200_FORWARD = {8192: (128, 168), 16384: (128, 168)}
+B200_BACKWARD = {4096: Backward(16, 128, 2, 16), 8192: Backward(32, None, 1, 8)}
+
+
+def _is_b200(size: int, widest: int) -> bool:
+    """Return True where a B200 may have another setting for rows of ``size`` elements: by accesses of 16 bytes."""
+    return _settings.chip == CHIPS["sm_100"] and widest == 2 and size % 8 == 0
+
+
+def norm_plan(size: int, widest: int, inputs: int) -> Plan:
+    """Return the default setting of a norm's forward for rows of ``size`` elements of ``inputs`` tensors.
+
+    ``widest`` is the element size in bytes of the widest dtype.
+    """
+    width = power_of_two(size)
+    if width > NORM_FORWARD_ON_CHIP[widest]:
+        block = LONG_TILE[widest] // inputs
+        return Plan(1, block, warps_for(block, ROW_PER_THREAD[widest] // (2 * inputs)), False)
+    per_thread = NORM_WIDE_PER_THREAD[widest] if width >= NORM_WIDE else NORM_PER_THREAD[widest] // inputs
+    registers = None
+    if inputs == 1 and size in B200_FORWARD and _is_b200(size, widest):
+        per_thread, registers = B200_FORWARD[size]
+    rows = min(max(1, SHORT_TILE // inputs // width), SHORT_ROWS)
+    return Plan(rows, width, warps_for(rows * width, per_thread), True, registers)
+
+
+class NormSums(NamedTuple):
+    """The setting of a norm's backward: each program computes ``steps`` tiles of ``rows`` rows.
+
+    joined: LayerNorm's two sums over a row are those of one tensor of pairs. registers: of a thread, at most; None:
+    any. ahead: so many tiles are read while one is computed.
+    """
+
+    rows: int
+    block: int
+    warps: int
+    on_chip: bool
+    steps: int
+    joined: bool = True
+    registers: int | None = HALF_RESIDENT
+    ahead: int = 0
+
+
+def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -> NormSums:
+    """Return the setting of a norm's backward for (n_rows, size). sums: rows are summed too. centered: LayerNorm.
+
+    The setting determines the order of the sums, and with it the bits of the result. Tiles of two-byte elements are
+    read ahead; of float32, an H200 took 20 % more so for layer_norm at 4096.
+    """
+    width, per_thread, longest = power_of_two(size), NORM_BACKWARD_PER_THREAD[widest], NORM_BACKWARD_ON_CHIP[widest]
+    registers: int | None = HALF_RESIDENT
+    # on sm_100 ptxas moves out 6 to 18 registers of a thread for a tensor of pairs
+    joined = width < NORM_WIDE // 2 or not centered or _settings.chip != CHIPS["sm_100"]
+    ahead, resident = int(widest == 2), NORM_WARPS
+    if sums and width in B200_BACKWARD and _is_b200(size, widest):
+        per_thread, registers, ahead, resident = B200_BACKWARD[width]
+    if widest == 2 and _settings.chip.nvidia and width == NORM_WIDEST:
+        longest, per_thread = width, NORM_WIDEST_PER_THREAD[centered]
+        registers, joined, ahead = (HALF_RESIDENT if centered else None), False, 0
+    if width > longest:
+        block = LONG_TILE[widest] // 2
+        return NormSums(1, block, warps_for(block, ROW_PER_THREAD[widest] // 4), False, 1)
+    rows = min(max(1, _settings.chip.lanes * per_thread // width), SHORT_ROWS)
+    warps = warps_for(rows * width, per_thread)
+    if not sums:
+        return NormSums(rows, width, warps, True, 1, joined, registers)
+    parts = min(ceil_div(n_rows, NORM_PART_ROWS), _settings.chip.processors * resident // warps)
+    return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), joined, registers, ahead)
+
+
+def gated_norm_plan(size: int, widest: int) -> Plan:
+    """Return the default setting of the forward of a norm beside a gate, for groups of ``size`` elements.
+
+    ``widest`` is the element size in bytes of the widest dtype.
+    """
+    width = power_of_two(size)
+    rows = min(max(1, SHORT_TILE // 2 // width), SHORT_ROWS)
+    return Plan(rows, width, warps_for(rows * width, NORM_PER_THREAD[widest] // 2), True)
+
+
+def gated_norm_sums(n_rows: int, size: int, groups: int, widest: int, sums: bool) -> NormSums:
+    """Return the setting of its backward for (n_rows, groups, size). sums: rows are summed too.
+
+    Half the elements per thread of a norm's backward: three inputs and the derivative of the gate take the registers.
+    At 4096 columns of two bytes as many, within 64 registers: a program of 1024 threads would be alone on a
+    multiprocessor. On an H200, in percent of the speed of a copy: 85 in place of 65. Groups of 8192 spill up to 96
+    bytes of a thread on sm_90, rows of 4096 with the gate first 48.
+    """
+    width = power_of_two(size)
+    alone = width == 4096 and widest == 2
+    per_thread = NORM_BACKWARD_PER_THREAD[widest] // (1 if alone else 2)
+    registers = HALF_RESIDENT if alone else None
+    rows = min(max(1, _settings.chip.lanes * per_thread // width), SHORT_ROWS)
+    warps = warps_for(rows * width, per_thread)
+    if not sums:
+        return NormSums(rows, width, warps, True, 1, registers=registers)
+    parts = min(ceil_div(n_rows, NORM_PART_ROWS), ceil_div(_settings.chip.processors * NORM_WARPS, warps * groups))
+    return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), registers=registers)
+
+
+def merge_plan(size: int, widest: int, inputs: int) -> Plan:
+    """Return the setting for rows of ``size`` elements of two parts of one attention, ``inputs`` of them read.
+
+    Addresses of rows and weights take registers too: a thread has half the elements of a norm's.
+    """
+    width = power_of_two(size)
+    rows = min(max(1, SHORT_TILE // inputs // width), SHORT_ROWS)
+    rows = power_of_two(rows + 1) // 2  # not above
+    return Plan(rows, width, warps_for(rows * width, NORM_PER_THREAD[widest] // 2), True)
