@@ -195,7 +195,8 @@ def bias_at(
             col = tl.minimum(col, col - columns)  # unsigned: a difference below 0 is the larger one
         if KIND == "tail":
             col = _remainder(col, columns, multiplier, shift)
-        col = tl.max_contiguous(tl.multiple_of(col, UNIT), UNIT)  # Triton 3.9 infers this, 3.6 does not
+        # Triton 3.9 infers this; 3.6 does not, and takes no hint on a minimum
+        col = tl.max_contiguous(tl.multiple_of(col.to(tl.int64), UNIT), UNIT)
         return tl.load(bias_ptr + col, mask=inside, other=0.0)
     return tl.load(bias_ptr + base + at, mask=inside, other=0.0)  # "all"
 
