@@ -189,7 +189,7 @@ def test_scale_is_not_rounded_to_half_precision() -> None:
 @pytest.mark.parametrize("inputs", [1, 2])
 def test_plans(element_size: int, inputs: int) -> None:
     for size_k in (1, 2, 31, 64, 65, 1000, 1024, 1025, 4096, 16384, 16385, 32768, 32769, 1 << 20):
-        rows, block, warps, on_chip = plan(size_k, element_size, inputs)
+        rows, block, warps, on_chip, _ = plan(size_k, element_size, inputs)
         assert on_chip == (size_k <= block)
         assert 1 <= warps <= 32
         assert warps & (warps - 1) == 0
