@@ -38,7 +38,9 @@ if [ ! -e "$folder/ready" ]; then
     else
         "${pip[@]}" "$torch"
     fi
-    "${pip[@]}" --group test setuptools
+    numpy=numpy  # the interpreter of Triton 3.4 to 3.6 cannot loop with NumPy 2.4
+    case "$triton" in *==3.[456]*) numpy='numpy<2.4' ;; esac
+    "${pip[@]}" --group test setuptools "$numpy"
     "${pip[@]}" --no-deps "$triton"
     touch "$folder/ready"
 fi

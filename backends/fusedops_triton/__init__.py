@@ -7,6 +7,7 @@ modules with a leading underscore.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import fusedops
 from fusedops_triton import (
@@ -39,9 +40,13 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+def _release(module: Any) -> tuple[int, ...]:
+    return tuple(int(part) for part in module.__version__.split(".")[:2])
+
+
 def _probe() -> fusedops.Unavailable | None:
     try:
-        import triton  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        import triton
     except Exception as error:  # a broken installation can raise other errors than ImportError
         return fusedops.Unavailable(
             f"import triton raised {type(error).__name__}: {error}", "pip install 'fusedops[triton]'"
@@ -53,6 +58,14 @@ def _probe() -> fusedops.Unavailable | None:
             "torch.cuda.is_available() is False",
             "install a CUDA or ROCm build of torch on a machine with a GPU, or set TRITON_INTERPRET=1 to run on a CPU",
         )
+    if _interpreted() and _release(triton) < (3, 7):
+        import numpy
+
+        if _release(numpy) >= (2, 4):  # triton-lang/triton#9171
+            return fusedops.Unavailable(
+                f"the interpreter of Triton {triton.__version__} cannot loop with NumPy {numpy.__version__}",
+                "pip install 'numpy<2.4', or 'triton>=3.7'",
+            )
     return None
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 import quick_interpreter
 import torch
@@ -14,6 +15,7 @@ from triton import language as tl
 from triton.runtime import interpreter
 
 import fusedops
+import fusedops_triton
 
 
 @pytest.fixture
@@ -92,6 +94,9 @@ def _beside_numbers(x_ptr, out_ptr):
     tl.store(out_ptr + 8 + at, x * 0)
 
 
+@pytest.mark.skipif(
+    triton.__version__.startswith(("3.4", "3.5", "3.6")), reason="before Triton 3.7, -x is 0 - x: -0.0 is 0.0"
+)
 def test_numbers_of_python_keep_their_sign() -> None:
     out = torch.empty(12)
     _beside_numbers[(1,)](torch.ones(4), out)
@@ -125,3 +130,15 @@ def test_two_tensors_of_other_shapes_and_types(request: pytest.FixtureRequest) -
     quick = result()
     request.getfixturevalue("plain")
     assert torch.equal(quick, result())
+
+
+@pytest.mark.parametrize(("of_triton", "of_numpy", "works"), [("3.6.0", "2.4.6", False), ("3.6.0", "2.3.5", True),
+                                                              ("3.10.0", "2.4.6", True)])  # fmt: skip
+def test_a_version_that_cannot_loop_is_unavailable(
+    of_triton: str, of_numpy: str, works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "__version__", of_triton)
+    monkeypatch.setattr(numpy, "__version__", of_numpy)
+    found = fusedops_triton._probe()
+    assert (found is None) == works
+    assert found is None or "numpy<2.4" in found.fix
