@@ -92,8 +92,8 @@ def _liger_loss(args: Sequence[Any]) -> Function:
     options = _loss_options(args)
     options["lse_square_scale"] = options.pop("z_loss")
     loss = _module("liger_kernel.transformers.cross_entropy").LigerCrossEntropyLoss(**options)
-    # its gradient is written over the logits
-    return lambda logits, target, *rest: loss(logits.clone().flatten(0, -2), target.flatten())
+    # its gradient is written over the logits: the next call has other numbers, in the same time
+    return lambda logits, target, *rest: loss(logits.flatten(0, -2), target.flatten())
 
 
 def _quack_loss(args: Sequence[Any]) -> Function:

@@ -1,7 +1,8 @@
 """The import path of the steps: this repository with its entry points, and wheels, without pip, network or a build.
 
 ``python -m benchmarks.gpu.packages FOLDER`` compresses the wheels of a folder again, by LZMA: 46 MB of those of
-``make gpu-wheels`` instead of 63.
+``make gpu-wheels`` instead of 63. It then names the functions that ``benchmarks/peers.py`` would call with other
+parameters than these releases have; the exit code is 1 where there is one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 import sys
 import zipfile
 from pathlib import Path
+
+from benchmarks.gpu import peer_signatures
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,3 +76,5 @@ def compress(wheels: Path) -> None:
 
 if __name__ == "__main__":
     compress(Path(sys.argv[1]))
+    changed = [*peer_signatures.differences(Path(sys.argv[1]))]
+    sys.exit("\n".join(changed) or None)
