@@ -31,8 +31,12 @@ were fitted to published points of an H100. A test compares each kernel with thi
 ERRORS
 
 It does not see what spilled registers cost: the backward of layer_norm at 16384 columns, whose threads spill 136 bytes,
-is estimated at 80 and measured at 46. And of long rows it was off by more before they were held as pairs: softmax of
-16384 columns backward was estimated at 80 and measured at 99, forward of 65536 columns at 86 and 78.
+is estimated at 80 and measured at 46. Nor why the backward of merge_attention is slower, 93 and 75. And of long rows
+it was off by more before they were held as pairs: softmax of 16384 columns backward was estimated at 80 and measured at
+99, forward of 65536 columns at 86 and 78.
+
+Instructions, not memory, limit top_k_routing. The taps of causal_conv1d and the products of attention, linear_attention
+and experts have no row: [measured](gpu.md).
 
 A B200 has settings of its own where its faster memory needs more rows on their way: rows of softmax above 8192 columns,
 backward 4096, are held as pairs; a thread has more elements of a norm's row; the backward of norms at 4096 columns
@@ -71,6 +75,7 @@ HEADLINE_KERNELS = {
     ("layer_norm", "16384"): "layer_norm{} 16384", ("scaled_masked_softmax", "32768"): "softmax{} plain 32768",
     ("gated_rms_norm", "Qwen3-Next"): "gated_rms_norm{} 128",
     ("gated_rms_norm", "Mamba-2"): "gated_rms_norm{} gate first 4096",
+    ("merge_attention", "heads of 128"): "merge_attention{}",
     ("swiglu", "packed"): "swiglu packed{}", ("rotary_embedding", "half"): "rotary_embedding{}",
 }  # fmt: skip
 

@@ -31,18 +31,19 @@ FLOAT32_LIMIT = 45
 #: which geglu's backward computes, have twice the instructions of a logistic function; cross entropy reads two bytes
 #: for an exponential, and writes none, as the log probabilities do. A norm beside a gate has the instructions of a
 #: norm and of a logistic function. LayerNorm's and GELU's backward read a tile ahead: they have more instructions
-#: than with one tile at a time, and an H200 takes 15 to 25 % less time for them. A weight of 4 to 8 bits is few
-#: bytes for the instructions that unpack and multiply it.
+#: than with one tile at a time, and an H200 takes 15 to 25 % less time for them. Parts of attention are rows of 128
+#: columns, each with weights of its own. A weight of 4 to 8 bits is few bytes for the instructions that unpack and
+#: multiply it.
 EXCEPTIONS = {
     "geglu": 60, "geglu backward": 72, "cross entropy": 55, "cross entropy backward": 50, "layer norm backward": 55,
-    "gelu erf backward": 57, "gated norm": 56, "gated norm backward": 63, "log probs": 56,
+    "gelu erf backward": 57, "gated norm": 56, "gated norm backward": 63, "log probs": 56, "merge": 58,
     "packed Q8_0": 140, "packed Q4_0": 215,
 }  # fmt: skip
 
 
 def _limit(kind: str, dtype: str, columns: int = 512) -> int:
     if dtype == "float32":
-        return FLOAT32_LIMIT
+        return 50 if kind == "merge" else FLOAT32_LIMIT
     limits = SHORT_LIMITS if columns < 512 and kind in SHORT_LIMITS else LIMITS
     return limits[kind] if kind in limits else EXCEPTIONS[kind]
 
@@ -150,6 +151,21 @@ def _of_gated_norms() -> dict[str, Case]:
     return cases
 
 
+def _of_merges_and_routing() -> dict[str, Case]:
+    """Return rows of 128 columns: heads of two parts of the keys, and the logits of experts, of which 8 are chosen."""
+    cases: dict[str, Case] = {}
+    chosen = 8 * (8 + 4) / 128  # bytes of indices and weights for each logit
+    for op, nbytes, most in (("top_k_routing", 2, 270), ("top_k_routing backward", 4, 215)):
+        case: Case = {"op": op, "shape": [2**18, 128], "k": 8, "dtype": "bfloat16", "bytes": nbytes + chosen}
+        cases[f"{op} bfloat16"] = {**case, "most": most}
+    for dtype, size in SIZES.items():
+        for op, accesses in (("merge_attention", 3), ("merge_attention backward", 5)):
+            most = _limit("merge", dtype)
+            case = {"op": op, "shape": [4, 32, 8192, 128], "dtype": dtype, "bytes": accesses * size}
+            cases[f"{op} {dtype}"] = {**case, "most": most}
+    return cases
+
+
 def _of_other_ops() -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for op in ("swiglu", "geglu"):
@@ -236,4 +252,7 @@ LEAST = {
 }  # fmt: skip
 
 
-CASES = _of_softmax() | _of_flat_ops() | _of_norms() | _of_gated_norms() | _of_other_ops() | _of_b200()
+CASES = (
+    _of_softmax() | _of_flat_ops() | _of_norms() | _of_gated_norms() | _of_merges_and_routing() | _of_other_ops()
+    | _of_b200()
+)  # fmt: skip
