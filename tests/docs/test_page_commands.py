@@ -25,6 +25,8 @@ EXIT_CODES = {
 SHORTER = {
     "fusedops bench": "--elements 4096 --seconds 0.001",
     "fusedops bench --json": "bias_gelu --elements 4096 --seconds 0.001",
+    "fusedops bench --rank": "--elements 4096 --seconds 0.001 bias_gelu attention",
+    "fusedops bench --device cpu --dtype bfloat16": "bias_gelu attention --elements 4096 --seconds 0.001",
     "fusedops bench bias_gelu --dtype bf16 --elements 1048576": "--seconds 0.001",
     "fusedops check eager --op bias_gelu": "--elements 1024",
 }
