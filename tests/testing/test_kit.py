@@ -9,6 +9,8 @@ import shlex
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
@@ -165,15 +167,14 @@ def test_one_case_can_be_run_alone() -> None:
             testing.reproduce(broken.name, "constraints", failure.case)
 
 
-def test_the_printed_command_runs() -> None:
+def test_the_printed_command_runs(program: Callable[..., Any]) -> None:
     broken = next(broken for broken in BROKEN if broken.name == "dead_row")
     with registered(broken.backend()):
         (check,) = [check for check in testing.checks(broken.name, elements=2**11) if check.id == broken.check]
         command = check.run().failures[0].reproduce
-    right = command.replace("dead_row", "eager").replace("python ", f"{sys.executable} ", 1)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(right, shell=True, env=environment, capture_output=True, text=True, timeout=120)
+    python, *words = shlex.split(command.replace("dead_row", "eager"))
+    assert python == "python"
+    done = program(*words, path=[ROOT, ROOT / "backends"])
     assert done.returncode == 0, done.stderr
     assert not done.stdout
 
@@ -186,7 +187,7 @@ def test_a_deviation_excuses_no_other_check() -> None:
     assert "bias_gelu/backward/dtypes" in failed
 
 
-def test_the_kit_as_pytest_tests(tmp_path: pathlib.Path) -> None:
+def test_the_kit_as_pytest_tests(tmp_path: pathlib.Path, program: Callable[..., Any]) -> None:
     (tmp_path / "conftest.py").write_text(
         textwrap.dedent(
             """
@@ -196,17 +197,10 @@ def test_the_kit_as_pytest_tests(tmp_path: pathlib.Path) -> None:
             """
         )
     )
-    path = os.pathsep.join([*map(str, (ROOT, ROOT / "backends", *SUPPORT_FOLDERS)), os.environ.get("PYTHONPATH", "")])
+    run = partial(program, path=[ROOT, ROOT / "backends", *SUPPORT_FOLDERS], folder=tmp_path)
     by_name = ["-p", "no:fusedops", "-p", "_fusedops_pytest"]  # not by the entry point, which is there when installed
     command = ["-m", "pytest", *by_name, "--fusedops-backend", "off_by_one", "-k", "constraints or special"]
-    done = subprocess.run(
-        [sys.executable, *command, "--junitxml", "report.xml", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run(*command, "--junitxml", "report.xml", "-p", "no:cacheprovider")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed, 1 passed, " in done.stdout
     assert "case       x dim -1 = 80" in done.stdout
@@ -219,14 +213,7 @@ def test_the_kit_as_pytest_tests(tmp_path: pathlib.Path) -> None:
     (line,) = [line for line in (failure.text or "").splitlines() if line.startswith("reproduce  ")]
     printed = shlex.split(line.removeprefix("reproduce  "))
     assert printed[:3] == ["python", "-m", "pytest"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *by_name, *printed[3:], "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run("-m", "pytest", *by_name, *printed[3:], "-p", "no:cacheprovider")
     assert "1 failed in " in done.stdout, done.stdout + done.stderr  # the backend is that of the conftest
 
 

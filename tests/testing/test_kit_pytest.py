@@ -7,27 +7,13 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from typing import Any
 
 from repository import ROOT
 
 # by name, not by the entry point, which exists where fusedops is installed
 PLUGIN = ("-p", "no:fusedops", "-p", "_fusedops_pytest", "-p", "no:cacheprovider")
-
-
-def run_pytest(folder: pathlib.Path, text: str, *options: str) -> str:
-    """Run pytest in a process of its own on one test file, and return what it prints."""
-    (folder / "test_it.py").write_text(textwrap.dedent(text))
-    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *PLUGIN, *options],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 TEXT = """
@@ -46,9 +32,12 @@ TEXT = """
 """
 
 
-def test_the_fixture_undoes_a_tests_changes(tmp_path: pathlib.Path) -> None:
+def test_the_fixture_undoes_a_tests_changes(tmp_path: pathlib.Path, program: Callable[..., Any]) -> None:
     """Also where it is what first loads the plugins. Tests of this project have it after they were loaded."""
-    assert "2 passed" in run_pytest(tmp_path, TEXT)
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(TEXT))
+    done = program("-m", "pytest", *PLUGIN, path=[ROOT, ROOT / "backends"], folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
 
 
 def test_the_plugin_imports_nothing_until_it_is_used(tmp_path: pathlib.Path) -> None:
@@ -59,4 +48,15 @@ def test_the_plugin_imports_nothing_until_it_is_used(tmp_path: pathlib.Path) -> 
             assert "_fusedops_pytest" in sys.modules
             assert not {"torch", "fusedops"} & set(sys.modules)
     """
-    assert "1 passed" in run_pytest(tmp_path, text)
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(text))
+    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *PLUGIN],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
