@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import subprocess
 import sys
 import threading
 
@@ -128,7 +127,7 @@ def test_one_module_under_both_names():
         assert importlib.import_module(name).npu_device is importlib.import_module(f"{name}.npu_device") is npu_device
 
 
-def test_registered_after_a_backward():
+def test_registered_after_a_backward(program):
     script = """
 import torch
 torch.ones(3, requires_grad=True).sum().backward()
@@ -138,6 +137,5 @@ with installed():
     (x * x).sum().backward()
     print(npu_device.registered_late, x.grad.tolist())
 """
-    root = ROOT
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=120)
+    done = program("-c", script, path=[ROOT, ROOT / "backends"], folder=ROOT)
     assert done.stdout.split() == ["True", "[2.0,", "2.0,", "2.0]"], done.stderr
