@@ -39,7 +39,7 @@ class TensorSpec:
         capability: tuple[int, int] | None = None,
     ) -> None:
         try:
-            sizes = tuple(operator.index(size) for size in shape)
+            sizes = tuple(map(operator.index, shape))
         except TypeError:
             raise InvalidInputError(
                 f"TensorSpec: got shape {shape!r}, expected sizes; to fix: write them like (8, 16, 512, 512)"
@@ -52,7 +52,7 @@ class TensorSpec:
             raise InvalidInputError(
                 f"TensorSpec: got device {device!r}, expected a device; to fix: write it like 'npu:0'"
             )
-        if any(size < 0 for size in sizes):
+        if sizes and min(sizes) < 0:
             raise InvalidInputError(
                 f"TensorSpec: got shape {sizes}, expected sizes of at least 0; to fix: give the tensor's real shape"
             )
@@ -68,8 +68,8 @@ class TensorSpec:
 
     def replace(self, **changes: Any) -> TensorSpec:
         """Return a copy with some of shape, dtype, device and capability changed."""
-        fields = {name: getattr(self, name) for name in ("shape", "dtype", "device", "capability")}
-        return TensorSpec(**{**fields, **changes})
+        own = {"shape": self.shape, "dtype": self.dtype, "device": self.device, "capability": self.capability}
+        return TensorSpec(**own | changes)
 
     @property
     def device_type(self) -> str:

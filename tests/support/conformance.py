@@ -102,26 +102,34 @@ OF_LONG = ("dtypes", "empty", "float64", "kernel", "masked_rows", "saved", "spec
 
 
 def every_check(slow: Container[str]) -> pytest.MarkDecorator:
-    """Run a test with each check of each backend that is installed, as ``check``. slow: the names of more slow ones.
+    """Run a test with the checks of each kernel that is installed, as ``checks``: one test costs as much as a check.
+
+    A slow check is a test of its own. slow: the names of more slow ones.
 
     A fixture ``installed`` of the module gets the backend's name. It registers the backend once for all checks of an
     op: the kit keeps the calls that a kernel takes for as long as the kernel is registered. And it keeps the answers of
     one op, so that all backends' checks of an op follow each other.
     """
-    params = [each for backend in BACKENDS for each in _params(backend, slow)]
-    params.sort(key=lambda param: param.values[1].op)
-    return pytest.mark.parametrize(("installed", "check"), params, indirect=["installed"], scope="module")
+    quick: dict[tuple[str, str, str], list[testing.Check]] = {}
+    params: list[Any] = []
+    for backend in BACKENDS:
+        for check in _checks(backend):
+            name = f"{backend}-{check.id}"
+            if name in slow or _is_slow(check):
+                params.append(pytest.param(backend, [check], id=name, marks=pytest.mark.slow))
+            else:
+                quick.setdefault((backend, check.op, check.direction), []).append(check)
+    params += [pytest.param(key[0], checks, id=f"{key[0]}-{key[1]}/{key[2]}") for key, checks in quick.items()]
+    params.sort(key=lambda param: (param.values[1][0].op, list(BACKENDS).index(param.values[0])))
+    return pytest.mark.parametrize(("installed", "checks"), params, indirect=["installed"], scope="module")
 
 
-def _params(backend: str, slow: Container[str]) -> Iterable[Any]:
+def _checks(backend: str) -> Iterable[testing.Check]:
     with BACKENDS[backend]():
         (info,) = [info for info in fusedops.backends() if info.name == backend]
         for check in testing.checks(backend, elements=ELEMENTS[backend]) if info.state != "unavailable" else ():
             if _can_fail(check):
-                check = replace(check, brief=_is_brief(check))
-                name = f"{backend}-{check.id}"
-                marks = [pytest.mark.slow] * (name in slow or _is_slow(check))
-                yield pytest.param(backend, check, id=name, marks=marks)
+                yield replace(check, brief=_is_brief(check))
 
 
 def _is_slow(check: testing.Check) -> bool:
@@ -161,15 +169,21 @@ def pairwise_calls(backend: str, ops: Iterable[str], elements: int) -> pytest.Ma
     return pytest.mark.parametrize("check", [pytest.param(each, id=each.id) for each in checks if each.name == "calls"])
 
 
-def passes(check: testing.Check) -> None:
-    """Assert that a check passes, with one thread: barriers between threads take ten times as long as small sizes."""
+def passes(*checks: testing.Check) -> None:
+    """Assert that checks pass, with one thread: barriers between threads take ten times as long as small sizes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        result = check.run()
+        results = [check.run() for check in checks]
     finally:
         torch.set_num_threads(before)
-    assert not result.failures, str(result)
+    failed = [str(result) for result in results if result.failures]
+    assert not failed, "\n\n".join(failed)
+    assert not [result.check.id for result in results if not result.cases and not _has_no_case(result.check)]
+
+
+def _has_no_case(check: testing.Check) -> bool:
+    """Return True for a check that may be without a case."""
     # of a kernel that takes one of several tensors alone no dtypes can be mixed, and no gradient wanted alone
     # and where all tensors have one dtype, as those of attention, none can be mixed either; flash-attn and zentorch
     # take no mask, and zentorch's delta rule no tensor without elements
@@ -183,6 +197,5 @@ def passes(check: testing.Check) -> None:
         ("zentorch", "masked_rows"),
         ("zentorch", "empty"),
     }
-    if check.name == "shared" and not result.cases:
-        return  # no two tensors of a call that the kernel takes have one shape
-    assert result.cases or {(check.backend, check.name), (check.op, check.name)} & none
+    # or where no two tensors of a call that the kernel takes have one shape
+    return check.name == "shared" or bool({(check.backend, check.name), (check.op, check.name)} & none)
