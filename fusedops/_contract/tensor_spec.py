@@ -68,8 +68,8 @@ class TensorSpec:
 
     def replace(self, **changes: Any) -> TensorSpec:
         """Return a copy with some of shape, dtype, device and capability changed."""
-        own = {"shape": self.shape, "dtype": self.dtype, "device": self.device, "capability": self.capability}
-        return TensorSpec(**own | changes)
+        own: dict[str, Any] = {"shape": self.shape, "dtype": self.dtype, "device": self.device}
+        return TensorSpec(**own | {"capability": self.capability} | changes)
 
     @property
     def device_type(self) -> str:
