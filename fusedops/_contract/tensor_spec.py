@@ -68,8 +68,9 @@ class TensorSpec:
 
     def replace(self, **changes: Any) -> TensorSpec:
         """Return a copy with some of shape, dtype, device and capability changed."""
-        own: dict[str, Any] = {"shape": self.shape, "dtype": self.dtype, "device": self.device}
-        return TensorSpec(**own | {"capability": self.capability} | changes)
+        fields: dict[str, Any] = {"shape": self.shape, "dtype": self.dtype, "device": self.device}
+        fields["capability"] = self.capability
+        return TensorSpec(**{**fields, **changes})
 
     @property
     def device_type(self) -> str:
