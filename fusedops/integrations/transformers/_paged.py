@@ -59,7 +59,9 @@ def of_paged_cache(
 
 def take_continuous_batching(name: str, manager: Any = ContinuousBatchingManager) -> None:
     """Let the check of transformers' manager pass models with an implementation, besides those of its own list."""
-    own = manager.switch_to_cb_friendly_attn
+    own = getattr(manager, "switch_to_cb_friendly_attn", None)
+    if own is None:  # another release: its own check decides
+        return
 
     @functools.wraps(own)
     def switch_to_cb_friendly_attn(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
