@@ -17,8 +17,12 @@ def installed(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-#: With pytest.mark.slow, besides those of ``conformance.py``: of large tensors.
-SLOW = ("npu-experts/forward/constraints", "npu-experts/backward/constraints")
+#: With pytest.mark.slow, besides those of ``conformance.py``: of large tensors, or of 32,766 sequences.
+SLOW = [
+    f"{kernel}/{direction}/constraints"
+    for kernel in ("npu-experts", "flash_attn_on_cpu-varlen_attention", "sdpa_cuda_on_cpu-varlen_attention")
+    for direction in ("forward", "backward")
+]
 
 
 @every_check(SLOW)
