@@ -121,8 +121,8 @@ heads over 4,096 positions take 157 MB beyond the arguments, transformers' code 
 [attention](attention.md).
 
 [experts](ops.md#experts) beside the experts functions of transformers 5.22, E experts of width H and inner width I, K
-for a token: the time of transformers' function divided by the time of the op on `cpu`, two threads, process time, medians
-of five turns on an idle AMD EPYC with AVX-512 and AVX512-BF16.
+for a token: the time of transformers' function divided by the time of the op on `cpu`, two threads, process time,
+medians of five turns on an idle AMD EPYC with AVX-512 and AVX512-BF16.
 
 | E, K, H, I | tokens | loop, float32 | grouped_mm, float32 | loop, bfloat16 | grouped_mm, bfloat16 |
 |---|---|---|---|---|---|
@@ -138,11 +138,11 @@ of five turns on an idle AMD EPYC with AVX-512 and AVX512-BF16.
 | 8, 2, 1024, 2048 | 2048, forward and backward | 1.7 | 1.2 | 1.5 | 1.0 |
 
 One token of the small experts takes a millisecond or less, of which a thread that waits is a part: turns differ by a
-factor of five, and all of ours were shorter in the median. One float32 token of the large ones reads 50 MB of weights as
-fast as torch's product of a vector. Their products of bfloat16 run at the speed of torch's, which use the same
-instruction: 2,048 tokens at 357 GFLOP/s of two cores, torch's loop at 350. `batched_mm` took 2 to 74 times as long as the
-op in all cases. Beside its results the op takes T * K * H numbers in float32, and activations of some 16 MiB, or of one
-expert's rows where they are more. `python -m benchmarks.experts` repeats it.
+factor of five, and all of ours were shorter in the median. One float32 token of the large ones reads 50 MB of weights
+as fast as torch's product of a vector. Their products of bfloat16 run at the speed of torch's, which use the same
+instruction: 2,048 tokens at 357 GFLOP/s of two cores, torch's loop at 350. `batched_mm` took 2 to 74 times as long as
+the op in all cases. Beside its results the op takes T * K * H numbers in float32, and activations of some 16 MiB, or
+of one expert's rows where they are more. `python -m benchmarks.experts` repeats it.
 
 [top_k_routing](ops.md#top_k_routing) beside softmax or sigmoid, `topk` and `gather` of torch, which leave ties open:
 their time divided by that of the op, float32, 1 thread, on an Intel Xeon with AVX-512 (process time, medians of five
