@@ -45,15 +45,13 @@ class ForwardPass {
     Number* a = activated.data();
     const int64_t parts = activation_.gated() ? 2 : 1;
     const Status status =
-        each_block<Kind>(panel, call_.inner, parts, call_.width,
-                         [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
-                           up(piece, first, n, block, buffer, a + (piece.first - panel.first) * call_.inner);
-                         });
+        each_block<Kind>(panel, call_.inner, parts, call_.width, [=](const Piece& piece, const auto&... of_block) {
+          up(piece, of_block..., a + (piece.first - panel.first) * call_.inner);
+        });
     if (status) return status;
-    return each_block<Kind>(panel, call_.width, 1, call_.inner,
-                            [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
-                              down(piece, first, n, block, buffer, a + (piece.first - panel.first) * call_.inner);
-                            });
+    return each_block<Kind>(panel, call_.width, 1, call_.inner, [=](const Piece& piece, const auto&... of_block) {
+      down(piece, of_block..., a + (piece.first - panel.first) * call_.inner);
+    });
   }
 
   // The activations [first, first + n) of the rows of a piece, to a.
@@ -160,18 +158,15 @@ class BackwardPass {
     const FloatBuffer products(panel.rows * blocks);
     if (inner && (!a.data() || !dh.data() || !products.data())) return OUT_OF_MEMORY;
     const Rows rows{a.data(), dh.data(), products.data(), blocks};
-    Status status =
-        each_block<Kind>(panel, inner, 1, call_.width,
-                         [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
-                           activations(piece, first, n, block, buffer, from(rows, piece.first - panel.first));
-                         });
+    Status status = each_block<Kind>(panel, inner, 1, call_.width, [=](const Piece& piece, const auto&... of_block) {
+      activations(piece, of_block..., from(rows, piece.first - panel.first));
+    });
     if (status) return status;
     if (call_.dweights) sum_products(panel, rows);
     if (call_.dx) {
-      status = each_block<Kind>(panel, call_.width, 1, width,
-                                [=](const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer) {
-                                  inputs(piece, first, n, block, buffer, rows.dh + (piece.first - panel.first) * width);
-                                });
+      status = each_block<Kind>(panel, call_.width, 1, width, [=](const Piece& piece, const auto&... of_block) {
+        inputs(piece, of_block..., rows.dh + (piece.first - panel.first) * width);
+      });
       if (status) return status;
     }
     return weights(panel, rows);
