@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fusedops.ops.attention.arguments import Lengths
+
 INSTALL = "pip install 'flash-attn>=2.7' --no-build-isolation"
 #: The first release whose functions have the parameters below. Before 2.1 a causal mask was aligned at the upper left.
 SINCE_2, SINCE_3 = (2, 7), (3, 0)
@@ -39,22 +41,6 @@ class Band(NamedTuple):
     causal: bool
     left: int
     right: int
-
-
-class Lengths(NamedTuple):
-    """The bounds of packed sequences, as flash-attn takes them.
-
-    Attributes:
-        queries: (P + 1,), int32, contiguous.
-        keys: (P + 1,), int32, contiguous.
-        most_queries: a length that no sequence of queries passes.
-        most_keys: the same of keys.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    most_queries: int
-    most_keys: int
 
 
 class Installed(NamedTuple):

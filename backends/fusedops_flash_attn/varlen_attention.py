@@ -7,7 +7,6 @@ The limits and the corrections are those of ``attention.py``; these are for pack
   is read on the host for it. In release 2 such a row has an lse of inf, as has a row with NaN, whose out is not 0.
 - lse is (Nq, T) there. It is copied to the op's (T, Nq), and back for backward.
 - Bounds of int64 are converted, and bounds that fall or pass the end are moved, on the device.
-- With one query as the longest, release 2 takes as many queries as sequences for granted: 2 is passed then.
 
 The kernels need the longest lengths on the host. T is always right, and their grid has a block for each 128 rows of the
 longest length in each sequence and head: with B sequences B times as many blocks as have rows. So T is passed where the
@@ -28,10 +27,10 @@ from torch import Tensor
 
 from fusedops import Deviation, kernel, ops
 from fusedops.constraints import Capability, Dim, DType, Finite, Present, SameDims, Scalar, When
-from fusedops.ops.attention.arguments import most_of, parts_of
+from fusedops.ops.attention.arguments import Lengths, lengths_of, lse_of_flash
 from fusedops.ops.attention.formulas import scale_of
 from fusedops_flash_attn import _package
-from fusedops_flash_attn._package import Band, Lengths
+from fusedops_flash_attn._package import Band
 
 _LIMITS = (
     DType("q", torch.float16, torch.bfloat16),
@@ -83,9 +82,7 @@ def varlen_attention(
         return q.new_zeros(q.shape), q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
     call = _call(q, k, cu_seqlens_q, cu_seqlens_k, scale, causal, window)
     out, lse = _package.packed_forward(_aligned(q), _aligned(k), _aligned(v), *call)
-    lse = lse.transpose(0, 1).nan_to_num(math.nan, math.nan, math.nan)
-    empty = lse.isnan() & (out[..., 0] == 0)  # a row with NaN among its scores is NaN
-    return out.contiguous(), lse.masked_fill_(empty, -math.inf).contiguous()
+    return out.contiguous(), lse_of_flash(out, lse)
 
 
 @kernel(
@@ -145,15 +142,8 @@ def _call(
     causal: str,
     window: tuple[int, int] | None,
 ) -> _Call:
-    queries, keys = q.shape[0], k.shape[0]
-    parts = parts_of(cu_seqlens_q, cu_seqlens_k, queries, keys, causal, window)
-    most_q = most_of(cu_seqlens_q, queries, q.shape[1])
-    most_k = most_q if cu_seqlens_k is None else most_of(cu_seqlens_k, keys, q.shape[1])
-    # an open side is as long as the longest sequence of keys in release 2, which then is to be as long as the queries
-    most_k = max(most_q, most_k)
-    left, right = (-1, -1) if window is None else (min(size, most_k) for size in window)
-    lengths = Lengths(parts.queries, parts.keys, max(most_q, 2), most_k)
-    return _Call(lengths, Band(float(scale_of(q, scale)), causal != "none", left, right))
+    lengths = lengths_of(q, k, cu_seqlens_q, cu_seqlens_k, causal, window)
+    return _Call(lengths, Band(float(scale_of(q, scale)), causal != "none", lengths.left, lengths.right))
 
 
 def _aligned(tensor: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ sequence. What ``torch.nn.attention.varlen.varlen_attn`` does by a custom op is 
 - Queries that see no key, keys that no query sees, and rows of no sequence are sequences of their own here, without
   keys or without queries, for which 0 is written. Their lse is inf, as that of a row with NaN, whose out is not 0.
 - lse is (Nq, T) there. It is copied to the op's (T, Nq), and back for backward.
-- With one query as the longest, the kernel takes as many queries as sequences for granted: 2 is passed then.
 - The longest lengths may be read, for which the GPU is waited for: see ``most_of``.
 
 Source: torch 2.10 to 2.13, ``torch/nn/attention/varlen.py``; ``aten/src/ATen/native/transformers/cuda/``:
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from fusedops import Deviation, kernel, ops
 from fusedops.constraints import Capability, Dim, DType, Finite, Present, SameDims, Scalar, When
-from fusedops.ops.attention.arguments import most_of, parts_of
+from fusedops.ops.attention.arguments import lengths_of, lse_of_flash
 from fusedops.ops.attention.formulas import scale_of
 from fusedops_sdpa import _torch
 from fusedops_sdpa._corrections import zero_gradients
@@ -81,9 +80,7 @@ def varlen_attention(
         return q.new_zeros(q.shape), q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
     call = _Call.of(q, k, cu_seqlens_q, cu_seqlens_k, scale, causal, window)
     out, lse = _FLASH(_aligned(q), _aligned(k), _aligned(v), *call.lengths, 0.0, call.causal, False, **call.options)[:2]
-    lse = lse.transpose(0, 1).nan_to_num(math.nan, math.nan, math.nan)
-    empty = lse.isnan() & (out[..., 0] == 0)  # a row with NaN among its scores is NaN
-    return out.contiguous(), lse.masked_fill_(empty, -math.inf).contiguous()
+    return out.contiguous(), lse_of_flash(out, lse)
 
 
 @kernel(
@@ -150,14 +147,9 @@ class _Call(NamedTuple):
         causal: str,
         window: tuple[int, int] | None,
     ) -> _Call:
-        parts = parts_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], causal, window)
-        most_q = most_of(cu_seqlens_q, q.shape[0], q.shape[1])
-        most_k = most_q if cu_seqlens_k is None else most_of(cu_seqlens_k, k.shape[0], q.shape[1])
-        # beside a closed side an open one has the longest length of keys, which is to be that of queries too
-        most_k = max(most_q, most_k)
-        left, right = (-1, -1) if window is None else (min(size, most_k) for size in window)
-        options = {"scale": float(scale_of(q, scale)), "window_size_left": left, "window_size_right": right}
-        return _Call((parts.queries, parts.keys, max(most_q, 2), most_k), causal != "none", options)
+        given = lengths_of(q, k, cu_seqlens_q, cu_seqlens_k, causal, window)
+        options = {"window_size_left": given.left, "window_size_right": given.right}
+        return _Call(given[:4], causal != "none", {"scale": float(scale_of(q, scale)), **options})
 
 
 def _aligned(tensor: Tensor) -> Tensor:

@@ -232,3 +232,63 @@ def most_of(cu_seqlens: Tensor, rows: int, heads: int) -> int:
     if blocks <= MOST_BLOCKS or (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):
         return rows
     return cached_for(cu_seqlens, ("longest", rows), lambda: longest_of(cu_seqlens, rows))
+
+
+class Lengths(NamedTuple):
+    """Packed sequences as kernels of FlashAttention take them, whose results of each row are then the op's.
+
+    Attributes:
+        queries: (P + 1,), int32, contiguous.
+        keys: (P + 1,), int32, contiguous.
+        most_queries: a length that no sequence of queries passes.
+        most_keys: the same of keys.
+        left: keys before the diagonal that a query sees; -1 is every key.
+        right: the same after the diagonal.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    most_queries: int
+    most_keys: int
+    left: int
+    right: int
+
+
+def lengths_of(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    causal: str,
+    window: tuple[int, int] | None,
+) -> Lengths:
+    """Return the sequences of :func:`parts_of`, with numbers on the host that no length passes.
+
+    An open side of a window is as long as the longest sequence of keys in release 2, which then is to be as long as the
+    queries. With one query as the longest it takes as many queries as sequences for granted: 2 is passed then.
+
+    >>> import torch
+    >>> from fusedops.ops.attention.arguments import lengths_of
+    >>> q, bounds = torch.zeros(5, 1, 8), torch.tensor([0, 2, 5])
+    >>> lengths_of(q, q, bounds, None, "none", (3, 9))[2:]
+    (5, 5, 3, 5)
+    """
+    parts = parts_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], causal, window)
+    most_q = most_of(cu_seqlens_q, q.shape[0], q.shape[1])
+    most_k = max(most_q, most_q if cu_seqlens_k is None else most_of(cu_seqlens_k, k.shape[0], q.shape[1]))
+    left, right = (-1, -1) if window is None else (min(size, most_k) for size in window)
+    return Lengths(parts.queries, parts.keys, max(most_q, 2), most_k, left, right)
+
+
+def lse_of_flash(out: Tensor, lse: Tensor) -> Tensor:
+    """Return the op's lse, (T, Nq), of that of FlashAttention, (Nq, T).
+
+    There a row without keys has inf, as has a row with NaN among its scores, whose out (T, Nq, D) is not 0.
+
+    >>> import torch
+    >>> from fusedops.ops.attention.arguments import lse_of_flash
+    >>> lse_of_flash(torch.zeros(1, 2, 8), torch.tensor([[1.0], [torch.inf]]))
+    tensor([[1., -inf]])
+    """
+    lse = lse.transpose(0, 1).nan_to_num(torch.nan, torch.nan, torch.nan)
+    return lse.masked_fill_(lse.isnan() & (out[..., 0] == 0), -torch.inf).contiguous()
