@@ -57,6 +57,12 @@ def test_values(causal: Any, window: Any, read: bool, log: list[Call]) -> None:
     assert [lengths(call) for call in log] == [(8, 8) if read else (14, 14)] * 2 + [(7, 11) if read else (22, 27)] * 2
 
 
+def test_one_query(log: list[Call]) -> None:
+    """With one query as the longest, the kernels of release 2 have as many rows as sequences."""
+    assert_right("varlen_attention", *qkv(1, 5), torch.tensor([0, 1]), torch.tensor([0, 5]))
+    assert lengths(log[0]) == (2, 5)
+
+
 def test_a_row_without_a_key_is_0_whatever_its_gradient(log: list[Call]) -> None:
     tensors = [each.requires_grad_() for each in qkv(22, 27)]
     call = (*tensors, QUERIES, KEYS)

@@ -38,6 +38,11 @@ def test_values(blocks: int, causal: Any, window: Any, monkeypatch: pytest.Monke
     assert lengths == ([(14, 14)] * 2 + [(22, 27)] * 2 if blocks else [(8, 8)] * 2 + [(7, 11)] * 2)
 
 
+def test_one_query() -> None:
+    with sdpa_on_cuda(), fusedops.use(NAME, fallback="raise"):
+        assert_right("varlen_attention", *qkv(1, 5), torch.tensor([0, 1]), torch.tensor([0, 5]))
+
+
 def test_a_row_without_a_key_is_0_and_a_row_with_nan_is_nan() -> None:
     q, k, v = qkv(22, 27)
     k[12] = math.nan  # of the fourth sequence
