@@ -8,7 +8,8 @@
     unpack     The weight in float32, in chunks, for torch's product: of many rows of float32, of formats with a
                minimum, whose weights no 16-bit number has, and of the gradient of x, whose sum is over the scales.
 
-No product is rounded to less than float32, and no sum.
+No product is rounded to less than float32, and no sum: torch's product of ``unpack`` is in float32 as long as the
+program leaves ``torch.set_float32_matmul_precision`` at "highest".
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
