@@ -61,3 +61,14 @@ def test_a_score_that_underflows_has_no_gradient() -> None:
     size, limit = expected.gradients["logits"][0].abs(), expected.limits["gradient of logits"][0]
     assert 0 < size[0] < limit[0]  # 2.5e-39 / 8e-11: a score that is no normal number may be 0
     assert limit[2] < 1e-3 * size[2]
+
+
+def test_a_term_of_attention_may_be_scaled_before_it_is_rounded_to_bfloat16() -> None:
+    op, q = OPS["attention"], torch.zeros(1, 1, 1, 2, dtype=torch.bfloat16)
+    k = torch.tensor([[300.0, 1.0], [-300.0, 1.0]], dtype=torch.bfloat16).view(1, 1, 2, 2)
+    v = torch.tensor([[4.0], [-4.0]], dtype=torch.bfloat16).view(1, 1, 2, 1)
+    call = op.prepared(op.bind((), {"q": q, "k": k, "v": v, "scale": 1e-40}))
+    expected = testing.expected(op, call, grad=torch.ones(1, 1, 1, 1, dtype=torch.bfloat16))
+    size, limit = expected.gradients["q"].flatten().abs(), expected.limits["gradient of q"].flatten()
+    assert 0 < size[0] < limit[0]  # 300 * 4e-40: a scaled term is no normal number
+    assert limit[1] < 30 * torch.finfo(torch.bfloat16).smallest_normal

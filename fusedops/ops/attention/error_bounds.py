@@ -103,7 +103,11 @@ def gradient_error_bound(
     keys, queries = s.k.abs().clamp(min=1.0), s.q.abs().clamp(min=1.0)
     open_rows = ((terms @ keys) >= limit).any(-1, keepdim=True)
     open_keys = (formulas.summed(terms.transpose(-2, -1) @ queries, heads) >= limit).any(-1, keepdim=True)
-    dq, dk = (dq * factor).masked_fill(open_rows, math.inf), (dk * factor).masked_fill(open_keys, math.inf)
+    # a term may be scaled before it is rounded to 16 bits
+    least = (terms > 0).double() * (_least(q.dtype) * max(1.0 - factor, 0.0))
+    dq = dq * factor + least @ s.k.abs()
+    dk = dk * factor + formulas.summed(least.transpose(-2, -1) @ s.q.abs(), heads)
+    dq, dk = dq.masked_fill(open_rows, math.inf), dk.masked_fill(open_keys, math.inf)
     dk, dv = dk + blocks, dv + blocks
     seen = s.values if s.masked is None else s.values.masked_fill(s.masked, 0.0)
     given = all(bool(each.isfinite().all()) for each in (g, grad_lse, v, seen))
