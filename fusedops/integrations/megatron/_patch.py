@@ -80,6 +80,8 @@ _CALLERS = (
 
 # replacement and original of each function that is replaced, by its place
 _replaced: dict[tuple[str, str], tuple[Any, Any]] = {}
+# the names that are bound to an object: each with the variables of its module
+_Holders = list[tuple[dict[str, Any], str]]
 
 
 def patch(*, ops: Iterable[str] | None = None) -> Applied:
@@ -109,8 +111,15 @@ def patch(*, ops: Iterable[str] | None = None) -> Applied:
     chosen = _chosen(ops)
     for name in _CALLERS:
         core(name)
-    rows = [_outcome(target, chosen) for target in _TARGETS]
-    rows += [Row(kept.name, "", _count(_own(kept)), kept.why) for kept in _KEPT if _own(kept) is not None]
+    found = [(of, _own(of)) for of in (*_TARGETS, *_KEPT)]
+    holders = _holders(own for _, own in found if own is not None)
+    rows: list[Row] = []
+    for of, own in found:
+        bound = holders.get(id(own), [])
+        if isinstance(of, Target):
+            rows.append(_outcome(of, own, bound, chosen))
+        elif own is not None:
+            rows.append(Row(of.name, "", len(bound), of.why))
     return Applied(f"megatron-core {version()}", rows, remove, kind="function")
 
 
@@ -119,8 +128,9 @@ def remove() -> None:
 
     >>> remove()
     """
+    holders = _holders(replacement for replacement, _ in _replaced.values())
     for replacement, own in _replaced.values():
-        _rebind(replacement, own)
+        _rebind(holders[id(replacement)], own)
     _replaced.clear()
 
 
@@ -143,21 +153,22 @@ def _own(target: Target | Kept) -> Any:
         return None
 
 
-def _outcome(target: Target, chosen: set[str]) -> Row:
+def _outcome(target: Target, own: Any, holders: _Holders, chosen: set[str]) -> Row:
     """Replace a function, if it is Megatron's own and chosen, and return the row of the table."""
-    key, own = (target.module, target.name), _own(target)
+    key = (target.module, target.name)
     replacement, _ = _replaced.get(key, (None, None))
     if replacement is not None and own is replacement:
-        return Row(target.name, target.op, _count(replacement))
+        return Row(target.name, target.op, len(holders))
     if own is None:
         return Row(target.name, "", 0, f"megatron-core {version()} does not have it")
     if _module_of(own) != f"megatron.core.{target.module}":
-        return Row(target.name, "", _count(own), f"{_module_of(own)} has replaced it")
+        return Row(target.name, "", len(holders), f"{_module_of(own)} has replaced it")
     if target.op not in chosen:
-        return Row(target.name, "", _count(own), f"ops has no {target.op}")
+        return Row(target.name, "", len(holders), f"ops has no {target.op}")
     replacement = target.make(own)
     _replaced[key] = replacement, own
-    return Row(target.name, target.op, _rebind(own, replacement))
+    _rebind(holders, replacement)
+    return Row(target.name, target.op, len(holders))
 
 
 def _module_of(function: Any) -> str:
@@ -168,19 +179,20 @@ def _module_of(function: Any) -> str:
     return getattr(owner if isinstance(owner, type) else function, "__module__", "another library")
 
 
-def _holders(value: Any) -> list[tuple[dict[str, Any], str]]:
-    """Return the names of all modules that are bound to this very object."""
+def _holders(values: Iterable[Any]) -> dict[int, _Holders]:
+    """Return the names of all modules that are bound to each of these very objects, by ``id``.
+
+    One pass for all of them: a process that has imported Megatron has thousands of modules.
+    """
+    found: dict[int, _Holders] = {id(value): [] for value in values}
     modules: list[Any] = list(sys.modules.values())  # programs put other objects there too
-    names = [vars(module) for module in modules if isinstance(module, ModuleType)]
-    return [(each, name) for each in names for name, held in list(each.items()) if held is value]
+    for names in [vars(module) for module in modules if isinstance(module, ModuleType)]:
+        for name, held in list(names.items()):
+            if id(held) in found:
+                found[id(held)].append((names, name))
+    return found
 
 
-def _count(value: Any) -> int:
-    return len(_holders(value))
-
-
-def _rebind(old: Any, new: Any) -> int:
-    holders = _holders(old)
+def _rebind(holders: _Holders, new: Any) -> None:
     for names, name in holders:
         names[name] = new
-    return len(holders)

@@ -17,6 +17,7 @@ sequences of length 0; the fake refuses those with queries or with keys alone, w
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -144,7 +145,7 @@ def _masked_by(
         return values
     if mode not in (2, 3, 4):
         torch_npu._refuse(name, f"the fake supports sparse_mode 0, 2, 3 and 4; got {mode}.")
-    if tuple(mask.shape) != (2048, 2048) or not torch.equal(values, torch.ones_like(values).triu(1)):
+    if tuple(mask.shape) != (2048, 2048) or not torch.equal(_words(values), _triangle()):
         torch_npu._refuse(name, f"sparse_mode {mode} needs the triangle of 2048 x 2048.")
     if mode < 4:
         return offsets > (0 if mode == 2 else sk - sq)
@@ -152,6 +153,16 @@ def _masked_by(
         if side < 0 and (other < -side or -side >= size):
             torch_npu._refuse(name, f"pre_tockens {before} and next_tockens {after} must intersect.")
     return (offsets > after + sk - sq) | (-offsets > before + sq - sk)
+
+
+def _words(values: torch.Tensor) -> torch.Tensor:
+    """Return eight bool values as one number: a tenth of the time to compare four million of them."""
+    return values.contiguous().view(torch.int64)
+
+
+@cache
+def _triangle() -> torch.Tensor:
+    return _words(torch.ones(2048, 2048, dtype=torch.bool, device="cpu").triu(1))
 
 
 def require_saved(name: str, query: torch.Tensor, **tensors: torch.Tensor) -> None:
