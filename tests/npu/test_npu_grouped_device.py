@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from npu_vendor import DTYPES, REAL, npu_alone
 from right import assert_right
 
-import fusedops
-
-try:
-    import torch_npu as _vendor  # type: ignore[import-not-found]
-
-    REAL = bool(torch.npu.is_available())
-except Exception:  # absent, or without CANN
-    REAL = False
-if not REAL:
-    from ascend import ascend
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SCALE = 8 if REAL else 1
 
 
 @pytest.fixture(autouse=True)
 def torch_npu() -> Iterator[Any]:
     """The vendor's module; every call is served by the npu backend, or fails."""
-    with contextlib.nullcontext(_vendor) if REAL else ascend() as module, fusedops.use("npu", fallback="raise"):
+    with npu_alone() as module:
         yield module
 
 

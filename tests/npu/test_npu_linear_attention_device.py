@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from npu_vendor import REAL, npu_alone
 from right import assert_right
 
 import fusedops
-
-try:
-    import torch_npu as _vendor  # type: ignore[import-not-found]
-
-    REAL = bool(torch.npu.is_available())
-except Exception:  # absent, or without CANN
-    REAL = False
-if not REAL:
-    from ascend import ascend
 
 HALF = torch.bfloat16
 SIZE = 128 if REAL else 16
@@ -29,7 +20,7 @@ SIZE = 128 if REAL else 16
 @pytest.fixture(autouse=True)
 def torch_npu() -> Iterator[Any]:
     """The vendor's module; eager has the gradients."""
-    with contextlib.nullcontext(_vendor) if REAL else ascend() as module, fusedops.use("npu", fallback="silent"):
+    with npu_alone("silent") as module:
         yield module
 
 

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from npu_vendor import DTYPES, npu_alone
 from right import assert_right
 
 import fusedops
 
-try:
-    import torch_npu as _vendor  # type: ignore[import-not-found]
-
-    REAL = bool(torch.npu.is_available())
-except Exception:  # absent, or without CANN
-    REAL = False
-if not REAL:
-    from ascend import ascend
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DEEPSEEK_V3: dict[str, Any] = {"score": "sigmoid", "groups": 8, "top_groups": 4, "normalize": True, "scale": 2.5}
 
 
 @pytest.fixture(autouse=True)
 def torch_npu() -> Iterator[Any]:
     """The vendor's module; every call is served by the npu backend, or fails."""
-    with contextlib.nullcontext(_vendor) if REAL else ascend() as module, fusedops.use("npu", fallback="raise"):
+    with npu_alone() as module:
         yield module
 
 
