@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import calls, headline, measure
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import page as gpu_page
+from benchmarks.gpu import runner
 from benchmarks.gpu.packages import COMMIT, python_path
 from benchmarks.gpu.runner import Outcome, log_of, run_all
 from benchmarks.gpu.steps import Step, Target, phases
@@ -34,6 +35,13 @@ def python(name: str, code: str, seconds: float = 30.0, **fields: Any) -> Step:
     return Step(name, (sys.executable, "-c", code), seconds, **fields)
 
 
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill a step one second after its interrupt, which a shell's background processes ignore."""
+    monkeypatch.setattr(runner, "_GRACE", 1.0)
+
+
+@pytest.mark.usefixtures("short_grace")
 def test_no_step_depends_on_another_one(tmp_path: Path) -> None:
     child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     steps = [
@@ -41,7 +49,7 @@ def test_no_step_depends_on_another_one(tmp_path: Path) -> None:
             python("fails", "print('before'); raise SystemExit(3)"),
             Step("needs it", ("no-such-tool",), 1, {}, "no-such-tool"),
         ],
-        [python("hangs", f"{child}; print('began', flush=True); time.sleep(60)", 3.0)],
+        [python("hangs", f"{child}; print('began', flush=True); time.sleep(60)", 2.0)],
         [python("reads", "import os; print(os.environ['SHARED'], os.environ['OWN'])", environment={"OWN": "2"})],
         [Step("absent", (str(tmp_path / "none"),), 9), python("late", "print('late')")],
         [python("dies", "import os; os.abort()", restarts=2)],
@@ -63,9 +71,10 @@ def test_no_step_depends_on_another_one(tmp_path: Path) -> None:
     assert [name for name, one in outcomes.items() if one.is_bad] == ["fails", "hangs", "absent", "dies"]
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_what_has_no_time_left_is_skipped(tmp_path: Path) -> None:
     steps = [[python("first", "import time; time.sleep(60)")], [python("second", "print()")]]
-    outcomes = list(run_all(steps, os.environ, tmp_path, tmp_path, 1.0))
+    outcomes = list(run_all(steps, os.environ, tmp_path, tmp_path, 0.5))
     assert [(one.step, one.status) for one in outcomes] == [("first", "stopped"), ("second", "skipped")]
 
 
