@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-import flash_attn_standin
 import pytest
 import torch
-from attention_calls import random_call
+from attention_calls import served_calls
 from flash_attn_standin import NAME, Call
 from right import assert_right
 from torch import Tensor
 
 import fusedops
-from fusedops import attention, testing
+from fusedops import attention
 
-OP = testing.OPS["attention"]
 BF16 = torch.bfloat16
 Q, K, V = (
     torch.randn(2, n, s, 16, generator=torch.Generator().manual_seed(n + s)).to(BF16)
     for n, s in ((4, 6), (2, 6), (2, 6))
 )
-
-
-@pytest.fixture(params=[False, True], ids=["2", "3"])
-def log(request: pytest.FixtureRequest) -> Iterator[list[Call]]:
-    """The calls of the package, on a machine where the backend is first."""
-    with flash_attn_standin.flash_attn(three=request.param) as calls, fusedops.use(NAME, fallback="raise"):
-        yield calls
 
 
 def leaves(*tensors: Tensor) -> list[Tensor]:
@@ -39,19 +29,8 @@ def leaves(*tensors: Tensor) -> list[Tensor]:
 # --------------------------------------------------------------------------------------------------------------- values
 
 
-def check(seed: int) -> bool:
-    """Compare a random call with float64; False where the backend refuses it."""
-    call = random_call(seed, (torch.float16, BF16), masks=False)
-    if fusedops.explain(attention, **call).backend != NAME:
-        return False
-    with fusedops.use(f"{NAME},eager", fallback="silent"):  # eager has the gradient of lse
-        assert_right("attention", **call)
-    return True
-
-
 def test_random_calls(log: list[Call]) -> None:
-    taken = sum(check(seed) for seed in range(30))
-    assert taken >= 7
+    assert served_calls(NAME, 30, (torch.float16, BF16), masks=False) >= 7
     assert {call.function for call in log} == {"_flash_attn_forward", "_flash_attn_backward"}
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-import flash_attn_standin
 import pytest
 import torch
-from flash_attn_standin import NAME, Call
+from attention_calls import KEYS, QUERIES, SAME, packed
+from flash_attn_standin import Call
 from right import assert_right
-from torch import Tensor
 
 import fusedops
 from fusedops import varlen_attention
@@ -19,20 +17,6 @@ from fusedops.ops.attention import arguments
 from fusedops.ops.attention.arguments import parts_of
 
 BF16 = torch.bfloat16
-SAME = torch.tensor([0, 5, 5, 6, 14])
-QUERIES, KEYS = torch.tensor([2, 7, 9, 9, 16, 19, 20]), torch.tensor([1, 4, 4, 10, 21, 25, 25])
-
-
-@pytest.fixture(params=[False, True], ids=["2", "3"])
-def log(request: pytest.FixtureRequest) -> Iterator[list[Call]]:
-    """The calls of the package, on a machine where the backend is first."""
-    with flash_attn_standin.flash_attn(three=request.param) as calls, fusedops.use(NAME, fallback="raise"):
-        yield calls
-
-
-def qkv(queries: int, keys: int) -> list[Tensor]:
-    numbers = torch.Generator().manual_seed(queries + keys)
-    return [torch.randn(n, h, 16, generator=numbers).to(BF16) for n, h in ((queries, 4), (keys, 2), (keys, 2))]
 
 
 def lengths(call: Call) -> tuple[int, int]:
@@ -52,19 +36,19 @@ def read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
 def test_values(causal: Any, window: Any, read: bool, log: list[Call]) -> None:
     """Sequences without keys, without queries, of more queries than keys and of more keys; rows of no sequence."""
     options = {"causal": causal, "window": window}
-    assert_right("varlen_attention", *qkv(14, 14), SAME, **options)
-    assert_right("varlen_attention", *qkv(22, 27), QUERIES, KEYS, **options)
+    assert_right("varlen_attention", *packed(14, 14), SAME, **options)
+    assert_right("varlen_attention", *packed(22, 27), QUERIES, KEYS, **options)
     assert [lengths(call) for call in log] == [(8, 8) if read else (14, 14)] * 2 + [(7, 11) if read else (22, 27)] * 2
 
 
 def test_one_query(log: list[Call]) -> None:
     """With one query as the longest, the kernels of release 2 have as many rows as sequences."""
-    assert_right("varlen_attention", *qkv(1, 5), torch.tensor([0, 1]), torch.tensor([0, 5]))
+    assert_right("varlen_attention", *packed(1, 5), torch.tensor([0, 1]), torch.tensor([0, 5]))
     assert lengths(log[0]) == (2, 5)
 
 
 def test_a_row_without_a_key_is_0_whatever_its_gradient(log: list[Call]) -> None:
-    tensors = [each.requires_grad_() for each in qkv(22, 27)]
+    tensors = [each.requires_grad_() for each in packed(22, 27)]
     call = (*tensors, QUERIES, KEYS)
     with torch.no_grad():
         out, lse = varlen_attention(*call, causal="lower_right", return_lse=True)
@@ -84,7 +68,7 @@ def test_a_row_without_a_key_is_0_whatever_its_gradient(log: list[Call]) -> None
 
 
 def test_nan_is_in_the_rows_of_its_sequence_alone(log: list[Call]) -> None:
-    q, k, v = qkv(14, 14)
+    q, k, v = packed(14, 14)
     k[6] = math.nan
     tensors = [each.requires_grad_() for each in (q, k, v)]
     with torch.no_grad():
@@ -98,7 +82,7 @@ def test_nan_is_in_the_rows_of_its_sequence_alone(log: list[Call]) -> None:
 
 def test_bounds_that_fall_or_pass_the_end_are_moved(log: list[Call]) -> None:
     wrong, right = torch.tensor([0, 9, 7, 99]), torch.tensor([0, 9, 9, 14])
-    assert torch.equal(varlen_attention(*qkv(14, 14), wrong), varlen_attention(*qkv(14, 14), right))
+    assert torch.equal(varlen_attention(*packed(14, 14), wrong), varlen_attention(*packed(14, 14), right))
     assert all(each.dtype == torch.int32 for each in parts_of(right, right.int(), 14, 14, "none", (1, 1)))
 
 
@@ -107,7 +91,7 @@ def test_the_lengths_are_read_once_in_a_block_and_never_stale(log: list[Call], m
     real = arguments.longest_of
     monkeypatch.setattr(arguments, "MOST_BLOCKS", 0)
     monkeypatch.setattr(arguments, "longest_of", lambda *args: reads.append(1) or real(*args))
-    tensors, bounds = qkv(14, 14), SAME.clone()
+    tensors, bounds = packed(14, 14), SAME.clone()
     with fusedops.tensor_cache.reuse():
         for _ in range(3):
             varlen_attention(*tensors, bounds)
@@ -122,7 +106,7 @@ def test_the_lengths_are_read_once_in_a_block_and_never_stale(log: list[Call], m
 
 def test_layouts(log: list[Call]) -> None:
     """Heads first in memory, rows of an odd length, expanded heads: copied where the kernels cannot read them."""
-    q, k, v = qkv(14, 14)
+    q, k, v = packed(14, 14)
     first = [each.transpose(0, 1).contiguous().transpose(0, 1) for each in (q, k, v)]
     odd = [torch.cat((each, each[..., :1]), 2)[..., :16] for each in (q, k, v)]
     for tensors in (first, odd, [q, k[:, :1].expand(14, 2, 16), v]):
@@ -135,14 +119,14 @@ def test_layouts(log: list[Call]) -> None:
     ("changes", "text"),
     [
         ({"causal": "upper_left"}, "leave the upper left to another backend"),
-        ({"v": qkv(22, 27)[2][..., :8]}, "got dim 2 of v = 8, expected that of q, 16"),
+        ({"v": packed(22, 27)[2][..., :8]}, "got dim 2 of v = 8, expected that of q, 16"),
         ({"scale": 0.0}, "got scale = 0.0, expected a Python number of at least 1e-30"),
         ({"cu_seqlens_q": torch.zeros(32767).int(), "cu_seqlens_k": torch.zeros(32767).int()}, "at most 32766"),
     ],
     ids=["upper left", "values", "scale", "sequences"],
 )
 def test_what_the_package_does_not_take_is_refused(changes: dict[str, Any], text: str, log: list[Call]) -> None:
-    q, k, v = qkv(22, 27)
+    q, k, v = packed(22, 27)
     with pytest.raises(fusedops.NoBackendError) as error:
         varlen_attention(**{"q": q, "k": k, "v": v, "cu_seqlens_q": QUERIES, "cu_seqlens_k": KEYS, **changes})
     assert text in str(error.value)

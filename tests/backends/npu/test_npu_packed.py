@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_calls import KEYS, QUERIES, SAME, packed
 from right import assert_right
 from standin import npu_device
 from torch import Tensor
@@ -16,15 +17,9 @@ import fusedops
 from fusedops import TensorSpec, varlen_attention
 
 FORWARD, BACKWARD = "npu_fusion_attention", "npu_fusion_attention_grad"
+F32 = torch.float32
 OPEN = 2**31 - 1
-SAME = torch.tensor([0, 5, 5, 6, 14])
-QUERIES, KEYS = torch.tensor([2, 7, 9, 9, 16, 19, 20]), torch.tensor([1, 4, 4, 10, 21, 25, 25])
 ALL = ([5, 6, 14], [5, 6, 14])
-
-
-def qkv(queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    numbers = torch.Generator().manual_seed(queries + keys)
-    return [torch.randn(n, h, 16, generator=numbers).to(dtype) for n, h in ((queries, 4), (keys, 2), (keys, 2))]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +42,7 @@ def qkv(queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[Ten
 def test_an_alignment_or_a_window_is_a_mode(
     torch_npu: ModuleType, bounds: tuple[Tensor, ...], options: dict[str, Any], mode: Any, ends: Any
 ) -> None:
-    tensors = qkv(14, 14) if len(bounds) == 1 or bounds[0] is SAME else qkv(22, 27)
+    tensors = packed(14, 14, F32) if len(bounds) == 1 or bounds[0] is SAME else packed(22, 27, F32)
     with fusedops.use("npu", fallback="raise"):
         assert_right("varlen_attention", *tensors, *bounds, **options, device="npu")
     assert [made.name for made in torch_npu.calls] == [FORWARD, BACKWARD]
@@ -60,7 +55,7 @@ def test_an_alignment_or_a_window_is_a_mode(
 
 @pytest.mark.usefixtures("torch_npu")
 def test_a_row_without_a_key_is_0_whatever_its_gradient() -> None:
-    tensors = [each.to("npu").requires_grad_() for each in qkv(22, 27)]
+    tensors = [each.to("npu").requires_grad_() for each in packed(22, 27, F32)]
     call = (*tensors, QUERIES.to("npu"), KEYS.to("npu"))
     dead = [0, 1, 2, 3, 7, 8, 19, 20, 21]
     with fusedops.use("npu", fallback="raise"):
@@ -79,14 +74,14 @@ def test_a_row_without_a_key_is_0_whatever_its_gradient() -> None:
 
 @pytest.mark.parametrize("width", [16, 11])
 def test_narrower_values_are_padded(torch_npu: ModuleType, width: int) -> None:
-    q, k, v = qkv(14, 14, torch.bfloat16)
+    q, k, v = packed(14, 14)
     with fusedops.use("npu", fallback="raise"):
         assert_right("varlen_attention", q, k, v[..., :width], SAME, causal=True, device="npu")
     assert torch_npu.calls[0].shapes[:3] == ((14, 4, 16), (14, 2, 16), (14, 2, 16))
 
 
 def test_the_bounds_are_read_once_in_a_block_and_never_stale(torch_npu: ModuleType) -> None:
-    tensors, bounds = [each.to("npu") for each in qkv(14, 14)], SAME.to("npu")
+    tensors, bounds = [each.to("npu") for each in packed(14, 14, F32)], SAME.to("npu")
     with fusedops.use("npu", fallback="raise"):
         with fusedops.tensor_cache.reuse():
             varlen_attention(*tensors, bounds)

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 import sdpa_standin
 import torch
-from attention_calls import random_call
+from attention_calls import served_calls
 from right import assert_right
-from sdpa_standin import NAME, Call
+from sdpa_standin import CUDNN, NAME, Call
 from torch import Tensor
 
 import fusedops
-from fusedops import TensorSpec, attention, testing
+from fusedops import TensorSpec, attention
 from fusedops_sdpa import attention_cuda
 
-OP = testing.OPS["attention"]
 BF16 = torch.bfloat16
 FLASH, EFFICIENT = ["flash", "flash_backward"], ["efficient", "efficient_backward"]
 
@@ -134,20 +133,8 @@ def test_adaptations_have_their_bytes(call: dict[str, Any], bytes_of: dict[str, 
 # --------------------------------------------------------------------------------------------------------------- values
 
 
-def check(seed: int) -> bool:
-    """Compare a random call with float64; False where the backend refuses it."""
-    call = random_call(seed, (torch.float32, torch.float16, BF16))
-    if not all(bool(call[name].isfinite().all()) for name in OP.differentiable):  # deviation nonfinite-under-mask
-        return False
-    if fusedops.explain(attention, **call).backend != NAME:
-        return False
-    with fusedops.use(f"{NAME},eager", fallback="silent"):  # eager has the gradient of lse
-        assert_right("attention", **call)
-    return True
-
-
 def test_random_calls(log: list[Call]) -> None:
-    taken = sum(check(seed) for seed in range(200))
+    taken = served_calls(NAME, 200, (torch.float32, torch.float16, BF16))
     assert taken >= 20, taken
     assert {call.function for call in log} == {*FLASH, *EFFICIENT}
 
@@ -187,25 +174,29 @@ def test_before_compute_capability_8_efficient_computes() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_rows_that_see_no_key(causal: bool, log: list[Call]) -> None:
-    q, k, v = qkv(torch.float32)
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.float32, "efficient"), (BF16, "cudnn")], ids=str)
+def test_rows_that_see_no_key(dtype: torch.dtype, kernel: str, causal: bool) -> None:
+    q, k, v = qkv(dtype)
     mask = torch.zeros(2, 1, 6, 6, dtype=torch.bool)
     mask[0, :, 2], mask[1, :, :, 0] = True, True  # one row; the first key, which is the only one of a causal first row
     dead = mask.all(-1).expand(2, 4, 6).clone()
     dead[1, :, 0] = causal
-    out, lse = attention(q, k, v, mask, causal=causal, return_lse=True)
-    assert bool((out[dead] == 0).all())
-    assert bool((lse[dead] == -math.inf).all())
-    assert bool(out.isfinite().all())
-    assert bool(lse[~dead].isfinite().all())
-    tensors = leaves(q, k, v)
-    grad = torch.randn(out.shape)
-    out = attention(*tensors, mask, causal=causal)
-    clean = torch.autograd.grad(out, tensors, grad, retain_graph=True)
-    grad[dead] = math.nan  # reaches no gradient
-    for one, other in zip(clean, torch.autograd.grad(out, tensors, grad)):
-        assert torch.equal(one, other)
-    assert bool((clean[0][dead] == 0).all())
+    choice = {"choice": CUDNN} if kernel == "cudnn" else {}
+    with sdpa_standin.sdpa_on_cuda(**choice) as log, fusedops.use(NAME, fallback="raise"):
+        out, lse = attention(q, k, v, mask, causal=causal, return_lse=True)
+        assert bool((out[dead] == 0).all())
+        assert bool((lse[dead] == -math.inf).all())
+        assert bool(out.isfinite().all())
+        assert bool(lse[~dead].isfinite().all())
+        tensors = leaves(q, k, v)
+        grad = torch.randn(out.shape).to(dtype)
+        out = attention(*tensors, mask, causal=causal)
+        clean = torch.autograd.grad(out, tensors, grad, retain_graph=True)
+        grad[dead] = math.nan  # reaches no gradient
+        for one, other in zip(clean, torch.autograd.grad(out, tensors, grad)):
+            assert torch.equal(one, other)
+        assert bool((clean[0][dead] == 0).all())
+    assert [call.function for call in log][-3:] == [kernel, f"{kernel}_backward", f"{kernel}_backward"]
 
 
 def test_dead_rows_are_computed_in_the_size_of_the_mask(log: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:

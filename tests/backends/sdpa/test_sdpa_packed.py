@@ -7,22 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from attention_calls import KEYS, QUERIES, SAME, packed
 from right import assert_right
 from sdpa_standin import NAME, sdpa_on_cuda
-from torch import Tensor
 
 import fusedops
 from fusedops import varlen_attention
 from fusedops.ops.attention import arguments
-
-SAME = torch.tensor([0, 5, 5, 6, 14])
-QUERIES, KEYS = torch.tensor([2, 7, 9, 9, 16, 19, 20]), torch.tensor([1, 4, 4, 10, 21, 25, 25])
-
-
-def qkv(queries: int, keys: int) -> list[Tensor]:
-    numbers = torch.Generator().manual_seed(queries + keys)
-    shapes = ((queries, 4, 16), (keys, 2, 16), (keys, 2, 16))
-    return [torch.randn(shape, generator=numbers).to(torch.bfloat16) for shape in shapes]
 
 
 @pytest.mark.parametrize("window", [None, (2, 0), (1, 5), (7, 3), (2**62, 2), (3, 2**62)], ids=str)
@@ -32,19 +23,19 @@ def test_values(blocks: int, causal: Any, window: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(arguments, "MOST_BLOCKS", blocks)
     options = {"causal": causal, "window": window}
     with sdpa_on_cuda() as log, fusedops.use(NAME, fallback="raise"):
-        assert_right("varlen_attention", *qkv(14, 14), SAME, **options)
-        assert_right("varlen_attention", *qkv(22, 27), QUERIES, KEYS, **options)
+        assert_right("varlen_attention", *packed(14, 14), SAME, **options)
+        assert_right("varlen_attention", *packed(22, 27), QUERIES, KEYS, **options)
     lengths = [call.args[5:7] if call.function == "forward" else call.args[8:10] for call in log]
     assert lengths == ([(14, 14)] * 2 + [(22, 27)] * 2 if blocks else [(8, 8)] * 2 + [(7, 11)] * 2)
 
 
 def test_one_query() -> None:
     with sdpa_on_cuda(), fusedops.use(NAME, fallback="raise"):
-        assert_right("varlen_attention", *qkv(1, 5), torch.tensor([0, 1]), torch.tensor([0, 5]))
+        assert_right("varlen_attention", *packed(1, 5), torch.tensor([0, 1]), torch.tensor([0, 5]))
 
 
 def test_a_row_without_a_key_is_0_and_a_row_with_nan_is_nan() -> None:
-    q, k, v = qkv(22, 27)
+    q, k, v = packed(22, 27)
     k[12] = math.nan  # of the fourth sequence
     with sdpa_on_cuda(), fusedops.use(NAME, fallback="raise"):
         out, lse = varlen_attention(q, k, v, QUERIES, KEYS, causal="lower_right", return_lse=True)

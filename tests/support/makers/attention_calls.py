@@ -1,4 +1,4 @@
-"""Random calls of attention: grouped heads, odd lengths, masks of every shape, alignments, windows, unseen NaN."""
+"""Calls of attention: random ones, of grouped heads, odd lengths, masks of every shape, unseen NaN; packed ones."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import random
 from typing import Any
 
 import torch
+from right import assert_right
 from torch import Tensor
+
+import fusedops
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LENGTHS = (1, 2, 3, 7, 16, 17, 33, 64, 65, 100)
+# of packed sequences: without keys, without queries, of more queries than keys and of more keys; rows of no sequence
+SAME = torch.tensor([0, 5, 5, 6, 14])
+QUERIES, KEYS = torch.tensor([2, 7, 9, 9, 16, 19, 20]), torch.tensor([1, 4, 4, 10, 21, 25, 25])
 NAMES = ("q", "k", "v", "mask", "scale", "causal", "window", "return_lse")
 
 
@@ -71,3 +77,23 @@ def random_call(seed: int, dtypes: tuple[torch.dtype, ...] = DTYPES, masks: bool
             fill = dice.choice((float("nan"), float("inf"), -float("inf")))
             call[name] = call[name].masked_fill(unseen[..., None], fill)
     return call
+
+
+def packed(queries: int, keys: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    """Return q of 4 heads, and k and v of 2."""
+    numbers = torch.Generator().manual_seed(queries + keys)
+    return [torch.randn(rows, n, 16, generator=numbers).to(dtype) for rows, n in ((queries, 4), (keys, 2), (keys, 2))]
+
+
+def served_calls(backend: str, seeds: int, dtypes: tuple[torch.dtype, ...], masks: bool = True) -> int:
+    """Compare random calls with float64; return how many of them the backend takes."""
+    taken = 0
+    for seed in range(seeds):
+        call = random_call(seed, dtypes, masks)
+        if masks and not all(bool(call[name].isfinite().all()) for name in "qkv"):  # deviation nonfinite-under-mask
+            continue
+        if fusedops.explain("attention", **call).backend == backend:
+            taken += 1
+            with fusedops.use(f"{backend},eager", fallback="silent"):  # eager has the gradient of lse
+                assert_right("attention", **call)
+    return taken
