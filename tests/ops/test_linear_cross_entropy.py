@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from calls import linear_call
 from pairwise import pairwise
 from standin import installed
 from torch import Tensor
@@ -16,16 +17,6 @@ from fusedops import InvalidInputError
 from fusedops.ops import linear_cross_entropy
 
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
-
-
-def call(dtype: torch.dtype = F32, rows: tuple[int, ...] = (3, 7), size: int = 33, classes: int = 57) -> list[Tensor]:
-    """Return x, weight, target and bias; two rows are ignored."""
-    numbers = torch.Generator().manual_seed(1)
-    x, weight = (torch.randn(*shape, generator=numbers) for shape in ((*rows, size), (classes, size)))
-    bias = torch.randn(classes, generator=numbers)
-    target = torch.randint(classes, rows, generator=numbers)
-    target.view(-1)[1::9] = -100
-    return [x.to(dtype), weight.to(dtype), target, bias.to(dtype)]
 
 
 def of_torch(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
@@ -44,7 +35,7 @@ def of_torch(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, **o
 def test_it_is_torchs_chain(
     dtype: torch.dtype, reduction: str, smoothing: float, with_bias: bool, chunk: int | None
 ) -> None:
-    x, weight, target, bias = call(dtype)
+    x, weight, target, bias = linear_call(dtype)
     leaves = [tensor.requires_grad_() for tensor in (x, weight, *([bias] if with_bias else []))]
     args = (x, weight, target, bias if with_bias else None)
     options: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
@@ -63,7 +54,7 @@ def test_it_is_torchs_chain(
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_the_gradients_are_those_of_differences(reduction: str) -> None:
-    x, weight, target, bias = call(F64, (5,), 4, 6)
+    x, weight, target, bias = linear_call(F64, (5,), 4, 6)
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
 
     def loss(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -76,7 +67,7 @@ def test_the_gradients_are_those_of_differences(reduction: str) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_second_backward_gives_the_same_bits_and_no_input_is_written(reduction: str) -> None:
-    x, weight, target, bias = call()
+    x, weight, target, bias = linear_call()
     before = [tensor.clone() for tensor in (x, weight, target, bias)]
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     loss = linear_cross_entropy(x, weight, target, bias, reduction=reduction, chunk=4)
@@ -91,7 +82,7 @@ def test_a_second_backward_gives_the_same_bits_and_no_input_is_written(reduction
 
 
 def test_a_hook_that_keeps_the_saved_tensors_finds_them_unchanged() -> None:
-    x, weight, target, _ = call()
+    x, weight, target, _ = linear_call()
     kept: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -108,7 +99,7 @@ def test_a_hook_that_keeps_the_saved_tensors_finds_them_unchanged() -> None:
 
 def test_gradients_that_are_not_wanted_are_not_computed() -> None:
     """With a frozen weight, as in fine-tuning by LoRA, forward saves no gradient of its size."""
-    x, weight, target, _ = call()
+    x, weight, target, _ = linear_call()
     sizes: list[torch.Size] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -126,7 +117,7 @@ def test_gradients_that_are_not_wanted_are_not_computed() -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_all_rows_ignored_is_0_with_gradient_0(reduction: str) -> None:
     """torch's mean of no rows is NaN, which ends a run."""
-    x, weight, target, bias = call()
+    x, weight, target, bias = linear_call()
     target.fill_(-100)
     x[0, 0] = float("nan")
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
@@ -138,7 +129,7 @@ def test_all_rows_ignored_is_0_with_gradient_0(reduction: str) -> None:
 
 
 def test_nan_in_an_ignored_row_reaches_nothing() -> None:
-    x, weight, target, bias = call()
+    x, weight, target, bias = linear_call()
     broken = x.clone()
     broken[target == -100] = float("nan")
     for one, other in zip(_results(x, weight, target, bias), _results(broken, weight, target, bias)):
@@ -147,7 +138,7 @@ def test_nan_in_an_ignored_row_reaches_nothing() -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "triton"])
 def test_the_gradient_of_an_ignored_row_is_open_beside_a_weight_of_nan(backend: str) -> None:
-    x, weight, target, _ = call()
+    x, weight, target, _ = linear_call()
     weight[3, 5] = float("nan")
     with fusedops.verify("reference"):  # 0 where the product leaves the row out, else NaN
         loss = linear_cross_entropy(x.requires_grad_(), weight, target, backend=backend)
@@ -161,17 +152,19 @@ def _results(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor) -> list[Te
 
 
 @pytest.mark.parametrize("wrong", [-1, 57, 2**40])
-def test_a_target_out_of_range_is_an_error_on_a_cpu(wrong: int) -> None:
-    x, weight, target, _ = call()
+@pytest.mark.parametrize("op", [linear_cross_entropy, fusedops.linear_log_probs])
+def test_a_target_out_of_range_is_an_error_on_a_cpu(op: Any, wrong: int) -> None:
+    x, weight, target, _ = linear_call()
     target[0, 0] = wrong
-    with pytest.raises(InvalidInputError, match=rf"got target {wrong}, expected one in \[0, 57\) or ignore_index"):
-        linear_cross_entropy(x, weight, target)
+    text = rf"{op.__name__}: got target {wrong}, expected one in \[0, 57\) or ignore_index"
+    with pytest.raises(InvalidInputError, match=text):
+        op(x, weight, target)
     target[target == -100] = wrong
-    assert linear_cross_entropy(x, weight, target, ignore_index=wrong).isfinite()
+    assert op(x, weight, target, ignore_index=wrong).isfinite().all()
 
 
 def test_a_denominator_is_a_number_or_a_tensor() -> None:
-    x, weight, target, _ = call()
+    x, weight, target, _ = linear_call()
     total = linear_cross_entropy(x, weight, target, reduction="sum")
     for denominator in (8, 8.0, torch.tensor(8.0), torch.tensor([8.0], dtype=F64)):
         torch.testing.assert_close(linear_cross_entropy(x, weight, target, denominator=denominator), total / 8)
@@ -181,7 +174,7 @@ def test_a_denominator_is_a_number_or_a_tensor() -> None:
 
 def test_accumulated_parts_are_the_whole() -> None:
     """With the count of the whole batch as denominator, the losses of its parts add up to the mean."""
-    x, weight, target, bias = call(rows=(12,))
+    x, weight, target, bias = linear_call(rows=(12,))
     count = (target != -100).sum().float()
     whole = linear_cross_entropy(x, weight, target, bias)
     parts = [
@@ -192,7 +185,7 @@ def test_accumulated_parts_are_the_whole() -> None:
 
 def test_a_scaled_loss_of_float16_keeps_its_small_gradients() -> None:
     """The gradients of a mean over many rows are below float16's numbers before a loss scale is multiplied in."""
-    x, weight, target, _ = call(torch.float16, (4096,), 8, 57)
+    x, weight, target, _ = linear_call(torch.float16, (4096,), 8, 57)
     scaled = 2.0**16 * linear_cross_entropy(x.requires_grad_(), weight / 256, target)
     (got,) = torch.autograd.grad(scaled, [x])
     wide = x.detach().double().requires_grad_()
@@ -201,22 +194,8 @@ def test_a_scaled_loss_of_float16_keeps_its_small_gradients() -> None:
     assert error < 2e-3
 
 
-def test_torch_compile_has_one_graph() -> None:
-    x, weight, target, bias = call()
-    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
-
-    def loss(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return 2 * linear_cross_entropy(x, weight, target, bias, softcap=5.0)
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    got, want = compiled(*leaves), loss(*leaves)
-    torch.testing.assert_close(got, want)
-    for one, other in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(want, leaves)):
-        torch.testing.assert_close(one, other)
-
-
 def test_the_module_is_linear_with_the_loss() -> None:
-    x, _, target, _ = call()
+    x, _, target, _ = linear_call()
     linear = torch.nn.Linear(33, 57)
     module = fusedops.nn.LinearCrossEntropyLoss(33, 57, bias=True, label_smoothing=0.1, chunk=4)
     module.load_state_dict(linear.state_dict())
@@ -227,7 +206,7 @@ def test_the_module_is_linear_with_the_loss() -> None:
 
 
 def test_verify_takes_the_op_in_training() -> None:
-    x, weight, target, bias = call()
+    x, weight, target, bias = linear_call()
     with fusedops.verify("reference") as report:
         for leaves in ((x, weight, bias), (x,), (weight,)):
             for tensor in (x, weight, bias):
@@ -241,7 +220,7 @@ def test_verify_takes_the_op_in_training() -> None:
 def test_a_smoothing_below_the_normal_numbers_of_float32(dtype: torch.dtype, backend: str) -> None:
     gradients: list[Tensor] = []
     for smoothing in (0.0, 1e-40):
-        x, weight, target, _ = call(dtype)
+        x, weight, target, _ = linear_call(dtype)
         weight.requires_grad_()
         loss = linear_cross_entropy(x, weight, target, label_smoothing=smoothing, backend=backend)
         gradients += torch.autograd.grad(loss, weight)
@@ -249,7 +228,7 @@ def test_a_smoothing_below_the_normal_numbers_of_float32(dtype: torch.dtype, bac
 
 
 def test_the_arithmetic_of_a_float64_x_and_a_float32_weight_is_in_float64_off_the_cpu_too() -> None:
-    (x, weight, target, bias), results = call(F64), []
+    (x, weight, target, bias), results = linear_call(F64), []
     with installed():
         for device in ("cpu", "npu"):
             tensors = [each.to(device) for each in (x, weight.float(), target, bias)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from calls import linear_call
 from pairwise import pairwise
 from standin import installed
 from torch import Tensor
@@ -15,16 +16,6 @@ from fusedops import InvalidInputError
 from fusedops.ops import linear_log_probs
 
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
-
-
-def call(dtype: torch.dtype = F32, rows: tuple[int, ...] = (3, 7), size: int = 33, classes: int = 57) -> list[Tensor]:
-    """Return x, weight, target and bias; two rows are ignored."""
-    numbers = torch.Generator().manual_seed(1)
-    x, weight = (torch.randn(*shape, generator=numbers) for shape in ((*rows, size), (classes, size)))
-    bias = torch.randn(classes, generator=numbers)
-    target = torch.randint(classes, rows, generator=numbers)
-    target.view(-1)[1::9] = -100
-    return [x.to(dtype), weight.to(dtype), target, bias.to(dtype)]
 
 
 def of_torch(
@@ -48,7 +39,7 @@ def of_torch(
 def test_it_is_torchs_chain(
     dtype: torch.dtype, temperature: float, softcap: float | None, with_bias: bool, classes: int, output: str
 ) -> None:
-    x, weight, target, bias = call(dtype, classes=classes)
+    x, weight, target, bias = linear_call(dtype, classes=classes)
     leaves = [tensor.requires_grad_() for tensor in (x, weight, *([bias] if with_bias else []))]
     args = (x, weight, target, bias if with_bias else None)
     options: dict[str, Any] = {"temperature": temperature, "softcap": softcap}
@@ -71,7 +62,7 @@ def test_it_is_torchs_chain(
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_the_gradients_are_those_of_differences(softcap: float | None) -> None:
-    x, weight, target, bias = call(F64, (5,), 4, 6)
+    x, weight, target, bias = linear_call(F64, (5,), 4, 6)
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
 
     def results(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +74,7 @@ def test_the_gradients_are_those_of_differences(softcap: float | None) -> None:
 
 @pytest.mark.parametrize("classes", [50257, 200_003])
 def test_a_vocabulary_of_any_size(classes: int) -> None:
-    x, weight, target, _ = call(F32, (9,), 8, classes)
+    x, weight, target, _ = linear_call(F32, (9,), 8, classes)
     leaves = [x.requires_grad_(), weight.requires_grad_()]
     results, want = linear_log_probs(x, weight, target, return_entropy=True), of_torch(x, weight, target, None, 1, None)
     torch.testing.assert_close([each.double() for each in results], [*want], rtol=5e-6, atol=5e-6)
@@ -100,7 +91,7 @@ def test_a_vocabulary_of_any_size(classes: int) -> None:
 @pytest.mark.parametrize("backend", ["eager", "cpu", "triton"])
 def test_the_largest_vocabulary_with_every_option(backend: str) -> None:
     """Both results and each alone; two rows are ignored."""
-    x, weight, target, bias = call(F32, (12,), 8, 200_003)
+    x, weight, target, bias = linear_call(F32, (12,), 8, 200_003)
     leaves = [x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]
     options: dict[str, Any] = {"temperature": 0.6, "softcap": 20.0}
     results = linear_log_probs(x, weight, target, bias, **options, return_entropy=True, backend=backend)
@@ -121,7 +112,7 @@ def test_the_largest_vocabulary_with_every_option(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["eager", "triton"])
 def test_a_class_that_is_left_out_adds_0(backend: str) -> None:
     """A bias of -inf, as masks of a vocabulary are: p is 0, and p times its logarithm too."""
-    x, weight, target, bias = call()
+    x, weight, target, bias = linear_call()
     bias[::2] = -torch.inf
     target = torch.where(target == -100, target, target // 2 * 2 + 1).clamp(max=55)
     target[0, 0] = 2  # left out
@@ -143,7 +134,7 @@ def test_a_class_that_is_left_out_adds_0(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "triton"])
 def test_an_ignored_row_is_0_and_nothing_in_it_reaches_anything(backend: str) -> None:
-    x, weight, target, bias = call()
+    x, weight, target, bias = linear_call()
     leaves = [x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]
     broken = x.detach().clone()
     broken[target == -100] = torch.nan
@@ -157,25 +148,15 @@ def test_an_ignored_row_is_0_and_nothing_in_it_reaches_anything(backend: str) ->
     assert all(map(torch.equal, *each))
 
 
-@pytest.mark.parametrize("wrong", [-1, 57, 2**40])
-def test_a_target_out_of_range_is_an_error_on_a_cpu(wrong: int) -> None:
-    x, weight, target, _ = call()
-    target[0, 0] = wrong
-    with pytest.raises(InvalidInputError, match=rf"linear_log_probs: got target {wrong}, expected one in \[0, 57\) or"):
-        linear_log_probs(x, weight, target)
-    target[target == -100] = wrong
-    assert linear_log_probs(x, weight, target, ignore_index=wrong).isfinite().all()
-
-
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), torch.tensor(1.0), None])
 def test_a_temperature_is_a_positive_number(temperature: Any) -> None:
-    x, weight, target, _ = call()
+    x, weight, target, _ = linear_call()
     with pytest.raises(InvalidInputError, match="temperature"):
         linear_log_probs(x, weight, target, temperature=temperature)
 
 
 def test_on_a_device_a_target_out_of_range_is_nan() -> None:
-    x, weight, target, bias = call(rows=(5,))
+    x, weight, target, bias = linear_call(rows=(5,))
     target[2] = 57
     with installed():
         given = [each.to("npu") for each in (x, weight, target, bias)]
@@ -193,35 +174,10 @@ def test_on_a_device_a_target_out_of_range_is_nan() -> None:
 
 
 def test_the_gradients_of_minus_the_log_probabilities_are_those_of_linear_cross_entropy() -> None:
-    x, weight, target, bias = call()
+    x, weight, target, bias = linear_call()
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     loss = fusedops.linear_cross_entropy(*leaves[:2], target, bias, softcap=5.0, reduction="sum")
     ours = -linear_log_probs(*leaves[:2], target, bias, softcap=5.0).sum()
     torch.testing.assert_close(ours, loss)
     for got, want in zip(torch.autograd.grad(ours, leaves), torch.autograd.grad(loss, leaves)):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-
-
-def test_torch_compile_has_one_graph() -> None:
-    x, weight, target, bias = call()
-    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
-
-    def loss(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        logp, entropy = linear_log_probs(x, weight, target, bias, temperature=0.8, return_entropy=True)
-        return logp.sum() + entropy.square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    got, want = compiled(*leaves), loss(*leaves)
-    torch.testing.assert_close(got, want)
-    for one, other in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(want, leaves)):
-        torch.testing.assert_close(one, other)
-
-
-def test_verify_takes_the_op_in_training() -> None:
-    x, weight, target, bias = call()
-    with fusedops.verify("reference") as report:
-        for leaves in ((x, weight, bias), (x,), (weight,)):
-            for tensor in (x, weight, bias):
-                tensor.requires_grad_(any(tensor is leaf for leaf in leaves))
-            linear_log_probs(x, weight, target, bias, temperature=0.5, return_entropy=True)[1].sum().backward()
-    assert report.mismatches == 0

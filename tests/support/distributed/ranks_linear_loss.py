@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -27,51 +28,66 @@ def placed(ways: list[Any], rows: bool, classes: bool) -> list[Placement]:
     return [(Shard(0) if classes else Replicate()) if way == CLASS else way if rows else Replicate() for way in ways]
 
 
-def compare(mesh: DeviceMesh, ways: list[Any], backend: str, **options: Any) -> dict[str, int]:
+def compare(
+    mesh: DeviceMesh, ways: list[Any], backend: str, op: Any = fusedops.linear_cross_entropy, **options: Any
+) -> dict[str, int]:
     """Compare a call on DTensors with the whole, forward and backward, and return what is sent."""
-    x, target = torch.randn(3, 4, 6), torch.randint(CLASSES, (3, 4))
+    x, target = torch.randn(3, 4, 6), torch.randint(CLASSES - 1, (3, 4))
     target[0, 1] = target[2, 2] = -100
     weight, bias = torch.randn(CLASSES, 6), torch.randn(CLASSES)
+    if op is fusedops.linear_log_probs:
+        bias[-1] = -torch.inf  # a class that is left out: on the last rank, and no target
     whole = [each.clone().requires_grad_() for each in (x, weight, bias)]
-    loss = fusedops.linear_cross_entropy(whole[0], whole[1], target, whole[2], **options)
-    grad = torch.arange(1.0, loss.numel() + 1).view(loss.shape)
-    loss.backward(grad)
+    results = _each(op(whole[0], whole[1], target, whole[2], **options))
+    grads = [torch.randn(y.shape) for y in results]
+    torch.autograd.backward(results, grads)
     of_rows, of_classes = placed(ways, True, False), placed(ways, False, True)
     places = (of_rows, of_classes, of_classes)
     cut = [distribute_tensor(t, mesh, p).requires_grad_() for t, p in zip((x, weight, bias), places)]
-    of_loss = of_rows if loss.dim() else [Replicate()] * mesh.ndim
-    cut_grad = distribute_tensor(grad, mesh, of_loss)
+    of_y = of_rows if results[0].dim() else [Replicate()] * mesh.ndim
+    cut_grads = [distribute_tensor(grad, mesh, of_y) for grad in grads]
     parts = distribute_tensor(target, mesh, of_rows)
     with CommDebugMode() as sent:
-        found = fusedops.linear_cross_entropy(cut[0], cut[1], parts, cut[2], backend=backend, **options)
-        found.backward(cut_grad)
+        found = _each(op(cut[0], cut[1], parts, cut[2], backend=backend, **options))
+        torch.autograd.backward(found, cut_grads)
     what = f"{ways} {backend} {options}"
-    assert list(found.placements) == of_loss, what
-    torch.testing.assert_close(found.full_tensor(), loss.detach(), rtol=5e-6, atol=5e-6, msg=lambda m: f"{what}: {m}")
+    for mine, theirs in zip(found, results, strict=True):
+        assert list(mine.placements) == of_y, what
+        close(mine, theirs.detach(), what, rtol=5e-6, atol=5e-6)
     of_x = [Partial() if way == CLASS else way for way in ways]
     of_weight = [Shard(0) if way == CLASS else Partial() for way in ways]
     for name, mine, theirs, placements in zip(("x", "weight", "bias"), cut, whole, (of_x, of_weight, of_weight)):
         assert list(mine.grad.placements) == placements, f"{what}: {name}"
-        error = f"{what}: {name}: "
-        torch.testing.assert_close(
-            mine.grad.full_tensor(), theirs.grad, rtol=1e-5, atol=1e-5, msg=lambda m, error=error: error + m
-        )
+        close(mine.grad, theirs.grad, f"{what}: {name}", rtol=1e-5, atol=1e-5)
     return counted(sent)
+
+
+def close(found: Any, wanted: Tensor, what: str, **tolerances: float) -> None:
+    """Assert that a DTensor is near to the whole tensor."""
+    torch.testing.assert_close(found.full_tensor(), wanted, msg=lambda text: f"{what}: {text}", **tolerances)
+
+
+def _each(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (results,) if isinstance(results, Tensor) else results
+
+
+def of_ways(mesh: DeviceMesh) -> Iterator[tuple[DeviceMesh, list[Way]]]:
+    """Yield the ways to cut rows or classes; of four ranks also both at once."""
+    yield from ((mesh, [way]) for way in (*ROWS, CLASS))
+    if mesh.size() == 4:
+        square = init_device_mesh("cpu", (2, 2))
+        yield from ((square, [a, b]) for a, b in ((ROWS[0], CLASS), (CLASS, ROWS[1]), ROWS, (CLASS, CLASS)))
 
 
 @check
 def a_linear_loss_of_cut_rows_or_classes_is_that_of_the_whole(mesh: DeviceMesh) -> None:
     """Every reduction with each of the options in turn, in one chunk and in several."""
-    ways: list[tuple[DeviceMesh, list[Way]]] = [(mesh, [way]) for way in (*ROWS, CLASS)]
-    if mesh.size() == 4:
-        square = init_device_mesh("cpu", (2, 2))
-        ways += [(square, [a, b]) for a, b in ((ROWS[0], CLASS), (CLASS, ROWS[1]), ROWS, (CLASS, CLASS))]
     options: tuple[dict[str, Any], ...] = (
         {},
         {"label_smoothing": 0.1, "chunk": 5},
         {"label_smoothing": 0.2, "z_loss": 0.1, "softcap": 4.0},
     )
-    for turn, (on, way) in enumerate(ways):
+    for turn, (on, way) in enumerate(of_ways(mesh)):
         for place, reduction in enumerate(("mean", "sum", "none")):
             compare(on, way, "eager", reduction=reduction, **options[(turn + place) % len(options)])
     for backend, way in product(BACKENDS, (ROWS[0], CLASS)):

@@ -6,66 +6,28 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import BACKENDS, check, counted
-from ranks_linear_loss import CLASS, CLASSES, ROWS, Way, placed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.debug import CommDebugMode
+from ranks import BACKENDS, check
+from ranks_linear_loss import CLASS, ROWS, compare, of_ways
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import fusedops
 
 
 def compare_log_probs(mesh: DeviceMesh, ways: list[Any], backend: str, **options: Any) -> dict[str, int]:
-    """Compare a call on DTensors with the whole, forward and backward, and return what is sent."""
-    x, target = torch.randn(3, 4, 6), torch.randint(CLASSES, (3, 4))
-    target[0, 1] = target[2, 2] = -100
-    weight, bias = torch.randn(CLASSES, 6), torch.randn(CLASSES)
-    bias[-1] = -torch.inf  # a class that is left out: on the last rank
-    whole = [each.clone().requires_grad_() for each in (x, weight, bias)]
-    entropy = options.get("return_entropy", False)
-    results = fusedops.linear_log_probs(whole[0], whole[1], target.clamp(max=CLASSES - 2), whole[2], **options)
-    results = results if entropy else (results,)
-    grads = [torch.randn(3, 4) for _ in results]
-    torch.autograd.backward(results, grads)
-    of_rows, of_classes = placed(ways, True, False), placed(ways, False, True)
-    places = (of_rows, of_classes, of_classes)
-    cut = [distribute_tensor(t, mesh, p).requires_grad_() for t, p in zip((x, weight, bias), places)]
-    cut_grads = [distribute_tensor(grad, mesh, of_rows) for grad in grads]
-    parts = distribute_tensor(target.clamp(max=CLASSES - 2), mesh, of_rows)
-    with CommDebugMode() as sent:
-        found = fusedops.linear_log_probs(cut[0], cut[1], parts, cut[2], backend=backend, **options)
-        found = found if entropy else (found,)
-        torch.autograd.backward(found, cut_grads)
-    what = f"{ways} {backend} {options}"
-    for mine, theirs in zip(found, results):
-        assert list(mine.placements) == of_rows, what
-        torch.testing.assert_close(
-            mine.full_tensor(), theirs.detach(), rtol=5e-6, atol=5e-6, msg=lambda m: f"{what}: {m}"
-        )
-    of_x = [Partial() if way == CLASS else way for way in ways]
-    of_weight = [Shard(0) if way == CLASS else Partial() for way in ways]
-    for name, mine, theirs, placements in zip(("x", "weight", "bias"), cut, whole, (of_x, of_weight, of_weight)):
-        assert list(mine.grad.placements) == placements, f"{what}: {name}"
-        error = f"{what}: {name}: "
-        torch.testing.assert_close(
-            mine.grad.full_tensor(), theirs.grad, rtol=1e-5, atol=1e-5, msg=lambda m, error=error: error + m
-        )
-    return counted(sent)
+    """Compare a call with a class that is left out, as ``compare`` does that of the loss."""
+    return compare(mesh, ways, backend, fusedops.linear_log_probs, **options)
 
 
 @check
 def log_probs_of_cut_rows_or_classes_are_those_of_the_whole(mesh: DeviceMesh) -> None:
     """Each option in turn; on four ranks also rows and classes at once."""
-    ways: list[tuple[DeviceMesh, list[Way]]] = [(mesh, [way]) for way in (*ROWS, CLASS)]
-    if mesh.size() == 4:
-        square = init_device_mesh("cpu", (2, 2))
-        ways += [(square, [a, b]) for a, b in ((ROWS[0], CLASS), (CLASS, CLASS))]
     options: tuple[dict[str, Any], ...] = (
         {},
         {"return_entropy": True, "temperature": 0.7},
         {"return_entropy": True, "temperature": 1.3, "softcap": 4.0},
     )
-    for turn, (on, way) in enumerate(ways):
+    for turn, (on, way) in enumerate(of_ways(mesh)):
         for place in range(2):
             compare_log_probs(on, way, "eager", **options[(turn + place) % len(options)])
     for backend in BACKENDS:

@@ -230,3 +230,15 @@ def reference_kernels(
 def noting_backend(op: str, name: str, ran: list[tuple[Any, ...]], priority: int = -9) -> None:
     """Register a backend for the CPU whose kernels are :func:`reference_kernels`."""
     fusedops.register(fusedops.Backend(name, ("cpu",), priority, tuple(reference_kernels(op, name, ran))))
+
+
+def linear_call(
+    dtype: torch.dtype = torch.float32, rows: tuple[int, ...] = (3, 7), size: int = 33, classes: int = 57
+) -> list[Tensor]:
+    """Return x, weight, target and bias of a loss of a linear layer; of 21 rows three are ignored."""
+    numbers = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(*shape, generator=numbers) for shape in ((*rows, size), (classes, size)))
+    bias = torch.randn(classes, generator=numbers)
+    target = torch.randint(classes, rows, generator=numbers)
+    target.view(-1)[1::9] = -100
+    return [x.to(dtype), weight.to(dtype), target, bias.to(dtype)]
