@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from packed_weights import odd_scales, packed_rows
 
 import fusedops
 from fusedops.ops import quantized_linear
 from fusedops.quantization import FORMATS, dequantize
-from fusedops.testing import random_packed
 
 every_format = pytest.mark.parametrize("format", FORMATS)
 
@@ -25,12 +25,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield name
 
 
-def packed_rows(format: str, rows: int, columns: int) -> torch.Tensor:
-    sizes = FORMATS[format]
-    shape = (rows, columns // sizes.weights * sizes.bytes)
-    return random_packed(shape, format, torch.Generator().manual_seed(rows))
-
-
 @every_format
 def test_each_weight_has_its_value(format: str, backend: str) -> None:
     """A row of x with one 1 gives a column of the weight, exactly: also where its scale is subnormal, inf or NaN.
@@ -38,11 +32,7 @@ def test_each_weight_has_its_value(format: str, backend: str) -> None:
     The numbers of rows are those of other kernels.
     """
     columns = FORMATS[format].weights
-    packed = packed_rows(format, 36, columns)
-    for at, place in enumerate(FORMATS[format].scales):
-        for row, bits in enumerate((0x0001, 0x8001, 0x03FF, 0x0000, 0x8000, 0x7BFF, 0x7C00, 0xFE00)):
-            packed[4 * row + at, place] = bits & 255
-            packed[4 * row + at, place + 1] = bits >> 8
+    packed = odd_scales(packed_rows(format, 36, columns), format)
     weight = dequantize(packed, format)
     finite = weight.isfinite().all(1)
     assert finite.sum() >= 24

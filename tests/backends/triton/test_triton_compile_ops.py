@@ -16,6 +16,16 @@ Case = dict[str, Any]
 OTHERS = ("sm_80", "sm_100", "gfx942")  # than sm_90, which has every case
 
 
+def _in_turn(op: str, shapes: dict[str, Case], others: int) -> dict[str, Case]:
+    """Return both directions of each shape on sm_90, and of the first ``others`` in float32 on one more target."""
+    return {
+        f"{op}{side}, {name}, {dtype}, {target}": {"op": f"{op}{side}", "dtype": dtype, "target": target, **shape}
+        for turn, (name, shape) in enumerate(shapes.items())
+        for side in ("", " backward")
+        for dtype, target in (("bfloat16", "sm_90"), ("float32", OTHERS[turn % 3]))[: 1 + (turn < others)]
+    }
+
+
 # ------------------------------------------------------------------------------------------------- linear_cross_entropy
 
 
@@ -222,13 +232,7 @@ ROUTERS: dict[str, Case] = {
 
 
 def _of_routing() -> dict[str, Case]:
-    cases: dict[str, Case] = {}
-    for turn, (name, shape) in enumerate(ROUTERS.items()):
-        for op in ("top_k_routing", "top_k_routing backward"):
-            others = (("float32", OTHERS[turn % 3]),) if turn < 4 else ()
-            for dtype, target in (("bfloat16", "sm_90"), *others):
-                cases[f"{op}, {name}, {dtype}, {target}"] = {"op": op, "dtype": dtype, "target": target, **shape}
-    return cases
+    return _in_turn("top_k_routing", ROUTERS, 4)
 
 
 def check_routing(case: Case, facts: dict[str, Any]) -> None:
@@ -247,12 +251,7 @@ GATED_NORMS: dict[str, Case] = {
 
 
 def _of_gated_norm() -> dict[str, Case]:
-    cases: dict[str, Case] = {}
-    for turn, (name, shape) in enumerate(GATED_NORMS.items()):
-        for op in ("gated_rms_norm", "gated_rms_norm backward"):
-            for dtype, target in (("bfloat16", "sm_90"), ("float32", OTHERS[turn % 3]))[: 2 if turn < 3 else 1]:
-                cases[f"{op}, {name}, {dtype}, {target}"] = {"op": op, "dtype": dtype, "target": target, **shape}
-    return cases
+    return _in_turn("gated_rms_norm", GATED_NORMS, 3)
 
 
 def check_gated_norm(case: Case, facts: dict[str, Any]) -> None:
@@ -275,12 +274,7 @@ MERGES: dict[str, Case] = {  # (B, S, N, D) in memory
 
 
 def _of_merge() -> dict[str, Case]:
-    cases: dict[str, Case] = {}
-    for turn, (name, shape) in enumerate(MERGES.items()):
-        for op in ("merge_attention", "merge_attention backward"):
-            for dtype, target in (("bfloat16", "sm_90"), ("float32", OTHERS[turn % 3]))[: 2 if turn < 3 else 1]:
-                cases[f"{op}, {name}, {dtype}, {target}"] = {"op": op, "dtype": dtype, "target": target, **shape}
-    return cases
+    return _in_turn("merge_attention", MERGES, 3)
 
 
 def check_merge(case: Case, facts: dict[str, Any]) -> None:

@@ -6,33 +6,26 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
+from packed_weights import odd_scales, packed_rows
+from right import assert_right
 from triton_cases import needs_loops
 from triton_traffic import Traffic
 
+import fusedops
 from fusedops import testing
 from fusedops.ops import quantized_linear
-from fusedops.quantization import FORMATS, dequantize
+from fusedops.quantization import dequantize
 
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), needs_loops]  # NaN is wanted in some tests
 SERVED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 OP = testing.OPS["quantized_linear"]
 
 
-def packed_rows(format: str, rows: int, columns: int) -> torch.Tensor:
-    sizes = FORMATS[format]
-    shape = (rows, columns // sizes.weights * sizes.bytes)
-    return testing.random_packed(shape, format, torch.Generator().manual_seed(rows))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("format", SERVED)
 def test_each_weight_has_its_value(format: str, dtype: torch.dtype) -> None:
     """A row of x with one 1 gives a column of the weight, rounded once: also where its scale is subnormal or 0."""
-    packed = packed_rows(format, 35, 32)
-    for at, place in enumerate(FORMATS[format].scales):
-        for row, bits in enumerate((0x0001, 0x8001, 0x03FF, 0x0000, 0x8000, 0x7BFF, 0x7C00, 0xFE00)):
-            packed[4 * row + at, place] = bits & 255
-            packed[4 * row + at, place + 1] = bits >> 8
+    packed = odd_scales(packed_rows(format, 35, 32), format)
     weight = dequantize(packed, format)
     finite = weight.isfinite().all(1)
     # one by one, four at a time with a rest, and as a tile or by torch
@@ -50,13 +43,8 @@ def test_each_weight_has_its_value(format: str, dtype: torch.dtype) -> None:
 def test_values_and_gradients(format: str, rows: int, columns: int, dtype: torch.dtype) -> None:
     """Columns beyond a step of words, and outputs and rows beyond a program."""
     packed = packed_rows(format, 69, columns)
-    args = torch.randn(rows, columns).to(dtype).requires_grad_(), packed, torch.randn(69).requires_grad_(), format
-    want = testing.expected(OP, args)
-    y = quantized_linear(*args[:3], format=format, backend="triton")
-    testing.assert_within(y.detach(), want.outputs[0], want.limits["output y"], "y")
-    found = torch.autograd.grad(y, (args[0], args[2]), want.grads[0].to(dtype))
-    for name, each in zip(("x", "bias"), found):
-        testing.assert_within(each, want.gradients[name], want.limits[f"gradient of {name}"], name)
+    with fusedops.use("triton", fallback="raise"):
+        assert_right("quantized_linear", torch.randn(rows, columns).to(dtype), packed, torch.randn(69), format=format)
 
 
 def test_the_weight_is_unpacked_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
