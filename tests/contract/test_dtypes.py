@@ -6,7 +6,7 @@ import ast
 
 import pytest
 import torch
-from repository import ROOT, parsed
+from repository import ROOT, last_name, nodes
 
 from fusedops.dtypes import compute_dtype, no_autocast, promoted, upcast
 
@@ -55,9 +55,9 @@ def declarations(source: str) -> list[int]:
     """Return the lines that compute a dtype of the arithmetic, promote two dtypes of which one may lack, or turn
     autocast off."""
     lines: list[int] = []
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2]
+            name = last_name(node.func)
             of_float32 = any(isinstance(arg, ast.Attribute) and arg.attr == "float32" for arg in node.args)
             off = any(
                 each.arg == "enabled" and isinstance(each.value, ast.Constant) and each.value.value is False

@@ -7,13 +7,14 @@ Module-level, function-local and TYPE_CHECKING imports count alike, and ``import
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import distribution
 from typing import Any
 
 import pytest
-from repository import ROOT, parsed
+from repository import ROOT, docstrings, last_name, nodes, parsed
 
 import fusedops
 
@@ -55,7 +56,7 @@ SOURCES = {module_name(path): path.read_text("utf-8") for path in sorted(CORE.rg
 def imports(module: str, source: str, modules: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     """Yield each module of fusedops that a source imports, with the line."""
     is_package = any(other.startswith(f"{module}.") for other in modules)
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -65,7 +66,7 @@ def imports(module: str, source: str, modules: Mapping[str, str]) -> Iterator[tu
                 base = ".".join([*parents, *filter(None, [node.module])])
             # a name in a package is a module of it, or a value of its __init__
             names = [whole if (whole := f"{base}.{alias.name}") in modules else base for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and last_name(node.func) == "import_module":
             names = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
         else:
             continue
@@ -114,7 +115,9 @@ def circles(edges: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
     return result
 
 
-EDGES = graph(SOURCES)
+@functools.cache
+def edges_of_fusedops() -> dict[str, dict[str, int]]:
+    return graph(SOURCES)
 
 
 def test_every_module_has_a_layer() -> None:
@@ -124,7 +127,7 @@ def test_every_module_has_a_layer() -> None:
 def test_no_import_of_a_higher_layer() -> None:
     higher = [
         f"{module}:{line} imports {other}"
-        for module, edges in EDGES.items()
+        for module, edges in edges_of_fusedops().items()
         for other, line in edges.items()
         if rank_of(other) > rank_of(module)
     ]
@@ -135,7 +138,7 @@ def test_every_imported_module_exists() -> None:
     missing = [
         f"{module}:{node.lineno} imports {node.module}"
         for module, source in SOURCES.items()
-        for node in ast.walk(parsed(source))
+        for node in nodes(source)
         if isinstance(node, ast.ImportFrom) and not node.level and f"{node.module}.".startswith("fusedops.")
         if node.module not in SOURCES
     ]
@@ -143,7 +146,7 @@ def test_every_imported_module_exists() -> None:
 
 
 def test_no_circle() -> None:
-    assert circles(EDGES) == []
+    assert circles(edges_of_fusedops()) == []
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,7 @@ def rooms(edges: Mapping[str, Mapping[str, int]], package: str) -> dict[str, dic
 
 @pytest.mark.parametrize("package", MOST_ROOMS)
 def test_a_package_is_few_rooms_with_few_arrows(package: str) -> None:
-    edges = rooms(EDGES, package)
+    edges = rooms(edges_of_fusedops(), package)
     arrows = [(room, other) for room, others in edges.items() for other in others]
     assert circles(edges) == []
     assert len(edges) - 1 <= MOST_ROOMS[package]  # without its __init__
@@ -218,31 +221,20 @@ DEVICES = ("cpu",)  # the name of a backend and of torch's device type: generic 
 NAMES = {*distribution("fusedops").entry_points.select(group="fusedops.backends").names, *VENDORS} - {*DEVICES}
 
 
-def modules_of(tree: ast.Module) -> Iterator[tuple[str, bool]]:
+def modules_of(source: str) -> Iterator[tuple[str, bool]]:
     """Every module imported, and whether that is at the top level (not inside a function or `if TYPE_CHECKING`)."""
-    top = {id(node) for node in tree.body}
-    for node in ast.walk(tree):
+    top = {id(node) for node in parsed(source).body}
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from ((alias.name, id(node) in top) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module or "", id(node) in top
 
 
-def docstrings(tree: ast.Module) -> set[int]:
-    """The constants that are docstrings."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, documented)]
-    return {
-        id(body[0].value)
-        for body in bodies
-        if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-    }
-
-
 def test_the_core_imports_no_backend_and_no_vendor() -> None:
     wrong: list[str] = []
     for path in FILES:
-        for module, top in modules_of(parsed(path.read_text())):
+        for module, top in modules_of(path.read_text()):
             package = module.partition(".")[0]
             backend = package in ("triton", "torch_npu", "backends") or package.startswith("fusedops_")
             # pluggy is imported where a plugin is loaded
@@ -259,10 +251,9 @@ USERS = ("compat", "integrations")
 
 def named_backends(source: str) -> list[str]:
     """Return the names of backends in a source, with their lines."""
-    tree = parsed(source)
-    words = docstrings(tree)
+    words = docstrings(source)
     found: list[str] = []
-    for node in ast.walk(tree):
+    for node in nodes(source):
         name = None
         if isinstance(node, ast.Constant) and id(node) not in words:
             name = node.value
@@ -282,8 +273,7 @@ def test_the_check_sees_a_backend_that_is_named() -> None:
     source = '"""eager"""\nif backend == "eager": import fusedops_triton.x'
     assert named_backends(source) == ["2: 'eager'"]
     assert named_backends("x.npu + sdpa") == ["1: 'npu'", "1: 'sdpa'"]
-    tree = parsed(source)
-    assert list(modules_of(tree)) == [("fusedops_triton.x", False)]
+    assert list(modules_of(source)) == [("fusedops_triton.x", False)]
 
 
 def private_imports(source: str) -> list[str]:
@@ -293,7 +283,7 @@ def private_imports(source: str) -> list[str]:
     of another distribution may import it as well.
     """
     paths: list[str] = []
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             paths += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -307,7 +297,7 @@ def test_a_backend_imports_the_public_core_and_no_other_backend() -> None:
     for path in sorted((ROOT / "backends").rglob("*.py")):
         own = path.relative_to(ROOT / "backends").parts[0]
         wrong += [f"{path} imports {name}, the core's own" for name in private_imports(path.read_text())]
-        for module, top in modules_of(parsed(path.read_text())):
+        for module, top in modules_of(path.read_text()):
             package = module.partition(".")[0]
             # a vendor's library is imported in the probe
             early = path.name == "__init__.py" and package in ("triton", "torch_npu") and top
@@ -343,19 +333,18 @@ def is_private(path: str) -> bool:
 
 def private_names_of_torch(source: str) -> list[str]:
     """Return the private names of torch that a source imports, or reads from what it imports from torch."""
-    tree = parsed(source)
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             names |= {alias.asname or alias.name.partition(".")[0]: alias.name for alias in node.names if alias.asname}
             names |= {alias.name.partition(".")[0]: alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    imported = [f"{n.module}.{a.name}" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names]
-    imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    imported = [f"{n.module}.{a.name}" for n in nodes(source) if isinstance(n, ast.ImportFrom) for a in n.names]
+    imported += [alias.name for node in nodes(source) if isinstance(node, ast.Import) for alias in node.names]
     read: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
+    for node in nodes(source):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):  # each attribute of a path is a node
             root, _, rest = ast.unparse(node).partition(".")
             read.append(f"{names.get(root, root)}.{rest}")
     return sorted({name for name in (*imported, *read) if is_private(name)})

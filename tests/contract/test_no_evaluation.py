@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from repository import ROOT, parsed
+from repository import ROOT, nodes
 
 import fusedops
 from fusedops import constraints
@@ -21,7 +21,7 @@ MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "subprocess", "
 
 def findings(source: str) -> Iterator[str]:
     """Yield the names of functions, calls and imports that a source should not have."""
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Name) and node.id in CALLS:  # called, or given to something else
             yield node.id
         if isinstance(node, ast.Call):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from repository import ROOT, parsed
+from repository import ROOT, docstrings, nodes
 
 import fusedops
 from fusedops.constraints import Constraint, Reason
@@ -103,7 +103,7 @@ MOST_LINES = 400
 def packed(source: str) -> list[int]:
     """Return the lines of the statements that assign three or more attributes."""
     result: list[int] = []
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         targets = node.targets if isinstance(node, ast.Assign) else []
         attributes = [each for target in targets for each in ast.walk(target) if isinstance(each, ast.Attribute)]
         if sum(isinstance(each.ctx, ast.Store) for each in attributes) >= 3:
@@ -146,19 +146,11 @@ def test_the_files_of_a_family_are_its_ops_and_five_roles() -> None:
 # ----------------------------------------------------------------------------------------------------------- op names
 
 
-def docstrings(tree: ast.Module) -> set[int]:
-    """Return the ids of the constants that are docstrings."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, documented)]
-    return {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
-
-
 def op_names(source: str) -> list[tuple[int, str]]:
     """Return where a source names an op outside a docstring: a text with the name in it, an attribute, or a name."""
-    tree = parsed(source)
-    documented = docstrings(tree)
+    documented = docstrings(source)
     result: list[tuple[int, str]] = []
-    for node in ast.walk(tree):
+    for node in nodes(source):
         text = ""
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
             text = node.value
@@ -202,7 +194,7 @@ GLOSSARY = {
 def names_declared(source: str) -> list[tuple[int, str]]:
     """Return the parameters, variables and attributes that a source declares, and its functions with brackets."""
     result: list[tuple[int, str]] = []
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             result.append((node.lineno, f"{node.name}()"))
         elif isinstance(node, ast.arg):

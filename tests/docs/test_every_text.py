@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 
 from error_texts import read_texts
-from repository import ROOT, parsed
+from repository import ROOT, last_name, nodes
 
 import fusedops
 import fusedops_eager
@@ -28,7 +28,7 @@ PINNED = [
 ]  # fmt: skip
 
 
-def sites(tree: ast.AST) -> Iterator[ast.expr]:
+def sites(source: str) -> Iterator[ast.expr]:
     """Return where a source makes the text of an error, a warning or a refusal of fusedops; not of an error of Python.
 
     That is: each call of one of the classes, or of a function that calls one with the text that it is given; each
@@ -36,16 +36,18 @@ def sites(tree: ast.AST) -> Iterator[ast.expr]:
     is no docstring.
     """
     done: set[ast.AST] = set()
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             done.add(node.value)
-        elif isinstance(node, ast.Call) and _name(node.func) in PYTHONS:
+        elif isinstance(node, ast.Call) and last_name(node.func) in PYTHONS:
             done.update(ast.walk(node))
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if node in done:
             continue
         if isinstance(node, ast.Call):
-            names = {_name(node.func)} | ({_name(arg) for arg in node.args} if _name(node.func) == "warn" else set())
+            names = {last_name(node.func)}
+            if names == {"warn"}:
+                names |= {last_name(arg) for arg in node.args}
             is_site = bool(names & {*CLASSES, "Reason", "_refuse", "_warn"})
         elif isinstance(node, (ast.JoinedStr, ast.Constant)):
             is_site = all(part in _literal(node) for part in ("got ", "expected ", "; to fix: "))
@@ -73,7 +75,7 @@ def wanted(site: ast.expr) -> list[list[str]]:
 
     A reason is ``Reason(code, given, needed, fix, detail)``, where a detail is shown in place of given and needed.
     """
-    if isinstance(site, ast.Call) and _name(site.func) == "Reason":
+    if isinstance(site, ast.Call) and last_name(site.func) == "Reason":
         texts = site.args[3:] if len(site.args) > 4 else site.args[1:]
         return [alternatives for text in texts for alternatives in [patterns(text)] if alternatives]
     return [alternatives for alternatives in [patterns(site)] if alternatives]
@@ -98,15 +100,11 @@ def found(pattern: str, text: str) -> bool:
 def unpinned(source: str, pinned: list[str]) -> list[tuple[int, str]]:
     """Return the lines of a source that make a text, with the text, where no pinned text matches."""
     missing: list[tuple[int, str]] = []
-    for site in sites(parsed(source)):
+    for site in sites(source):
         parts = wanted(site)
         if not any(all(any(found(p, text) for p in part) for part in parts) for text in pinned):
             missing.append((site.lineno, ast.unparse(site)))
     return missing
-
-
-def _name(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _literal(node: ast.AST) -> str:
@@ -133,7 +131,7 @@ def test_the_search_finds_every_kind_of_place() -> None:
         "    return Reason(CODE, x, needed, f'install {x}', f'unavailable: {x}')\n"
     )
     refusal = "got 5 of one kind, expected none of them; to fix: leave it out"
-    assert sorted(site.lineno for site in sites(parsed(source))) == [3, 5, 6, 7, 8, 9]
+    assert sorted(site.lineno for site in sites(source)) == [3, 5, 6, 7, 8, 9]
     assert lines(source, ["got 5, expected y; to fix: pass y"]) == [3, 8, 9]
     assert lines(source, ["be careful", refusal]) == [5, 6, 9]
     assert lines(source, ["got 5 of one kind, expected three", "unavailable: 5; to fix: install 5"]) == [3, 5, 6, 8]

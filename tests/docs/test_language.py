@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from pages import public_objects
-from repository import DOCS, ROOT, parsed
+from repository import DOCS, ROOT, nodes
 
 BANNED = re.compile(
     r"\b(wish(?:es|ed)?|told|said|say|says|saying|shall|nobody|learnt|mend|loud|news|so many times as fast)\b",
@@ -46,7 +46,7 @@ def test_the_search_finds_words_and_parts_of_names() -> None:
 
 def docstrings(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     """Yield each docstring of a file with its line."""
-    for node in ast.walk(parsed(path.read_text("utf-8"))):
+    for node in nodes(path.read_text("utf-8")):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
             if text:

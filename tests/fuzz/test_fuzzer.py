@@ -112,8 +112,8 @@ def test_each_kind_of_fault_is_found(fault: str, tmp_path: pathlib.Path, program
     assert any(FAULTS[fault] in event["message"] for event in events if event["event"] == "failed"), done.stdout
 
 
-def test_an_unknown_name_is_an_error_that_lists_the_names() -> None:
-    done = fuzz("--op", "nosuch", "--calls", "1")
+def test_an_unknown_name_is_an_error_that_lists_the_names(program: Callable[..., Any]) -> None:
+    done = program("-m", "tests.fuzz", "--op", "nosuch", "--calls", "1", path=(ROOT,), folder=ROOT)
     assert done.returncode == 1
     assert "got op 'nosuch', expected one of " in done.stderr
     with pytest.raises(SystemExit, match=r"got backend 'nosuch', expected one of .*eager"):

@@ -25,6 +25,28 @@ def parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+@functools.cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of the tree: to walk it takes as long as to parse it."""
+    return tuple(ast.walk(parsed(source)))
+
+
+def docstrings(source: str) -> set[int]:
+    """Return the ids of the constants that are docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in nodes(source) if isinstance(node, documented)]
+    return {
+        id(body[0].value)
+        for body in bodies
+        if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+    }
+
+
+def last_name(node: ast.AST) -> str:
+    """Return the name of a node, or of its attribute; of others an empty text."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
 def load(path: pathlib.Path) -> Any:
     """Return a file of Python as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
