@@ -233,8 +233,8 @@ _SCHEMAS = (
     "npu_scaled_masked_softmax(Tensor x, Tensor mask, Scalar scale=1, bool fixed_triu_mask=False) -> Tensor",
     "npu_scaled_masked_softmax_backward"
     "(Tensor y_grad, Tensor y, Tensor mask, Scalar scale, bool fixed_triu_mask) -> Tensor",
-    "npu_gelu(Tensor self, *, str approximate='none') -> Tensor",
-    "npu_gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor",
+    "npu_gelu(Tensor input, *, str approximate='none') -> Tensor",
+    "npu_gelu_backward(Tensor grad_output, Tensor input, *, str approximate='none') -> Tensor",
     "npu_rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
     "npu_rms_norm_backward(Tensor dy, Tensor input, Tensor gamma, Tensor rstd) -> (Tensor, Tensor)",
 )
