@@ -1,4 +1,4 @@
-"""docs/triton-model.md: the Triton kernels by the models of their instructions and of their waits."""
+"""docs/triton-model.md: the Triton kernels by the models of their instructions, products and waits."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ fusedops explain rms_norm --x 8,2048,4096:bf16@cuda
 | column | meaning |
 |---|---|
 | issue | time that the instructions take to issue, in percent of the time that the fewest bytes take at copy speed |
+| products | time that the tensor cores take at their peak, in percent of the same time |
 | instructions | that a warp issues |
 | registers, spilled | of a thread; bytes of a thread that are in memory instead |
 | threads | that a multiprocessor holds at a time, in percent |
-| H100, H200, B200 | estimated speed in percent of the speed of a copy, at most 97 |
+| H100, H200, B200 | estimated speed in percent of a copy's, at most 97; where products take longer, of the peak |
 | measured | the speed on an H200, of the headline calls |
 
 `tests/support/compiled/issue_slots.py` counts instructions. From them `tests/support/compiled/waits.py` estimates the
-speed: the programs of a multiprocessor wait for memory and for their reductions, then issue, in turns. Its constants
-were fitted to published points of an H100. A test compares each kernel with this table.
+speed: the programs of a multiprocessor wait for memory and for their reductions, then issue, in turns, and take turns
+at the tensor cores. Its constants were fitted to published points of an H100. A test compares each kernel with this
+table.
 
 ERRORS
 
@@ -35,8 +37,28 @@ is estimated at 80 and measured at 46. Nor why the backward of merge_attention i
 it was off by more before they were held as pairs: softmax of 16384 columns backward was estimated at 80 and measured at
 99, forward of 65536 columns at 86 and 78.
 
-Instructions, not memory, limit top_k_routing. The taps of causal_conv1d and the products of attention, linear_attention
-and experts have no row: [measured](gpu.md).
+Instructions, not memory, limit top_k_routing and causal_conv1d. With channels next to each other in memory, an H200
+reached 63 % of a copy forward and 17 % backward with causal_conv1d; the model has 67 and 25. attention has no kernel of
+Triton.
+
+**Products.** The compiled instructions of the tensor cores are counted: 2048 products of 16 bits in a clock of a
+multiprocessor, half as many of TF32. That is NVIDIA's 989 TFLOP/s of 132 multiprocessors at 1.83 GHz. The model has
+them at 1.98 GHz, of which an H200 reached 68 % with torch's own products, in linear_cross_entropy. On an H200, products
+take longer than the bytes where their column is above 100, on an H100 above 144.
+
+CALLS
+
+- experts: the launches of Triton, all experts with as many rows, without the three small launches of the route. What
+  was timed is bfloat16, whose products are torch's. The rows here are of float16, whose products are Triton's: no GPU
+  has timed these, nor grouped_matmul.
+- linear_attention: **the model is not usable for its times.** It issues an instruction a clock, and has neither the
+  latency of instructions, of barriers and of products, nor what spills cost. One or two programs with 8 warps in all
+  fill no wait. No constant was changed for it. The timed kernels are not those of today: they had 32 columns of a state
+  in a program, and spilled up to 488 bytes. For them (commit 063b26e) the model has 1.7 ms forward and 6.2 in all,
+  without beta 0.43 and 2.9: it is too fast by 1.9 to 2.6 times.
+- `linear_attention chunks` inverts a matrix by products of float32, each in three of TF32. Triton 3.9 gives most of
+  them to both groups of four warps, which compute the same: a level of the inverse has 88 instructions for products,
+  where 48 would do.
 
 A B200 has settings of its own where its faster memory needs more rows on their way: rows of softmax above 8192 columns,
 backward 4096, are held as pairs; a thread has more elements of a norm's row; the backward of norms at 4096 columns
@@ -76,6 +98,7 @@ HEADLINE_KERNELS = {
     ("gated_rms_norm", "Qwen3-Next"): "gated_rms_norm{} 128",
     ("gated_rms_norm", "Mamba-2"): "gated_rms_norm{} gate first 4096",
     ("merge_attention", "heads of 128"): "merge_attention{}",
+    ("causal_conv1d", "Qwen3-Next"): "causal_conv1d{}",
     ("swiglu", "packed"): "swiglu packed{}", ("rotary_embedding", "half"): "rotary_embedding{}",
 }  # fmt: skip
 
@@ -90,8 +113,53 @@ def measured_kernels() -> dict[str, float]:
     return found
 
 
+#: Milliseconds of linear_attention on an H200, forward, and with its backward: of nvidia-h200/notes.md.
+LINEAR_ATTENTION = {"": (3.5, 12.5), " without beta": (1.1, 5.4)}
+
+
+def calls_of(kernels: dict[str, dict[str, float]]) -> list[tuple[str, float, float]]:
+    """Return the calls of several launches: the call, its milliseconds by the model, and as an H200 took them."""
+    found: list[tuple[str, float, float]] = []
+    for row in report.read(report.RESULTS / "nvidia-h200" / "experts.jsonl"):
+        if row["provider"] == "fusedops.triton":
+            backward = row["mode"] == "backward"
+            launches = _sum_of(kernels, f"experts {row['case']} ", "float16", backward)
+            found.append((f"experts, {row['case']}, {row['mode']}", launches, row["ms_p50"]))
+    for name, (forward, both) in LINEAR_ATTENTION.items():
+        launches = _sum_of(kernels, "linear_attention ", f"{name} bfloat16", False)
+        call = f"linear_attention{name}"
+        found.append((f"{call}, forward", launches, forward))
+        # the backward has the parts of chunks again, and the heads of q and of k
+        for launch in ("chunks", "backward heads"):
+            launches += kernels[f"linear_attention {launch}{name} bfloat16"]["us"] / 1000.0
+        launches += _sum_of(kernels, "linear_attention ", f"{name} bfloat16", True)
+        found.append((f"{call}, forward and backward", launches, both))
+    return found
+
+
+def _sum_of(kernels: dict[str, dict[str, float]], start: str, end: str, backward: bool) -> float:
+    """Return the milliseconds of the launches of a call."""
+    names = [name for name in kernels if name.startswith(start) and name.endswith(end)]
+    if "without" not in end:
+        names = [name for name in names if "without" not in name]
+    return sum(kernels[name]["us"] for name in names if (" backward " in name) == backward) / 1000.0
+
+
+def _table_of_calls(kernels: dict[str, dict[str, float]]) -> str:
+    calls = calls_of(kernels)
+    lines = ["| call | by the model, ms | measured, ms | measured / model |", "|---|---|---|---|"]
+    lines += [f"| {name} | {model:.2f} | {took:.2f} | {took / model:.1f} |" for name, model, took in calls]
+    factors = {op: [took / model for name, model, took in calls if name.startswith(op)] for op in ("experts", "linear")}
+    text = (
+        "Calls of several launches, the sum of their times by the model and what an H200 took. The model is too fast: "
+        f"for\nexperts by {min(factors['experts']):.1f} to {max(factors['experts']):.1f} times, for linear_attention "
+        f"by {min(factors['linear']):.1f} to {max(factors['linear']):.1f}."
+    )
+    return "\n".join([text, "", *lines])
+
+
 def page() -> str:
-    """Return docs/triton-model.md: the kernels by the models of their instructions and of their waits."""
+    """Return docs/triton-model.md: the kernels by the models of their instructions, products and waits."""
     stored = json.loads((report.RESULTS / "kernel_costs.json").read_text(encoding="utf-8"))
     kernels, measured = stored["kernels"], measured_kernels()
     both = [(kernels[name]["H200"], min(speed, 97.0)) for name, speed in measured.items() if name in kernels]
@@ -100,13 +168,14 @@ def page() -> str:
         f"Of the {len(errors)} kernels that were measured on an H200 (97 % stands for more), it is off by "
         f"{sum(map(abs, errors)) / len(errors):.0f}\non average, by {min(errors):+.0f} to {max(errors):+.0f}."
     )
-    lines = [COSTS.replace("ERRORS", text)]
+    lines = [COSTS.replace("ERRORS", text).replace("CALLS", _table_of_calls(kernels))]
     lines += [f"Triton {stored['triton']}; [kernel_costs.json](../benchmarks/results/kernel_costs.json)", ""]
-    counted, chips = ("issue", "instructions", "registers", "spilled", "threads"), ("H100", "H200", "B200")
-    head = ("kernel", "issue, %", "instructions", "registers", "spilled", "threads, %", *chips, "measured")
+    counted, chips = ("instructions", "registers", "spilled", "threads"), ("H100", "H200", "B200")
+    head = ("kernel", "issue, %", "products, %", *counted[:-1], "threads, %", *chips, "measured")
     lines.append(f"| {' | '.join(head)} |")
     lines.append("|---" * len(head) + "|")
     for name, row in kernels.items():
-        cells = [f"{row[column]:.0f}" for column in counted] + [str(row.get(chip, "")) for chip in chips]
+        cells = [f"{row['issue']:.0f}", f"{row['products']:.0f}" if "products" in row else ""]
+        cells += [f"{row[column]:.0f}" for column in counted] + [str(row.get(chip, "")) for chip in chips]
         lines.append(f"| {name} | " + " | ".join([*cells, f"{measured[name]:.0f}" if name in measured else ""]) + " |")
     return "\n".join(lines) + "\n"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from product_cases import PRODUCT_CASES
+
 Case = dict[str, Any]
 SIZES = {"bfloat16": 2, "float32": 4}
 ELEMENTS = 2**25
@@ -254,5 +256,5 @@ LEAST = {
 
 CASES = (
     _of_softmax() | _of_flat_ops() | _of_norms() | _of_gated_norms() | _of_merges_and_routing() | _of_other_ops()
-    | _of_b200()
+    | PRODUCT_CASES | _of_b200()
 )  # fmt: skip

@@ -21,6 +21,11 @@ from typing import NamedTuple
 from assembly import TOOLS, resources
 
 BYTES_PER_CLOCK = 4.3e12 / 132 / 1.98e9
+#: A warp's part of a product of a warp group on the tensor cores of sm_90: of 64 rows by N columns by K. K is 32 bytes.
+TENSOR = re.compile(r"HGMMA\.64x(\d+)x\d+")
+#: Columns that the tensor cores of a multiprocessor have in a clock, of 16 rows and 32 bytes: 2048 products of 16 bits
+#: and their sums, 1024 of TF32. So 132 multiprocessors have the 989 TFLOP/s of NVIDIA's data sheet at 1.83 GHz.
+TENSOR_COLUMNS = 8
 INSTRUCTION = 16  # bytes
 REGISTERS, WARPS, PROGRAMS, SHARED = 65536, 64, 32, 228 * 1024  # of a multiprocessor
 
@@ -34,6 +39,16 @@ class Cost(NamedTuple):
     spilled: int  # bytes of a thread
     threads: float  # percent of the 2048 threads of a multiprocessor that are resident
     loops: bool  # the kernel has a loop on its way
+    products: float  # clocks of a multiprocessor's tensor cores for a program
+    copied: float  # bytes that a program copies to shared memory without waiting for them
+
+
+class Way(NamedTuple):
+    """The sums over the instructions of a warp on a way, in the order in which ways are compared."""
+
+    instructions: float
+    products: float  # clocks of the tensor cores
+    copied: float  # bytes
 
 
 class Instruction(NamedTuple):
@@ -64,7 +79,9 @@ def listings(cubins: Sequence[bytes]) -> list[list[Instruction]]:
     return found
 
 
-def cost(cubin: bytes, listing: list[Instruction], nbytes: float, warps: int, shared: int, steps: int) -> Cost:
+def cost(
+    cubin: bytes, listing: list[Instruction], nbytes: float, warps: int, shared: int, steps: int | Sequence[int]
+) -> Cost:
     """Return the cost of a kernel.
 
     Args:
@@ -73,14 +90,16 @@ def cost(cubin: bytes, listing: list[Instruction], nbytes: float, warps: int, sh
         nbytes: that one program must load and store.
         warps: of a program.
         shared: bytes of shared memory of a program.
-        steps: trips of its loops.
+        steps: trips of its loops: of all of them, or of each in the order of their addresses. The way goes through all
+            loops if it is not 1.
     """
     used = resources(cubin)
-    instructions, loops = _issued(listing, steps)
-    clocks = instructions * warps / 4
+    way, loops = _issued(listing, steps)
+    instructions, clocks = way.instructions, way.instructions * warps / 4
     threads = _resident(used["REG"], warps, shared) * warps / WARPS
     issue, spilled = 100 * clocks * BYTES_PER_CLOCK / nbytes, used["STACK"] + used["LOCAL"]
-    return Cost(issue, instructions, used["REG"], spilled, 100 * threads, loops)
+    products, copied = way.products * warps, way.copied * warps
+    return Cost(issue, instructions, used["REG"], spilled, 100 * threads, loops, products, copied)
 
 
 def _machine_code(cubin: bytes) -> tuple[str, bytes]:
@@ -110,7 +129,7 @@ def _resident(registers: int, warps: int, shared: int) -> int:
 def _listing(sass: str) -> list[Instruction]:
     found: list[Instruction] = []
     for address, predicate, opcode, operands in re.findall(
-        r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", sass, re.MULTILINE
+        r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)([^;]*);", sass, re.MULTILINE
     ):
         target = re.search(r"0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
         conditional = bool(predicate) or bool(target and "P" in operands)  # BRA.U UP0, 0x..., BRA !UP0, ...
@@ -118,8 +137,8 @@ def _listing(sass: str) -> list[Instruction]:
     return found
 
 
-def _issued(listing: list[Instruction], steps: int) -> tuple[float, bool]:
-    """Return the instructions of the shortest way to the end that passes by no loop: rare cases take longer ways.
+def _issued(listing: list[Instruction], steps: int | Sequence[int]) -> tuple[Way, bool]:
+    """Return the sums over the shortest way to the end that passes by no loop: rare cases take longer ways.
 
     Beside them, True if it goes through a loop.
     """
@@ -127,17 +146,36 @@ def _issued(listing: list[Instruction], steps: int) -> tuple[float, bool]:
     ways = [_successors(listing, at, index) for at in range(len(listing))]
     order, back = _order(ways)
     forward = [[to for to in each if (at, to) not in back] for at, each in enumerate(ways)]
-    repeated = {at for source, head in back for at in _body(ways, source, head)}
-    heads = {head for _, head in back}
-    left: dict[int, float] = {}
+    heads = sorted({head for _, head in back})
+    bodies = [{at for source, to in back if to == head for at in _body(ways, source, head)} for head in heads]
+    trips = _trips(len(listing), bodies, steps)
+    left: dict[int, Way] = {}
     loops: dict[int, frozenset[int]] = {}  # the loops on the way from an instruction to the end
     for at in order:
-        most = max((len(loops[to]) for to in forward[at]), default=0) if steps > 1 else 0
+        most = max((len(loops[to]) for to in forward[at]), default=0) if steps != 1 else 0
         longest = [to for to in forward[at] if steps == 1 or len(loops[to]) == most]
-        weight = 0 if listing[at].opcode == "NOP" else steps if at in repeated else 1
-        left[at] = weight + min((left[to] for to in longest), default=0)
-        loops[at] = frozenset().union(*(loops[to] for to in longest)) | ({at} & heads)
+        own, rest = _sums(listing[at].opcode), min((left[to] for to in longest), default=Way(0, 0, 0))
+        left[at] = Way(*(trips[at] * one + other for one, other in zip(own, rest, strict=True)))
+        loops[at] = frozenset().union(*(loops[to] for to in longest)) | ({at} & {*heads})
     return left[0], bool(loops[0])
+
+
+def _trips(count: int, bodies: Sequence[set[int]], steps: int | Sequence[int]) -> list[int]:
+    """Return how often each of ``count`` instructions is issued: once for each trip of the loops around it."""
+    if isinstance(steps, int):
+        repeated = {at for body in bodies for at in body}
+        return [steps if at in repeated else 1 for at in range(count)]
+    assert len(steps) == len(bodies), f"got {len(bodies)} loops, expected {len(steps)}, whose trips a case has"
+    return [math.prod(n for n, body in zip(steps, bodies, strict=True) if at in body) for at in range(count)]
+
+
+def _sums(opcode: str) -> Way:
+    """Return what an instruction of a warp adds to the sums."""
+    tensor, copied = TENSOR.match(opcode), 0
+    if opcode.startswith("LDGSTS"):
+        width = re.search(r"\.(64|128)$", opcode)
+        copied = 32 * (int(width[1]) if width else 32) // 8
+    return Way(opcode != "NOP", int(tensor[1]) / TENSOR_COLUMNS if tensor else 0, copied)
 
 
 def _successors(listing: list[Instruction], at: int, index: dict[int, int]) -> list[int]:

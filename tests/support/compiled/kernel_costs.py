@@ -20,7 +20,7 @@ import triton
 from cost_cases import CASES
 from issue_slots import WARPS, Cost, Instruction, cost, listings
 from triton_aot import TARGETS, Launch, launch_of
-from waits import CHIPS, Program, share
+from waits import CHIPS, Program, nanoseconds, of_products, share
 
 ROOT = pathlib.Path(__file__).parents[3]
 TABLE = ROOT / "benchmarks" / "results" / "kernel_costs.json"
@@ -44,6 +44,7 @@ class Modelled(NamedTuple):
 
     cost: Cost
     program: Program
+    programs: float
 
 
 def modelled(cases: Sequence[dict[str, Any]]) -> list[Modelled]:
@@ -59,18 +60,37 @@ def modelled(cases: Sequence[dict[str, Any]]) -> list[Modelled]:
 
 
 def _modelled(case: dict[str, Any], launch: Launch, kernel: Any, listing: list[Instruction]) -> Modelled:
-    nbytes = case["bytes"] * math.prod(case["shape"]) / math.prod(launch.grid)
-    warps, shared, steps = launch.options["num_warps"], kernel.metadata.shared, _steps(launch, case["shape"][-1])
-    result = cost(kernel.asm["cubin"], listing, nbytes, warps, shared, steps)
-    steps = steps if result.loops else 1
+    programs = math.prod(launch.grid) * case.get("busy", 1)
+    nbytes = (case["bytes"] * math.prod(case["shape"]) if "bytes" in case else _moved(case, launch)) / programs
+    warps, shared = launch.options["num_warps"], kernel.metadata.shared
+    trips = case.get("trips") or _steps(launch, case["shape"][-1])
+    result = cost(kernel.asm["cubin"], listing, nbytes, warps, shared, trips)
+    steps = (trips if isinstance(trips, int) else max(trips[0], 1)) if result.loops else 1
     name, _, direction = case["op"].partition(" ")
     each = 1 if direction and name in REDUCTIONS else REDUCTIONS.get(name, 0)
     program = Program(
         result.instructions, warps, round(result.threads / 100 * WARPS / warps), nbytes, steps,
         each * steps + (0 if direction else REDUCTIONS_AT_THE_END.get(name, 0)),
-        int(launch.arguments.get("AHEAD", case["op"] == "gelu_backward")),
+        _ahead(launch, result) if result.products else int(
+            launch.arguments.get("AHEAD", case["op"] == "gelu_backward")
+        ),
+        result.products, result.copied,
     )  # fmt: skip
-    return Modelled(result, program)
+    return Modelled(result, program, programs)
+
+
+def _moved(case: dict[str, Any], launch: Launch) -> int:
+    """Return the bytes of the tensors of a launch."""
+    return sum(
+        value.numel() * value.element_size()
+        for name, value in launch.arguments.items()
+        if isinstance(value, torch.Tensor) and name not in case.get("unread", ())
+    )
+
+
+def _ahead(launch: Launch, result: Cost) -> int:
+    """Return the trips that a loop with products reads ahead: Triton's default is 3 stages."""
+    return launch.arguments.get("STAGES", launch.options.get("num_stages", 3)) - 1 if result.copied else 0
 
 
 def _steps(launch: Launch, columns: int) -> int:
@@ -89,8 +109,8 @@ def facts_of(cases: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     return [_row(case, *each) for case, each in zip(cases, modelled(cases), strict=True)]
 
 
-def _row(case: dict[str, Any], result: Cost, program: Program) -> dict[str, float]:
-    return {
+def _row(case: dict[str, Any], result: Cost, program: Program, programs: float) -> dict[str, float]:
+    row: dict[str, float] = {
         "issue": round(result.issue, 1),
         "instructions": round(result.instructions),
         "registers": result.registers,
@@ -98,6 +118,12 @@ def _row(case: dict[str, Any], result: Cost, program: Program) -> dict[str, floa
         "threads": round(result.threads, 1),
         **{name: round(share(program, CHIPS[name])) for name in MODELLED[case.get("target", "sm_90")]},
     }
+    if "launch" in case:  # one of several of a call, whose times are added up
+        chip = CHIPS["H200"]
+        row["us"] = round(programs / chip.processors * nanoseconds(program, chip) / 1000.0, 1)
+    if result.products:
+        row["products"] = round(100.0 * of_products(program, CHIPS["H200"]), 1)
+    return row
 
 
 def write() -> None:
