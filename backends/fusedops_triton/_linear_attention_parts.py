@@ -338,16 +338,18 @@ def _chunk_parts(
         if inverse_ptr is not None:
             lower = tl.where(at[:, None] > at[None, :], of_keys * weights, 0.0)
             lower = lower * factor_k[:, None] * factor_k[None, :]
-            matrix = read(beta_ptr + place, there)[:, None] * lower
+            beta = read(beta_ptr + place, there)[:, None]
             # block by block: the inverse of [[a, 0], [c, b]] has -b**-1 @ c @ a**-1 below its diagonal
             pairs = at[:, None] // 2 == at[None, :] // 2
-            inverse = tl.where(at[:, None] == at[None, :], 1.0, tl.where(pairs, -matrix, 0.0))
+            inverse = tl.where(at[:, None] == at[None, :], 1.0, tl.where(pairs, -beta * lower, 0.0))
             size_b = 2
             for _ in range(LEVELS):
                 below = (at[:, None] // (2 * size_b) == at[None, :] // (2 * size_b)) & (
                     at[:, None] // size_b > at[None, :] // size_b
                 )
-                middle = product(tl.where(below, matrix, 0.0), inverse, False, tl.float32, PRECISION)
+                # in this order: beta * lower, which no level changes, would be held in registers beside lower
+                factor = beta * tl.where(below, lower, 0.0)
+                middle = product(factor, inverse, False, tl.float32, PRECISION)
                 inverse -= product(inverse, middle, False, tl.float32, PRECISION)
                 size_b *= 2
             tl.store(inverse_ptr + square, product(lower, inverse, False, tl.float32, PRECISION))

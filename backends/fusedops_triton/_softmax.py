@@ -305,8 +305,12 @@ def _forward_on_chip(
         m_at = mask_ptr + offset(b, h, q, stride_mb, stride_mh, stride_mq, UNIT_M)[:, None] + k * STEP_M
         if STEP_M == 1:  # as many elements per access as of x: otherwise the layouts differ
             m_at = tl.max_contiguous(m_at, [1, 128 // x_ptr.dtype.element_ty.primitive_bitwidth])
-    x = tl.load(x_at, mask=reach, other=0.0)
-    keep = _kept(m_at, reach, keep)
+    if BLOCK_K > 16384:  # 32 elements of a thread: with x before the mask, Triton 3.6 spills 32 bytes in float32
+        keep = _kept(m_at, reach, keep)
+        x = tl.load(x_at, mask=reach, other=0.0)
+    else:
+        x = tl.load(x_at, mask=reach, other=0.0)
+        keep = _kept(m_at, reach, keep)
 
     # in units of log2(e), so that exp2 does not multiply
     score = tl.where(keep, widened(x) * (scalar(scale) * 1.4426950408889634), float("-inf"))

@@ -71,6 +71,14 @@ def test_rows_longer_than_fit_on_chip(dtype: torch.dtype) -> None:
 
 
 @needs_loops
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_long_row_on_chip_whose_mask_is_read_before_x(causal: bool) -> None:
+    x, mask = torch.randn(3, 20000), some_mask(3, 20000)
+    mask[1] = True  # a dead row
+    check(x, mask, causal=causal)
+
+
+@needs_loops
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_row_longer_than_any_limit(dtype: torch.dtype) -> None:
     size_k = 40_000
