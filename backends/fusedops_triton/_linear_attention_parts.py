@@ -217,7 +217,9 @@ def _parts_launch(sizes: Sizes, normalize: bool) -> Launch:
         "OF": pairs, "PRECISION": precision_of(_chunk_parts),
     }  # fmt: skip
     numbers = (sizes.sequences, sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k)
-    return Launch(_chunk_parts, (sizes.numbers * sizes.heads,), numbers, constants, 8)
+    # of 8 warps on sm_90, two groups of 4 compute the same products: of 64 rows, as many as one group has
+    warps = 4 if sizes.split else 8
+    return Launch(_chunk_parts, (sizes.numbers * sizes.heads,), numbers, constants, warps)
 
 
 # -------------------------------------------------------------------------------------------------------- jit functions
@@ -352,4 +354,6 @@ def _chunk_parts(
                 middle = product(factor, inverse, False, tl.float32, PRECISION)
                 inverse -= product(inverse, middle, False, tl.float32, PRECISION)
                 size_b *= 2
+            # the same again: else its parts of 11 bits are held in registers through all levels
+            lower = tl.where(at[:, None] > at[None, :], lower, 0.0)
             tl.store(inverse_ptr + square, product(lower, inverse, False, tl.float32, PRECISION))
