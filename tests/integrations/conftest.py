@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,16 @@ def one_rank(job: None) -> Iterator[None]:
     """Run a test as the one rank of a job of Megatron."""
     with megatron_layers.on_cpu():
         yield
+
+
+@pytest.fixture
+def patch_removed(one_rank: None) -> Iterator[None]:
+    """Remove the patch of Megatron after a test."""
+    yield
+    if "fusedops.integrations.megatron" in sys.modules:
+        from fusedops.integrations.megatron._patch import remove
+
+        remove()
 
 
 @pytest.fixture

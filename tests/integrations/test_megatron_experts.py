@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import megatron_layers as layers
@@ -19,19 +17,9 @@ from torch.testing import assert_close
 import fusedops
 from fusedops import FusedOpsWarning, InvalidInputError
 
-pytestmark = layers.OWN_WARNINGS
+pytestmark = [*layers.OWN_WARNINGS, pytest.mark.usefixtures("patch_removed")]
 TOKENS, EXPERTS = 33, 16
 LOGITS, BIAS = tensor(TOKENS, EXPERTS), tensor(EXPERTS, seed=1, scale=0.1)
-
-
-@pytest.fixture(autouse=True)
-def removed(one_rank: None) -> Iterator[None]:
-    """Remove the patch after each test."""
-    yield
-    if "fusedops.integrations.megatron" in sys.modules:
-        from fusedops.integrations.megatron._patch import remove
-
-        remove()
 
 
 def patch() -> Any:

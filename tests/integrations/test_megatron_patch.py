@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import megatron_layers as layers
@@ -20,17 +20,7 @@ from torch.testing import assert_close
 import fusedops
 from fusedops import FusedOpsWarning
 
-pytestmark = layers.OWN_WARNINGS
-
-
-@pytest.fixture(autouse=True)
-def removed(one_rank: None) -> Iterator[None]:
-    """Remove the patch after each test."""
-    yield
-    if "fusedops.integrations.megatron" in sys.modules:
-        from fusedops.integrations.megatron._patch import remove
-
-        remove()
+pytestmark = [*layers.OWN_WARNINGS, pytest.mark.usefixtures("patch_removed")]
 
 
 def patch(**options: Any) -> Any:

@@ -37,28 +37,16 @@ def close(got: list[Tensor], want: list[Tensor], roundings: float = 1.5) -> None
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
-def test_rms_norm_is_torchs(dtype: torch.dtype, backend: str) -> None:
-    x, weight, grad = (torch.randn(shape).to(dtype) for shape in ((4, 6, 48), (48,), (4, 6, 48)))
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_a_norm_is_torchs(name: str, dtype: torch.dtype, backend: str) -> None:
+    vectors = [torch.randn(48).to(dtype) for _ in ("weight", "bias")[: 1 + (name == "layer_norm")]]
     got, want = both(
-        lambda x, w: fusedops.rms_norm(x, w, 1e-5, backend=backend),
-        lambda x, w: torch.nn.functional.rms_norm(x, (48,), w, 1e-5),
-        [x, weight],
-        grad,
+        lambda x, *vectors: getattr(fusedops, name)(x, *vectors, eps=1e-5, backend=backend),
+        lambda x, *vectors: getattr(torch.nn.functional, name)(x, (48,), *vectors, eps=1e-5),
+        [torch.randn(4, 6, 48).to(dtype), *vectors],
+        torch.randn(4, 6, 48).to(dtype),
     )
     close(got, want, 4 if dtype in (BF16, F16) else 40)  # torch rounds within backward
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [BF16, F16, F32])
-def test_layer_norm_is_torchs(dtype: torch.dtype, backend: str) -> None:
-    x, weight, bias, grad = (torch.randn(shape).to(dtype) for shape in ((4, 6, 48), (48,), (48,), (4, 6, 48)))
-    got, want = both(
-        lambda x, w, b: fusedops.layer_norm(x, w, b, backend=backend),
-        lambda x, w, b: torch.nn.functional.layer_norm(x, (48,), w, b),
-        [x, weight, bias],
-        grad,
-    )
-    close(got, want, 4 if dtype in (BF16, F16) else 40)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])

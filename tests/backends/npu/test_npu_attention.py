@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from ascend import candidate
 from right import assert_right
 from torch import Tensor
 
@@ -116,9 +117,7 @@ def adaptations(call: dict[str, Any], direction: str = "backward") -> dict[str, 
     on_npu = {
         name: TensorSpec(tuple(x.shape), x.dtype, "npu") if isinstance(x, Tensor) else x for name, x in call.items()
     }
-    decision = fusedops.explain(attention, **on_npu)
-    (npu,) = [each for each in decision.candidates if each.backend == "npu"]
-    return {each.name: each.bytes for each in npu.adaptations if each.direction == direction}
+    return {each.name: each.bytes for each in candidate(attention, **on_npu).adaptations if each.direction == direction}
 
 
 @pytest.mark.usefixtures("torch_npu")
@@ -209,9 +208,7 @@ def test_models_layouts_are_passed_on(torch_npu: ModuleType) -> None:
 
 def reasons(direction: str = "forward", **call: Any) -> str:
     """Return the reasons of a refusal, empty where npu takes the call."""
-    decision = fusedops.explain(attention, **call)
-    (npu,) = [each for each in decision.candidates if each.backend == "npu"]
-    return " ".join(map(str, npu.reasons))
+    return " ".join(map(str, candidate(attention, **call).reasons))
 
 
 def specs(b: int, nq: int, nk: int, sq: int, sk: int, d: int, dv: int | None = None, dtype: Any = BF16) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from standin import npu_device
+from ascend import candidate, nothing_waits, on_npu
 from torch import Tensor
 
 import fusedops
@@ -103,17 +103,10 @@ def test_the_activation(torch_npu: ModuleType, options: dict[str, Any], vendors:
 @pytest.mark.parametrize("activation", ["swiglu", "geglu", "silu"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_nothing_waits_for_the_device(activation: str, transposed: bool) -> None:
-    call = tensors(torch.bfloat16, activation != "silu", transposed)
-    leaves = {
-        name: each.to("npu").requires_grad_(each.is_floating_point()) if isinstance(each, Tensor) else each
-        for name, each in call.items()
-    }
+    leaves = on_npu(tensors(torch.bfloat16, activation != "silu", transposed), grow=True)
     grad = torch.ones(T, H, dtype=torch.bfloat16).to("npu")
-    npu_device.reset()
-    with fusedops.use("npu", fallback="raise"):
+    with nothing_waits():
         experts(**leaves, activation=activation).backward(grad)
-    assert npu_device.synchronisations() == 0
-    assert npu_device.calls["copy_to_device"] == 0
 
 
 def test_one_gradient_alone(torch_npu: ModuleType) -> None:
@@ -141,9 +134,7 @@ def test_limits_and_costs() -> None:
             "up": TensorSpec((8, 48, 32), bf16, "npu"),
             "down": TensorSpec((8, 32, 24), bf16, "npu"),
         }
-        decision = fusedops.explain(experts, **call | changes)
-        (npu,) = [each for each in decision.candidates if each.backend == "npu"]
-        return npu
+        return candidate(experts, **call | changes)
 
     assert not npu_of().reasons
     costs = {(each.name, each.direction): each.bytes for each in npu_of().adaptations}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from standin import npu_device
+from ascend import candidate, nothing_waits, on_npu
 from torch import Tensor
 
 import fusedops
@@ -31,16 +31,9 @@ def tensors(dtype: torch.dtype = torch.float32, transposed: bool = False, bias: 
     }
 
 
-def on_npu(call: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: each.to("npu").requires_grad_(each.is_floating_point()) if isinstance(each, Tensor) else each
-        for name, each in call.items()
-    }
-
-
 def run(call: dict[str, Any], grad: Tensor) -> tuple[Tensor, ...]:
     """Return y and the gradients of x, weight and a bias, from npu."""
-    leaves = on_npu(call)
+    leaves = on_npu(call, grow=True)
     with fusedops.use("npu", fallback="raise"):
         y = grouped_matmul(**leaves)
         y.backward(grad.to("npu"))
@@ -79,12 +72,12 @@ def test_the_vendors_calls(torch_npu: ModuleType) -> None:
 @pytest.mark.usefixtures("torch_npu")
 @pytest.mark.parametrize("transposed", [False, True])
 def test_nothing_waits_for_the_device(transposed: bool) -> None:
-    leaves, grad = on_npu(tensors(torch.bfloat16, transposed)), torch.ones(ROWS, N, dtype=torch.bfloat16).to("npu")
-    npu_device.reset()
-    with fusedops.use("npu", fallback="raise"):
+    leaves, grad = (
+        on_npu(tensors(torch.bfloat16, transposed), grow=True),
+        torch.ones(ROWS, N, dtype=torch.bfloat16).to("npu"),
+    )
+    with nothing_waits():
         grouped_matmul(**leaves).backward(grad)
-    assert npu_device.synchronisations() == 0
-    assert npu_device.calls["copy_to_device"] == 0
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 1, 5), (1, 5, 1), (5, 1, 1), (2, 1, 3), (2, 3, 1), (4, 1, 1)])
@@ -144,9 +137,7 @@ def test_limits_and_costs() -> None:
             "offsets": TensorSpec((8,), torch.int64, "npu"),
             "bias": TensorSpec((8, 16), torch.float32, "npu"),
         }
-        decision = fusedops.explain(grouped_matmul, **call | changes)
-        (npu,) = [each for each in decision.candidates if each.backend == "npu"]
-        return npu
+        return candidate(grouped_matmul, **call | changes)
 
     costs = {(each.name, each.direction): each.bytes for each in npu_of().adaptations}
     assert costs == {

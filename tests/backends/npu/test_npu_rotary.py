@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from ascend import candidate
 from right import assert_right
 from torch import Tensor
 
@@ -51,9 +52,7 @@ def test_it_is_the_vendors(
 def reasons(q: tuple[int, ...], cos: tuple[int, ...], dtype: Any = F32, of_cos: Any = None, **options: Any) -> str:
     """Return the reasons of a refusal, empty where npu takes the call."""
     x, angle = TensorSpec(q, dtype, "npu"), TensorSpec(cos, of_cos or dtype, "npu")
-    decision = fusedops.explain("rotary_embedding", x, None, angle, angle, **options)
-    (npu,) = [each for each in decision.candidates if each.backend == "npu"]
-    return " ".join(map(str, npu.reasons))
+    return " ".join(map(str, candidate("rotary_embedding", x, None, angle, angle, **options).reasons))
 
 
 @pytest.mark.usefixtures("torch_npu")
@@ -104,13 +103,10 @@ def test_decoding_runs_in_the_other_layout() -> None:
     torch.testing.assert_close(got.cpu().transpose(1, 2), want)
 
 
+@pytest.mark.usefixtures("torch_npu")
 def test_the_doubled_tables_are_stated_with_their_bytes() -> None:
-    from ascend import ascend
-
-    with ascend():
-        x, angle = TensorSpec((1, 4, 9, 64), BF16, "npu"), TensorSpec((9, 32), BF16, "npu")
-        decision = fusedops.explain("rotary_embedding", x, None, angle, angle)
-    (npu,) = [each for each in decision.candidates if each.backend == "npu"]
+    x, angle = TensorSpec((1, 4, 9, 64), BF16, "npu"), TensorSpec((9, 32), BF16, "npu")
+    npu = candidate("rotary_embedding", x, None, angle, angle)
     assert {(each.name, each.bytes) for each in npu.adaptations} == {("doubled", 2 * 9 * 64 * 2)}
 
 

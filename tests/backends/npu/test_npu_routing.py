@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from standin import npu_device
+from ascend import candidate, nothing_waits
 from torch import Tensor
 
 import fusedops
@@ -106,11 +106,8 @@ def test_the_gradient(score: str) -> None:
 def test_nothing_waits_for_the_device(score: str) -> None:
     logits, bias = torch.randn(5, 16).to("npu").requires_grad_(), torch.randn(16).to("npu")
     g = torch.randn(5, 3).to("npu")
-    npu_device.reset()
-    with fusedops.use("npu", fallback="raise"):
+    with nothing_waits():
         top_k_routing(logits, 3, score=score, bias=bias, groups=4, top_groups=2)[0].backward(g)
-    assert npu_device.synchronisations() == 0
-    assert npu_device.calls["copy_to_device"] == 0
 
 
 def test_no_rows_are_not_passed_on(torch_npu: ModuleType) -> None:
@@ -122,9 +119,7 @@ def test_no_rows_are_not_passed_on(torch_npu: ModuleType) -> None:
 @pytest.mark.usefixtures("torch_npu")
 def test_limits_and_costs() -> None:
     def npu_of(shape: tuple[int, ...] = (64, 32), k: int = 4, **changes: Any) -> Any:
-        decision = fusedops.explain(top_k_routing, TensorSpec(shape, torch.bfloat16, "npu"), k, **changes)
-        (npu,) = [each for each in decision.candidates if each.backend == "npu"]
-        return npu
+        return candidate(top_k_routing, TensorSpec(shape, torch.bfloat16, "npu"), k, **changes)
 
     assert not npu_of().reasons
     assert {(each.name, each.direction): each.bytes for each in npu_of().adaptations} == {("rows", "forward"): 8192}
