@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -37,14 +37,16 @@ _OPTIONS = {
 }
 
 
-def add_ops(parser: argparse.ArgumentParser) -> None:
-    """Add one parser for each op, those of plugins included."""
+def add_ops(parser: argparse.ArgumentParser, words: Collection[str]) -> None:
+    """Add one parser for each op, those of plugins included. Only an op that is in ``words`` gets its arguments."""
     registry.records()
     parsers = parser.add_subparsers(dest="op", required=True, metavar="OP", title="ops")
     for op in registry.ops.values():
         text = _literal(op.evidence.formula)
         one = parsers.add_parser(op.name, help=text, description=f"{text}. {DESCRIPTION}", allow_abbrev=False)
         one.set_defaults(parser=one)
+        if op.name not in words:
+            continue
         arguments = one.add_argument_group("arguments of the call")
         for name in op.parameters:
             is_tensor = name in op.tensors

@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
@@ -79,7 +79,7 @@ def _run(argv: list[str]) -> int:
     command = next((word for word in argv if not word.startswith("-")), None)
     if command is not None and command not in COMMANDS:
         raise PolicyError(unknown_name("command", command, [*COMMANDS, "--help", "--version"]))
-    parser = _parser(command)
+    parser = _parser(command, argv)
     if not argv:
         parser.print_help(sys.stderr)
         return 2
@@ -152,8 +152,8 @@ class _Formatter(argparse.HelpFormatter):
         return "\n".join(indent + line for line in lines)
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
-    """Build the parser. Only the parser of ``command`` gets its arguments: those of explain need the plugins."""
+def _parser(command: str | None, words: Collection[str]) -> argparse.ArgumentParser:
+    """Build the parser. Only the parser of ``command`` gets its arguments, and of explain those of the ops in words."""
     description = "Inspect an installation of fusedops, the backends it selects, their speed and their conformance."
     parser = _Parser(
         prog="fusedops", description=description, epilog=EXIT_CODES, formatter_class=_Formatter, allow_abbrev=False
@@ -175,7 +175,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         if name != command:
             continue
         if name == "explain":
-            module.add_ops(one)
+            module.add_ops(one, words)
             continue
         if hasattr(module, "add_arguments"):
             module.add_arguments(one)
