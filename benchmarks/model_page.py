@@ -58,7 +58,8 @@ CALLS
   of today: they had 32 columns of a state in a program, 8 warps, and spilled up to 488 bytes.
 - `linear_attention chunks` inverts a matrix by products of float32, each in three of TF32. With 8 warps, Triton gave
   most of them to both groups of four warps, which computed the same: a level of the inverse had 88 instructions for
-  products in each warp, where 48 would do. With 4 warps the model has 0.47 ms for 1.02. Not timed.
+  products in each warp, where 48 would do. With 4 warps the model has 0.47 ms for 1.02. Programs of
+  4 warps in `backward chunks` have 3.1 and, without beta, 1.8 ms for 4.3 and 3.1. Not timed.
 
 A B200 has settings of its own where its faster memory needs more rows on their way: rows of softmax above 8192 columns,
 backward 4096, are held as pairs; a thread has more elements of a norm's row; the backward of norms at 4096 columns
@@ -115,7 +116,7 @@ def measured_kernels() -> dict[str, float]:
 
 #: Milliseconds of linear_attention on an H200, forward, and with its backward: of nvidia-h200/notes.md. Before each
 #: what the model has for the kernels that were timed, those of commit 063b26e.
-LINEAR_ATTENTION = {"": ((1.70, 3.5), (6.20, 12.5)), " without beta": ((0.43, 1.1), (2.90, 5.4))}
+LINEAR_ATTENTION = {"": ((1.70, 3.5), (6.23, 12.5)), " without beta": ((0.43, 1.1), (2.90, 5.4))}
 
 
 class Call(NamedTuple):

@@ -26,11 +26,14 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from fusedops_triton import _settings
 from fusedops_triton._bias import rounded
+from fusedops_triton._chips import CHIPS
 from fusedops_triton._common import read, scalar
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._linear_attention import walk
 from fusedops_triton._linear_attention_parts import (
+    CHUNK,
     Call,
     Parts,
     Sizes,
@@ -48,9 +51,10 @@ from fusedops_triton._norm import ready
 from fusedops_triton._profiled import profiled
 from fusedops_triton._settings import ceil_div, power_of_two
 
-#: Rows of the states, and columns of them at a time, of a program that has a chunk. Not measured: of 16-bit tensors,
-#: larger ones spill on sm_90.
-ROWS, COLUMNS = 32, 16
+#: Rows of the states, and columns of them at a time, and the warps, of a program that has a chunk: of 64 positions with
+#: beta and without, and others. Larger ones spill on sm_90. Not measured: by docs/triton-model.md, with the heads
+#: of Qwen3-Next, an H200 takes 3.1 and 1.8 ms for (4, 4096) positions, with the last setting 4.3 and 3.1.
+OF_CHUNK = {"beta": (16, 16, 4), "": (16, 32, 4), "other": (32, 16, 8)}
 #: Elements of a program that adds up value heads.
 SUMMED = 2048
 
@@ -126,7 +130,7 @@ def _chunk_gradients(call: Call, parts: Parts, grad_out: Tensor, walked: _Walked
     of_queries, of_keys = (
         None if each is None else make((*places, sizes.size_k), dtype=torch.float32, device=device) for each in (dq, dk)
     )
-    launch, blocks = _chunk_launch(sizes)
+    launch, blocks = _chunk_launch(sizes, call.beta is not None)
     of_decay = None if ddecay is None else make((blocks, *places), dtype=torch.float32, device=device)
     outputs, inputs = (of_queries, of_keys, of_decay, dbeta), (call.q, call.k, call.decay, call.beta, call.bounds)
     launch(call.v, *outputs, grad_out, *walked, *inputs, parts.factors)
@@ -149,10 +153,15 @@ def _back_launch(sizes: Sizes) -> Launch:
 
 
 @cached_by_layout
-def _chunk_launch(sizes: Sizes) -> tuple[Launch, int]:
-    """Return the launch, and the blocks of rows of the states."""
+def _chunk_launch(sizes: Sizes, delta: bool) -> tuple[Launch, int]:
+    """Return the launch, and the blocks of rows of the states. delta: there is a beta."""
     (size_k, size_v), by = units(sizes)
-    rows, cols = (max(min(power_of_two(n), most), 16) for n, most in ((sizes.size_k, ROWS), (sizes.size_v, COLUMNS)))
+    which = ("beta" if delta else "") if sizes.split and sizes.chunk == CHUNK else "other"
+    if delta and _settings.chip == CHIPS["sm_100"]:  # it would spill 152 bytes of a thread there
+        which = "other"
+    most_rows, most_cols, warps = OF_CHUNK[which]
+    rows = max(min(power_of_two(sizes.size_k), most_rows), 16)
+    cols = max(min(power_of_two(sizes.size_v), most_cols), 16)
     blocks = ceil_div(sizes.size_k, rows)
     constants = {
         **by, "STEPS": (sizes.sequences - 1).bit_length(), "C": sizes.chunk, "BK": rows, "BV": cols,
@@ -163,7 +172,7 @@ def _chunk_launch(sizes: Sizes) -> tuple[Launch, int]:
         sizes.sequences, sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k, size_v, blocks,
         rows_of_all,
     )  # fmt: skip
-    return Launch(_chunk_back, (sizes.numbers * sizes.heads * blocks,), numbers, constants, 8), blocks
+    return Launch(_chunk_back, (sizes.numbers * sizes.heads * blocks,), numbers, constants, warps), blocks
 
 
 @cached_by_layout
@@ -295,13 +304,14 @@ def _chunk_back(
         q = tl.load(vectors)[:, None] * read(q_ptr + of_line, in_line)
         k = tl.load(vectors + C)[:, None] * read(k_ptr + of_line, in_line)
         strictly = at[:, None] > at[None, :]
+        if beta_ptr is not None:  # here: the weights are not held longer
+            of_pairs = tl.where(strictly, of_pairs * weights, 0.0)
         of_scores = of_scores * weights
         of_queries = product(of_scores, k, SPLIT, OF, PRECISION)
         of_keys = product(tl.trans(of_scores), q, SPLIT, OF, PRECISION)
         of_queries += started[:, None] * of_started
         of_keys += ended[:, None] * of_ended
         if beta_ptr is not None:
-            of_pairs = tl.where(strictly, of_pairs * weights, 0.0)
             of_keys += product(of_pairs + tl.trans(of_pairs), k, SPLIT, OF, PRECISION)
             of_keys += started[:, None] * of_started_k
         to = place[:, None] * size_k + row[None, :]

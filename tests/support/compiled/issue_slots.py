@@ -40,7 +40,8 @@ class Cost(NamedTuple):
     threads: float  # percent of the 2048 threads of a multiprocessor that are resident
     loops: bool  # the kernel has a loop on its way
     products: float  # clocks of a multiprocessor's tensor cores for a program
-    copied: float  # bytes that a program copies to shared memory without waiting for them
+    loaded: float  # bytes that a program loads, from the caches where others have loaded them
+    copied: float  # of these to shared memory, without waiting for them
 
 
 class Way(NamedTuple):
@@ -48,6 +49,7 @@ class Way(NamedTuple):
 
     instructions: float
     products: float  # clocks of the tensor cores
+    loaded: float  # bytes
     copied: float  # bytes
 
 
@@ -98,8 +100,8 @@ def cost(
     instructions, clocks = way.instructions, way.instructions * warps / 4
     threads = _resident(used["REG"], warps, shared) * warps / WARPS
     issue, spilled = 100 * clocks * BYTES_PER_CLOCK / nbytes, used["STACK"] + used["LOCAL"]
-    products, copied = way.products * warps, way.copied * warps
-    return Cost(issue, instructions, used["REG"], spilled, 100 * threads, loops, products, copied)
+    rest = (each * warps for each in way[1:])
+    return Cost(issue, instructions, used["REG"], spilled, 100 * threads, loops, *rest)
 
 
 def _machine_code(cubin: bytes) -> tuple[str, bytes]:
@@ -154,7 +156,7 @@ def _issued(listing: list[Instruction], steps: int | Sequence[int]) -> tuple[Way
     for at in order:
         most = max((len(loops[to]) for to in forward[at]), default=0) if steps != 1 else 0
         longest = [to for to in forward[at] if steps == 1 or len(loops[to]) == most]
-        own, rest = _sums(listing[at].opcode), min((left[to] for to in longest), default=Way(0, 0, 0))
+        own, rest = _sums(listing[at].opcode), min((left[to] for to in longest), default=Way(0, 0, 0, 0))
         left[at] = Way(*(trips[at] * one + other for one, other in zip(own, rest, strict=True)))
         loops[at] = frozenset().union(*(loops[to] for to in longest)) | ({at} & {*heads})
     return left[0], bool(loops[0])
@@ -171,11 +173,12 @@ def _trips(count: int, bodies: Sequence[set[int]], steps: int | Sequence[int]) -
 
 def _sums(opcode: str) -> Way:
     """Return what an instruction of a warp adds to the sums."""
-    tensor, copied = TENSOR.match(opcode), 0
-    if opcode.startswith("LDGSTS"):
-        width = re.search(r"\.(64|128)$", opcode)
-        copied = 32 * (int(width[1]) if width else 32) // 8
-    return Way(opcode != "NOP", int(tensor[1]) / TENSOR_COLUMNS if tensor else 0, copied)
+    tensor, loaded = TENSOR.match(opcode), 0
+    if opcode.startswith("LDG"):
+        width = re.search(r"\.[US]?(8|16|64|128)\b", opcode)
+        loaded = 32 * (int(width[1]) if width else 32) // 8
+    copied = loaded if opcode.startswith("LDGSTS") else 0
+    return Way(opcode != "NOP", int(tensor[1]) / TENSOR_COLUMNS if tensor else 0, loaded, copied)
 
 
 def _successors(listing: list[Instruction], at: int, index: dict[int, int]) -> list[int]:

@@ -74,7 +74,7 @@ def _modelled(case: dict[str, Any], launch: Launch, kernel: Any, listing: list[I
         _ahead(launch, result) if result.products else int(
             launch.arguments.get("AHEAD", case["op"] == "gelu_backward")
         ),
-        result.products, result.copied,
+        result.products, result.loaded,
     )  # fmt: skip
     return Modelled(result, program, programs)
 

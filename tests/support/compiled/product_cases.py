@@ -46,7 +46,7 @@ def _of_linear_attention() -> dict[str, Case]:
             "walk": {"launch": 1, **walk},
             "backward walk": {"launch": 1, **walk},
             "backward walk back": {"launch": 2, **walk},
-            "backward chunks": {"launch": 3, "trips": [size // 16]},
+            "backward chunks": {"launch": 3, "trips": [size // (16 if beta else 32)]},
             "backward heads": {"launch": 4, "trips": [0, 2]},  # four heads at a time, and one at a time
         }
         for launch, case in launches.items():

@@ -48,7 +48,7 @@ class Program(NamedTuple):
     reductions: float  # that it waits for
     ahead: int  # a trip loads what the trip so many later needs; 0: what it needs itself
     products: float = 0.0  # clocks of the tensor cores
-    copied: float = 0.0  # bytes that it copies to shared memory, from the L2 cache where others have read them
+    loaded: float = 0.0  # bytes that it loads, from the L2 cache where others have loaded them
 
 
 def share(program: Program, chip: Chip) -> float:
@@ -68,8 +68,8 @@ def share(program: Program, chip: Chip) -> float:
 def nanoseconds(program: Program, chip: Chip) -> float:
     """Return the time of one of many programs on a multiprocessor, which has several of them at a time.
 
-    A program with products waits in two queues: to issue, and for the tensor cores. What it copies to shared memory
-    arrives while it computes, if it reads ahead.
+    A program with products waits in two queues: to issue, and for the tensor cores. What it loads arrives while
+    it computes, if it reads ahead.
     """
     if not program.products:
         return _least(program, chip)[0] / share(program, chip) * 100.0
@@ -77,7 +77,7 @@ def nanoseconds(program: Program, chip: Chip) -> float:
     service = program.instructions * program.warps / 4 / chip.clock / trips
     tensor = program.products / chip.clock / trips
     waits = program.reductions * (REDUCTION if program.warps > 1 else ALONE) / trips
-    moving = max(program.copied, program.nbytes) / trips / BURST / chip.clock
+    moving = max(program.loaded, program.nbytes) / trips / BURST / chip.clock
     arriving = max(chip.latency + moving - program.ahead * (service + tensor + waits), 0.0)
     cycle = _cycle((service, tensor), START / trips + arriving + waits, program.resident)
     in_turns = trips * max(cycle / program.resident, moving)
