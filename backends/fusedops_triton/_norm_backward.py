@@ -113,8 +113,9 @@ def _backward_launches(n_rows: int, size: int, narrowest: int, widest: int, cent
     setting = norm_sums(n_rows, size, widest, sums, centered)
     if setting.on_chip:
         constants = {
-            **shared, "JOINED": setting.joined, "AHEAD": setting.ahead, "EVEN": size == setting.block,
-            "WHOLE": n_rows % setting.rows == 0, "ROWS": setting.rows, "BLOCK": setting.block,
+            **shared, "JOINED": setting.joined, "AHEAD": setting.ahead, "HELD": setting.held,
+            "EVEN": size == setting.block, "WHOLE": n_rows % setting.rows == 0, "ROWS": setting.rows,
+            "BLOCK": setting.block,
         }  # fmt: skip
         parts = ceil_div(n_rows, setting.steps * setting.rows)
         sizes = (*sizes, setting.steps)
@@ -138,20 +139,20 @@ _NOT_SPECIALIZED = ["offset", "n_rows", "size"]
 def _norm_backward_on_chip(
     dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
     offset, n_rows, size, steps,
-    CENTER: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CENTER: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr, HELD: tl.constexpr, UNIT: tl.constexpr,
+    EVEN: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute steps * ROWS whole rows, or those that are left. Grid (parts,); H = size * UNIT <= BLOCK.
 
     dx_ptr, dresidual_ptr: (n_rows, H), or None. dweight_ptr, dbias_ptr: (parts, H), the sums over this program's rows,
     or None. grad_ptr, s_ptr: (n_rows, H). grad_s_ptr: (n_rows, H), or None. mean_ptr, rstd_ptr: (n_rows,). weight_ptr:
     (H,), or None. offset: see ``scalar``. JOINED: see ``NormSums``. AHEAD: so many tiles, 0 to 2, are read while one is
-    computed. EVEN: H = BLOCK. WHOLE: n_rows is a multiple of ROWS.
+    computed. HELD: the weight is in registers. EVEN: H = BLOCK. WHOLE: n_rows is a multiple of ROWS.
     """
     col = tl.arange(0, BLOCK)
     in_row, columns = columns_of(col, size, UNIT, EVEN, BLOCK)
     share = 1.0 / columns.to(tl.float32)
-    if weight_ptr is not None:
+    if weight_ptr is not None and HELD:
         weight = tl.load(weight_ptr + col, mask=in_row, other=0.0)
     # each lane adds up its own elements; one reduction over rows at the end
     dweight = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
@@ -198,6 +199,8 @@ def _norm_backward_on_chip(
         if dx_ptr is not None or dresidual_ptr is not None:
             m = grad
             if weight_ptr is not None:
+                if not HELD:
+                    weight = tl.load(weight_ptr + col, mask=in_row, other=0.0)
                 m = grad * (widened(weight) + scalar(offset))[None, :]
             # rstd * (m - mean(m) - normal * mean(m * normal)), by two instructions an element
             if CENTER:

@@ -56,13 +56,15 @@ NORM_WARPS = 32
 class Backward(NamedTuple):
     """The setting of a norm's backward where a B200 has another one than the other chips.
 
-    per_thread: elements of a thread. registers, ahead: see ``NormSums``. resident: warps of a processor, as NORM_WARPS.
+    per_thread: elements of a thread. registers, ahead, held: see ``NormSums``. resident: warps of a processor, as
+    NORM_WARPS.
     """
 
     per_thread: int
     registers: int | None
     ahead: int
     resident: int
+    held: bool = True
 
 
 #: Settings of a B200 for two-byte rows. Its memory is 1.5 times as fast for each multiprocessor as an H200's: more rows
@@ -70,9 +72,12 @@ class Backward(NamedTuple):
 #: warps fit on a multiprocessor and not 8 (other lengths would spill). Backward, by the next power of two. Speeds by
 #: the model of ``docs/triton-model.md``, in percent of a copy's, before and with them: rms_norm of 8192 columns 86 and
 #: 95, of 16384 79 and 91, layer_norm 81 and 91, 72 and 86; backward of 4096 columns 79 and 88, 76 and 84, of 8192 72
-#: and 75, 64 and 75. No B200 has run them.
+#: and 75 (see below), 64 and 75. No B200 has run them.
 B200_FORWARD = {8192: (128, 168), 16384: (128, 168)}
 B200_BACKWARD = {4096: Backward(16, 128, 2, 16), 8192: Backward(32, None, 1, 8)}
+#: RMSNorm of 8192 columns: without the weight in registers two programs fit on a multiprocessor, and one computes while
+#: the other waits. 75 became 83; with a tile read ahead it has 91, and spills 104 bytes.
+B200_RMS_NORM_WIDE = Backward(32, 128, 0, 16, held=False)
 
 
 def _is_b200(size: int, widest: int) -> bool:
@@ -101,7 +106,7 @@ class NormSums(NamedTuple):
     """The setting of a norm's backward: each program computes ``steps`` tiles of ``rows`` rows.
 
     joined: LayerNorm's two sums over a row are those of one tensor of pairs. registers: of a thread, at most; None:
-    any. ahead: so many tiles are read while one is computed.
+    any. ahead: so many tiles are read while one is computed. held: the weight is in registers, not read for each row.
     """
 
     rows: int
@@ -112,6 +117,7 @@ class NormSums(NamedTuple):
     joined: bool = True
     registers: int | None = HALF_RESIDENT
     ahead: int = 0
+    held: bool = True
 
 
 def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -> NormSums:
@@ -124,9 +130,10 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -
     registers: int | None = HALF_RESIDENT
     # on sm_100 ptxas moves out 6 to 18 registers of a thread for a tensor of pairs
     joined = width < NORM_WIDE // 2 or not centered or _settings.chip != CHIPS["sm_100"]
-    ahead, resident = int(widest == 2), NORM_WARPS
+    ahead, resident, held = int(widest == 2), NORM_WARPS, True
     if sums and width in B200_BACKWARD and _is_b200(size, widest):
-        per_thread, registers, ahead, resident = B200_BACKWARD[width]
+        setting = B200_BACKWARD[width] if centered or width != NORM_WIDE else B200_RMS_NORM_WIDE
+        per_thread, registers, ahead, resident, held = setting
     if widest == 2 and _settings.chip.nvidia and width == NORM_WIDEST:
         longest, per_thread = width, NORM_WIDEST_PER_THREAD[centered]
         registers, joined, ahead = (HALF_RESIDENT if centered else None), False, 0
@@ -138,7 +145,7 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -
     if not sums:
         return NormSums(rows, width, warps, True, 1, joined, registers)
     parts = min(ceil_div(n_rows, NORM_PART_ROWS), _settings.chip.processors * resident // warps)
-    return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), joined, registers, ahead)
+    return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), joined, registers, ahead, held)
 
 
 def gated_norm_plan(size: int, widest: int) -> Plan:

@@ -18,7 +18,7 @@ from triton_cases import needs_loops
 
 import fusedops
 from fusedops.testing import OPS
-from fusedops_triton import _launch, _norm_backward, _norm_settings
+from fusedops_triton import _launch, _norm_backward, _norm_settings, _settings
 
 # NaN and infinity are wanted in some tests: the GPU does not warn of them, NumPy does
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -55,6 +55,18 @@ def call_of(name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...] =
 def check(name: str, call: dict[str, Any]) -> tuple[Tensor, ...]:
     with fusedops.use("triton", fallback="raise"):
         return assert_right(name, **call)
+
+
+@needs_loops
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm"])
+def test_the_rows_of_a_b200_each_read_the_weight(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_settings, "chip", _settings.CHIPS["sm_100"])
+    _launch.clear_layout_caches()
+    setting = _norm_settings.norm_sums(48, 5000, 2, True, False)
+    assert not setting.held
+    assert setting.steps > 1
+    check(name, call_of(name, (48, 5000), (BF16,) * 3))
+    _launch.clear_layout_caches()
 
 
 @pytest.mark.parametrize(
