@@ -153,3 +153,15 @@ def finite_size(tensor: Tensor) -> Tensor:
     tensor([2., 0.], dtype=torch.float64)
     """
     return tensor.double().abs().nan_to_num(nan=0.0, posinf=0.0)
+
+
+def smallest_step(dtype: torch.dtype) -> float:
+    """Return by how much a number may be off once it is rounded to a dtype, however small it is.
+
+    Below its normal numbers those of bfloat16 are 0 in the products of some processors.
+
+    >>> smallest_step(torch.float16) == 2.0**-24, smallest_step(torch.bfloat16) == 2.0**-126
+    (True, True)
+    """
+    info = torch.finfo(dtype)
+    return info.smallest_normal * (1.0 if dtype is torch.bfloat16 else info.eps)

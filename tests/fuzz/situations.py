@@ -86,13 +86,15 @@ def _meta(op: Op, args: Mapping[str, Any], make: Make, outputs: Outputs, chosen:
     except NoBackendError:  # the policy allows no backend that serves meta tensors
         return
     for name, y, like in zip(op.outputs, results, outputs):
-        if _form(y) != _form(like):
-            raise Wrong(f"got {name} of meta tensors as {_form(y)}, expected {_form(like)}")
+        got, expected = (_form(each, name in op.permuted) for each in (y, like))
+        if got != expected:
+            raise Wrong(f"got {name} of meta tensors as {got}, expected {expected}")
 
 
-def _form(y: Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]:
-    """Return dtype, shape and strides; 0 for the stride of a dim of one element, which may be any."""
-    return y.dtype, tuple(y.shape), tuple(stride if size != 1 else 0 for size, stride in zip(y.shape, y.stride()))
+def _form(y: Tensor, permuted: bool) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]:
+    """Return dtype, shape and strides; none of a dim of one element, or of a result whose order the kernel chooses."""
+    strides = () if permuted else tuple(stride if size != 1 else 0 for size, stride in zip(y.shape, y.stride()))
+    return y.dtype, tuple(y.shape), strides
 
 
 def _thread(op: Op, args: Mapping[str, Any], make: Make, outputs: Outputs, chosen: str) -> None:

@@ -72,3 +72,14 @@ def test_a_term_of_attention_may_be_scaled_before_it_is_rounded_to_bfloat16() ->
     size, limit = expected.gradients["q"].flatten().abs(), expected.limits["gradient of q"].flatten()
     assert 0 < size[0] < limit[0]  # 300 * 4e-40: a scaled term is no normal number
     assert limit[1] < 30 * torch.finfo(torch.bfloat16).smallest_normal
+
+
+def test_a_gradient_of_an_up_projection_of_experts_may_be_0_in_products_of_bfloat16() -> None:
+    op, ones = OPS["experts"], torch.ones(1, 1, dtype=torch.bfloat16)
+    small = 2.0**-127 * torch.ones(1, 1, 1, dtype=torch.bfloat16)
+    call = {"x": 64 * ones, "index": torch.zeros(1, 1, dtype=torch.int64), "weights": ones, "down": small}
+    call |= {"up": torch.ones(1, 2, 1, dtype=torch.bfloat16), "activation": "swiglu"}
+    expected = testing.expected(op, op.prepared(op.bind((), call)), grad=ones)
+    size, limit = expected.gradients["up"].flatten().abs(), expected.limits["gradient of up"].flatten()
+    assert (size > 0).all()
+    assert (size < limit).all()  # 64 * 64 * 2**-127: the gradient of the activation is no normal number

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fusedops._contract.evidence import smallest_step
 from fusedops.dtypes import arithmetic, compute_dtype
 from fusedops.ops.attention import formulas
 from fusedops.ops.attention.merge_attention import Parts, parts
@@ -96,7 +97,7 @@ def gradient_error_bound(
     # torch's kernel for a CPU scales, and adds up blocks of 32 to 256 rows, in 16 bits: each time the sum so far, of
     # half of the blocks on average, is rounded
     of_blocks = 1 + (rows_of_key / _BLOCK / 2) ** 0.5
-    blocks = _least(q.dtype) * (1 + rows_of_key / 32) / 2 if narrow else 0.0
+    blocks = smallest_step(q.dtype) * (1 + rows_of_key / 32) / 2 if narrow else 0.0
     dv = dv + of_blocks * of_queries * _spread(exact.transpose(-2, -1), g, heads)
     # a row whose terms, or sums of them, may overflow: the terms may be scaled before they are summed, or after
     limit = torch.finfo(compute_dtype(q.dtype)).max / 2 / max(factor, 1.0)
@@ -104,7 +105,7 @@ def gradient_error_bound(
     open_rows = ((terms @ keys) >= limit).any(-1, keepdim=True)
     open_keys = (formulas.summed(terms.transpose(-2, -1) @ queries, heads) >= limit).any(-1, keepdim=True)
     # a term may be scaled before it is rounded to 16 bits
-    least = (terms > 0).double() * (_least(q.dtype) * max(1.0 - factor, 0.0))
+    least = (terms > 0).double() * (smallest_step(q.dtype) * max(1.0 - factor, 0.0))
     dq = dq * factor + least @ s.k.abs()
     dk = dk * factor + formulas.summed(least.transpose(-2, -1) @ s.q.abs(), heads)
     dq, dk = dq.masked_fill(open_rows, math.inf), dk.masked_fill(open_keys, math.inf)
@@ -143,15 +144,9 @@ def _flushed(p: Tensor, dtype: torch.dtype) -> Tensor:
     return p.clamp(max=torch.finfo(compute_dtype(dtype)).smallest_normal)
 
 
-def _least(dtype: torch.dtype) -> float:
-    """Return by how much the smallest numbers of a dtype are off: those of bfloat16 are 0 in a processor's products."""
-    info = torch.finfo(dtype)
-    return info.smallest_normal * (1.0 if dtype is torch.bfloat16 else info.eps)
-
-
 def _rounded(change: Tensor, terms: Tensor, count: float, dtype: torch.dtype) -> Tensor:
     """Return the change of terms that are rounded to ``dtype``, and of which ``count`` are added one by one."""
-    least = _least(dtype)
+    least = smallest_step(dtype)
     unit = torch.finfo(compute_dtype(dtype)).eps / 2
     return torch.where(terms > 0, change + terms * (0.5 * count * unit) + least, 0.0)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Tolerance, finite_size
+from fusedops._contract.evidence import Tolerance, finite_size, smallest_step
 from fusedops.dtypes import arithmetic
 from fusedops.ops.experts.formulas import Activation, experts_of, group_of_rows, order_of
 from fusedops.ops.gated.formulas import split
@@ -34,7 +34,7 @@ class Narrow(NamedTuple):
 
     Attributes:
         share: by which a rounded number is off at most; 0 where the arithmetic is in the dtype of x.
-        least: the distance of its smallest numbers; 0 as ``share``.
+        least: by which its smallest numbers are off; 0 as ``share``.
         largest: the size from which a number may overflow in it.
     """
 
@@ -51,7 +51,7 @@ def narrow_of(x: Tensor, *weights: Tensor) -> Narrow:
     """Return what a rounding to the dtype of x means."""
     info = torch.finfo(x.dtype)
     rounds = arithmetic(x, *weights) is not x.dtype
-    return Narrow(rounds * info.eps / 2, rounds * info.tiny * info.eps, info.max / 2)
+    return Narrow(rounds * info.eps / 2, rounds * smallest_step(x.dtype), info.max / 2)
 
 
 def _of_arithmetic(absolute: float, x: Tensor, *weights: Tensor) -> float:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Tolerance, finite_size
+from fusedops._contract.evidence import Tolerance, finite_size, smallest_step
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.losses import formulas
 from fusedops.ops.losses.formulas import LossOptions
@@ -290,8 +290,7 @@ def _rounding_to_16_bits(*tensors: Tensor) -> float:
 
 def _least_of_16_bits(*tensors: Tensor) -> float:
     """Return the largest of the numbers below which one of a 16-bit dtype of the tensors may be 0; 0 without one."""
-    least = {torch.float16: 2.0**-24, torch.bfloat16: torch.finfo(torch.bfloat16).tiny}  # see _flushed
-    return max(least.get(each.dtype, 0.0) for each in tensors)
+    return max((smallest_step(each.dtype) for each in tensors if each.dtype.itemsize == 2), default=0.0)
 
 
 def _flushed(tensor: Tensor) -> Tensor:
