@@ -58,7 +58,10 @@ NOINLINE void pack_pairs_of_terms(const Operand& from, int64_t first, int64_t co
   for (; k + 2 * LANES <= depth; k += 2 * LANES, to += LANES * WIDTH) {
     vfloat values[LANES];
 #pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) values[i] = load((const float*)(rows[i] + k));
+    for (int i = 0; i < LANES; i++) {
+      __builtin_prefetch((const char*)(rows[i] + k) + BYTES_AHEAD, 0, 2);
+      values[i] = load((const float*)(rows[i] + k));
+    }
     transpose(values);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) store(to + i * WIDTH, values[i]);

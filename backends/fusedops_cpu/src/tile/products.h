@@ -65,7 +65,10 @@ NOINLINE void pack_terms(const Operand& from, int64_t first, int64_t count, int6
   for (; k + LANES <= depth; k += LANES) {
     vfloat values[LANES];
 #pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) values[i] = load(rows[i] + k);
+    for (int i = 0; i < LANES; i++) {
+      __builtin_prefetch((const char*)(rows[i] + k) + BYTES_AHEAD, 0, 2);
+      values[i] = load(rows[i] + k);
+    }
     transpose(values);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) store(to + (k + i) * WIDTH, values[i]);
