@@ -2,8 +2,8 @@
 
 ``launch``: the position among the launches of the call. ``trips``: of each loop of the kernel, in the order of their
 addresses. ``busy``: the part of the programs that has work. ``unread``: parameters whose tensors are not read. Each
-tensor of the launch moves once: these are the fewest bytes. There is no aim for the issue, and no ``most``: the table
-holds these kernels where they are.
+tensor of the launch moves once: these are the fewest bytes. Where products or taps are the limit, there is no aim for
+the issue, and no ``most``: the table holds these kernels where they are.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ CHUNK = 64
 #: (T, E, K, H, I), each expert with as many rows as the others, and the trips over I of the activation's backward. In
 #: float16: the products of bfloat16 are torch's on an H100 or H200.
 EXPERTS = {"Qwen3-MoE": ([4096, 128, 8, 2048, 768], 768 // 256), "Mixtral": ([4096, 8, 2, 4096, 14336], 14336 // 1024)}
+#: The most issue of launches of the experts that only move rows, as of swiglu; of the activation, what it takes now.
+ROWS, ACTIVATION = 50, 58
 TILE, STEP = 128, 64  # rows and columns of a tile of a product of 16 bits, and the length of a step
 
 
@@ -65,18 +67,18 @@ def _of_experts() -> dict[str, Case]:
         to_up, to_down, back = ({**tiles, "trips": [n // STEP]} for n in (width, inner, 2 * inner))
         of_weight: Case = {"trips": [rows // experts // STEP]}
         launches: dict[str, Case] = {
-            "spread": {"launch": 2},
+            "spread": {"launch": 2, "most": ROWS},
             "up": {"launch": 3, **to_up},
-            "activation": {"launch": 4},
+            "activation": {"launch": 4, "most": ACTIVATION},
             "down": {"launch": 5, **to_down},
-            "combine": {"launch": 6, "unread": ["index_ptr"]},
-            "backward spread": {"launch": 2},
+            "combine": {"launch": 6, "unread": ["index_ptr"], "most": ROWS},
+            "backward spread": {"launch": 2, "most": ROWS},
             "backward down": {"launch": 3, **to_up},
-            "backward activation": {"launch": 4, "trips": [blocks], "unread": ["grad_ptr"]},
+            "backward activation": {"launch": 4, "trips": [blocks], "unread": ["grad_ptr"], "most": ROWS},
             "backward down of weight": {"launch": 5, **of_weight},
             "backward up": {"launch": 6, **back},
-            "backward combine": {"launch": 7, "unread": ["index_ptr"]},
-            "backward spread again": {"launch": 8},
+            "backward combine": {"launch": 7, "unread": ["index_ptr"], "most": ROWS},
+            "backward spread again": {"launch": 8, "most": ROWS},
             "backward up of weight": {"launch": 9, **of_weight},
         }
         for launch, case in launches.items():
