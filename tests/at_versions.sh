@@ -40,7 +40,8 @@ if [ ! -e "$folder/ready" ]; then
     fi
     numpy=numpy  # the interpreter of Triton 3.4 to 3.6 cannot loop with NumPy 2.4
     case "$triton" in *==3.[456]*) numpy='numpy<2.4' ;; esac
-    "${pip[@]}" --group test setuptools "$numpy"
+    # what the package needs beside torch, which may come from a folder that pip does not see
+    "${pip[@]}" --group test setuptools pluggy rich "$numpy"
     "${pip[@]}" --no-deps "$triton"
     touch "$folder/ready"
 fi
