@@ -1,8 +1,8 @@
 """The backward of RMSNorm and LayerNorm in Triton, with and without a residual. ``_norm.py`` has what is common.
 
     rows on chip    A program holds a range of rows, one tile after the other, and reads each element once, most before
-                    the tile before is computed. Each lane adds up the gradients of weight and bias of its columns, and
-                    the program writes one row of sums.
+                    the tile before is computed; of the widest rows it reads s or grad again, from a cache. Each lane
+                    adds up the gradients of weight and bias of its columns, and the program writes one row of sums.
     longer rows     A program reads its row twice, in blocks: first for the two means, then to write the result. The
                     gradients of weight and bias are summed by a kernel over columns, which reads the inputs again.
 
@@ -73,7 +73,7 @@ def norm_backward(
     sizes = [t.element_size() for t in (grad, grad_s, s, *rows) if t is not None]
     launches = _backward_launches(
         s.numel() // s.shape[-1], s.shape[-1], min(sizes), max(sizes), mean is not None,
-        any(v is not None for v in vectors),
+        any(v is not None for v in vectors), 2 if weight is None else weight.element_size(),
     )  # fmt: skip
     partial = [_partial(vector, launches.parts) for vector in sums]
     first, second = (*rows, None)[:2]
@@ -106,16 +106,18 @@ class _Launches(NamedTuple):
 
 
 @cached_by_layout
-def _backward_launches(n_rows: int, size: int, narrowest: int, widest: int, centered: bool, sums: bool) -> _Launches:
-    """Return the launches for (n_rows, size). sums: the gradient of weight or bias is wanted."""
+def _backward_launches(
+    n_rows: int, size: int, narrowest: int, widest: int, centered: bool, sums: bool, weight: int
+) -> _Launches:
+    """Return the launches for (n_rows, size). sums: the gradient of weight or bias is wanted. weight: its bytes."""
     unit_h = unit(size)
     sizes, shared = (n_rows, size // unit_h), {"CENTER": centered, "UNIT": unit_h}
-    setting = norm_sums(n_rows, size, widest, sums, centered)
+    setting = norm_sums(n_rows, size, widest, sums, centered, weight)
     if setting.on_chip:
         constants = {
             **shared, "JOINED": setting.joined, "AHEAD": setting.ahead, "HELD": setting.held,
-            "EVEN": size == setting.block, "WHOLE": n_rows % setting.rows == 0, "ROWS": setting.rows,
-            "BLOCK": setting.block,
+            "S_AGAIN": setting.again[0], "GRAD_AGAIN": setting.again[1], "EVEN": size == setting.block,
+            "WHOLE": n_rows % setting.rows == 0, "ROWS": setting.rows, "BLOCK": setting.block,
         }  # fmt: skip
         parts = ceil_div(n_rows, setting.steps * setting.rows)
         sizes = (*sizes, setting.steps)
@@ -139,15 +141,17 @@ _NOT_SPECIALIZED = ["offset", "n_rows", "size"]
 def _norm_backward_on_chip(
     dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr, grad_ptr, grad_s_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr,
     offset, n_rows, size, steps,
-    CENTER: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr, HELD: tl.constexpr, UNIT: tl.constexpr,
-    EVEN: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CENTER: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr, HELD: tl.constexpr, S_AGAIN: tl.constexpr,
+    GRAD_AGAIN: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute steps * ROWS whole rows, or those that are left. Grid (parts,); H = size * UNIT <= BLOCK.
 
     dx_ptr, dresidual_ptr: (n_rows, H), or None. dweight_ptr, dbias_ptr: (parts, H), the sums over this program's rows,
     or None. grad_ptr, s_ptr: (n_rows, H). grad_s_ptr: (n_rows, H), or None. mean_ptr, rstd_ptr: (n_rows,). weight_ptr:
     (H,), or None. offset: see ``scalar``. JOINED: see ``NormSums``. AHEAD: so many tiles, 0 to 2, are read while one is
-    computed. HELD: the weight is in registers. EVEN: H = BLOCK. WHOLE: n_rows is a multiple of ROWS.
+    computed. HELD: the weight is in registers. S_AGAIN, GRAD_AGAIN: after the sum over a row, its s or grad is read
+    from a cache, so that it takes no registers during the sum. EVEN: H = BLOCK. WHOLE: n_rows is a multiple of ROWS.
     """
     col = tl.arange(0, BLOCK)
     in_row, columns = columns_of(col, size, UNIT, EVEN, BLOCK)
@@ -190,7 +194,8 @@ def _norm_backward_on_chip(
             grad = read(grad_ptr + base + at, inside)
         rstd = tl.load(rstd_ptr + row, mask=is_row, other=0.0)[:, None]
         if CENTER:
-            normal -= tl.load(mean_ptr + row, mask=is_row, other=0.0)[:, None]
+            mean = tl.load(mean_ptr + row, mask=is_row, other=0.0)[:, None]
+            normal -= mean
         normal *= rstd
         if dweight_ptr is not None:
             dweight += grad * normal
@@ -210,9 +215,22 @@ def _norm_backward_on_chip(
                 else:
                     product, center = tl.reduce((m * normal, m), 1, _add_both)
                     product, center = product * share, center * share
+            else:
+                product = tl.sum(m * normal, axis=1) * share
+            # other policies than above: the compiler must not take both reads for the same
+            if S_AGAIN:
+                normal = read_evicting(s_ptr + base + at, inside, "evict_first")
+                if CENTER:
+                    normal -= mean
+                normal *= rstd
+            if GRAD_AGAIN:
+                m = read_evicting(grad_ptr + base + at, inside, "evict_first")
+                if weight_ptr is not None:
+                    m *= (read_evicting(weight_ptr + col, in_row, "evict_last") + scalar(offset))[None, :]
+            if CENTER:
                 ds = (m * rstd - center[:, None] * rstd) - normal * (product[:, None] * rstd)
             else:
-                ds = (m - normal * (tl.sum(m * normal, axis=1) * share)[:, None]) * rstd
+                ds = (m - normal * product[:, None]) * rstd
             if grad_s_ptr is not None:
                 ds += read(grad_s_ptr + base + at, inside)
             if dx_ptr is not None:

@@ -38,12 +38,6 @@ NORM_WIDE_PER_THREAD = {2: 64, 4: 16}
 #: registers for each element: with twice as many, half of the threads would not be resident.
 NORM_BACKWARD_PER_THREAD = {2: 8, 4: 8}
 
-#: The widest rows of two-byte elements on chip, and their elements per thread on NVIDIA: 32 for RMSNorm, which has the
-#: sums of one vector, and 16 for LayerNorm. Registers spill there (72 to 200 bytes of a thread), into the L1 cache. On
-#: an H200, in percent of the speed of a copy: 81 and 45; 38 for LayerNorm with two reads of a row.
-NORM_WIDEST = 16384
-NORM_WIDEST_PER_THREAD = {False: 32, True: 16}
-
 #: Rows of x per row of sums, at least: sums are written and read in float32. With 16 rows of two-byte elements that is
 #: 8 / (6 * 16) = 8 % of the bytes that rms_norm moves; tensors with so few rows for each program stay in the L2 cache.
 NORM_PART_ROWS = 16
@@ -54,10 +48,10 @@ NORM_WARPS = 32
 
 
 class Backward(NamedTuple):
-    """The setting of a norm's backward where a B200 has another one than the other chips.
+    """The setting of a norm's backward for rows of one length, where it does not follow from that of others.
 
-    per_thread: elements of a thread. registers, ahead, held: see ``NormSums``. resident: warps of a processor, as
-    NORM_WARPS.
+    per_thread: elements of a thread. registers, ahead, held, again: see ``NormSums``. resident: warps of a processor,
+    as NORM_WARPS.
     """
 
     per_thread: int
@@ -65,6 +59,25 @@ class Backward(NamedTuple):
     ahead: int
     resident: int
     held: bool = True
+    again: tuple[bool, bool] = (False, False)
+
+
+#: The widest rows of two-byte elements on chip, on NVIDIA, by chip: of RMSNorm and of LayerNorm. A multiprocessor has
+#: one program, a thread of it 32 to 128 sums in registers. When s, grad and the weight were held beside them, up to 176
+#: bytes of a thread spilled; an H200 reached 81 and 45 % of the speed of a copy, and 38 with two reads of a LayerNorm's
+#: row. So what a cache has is read again. Which of it leaves at most 16 bytes to spill depends on the compiler of each
+#: chip: these do, with Triton 3.6 and 3.9. No GPU has run them.
+NORM_WIDEST = 16384
+NORM_WIDEST_BACKWARD = {
+    "sm_80": (Backward(32, 128, 0, 16, False), Backward(32, 128, 0, 16, False, (True, True))),
+    "sm_90": (Backward(32, 128, 1, 16, False, (True, False)), Backward(32, 128, 0, 16, False, (False, True))),
+    "sm_100": (Backward(32, 128, 1, 16, False, (False, True)), Backward(64, None, 0, 8, False, (True, False))),
+}
+#: With a weight of float32: RMSNorm spills up to 24 bytes so, and LayerNorm 80 to 112, which were 136 to 200.
+NORM_WIDEST_FLOAT32_WEIGHT = Backward(64, None, 0, 8, False, (True, False))
+
+#: Elements of a thread for the same rows without sums, or without accesses of 16 bytes: of RMSNorm and of LayerNorm.
+NORM_WIDEST_PER_THREAD = {False: 32, True: 16}
 
 
 #: Settings of a B200 for two-byte rows. Its memory is 1.5 times as fast for each multiprocessor as an H200's: more rows
@@ -107,6 +120,7 @@ class NormSums(NamedTuple):
 
     joined: LayerNorm's two sums over a row are those of one tensor of pairs. registers: of a thread, at most; None:
     any. ahead: so many tiles are read while one is computed. held: the weight is in registers, not read for each row.
+    again: s and grad of a row are read from a cache after its sums.
     """
 
     rows: int
@@ -118,10 +132,13 @@ class NormSums(NamedTuple):
     registers: int | None = HALF_RESIDENT
     ahead: int = 0
     held: bool = True
+    again: tuple[bool, bool] = (False, False)
 
 
-def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -> NormSums:
-    """Return the setting of a norm's backward for (n_rows, size). sums: rows are summed too. centered: LayerNorm.
+def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool, weight: int = 2) -> NormSums:
+    """Return the setting of a norm's backward for (n_rows, size).
+
+    ``sums``: rows are summed too. ``centered``: LayerNorm. ``weight``: the size of an element of the weight in bytes.
 
     The setting determines the order of the sums, and with it the bits of the result. Tiles of two-byte elements are
     read ahead; of float32, an H200 took 20 % more so for layer_norm at 4096.
@@ -131,21 +148,31 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool) -
     # on sm_100 ptxas moves out 6 to 18 registers of a thread for a tensor of pairs
     joined = width < NORM_WIDE // 2 or not centered or _settings.chip != CHIPS["sm_100"]
     ahead, resident, held = int(widest == 2), NORM_WARPS, True
+    again, setting = (False, False), None
     if sums and width in B200_BACKWARD and _is_b200(size, widest):
         setting = B200_BACKWARD[width] if centered or width != NORM_WIDE else B200_RMS_NORM_WIDE
-        per_thread, registers, ahead, resident, held = setting
     if widest == 2 and _settings.chip.nvidia and width == NORM_WIDEST:
-        longest, per_thread = width, NORM_WIDEST_PER_THREAD[centered]
-        registers, joined, ahead = (HALF_RESIDENT if centered else None), False, 0
+        longest, joined, ahead = width, False, 0
+        per_thread, registers = NORM_WIDEST_PER_THREAD[centered], (HALF_RESIDENT if centered else None)
+        if sums and size % 8 == 0:  # other rows have narrow accesses, whose masks take the registers
+            setting = NORM_WIDEST_FLOAT32_WEIGHT if weight == 4 else _widest_backward()[centered]
+    if setting is not None:
+        per_thread, registers, ahead, resident, held, again = setting
     if width > longest:
         block = LONG_TILE[widest] // 2
         return NormSums(1, block, warps_for(block, ROW_PER_THREAD[widest] // 4), False, 1)
     rows = min(max(1, _settings.chip.lanes * per_thread // width), SHORT_ROWS)
     warps = warps_for(rows * width, per_thread)
     if not sums:
-        return NormSums(rows, width, warps, True, 1, joined, registers)
+        return NormSums(rows, width, warps, True, 1, joined, registers, held=width != NORM_WIDEST)
     parts = min(ceil_div(n_rows, NORM_PART_ROWS), _settings.chip.processors * resident // warps)
-    return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), joined, registers, ahead, held)
+    steps = ceil_div(ceil_div(n_rows, parts), rows)
+    return NormSums(rows, width, warps, True, steps, joined, registers, ahead, held, again)
+
+
+def _widest_backward() -> tuple[Backward, Backward]:
+    """Return the settings of this chip for the widest rows: of RMSNorm and of LayerNorm."""
+    return next(settings for name, settings in NORM_WIDEST_BACKWARD.items() if _settings.chip == CHIPS[name])
 
 
 def gated_norm_plan(size: int, widest: int) -> Plan:

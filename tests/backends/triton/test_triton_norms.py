@@ -109,12 +109,23 @@ def gradients(setting: _norm_settings.NormSums, n_rows: int, monkeypatch: pytest
 
 @needs_loops
 @pytest.mark.parametrize("n_rows", [1, 37])
-def test_tiles_that_are_read_ahead_give_the_same_bits(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"ahead": 1},
+        {"ahead": 2},
+        {"held": False, "again": (False, True)},
+        {"held": False, "again": (True, True)},
+        {"held": False, "again": (True, False), "ahead": 1},
+    ],
+)
+def test_tiles_that_are_read_ahead_or_again_give_the_same_bits(
+    n_rows: int, other: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A program has four tiles of four rows, or fewer: the last part of 37 rows ends in a tile."""
-    now, next_one, two = (
-        gradients(_norm_settings.NormSums(4, 32, 1, True, 4, ahead=ahead), n_rows, monkeypatch) for ahead in range(3)
-    )
-    assert all(torch.equal(*pair) for other in (next_one, two) for pair in zip(now, other))
+    setting = _norm_settings.NormSums(4, 32, 1, True, 4)
+    now, then = (gradients(each, n_rows, monkeypatch) for each in (setting, setting._replace(**other)))
+    assert all(torch.equal(*pair) for pair in zip(now, then))
 
 
 @needs_loops
