@@ -34,9 +34,9 @@ table.
 ERRORS
 
 It does not see what spilled registers cost: the backward of layer_norm at 16384 columns, whose threads spilled 136
-bytes when an H200 timed it, was estimated at 80 and measured at 46. Nor why the backward of merge_attention is slower, 93 and 75. And of long rows
-it was off by more before they were held as pairs: softmax of 16384 columns backward was estimated at 80 and measured at
-99, forward of 65536 columns at 86 and 78.
+bytes when an H200 timed it, was estimated at 80 and measured at 46. Nor why the backward of merge_attention is slower,
+93 and 75. And of long rows it was off by more before they were held as pairs: softmax of 16384 columns backward was
+estimated at 80 and measured at 99, forward of 65536 columns at 86 and 78.
 
 Instructions, not memory, limit top_k_routing and causal_conv1d. With channels next to each other in memory, an H200
 reached 63 % of a copy forward and 17 % backward with causal_conv1d; the model has 67 and 25. attention has no kernel of
@@ -88,11 +88,9 @@ reads two tiles ahead. No B200 has run them.
 
 - the backward of add_layer_norm with 4096 columns of float32, 40: with as many registers as it takes an H200 took 328
   us for 271.
-- the backward of gated_rms_norm with the gate first, 4096 columns of two bytes on sm_90, 48: without the limit of 64
-  registers nothing spills, and the model has 64 for 86.
 - the backward of norms with 8193 to 16384 columns: layer_norm and add_layer_norm of 12288 columns on sm_90, 96 and 120,
-  or with a weight of float32, 80 to 112; rows whose length is no multiple of 8, which have narrow accesses, up to 2560
-  (9001 columns).
+  with a weight of float32, 80 to 112, and add_rms_norm with one 24; rows whose length is no multiple
+  of 8, which have narrow accesses, up to 2560 (9001 columns).
 
 **Long rows of softmax.** Rows of two-byte elements are read once up to 65536 columns, backward up to 32768: a
 multiprocessor has 256 KB of registers, and a row is half of them. With a mask or `causal`, or where a tensor is not

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops_triton._bias import add_sums, rounded, unit
-from fusedops_triton._common import read, scalar, widened
+from fusedops_triton._common import read, read_evicting, scalar, widened
 from fusedops_triton._gated import logistic, times
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._norm import columns_of, ready
@@ -130,10 +130,11 @@ def _forward_launch(n_rows: int, columns: int, widest: int, options: GatedNorm) 
 def _backward_launch(n_rows: int, columns: int, widest: int, sums: bool, options: GatedNorm) -> tuple[Launch, int]:
     """Return the launch for (n_rows, columns), and its rows of sums. sums: the gradient of the weight is wanted."""
     size = columns // options.groups
-    unit_h, setting = unit(size), gated_norm_sums(n_rows, size, options.groups, widest, sums)
+    unit_h, setting = unit(size), gated_norm_sums(n_rows, size, options.groups, widest, sums, options.gate_first)
     constants = {
-        "GATE_FIRST": options.gate_first, "SILU": options.silu, "UNIT": unit_h, "EVEN": size == setting.block,
-        "WHOLE": n_rows % setting.rows == 0, "ROWS": setting.rows, "BLOCK": setting.block,
+        "GATE_FIRST": options.gate_first, "SILU": options.silu, "UNIT": unit_h, "X_AGAIN": setting.again[0],
+        "EVEN": size == setting.block, "WHOLE": n_rows % setting.rows == 0, "ROWS": setting.rows,
+        "BLOCK": setting.block,
     }  # fmt: skip
     parts = ceil_div(n_rows, setting.steps * setting.rows)
     sizes = (n_rows, size // unit_h, options.groups, setting.steps)
@@ -187,14 +188,15 @@ def _gated_norm_forward(
 def _gated_norm_backward(
     dx_ptr, dgate_ptr, dweight_ptr, grad_ptr, x_ptr, gate_ptr, rstd_ptr, weight_ptr, offset,
     n_rows, size, groups, steps,
-    GATE_FIRST: tl.constexpr, SILU: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    GATE_FIRST: tl.constexpr, SILU: tl.constexpr, UNIT: tl.constexpr, X_AGAIN: tl.constexpr,
+    EVEN: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute one group of steps * ROWS rows, or of what is left. Grid (parts, groups); H = size * UNIT <= BLOCK.
 
     dx_ptr, dgate_ptr: (n_rows, groups, H), or None. dweight_ptr: (parts, groups, H), the sums over this program's rows,
     or None. grad_ptr, x_ptr, gate_ptr: (n_rows, groups, H). rstd_ptr: (n_rows, groups). weight_ptr: (groups, H), or
-    None. offset: see ``scalar``. EVEN: H = BLOCK. WHOLE: n_rows is a multiple of ROWS.
+    None. offset: see ``scalar``. X_AGAIN: with the gate first, x is read again after the sum over a row, from a cache.
+    EVEN: H = BLOCK. WHOLE: n_rows is a multiple of ROWS.
     """
     group = tl.program_id(1).to(tl.int64)
     col = tl.arange(0, BLOCK)
@@ -231,7 +233,11 @@ def _gated_norm_backward(
                 dweight += grad * act * normal
         of_act = scaled * normal
         if dx_ptr is not None or (GATE_FIRST and dgate_ptr is not None):
-            drow = (m - normal * (tl.sum(m * normal, axis=1) * share)[:, None]) * rstd
+            product = tl.sum(m * normal, axis=1) * share
+            if X_AGAIN:
+                x = read_evicting(x_ptr + at, inside, "evict_first")  # with a policy, or it would be the same read
+                normal = x * act * rstd
+            drow = (m - normal * product[:, None]) * rstd
             dx = drow
             if GATE_FIRST:
                 dx, of_act = drow * act, drow * x

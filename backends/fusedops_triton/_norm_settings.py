@@ -185,24 +185,26 @@ def gated_norm_plan(size: int, widest: int) -> Plan:
     return Plan(rows, width, warps_for(rows * width, NORM_PER_THREAD[widest] // 2), True)
 
 
-def gated_norm_sums(n_rows: int, size: int, groups: int, widest: int, sums: bool) -> NormSums:
+def gated_norm_sums(n_rows: int, size: int, groups: int, widest: int, sums: bool, gate_first: bool = False) -> NormSums:
     """Return the setting of its backward for (n_rows, groups, size). sums: rows are summed too.
 
     Half the elements per thread of a norm's backward: three inputs and the derivative of the gate take the registers.
     At 4096 columns of two bytes as many, within 64 registers: a program of 1024 threads would be alone on a
-    multiprocessor. On an H200, in percent of the speed of a copy: 85 in place of 65. Groups of 8192 spill up to 96
-    bytes of a thread on sm_90, rows of 4096 with the gate first 48.
+    multiprocessor. On an H200, in percent of the speed of a copy: 85 in place of 65. With the gate first, these and
+    longer groups read x again after the sum over a row: else 16 to 96 bytes of a thread spill.
     """
     width = power_of_two(size)
     alone = width == 4096 and widest == 2
+    again = gate_first and (alone or width > 4096), False
     per_thread = NORM_BACKWARD_PER_THREAD[widest] // (1 if alone else 2)
     registers = HALF_RESIDENT if alone else None
     rows = min(max(1, _settings.chip.lanes * per_thread // width), SHORT_ROWS)
     warps = warps_for(rows * width, per_thread)
     if not sums:
-        return NormSums(rows, width, warps, True, 1, registers=registers)
+        return NormSums(rows, width, warps, True, 1, registers=registers, again=again)
     parts = min(ceil_div(n_rows, NORM_PART_ROWS), ceil_div(_settings.chip.processors * NORM_WARPS, warps * groups))
-    return NormSums(rows, width, warps, True, ceil_div(ceil_div(n_rows, parts), rows), registers=registers)
+    steps = ceil_div(ceil_div(n_rows, parts), rows)
+    return NormSums(rows, width, warps, True, steps, registers=registers, again=again)
 
 
 def merge_plan(size: int, widest: int, inputs: int) -> Plan:

@@ -69,6 +69,12 @@ def test_several_tiles_in_several_parts_give_one_sum(gate_first: bool) -> None:
     check(call_of((70, 2048), groups=2, gate_first=gate_first))
 
 
+@needs_loops
+def test_a_row_whose_x_is_read_again_is_that_of_the_definition() -> None:
+    assert _norm_settings.gated_norm_sums(34, 4100, 1, 2, sums=True, gate_first=True).again == (True, False)
+    check(call_of((34, 4100), (BF16,) * 3, gate_first=True))
+
+
 def test_a_row_that_is_too_long_goes_to_the_next_backend() -> None:
     x = torch.randn(2, 8193)
     with fusedops.use("triton,eager", fallback="silent"):

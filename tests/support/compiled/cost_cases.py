@@ -148,7 +148,7 @@ def _of_gated_norms() -> dict[str, Case]:
                 }  # fmt: skip
                 most = _limit("gated norm backward", dtype)
                 cases[f"gated_rms_norm backward{name} {size} {dtype}"] = {
-                    "op": "gated_rms_norm backward", "bytes": 5 * SIZES[dtype], "most": most, "spilled": 48, **case,
+                    "op": "gated_rms_norm backward", "bytes": 5 * SIZES[dtype], "most": most, **case,
                 }  # fmt: skip
     return cases
 
