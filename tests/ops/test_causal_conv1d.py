@@ -231,3 +231,11 @@ def test_positions_before_the_first_sequence_and_after_the_last_are_zeros(backen
     for each in (whole, dx):
         assert not each[..., :4].any()
         assert not each[..., 11:].any()
+
+
+def test_packed_sequences_without_channels_have_a_gradient_that_has_one_too() -> None:
+    x, weight = torch.zeros(1, 0, 24, requires_grad=True), torch.zeros(0, 2)
+    bounds = torch.tensor([0, 5, 24])
+    y, state = fusedops.causal_conv1d(x, weight, return_state=True, cu_seqlens=bounds)
+    (of_x,) = torch.autograd.grad(y.sum() + state.sum(), x, create_graph=True)
+    assert of_x.shape == x.shape

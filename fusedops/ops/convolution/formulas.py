@@ -162,8 +162,8 @@ def linear_gradients(
         index = packed.length[:, None] - (width - 1) + steps
         at = (packed.first[:, None] + index + width - 1)[:, None].expand(grad_state.shape)
         of_x = grad_state.masked_fill((index < 0)[:, None], 0.0)
-        flat = at.transpose(0, 1).reshape(at.shape[1], -1)[None]
-        whole = whole.scatter_add(-1, flat, of_x.transpose(0, 1).reshape(1, *flat.shape[1:]))
+        flat = at.transpose(0, 1).flatten(1)[None]
+        whole = whole.scatter_add(-1, flat, of_x.transpose(0, 1).flatten(1)[None])
         moved = steps - packed.length[:, None]  # the index in the state of each number of the initial state
         kept = grad_state.gather(-1, moved.clamp(min=0)[:, None].expand(grad_state.shape))
         before = before + kept.masked_fill((moved < 0)[:, None], 0.0)

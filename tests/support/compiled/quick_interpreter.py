@@ -120,7 +120,9 @@ def install() -> None:
     for package in (interpreter.tl, core, core.tensor, interpreter.tl.math, core.tensor_descriptor_base):
         _builtin_names(package)
     interpreter._patch_builtin, interpreter._patch_lang = _patch_builtin, _patch_lang
-    interpreter.GridExecutor.__call__, interpreter._patch_attr = _launch, _patch_attr
+    interpreter.GridExecutor.__call__ = _launch
+    if "scope" in inspect.signature(_plain[3]).parameters:  # not in Triton 3.4
+        interpreter._patch_attr = _patch_attr
     interpreter._convert_float = _convert_float
     quick_types.install()
 
