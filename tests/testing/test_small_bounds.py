@@ -83,3 +83,14 @@ def test_a_gradient_of_an_up_projection_of_experts_may_be_0_in_products_of_bfloa
     size, limit = expected.gradients["up"].flatten().abs(), expected.limits["gradient of up"].flatten()
     assert (size > 0).all()
     assert (size < limit).all()  # 64 * 64 * 2**-127: the gradient of the activation is no normal number
+
+
+def test_a_probability_of_attention_that_may_be_0_reaches_infinite_values() -> None:
+    op, q = OPS["attention"], torch.ones(1, 1, 1, 1)
+    k, v = (torch.tensor(numbers).view(1, 1, 2, 1) for numbers in ([0.0, -200.0], [1.0, -torch.inf]))
+    call = op.prepared(op.bind((), {"q": q, "k": k, "v": v, "scale": 1.0}))
+    expected = testing.expected(op, call)
+    assert expected.outputs[0].isinf().all()  # exp(-200) * -inf
+    assert expected.limits["output out"].isinf().all()
+    call = op.prepared(op.bind((), {"q": q, "k": k / 10, "v": v, "scale": 1.0}))
+    assert testing.expected(op, call).limits["output out"].isfinite().all()

@@ -46,6 +46,11 @@ def error_bound(
         lse = lse + min(absolute, _ARITHMETIC) * p.shape[-1] ** 0.5
     if q.dtype.itemsize == 2:  # torch's kernel for a CPU has a shorter exp for these
         lse = lse + 2e-4
+    infinite = v.isinf()
+    if infinite.any():  # a probability that is 0 in the arithmetic, times one, is NaN
+        small = (p > 0) & (p <= torch.finfo(compute_dtype(q.dtype)).smallest_normal)
+        reached = small.double() @ formulas.for_each_query_head(infinite.double(), q) > 0
+        out = out.masked_fill(reached, math.inf)
     return out.masked_fill(unknown, math.inf), lse.masked_fill(unknown[..., 0], math.inf)
 
 
