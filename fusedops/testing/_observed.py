@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,23 +21,19 @@ _OWN_MEMORY = "each result is in memory of its own"
 _LAYOUT = "each result is a contiguous tensor of the shape, dtype and device that the op gives it"
 
 
-def kernel_runs() -> Mapping[_Kernel, int]:
+def kernel_runs() -> Counter[_Kernel]:
     """Return how often each backend's kernels have run: a kernel can call an op, and so another backend, itself."""
-    return calls_by_kernel()
+    return Counter(calls_by_kernel())
 
 
-def check_runs(before: Mapping[_Kernel, int], backend: str, op: str, expected_runs: Mapping[Direction, int]) -> None:
-    """Raise RuleError unless these kernels of the backend ran since ``before``, and no other."""
-    needed: dict[_Kernel, int] = {
-        (backend, op, direction): count for direction, count in expected_runs.items() if count
-    }
-    after = kernel_runs()
-    runs = {key: count - before.get(key, 0) for key, count in after.items() if count > before.get(key, 0)}
+def check_runs(runs: Counter[_Kernel], backend: str, op: str, expected_runs: Mapping[Direction, int]) -> None:
+    """Raise RuleError unless these kernels of the backend ran, and no other."""
+    needed = Counter[_Kernel]({(backend, op, direction): count for direction, count in expected_runs.items()})
     if runs != needed:
         raise RuleError(f"got runs of {_listed(runs)}, expected {_listed(needed)} and no other kernel", _ALONE)
 
 
-def _listed(runs: Mapping[_Kernel, int]) -> str:
+def _listed(runs: Counter[_Kernel]) -> str:
     texts = [
         f"{backend}'s {op} {direction}" + (f" {count} times" if count > 1 else "")
         for (backend, op, direction), count in sorted(runs.items())

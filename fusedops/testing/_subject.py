@@ -103,7 +103,7 @@ class Subject(KernelCalls):
                 yield
         finally:
             check_global_state(state, self.device_of_tensors)
-        check_runs(runs_before, self.backend, self.op.name, expected_runs)
+        check_runs(kernel_runs() - runs_before, self.backend, self.op.name, expected_runs)
         written = [name for name, value in tensors.items() if not torch.equal(memory_of(value), before[name])]
         if written:
             raise RuleError(
