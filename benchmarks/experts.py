@@ -4,8 +4,9 @@
     python -m benchmarks.experts --sizes 8 2 1024 2048 --tokens 1 --modes forward
 
 In each turn every function runs once, and the order changes from turn to turn. The time is the process's on its cores,
-which other processes change less than the time of a clock. ``batched_mm`` copies the weights of each choice: it is
-left out where the copies take more than 2 GB.
+which other processes change less than the time of a clock. ``--wall`` is for an idle machine: the time is that of a
+clock, of the second of two calls, since a thread that waited for work has to wake. ``batched_mm`` copies the weights of
+each choice: it is left out where the copies take more than 2 GB.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--wall", action="store_true", help="the time of a clock, not of the processor")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -69,12 +71,19 @@ def main() -> None:
         run = {name: every[name] for name in every if name != "batched_mm" or copies < 2e9}
         for mode in options.modes:
             print(f"{tokens} tokens, {mode}: exp2 takes {exp2_ns():.2f} ns")
-            _measure(run, (x, index, values.to(dtype)), parameters, mode == "both", options.turns)
+            _measure(run, (x, index, values.to(dtype)), parameters, mode == "both", options.turns, options.wall)
 
 
 def _measure(
-    run: dict[str, Function], args: tuple[Tensor, Tensor, Tensor], parameters: list[Tensor], both: bool, turns: int
+    run: dict[str, Function],
+    args: tuple[Tensor, Tensor, Tensor],
+    parameters: list[Tensor],
+    both: bool,
+    turns: int,
+    wall: bool,
 ) -> None:
+    clock = time.perf_counter if wall else time.process_time
+
     def call(function: Function) -> Tensor:
         with torch.set_grad_enabled(both):
             y = function(*args)
@@ -86,10 +95,12 @@ def _measure(
     times: dict[str, list[float]] = {name: [] for name in run}
     for turn in range(turns + 1):
         for name in list(run) if turn % 2 else reversed(run):
-            started = time.process_time()
+            if wall:
+                call(run[name])
+            started = clock()
             call(run[name])
             if turn:  # the first is a warm-up
-                times[name].append(time.process_time() - started)
+                times[name].append(clock() - started)
     for name, function in run.items():
         worst = float((call(function).double() - wanted).norm() / wanted.norm())
         peak = peak_bytes(lambda function=function: call(function), "cpu") / 2**20

@@ -145,13 +145,14 @@ the op in all cases. Beside its results the op takes T * K * H numbers in float3
 of one expert's rows where they are more. `python -m benchmarks.experts` repeats it.
 
 On an AMD EPYC with Zen 5, which has the same instructions, the fastest of transformers' functions took as many times as
-long as the op (two threads, wall time, idle, medians of 16 to 78 calls in turns):
+long as the op (`--wall`: two threads, wall time, idle, medians of 9 to 78 calls in turns; two numbers are those of two
+runs):
 
 | E, K, H, I | 1 token | 64 | 2048 | 2048, forward and backward | bfloat16: 1 token | 64 | 2048 | both |
 |---|---|---|---|---|---|---|---|---|
 | 64, 8, 512, 256 | 3.1 | 3.0 | 2.7 | 3.4 | 3.3 | 2.6 | 1.9 | 1.7 |
 | 128, 8, 512, 192 | 3.2 | 2.8 | 3.4 | 3.9 | 3.6 | 2.4 | 1.7 | 1.6 |
-| 8, 2, 1024, 2048 | 1.9 | 2.1 | 2.0 | 2.2 | 1.9 | 1.5 | 1.4 | 1.3 |
+| 8, 2, 1024, 2048 | 1.9, 2.0 | 2.1 | 2.0 | 2.2 | 1.9, 1.7 | 1.5, 1.5 | 1.4, 1.2 | 1.3, 1.2 |
 
 Forward and backward of 2,048 float32 tokens take 140, 180 and 280 MiB at most beside the arguments, the best of
 transformers' 200, 240 and 304. Of both, 96, 144 and 192 MiB are the gradients of the weights.
