@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t ROWS = 264;       // rows of one expert in a block of work: whole tiles
 constexpr int64_t COLUMNS = 512;    // columns of a product in a block of work
 constexpr int64_t PANEL = 1 << 22;  // numbers between the products of a panel, at most, unless one expert has more
-constexpr int64_t FEW_ROWS = 48;    // so few rows of each expert have narrow blocks, that there is one for each thread
+constexpr int64_t FEW_ROWS = 48;    // so few rows of each expert have narrower blocks, so that each thread has some
 constexpr int64_t FEW_COLUMNS = 64;
 
 struct Piece {
@@ -113,12 +113,21 @@ Operand weight_of(const Call& call, const void* weight, int64_t dtype, int64_t e
   return {data, dtype, transposed ? outputs : inputs, transposed != of_inputs};
 }
 
+// The columns of a block, of all its parts.
+inline int64_t columns_of_block(const Panel& panel, int64_t columns) {
+  if (panel.most > FEW_ROWS) return COLUMNS;
+  const int64_t wanted = 4 * workers_for(INT64_MAX);
+  int64_t width = COLUMNS / 2;
+  while (width > FEW_COLUMNS && panel.count * divide_up(columns, width) < wanted) width /= 2;
+  return width;
+}
+
 // Runs f(piece, first, columns, block, buffer) for the blocks of `columns` columns of each piece of a panel; the buffer
 // is for a block of so many parts of so many columns, and of so many terms.
 template <class Kind, class F>
 Status each_block(const Panel& panel, int64_t columns, int64_t parts, int64_t terms, F f) {
   if (!columns) return OK;
-  const int64_t width = (panel.most <= FEW_ROWS ? FEW_COLUMNS : COLUMNS) / parts;
+  const int64_t width = columns_of_block(panel, columns * parts) / parts;
   const int64_t blocks = divide_up(columns, width), count = blocks * panel.count;
   const bool alone = panel.rows * columns * parts * terms <= 8 * BLOCK;  // less than what waking a thread costs
   const int64_t workers = alone ? 1 : workers_for(count);

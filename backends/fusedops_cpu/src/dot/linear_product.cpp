@@ -55,6 +55,11 @@ class Packed {
     return buffer;
   }
   bool is_packed() const { return all_; }
+  // What the tiles of a panel ask for: the part of the next panel's rows in memory that stands for these terms.
+  Ahead next(int64_t row, int64_t term, int64_t terms, int64_t tiles, const float* panel) const {
+    if (!by_terms() || is_packed()) return {(const char*)panel};
+    return ahead_of(from_.row(row, 0), from_.dtype, term, terms, tiles, divide_up(terms, Kind::TERMS));
+  }
 
  private:
   Operand from_;
@@ -98,12 +103,14 @@ struct Product {
       for (int64_t start = 0; start < columns; start += at_once) {
         const float* right = b.slice(column + start, std::min(at_once, columns - start), term, terms, of_b);
         for (int64_t n = start; n < std::min(start + at_once, columns); n += TILE_COLUMNS, right += b.panel(terms)) {
+          Ahead ahead = b.next(column + n + TILE_COLUMNS, term, terms, divide_up(rows, TILE_ROWS), right);
           for (int64_t m = 0; m < rows; m += TILE_ROWS, sums += TILE_ROWS * TILE_COLUMNS) {
             const bool last = term + terms == end, whole = rows - m >= TILE_ROWS && columns - n >= TILE_COLUMNS;
             float* to = c + m * call.columns + n;
             Target target{term > begin ? sums : nullptr, TILE_COLUMNS, sums, TILE_COLUMNS, false};
             if (last && whole) target = {target.before, TILE_COLUMNS, to, call.columns, adds};
-            Kind::tile(rows - m, left + m / TILE_ROWS * a.panel(terms), right, steps, target);
+            Kind::tile(rows - m, left + m / TILE_ROWS * a.panel(terms), right, steps, target, ahead);
+            ahead.next += ahead.bytes * steps;
             if (last && !whole) write(sums, rows - m, columns - n, to, adds);
           }
         }

@@ -19,7 +19,7 @@ class Block {
  public:
   // For blocks of so many rows or fewer.
   Block(int64_t rows, int64_t terms) : most_(round_up(rows, TILE_ROWS)), terms_(terms) {
-    depth_ = most_ * terms <= WHOLE ? std::max<int64_t>(1, terms) : SLICE;
+    depth_ = most_ * terms <= WHOLE * Kind::TERMS ? std::max<int64_t>(1, terms) : SLICE;
   }
   // The floats of the buffer for so many columns, in parts of which each is padded to TILE_COLUMNS.
   int64_t floats(int64_t columns) const {
@@ -44,7 +44,7 @@ class Block {
         const int64_t n = parts[p].count, at_once = parts[p].operand->terms_contiguous ? TILE_COLUMNS : n;
         for (int64_t column = 0; column < n; column += at_once)
           add({parts[p].operand, parts[p].first + column, std::min<int64_t>(at_once, n - column)}, rows, start, end,
-              packed, panels, c + column, width);
+              packed, panels, c + column, width, next_rows(parts, count, p, column + at_once));
         c += round_up(n, TILE_COLUMNS);
       }
     }
@@ -52,7 +52,18 @@ class Block {
   }
 
  private:
-  static constexpr int64_t WHOLE = 65536;
+  static constexpr int64_t WHOLE = 65536;  // floats
+
+  // The rows in memory of the columns from `column` of a part on: of this part, of the next one, or, after the last, of
+  // the first part's next columns, which the next block has. Null: the terms are not contiguous. For Ahead alone.
+  static const char* next_rows(const Columns* parts, int64_t count, int64_t part, int64_t column) {
+    if (!parts[part].operand->terms_contiguous) return nullptr;
+    if (column < parts[part].count) return rows_of(parts[part], column);
+    return part + 1 < count ? rows_of(parts[part + 1], 0) : rows_of(parts[0], parts[0].count);
+  }
+  static const char* rows_of(const Columns& part, int64_t column) {
+    return (const char*)part.operand->row(part.first + column, 0);
+  }
 
   template <int WIDTH>
   static int64_t panel(int64_t terms) {
@@ -63,19 +74,22 @@ class Block {
   int64_t packed_rows() const { return rows_before(round_up(depth_, SLICE)); }
 
   void add(const Columns& part, int64_t rows, int64_t start, int64_t end, const float* packed, float* panels, float* c,
-           int64_t width) const {
+           int64_t width, const char* next) const {
     for (int64_t term = start; term < end; term += SLICE) {
       const int64_t terms = std::min(SLICE, end - term), steps = divide_up(terms, Kind::TERMS);
       const float *from = packed + rows_before(term - start), *before = term > 0 ? c : nullptr;
+      Ahead ahead{(const char*)panels};
+      if (next) ahead = ahead_of(next, part.operand->dtype, term, terms, divide_up(rows, TILE_ROWS), steps);
       if (rows <= 2 && part.operand->terms_contiguous) {
         for (int64_t n = 0; n < part.count; n += LANES) {
           const int64_t count = std::min<int64_t>(LANES, part.count - n);
           const Target target{before ? c + n : nullptr, width, c + n, width, false};
           if (rows == 1) {
-            Kind::template tile_of_terms<1>(*part.operand, part.first + n, count, term, terms, from, target);
+            Kind::template tile_of_terms<1>(*part.operand, part.first + n, count, term, terms, from, target, ahead);
           } else {
-            Kind::template tile_of_terms<2>(*part.operand, part.first + n, count, term, terms, from, target);
+            Kind::template tile_of_terms<2>(*part.operand, part.first + n, count, term, terms, from, target, ahead);
           }
+          ahead.next += LANES * terms * size_of(part.operand->dtype);
         }
         continue;
       }
@@ -85,7 +99,8 @@ class Block {
           float* to = c + m * width + n;
           Kind::tile(rows - m, from + m / TILE_ROWS * panel<TILE_ROWS>(terms),
                      panels + n / TILE_COLUMNS * panel<TILE_COLUMNS>(terms), steps,
-                     {term > 0 ? to : nullptr, width, to, width, false});
+                     {term > 0 ? to : nullptr, width, to, width, false}, ahead);
+          ahead.next += ahead.bytes * steps;
         }
     }
   }

@@ -25,15 +25,15 @@ struct Floats {
   static void pack(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth, float* to) {
     fusedops::pack<WIDTH>(from, first, count, term, depth, to);
   }
-  template <int TERM = TILE_ROWS, int ROW = 1>
-  static void tile(int64_t rows, const float* a, const float* b, int64_t steps, const Target& c) {
-    tile_of<TERM, ROW>(rows, a, b, steps, c);
+  template <int TERM = TILE_ROWS, int ROW = 1, class Asks = Nothing>
+  static void tile(int64_t rows, const float* a, const float* b, int64_t steps, const Target& c, Asks ahead = {}) {
+    tile_of<TERM, ROW>(rows, a, b, steps, c, ahead);
   }
   template <int M>
   static void tile_of_terms(const Operand& b, int64_t first, int64_t count, int64_t term, int64_t depth, const float* a,
-                            const Target& c) {
+                            const Target& c, Ahead ahead) {
     with_dtype(b.dtype, [&](auto element) {
-      fusedops::tile_of_terms<M, decltype(element)>(b, first, count, term, depth, a, c);
+      fusedops::tile_of_terms<M, decltype(element)>(b, first, count, term, depth, a, c, ahead);
     });
   }
 };
@@ -58,10 +58,7 @@ NOINLINE void pack_pairs_of_terms(const Operand& from, int64_t first, int64_t co
   for (; k + 2 * LANES <= depth; k += 2 * LANES, to += LANES * WIDTH) {
     vfloat values[LANES];
 #pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-      __builtin_prefetch((const char*)(rows[i] + k) + BYTES_AHEAD, 0, 2);
-      values[i] = load((const float*)(rows[i] + k));
-    }
+    for (int i = 0; i < LANES; i++) values[i] = load((const float*)(rows[i] + k));
     transpose(values);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) store(to + i * WIDTH, values[i]);
@@ -103,12 +100,13 @@ NOINLINE void pack_pairs_of_rows(const Operand& from, int64_t first, int64_t cou
 }
 
 // As tile.
-template <int M, int TERM, int ROW>
+template <int M, int TERM, int ROW, class Asks>
 __attribute__((target("avx512bf16"))) NOINLINE void tile_of_pairs(const float* a, const float* b, int64_t steps,
-                                                                  const Target& c) {
+                                                                  const Target& c, Asks ahead) {
   __m512 sums[M][2] = {};
   c.fetch<M>();
   for (int64_t k = 0; k < steps; k++, a += TERM, b += TILE_COLUMNS) {
+    ahead.step();
     const __m512bh left = (__m512bh)load(b), right = (__m512bh)load(b + LANES);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
@@ -128,7 +126,7 @@ __attribute__((target("avx512bf16"))) NOINLINE void tile_of_pairs(const float* a
 template <int M>
 __attribute__((target("avx512bf16"))) NOINLINE void pairs_of_terms(const Operand& from, int64_t first, int64_t count,
                                                                    int64_t term, int64_t depth, const float* a,
-                                                                   const Target& c) {
+                                                                   const Target& c, Ahead ahead) {
   const uint16_t* rows[LANES];
   for (int i = 0; i < LANES; i++) rows[i] = (const uint16_t*)from.row(first + (i < count ? i : 0), term);
   __m512 sums[M] = {};
@@ -136,10 +134,8 @@ __attribute__((target("avx512bf16"))) NOINLINE void pairs_of_terms(const Operand
   for (; k + 2 * LANES <= depth; k += 2 * LANES) {
     vfloat values[LANES];
 #pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-      __builtin_prefetch((const char*)(rows[i] + k) + BYTES_AHEAD, 0, 2);
-      values[i] = load((const float*)(rows[i] + k));
-    }
+    for (int i = 0; i < LANES; i++) values[i] = load((const float*)(rows[i] + k));
+    ahead.block<LANES * LANES * sizeof(float)>();
     transpose(values);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++, a += TILE_ROWS) {
@@ -191,14 +187,14 @@ struct Pairs {
         pack_pairs_of_terms<WIDTH>(from, first + at, std::min({count, start + WIDTH, at + LANES}) - at, term, depth,
                                    to + at - start);
   }
-  template <int TERM = TILE_ROWS, int ROW = 1>
-  static void tile(int64_t rows, const float* a, const float* b, int64_t steps, const Target& c) {
-    with_tile_rows(rows, [&](auto most) { tile_of_pairs<most, TERM, ROW>(a, b, steps, c); });
+  template <int TERM = TILE_ROWS, int ROW = 1, class Asks = Nothing>
+  static void tile(int64_t rows, const float* a, const float* b, int64_t steps, const Target& c, Asks ahead = {}) {
+    with_tile_rows(rows, [&](auto most) { tile_of_pairs<most, TERM, ROW>(a, b, steps, c, ahead); });
   }
   template <int M>
   static void tile_of_terms(const Operand& b, int64_t first, int64_t count, int64_t term, int64_t depth, const float* a,
-                            const Target& c) {
-    pairs_of_terms<M>(b, first, count, term, depth, a, c);
+                            const Target& c, Ahead ahead) {
+    pairs_of_terms<M>(b, first, count, term, depth, a, c, ahead);
   }
 };
 

@@ -16,8 +16,7 @@ namespace {
 
 constexpr int64_t SLICE = 256;  // terms that are added in registers: 0.94 of the time of 64
 constexpr int TILE_ROWS = VECTOR_BYTES == 64 ? 12 : VECTOR_BYTES == 32 ? 6 : 4, TILE_COLUMNS = 2 * LANES;
-constexpr int64_t AHEAD = 4;          // rows
-constexpr int64_t BYTES_AHEAD = 512;  // of a row of contiguous terms
+constexpr int64_t AHEAD = 4;  // rows
 
 inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 inline int64_t size_of(int64_t dtype) { return dtype == FLOAT32 ? 4 : 2; }
@@ -34,6 +33,34 @@ struct Operand {
     return (const uint8_t*)data + ((places ? places[at] : at) * stride + first) * size_of(dtype);
   }
 };
+
+// What a loop asks memory for while it computes: the processor has few requests open at once, and those that came one
+// after another would wait. So it is spread over the steps, and in the order of the addresses.
+struct Ahead {
+  const char* next;
+  int64_t bytes = 0;  // of a step of a tile: two cache lines at most
+
+  INLINE void step() {
+    __builtin_prefetch(next, 0, 2);
+    __builtin_prefetch(next + 64, 0, 2);
+    next += bytes;
+  }
+  template <int BYTES>
+  INLINE void block() {
+#pragma GCC unroll 16
+    for (int at = 0; at < BYTES; at += 64) __builtin_prefetch(next + at, 0, 2);
+    next += BYTES;
+  }
+};
+struct Nothing {
+  INLINE void step() const {}
+};
+// So many terms, from `term` on, of the TILE_COLUMNS rows at `next`, for tiles of so many steps: the rows follow one
+// another, and so a part of their memory stands for a part of the terms.
+inline Ahead ahead_of(const void* next, int64_t dtype, int64_t term, int64_t terms, int64_t tiles, int64_t steps) {
+  const int64_t of_term = TILE_COLUMNS * size_of(dtype);
+  return {(const char*)next + term * of_term, std::min<int64_t>(128, terms * of_term / (tiles * steps))};
+}
 
 // All bits one after another transpose LANES rows.
 template <int S>
@@ -65,10 +92,7 @@ NOINLINE void pack_terms(const Operand& from, int64_t first, int64_t count, int6
   for (; k + LANES <= depth; k += LANES) {
     vfloat values[LANES];
 #pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-      __builtin_prefetch((const char*)(rows[i] + k) + BYTES_AHEAD, 0, 2);
-      values[i] = load(rows[i] + k);
-    }
+    for (int i = 0; i < LANES; i++) values[i] = load(rows[i] + k);
     transpose(values);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) store(to + (k + i) * WIDTH, values[i]);
@@ -149,11 +173,12 @@ struct Target {
 
 // Computes the products of M rows and a panel of TILE_COLUMNS. From one term of the rows to the next are TERM floats,
 // from one row to the next ROW: of a panel, or of a block in memory, in either order.
-template <int M, int TERM = TILE_ROWS, int ROW = 1>
-NOINLINE void tile(const float* a, const float* b, int64_t depth, const Target& c) {
+template <int M, int TERM = TILE_ROWS, int ROW = 1, class Asks = Nothing>
+NOINLINE void tile(const float* a, const float* b, int64_t depth, const Target& c, Asks ahead = {}) {
   vfloat sums[M][2] = {};
   c.fetch<M>();
   for (int64_t k = 0; k < depth; k++, a += TERM, b += TILE_COLUMNS) {
+    ahead.step();
     const vfloat left = load(b), right = load(b + LANES);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
@@ -172,7 +197,7 @@ NOINLINE void tile(const float* a, const float* b, int64_t depth, const Target& 
 // panel holds: they are read once. The sums are those of tile.
 template <int M, class T>
 NOINLINE void tile_of_terms(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth,
-                            const float* a, const Target& c) {
+                            const float* a, const Target& c, Ahead ahead) {
   const T* rows[LANES];
   for (int i = 0; i < LANES; i++) rows[i] = (const T*)from.row(first + (i < count ? i : 0), term);
   vfloat sums[M] = {};
@@ -180,10 +205,8 @@ NOINLINE void tile_of_terms(const Operand& from, int64_t first, int64_t count, i
   for (; k + LANES <= depth; k += LANES) {
     vfloat values[LANES];
 #pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-      __builtin_prefetch((const char*)(rows[i] + k) + BYTES_AHEAD, 0, 2);
-      values[i] = load(rows[i] + k);
-    }
+    for (int i = 0; i < LANES; i++) values[i] = load(rows[i] + k);
+    ahead.block<LANES * LANES * sizeof(T)>();
     transpose(values);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++, a += TILE_ROWS) {
@@ -219,9 +242,9 @@ INLINE void with_tile_rows(int64_t rows, const Call& call) {
   }
 }
 
-template <int TERM = TILE_ROWS, int ROW = 1>
-INLINE void tile_of(int64_t rows, const float* a, const float* b, int64_t depth, const Target& c) {
-  with_tile_rows(rows, [&](auto most) { tile<most, TERM, ROW>(a, b, depth, c); });
+template <int TERM = TILE_ROWS, int ROW = 1, class Asks = Nothing>
+INLINE void tile_of(int64_t rows, const float* a, const float* b, int64_t depth, const Target& c, Asks ahead = {}) {
+  with_tile_rows(rows, [&](auto most) { tile<most, TERM, ROW>(a, b, depth, c, ahead); });
 }
 
 }  // namespace
