@@ -14,16 +14,19 @@ namespace fusedops {
 ParallelFor parallel_for = nullptr;
 GetNumThreads get_num_threads = nullptr;
 
-void use_huge_pages(void* result, int64_t elements, int64_t dtype) {
+void use_huge_pages(void* data, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t PAGE = 2 << 20;
-  const int64_t bytes = elements * (dtype == FLOAT32 ? 4 : 2);
-  if (!result || bytes < 32 << 20) return;
-  const uintptr_t begin = (uintptr_t(result) + PAGE - 1) / PAGE * PAGE, end = (uintptr_t(result) + bytes) / PAGE * PAGE;
+  if (!data || bytes < 32 << 20) return;
+  const uintptr_t begin = (uintptr_t(data) + PAGE - 1) / PAGE * PAGE, end = (uintptr_t(data) + bytes) / PAGE * PAGE;
   madvise((void*)begin, end - begin, MADV_HUGEPAGE);
 #else
-  (void)result, (void)elements, (void)dtype;
+  (void)data, (void)bytes;
 #endif
+}
+
+void use_huge_pages(void* result, int64_t elements, int64_t dtype) {
+  use_huge_pages(result, elements * (dtype == FLOAT32 ? 4 : 2));
 }
 
 Blocks::Blocks(int64_t blocks, int64_t workers, const void* f)
