@@ -14,19 +14,16 @@ namespace fusedops {
 ParallelFor parallel_for = nullptr;
 GetNumThreads get_num_threads = nullptr;
 
-void use_huge_pages(void* data, int64_t bytes) {
+void use_huge_pages(void* result, int64_t elements, int64_t dtype) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t PAGE = 2 << 20;
-  if (!data || bytes < 32 << 20) return;
-  const uintptr_t begin = (uintptr_t(data) + PAGE - 1) / PAGE * PAGE, end = (uintptr_t(data) + bytes) / PAGE * PAGE;
+  const int64_t bytes = elements * (dtype == FLOAT32 ? 4 : 2);
+  if (!result || bytes < 32 << 20) return;
+  const uintptr_t begin = (uintptr_t(result) + PAGE - 1) / PAGE * PAGE, end = (uintptr_t(result) + bytes) / PAGE * PAGE;
   madvise((void*)begin, end - begin, MADV_HUGEPAGE);
 #else
-  (void)data, (void)bytes;
+  (void)result, (void)elements, (void)dtype;
 #endif
-}
-
-void use_huge_pages(void* result, int64_t elements, int64_t dtype) {
-  use_huge_pages(result, elements * (dtype == FLOAT32 ? 4 : 2));
 }
 
 Blocks::Blocks(int64_t blocks, int64_t workers, const void* f)

@@ -18,10 +18,9 @@ typedef int (*GetNumThreads)(uint32_t* count);
 extern ParallelFor parallel_for;
 extern GetNumThreads get_num_threads;
 
-// Asks the kernel of Linux for pages of 2 MiB for a result or a buffer of 32 MiB or more, which glibc maps anew each
+// Asks the kernel of Linux for pages of 2 MiB for a result, or a buffer, of 32 MiB or more, which glibc maps anew each
 // time: the first write of each page of 4 KiB takes longer than the op (layer_norm of 128 MiB: half the time). As NumPy
 // does; where transparent huge pages are off, and for memory that was written before, nothing changes.
-void use_huge_pages(void* data, int64_t bytes);
 void use_huge_pages(void* result, int64_t elements, int64_t dtype);
 
 // The blocks of one call, cut into one stretch for each worker: neighbouring pages that two threads write for the first
@@ -73,9 +72,7 @@ void run_blocks(int64_t blocks, F f) {
 template <class T>
 class Buffer {
  public:
-  explicit Buffer(int64_t count) : data_(count > 0 ? (T*)malloc(count * sizeof(T)) : nullptr) {
-    use_huge_pages(data_, count * int64_t(sizeof(T)));
-  }
+  explicit Buffer(int64_t count) : data_(count > 0 ? (T*)malloc(count * sizeof(T)) : nullptr) {}
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { free(data_); }

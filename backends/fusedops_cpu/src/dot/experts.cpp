@@ -8,8 +8,6 @@
 namespace fusedops {
 namespace {
 
-constexpr int64_t CHUNK = ActivationPass::CHUNK;
-
 // Adds a bias to the columns of a block.
 INLINE void add_bias(float* c, const float* bias, int64_t n) {
   if (bias) each(n, [=](int64_t i, auto lanes) { store(c + i, load(c + i, lanes) + load(bias + i, lanes), lanes); });
@@ -27,6 +25,7 @@ class ForwardPass {
         slots_(call.tokens * call.choices * call.width) {}
 
   Status run() {
+    use_huge_pages(slots_.data(), call_.tokens * call_.choices * call_.width, FLOAT32);
     const bool slots = slots_.data() || !call_.choices || !call_.width;
     if (route_.failed() || up_bias_.failed() || down_bias_.failed() || !slots) return OUT_OF_MEMORY;
     const Status status = route_.each_panel(call_.inner, [this](const Panel& panel) { return compute(panel); });
@@ -71,7 +70,7 @@ class ForwardPass {
         add_bias(second, bias ? bias + inner + first : nullptr, n);
         keep(second, piece.first + m, inner + first, n);
       }
-      float gate[CHUNK + LANES], other[CHUNK + LANES];
+      float gate[COLUMNS + LANES], other[COLUMNS + LANES];
       if (pairs) unzip(c, n, gate, other);
       activation_.forward(pairs ? gate : c, pairs ? other : second, c, n);
       store_as(Kind::DTYPE, a + m * inner + first, c, n);
@@ -191,7 +190,7 @@ class BackwardPass {
     const int64_t row_of_c = block.compute(grad, 0, piece.count, &part, 1, buffer);
     const bool pairs = activation_.interleaved(), halves = activation_.gated() && !pairs;
     for (int64_t m = 0; m < piece.count; m++) {
-      float gate[CHUNK + LANES], other[CHUNK + LANES], activated[CHUNK + LANES], both[2 * CHUNK];
+      float gate[COLUMNS + LANES], other[COLUMNS + LANES], activated[COLUMNS + LANES], both[2 * COLUMNS];
       float *da = buffer + m * row_of_c, *a = activated;
       Number* dh = rows.dh + m * width;
       const int64_t row = piece.first + m;
