@@ -6,7 +6,7 @@
 In each turn every function runs once, and the order changes from turn to turn. The time is the process's on its cores,
 which other processes change less than the time of a clock. ``--wall`` is for an idle machine: the time is that of a
 clock, of the second of two calls, since a thread that waited for work has to wake. ``batched_mm`` copies the weights of
-each choice: it is left out where the copies take more than 2 GB.
+each choice: it is left out where the copies take more than 2 GB. The peak is that of the process's memory (Linux).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 import fusedops
 from benchmarks.idle import exp2_ns
-from benchmarks.memory import peak_bytes
+from benchmarks.memory import resident_peak_bytes
 
 PEERS = ("eager", "batched_mm", "grouped_mm")
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -103,7 +103,7 @@ def _measure(
                 times[name].append(clock() - started)
     for name, function in run.items():
         worst = float((call(function).double() - wanted).norm() / wanted.norm())
-        peak = peak_bytes(lambda function=function: call(function), "cpu") / 2**20
+        peak = resident_peak_bytes(lambda function=function: call(function)) / 2**20
         ratios = [one / other for one, other in zip(times[name], times["fusedops"])]
         middle, each = statistics.median(times[name]), " ".join(f"{ratio:.2f}" for ratio in ratios)
         print(f"  {name:10} {middle * 1e3:8.2f} ms, {statistics.median(ratios):.2f} of ours; turns {each}")

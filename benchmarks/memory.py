@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +14,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(function: Callable[[], Any], device: str) -> int:
-    """Return the peak memory of a call in bytes, including its result, minus the memory in use before the call."""
+    """Return the peak memory of a call in bytes, including its result, minus the memory in use before the call.
+
+    On a CPU it is that of torch's tensors: buffers that a library allocates by itself do not count.
+    """
     if device != "cpu":
         module = torch.get_device_module(device)
         gc.collect()
@@ -30,3 +36,19 @@ def peak_bytes(function: Callable[[], Any], device: str) -> int:
         peak = max(peak, live)
     del result
     return peak
+
+
+def resident_peak_bytes(function: Callable[[], Any]) -> int:
+    """Return by how much a call raises the memory of this process at most, in bytes: any buffer counts. Linux alone."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed before counts again
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is the memory now
+    before = _status("VmRSS")
+    function()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
