@@ -6,7 +6,8 @@
 In each turn every function runs once, and the order changes from turn to turn. The time is the process's on its cores,
 which other processes change less than the time of a clock. ``--wall`` is for an idle machine: the time is that of a
 clock, of the second of two calls, since a thread that waited for work has to wake. ``batched_mm`` copies the weights of
-each choice: it is left out where the copies take more than 2 GB. The peak is that of the process's memory (Linux).
+each choice: it is left out where the copies take more than 2 GB. ``--memory`` prints what each adds to the memory of
+the process at most, and no times (Linux).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +51,7 @@ def functions(experts: int, width: int, inner: int, dtype: torch.dtype) -> tuple
 
 
 def main() -> None:
-    """Print the differences, the peaks, and the ratios of the times in each turn."""
+    """Print the differences and the ratios of the times in each turn, or the peaks of the memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs=4, default=(64, 8, 512, 256), metavar=("E", "K", "H", "I"))
     parser.add_argument("--tokens", type=int, nargs="+", default=(1, 64, 2048))
@@ -58,6 +60,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--wall", action="store_true", help="the time of a clock, not of the processor")
+    parser.add_argument("--memory", action="store_true", help="the peaks of the memory alone")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -71,26 +74,25 @@ def main() -> None:
         run = {name: every[name] for name in every if name != "batched_mm" or copies < 2e9}
         for mode in options.modes:
             print(f"{tokens} tokens, {mode}: exp2 takes {exp2_ns():.2f} ns")
-            _measure(run, (x, index, values.to(dtype)), parameters, mode == "both", options.turns, options.wall)
+            call = partial(_call, (x, index, values.to(dtype)), parameters, mode == "both")
+            if options.memory:
+                for name, function in run.items():
+                    call(function)
+                    print(f"  {name:10} {resident_peak_bytes(partial(call, function)) / 2**20:.0f} MiB", flush=True)
+            else:
+                _measure(run, call, options.turns, options.wall)
 
 
-def _measure(
-    run: dict[str, Function],
-    args: tuple[Tensor, Tensor, Tensor],
-    parameters: list[Tensor],
-    both: bool,
-    turns: int,
-    wall: bool,
-) -> None:
+def _call(args: tuple[Tensor, Tensor, Tensor], parameters: list[Tensor], both: bool, function: Function) -> Tensor:
+    with torch.set_grad_enabled(both):
+        y = function(*args)
+    if both:
+        torch.autograd.grad(y, [args[0], *parameters], torch.ones_like(y))
+    return y.detach()
+
+
+def _measure(run: dict[str, Function], call: Callable[[Function], Tensor], turns: int, wall: bool) -> None:
     clock = time.perf_counter if wall else time.process_time
-
-    def call(function: Function) -> Tensor:
-        with torch.set_grad_enabled(both):
-            y = function(*args)
-        if both:
-            torch.autograd.grad(y, [args[0], *parameters], torch.ones_like(y))
-        return y.detach()
-
     wanted = call(run["eager"]).double()
     times: dict[str, list[float]] = {name: [] for name in run}
     for turn in range(turns + 1):
@@ -103,11 +105,10 @@ def _measure(
                 times[name].append(clock() - started)
     for name, function in run.items():
         worst = float((call(function).double() - wanted).norm() / wanted.norm())
-        peak = resident_peak_bytes(lambda function=function: call(function)) / 2**20
         ratios = [one / other for one, other in zip(times[name], times["fusedops"])]
         middle, each = statistics.median(times[name]), " ".join(f"{ratio:.2f}" for ratio in ratios)
         print(f"  {name:10} {middle * 1e3:8.2f} ms, {statistics.median(ratios):.2f} of ours; turns {each}")
-        print(f"  {'':10} peak {peak:.1f} MiB, off by {worst:.1e}", flush=True)
+        print(f"  {'':10} off by {worst:.1e}", flush=True)
 
 
 if __name__ == "__main__":

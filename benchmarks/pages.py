@@ -145,8 +145,9 @@ the op in all cases. Beside its results the op takes T * K * H numbers in float3
 of one expert's rows where they are more. `python -m benchmarks.experts` repeats it.
 
 On an AMD EPYC with Zen 5, which has the same instructions, the fastest of transformers' functions took as many times as
-long as the op (`--wall`: two threads, wall time, idle, medians of 7 to 21 calls in turns; two numbers are the smallest
-and the largest of several runs, in which mostly the other function's time differed):
+long as the op (`--wall`: two threads, wall time, medians of 7 to 21 calls in turns, `batched_mm` left out where it was
+slowest before; two numbers are the smallest and the largest of several runs, in which mostly the other function's time
+differed; the machine ran nothing else, but a neighbour took part of the memory's bandwidth at times):
 
 | E, K, H, I | 1 token | 64 | 2048 | 2048, forward and backward | bfloat16: 1 token | 64 | 2048 | both |
 |---|---|---|---|---|---|---|---|---|
@@ -158,10 +159,10 @@ The products of 2,048 bfloat16 tokens of the large experts, 51.5 GFLOP, took 60 
 83. Of the two cores' `vdpbf16ps` alone, in registers, they would take 48 ms: 1.2 times the loop's best would be 90 % of
 that, with the packing of the weights, the activations and the sums.
 
-Forward and backward of 2,048 tokens raise the memory of the process, all buffers included, by 187, 227 and 303 MiB in
-float32 and 112, 131 and 160 in bfloat16, the best of transformers' functions by 249, 277, 367 and 227, 208, 235: 0.75,
-0.82, 0.83 and 0.49, 0.63, 0.68. Of both, 96, 144 and 192 MiB, in bfloat16 half, are the gradients of the weights. (This
-page had 140, 180 and 280 MiB, which left out the op's own buffers.)
+Forward and backward of 2,048 tokens raise the memory of the process (`--memory`) by 183, 214 and 303 MiB in float32 and
+110, 126 and 166 in bfloat16, grouped_mm by 201, 241, 304 and 104, 125, 154: 0.91, 0.89 and 1.00 of it, 1.06, 1.01 and
+1.08. The loop takes 310, 377, 482 and 153, 185, 248. Of all, 96, 144 and 192 MiB, in bfloat16 half, are the gradients
+of the weights. (This page had 140, 180 and 280 MiB for the op: that left out its own buffers.)
 
 [top_k_routing](ops.md#top_k_routing) beside softmax or sigmoid, `topk` and `gather` of torch, which leave ties open:
 their time divided by that of the op, float32, 1 thread, on an Intel Xeon with AVX-512 (process time, medians of five

@@ -46,8 +46,10 @@ def test_the_bits_of_a_token_depend_on_it_alone() -> None:
             assert alone.equal(y[rows])
 
 
-def test_the_bits_do_not_depend_on_threads() -> None:
-    x, index, weights, up, down = routed(600, 301, 71)
+@pytest.mark.parametrize(("tokens", "inner"), [(600, 71), (24, 330)])
+def test_the_bits_do_not_depend_on_threads(tokens: int, inner: int) -> None:
+    """Of few tokens, a block has 256, 128 and 64 columns."""
+    x, index, weights, up, down = routed(tokens, 301, inner)
     results: list[list[Tensor]] = []
     for count in (1, 2, 5):
         torch.set_num_threads(count)

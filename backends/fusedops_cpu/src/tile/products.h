@@ -55,8 +55,8 @@ struct Ahead {
 struct Nothing {
   INLINE void step() const {}
 };
-// So many terms, from `term` on, of the TILE_COLUMNS rows at `next`, for tiles of so many steps: the rows follow one
-// another, and so a part of their memory stands for a part of the terms.
+// A part of the memory of the TILE_COLUMNS rows at `next`, which follow one another, for tiles of so many steps: as
+// much as the terms from `term` on take. Tiles of all terms ask for all of it.
 inline Ahead ahead_of(const void* next, int64_t dtype, int64_t term, int64_t terms, int64_t tiles, int64_t steps) {
   const int64_t of_term = TILE_COLUMNS * size_of(dtype);
   return {(const char*)next + term * of_term, std::min<int64_t>(128, terms * of_term / (tiles * steps))};
