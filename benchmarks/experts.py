@@ -7,7 +7,7 @@ In each turn every function runs once, and the order changes from turn to turn. 
 which other processes change less than the time of a clock. ``--wall`` is for an idle machine: the time is that of a
 clock, of the second of two calls, since a thread that waited for work has to wake. ``batched_mm`` copies the weights of
 each choice: it is left out where the copies take more than 2 GB. ``--memory`` prints what each adds to the memory of
-the process at most, and no times (Linux).
+the process at most, and what it saves for the backward pass, and no times (Linux).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 import fusedops
 from benchmarks.idle import exp2_ns
-from benchmarks.memory import resident_peak_bytes
+from benchmarks.memory import resident_peak_bytes, saved_bytes
 
 PEERS = ("eager", "batched_mm", "grouped_mm")
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -74,11 +74,14 @@ def main() -> None:
         run = {name: every[name] for name in every if name != "batched_mm" or copies < 2e9}
         for mode in options.modes:
             print(f"{tokens} tokens, {mode}: exp2 takes {exp2_ns():.2f} ns")
-            call = partial(_call, (x, index, values.to(dtype)), parameters, mode == "both")
+            args = (x, index, values.to(dtype))
+            call = partial(_call, args, parameters, mode == "both")
             if options.memory:
                 for name, function in run.items():
                     call(function)
-                    print(f"  {name:10} {resident_peak_bytes(partial(call, function)) / 2**20:.0f} MiB", flush=True)
+                    peak = resident_peak_bytes(partial(call, function)) / 2**20
+                    saved = saved_bytes(partial(function, *args), [*args, *parameters]) / 2**20
+                    print(f"  {name:10} {peak:.0f} MiB, {saved:.0f} of them saved for backward", flush=True)
             else:
                 _measure(run, call, options.turns, options.wall)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 _M_MMAP_THRESHOLD = -3  # of glibc
@@ -54,6 +55,23 @@ def resident_peak_bytes(function: Callable[[], Any]) -> int:
     before = _status("VmRSS")
     function()
     return _status("VmHWM") - before
+
+
+def saved_bytes(function: Callable[[], Any], arguments: Sequence[Tensor]) -> int:
+    """Return the bytes of what a call saves for its backward pass, beside the arguments: each storage counts once."""
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = function()
+    for argument in arguments:
+        saved.pop(argument.untyped_storage().data_ptr(), None)
+    del result
+    return sum(saved.values())
 
 
 def _status(name: str) -> int:

@@ -141,8 +141,8 @@ One token of the small experts takes a millisecond or less, of which a thread th
 factor of five, and all of ours were shorter in the median. One float32 token of the large ones reads 50 MB of weights
 as fast as torch's product of a vector. Their products of bfloat16 run at the speed of torch's, which use the same
 instruction: 2,048 tokens at 357 GFLOP/s of two cores, torch's loop at 350. `batched_mm` took 2 to 74 times as long as
-the op in all cases. Beside its results the op takes T * K * H numbers in float32, and activations of some 16 MiB, or
-of one expert's rows where they are more. `python -m benchmarks.experts` repeats it.
+the op in all cases. Beside its results the op takes T * K * H numbers in float32 forward, T * H backward, and
+activations of some 16 MiB, or of one expert's rows where they are more. `python -m benchmarks.experts` repeats it.
 
 On an AMD EPYC with Zen 5, which has the same instructions, the fastest of transformers' functions took as many times as
 long as the op (`--wall`: two threads, wall time, medians of 7 to 21 calls in turns, `batched_mm` left out where it was
@@ -159,10 +159,11 @@ The products of 2,048 bfloat16 tokens of the large experts, 51.5 GFLOP, took 60 
 83. Of the two cores' `vdpbf16ps` alone, in registers, they would take 48 ms: 1.2 times the loop's best would be 90 % of
 that, with the packing of the weights, the activations and the sums.
 
-Forward and backward of 2,048 tokens raise the memory of the process (`--memory`) by 183, 214 and 303 MiB in float32 and
-110, 126 and 166 in bfloat16, grouped_mm by 201, 241, 304 and 104, 125, 154: 0.91, 0.89 and 1.00 of it, 1.06, 1.01 and
-1.08. The loop takes 310, 377, 482 and 153, 185, 248. Of all, 96, 144 and 192 MiB, in bfloat16 half, are the gradients
-of the weights. (This page had 140, 180 and 280 MiB for the op: that left out its own buffers.)
+Forward and backward of 2,048 tokens raise the memory of the process (`--memory`) by 146, 184 and 295 MiB in float32 and
+78, 96 and 156 in bfloat16, grouped_mm by 201, 241, 304 and 104, 125, 154: 0.73, 0.76 and 0.97 of it, 0.75, 0.77 and
+1.01. The loop takes 310, 377, 482 and 153, 185, 248. Of all, 96, 144 and 192 MiB, in bfloat16 half, are the gradients
+of the weights. What the op saves for its backward, which the layers of a model add up, is 32, 24 and 64 MiB, in
+bfloat16 half, that of grouped_mm 96, 80, 144 and 48, 40, 72: 0.3 to 0.44 of it.
 
 [top_k_routing](ops.md#top_k_routing) beside softmax or sigmoid, `topk` and `gather` of torch, which leave ties open:
 their time divided by that of the op, float32, 1 thread, on an Intel Xeon with AVX-512 (process time, medians of five

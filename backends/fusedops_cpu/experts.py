@@ -1,4 +1,4 @@
-"""experts in the compiled library (``src/dot/experts.cpp``)."""
+"""experts in the compiled library (``src/dot/experts.cpp``, ``experts_backward.cpp``)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def experts(
     ops.experts,
     *any_dtype("grad", *_TENSORS),
     direction="backward",
-    source="fusedops_cpu/src/dot/experts.cpp",
+    source="fusedops_cpu/src/dot/experts_backward.cpp",
     rows_independent=True,
 )
 def experts_backward(

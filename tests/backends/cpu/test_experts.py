@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -57,3 +60,25 @@ def test_the_bits_do_not_depend_on_threads(tokens: int, inner: int) -> None:
         y = fusedops.experts(given[0], index, *given[1:], backend="cpu")
         results.append([y, *torch.autograd.grad(y.sum(), given)])
     assert all(one.equal(other) for each in results[1:] for one, other in zip(results[0], each))
+
+
+_BACKWARD = """
+import torch
+from benchmarks.memory import resident_peak_bytes
+from fusedops import experts
+torch.set_num_threads(2)
+x, up, down = (torch.randn(s, requires_grad=True) for s in ((2048, 1024), (16, 128, 1024), (16, 1024, 64)))
+index, weights = torch.rand(2048, 16).argsort(-1)[:, :8], torch.rand(2048, 8)
+gradients = lambda y: torch.autograd.grad(y, (x, up, down), torch.ones_like(y))
+gradients(experts(x, index, weights, up, down, backend="cpu"))
+y = experts(x, index, weights, up, down, backend="cpu")
+print(resident_peak_bytes(lambda: gradients(y)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: it tells the largest memory of a process")
+def test_the_backward_pass_keeps_no_gradient_of_each_choice() -> None:
+    """The gradients take 20 MiB, ones 8, a panel 16; the gradients of inputs of all choices would take 64."""
+    done = subprocess.run([sys.executable, "-c", _BACKWARD], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 64 * 2**20

@@ -8,11 +8,6 @@
 namespace fusedops {
 namespace {
 
-// Adds a bias to the columns of a block.
-INLINE void add_bias(float* c, const float* bias, int64_t n) {
-  if (bias) each(n, [=](int64_t i, auto lanes) { store(c + i, load(c + i, lanes) + load(bias + i, lanes), lanes); });
-}
-
 template <class Kind>
 class ForwardPass {
  public:
@@ -31,7 +26,7 @@ class ForwardPass {
     const Status status = route_.each_panel(call_.inner, [this](const Panel& panel) { return compute(panel); });
     if (status) return status;
     clear_hidden_of_sentinels();
-    return sum_of_choices(call_, slots_.data(), call_.y);
+    return sum_of_choices();
   }
 
  private:
@@ -64,10 +59,10 @@ class ForwardPass {
     const float* bias = call_.up_bias ? up_bias_.data() + piece.expert * width : nullptr;
     for (int64_t m = 0; m < piece.count; m++) {
       float *c = buffer + m * row_of_c, *second = c + round_up(n, TILE_COLUMNS);
-      add_bias(c, bias ? bias + parts[0].first : nullptr, parts[0].count);
+      if (bias) add_to(c, bias + parts[0].first, parts[0].count);
       keep(c, piece.first + m, parts[0].first, parts[0].count);
       if (halves) {
-        add_bias(second, bias ? bias + inner + first : nullptr, n);
+        if (bias) add_to(second, bias + inner + first, n);
         keep(second, piece.first + m, inner + first, n);
       }
       float gate[COLUMNS + LANES], other[COLUMNS + LANES];
@@ -95,7 +90,7 @@ class ForwardPass {
       const int64_t row = route_.order[piece.first + m];
       float* slot = slots_.data() + row * call_.width + first;
       const float factor = route_.factor[piece.first + m];
-      add_bias(c, bias, n);
+      if (bias) add_to(c, bias, n);
       each(n, [=](int64_t i, auto lanes) { store(slot + i, load(c + i, lanes) * factor, lanes); });
     }
   }
@@ -105,272 +100,32 @@ class ForwardPass {
     if (call_.hidden) memset((uint8_t*)call_.hidden + route_.rows() * row, 0, (rows - route_.rows()) * row);
   }
 
+  // y[t] = the sum of the rows of the choices of a token, in their order; sentinels have none.
+  Status sum_of_choices() const {
+    const int64_t width = call_.width, choices = call_.choices, tokens = call_.tokens;
+    if (!width) return OK;
+    const int64_t of_block = std::max<int64_t>(1, BLOCK / std::max<int64_t>(1, width * choices));
+    const int64_t blocks = divide_up(tokens, of_block), workers = workers_for(blocks);
+    const Scratch scratch(workers, width);
+    if (scratch.failed()) return OUT_OF_MEMORY;
+    const Scratch* buffers = &scratch;
+    run_blocks(blocks, workers, [=](int64_t block, int64_t worker) {
+      float* sum = buffers->of(worker);
+      for (int64_t t = block * of_block; t < std::min(tokens, (block + 1) * of_block); t++) {
+        std::fill(sum, sum + width, 0.0f);
+        for (int64_t row = t * choices; row < (t + 1) * choices; row++)
+          if (expert_of(call_, row) < call_.experts) add_to(sum, slots_.data() + row * width, width);
+        store_as(call_.dtype, (uint8_t*)call_.y + t * width * size_of(call_.dtype), sum, width);
+      }
+    });
+    return OK;
+  }
+
   const ExpertsForward& call_;
   const Route<ExpertsForward> route_;
   const ActivationPass activation_;
   const FloatRow up_bias_, down_bias_;
   const FloatBuffer slots_;
-};
-
-// The gradients. On a panel: those of the activations, with the activations again, then those of the inputs of each row
-// and of the weights. A weight's gradient is one sum over the rows of its expert.
-template <class Kind>
-class BackwardPass {
- public:
-  explicit BackwardPass(const ExpertsBackward& call)
-      : call_(call),
-        route_(call),
-        activation_(call),
-        down_bias_(call.down_bias, call.down_bias_dtype, call.down_bias ? call.experts * call.width : 0, 0.0f, 0.0f),
-        slots_(call.dx ? call.tokens * call.choices * call.width : 0),
-        of_weights_(call.dweights ? call.tokens * call.choices : 0) {}
-
-  Status run() {
-    if (route_.failed() || down_bias_.failed() || (call_.choices && !slots_.data() && call_.dx && call_.width) ||
-        (call_.choices && !of_weights_.data() && call_.dweights))
-      return OUT_OF_MEMORY;
-    const int64_t rows = call_.tokens * call_.choices;
-    if (call_.dweights) std::fill(of_weights_.data(), of_weights_.data() + rows, 0.0f);
-    clear_experts_without_rows();
-    const int64_t between = call_.inner + width_of_up(call_);
-    const Status status = route_.each_panel(between, [this](const Panel& panel) { return compute(panel); });
-    if (status) return status;
-    if (call_.dweights) store_as(call_.weights_dtype, call_.dweights, of_weights_.data(), rows);
-    return call_.dx ? sum_of_choices(call_, slots_.data(), call_.dx) : OK;
-  }
-
- private:
-  using Number = typename Kind::Number;
-  using Block = fusedops::Block<Kind>;
-
-  // Of the rows of a panel: their activations, times the weight of the row, and the gradients of their up-projections;
-  // for each block of columns the products that make the gradient of a row's weight.
-  struct Rows {
-    Number *a, *dh;
-    float* products;
-    int64_t blocks;
-  };
-
-  Status compute(const Panel& panel) {
-    const int64_t inner = call_.inner, width = width_of_up(call_), blocks = divide_up(inner, FEW_COLUMNS);
-    const Buffer<Number> a(panel.rows * inner), dh(panel.rows * width);
-    const FloatBuffer products(panel.rows * blocks);
-    if (inner && (!a.data() || !dh.data() || !products.data())) return OUT_OF_MEMORY;
-    const Rows rows{a.data(), dh.data(), products.data(), blocks};
-    Status status = each_block<Kind>(panel, inner, 1, call_.width, [=](const Piece& piece, const auto&... of_block) {
-      activations(piece, of_block..., from(rows, piece.first - panel.first));
-    });
-    if (status) return status;
-    if (call_.dweights) sum_products(panel, rows);
-    if (call_.dx) {
-      status = each_block<Kind>(panel, call_.width, 1, width, [=](const Piece& piece, const auto&... of_block) {
-        inputs(piece, of_block..., rows.dh + (piece.first - panel.first) * width);
-      });
-      if (status) return status;
-    }
-    return weights(panel, rows);
-  }
-
-  Rows from(const Rows& rows, int64_t first) const {
-    return {rows.a + first * call_.inner, rows.dh + first * width_of_up(call_), rows.products + first * rows.blocks,
-            rows.blocks};
-  }
-
-  // The rows of grad, of those of an expert from `first` on.
-  Operand grads(int64_t first, bool terms) const {
-    return {call_.grad, call_.dtype, call_.width, terms, route_.token + first};
-  }
-
-  void activations(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer,
-                   const Rows& rows) const {
-    const int64_t inner = call_.inner, width = width_of_up(call_);
-    const Operand grad = grads(piece.first, true);
-    const Operand weight = weight_of(call_, call_.down, call_.down_dtype, piece.expert, call_.width, inner, false);
-    const Columns part{&weight, first, n};
-    const int64_t row_of_c = block.compute(grad, 0, piece.count, &part, 1, buffer);
-    const bool pairs = activation_.interleaved(), halves = activation_.gated() && !pairs;
-    for (int64_t m = 0; m < piece.count; m++) {
-      float gate[COLUMNS + LANES], other[COLUMNS + LANES], activated[COLUMNS + LANES], both[2 * COLUMNS];
-      float *da = buffer + m * row_of_c, *a = activated;
-      Number* dh = rows.dh + m * width;
-      const int64_t row = piece.first + m;
-      if (pairs) {
-        load_hidden(row, 2 * first, 2 * n, both);
-        unzip(both, n, gate, other);
-      } else {
-        load_hidden(row, first, n, gate);
-        if (halves) load_hidden(row, inner + first, n, other);
-      }
-      activation_.forward(gate, other, a, n);
-      if (call_.dweights) add_products(da, a, first, n, rows.products + m * rows.blocks);
-      const float factor = route_.factor[row];
-      each(n, [=](int64_t i, auto lanes) {
-        store(da + i, load(da + i, lanes) * factor, lanes);
-        store(a + i, load(a + i, lanes) * factor, lanes);
-      });
-      store_as(Kind::DTYPE, rows.a + m * inner + first, a, n);
-      activation_.backward(da, gate, other, gate, other, n);
-      if (pairs) {
-        zip(both, n, gate, other);
-        store_as(Kind::DTYPE, dh + 2 * first, both, 2 * n);
-      } else {
-        store_as(Kind::DTYPE, dh + first, gate, n);
-        if (halves) store_as(Kind::DTYPE, dh + inner + first, other, n);
-      }
-    }
-  }
-
-  void load_hidden(int64_t row, int64_t first, int64_t n, float* to) const {
-    const int64_t at = row * width_of_up(call_) + first;
-    load_as(call_.dtype, (const uint8_t*)call_.hidden + at * size_of(call_.dtype), to, n);
-  }
-
-  // The sum of the products of each FEW_COLUMNS columns: the same sums whatever the blocks are.
-  static void add_products(const float* da, const float* a, int64_t first, int64_t n, float* products) {
-    for (int64_t at = 0; at < n; at += FEW_COLUMNS) {
-      vfloat sum = {};
-      each(std::min(FEW_COLUMNS, n - at),
-           [&](int64_t i, auto lanes) { sum += load(da + at + i, lanes) * load(a + at + i, lanes); });
-      products[(first + at) / FEW_COLUMNS] = sum_of(sum);
-    }
-  }
-
-  void sum_products(const Panel& panel, const Rows& rows) const {
-    for (int64_t p = 0; p < panel.count; p++) {
-      const Piece& piece = panel.pieces[p];
-      const float* bias = call_.down_bias ? down_bias_.data() + piece.expert * call_.width : nullptr;
-      for (int64_t row = piece.first; row < piece.first + piece.count; row++) {
-        const float* products = rows.products + (row - panel.first) * rows.blocks;
-        float sum = 0;
-        for (int64_t block = 0; block < rows.blocks; block++) sum += products[block];
-        if (bias) sum += product_with_grad(bias, route_.token[row]);
-        of_weights_.data()[route_.order[row]] = sum;
-      }
-    }
-  }
-
-  float product_with_grad(const float* bias, int64_t token) const {
-    return with_dtype(call_.dtype, [=](auto element) {
-      const auto* grad = (const decltype(element)*)call_.grad + token * call_.width;
-      vfloat sum = {};
-      each(call_.width, [&](int64_t i, auto lanes) { sum += load(grad + i, lanes) * load(bias + i, lanes); });
-      return sum_of(sum);
-    });
-  }
-
-  void inputs(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const Number* dh) const {
-    const int64_t width = width_of_up(call_);
-    const Operand grad{dh, Kind::DTYPE, width, true};
-    const Operand weight = weight_of(call_, call_.up, call_.up_dtype, piece.expert, width, call_.width, false);
-    const Columns part{&weight, first, n};
-    const int64_t row_of_c = block.compute(grad, 0, piece.count, &part, 1, buffer);
-    for (int64_t m = 0; m < piece.count; m++) {
-      float* slot = slots_.data() + route_.order[piece.first + m] * call_.width + first;
-      memcpy(slot, buffer + m * row_of_c, n * sizeof(float));
-    }
-  }
-
-  // ---- The gradients of weights and biases ----
-
-  Status weights(const Panel& panel, const Rows& rows) const {
-    const int64_t width = width_of_up(call_);
-    for (int64_t p = 0; p < panel.count;) {
-      const int64_t e = panel.pieces[p].expert, first = route_.begins[e], count = route_.begins[e + 1] - first;
-      while (p < panel.count && panel.pieces[p].expert == e) p++;
-      const int64_t at = first - panel.first;
-      const Operand x{call_.x, call_.dtype, call_.width, false, route_.token + first};
-      const Operand grad = grads(first, false);
-      const Operand dh{rows.dh + at * width, Kind::DTYPE, width, false};
-      const Operand a{rows.a + at * call_.inner, Kind::DTYPE, call_.inner, false};
-      if (const Status s =
-              weight(dh, width, x, call_.width, count, of_expert(call_.dup, call_.up_dtype, e, width), call_.up_dtype))
-        return s;
-      if (const Status s = weight(grad, call_.width, a, call_.inner, count,
-                                  of_expert(call_.ddown, call_.down_dtype, e, call_.inner), call_.down_dtype))
-        return s;
-      if (const Status s = bias(dh, nullptr, width, count, call_.dup_bias, call_.up_bias_dtype, e)) return s;
-      const float* factors = route_.factor + first;
-      if (const Status s = bias(grad, factors, call_.width, count, call_.ddown_bias, call_.down_bias_dtype, e))
-        return s;
-    }
-    return OK;
-  }
-
-  // The part of an expert in the gradient of a weight of `other` times the width of a token.
-  void* of_expert(void* gradient, int64_t dtype, int64_t expert, int64_t other) const {
-    return gradient ? (uint8_t*)gradient + expert * other * call_.width * size_of(dtype) : nullptr;
-  }
-
-  // The products of two sets of rows, (outputs, inputs), or transposed.
-  Status weight(Operand of_outputs, int64_t outputs, Operand of_inputs, int64_t inputs, int64_t terms, void* result,
-                int64_t dtype) const {
-    if (!result || !outputs || !inputs) return OK;
-    if (call_.transposed) std::swap(of_outputs, of_inputs), std::swap(outputs, inputs);
-    const int64_t across = divide_up(inputs, COLUMNS), blocks = divide_up(outputs, ROWS) * across;
-    const int64_t workers = outputs * inputs * terms <= 8 * BLOCK ? 1 : workers_for(blocks);
-    const Block product(std::min(ROWS, outputs), terms);
-    const Scratch scratch(workers, product.floats(std::min(COLUMNS, inputs) + TILE_COLUMNS));
-    if (scratch.failed()) return OUT_OF_MEMORY;
-    const Scratch* buffers = &scratch;
-    const Operand *rows = &of_outputs, *columns = &of_inputs;
-    run_blocks(blocks, workers, [=](int64_t block, int64_t worker) {
-      const int64_t row = block / across * ROWS, count = std::min(ROWS, outputs - row);
-      const int64_t column = block % across * COLUMNS;
-      const Columns part{columns, column, std::min(COLUMNS, inputs - column)};
-      float* c = buffers->of(worker);
-      const int64_t row_of_c = product.compute(*rows, row, count, &part, 1, c);
-      for (int64_t m = 0; m < count; m++)
-        store_as(dtype, (uint8_t*)result + ((row + m) * inputs + column) * size_of(dtype), c + m * row_of_c,
-                 part.count);
-    });
-    return OK;
-  }
-
-  // The sums of the columns of some rows, times their factors if given, in slices that are added in order.
-  Status bias(const Operand& rows, const float* factors, int64_t width, int64_t count, void* result, int64_t dtype,
-              int64_t expert) const {
-    if (!result || !width) return OK;
-    const FloatBuffer buffer(3 * width);
-    float *total = buffer.data(), *part = total + width, *row = part + width;
-    if (!total) return OUT_OF_MEMORY;
-    std::fill(total, total + width, 0.0f);
-    for (int64_t first = 0; first < count; first += SLICE) {
-      std::fill(part, part + width, 0.0f);
-      for (int64_t at = first; at < std::min(count, first + SLICE); at++) {
-        load_as(rows.dtype, rows.row(at, 0), row, width);
-        const float factor = factors ? factors[at] : 1.0f;
-        each(width, [=](int64_t i, auto lanes) {
-          store(part + i, load(part + i, lanes) + load(row + i, lanes) * factor, lanes);
-        });
-      }
-      each(width,
-           [=](int64_t i, auto lanes) { store(total + i, load(total + i, lanes) + load(part + i, lanes), lanes); });
-    }
-    store_as(dtype, (uint8_t*)result + expert * width * size_of(dtype), total, width);
-    return OK;
-  }
-
-  void clear_experts_without_rows() const {
-    const int64_t width = width_of_up(call_);
-    const struct {
-      void* gradient;
-      int64_t bytes;  // of an expert
-    } all[] = {{call_.dup, width * call_.width * size_of(call_.up_dtype)},
-               {call_.ddown, call_.inner * call_.width * size_of(call_.down_dtype)},
-               {call_.dup_bias, width * size_of(call_.up_bias_dtype)},
-               {call_.ddown_bias, call_.width * size_of(call_.down_bias_dtype)}};
-    for (int64_t e = 0; e < call_.experts; e++) {
-      if (route_.begins[e + 1] > route_.begins[e]) continue;
-      for (const auto& each : all)
-        if (each.gradient) memset((uint8_t*)each.gradient + e * each.bytes, 0, each.bytes);
-    }
-  }
-
-  const ExpertsBackward& call_;
-  const Route<ExpertsBackward> route_;
-  const ActivationPass activation_;
-  const FloatRow down_bias_;
-  const FloatBuffer slots_, of_weights_;
 };
 
 }  // namespace
@@ -385,15 +140,4 @@ FUSEDOPS_EXPORT int fusedops_experts_forward(const ExpertsForward* call) {
   if ((wide && (!call->y || (routed && !call->x))) || (routed && (!call->index || !call->weights))) return INVALID;
   if (routed && weighted && (!call->up || !call->down)) return INVALID;
   return in_pairs(*call) ? ForwardPass<Pairs>(*call).run() : ForwardPass<Floats>(*call).run();
-}
-
-FUSEDOPS_EXPORT int fusedops_experts_backward(const ExpertsBackward* call) {
-  if (!fits(*call)) return INVALID;
-  const bool routed = call->tokens && call->choices, wide = call->width, inner = call->inner && call->experts;
-  if (routed && (!call->index || !call->weights || (wide && (!call->grad || !call->x)))) return INVALID;
-  if (routed && wide && inner && (!call->up || !call->down || !call->hidden)) return INVALID;
-  const int64_t weights = call->experts * call->inner * call->width;
-  if (call->dup) use_huge_pages(call->dup, call->activation <= GELU_ERF ? 2 * weights : weights, call->up_dtype);
-  if (call->ddown) use_huge_pages(call->ddown, weights, call->down_dtype);
-  return in_pairs(*call) ? BackwardPass<Pairs>(*call).run() : BackwardPass<Floats>(*call).run();
 }

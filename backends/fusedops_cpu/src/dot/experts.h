@@ -183,31 +183,8 @@ class ActivationPass {
   float ones_[CHUNK];
 };
 
-// y[t] = the sum of the rows of the choices of a token, in their order; sentinels have none.
-template <class Call>
-Status sum_of_choices(const Call& call, const float* slots, void* y) {
-  const int64_t width = call.width, choices = call.choices, tokens = call.tokens, dtype = call.dtype;
-  if (!width) return OK;
-  const int64_t of_block = std::max<int64_t>(1, BLOCK / std::max<int64_t>(1, width * choices));
-  const int64_t blocks = divide_up(tokens, of_block), workers = workers_for(blocks);
-  const Scratch scratch(workers, width);
-  if (scratch.failed()) return OUT_OF_MEMORY;
-  const Scratch* buffers = &scratch;
-  const Call* from = &call;
-  run_blocks(blocks, workers, [=](int64_t block, int64_t worker) {
-    float* sum = buffers->of(worker);
-    for (int64_t t = block * of_block; t < std::min(tokens, (block + 1) * of_block); t++) {
-      std::fill(sum, sum + width, 0.0f);
-      for (int64_t row = t * choices; row < (t + 1) * choices; row++) {
-        if (expert_of(*from, row) == from->experts) continue;
-        const float* term = slots + row * width;
-        each(width,
-             [=](int64_t i, auto lanes) { store(sum + i, load(sum + i, lanes) + load(term + i, lanes), lanes); });
-      }
-      store_as(dtype, (uint8_t*)y + t * width * size_of(dtype), sum, width);
-    }
-  });
-  return OK;
+INLINE void add_to(float* sum, const float* terms, int64_t n) {
+  each(n, [=](int64_t i, auto lanes) { store(sum + i, load(sum + i, lanes) + load(terms + i, lanes), lanes); });
 }
 
 // True where the products are those of bfloat16: the activations and their gradients are then rounded to it once.
