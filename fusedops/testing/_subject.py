@@ -265,6 +265,8 @@ class Subject(KernelCalls):
 
     def _inputs(self, plain: Sequence[Any]) -> tuple[tuple[Tensor, ...], ...]:
         """Return what backward gets, in the dtypes of forward and on the CPU."""
+        # kept for arguments of the same bits: torch sums those of another layout in another order
+        plain = [arg.contiguous() if isinstance(arg, Tensor) else arg for arg in plain]
         outputs = wide_outputs(self.op, plain)
         rounded = tuple(y.to(like.dtype) for y, like in zip(outputs, empty_outputs(self.op, plain)))
         with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -75,3 +76,12 @@ def test_what_a_kernel_writes_or_frees_is_of_its_call_alone(op: str) -> None:
     for part, before in zip(subject.inputs(args), copies):
         for each, copy in zip(part, before):
             assert torch.equal(each, copy)
+
+
+def test_what_backward_gets_depends_on_the_bits_and_not_on_the_layout() -> None:
+    """What is kept of a call is that of the same call in another layout, whose mean torch computes in another order."""
+    subject = Subject("eager", OPS["add_layer_norm"], "cpu", 2**8)
+    args = arguments(OPS["add_layer_norm"], Case("", OPS["add_layer_norm"].evidence.sample(8, 33)), torch.float32)
+    layouts = [args, [arg.mT.contiguous().mT if isinstance(arg, Tensor) and arg.dim() > 1 else arg for arg in args]]
+    first, other = (chain.from_iterable(subject._inputs(each)) for each in layouts)
+    assert all(map(torch.equal, first, other))

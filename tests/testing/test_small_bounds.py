@@ -94,3 +94,22 @@ def test_a_probability_of_attention_that_may_be_0_reaches_infinite_values() -> N
     assert expected.limits["output out"].isinf().all()
     call = op.prepared(op.bind((), {"q": q, "k": k / 10, "v": v, "scale": 1.0}))
     assert testing.expected(op, call).limits["output out"].isfinite().all()
+
+
+def test_equal_terms_of_experts_may_be_added_one_by_one() -> None:
+    op, terms = OPS["experts"], 4099
+    call = {
+        "x": torch.full((1, terms), 3.7),
+        "index": torch.zeros(1, 1, dtype=torch.int64),
+        "weights": torch.ones(1, 1),
+    }
+    call |= {"up": torch.full((1, 1, terms), 3.47), "down": torch.ones(1, terms, 1), "activation": "relu"}
+    term, total = call["x"][0, 0] * call["up"][0, 0, 0], torch.zeros(())
+    for _ in range(terms):
+        total += term
+    expected = testing.expected(op, op.prepared(op.bind((), call)))
+    error, limit = (total - expected.saved["hidden"]).abs(), expected.limits["saved hidden"]
+    assert limit / 30 < error < limit
+    x = torch.randn(1, terms, generator=torch.Generator().manual_seed(0))
+    expected = testing.expected(op, op.prepared(op.bind((), {**call, "x": x})))
+    assert expected.limits["saved hidden"] < 0.002  # of terms that cancel out

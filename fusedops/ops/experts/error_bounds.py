@@ -54,6 +54,21 @@ def narrow_of(x: Tensor, *weights: Tensor) -> Narrow:
     return Narrow(rounds * info.eps / 2, rounds * smallest_step(x.dtype), info.max / 2)
 
 
+def _of_equal_terms(eps: float, one: Tensor, other: Tensor) -> Tensor:
+    """Return the error of ``one @ other`` where terms are equal: added one by one, their roundings have one sign.
+
+    It is small beside other errors where terms cancel out, as their roundings then do.
+
+    Args:
+        eps: of the arithmetic.
+        one: (N, M).
+        other: (M, L).
+    """
+    one, other = (each.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for each in (one, other))
+    equal = (one @ other).square() / (one.abs() @ other.abs())
+    return 0.25 * eps * one.shape[1] * equal.nan_to_num(nan=0.0)  # 0 / 0
+
+
 def _of_arithmetic(absolute: float, x: Tensor, *weights: Tensor) -> float:
     """Return the tolerance of the arithmetic, which may be narrower than a result: float64 weights, a float32 x."""
     return absolute if arithmetic(x, *weights) is torch.float64 else max(absolute, TOLERANCE[torch.float32].absolute)
@@ -71,7 +86,14 @@ class _Expert:
     """
 
     def __init__(
-        self, absolute: float, narrow: Narrow, rows: Tensor, up: Tensor, up_bias: Tensor | None, act: Activation
+        self,
+        absolute: float,
+        eps: float,
+        narrow: Narrow,
+        rows: Tensor,
+        up: Tensor,
+        up_bias: Tensor | None,
+        act: Activation,
     ) -> None:
         bias = None if up_bias is None else up_bias.double()
         self.act = act
@@ -79,7 +101,7 @@ class _Expert:
         size = _root_of_squares(finite_size(rows), finite_size(up).t())
         if bias is not None:
             size = size + finite_size(bias)
-        self.of_product = absolute * size
+        self.of_product = absolute * size + _of_equal_terms(eps, rows, up.double().t())
         if bias is not None:  # a kernel may keep the product in the dtype of x before the bias is added
             self.of_product = self.of_product + narrow.rounding(self.h - bias)
         self.of_h = self.of_product + narrow.rounding(self.h)  # and h
@@ -165,15 +187,17 @@ def experts_error_bound(
     act = Activation(activation, limit, alpha, offset, interleaved)
     absolute = _of_arithmetic(absolute, x, up, down)
     total, narrow = x.double().new_zeros(x.shape), narrow_of(x, up, down)
+    eps = torch.finfo(arithmetic(x, up, down)).eps
     order = order_of(index, up.shape[0])
     sorted_experts = experts_of(index, up.shape[0])[order]
     of_hidden = total.new_zeros(index.numel(), up.shape[2 if transposed else 1])
     for e in range(up.shape[0]):
         chosen = index == e
         first, second = _of_expert(e, up, down, transposed)
-        of = _Expert(absolute, narrow, x.double(), first, _row(up_bias, e), act)
+        of = _Expert(absolute, eps, narrow, x.double(), first, _row(up_bias, e), act)
         factor = finite_size(weights).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
         error = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().t())
+        error = error + _of_equal_terms(eps, of.a, second.t())
         out = torch.nn.functional.linear(of.a, second, None if down_bias is None else down_bias[e].double())
         if down_bias is not None:
             error = error + absolute * finite_size(down_bias[e])
@@ -217,25 +241,26 @@ def experts_gradient_error_bound(
     g_rows = finite_size(every)
     factor = finite_size(weights).reshape(-1, 1)
     absolute = _of_arithmetic(absolute, x, up, down)
+    eps = torch.finfo(arithmetic(x, up, down)).eps
     dx, dweights, narrow = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape), narrow_of(x, up, down)
     parts: list[list[Tensor]] = [[], [], [], []]
     for e in range(up.shape[0]):
         present = (chosen == e)[:, None]
         first, second = _of_expert(e, up, down, transposed)
         inputs, g = rows.masked_fill(~present, 0.0), g_rows.masked_fill(~present, 0.0)
-        of = _Expert(absolute, narrow, inputs, first, _row(up_bias, e), act)
+        of = _Expert(absolute, eps, narrow, inputs, first, _row(up_bias, e), act)
         weighted, sizes = g * factor, (finite_size(first), finite_size(second))
         of_out = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().t())
         out = torch.nn.functional.linear(of.a, second)
         if down_bias is not None:
             of_out = of_out + absolute * finite_size(down_bias[e])
             out = out + down_bias[e].double()
+        of_out = of_out + _of_equal_terms(eps, of.a, second.t())
         of_out = of_out + narrow.rounding(out) + absolute * finite_size(out)
         # what may overflow in the dtype of x, as products and the factors of the next ones do
         overflows = (torch.maximum(g, weighted) @ sizes[1] >= narrow.largest).any(-1, keepdim=True)
         overflows = overflows | (weighted >= narrow.largest).any(-1, keepdim=True)
         # each term is off, and equal ones that are added one by one have roundings of one sign
-        eps = torch.finfo(arithmetic(x, up, down)).eps
         drift = 0.25 * eps * x.shape[1] * (g * finite_size(out)).sum(-1, keepdim=True)
         of_weights = (g * of_out).square().sum(-1, keepdim=True).sqrt() + drift
         # or as a sum of a * da, whose second factor may be rounded: to nothing where it is small, and equal ones alike
@@ -336,8 +361,7 @@ class _Sums:
         size, finite = finite_size(one), finite_size(other)
         error = _of_product(self.absolute, self.narrow, size, torch.zeros_like(size), other.abs())
         product = one @ other
-        # the roundings of equal terms that are added one by one have one sign
-        error = error + 0.25 * self.eps * one.shape[1] * finite_size(product)
+        error = error + _of_equal_terms(self.eps, one, other)
         if bias is None:
             return error
         # a kernel may keep the product in the dtype of x before the bias is added
