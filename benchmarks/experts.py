@@ -2,6 +2,7 @@
 
     python -m benchmarks.experts                                    # 64 experts of 512 x 256, 8 for a token
     python -m benchmarks.experts --sizes 8 2 1024 2048 --tokens 1 --modes forward
+    MALLOC_MMAP_THRESHOLD_=65536 python -m benchmarks.experts --memory
 
 In each turn every function runs once, and the order changes from turn to turn. The time is the process's on its cores,
 which other processes change less than the time of a clock. ``--wall`` is for an idle machine: the time is that of a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-
-_M_MMAP_THRESHOLD = -3  # of glibc
 
 
 def peak_bytes(function: Callable[[], Any], device: str) -> int:
@@ -44,13 +43,17 @@ def peak_bytes(function: Callable[[], Any], device: str) -> int:
 def resident_peak_bytes(function: Callable[[], Any]) -> int:
     """Return by how much a call raises the memory of this process at most, in bytes: any buffer counts. Linux alone.
 
-    From then on this process returns what it frees to the system at once, from 1 MiB on: what it kept would count, but
-    times are others.
+    Raises:
+        RuntimeError: the process keeps what it frees, which would count: it was not started with
+            ``MALLOC_MMAP_THRESHOLD_=65536`` in its environment. Times are others with it.
     """
-    libc = ctypes.CDLL(None)
-    libc.mallopt(_M_MMAP_THRESHOLD, 2**20)
+    if os.environ.get("MALLOC_MMAP_THRESHOLD_") != "65536":
+        raise RuntimeError(
+            "got a process that keeps the memory it frees, expected one that returns it; to fix: start it with "
+            "MALLOC_MMAP_THRESHOLD_=65536 in its environment"
+        )
     gc.collect()
-    libc.malloc_trim(0)
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is the memory now
     before = _status("VmRSS")
     function()

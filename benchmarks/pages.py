@@ -160,8 +160,8 @@ The products of 2,048 bfloat16 tokens of the large experts, 51.5 GFLOP, took 60 
 that, with the packing of the weights, the activations and the sums.
 
 Forward and backward of 2,048 tokens raise the memory of the process (`--memory`) by 146, 184 and 295 MiB in float32 and
-78, 96 and 156 in bfloat16, grouped_mm by 201, 241, 304 and 104, 125, 154: 0.73, 0.76 and 0.97 of it, 0.75, 0.77 and
-1.01. The loop takes 310, 377, 482 and 153, 185, 248. Of all, 96, 144 and 192 MiB, in bfloat16 half, are the gradients
+76, 94 and 152 in bfloat16, grouped_mm by 200, 240, 304 and 100, 120, 152: 0.73, 0.77 and 0.97 of it, 0.75, 0.79 and
+1.00. The loop takes 299, 366, 482 and 150, 184, 241. Of all, 96, 144 and 192 MiB, in bfloat16 half, are the gradients
 of the weights. What the op saves for its backward, which the layers of a model add up, is 32, 24 and 64 MiB, in
 bfloat16 half, that of grouped_mm 96, 80, 144 and 48, 40, 72: 0.3 to 0.44 of it.
 

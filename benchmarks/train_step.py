@@ -2,11 +2,13 @@
 
     python -m benchmarks.train_step                        # the sizes of SmolLM2-135M, 2 x 512 tokens, float32
     python -m benchmarks.train_step --dtype bfloat16 --threads 1 --turns 3
+    MALLOC_MMAP_THRESHOLD_=65536 python -m benchmarks.train_step --memory
 
 One model with random weights is measured in its three states: apply and remove change it in between. In each turn
 every state runs one step (forward, backward, AdamW), and the order changes from turn to turn: on a busy machine a ratio
 of one turn is nearer to the truth than a ratio of two times of different minutes. The time is the process's on its
-cores, which other processes change less than the time of a clock.
+cores, which other processes change less than the time of a clock. The peaks are of torch's tensors; ``--memory`` prints
+those of the process, with the buffers of libraries, and no times (Linux).
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
 
 from benchmarks.idle import exp2_ns
-from benchmarks.memory import peak_bytes
+from benchmarks.memory import peak_bytes, resident_peak_bytes
 from fusedops.integrations.transformers import apply
 
 STATES: dict[str, dict[str, Any] | None] = {"plain": None, "apply": {}, "fused loss": {"fused_loss": True}}
@@ -55,6 +58,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--memory", action="store_true", help="the peaks of the process alone")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -91,11 +95,14 @@ def main() -> None:
     optimizer.zero_grad()
     peaks: dict[str, int] = {}
     for state in STATES:
-        peaks[state] = within(model, state, lambda: peak_bytes(gradients, "cpu"))
+        measure = resident_peak_bytes if options.memory else partial(peak_bytes, device="cpu")
+        peaks[state] = within(model, state, partial(measure, gradients))
         optimizer.zero_grad()
         print(
             f"{state:12} peak {peaks[state] / 2**20:.0f} MiB, {peaks[state] / peaks['plain']:.2f} of plain", flush=True
         )
+    if options.memory:
+        return
     times: dict[str, list[float]] = {state: [] for state in STATES}
     for turn in range(options.turns):
         for state in list(STATES) if turn % 2 else reversed(STATES):

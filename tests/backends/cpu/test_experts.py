@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -80,5 +81,6 @@ print(resident_peak_bytes(lambda: gradients(y)))
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: it tells the largest memory of a process")
 def test_the_backward_pass_keeps_no_gradient_of_each_choice() -> None:
     """The gradients take 20 MiB, ones 8, a panel 16; the gradients of inputs of all choices would take 64."""
-    done = subprocess.run([sys.executable, "-c", _BACKWARD], check=True, capture_output=True, text=True)
+    given = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run([sys.executable, "-c", _BACKWARD], check=True, capture_output=True, text=True, env=given)
     assert int(done.stdout) < 64 * 2**20
