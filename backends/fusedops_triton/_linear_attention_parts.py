@@ -268,8 +268,9 @@ def place_of(bounds_ptr, number, count, positions, chunks, STEPS: tl.constexpr, 
             reached = tl.load(bounds_ptr + middle) // C + middle <= number
             sequence, highest = tl.where(reached, middle, sequence), tl.where(reached, highest, middle - 1)
         start = tl.load(bounds_ptr + sequence)
-        base, first = tl.full([], 0, tl.int64), start + (number - start // C - sequence) * C
-        end = tl.load(bounds_ptr + sequence + 1)
+        own = number - start // C - sequence  # below 0 before the first sequence
+        base, end = tl.full([], 0, tl.int64), tl.load(bounds_ptr + sequence + 1)
+        first = tl.where(own < 0, end, start + own * C)
     return base, first, end
 
 

@@ -113,3 +113,18 @@ def test_equal_terms_of_experts_may_be_added_one_by_one() -> None:
     x = torch.randn(1, terms, generator=torch.Generator().manual_seed(0))
     expected = testing.expected(op, op.prepared(op.bind((), {**call, "x": x})))
     assert expected.limits["saved hidden"] < 0.002  # of terms that cancel out
+
+
+def test_numbers_of_experts_may_overflow_before_they_are_multiplied_by_a_small_one() -> None:
+    op, largest = OPS["experts"], torch.finfo(torch.float32).max
+    call = {"x": torch.tensor([[1.0, -torch.inf]]), "index": torch.zeros(1, 1, dtype=torch.int64)}
+    call |= {"weights": torch.ones(1, 1), "up": torch.full((1, 4, 2), 2.0), "down": torch.zeros(1, 2, 2)}
+    for number, unknown in ((1.0, False), (largest, True)):  # the sum is then inf - inf
+        call["x"][0, 0] = number
+        expected = testing.expected(op, op.prepared(op.bind((), call)), grad=torch.ones(1, 2))
+        assert expected.gradients["up"][0, 3, 0] == 0
+        assert expected.limits["gradient of up"][0, 3, 0].isinf() == unknown
+    call |= {"x": torch.ones(1, 2), "weights": torch.full((1, 1), largest)}  # times an activation of 15
+    expected = testing.expected(op, op.prepared(op.bind((), call)), grad=torch.full((1, 2), 0.01))
+    assert expected.gradients["down"].abs().max() < largest
+    assert expected.limits["gradient of down"].isinf().all()

@@ -36,11 +36,13 @@ class Narrow(NamedTuple):
         share: by which a rounded number is off at most; 0 where the arithmetic is in the dtype of x.
         least: by which its smallest numbers are off; 0 as ``share``.
         largest: the size from which a number may overflow in it.
+        eps: of the arithmetic.
     """
 
     share: float
     least: float
     largest: float
+    eps: float
 
     def rounding(self, numbers: Tensor) -> Tensor:
         """Return by how much numbers are off at most once they are rounded."""
@@ -49,20 +51,15 @@ class Narrow(NamedTuple):
 
 def narrow_of(x: Tensor, *weights: Tensor) -> Narrow:
     """Return what a rounding to the dtype of x means."""
-    info = torch.finfo(x.dtype)
-    rounds = arithmetic(x, *weights) is not x.dtype
-    return Narrow(rounds * info.eps / 2, rounds * smallest_step(x.dtype), info.max / 2)
+    info, wide = torch.finfo(x.dtype), arithmetic(x, *weights)
+    rounds = wide is not x.dtype
+    return Narrow(rounds * info.eps / 2, rounds * smallest_step(x.dtype), info.max / 2, torch.finfo(wide).eps)
 
 
 def _of_equal_terms(eps: float, one: Tensor, other: Tensor) -> Tensor:
     """Return the error of ``one @ other`` where terms are equal: added one by one, their roundings have one sign.
 
-    It is small beside other errors where terms cancel out, as their roundings then do.
-
-    Args:
-        eps: of the arithmetic.
-        one: (N, M).
-        other: (M, L).
+    It is small beside other errors where terms cancel out, as their roundings then do. eps: of the arithmetic.
     """
     one, other = (each.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for each in (one, other))
     equal = (one @ other).square() / (one.abs() @ other.abs())
@@ -86,14 +83,7 @@ class _Expert:
     """
 
     def __init__(
-        self,
-        absolute: float,
-        eps: float,
-        narrow: Narrow,
-        rows: Tensor,
-        up: Tensor,
-        up_bias: Tensor | None,
-        act: Activation,
+        self, absolute: float, narrow: Narrow, rows: Tensor, up: Tensor, up_bias: Tensor | None, act: Activation
     ) -> None:
         bias = None if up_bias is None else up_bias.double()
         self.act = act
@@ -101,11 +91,12 @@ class _Expert:
         size = _root_of_squares(finite_size(rows), finite_size(up).t())
         if bias is not None:
             size = size + finite_size(bias)
-        self.of_product = absolute * size + _of_equal_terms(eps, rows, up.double().t())
+        self.of_product = absolute * size + _of_equal_terms(narrow.eps, rows, up.double().t())
         if bias is not None:  # a kernel may keep the product in the dtype of x before the bias is added
             self.of_product = self.of_product + narrow.rounding(self.h - bias)
         self.of_h = self.of_product + narrow.rounding(self.h)  # and h
-        self.of_h = self.of_h.masked_fill(finite_size(self.h) >= narrow.largest, math.inf)
+        overflows = finite_size(rows) @ finite_size(up).t() >= narrow.largest  # so inf may meet inf of another sign
+        self.of_h = self.of_h.masked_fill(overflows | (finite_size(self.h) >= narrow.largest), math.inf)
         self.a = act(self.h)
         self.of_a = self._of_activation() + absolute * finite_size(self.a) + narrow.rounding(self.a)
         self.of_a = self.of_a.masked_fill(finite_size(self.a) >= narrow.largest, math.inf)
@@ -187,17 +178,16 @@ def experts_error_bound(
     act = Activation(activation, limit, alpha, offset, interleaved)
     absolute = _of_arithmetic(absolute, x, up, down)
     total, narrow = x.double().new_zeros(x.shape), narrow_of(x, up, down)
-    eps = torch.finfo(arithmetic(x, up, down)).eps
     order = order_of(index, up.shape[0])
     sorted_experts = experts_of(index, up.shape[0])[order]
     of_hidden = total.new_zeros(index.numel(), up.shape[2 if transposed else 1])
     for e in range(up.shape[0]):
         chosen = index == e
         first, second = _of_expert(e, up, down, transposed)
-        of = _Expert(absolute, eps, narrow, x.double(), first, _row(up_bias, e), act)
+        of = _Expert(absolute, narrow, x.double(), first, _row(up_bias, e), act)
         factor = finite_size(weights).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
         error = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().t())
-        error = error + _of_equal_terms(eps, of.a, second.t())
+        error = error + _of_equal_terms(narrow.eps, of.a, second.t())
         out = torch.nn.functional.linear(of.a, second, None if down_bias is None else down_bias[e].double())
         if down_bias is not None:
             error = error + absolute * finite_size(down_bias[e])
@@ -241,27 +231,26 @@ def experts_gradient_error_bound(
     g_rows = finite_size(every)
     factor = finite_size(weights).reshape(-1, 1)
     absolute = _of_arithmetic(absolute, x, up, down)
-    eps = torch.finfo(arithmetic(x, up, down)).eps
     dx, dweights, narrow = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape), narrow_of(x, up, down)
     parts: list[list[Tensor]] = [[], [], [], []]
     for e in range(up.shape[0]):
         present = (chosen == e)[:, None]
         first, second = _of_expert(e, up, down, transposed)
         inputs, g = rows.masked_fill(~present, 0.0), g_rows.masked_fill(~present, 0.0)
-        of = _Expert(absolute, eps, narrow, inputs, first, _row(up_bias, e), act)
+        of = _Expert(absolute, narrow, inputs, first, _row(up_bias, e), act)
         weighted, sizes = g * factor, (finite_size(first), finite_size(second))
         of_out = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().t())
         out = torch.nn.functional.linear(of.a, second)
         if down_bias is not None:
             of_out = of_out + absolute * finite_size(down_bias[e])
             out = out + down_bias[e].double()
-        of_out = of_out + _of_equal_terms(eps, of.a, second.t())
+        of_out = of_out + _of_equal_terms(narrow.eps, of.a, second.t())
         of_out = of_out + narrow.rounding(out) + absolute * finite_size(out)
         # what may overflow in the dtype of x, as products and the factors of the next ones do
         overflows = (torch.maximum(g, weighted) @ sizes[1] >= narrow.largest).any(-1, keepdim=True)
         overflows = overflows | (weighted >= narrow.largest).any(-1, keepdim=True)
         # each term is off, and equal ones that are added one by one have roundings of one sign
-        drift = 0.25 * eps * x.shape[1] * (g * finite_size(out)).sum(-1, keepdim=True)
+        drift = 0.25 * narrow.eps * x.shape[1] * (g * finite_size(out)).sum(-1, keepdim=True)
         of_weights = (g * of_out).square().sum(-1, keepdim=True).sqrt() + drift
         # or as a sum of a * da, whose second factor may be rounded: to nothing where it is small, and equal ones alike
         unweighted = every.masked_fill(~present, 0.0) @ second
@@ -291,6 +280,7 @@ def experts_gradient_error_bound(
         of_down = _of_product(absolute, narrow, weighted.t(), of_weighted.t(), finite_size(of.a))
         of_down = of_down + _SPREAD * _root_of_squares(weighted.t(), of.of_a)
         of_down = of_down.masked_fill((weighted >= narrow.largest).any(0)[:, None], math.inf)
+        of_down = of_down.masked_fill((factor * a >= narrow.largest).any(0), math.inf)
         parts[0].append(of_up.t() if transposed else of_up)
         parts[1].append(of_down.t() if transposed else of_down)
         parts[2].append(_SPREAD * _root(of_dh) + absolute * _root(dh))
@@ -354,14 +344,13 @@ class _Sums:
     def __init__(self, absolute: float, x: Tensor, weight: Tensor) -> None:
         self.absolute = _of_arithmetic(absolute, x, weight)
         self.narrow = narrow_of(x, weight)
-        self.eps = torch.finfo(arithmetic(x, weight)).eps
 
     def errors(self, one: Tensor, other: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the errors of ``one @ other + bias``; inf where it may overflow."""
         size, finite = finite_size(one), finite_size(other)
         error = _of_product(self.absolute, self.narrow, size, torch.zeros_like(size), other.abs())
         product = one @ other
-        error = error + _of_equal_terms(self.eps, one, other)
+        error = error + _of_equal_terms(self.narrow.eps, one, other)
         if bias is None:
             return error
         # a kernel may keep the product in the dtype of x before the bias is added
