@@ -128,3 +128,22 @@ def test_numbers_of_experts_may_overflow_before_they_are_multiplied_by_a_small_o
     expected = testing.expected(op, op.prepared(op.bind((), call)), grad=torch.full((1, 2), 0.01))
     assert expected.gradients["down"].abs().max() < largest
     assert expected.limits["gradient of down"].isinf().all()
+
+
+def test_a_gradient_of_gated_rms_norm_may_overflow_before_it_is_multiplied_by_an_activation_of_0() -> None:
+    op, largest = OPS["gated_rms_norm"], torch.finfo(torch.float32).max
+    for weight, unknown in ((1.0, False), (largest, True)):
+        call = {"x": torch.zeros(1), "gate": torch.zeros(1), "weight": torch.full((1,), weight)}
+        expected = testing.expected(op, op.prepared(op.bind((), call)), grad=torch.full((1,), 2.0))
+        for name in ("x", "gate"):
+            assert expected.gradients[name] == 0
+            assert expected.limits[f"gradient of {name}"].isinf() == unknown
+
+
+def test_products_of_linear_attention_may_overflow_before_they_are_multiplied_by_0() -> None:
+    op, ones = OPS["linear_attention"], torch.ones(1, 2, 1, 1)
+    large = torch.tensor([1.0, torch.finfo(torch.float32).max]).view(1, 2, 1, 1)
+    for changed, unknown in (({}, False), ({"k": large}, True), ({"q": large}, True), ({"beta": large[..., 0]}, True)):
+        call = {"q": ones, "k": ones, "v": 0 * ones if "k" in changed else 3 * ones, **changed}
+        expected = testing.expected(op, op.prepared(op.bind((), call)))
+        assert bool(expected.limits["output out"].isinf().all()) == unknown, changed

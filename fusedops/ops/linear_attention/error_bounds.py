@@ -114,10 +114,10 @@ class _Call:
         q, k, v = (each for each in safe[:3] if each is not None)
         if decay is not None:
             decay = decay.double().nan_to_num(nan=0.0, posinf=0.0, neginf=-1e3)  # whose exponential is 0
-            # a kernel may multiply the factors of several positions before it multiplies a state by them
-            self.open = self.open | self._by_sequence(_span(decay.clamp(min=0.0))[..., 0] >= math.log(self.limit))
         self.rows = formulas.rows_of(q, k, v, decay, safe[4], scale, normalize, safe[5], cu_seqlens)
         self.sizes = _sizes(self.rows, decay, self.unit)
+        if q.shape[1]:
+            self.open = self.open | self.by_sequence(self._overflows(decay))
         self.steps: list[formulas.Step] = []
         self.forward: list[_Forward] = []
         self._run()
@@ -129,7 +129,8 @@ class _Call:
         assert k is not None
         assert v is not None
         heads, group = v.shape[2], v.shape[2] // max(q.shape[2], 1)
-        rows = ~k.isfinite().all(-1)
+        # a kernel may have the squares of q and k, to normalize them, and products of two keys
+        rows = ~(k.double().square().sum(-1) < self.limit) | (_finite(q).square().sum(-1) >= self.limit)
         if grads:
             rows = rows | ~q.isfinite().all(-1)
         rows = rows.repeat_interleave(max(group, 1), 2)[:, :, :heads] | ~v.isfinite().all(-1)
@@ -141,13 +142,24 @@ class _Call:
         if grads:
             assert grads[0] is not None
             rows = rows | ~grads[0].isfinite().all(-1)
-        by_state = self._by_sequence(rows)
+        by_state = self.by_sequence(rows)
         for each in (state, *grads[1:]):
             if each is not None:
                 by_state = by_state | ~each.isfinite().flatten(2).all(-1)
         return by_state
 
-    def _by_sequence(self, rows: Tensor) -> Tensor:
+    def _overflows(self, decay: Tensor | None) -> Tensor:
+        """Return the positions, (B, S, Hv), of a product that may overflow before it meets a small number."""
+        q, k = self.sizes.q[..., 0], self.sizes.k[..., 0]
+        found = ~(q * k.amax(1, keepdim=True) < self.limit)  # a chunk has the products of each q and k
+        if self.rows.beta is not None:
+            found = found | (self.sizes.beta * self.sizes.v >= self.limit).any(-1)
+        if decay is not None:
+            largest = q.maximum(k).amax(1, keepdim=True).clamp(min=1.0)
+            found = found | (_span(decay.clamp(min=0.0))[..., 0] + largest.log() >= math.log(self.limit))
+        return found
+
+    def by_sequence(self, rows: Tensor) -> Tensor:
         """Return True for each sequence with a True at one of its positions, (B or N, Hv), from (B, S, Hv)."""
         if self.packed is None:
             return rows.any(1)
@@ -169,7 +181,7 @@ class _Call:
             else:
                 is_open = is_open.index_select(0, self.packed.number)[None] & self.packed.inside[:, None]
         is_open = is_open.reshape(*is_open.shape, *(1,) * (bound.dim() - is_open.dim()))
-        return bound.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(is_open, math.inf)
+        return bound.masked_fill(is_open | ~(bound < self.limit), math.inf)
 
     def _run(self) -> None:
         """Compute the states and their errors, one position after another."""
@@ -204,7 +216,7 @@ class _Call:
             ends[1].append(error)
         if ends[0]:  # what overflows may reach the positions before it, multiplied by 0
             overflows = (torch.stack(ends[0], 1) < self.limit).logical_not().any(-1)
-            self.open = self.open | self._by_sequence(overflows)
+            self.open = self.open | self.by_sequence(overflows)
         self.end = [self._after(*each) for each in zip(ends, (first, torch.zeros_like(first)))]
 
     def _after(self, each: list[Tensor], before: Tensor) -> Tensor:
@@ -336,6 +348,7 @@ def _gradients(call: _Call, g: Tensor, end: Tensor) -> list[list[Tensor]]:
     of_state, ends = (end[:1] if packed else end), _norm(end)
     size = ends[:1] if packed else ends
     drift, spread = torch.zeros_like(size), (absolute * size).square()
+    overflows: list[Tensor] = []
     later = size.new_zeros(size.shape[:-1])  # the squares of what sums of the gradients of decays are off by
     for t in reversed(range(len(call.steps))):
         at, f, k, q, grad = call.steps[t], call.forward[t], z.k[:, t], z.q[:, t], g[:, t]
@@ -381,5 +394,7 @@ def _gradients(call: _Call, g: Tensor, end: Tensor) -> list[list[Tensor]]:
             size = z.factor[:, t] * size
             drift = z.factor[:, t] * drift + z.rounding[:, t] * size
             spread = z.factor[:, t].square() * spread
-        parts[5].append((drift + spread.sqrt() + absolute * size).masked_fill(size >= call.limit, math.inf))
+        parts[5].append(drift + spread.sqrt() + absolute * size)
+        overflows.append((torch.maximum(size, most) < call.limit).logical_not().any(-1))
+    call.open = call.open | call.by_sequence(torch.stack(overflows[::-1], 1))
     return [each[::-1] for each in parts]

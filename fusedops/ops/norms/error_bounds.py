@@ -174,9 +174,8 @@ def gated_rms_norm_gradient_error_bound(
     m, size = g * factor, g.abs() * terms
     m_moves = absolute * size + g_moves * factor.abs()
     product = (m * norm.normal).mean(-1, keepdim=True)
-    of_product = (size * (norm.moves + absolute * norm.normal.abs()) + m_moves * norm.normal.abs()).mean(
-        -1, keepdim=True
-    )
+    of_product = size * (norm.moves + absolute * norm.normal.abs()) + m_moves * norm.normal.abs()
+    of_product = of_product.mean(-1, keepdim=True)
     inner = m_moves + norm.moves * product.abs() + norm.normal.abs() * of_product
     inner = inner + absolute * size.mean(-1, keepdim=True) + 2 * arithmetic.tiny * arithmetic.eps
     drift = 0.25 * arithmetic.eps  # terms of one sign, added one by one
@@ -185,6 +184,8 @@ def gated_rms_norm_gradient_error_bound(
     dz, dz_moves = r * exact, r.abs() * (inner + exact.abs() * norm.rstd_moves)
     reach = (1 + z.abs().nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)).square() * (1 + r.abs() ** 3)
     open_rows = norm.unknown | (size.nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True) * reach >= arithmetic.max)
+    # a kernel may multiply by an activation, or by a number of x, of 0 later
+    open_rows = open_rows | (d.abs() * terms >= arithmetic.max).any(-1, keepdim=True)
     n_size, n_moves = norm.normal.abs() * terms, norm.moves * factor.abs() + absolute * norm.normal.abs() * terms
     if gate_first:
         dx = dz_moves * (act.abs() + act_moves) + dz.abs() * (act_moves + absolute * act.abs())
@@ -196,17 +197,15 @@ def gated_rms_norm_gradient_error_bound(
         largest = d.abs() * (1 + n_size) * (1 + slope.abs()).maximum(act.abs() * factor.abs())
     dgate = of_act_moves * (slope.abs() + slope_moves) + of_act.abs() * (slope_moves + absolute * slope.abs())
     beyond = largest >= arithmetic.max
-    results: list[Tensor | None] = [
-        _open(each.masked_fill(open_rows | beyond, math.inf).flatten(-2)) for each in (dx, dgate)
-    ]
+    dx, dgate = (_open(each.masked_fill(open_rows | beyond, math.inf).flatten(-2)) for each in (dx, dgate))
     if weight is None:
-        return *results, None
+        return dx, dgate, None
     of_weight = g.abs() * (norm.moves + absolute * norm.normal.abs()) + g_moves * norm.normal.abs()
     of_weight = of_weight.masked_fill(norm.unknown | beyond, math.inf)
     total = (g * norm.normal).masked_fill(norm.unknown, 0.0)
     drift *= x.shape[:-1].numel()
     dweight = of_weight.sum_to_size(factor.shape) + drift * total.sum_to_size(factor.shape).abs()
-    return *results, _open(dweight.flatten())
+    return dx, dgate, _open(dweight.flatten())
 
 
 def _outputs(
