@@ -30,7 +30,7 @@ INLINE V shuffled(V a, V b) {
 #ifdef __clang__
   return shuffled<Order>(a, b, std::make_integer_sequence<int, COUNT>{});
 #else
-  decltype(a == b) order;
+  decltype(a == b) order = {};
   for (int i = 0; i < COUNT; i++) order[i] = Order::at(i);
   return __builtin_shuffle(a, b, order);
 #endif
