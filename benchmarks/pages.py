@@ -145,7 +145,7 @@ the op in all cases. Beside its results the op takes T * K * H numbers in float3
 activations of some 16 MiB, or of one expert's rows where they are more. `python -m benchmarks.experts` repeats it.
 
 On an AMD EPYC with Zen 5, which has the same instructions, the fastest of transformers' functions took as many times as
-long as the op (`--wall`: two threads, wall time, medians of 7 to 21 calls in turns, `batched_mm` left out where it was
+long as the op (`--wall`: two threads, wall time, medians of 5 to 21 calls in turns, `batched_mm` left out where it was
 slowest before; two numbers are the smallest and the largest of several runs, in which mostly the other function's time
 differed; the machine ran nothing else, but a neighbour took part of the memory's bandwidth at times):
 

@@ -79,7 +79,7 @@ def test_what_a_kernel_writes_or_frees_is_of_its_call_alone(op: str) -> None:
 
 
 def test_what_backward_gets_depends_on_the_bits_and_not_on_the_layout() -> None:
-    """What is kept of a call is that of the same call in another layout, whose mean torch computes in another order."""
+    """Torch adds up the mean of another layout in another order: what the kit keeps must be the same for both."""
     subject = Subject("eager", OPS["add_layer_norm"], "cpu", 2**8)
     args = arguments(OPS["add_layer_norm"], Case("", OPS["add_layer_norm"].evidence.sample(8, 33)), torch.float32)
     layouts = [args, [arg.mT.contiguous().mT if isinstance(arg, Tensor) and arg.dim() > 1 else arg for arg in args]]

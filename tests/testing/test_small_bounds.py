@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
 import torch
+from torch import Tensor
 
 from fusedops import testing
 from fusedops.ops.norms import error_bounds
@@ -97,22 +102,28 @@ def test_a_probability_of_attention_that_may_be_0_reaches_infinite_values() -> N
 
 
 def test_equal_terms_of_experts_may_be_added_one_by_one() -> None:
-    op, terms = OPS["experts"], 4099
-    call = {
-        "x": torch.full((1, terms), 3.7),
-        "index": torch.zeros(1, 1, dtype=torch.int64),
-        "weights": torch.ones(1, 1),
-    }
-    call |= {"up": torch.full((1, 1, terms), 3.47), "down": torch.ones(1, terms, 1), "activation": "relu"}
-    term, total = call["x"][0, 0] * call["up"][0, 0, 0], torch.zeros(())
+    terms, index, one = 4099, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
+    numbers, weight = torch.full((1, terms), 3.7), torch.full((1, terms), 3.47)
+    term, total = numbers[0, 0] * weight[0, 0], torch.zeros(())
     for _ in range(terms):
         total += term
-    expected = testing.expected(op, op.prepared(op.bind((), call)))
-    error, limit = (total - expected.saved["hidden"]).abs(), expected.limits["saved hidden"]
-    assert limit / 30 < error < limit
-    x = torch.randn(1, terms, generator=torch.Generator().manual_seed(0))
-    expected = testing.expected(op, op.prepared(op.bind((), {**call, "x": x})))
-    assert expected.limits["saved hidden"] < 0.002  # of terms that cancel out
+    up = {"x": numbers, "up": weight[None], "down": torch.ones(1, terms, 1)}
+    down = {"x": one, "up": numbers.view(1, terms, 1), "down": weight[None]}
+    calls: list[tuple[str, dict[str, Any], str]] = [
+        ("experts", {**up, "index": index, "weights": one, "activation": "relu"}, "saved hidden"),
+        ("experts", {**down, "index": index, "weights": one, "activation": "relu"}, "output y"),
+        ("experts", {**down, "index": index, "weights": one, "activation": "relu"}, "gradient of weights"),
+        ("grouped_matmul", {"x": numbers, "weight": weight[None], "offsets": torch.tensor([1])}, "output y"),
+    ]
+    error = float((total.double() - terms * term.double()).abs())
+    for name, call, of in calls:
+        op = OPS[name]
+        grad = torch.ones(1, terms if "activation" in call and call["down"].shape[1] > 1 else 1)
+        limit = testing.expected(op, op.prepared(op.bind((), call)), grad=grad).limits[of]
+        assert limit / 30 < error < limit, of
+    op, cancels = OPS["experts"], torch.randn(1, terms, generator=torch.Generator().manual_seed(0))
+    expected = testing.expected(op, op.prepared(op.bind((), {**calls[0][1], "x": cancels})))
+    assert expected.limits["saved hidden"] < 0.002
 
 
 def test_numbers_of_experts_may_overflow_before_they_are_multiplied_by_a_small_one() -> None:
@@ -140,10 +151,46 @@ def test_a_gradient_of_gated_rms_norm_may_overflow_before_it_is_multiplied_by_an
             assert expected.limits[f"gradient of {name}"].isinf() == unknown
 
 
-def test_products_of_linear_attention_may_overflow_before_they_are_multiplied_by_0() -> None:
-    op, ones = OPS["linear_attention"], torch.ones(1, 2, 1, 1)
-    large = torch.tensor([1.0, torch.finfo(torch.float32).max]).view(1, 2, 1, 1)
-    for changed, unknown in (({}, False), ({"k": large}, True), ({"q": large}, True), ({"beta": large[..., 0]}, True)):
-        call = {"q": ones, "k": ones, "v": 0 * ones if "k" in changed else 3 * ones, **changed}
-        expected = testing.expected(op, op.prepared(op.bind((), call)))
-        assert bool(expected.limits["output out"].isinf().all()) == unknown, changed
+def limits_of_linear_attention(**call: Any) -> Mapping[str, Tensor]:
+    """Return the limits of a call with one head and, where not given, ones; grad: of out."""
+    ones = torch.ones(1, 2, 1, 1)
+    grad = call.pop("grad", ones)
+    op, given = OPS["linear_attention"], {"q": ones, "k": ones, "v": ones, **call}
+    return testing.expected(op, op.prepared(op.bind((), given)), grad=grad).limits
+
+
+LARGE = torch.tensor([1.0, torch.finfo(torch.float32).max]).view(1, 2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "unknown"),
+    [
+        ({}, False),
+        ({"scale": 3e38, "v": 0 * LARGE}, True),
+        ({"q": LARGE, "normalize": True}, True),
+        ({"k": LARGE, "normalize": True}, True),
+        ({"k": LARGE, "v": torch.zeros(1, 2, 1, 1)}, True),
+        ({"beta": LARGE[..., 0], "v": 3 * torch.ones(1, 2, 1, 1)}, True),
+        *(({"decay": torch.full((1, 2, 1), 40.0), "q": torch.full((1, 2, 1, 1), n), "v": 0 * LARGE}, n > 1)
+          for n in (1.0, 1e8)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_products_of_linear_attention_may_overflow_before_they_are_multiplied_by_0(call: Any, unknown: bool) -> None:
+    assert bool(limits_of_linear_attention(**call)["output out"].isinf().all()) == unknown
+
+
+def test_gradients_of_linear_attention_may_overflow_before_they_are_added() -> None:
+    for size, unknown in ((1.0, False), (2e38, True)):
+        limits = limits_of_linear_attention(grad=torch.full((1, 2, 1, 1), size))
+        assert bool(limits["gradient of v"].isinf().all()) == unknown
+
+
+def test_an_error_of_linear_attention_beyond_the_largest_number_is_unknown() -> None:
+    """The delta rule multiplies an error by up to 2 at each position, where its numbers are of two keys in turn."""
+    keys = torch.eye(2)[torch.arange(160) % 2].view(1, 160, 1, 2)
+    ones = torch.ones(1, 160, 1, 1)
+    limits = limits_of_linear_attention(q=0 * keys + 1, k=keys, v=ones, beta=3 * ones[..., 0], grad=ones)
+    for limit in limits.values():
+        assert limit.isinf().any()
+        assert not (limit[limit.isfinite()] > torch.finfo(torch.float32).max).any()
