@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import tensors
+from fusedops.testing._check_situations import sizes
+from fusedops.testing._new_memory import filled_memory
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 from fusedops.testing._variants import GRADIENTS, Variant, variants
 
+_Each = TypeVar("_Each")
 _IN_ORDER = 12  # calls before and after each other, at most
-_TWICE = 16  # calls that are made twice, at most
+_TWICE = 16  # calls that are made twice, at most, and in memory that is filled
 
 
 def calls(subject: Subject, direction: Direction) -> Iterator[Trial]:
@@ -48,6 +51,18 @@ def _check_memory(subject: Subject, direction: Direction, variant: Variant) -> N
             raise AssertionError(f"got {name} of two calls in one memory, expected memory of its own for each")
 
 
+def written(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield some of these calls, and of other sizes, where new memory holds NaN: no element is left as it was."""
+    every = calls(subject, direction), sizes(subject, direction)
+    for trial in (trial for trials in every for trial in _spread([*trials], _TWICE)):
+        yield Trial(trial.case, partial(_in_filled_memory, trial.run), trial.excuse)
+
+
+def _in_filled_memory(run: Callable[[], object]) -> None:
+    with filled_memory():
+        run()
+
+
 def history(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield calls after other calls: a result depends on the arguments alone."""
     every = variants(subject, direction)
@@ -60,7 +75,7 @@ def history(subject: Subject, direction: Direction) -> Iterator[Trial]:
         yield Trial("arguments written between calls", run_written, "nondeterministic")
 
 
-def _spread(every: Sequence[Variant], most: int) -> Sequence[Variant]:
+def _spread(every: Sequence[_Each], most: int) -> Sequence[_Each]:
     """Return at most so many of the calls, evenly spread over all of them."""
     return every[:: max(1, -(-len(every) // most))]
 

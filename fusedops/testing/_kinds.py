@@ -146,6 +146,12 @@ KINDS = (
         _check_rows.rows_independent,
     ),
     Kind("memory", _EACH, "each result is in memory of its own, of this call alone", _check_calls.memory),
+    Kind(
+        "written",
+        _EACH,
+        "right where new memory holds NaN: each element of a result is written, and none read before",
+        _check_calls.written,
+    ),
     Kind("history", _EACH, "a result depends on the arguments, not on calls before", _check_calls.history),
     Kind(
         "state",

@@ -1,4 +1,4 @@
-"""Situations that a call gets into: freed, swapped and held tensors, meta tensors, another thread."""
+"""Situations that a call gets into: freed, swapped and held tensors, meta tensors, another thread, filled memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fusedops import InvalidInputError, NoBackendError, Op
+from fusedops.testing._new_memory import filled_memory
 from tests.fuzz.effects import Wrong
 
 Outputs = tuple[Tensor, ...]
@@ -22,7 +23,7 @@ def check_situation(name: str, op: Op, args: Mapping[str, Any], make: Make, outp
     """Make a call that is right again, in a situation.
 
     Args:
-        name: "freed", "swapped", "held", "meta" or "thread".
+        name: "freed", "swapped", "held", "meta", "thread" or "filled".
         op: the op.
         args: the arguments of the call by parameter.
         make: makes the call with such arguments, and returns its outputs.
@@ -67,13 +68,12 @@ def _swapped(op: Op, args: Mapping[str, Any], make: Make, outputs: Outputs, chos
 
 
 def _held(op: Op, args: Mapping[str, Any], make: Make, outputs: Outputs, chosen: str) -> None:
-    leaves = list({id(value): value for value in args.values() if _wanted(value)}.values())
     results = [y for y in make(args) if y.requires_grad]
     if not results:
         return
     held = [value for value in getattr(results[0].grad_fn, "saved_tensors", ()) if isinstance(value, Tensor)]
     before = [value.clone() for value in held]
-    torch.autograd.grad(results, leaves, [torch.ones_like(y) for y in results], allow_unused=True)
+    _gradients(args, tuple(results))
     for value, copy in zip(held, before):
         if not torch.equal(value.nan_to_num(), copy.nan_to_num()):
             raise Wrong(f"got a saved tensor of shape {tuple(value.shape)} changed by backward while it is held")
@@ -92,9 +92,13 @@ def _meta(op: Op, args: Mapping[str, Any], make: Make, outputs: Outputs, chosen:
 
 
 def _form(y: Tensor, permuted: bool) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]:
-    """Return dtype, shape and strides; none of a dim of one element, or of a result whose order the kernel chooses."""
-    strides = () if permuted else tuple(stride if size != 1 else 0 for size, stride in zip(y.shape, y.stride()))
-    return y.dtype, tuple(y.shape), strides
+    """Return dtype, shape and strides.
+
+    No strides of a dim of one element, of a tensor without elements, or of a result whose order the kernel chooses.
+    """
+    if permuted or not y.numel():
+        return y.dtype, tuple(y.shape), ()
+    return y.dtype, tuple(y.shape), tuple(stride if size != 1 else 0 for size, stride in zip(y.shape, y.stride()))
 
 
 def _thread(op: Op, args: Mapping[str, Any], make: Make, outputs: Outputs, chosen: str) -> None:
@@ -121,6 +125,27 @@ def _thread(op: Op, args: Mapping[str, Any], make: Make, outputs: Outputs, chose
             raise Wrong(f"got other bits of {name} in another thread")
 
 
+def _filled(op: Op, args: Mapping[str, Any], make: Make, outputs: Outputs, chosen: str) -> None:
+    plain = [*outputs, *_gradients(args, make(args))]
+    with filled_memory():
+        results = make(args)
+        found = [*results, *_gradients(args, results)]
+    for at, (value, like) in enumerate(zip(found, plain)):
+        name = op.outputs[at] if at < len(outputs) else "a gradient"
+        # deterministic algorithms, which torch has then, may have other bits
+        same = value.isfinite() == like.isfinite() if value.is_floating_point() else value == like
+        if not same.all():
+            raise Wrong(f"got other elements of {name} where new memory is filled: one was not written, or read before")
+
+
+def _gradients(args: Mapping[str, Any], results: Outputs) -> list[Tensor]:
+    leaves = list({id(value): value for value in args.values() if _wanted(value)}.values())
+    wanted = [y for y in results if y.requires_grad]
+    ones = [torch.ones_like(y) for y in wanted]
+    found = torch.autograd.grad(wanted, leaves, ones, allow_unused=True) if wanted else ()
+    return [each for each in found if each is not None]
+
+
 def _bits(value: Tensor) -> Tensor:
     return value.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
@@ -145,5 +170,6 @@ _CHECKS: Mapping[str, Callable[[Op, Mapping[str, Any], Make, Outputs, str], None
     "held": _held,
     "meta": _meta,
     "thread": _thread,
+    "filled": _filled,
 }
 SITUATIONS: Sequence[str] = tuple(_CHECKS)

@@ -97,6 +97,7 @@ FAULTS = {
     "strides": "expected a contiguous one",
     "unsteady": "expected the same bits",
     "raises": "the kernel needs contiguous rows",
+    "reads": "where new memory is filled",
 }
 
 

@@ -52,10 +52,12 @@ BRIEF_CHECKS = {
     "sizes": ("triton",),
     "memory": ("eager", "cpu", "triton"),
     "history": ("eager", "cpu"),
+    "written": ("eager", "triton"),
 }
 # And not made with a backend of that list: no kernel there is cut into blocks, so that sizes beside 64 and 128 are as
-# others; and the registered op, by which graphs are made and which the other backends show, calls any kernel alike.
-NOT_BRIEF = ("sizes", "fake", "opcheck", "compile")
+# others; and the registered op, by which graphs are made and which the other backends show, calls any kernel alike. The
+# stand-in device fills new memory in every check.
+NOT_BRIEF = ("sizes", "fake", "opcheck", "compile", "written")
 
 
 # What the ops' own references are checked for: results. The other checks are about what a kernel keeps from call to

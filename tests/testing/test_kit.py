@@ -26,8 +26,21 @@ from fusedops.constraints import Capability, Constraint, Dim, DType, Present, Ra
 from fusedops.testing import OPS
 from fusedops.testing._failures import RuleError
 from fusedops.testing._global_state import check_global_state, global_state
+from fusedops.testing._new_memory import filled_memory
 
-SLOW = ("opcheck", "compile", "calls", "memory", "history", "infinite", "sizes", "shared", "threads", "between")
+SLOW = (
+    "opcheck",
+    "compile",
+    "calls",
+    "memory",
+    "written",
+    "history",
+    "infinite",
+    "sizes",
+    "shared",
+    "threads",
+    "between",
+)
 
 
 def results(broken: Broken) -> list[testing.Result]:
@@ -247,3 +260,24 @@ def test_what_torchs_compiler_sets_at_its_first_use_is_no_change_of_the_process(
         check_global_state(before, cpu)
     assert "MKL_CBWR" not in os.environ
     assert os.environ["TRITON_PTXAS_PATH"] == "/where/ptxas/is"
+
+
+@pytest.mark.parametrize("mode", ["default", "warn", "error"])
+def test_filled_memory_leaves_the_modes_of_torch_as_they_were(mode: str) -> None:
+    deterministic: Any = torch.utils.deterministic
+    before = torch.get_deterministic_debug_mode()
+    try:
+        torch.set_deterministic_debug_mode(mode)
+        deterministic.fill_uninitialized_memory = False
+        wanted = torch.get_deterministic_debug_mode()
+        with filled_memory():
+            new = torch.empty(3), torch.empty(3, dtype=torch.int32)
+        assert new[0].isnan().all()
+        assert (new[1] == 2**31 - 1).all()
+        with pytest.raises(ZeroDivisionError), filled_memory():
+            _ = 1 / 0
+        assert torch.get_deterministic_debug_mode() == wanted
+        assert not deterministic.fill_uninitialized_memory
+    finally:
+        torch.set_deterministic_debug_mode(before)
+        deterministic.fill_uninitialized_memory = True

@@ -63,6 +63,11 @@ def raises(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     return right(x, bias, approximate)
 
 
+def reads(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """Read an element of new memory, and multiply it by 0."""
+    return right(x, bias, approximate) + 0 * x.new_empty(1)
+
+
 def ends(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     """End the process where x has one dimension, and never return where its rows have 4096 elements."""
     if x.dim() == 1:
@@ -73,7 +78,7 @@ def ends(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
 
 
 FAULTS: dict[str, Callable[..., Any]] = {
-    each.__name__: each for each in (right, value, written, alias, draw, strides, unsteady, raises, ends)
+    each.__name__: each for each in (right, value, written, alias, draw, strides, unsteady, raises, reads, ends)
 }
 
 
