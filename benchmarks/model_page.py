@@ -58,8 +58,9 @@ CALLS
   of today: they had 32 columns of a state in a program, 8 warps, and spilled up to 488 bytes.
 - `linear_attention chunks` inverts a matrix by products of float32, each in three of TF32. With 8 warps, Triton gave
   most of them to both groups of four warps, which computed the same: a level of the inverse had 88 instructions for
-  products in each warp, where 48 would do. With 4 warps the model has 0.47 ms for 1.02. Programs of
-  4 warps in `backward chunks` have 3.1 and, without beta, 1.8 ms for 4.3 and 3.1. Not timed.
+  products in each warp, where 48 would do. With 4 warps the model has 0.47 ms for 1.02. `backward
+  chunks` had, for each 16 rows of a state, the gradients of all products of a chunk's positions. `backward scores` has
+  these once, and programs have 32 rows: together 1.3 ms and, without beta, 0.9 for 3.1 and 1.8. Not timed.
 
 A B200 has settings of its own where its faster memory needs more rows on their way: rows of softmax above 8192 columns,
 backward 4096, are held as pairs; a thread has more elements of a norm's row; the backward of norms at 4096 columns

@@ -233,8 +233,10 @@ def product(a, b, SPLIT: tl.constexpr, OF: tl.constexpr, PRECISION: tl.constexpr
     """
     if SPLIT:
         high_a, high_b = a.to(tl.bfloat16), b.to(tl.bfloat16)
-        low_b = (b.to(tl.float32) - high_b.to(tl.float32)).to(tl.bfloat16)
-        total = tl.dot(high_a.to(OF), low_b.to(OF), out_dtype=tl.float32)
+        total = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
+        if b.dtype != tl.bfloat16:
+            low_b = (b.to(tl.float32) - high_b.to(tl.float32)).to(tl.bfloat16)
+            total = tl.dot(high_a.to(OF), low_b.to(OF), total, out_dtype=tl.float32)
         if a.dtype != tl.bfloat16:
             low_a = (a.to(tl.float32) - high_a.to(tl.float32)).to(tl.bfloat16)
             total = tl.dot(low_a.to(OF), high_b.to(OF), total, out_dtype=tl.float32)

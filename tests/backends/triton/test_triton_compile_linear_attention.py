@@ -14,7 +14,7 @@ OTHERS = ("sm_80", "sm_100", "gfx942")  # than sm_90, which has every case
 FORWARD = ("_chunk_parts", "_walk")
 #: Of these, the first is that of the forward, the second is too but for what it writes, and the sums of heads are twice
 #: the same.
-BACKWARD = ("_chunk_parts", "_walk", "_walk_back", "_chunk_back", "_sum_heads")
+BACKWARD = ("_chunk_parts", "_walk", "_walk_back", "_scores_back", "_chunk_back", "_sum_heads")
 QWEN3_NEXT: Case = {"shape": [1, 4096, 16, 32, 128, 128]}
 MAMBA2: Case = {"shape": [2, 4096, 1, 64, 128, 64], "plain": True}
 PACKED: Case = {"shape": [1, 8192, 4, 4, 256, 256], "sequences": 9}

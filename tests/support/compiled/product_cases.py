@@ -48,8 +48,10 @@ def _of_linear_attention() -> dict[str, Case]:
             "walk": {"launch": 1, **walk},
             "backward walk": {"launch": 1, **walk},
             "backward walk back": {"launch": 2, **walk},
-            "backward chunks": {"launch": 3, "trips": [size // (16 if beta else 32)]},
-            "backward heads": {"launch": 4, "trips": [0, 2]},  # four heads at a time, and one at a time
+            # of columns of the values and, with beta, of slices of rows of k
+            "backward scores": {"launch": 3, "trips": [size // 32, size // 64] if beta else [size // 64]},
+            "backward chunks": {"launch": 4, "trips": [size // (32 if beta else 64)]},
+            "backward heads": {"launch": 5, "trips": [0, 2]},  # four heads at a time, and one at a time
         }
         for launch, case in launches.items():
             op = "linear_attention" + " backward" * launch.startswith("backward")
