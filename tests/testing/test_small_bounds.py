@@ -68,6 +68,15 @@ def test_a_score_that_underflows_has_no_gradient() -> None:
     assert limit[2] < 1e-3 * size[2]
 
 
+def test_a_probability_of_a_linear_layer_that_underflows_has_no_gradient() -> None:
+    op, x = OPS["linear_cross_entropy"], torch.tensor([[8.0]])
+    call = {"x": x, "weight": torch.tensor([[0.0], [-10.95], [-5.0]]), "target": torch.tensor([0])}
+    expected = testing.expected(op, op.prepared(op.bind((), call)), grad=torch.ones(()))
+    size, limit = expected.gradients["weight"].flatten().abs(), expected.limits["gradient of weight"].flatten()
+    assert 0 < size[1] < limit[1]  # 8 * 9e-39: a probability that is no normal number may be 0
+    assert limit[2] < 1e-3 * size[2]
+
+
 def test_a_term_of_attention_may_be_scaled_before_it_is_rounded_to_bfloat16() -> None:
     op, q = OPS["attention"], torch.zeros(1, 1, 1, 2, dtype=torch.bfloat16)
     k = torch.tensor([[300.0, 1.0], [-300.0, 1.0]], dtype=torch.bfloat16).view(1, 1, 2, 2)

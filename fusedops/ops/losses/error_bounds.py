@@ -184,14 +184,15 @@ def _linear_errors(
     The first is of the arithmetic, the second of roundings to 16 bits, which have no common sign in several rows.
     """
     _, label_smoothing, z_loss, softcap, *_ = options
-    if compute_dtype(torch.promote_types(x.dtype, weight.dtype)) is torch.float32:  # also beside a bias of float64
+    arithmetic = compute_dtype(torch.promote_types(x.dtype, weight.dtype))
+    if arithmetic is torch.float32:  # also beside a bias of float64
         absolute = max(absolute, LINEAR_TOLERANCE[torch.float32].absolute)
     wide_bias = None if bias is None else bias.double()
     z = formulas.linear_logits(x.double(), weight.double(), target, wide_bias, options)
     classes, *_ = formulas.classes_of(target, options.ignore_index, z.shape[-1])
     terms, drift = _errors_of_sums(x, weight, bias)
     rounding = _rounding_to_16_bits(x, weight)
-    least = _least_of_16_bits(x, weight)  # each smaller probability is it, or 0
+    least = max(_least_of_16_bits(x, weight), torch.finfo(arithmetic).tiny)  # each smaller probability is it, or 0
     lse = formulas.logsumexp(z)[..., None]
     p = torch.exp(z - lse)
     factor = (1 + 2.0 * z_loss * lse).abs()
@@ -218,7 +219,7 @@ def _linear_errors(
         return of_loss[..., 0].nan_to_num(nan=0.0), dz.nan_to_num(nan=0.0)
 
     of_loss, every = of_row(rounding)
-    arithmetic = of_row(0.0)[1] if rounding else every
+    wide = of_row(0.0)[1] if rounding else every
     largest = min(torch.finfo(t.dtype).max for t in (x, weight))
     # a row of 16-bit logits, or of their sums
     overflows = (finite_size(x) @ finite_size(weight).t()).amax(-1) >= largest / 2
@@ -227,11 +228,11 @@ def _linear_errors(
         of_loss = of_loss.masked_fill(~z.isfinite().all(-1), math.inf)
     # a row of their gradient, or the factor of a z-loss alone
     overflows = overflows | (torch.maximum(size, factor).amax(-1) >= largest / 2)
-    arithmetic = arithmetic.masked_fill(overflows[..., None], math.inf)
-    narrow = (every - arithmetic).nan_to_num(nan=0.0, neginf=0.0)
+    wide = wide.masked_fill(overflows[..., None], math.inf)
+    narrow = (every - wide).nan_to_num(nan=0.0, neginf=0.0)
     gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     ignored = target == options.ignore_index  # theirs are 0, also where their logits overflow
-    of_logits = (each.masked_fill(ignored[..., None], 0.0) for each in (arithmetic, narrow, gradient))
+    of_logits = (each.masked_fill(ignored[..., None], 0.0) for each in (wide, narrow, gradient))
     return (of_loss.masked_fill(ignored, 0.0), *of_logits)
 
 
