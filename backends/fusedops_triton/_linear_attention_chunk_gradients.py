@@ -31,13 +31,13 @@ from fusedops_triton._common import read, scalar
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._linear_attention_parts import (
     CHUNK,
-    SLICE,
     Call,
     Parts,
     Sizes,
     place_of,
     product,
     rnorm_of,
+    slice_of,
     types_of,
     units,
     weights_of,
@@ -114,7 +114,7 @@ def _scores_launch(sizes: Sizes, delta: bool) -> Launch:
     cols = max(min(power_of_two(sizes.size_v), most_cols), 16)
     constants = {
         **by, "STEPS": (sizes.sequences - 1).bit_length(), "C": sizes.chunk,
-        "BK": max(min(power_of_two(sizes.size_k), SLICE), 16), "BV": cols, **types_of(_scores_back, sizes),
+        "BK": slice_of(sizes), "BV": cols, **types_of(_scores_back, sizes),
     }  # fmt: skip
     numbers = (sizes.sequences, sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k, size_v)
     return Launch(_scores_back, (sizes.numbers * sizes.heads,), numbers, constants, warps)

@@ -35,8 +35,11 @@ from fusedops_triton._settings import ceil_div, power_of_two
 #: Positions of a chunk, where q, k and v have 16 bits. Of wider ones half as many, and of rows of more than 128 too:
 #: products of fewer fit in the registers.
 CHUNK = 64
-#: The columns of q and k that the first kernel has at a time.
+#: The columns of q and k, of 16 bits, that a program has at a time beside the products of a chunk. Of wider ones half
+#: as many: else 152 bytes of a thread spill on sm_90.
 SLICE = 64
+#: The positions of a block whose matrix is inverted without products. No chunk has fewer.
+BLOCK = 16
 
 
 class Columns(NamedTuple):
@@ -207,19 +210,23 @@ def stages_of(sizes: Sizes) -> int:
     return 2 if sizes.split and _settings.chip.nvidia else 1
 
 
+def slice_of(sizes: Sizes) -> int:
+    """Return the columns of q and k that a program has at a time beside the products of a chunk."""
+    return min(SLICE >> (not sizes.split), max(power_of_two(sizes.size_k), 16))
+
+
 @cached_by_layout
 def _parts_launch(sizes: Sizes, normalize: bool) -> Launch:
     size_k, unit_k = units(sizes)[0][0], units(sizes)[1]["UNIT_K"]
     pairs = TYPES[sizes.pairs] if isinstance(_chunk_parts, JITFunction) else tl.float32
     constants = {
         "UNIT_K": unit_k, "NORMALIZE": normalize, "STEPS": (sizes.sequences - 1).bit_length(), "C": sizes.chunk,
-        "LEVELS": sizes.chunk.bit_length() - 2, "BK": min(SLICE, max(power_of_two(sizes.size_k), 16)),
-        "OF": pairs, "PRECISION": precision_of(_chunk_parts),
+        "LEVELS": (sizes.chunk // BLOCK).bit_length() - 1, "BLOCK": BLOCK,
+        "BK": slice_of(sizes), "OF": pairs, "PRECISION": precision_of(_chunk_parts),
     }  # fmt: skip
     numbers = (sizes.sequences, sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k)
     # of 8 warps on sm_90, two groups of 4 compute the same products: of 64 rows, as many as one group has
-    warps = 4 if sizes.split else 8
-    return Launch(_chunk_parts, (sizes.numbers * sizes.heads,), numbers, constants, warps)
+    return Launch(_chunk_parts, (sizes.numbers * sizes.heads,), numbers, constants, 4)
 
 
 # -------------------------------------------------------------------------------------------------------- jit functions
@@ -295,16 +302,34 @@ def weights_of(decay_ptr, places, there, next_there, heads, C: tl.constexpr):
     return weights, started, ended
 
 
+@triton.jit
+def _inverse_of_blocks(lower, C: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the inverse of the blocks on the diagonal of ``I + lower``, (C, C), which has 0 on and above its diagonal.
+
+    One row after another, of all blocks at a time, by plain instructions: products have no smaller sides than 16.
+    """
+    number, at = tl.arange(0, C // BLOCK), tl.arange(0, BLOCK)
+    same = (number[:, None] == number[None, :])[:, None, :, None]
+    blocks = tl.sum(tl.where(same, tl.reshape(lower, (C // BLOCK, BLOCK, C // BLOCK, BLOCK)), 0.0), 2)
+    inverse = tl.where((at[:, None] == at[None, :])[None], 1.0, tl.zeros_like(blocks))
+    for one in range(BLOCK - 1):
+        row = tl.sum(tl.where((at == one)[None, :, None], inverse, 0.0), 1)
+        column = tl.sum(tl.where((at == one)[None, None, :], blocks, 0.0), 2)
+        inverse -= column[:, :, None] * row[:, None, :]
+    return tl.reshape(tl.where(same, inverse[:, :, None, :], 0.0), (C, C))
+
+
 @profiled(do_not_specialize=["scale", "count", "positions", "chunks", "heads", "group", "size_k"])
 def _chunk_parts(
     products_ptr, inverse_ptr, factors_ptr, q_ptr, k_ptr, decay_ptr, beta_ptr, bounds_ptr, scale,
     count, positions, chunks, heads, group, size_k,
     UNIT_K: tl.constexpr, NORMALIZE: tl.constexpr, STEPS: tl.constexpr, C: tl.constexpr,
-    LEVELS: tl.constexpr, BK: tl.constexpr, OF: tl.constexpr, PRECISION: tl.constexpr,
+    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BK: tl.constexpr, OF: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the parts of one chunk and value head. Grid (numbers * Hv,). See ``Parts``.
 
-    size_k: over UNIT_K. LEVELS: the powers of two above 1 and below C.
+    size_k: over UNIT_K. LEVELS: how often BLOCK is doubled up to C.
     """
     size = size_k * UNIT_K
     number, head = tl.program_id(0) // heads, tl.program_id(0) % heads
@@ -344,10 +369,9 @@ def _chunk_parts(
             lower = tl.where(at[:, None] > at[None, :], of_keys * weights, 0.0)
             lower = lower * factor_k[:, None] * factor_k[None, :]
             beta = read(beta_ptr + place, there)[:, None]
-            # block by block: the inverse of [[a, 0], [c, b]] has -b**-1 @ c @ a**-1 below its diagonal
-            pairs = at[:, None] // 2 == at[None, :] // 2
-            inverse = tl.where(at[:, None] == at[None, :], 1.0, tl.where(pairs, -beta * lower, 0.0))
-            size_b = 2
+            inverse = _inverse_of_blocks(beta * lower, C, BLOCK)
+            # pairs of blocks, up to all: the inverse of [[a, 0], [c, b]] has -b**-1 @ c @ a**-1 below its diagonal
+            size_b = BLOCK
             for _ in range(LEVELS):
                 below = (at[:, None] // (2 * size_b) == at[None, :] // (2 * size_b)) & (
                     at[:, None] // size_b > at[None, :] // size_b

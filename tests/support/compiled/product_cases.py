@@ -15,7 +15,7 @@ Case = dict[str, Any]
 CONV: Case = {"shape": [2, 8192, 8192], "dtype": "bfloat16"}
 #: The heads of Qwen3-Next: 32 value heads on 16 key heads of 128; (B, S, Hk, Hv, Dk, Dv).
 LINEAR: Case = {"shape": [4, 4096, 16, 32, 128, 128], "dtype": "bfloat16"}
-CHUNK = 64
+CHUNK, BLOCK = 64, 16
 #: (T, E, K, H, I), each expert with as many rows as the others, and the trips over I of the activation's backward. In
 #: float16: the products of bfloat16 are torch's on an H100 or H200.
 EXPERTS = {"Qwen3-MoE": ([4096, 128, 8, 2048, 768], 768 // 256), "Mixtral": ([4096, 8, 2, 4096, 14336], 14336 // 1024)}
@@ -41,8 +41,8 @@ def _of_linear_attention() -> dict[str, Case]:
     positions, size = LINEAR["shape"][1], LINEAR["shape"][4]
     walk: Case = {"trips": [positions // CHUNK]}
     for name, beta in (("", True), (" without beta", False)):
-        # slices of rows of q and k, and the levels of the inverse
-        parts = [size // 64, CHUNK.bit_length() - 2] if beta else [size // 64]
+        # slices of rows of q and k, the rows of a block's inverse, and the levels above
+        parts = [size // 64, BLOCK - 1, (CHUNK // BLOCK).bit_length() - 1] if beta else [size // 64]
         launches: dict[str, Case] = {
             "chunks": {"launch": 0, "trips": parts},
             "walk": {"launch": 1, **walk},
