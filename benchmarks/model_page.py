@@ -90,9 +90,12 @@ reads two tiles ahead. No B200 has run them.
 
 - the backward of add_layer_norm with 4096 columns of float32, 40: with as many registers as it takes an H200 took 328
   us for 271.
-- the backward of norms with 8193 to 16384 columns: layer_norm and add_layer_norm of 12288 columns on sm_90, 96 and 120,
-  with a weight of float32, 80 to 112, and add_rms_norm with one 24; rows whose length is no multiple
-  of 8, which have narrow accesses, up to 2560 (9001 columns).
+- the backward of norms of 16 bits with 8193 to 16384 columns and a weight of float32: layer_norm and add_layer_norm 80
+  to 144, on sm_80 up to 224, add_rms_norm 24, on sm_80 up to 112, rms_norm there up to 72. Without such a weight 16,
+  with Triton 3.6 up to 32.
+
+Rows of 8193 columns and more whose length is no multiple of 8 are read twice: held on the chip, their narrow accesses
+made up to 1880 bytes of a thread spill.
 
 **Long rows of softmax.** Rows of two-byte elements are read once up to 65536 columns, backward up to 32768: a
 multiprocessor has 256 KB of registers, and a row is half of them. With a mask or `causal`, or where a tensor is not

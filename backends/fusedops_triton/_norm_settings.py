@@ -73,10 +73,15 @@ NORM_WIDEST_BACKWARD = {
     "sm_90": (Backward(32, 128, 1, 16, False, (True, False)), Backward(32, 128, 0, 16, False, (False, True))),
     "sm_100": (Backward(32, 128, 1, 16, False, (False, True)), Backward(64, None, 0, 8, False, (True, False))),
 }
-#: With a weight of float32: RMSNorm spills up to 24 bytes so, and LayerNorm 80 to 112, which were 136 to 200.
+#: Of LayerNorm on sm_90 with fewer columns, whose masks take registers: 16 bytes spill, which were 96 and 120 (with
+#: Triton 3.6 32, which were 8 and 16).
+NORM_WIDEST_MASKED = Backward(32, 128, 0, 16, False, (True, True))
+#: With a weight of float32: RMSNorm spills up to 24 bytes so, and LayerNorm 80 to 144, which were 136 to 200. On sm_80
+#: ptxas gives a thread 32 registers, and 2300 bytes spill, where there are masks: 72 to 224 with the second one.
 NORM_WIDEST_FLOAT32_WEIGHT = Backward(64, None, 0, 8, False, (True, False))
+NORM_WIDEST_FLOAT32_WEIGHT_MASKED = Backward(32, 128, 0, 16, False)
 
-#: Elements of a thread for the same rows without sums, or without accesses of 16 bytes: of RMSNorm and of LayerNorm.
+#: Elements of a thread for the same rows without sums: of RMSNorm and of LayerNorm.
 NORM_WIDEST_PER_THREAD = {False: 32, True: 16}
 
 
@@ -151,11 +156,11 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool, w
     again, setting = (False, False), None
     if sums and width in B200_BACKWARD and _is_b200(size, widest):
         setting = B200_BACKWARD[width] if centered or width != NORM_WIDE else B200_RMS_NORM_WIDE
-    if widest == 2 and _settings.chip.nvidia and width == NORM_WIDEST:
+    # rows without accesses of 16 bytes are read twice: on chip, their masks and offsets spill up to 1880 bytes
+    if widest == 2 and _settings.chip.nvidia and width == NORM_WIDEST and size % 8 == 0:
         longest, joined, ahead = width, False, 0
         per_thread, registers = NORM_WIDEST_PER_THREAD[centered], (HALF_RESIDENT if centered else None)
-        if sums and size % 8 == 0:  # other rows have narrow accesses, whose masks take the registers
-            setting = NORM_WIDEST_FLOAT32_WEIGHT if weight == 4 else _widest_backward()[centered]
+        setting = _widest_backward(size < width, centered, weight) if sums else None
     if setting is not None:
         per_thread, registers, ahead, resident, held, again = setting
     if width > longest:
@@ -170,9 +175,12 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool, w
     return NormSums(rows, width, warps, True, steps, joined, registers, ahead, held, again)
 
 
-def _widest_backward() -> tuple[Backward, Backward]:
-    """Return the settings of this chip for the widest rows: of RMSNorm and of LayerNorm."""
-    return next(settings for name, settings in NORM_WIDEST_BACKWARD.items() if _settings.chip == CHIPS[name])
+def _widest_backward(masked: bool, centered: bool, weight: int) -> Backward:
+    """Return the setting of this chip for the widest rows. masked: they have fewer columns than the block."""
+    chip = next(name for name in NORM_WIDEST_BACKWARD if _settings.chip == CHIPS[name])
+    if weight == 4:
+        return NORM_WIDEST_FLOAT32_WEIGHT_MASKED if masked and chip == "sm_80" else NORM_WIDEST_FLOAT32_WEIGHT
+    return NORM_WIDEST_MASKED if masked and centered and chip == "sm_90" else NORM_WIDEST_BACKWARD[chip][centered]
 
 
 def gated_norm_plan(size: int, widest: int) -> Plan:

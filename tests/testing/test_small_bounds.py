@@ -68,12 +68,14 @@ def test_a_score_that_underflows_has_no_gradient() -> None:
     assert limit[2] < 1e-3 * size[2]
 
 
-def test_a_probability_of_a_linear_layer_that_underflows_has_no_gradient() -> None:
-    op, x = OPS["linear_cross_entropy"], torch.tensor([[8.0]])
-    call = {"x": x, "weight": torch.tensor([[0.0], [-10.95], [-5.0]]), "target": torch.tensor([0])}
+@pytest.mark.parametrize("z_loss", [0.0, 1.0])
+def test_a_probability_of_a_linear_layer_that_underflows_has_no_gradient(z_loss: float) -> None:
+    op, x, bias = OPS["linear_cross_entropy"], torch.tensor([[8.0]]), torch.full((3,), 20.0)
+    weight = torch.tensor([[0.0], [-10.95], [-5.0]])
+    call = {"x": x, "weight": weight, "target": torch.tensor([0]), "bias": bias, "z_loss": z_loss}
     expected = testing.expected(op, op.prepared(op.bind((), call)), grad=torch.ones(()))
     size, limit = expected.gradients["weight"].flatten().abs(), expected.limits["gradient of weight"].flatten()
-    assert 0 < size[1] < limit[1]  # 8 * 9e-39: a probability that is no normal number may be 0
+    assert 0 < size[1] < limit[1]  # 8 * 9e-39, times 41 by the z-loss: a probability that is no normal number may be 0
     assert limit[2] < 1e-3 * size[2]
 
 

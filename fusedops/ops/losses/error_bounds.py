@@ -214,7 +214,7 @@ def _linear_errors(
         of_probability = (torch.expm1(2 * of_logits) * p).nan_to_num(nan=1.0).clamp(max=1.0)  # inf * 0: of any size
         of_square = 0.0 if z_loss == 0 else 2.0 * z_loss * of_logits * p
         of_slope = 0.0 if softcap is None else (2 * of_logits / softcap).clamp(max=1.0)
-        dz = factor * of_probability + of_square + (of_sum + narrow + of_slope) * size + least
+        dz = factor * of_probability + of_square + (of_sum + narrow + of_slope) * size + least * factor.clamp(min=1.0)
         of_loss = (2 * of_logits + 2 * absolute * finite_size(lse)) * (1 + 2.0 * z_loss * finite_size(lse))
         return of_loss[..., 0].nan_to_num(nan=0.0), dz.nan_to_num(nan=0.0)
 
