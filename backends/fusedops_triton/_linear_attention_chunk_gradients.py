@@ -166,8 +166,8 @@ def _scores_back(
     """Compute the gradients of the products of one chunk and value head, and of beta. Grid (numbers * Hv,).
 
     products_ptr: of queries (rows) and keys, (numbers, Hv, C, C), which their gradients replace. of_pairs_ptr: for the
-    gradients of those of keys and earlier keys. Both are weighted by the decays. of_decay_ptr: (1 + blocks, B * S, Hv),
-    of which the first is written.
+    sum of the gradients of those of keys and earlier keys, and of its transpose. Both are weighted by the decays.
+    of_decay_ptr: (1 + blocks, B * S, Hv), of which the first is written.
     """
     size_k, size_v = size_k * UNIT_K, size_v * UNIT_V
     line = tl.program_id(0)
@@ -199,7 +199,7 @@ def _scores_back(
         square = line.to(tl.int64) * C * C + at[:, None] * C + at[None, :]
         if beta_ptr is not None:
             of_pairs = tl.where(strictly, of_pairs * weights, 0.0)
-            tl.store(of_pairs_ptr + square, of_pairs)
+            tl.store(of_pairs_ptr + square, of_pairs + tl.trans(of_pairs))
         pairs = of_scores
         if of_decay_ptr is not None:
             pairs *= tl.load(products_ptr + square)
@@ -275,8 +275,7 @@ def _chunk_back(
         of_queries = of_started + product(of_scores, k, SPLIT, OF, PRECISION)
         of_keys = of_ended + product(tl.trans(of_scores), q, SPLIT, OF, PRECISION)
         if beta_ptr is not None:
-            of_pairs = tl.load(of_pairs_ptr + square)
-            of_keys += of_started_k + product(of_pairs + tl.trans(of_pairs), k, SPLIT, OF, PRECISION)
+            of_keys += of_started_k + product(tl.load(of_pairs_ptr + square), k, SPLIT, OF, PRECISION)
         to = place[:, None] * size_k + row[None, :]
         if of_queries_ptr is not None:
             tl.store(of_queries_ptr + to, of_queries, in_line)
