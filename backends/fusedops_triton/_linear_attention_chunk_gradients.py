@@ -195,7 +195,8 @@ def _scores_back(
                 of_pairs += product(-beta * of_u, turned, SPLIT, OF, PRECISION)
         if dbeta_ptr is not None:
             tl.store(dbeta_ptr + place, rounded(dbeta, dbeta_ptr), there)
-        weights, _, _ = weights_of(decay_ptr, place, there, there, heads, C)
+        next_there = (first + at + 1 < end) & (at + 1 < C)
+        weights, _, _ = weights_of(decay_ptr, place, there, next_there, heads, C)
         square = line.to(tl.int64) * C * C + at[:, None] * C + at[None, :]
         if beta_ptr is not None:
             of_pairs = tl.where(strictly, of_pairs * weights, 0.0)
