@@ -38,9 +38,11 @@ def prepare(plugins: Sequence[str] = ()) -> None:
 
     torch.set_num_threads(1)
     with contextlib.suppress(ImportError):  # without Triton
+        import checked_interpreter
         import quick_interpreter
 
         quick_interpreter.install()
+        checked_interpreter.install()
     from standin import installed, npu_device
 
     npu_device.register()

@@ -31,9 +31,11 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 with suppress(ImportError):  # without Triton
+    import checked_interpreter
     import quick_interpreter
 
     quick_interpreter.install()
+    checked_interpreter.install()
 npu_device.register()  # before the first backward: autograd counts the devices then
 for _name in [name for name in os.environ if name.startswith("FUSEDOPS_")]:
     del os.environ[_name]
