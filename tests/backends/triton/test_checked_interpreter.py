@@ -1,4 +1,4 @@
-"""The checked interpreter of the tests finds a load and a store outside of the tensors of a launch, and no other."""
+"""The checked interpreter of the tests finds accesses outside of the tensors of a launch, and accesses of any order."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ def _copy(y_ptr: Any, x_ptr: Any, first: Any, loaded: Any, stored: Any, BLOCK: t
 def _add(y_ptr: Any, added: Any, BLOCK: tl.constexpr) -> None:
     at = tl.arange(0, BLOCK)
     tl.atomic_add(y_ptr + at, 1.0, at < added)
+
+
+@triton.jit
+def _blocks(y_ptr: Any, x_ptr: Any, step: Any, AXIS: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    at = tl.program_id(AXIS) * step + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at) + 1.0)
 
 
 pytestmark = pytest.mark.skipif(not isinstance(_copy, InterpretedFunction), reason="needs Triton's interpreter")
@@ -77,3 +83,22 @@ def test_the_storage_of_a_view_may_be_read() -> None:
 def test_no_element_of_a_tensor_without_storage_may_be_read() -> None:
     with pytest.raises(InterpreterError, match=r"a load of 4 bytes outside"):
         copy(0, 1, 0, torch.empty(0))
+
+
+def test_programs_may_replace_what_they_load() -> None:
+    y = torch.zeros(24)
+    _blocks[(3,)](y, y, 8, 0, BLOCK=8)
+    assert y.sum() == 24
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_elements_that_two_programs_store_are_found(axis: int) -> None:
+    grid = tuple(2 if at == axis else 1 for at in range(3))
+    with pytest.raises(AssertionError, match=r"got 4 elements that two programs of a launch store, of y_ptr"):
+        _blocks[grid](torch.zeros(24), torch.zeros(24), 4, axis, BLOCK=8)
+
+
+def test_elements_that_one_program_loads_and_another_stores_are_found() -> None:
+    x = torch.zeros(24)
+    with pytest.raises(AssertionError, match=r"got 8 elements that a program of a launch loads and another stores"):
+        _blocks[(2,)](x[8:], x, 8, 0, BLOCK=8)
