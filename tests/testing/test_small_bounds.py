@@ -197,6 +197,13 @@ def test_gradients_of_linear_attention_may_overflow_before_they_are_added() -> N
         assert bool(limits["gradient of v"].isinf().all()) == unknown
 
 
+def test_a_gradient_of_linear_attention_may_overflow_before_it_is_multiplied_by_0() -> None:
+    zeros = torch.zeros(1, 2, 1, 1)
+    for v, unknown in ((LARGE / 16, False), (LARGE, True)):
+        limits = limits_of_linear_attention(q=zeros, k=zeros, v=v, grad=zeros + 3.0)
+        assert bool(limits["gradient of q"].isinf().all()) == unknown
+
+
 def test_an_error_of_linear_attention_beyond_the_largest_number_is_unknown() -> None:
     """The delta rule multiplies an error by up to 2 at each position, where its numbers are of two keys in turn."""
     keys = torch.eye(2)[torch.arange(160) % 2].view(1, 160, 1, 2)

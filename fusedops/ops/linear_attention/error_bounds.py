@@ -117,7 +117,7 @@ class _Call:
         self.rows = formulas.rows_of(q, k, v, decay, safe[4], scale, normalize, safe[5], cu_seqlens)
         self.sizes = _sizes(self.rows, decay, self.unit)
         if q.shape[1]:
-            self.open = self.open | self.by_sequence(self._overflows(decay))
+            self.open = self.open | self.by_sequence(self._overflows(decay, *grads[:1]))
         self.steps: list[formulas.Step] = []
         self.forward: list[_Forward] = []
         self._run()
@@ -148,10 +148,12 @@ class _Call:
                 by_state = by_state | ~each.isfinite().flatten(2).all(-1)
         return by_state
 
-    def _overflows(self, decay: Tensor | None) -> Tensor:
+    def _overflows(self, decay: Tensor | None, *grad: Tensor) -> Tensor:
         """Return the positions, (B, S, Hv), of a product that may overflow before it meets a small number."""
         q, k = self.sizes.q[..., 0], self.sizes.k[..., 0]
-        found = ~(q * k.amax(1, keepdim=True) < self.limit)  # a chunk has the products of each q and k
+        # a chunk has the products of each q and k, and of the gradient of each position and each v
+        pairs = [(q, k), *((_norm(_finite(g), -1), _norm(self.sizes.v, -1)) for g in grad)]
+        found = torch.stack([~(one * other.amax(1, keepdim=True) < self.limit) for one, other in pairs]).any(0)
         if self.rows.beta is not None:
             found = found | (self.sizes.beta * self.sizes.v >= self.limit).any(-1)
         if decay is not None:
@@ -237,11 +239,6 @@ def _size(before: Tensor, term: Tensor, state: Tensor) -> Tensor:
 def _norm(x: Tensor, dim: int = -2, *, keepdim: bool = False) -> Tensor:
     """Return the norms of the columns of states, or along another dim."""
     return x.square().sum(dim, keepdim=keepdim).sqrt()
-
-
-def _root(errors: Tensor) -> Tensor:
-    """Return the root of the sum of the squares of errors over the columns of a state."""
-    return errors.square().sum(-1).sqrt()
 
 
 def _finite(tensor: Tensor) -> Tensor:
@@ -366,17 +363,17 @@ def _gradients(call: _Call, g: Tensor, end: Tensor) -> list[list[Tensor]]:
         error = drift + spread.sqrt()
         du, most = (rows.k[:, t, :, :, None] * of_state).sum(-2), k * size
         of_du = k * error + absolute * most
-        later = 0.98 * later + (_root(q * f.size * grad.abs() + k * size * f.u) * min(absolute, _SUMS)).square()
-        of_q = _root(f.error * grad.abs())
-        of_k = _root((error + absolute * size) * f.u + size * f.of_u)
+        later = 0.98 * later + (_norm(q * f.size * grad.abs() + k * size * f.u, -1) * min(absolute, _SUMS)).square()
+        of_q = _norm(f.error * grad.abs(), -1)
+        of_k = _norm((error + absolute * size) * f.u + size * f.of_u, -1)
         of_v, growth, beta = of_du, z.growth[:, t], z.beta[:, t]
         if rows.beta is not None:
             r = (beta * du).abs()
             of_v = beta * of_du
-            of_k = of_k + _root(f.of_decayed * r + f.decayed * of_v)
+            of_k = of_k + _norm(f.of_decayed * r + f.decayed * of_v, -1)
             difference = at.difference.abs()
             of_difference = k * f.of_decayed + absolute * difference
-            parts[4].append(_root(of_du * difference + du.abs() * of_difference))
+            parts[4].append(_norm(of_du * difference + du.abs() * of_difference, -1))
             of_state = of_state - rows.k[:, t, :, :, None] * (rows.beta[:, t] * du).unsqueeze(-2)
             size = _size(size, k * r, of_state)
             spread = growth.square() * spread + (absolute * k * beta * most).square()
@@ -388,7 +385,7 @@ def _gradients(call: _Call, g: Tensor, end: Tensor) -> list[list[Tensor]]:
         parts[0].append(of_q)
         parts[1].append(of_k)
         parts[2].append(of_v)
-        parts[3].append(_root(of_decay) + later.sqrt())
+        parts[3].append(_norm(of_decay, -1) + later.sqrt())
         if rows.factor is not None:
             of_state = rows.factor[:, t] * of_state
             size = z.factor[:, t] * size

@@ -68,7 +68,7 @@ struct Forward {
           T edge[MOST_TAPS + HEAD];
           for (int64_t i = 0; i < kept + head; i++) edge[i] = input_at(from, 1, own, width, i - kept);
           stretch(edge, to, head, taps, bias[channel], false);
-          stretch(from + head - kept, to + head, n - head, taps, bias[channel], streams_y);
+          if (n > head) stretch(from + head - kept, to + head, n - head, taps, bias[channel], streams_y);
           keep(s, channel, from);
         },
         [&](int64_t begin, int64_t end) { memset((void*)(y + begin), 0, (end - begin) * sizeof(T)); });
