@@ -182,6 +182,8 @@ LARGE = torch.tensor([1.0, torch.finfo(torch.float32).max]).view(1, 2, 1, 1)
         ({"k": LARGE, "normalize": True}, True),
         ({"k": LARGE, "v": torch.zeros(1, 2, 1, 1)}, True),
         ({"beta": LARGE[..., 0], "v": 3 * torch.ones(1, 2, 1, 1)}, True),
+        *(({"k": torch.full((1, 2, 1, 1), n), "beta": torch.ones(1, 2, 1), "v": 0 * LARGE}, n > 1e9)
+          for n in (1e8, 1e10)),
         *(({"decay": torch.full((1, 2, 1), 40.0), "q": torch.full((1, 2, 1, 1), n), "v": 0 * LARGE}, n > 1)
           for n in (1.0, 1e8)),
     ],

@@ -156,6 +156,8 @@ class _Call:
         found = torch.stack([~(one * other.amax(1, keepdim=True) < self.limit) for one, other in pairs]).any(0)
         if self.rows.beta is not None:
             found = found | (self.sizes.beta * self.sizes.v >= self.limit).any(-1)
+            # the inverse of a chunk has the products of what the positions multiply by
+            found = found | (_span(self.sizes.growth.log())[..., 0] >= math.log(self.limit))
         if decay is not None:
             largest = q.maximum(k).amax(1, keepdim=True).clamp(min=1.0)
             found = found | (_span(decay.clamp(min=0.0))[..., 0] + largest.log() >= math.log(self.limit))
