@@ -141,9 +141,3 @@ def install() -> None:
     """Check the loads and stores of this process."""
     interpreter._interpreter = _Checked()
     interpreter.GridExecutor._init_args_hst, interpreter.GridExecutor._restore_args_dev = _arguments, _end
-
-
-def uninstall() -> None:
-    """Return to the interpreter as it is."""
-    interpreter._interpreter = _plain
-    interpreter.GridExecutor._init_args_hst, interpreter.GridExecutor._restore_args_dev = _plain_arguments, _plain_end
