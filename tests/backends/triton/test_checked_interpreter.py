@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import checked_interpreter
 import pytest
 import torch
 import triton
@@ -102,3 +103,10 @@ def test_elements_that_one_program_loads_and_another_stores_are_found() -> None:
     x = torch.zeros(24)
     with pytest.raises(AssertionError, match=r"got 8 elements that a program of a launch loads and another stores"):
         _blocks[(2,)](x[8:], x, 8, 0, BLOCK=8)
+
+
+def test_what_is_kept_of_a_launch_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_interpreter, "MOST", 16)  # the first program has as many
+    _blocks[(2,)](torch.zeros(24), torch.zeros(24), 4, 0, BLOCK=8)
+    with pytest.raises(AssertionError, match=r"two programs of a launch store"):
+        _blocks[(2,)](torch.zeros(24), torch.zeros(24), 0, 0, BLOCK=4)

@@ -24,6 +24,8 @@ _starts: Any = np.empty(0, np.uint64)
 _ends: Any = np.empty(0, np.uint64)  # of the tensors up to each one, the largest: they may share memory
 _loads: list[tuple[int, Any]] = []  # of the launch: the number of a program, and addresses
 _stores: list[tuple[int, Any]] = []
+_kept = 0  # addresses in both
+MOST = 2**22  # addresses that are kept, 32 MB: what a launch loads and stores after them is not checked for its order
 
 
 class _Checked:
@@ -33,16 +35,23 @@ class _Checked:
         return getattr(_plain, name)
 
     def load(self, addresses: Any, mask: Any, other: Any, dtype: Any) -> Any:
-        _loads.append((_program(), _used("a load", addresses, mask, np.dtype(dtype).itemsize)))
+        _keep(_loads, _used("a load", addresses, mask, np.dtype(dtype).itemsize))
         return _plain.load(addresses, mask, other, dtype)
 
     def store(self, addresses: Any, values: Any, mask: Any) -> Any:
-        _stores.append((_program(), _used("a store", addresses, mask, values.dtype.itemsize)))
+        _keep(_stores, _used("a store", addresses, mask, values.dtype.itemsize))
         return _plain.store(addresses, values, mask)
 
     def atomic_rmw(self, operation: Any, addresses: Any, values: Any, mask: Any, semantic: Any) -> Any:
         _used("an atomic operation", addresses, mask, values.dtype.itemsize)
         return _plain.atomic_rmw(operation, addresses, values, mask, semantic)
+
+
+def _keep(accesses: list[tuple[int, Any]], used: Any) -> None:
+    global _kept
+    if _kept < MOST:
+        _kept += used.size
+        accesses.append((_program(), used))
 
 
 def _program() -> int:
@@ -115,10 +124,11 @@ def _end(self: Any, *args: Any) -> None:
 
 
 def _arguments(self: Any, args: Any, kwargs: Any) -> Any:
-    global _names, _starts, _ends
+    global _names, _starts, _ends, _kept
     on_host, named = _plain_arguments(self, args, kwargs)
     _loads.clear()
     _stores.clear()
+    _kept = 0
     found = sorted(_extents([*zip(self.arg_names, on_host), *named.items()]))
     _names = [name for *_, name in found]
     _starts = np.array([start for start, *_ in found], np.uint64)
