@@ -81,7 +81,7 @@ NORM_WIDEST_MASKED = Backward(32, 128, 0, 16, False, (True, True))
 NORM_WIDEST_FLOAT32_WEIGHT = Backward(64, None, 0, 8, False, (True, False))
 NORM_WIDEST_FLOAT32_WEIGHT_MASKED = Backward(32, 128, 0, 16, False)
 
-#: Elements of a thread for the same rows without sums: of RMSNorm and of LayerNorm.
+#: Elements of a thread for the same rows without sums, or without accesses of 16 bytes: of RMSNorm and of LayerNorm.
 NORM_WIDEST_PER_THREAD = {False: 32, True: 16}
 
 
@@ -156,11 +156,12 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool, w
     again, setting = (False, False), None
     if sums and width in B200_BACKWARD and _is_b200(size, widest):
         setting = B200_BACKWARD[width] if centered or width != NORM_WIDE else B200_RMS_NORM_WIDE
-    # rows without accesses of 16 bytes are read twice: on chip, their masks and offsets spill up to 1880 bytes
-    if widest == 2 and _settings.chip.nvidia and width == NORM_WIDEST and size % 8 == 0:
+    # rows of an odd length are read twice: on chip, the masks and offsets of single elements spill up to 1880 bytes
+    if widest == 2 and _settings.chip.nvidia and width == NORM_WIDEST and size % 2 == 0:
         longest, joined, ahead = width, False, 0
         per_thread, registers = NORM_WIDEST_PER_THREAD[centered], (HALF_RESIDENT if centered else None)
-        setting = _widest_backward(size < width, centered, weight) if sums else None
+        if sums and size % 8 == 0:  # other rows have narrow accesses, whose masks take the registers
+            setting = _widest_backward(size < width, centered, weight)
     if setting is not None:
         per_thread, registers, ahead, resident, held, again = setting
     if width > longest:

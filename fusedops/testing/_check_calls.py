@@ -55,12 +55,7 @@ def written(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield some of these calls, and of other sizes, where new memory holds NaN: no element is left as it was."""
     every = calls(subject, direction), sizes(subject, direction)
     for trial in (trial for trials in every for trial in _spread([*trials], _TWICE)):
-        yield Trial(trial.case, partial(_in_filled_memory, trial.run), trial.excuse)
-
-
-def _in_filled_memory(run: Callable[[], object]) -> None:
-    with filled_memory():
-        run()
+        yield Trial(trial.case, filled_memory()(trial.run), trial.excuse)
 
 
 def history(subject: Subject, direction: Direction) -> Iterator[Trial]:
