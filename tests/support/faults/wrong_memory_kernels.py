@@ -65,6 +65,6 @@ def _(run: Run, a: SimpleNamespace) -> Any:
     return (weights, _left_out(indices, rows >= 64), *rest)
 
 
-@wrong("an element of new memory, times 0, is added to the output", "bias_gelu", "forward", "written")
+@wrong("the output is another one where all of a new buffer is NaN", "bias_gelu", "forward", "written")
 def _(run: Run, a: SimpleNamespace) -> Any:
-    return run() + 0 * a.x.new_empty(1)
+    return run() + a.x.new_empty(2**12).isnan().all()
