@@ -8,9 +8,12 @@ import torch
 from error_calls import INVALID
 from error_texts import Table
 from gguf_files import llama, write
+from small_calls import calls_may_be_small
 from torch import nn
 
+import fusedops
 from fusedops import FusedOpsWarning
+from fusedops.integrations._small import is_left_to_torch
 from fusedops.integrations.transformers import apply, attention_forward, from_gguf, quantize, softmax_forward
 from fusedops.integrations.transformers._head import Head
 from fusedops.integrations.transformers._replacement import replace
@@ -44,6 +47,13 @@ def head_of_func() -> Any:
     return torch.func.grad(lambda x: head(x).sum())(torch.ones(1, 2))
 
 
+def a_small_call() -> None:
+    fusedops.reset_stats()
+    with calls_may_be_small():
+        assert is_left_to_torch("layer_norm", torch.zeros(2, 4), 8)
+    raise LookupError(fusedops.stats().counts[0].refused[0].reason)
+
+
 def a_file(format: str = "Q8_0", begin: int = 0, end: int | None = None, **options: Any) -> Any:
     def load() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -67,6 +77,7 @@ pin("a use of logits", used_logits, FusedOpsWarning)
 pin("logits of changed weights", lambda: used_logits(changed=True), INVALID)
 pin("a head of func", head_of_func, FusedOpsWarning)
 pin("softcap", lambda: attention(softcap=30.0), FusedOpsWarning)
+pin("a small call", a_small_call, LookupError, form="to fix")
 pin("nothing", lambda: apply(nn.Identity()), FusedOpsWarning, form="nothing is replaced; no module is")
 pin("a format", lambda: quantize(nn.Identity(), format="Q4"), INVALID)
 pin("one name to skip", lambda: quantize(nn.Identity(), skip="lm_head"), INVALID)

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from copy import copy
 from functools import partial
 from typing import Any
@@ -33,10 +34,8 @@ class _Row:
 
     __slots__ = ("backend", "calls", "direction", "op", "reads", "refused", "zero")
 
-    def __init__(self, kernel: PreparedKernel, refused: tuple[Refusal, ...]) -> None:
-        self.op, self.backend = kernel.kernel.op, kernel.backend
-        self.direction: Direction = kernel.kernel.direction
-        self.refused = refused
+    def __init__(self, op: str, direction: Direction, backend: str, refused: tuple[Refusal, ...]) -> None:
+        self.op, self.direction, self.backend, self.refused = op, direction, backend, refused
         self.calls = itertools.count()
         self.reads = self.zero = 0
 
@@ -61,13 +60,22 @@ def is_first(seen: dict[Any, object], key: Any) -> bool:
 
 def counting(kernel: PreparedKernel, refused: tuple[Refusal, ...], device_type: str, policy: str) -> PreparedKernel:
     """Return a copy of ``kernel`` whose calls are counted as those before which ``refused`` were passed over."""
-    key = (kernel.kernel.op, kernel.kernel.direction, kernel.backend, tuple((r.backend, r.constraint) for r in refused))
-    row = _rows.setdefault(key, _Row(kernel, refused))
+    row = _row(kernel.kernel.op, kernel.kernel.direction, kernel.backend, refused)
     event = Event("first use", row.op, row.direction, row.backend, device_type, policy, refused)
     result = copy(kernel)
     result.count = row.calls
     result.first_use = partial(_report_first_use, event)
     return result
+
+
+def count_of_others(op: str, by: str, why: Refusal) -> Iterator[int]:
+    """Return the counter of the calls of an op that are no kernel's, but computed ``by`` another function."""
+    return _row(op, "forward", by, (why,)).calls
+
+
+def _row(op: str, direction: Direction, backend: str, refused: tuple[Refusal, ...]) -> _Row:
+    key = (op, direction, backend, tuple((r.backend, r.constraint) for r in refused))
+    return _rows.setdefault(key, _Row(op, direction, backend, refused))
 
 
 def _report_first_use(event: Event) -> None:

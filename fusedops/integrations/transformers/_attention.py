@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import (
     sdpa_attention_forward,  # pyright: ignore[reportUnknownVariableType]
 )
@@ -25,14 +26,17 @@ from fusedops._report.user_frame import user_stack_level
 from fusedops._torch import autocasts
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._sinks import with_sinks
+from fusedops.integrations._small import is_left_to_torch
 from fusedops.integrations.transformers._packed_mask import PackedMask
 from fusedops.integrations.transformers._paged import of_paged_cache
 from fusedops.integrations.transformers._sequences import attention_of_sequences
 from fusedops.integrations.transformers._sparse import with_chosen_keys
 
 ATTENTION, SOFTMAX = "fusedops", "fusedops_softmax"
+_attributes = object.__getattribute__  # that of a config of transformers takes 0.6 us, its output_attentions 1.3
 _OPTIONS = {"cache", "indices", "block_indices", "softcap", "position_bias", "output_attentions"}
 _FUSED_DROPOUT = {"cuda"}  # where torch's fused kernels of attention take a dropout
+_MOST_OF_KEYS = 65_536  # elements of a small call: of one query over more, torch's attention takes longer
 
 
 def attention_forward(
@@ -76,31 +80,37 @@ def attention_forward(
     # each function and torch method that a call does not need counts: between two layers the weights that are read
     # leave none of their code in the cache, and a call takes some ten times as long as in a loop of its own
     config: Any = module.__dict__.get("config")  # getattr of a module without one takes 1 us
-    probabilities = config is not None and config.output_attentions
-    if probabilities or dropout > 0 or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
+    probabilities = config is not None and _attributes(config, "__dict__").get("_output_attentions")
+    reason = None
+    if probabilities or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
+        options = {"output_attentions": probabilities, **kwargs}
         if kwargs.get("cache") is not None:
-            reason = _reason_for_softmax(None, dropout, {"output_attentions": probabilities, **kwargs})
+            reason = _reason_for_softmax(None, dropout, options)
             reason = "is_causal = False" if reason is None and is_causal is False else reason
             return of_paged_cache(module, query, key, value, scaling, reason, kwargs), None
         causal = attention_mask is None and _is_causal(module, query, is_causal)
         attention_mask = with_chosen_keys(module, query, key, attention_mask, causal, kwargs)
-        options = {"output_attentions": probabilities, **kwargs}
-        reason = _reason_for_softmax(attention_mask, dropout, options)
-        if dropout > 0 and query.device.type in _FUSED_DROPOUT and _is_torchs(attention_mask, options):
+        reason = _reason_for_softmax(attention_mask, 0.0, options)
+    sinks: Tensor | None = kwargs.get("s_aux")
+    if reason is None and sinks is None:
+        if _is_small(query, key, value, attention_mask, kwargs):
+            causal = attention_mask is None and _is_causal(module, query, is_causal)
+            return _torchs(query, key, value, attention_mask, dropout, causal, scaling), None
+        if dropout > 0 and query.device.type in _FUSED_DROPOUT:
             return sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
             )
-        if reason is not None:
-            warnings.warn(
-                f"attention implementation {ATTENTION!r}: got {reason}, expected what fusedops.attention takes; "
-                f"{SOFTMAX!r} computes the call; to fix: {_fix(dropout)}, or set_attn_implementation({SOFTMAX!r})",
-                FusedOpsWarning,
-                # a traced call has no frames to read
-                stacklevel=2 if torch.compiler.is_compiling() else user_stack_level("transformers"),
-            )
-            return softmax_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
+    if reason is not None or dropout > 0:
+        reason = _reason_for_softmax(attention_mask, dropout, {"output_attentions": probabilities, **kwargs})
+        warnings.warn(
+            f"attention implementation {ATTENTION!r}: got {reason}, expected what fusedops.attention takes; "
+            f"{SOFTMAX!r} computes the call; to fix: {_fix(dropout)}, or set_attn_implementation({SOFTMAX!r})",
+            FusedOpsWarning,
+            # a traced call has no frames to read
+            stacklevel=2 if torch.compiler.is_compiling() else user_stack_level("transformers"),
+        )
+        return softmax_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
     query, key, value = _of_one_dtype(query, key, value)
-    sinks: Tensor | None = kwargs.get("s_aux")
     if isinstance(attention_mask, PackedMask) and attention_mask.sequences is not None:
         bounds, window = attention_mask.sequences
         return attention_of_sequences(query, key, value, (bounds, None), window, scaling, sinks), None
@@ -115,7 +125,7 @@ def attention_forward(
     # a query of one token sees the window that ends with the last key
     alignment = "lower_right" if window is not None and not causal else causal
     if sinks is None:
-        out: Tensor = ops.attention(query, key, value, mask, scaling, causal=alignment, window=window)
+        out = ops.attention(query, key, value, mask, scaling, causal=alignment, window=window)
     else:
         out, lse = ops.attention(
             query, key, value, mask, scaling, causal=alignment, window=window, return_lse=True
@@ -162,11 +172,13 @@ def softmax_forward(
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
     biases = [kwargs.get("position_bias"), attention_mask if _is_additive(attention_mask) else None]
     if softcap is not None or sinks is not None or any(bias is not None for bias in biases):
-        scores, scale = scores * scale, 1.0
+        scores, scale = scores if scale == 1.0 else scores * scale, 1.0
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         for bias in biases:
-            scores = scores if bias is None else scores + bias[..., : scores.shape[-1]].to(scores.dtype)
+            if bias is not None:  # a slice that takes all of it takes 1.5 us
+                seen = bias if bias.shape[-1] == scores.shape[-1] else bias[..., : scores.shape[-1]]
+                scores = scores + (seen if seen.dtype == scores.dtype else seen.to(scores.dtype))
     mask = None if attention_mask is None or _is_additive(attention_mask) else attention_mask.logical_not()
     if attention_mask is None:
         mask = _window_mask(kwargs.get("sliding_window"), query, key, causal)
@@ -175,8 +187,35 @@ def softmax_forward(
         causal = False
     weights = ops.scaled_masked_softmax(scores, mask, scale, causal=causal)
     weights = weights if sinks is None else weights[..., :-1]
-    dropped = torch.nn.functional.dropout(weights, dropout, training=dropout > 0)
+    dropped = torch.nn.functional.dropout(weights, dropout) if dropout > 0 else weights
     return (dropped @ value).transpose(1, 2).contiguous(), weights
+
+
+def _torchs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scaling: float | None,
+) -> Tensor:
+    """Compute a small call by torch's attention."""
+    if causal:
+        key, value = _seen(key, query, causal), _seen(value, query, causal)
+    grouped = query.shape[1] != key.shape[1]
+    out = scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale=scaling, enable_gqa=grouped)
+    return out.transpose(1, 2).contiguous()
+
+
+def _is_small(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
+    """Return True where torch's attention is to compute a call that has no other reason."""
+    if isinstance(mask, PackedMask) or (mask is None and kwargs.get("sliding_window") is not None):
+        return False
+    keys = key.shape
+    if keys != value.shape or keys[0] != query.shape[0] or key.numel() >= _MOST_OF_KEYS:
+        return False
+    return is_left_to_torch("attention", query, query.numel() * keys[2])
 
 
 def _reason_for_softmax(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> str | None:
@@ -190,11 +229,6 @@ def _reason_for_softmax(attention_mask: Tensor | None, dropout: float, kwargs: d
     if _is_additive(attention_mask):
         return "a mask that is added to the scores"
     return "output_attentions = True" if kwargs.get("output_attentions") else None
-
-
-def _is_torchs(attention_mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
-    """Return True where a dropout is all that fusedops.attention has no parameter for, and torch's has the rest."""
-    return kwargs.get("s_aux") is None and _reason_for_softmax(attention_mask, 0.0, kwargs) is None
 
 
 def _fix(dropout: float) -> str:

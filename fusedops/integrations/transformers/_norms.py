@@ -13,6 +13,7 @@ from torch.nn import Module
 from fusedops import ops
 from fusedops._torch import autocasts
 from fusedops.dtypes import compute_dtype, promoted
+from fusedops.integrations._small import is_left_to_torch
 from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
 from fusedops.integrations.transformers._twin import (
     called,
@@ -58,7 +59,11 @@ class Norm(Replacement):
             y = ops.rms_norm(x, weight, eps, offset=self.offset)
         else:
             scale = weight if weight is None or self.offset == 0 else weight + self.offset
-            y = ops.layer_norm(x, scale, _parameter(module, "bias") if self.has_bias else None, eps)
+            bias = _parameter(module, "bias") if self.has_bias else None
+            if (weight is None or x.dtype is weight.dtype) and is_left_to_torch(self.op, x, x.numel()):
+                y = torch.layer_norm(x, x.shape[-1:], scale, bias, eps)
+            else:
+                y = ops.layer_norm(x, scale, bias, eps)
         if weight is not None and y.dtype != weight.dtype and self.result == "weight":
             y = y.to(weight.dtype)
         return y

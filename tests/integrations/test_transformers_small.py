@@ -1,0 +1,163 @@
+"""Small calls of applied models are left to torch, and counted."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from model_families import FAMILIES
+from small_calls import calls_may_be_small, no_call_is_small
+from torch import Tensor, nn
+
+import fusedops
+from fusedops.integrations.transformers import apply, attention_forward
+
+pytestmark = pytest.mark.usefixtures("clean_fusedops")
+
+
+@pytest.fixture(autouse=True)
+def small_calls_are_left(ops_compute_small_calls: None) -> Iterator[None]:
+    with calls_may_be_small():
+        yield
+
+
+def ran(run: Callable[[], Any], op: str) -> list[str]:
+    """Return what computed the calls of an op, forward."""
+    fusedops.reset_stats()
+    run()
+    return [row.backend for row in fusedops.stats().counts if row.op == op and row.direction == "forward"]
+
+
+def norm(size: int = 64) -> nn.Module:
+    model = nn.Sequential(nn.LayerNorm(size))
+    with torch.no_grad():
+        model[0].weight.uniform_(0.5, 1.5), model[0].bias.uniform_(-1, 1)
+    apply(model)
+    return model
+
+
+def heads(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).requires_grad_()
+
+
+def attention(q: Tensor, k: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+    return attention_forward(nn.Identity(), q, k, k, mask, **options)[0]
+
+
+def test_a_norm_is_torchs_up_to_its_number_of_elements() -> None:
+    model = norm()
+    assert ran(lambda: model(torch.randn(255, 64)), "layer_norm") == ["torch"]
+    assert ran(lambda: model(torch.randn(256, 64)), "layer_norm") == ["cpu"]
+    x = torch.randn(3, 5, 64)
+    with no_call_is_small():
+        expected = model(x)
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-6)
+
+
+def test_the_reason_is_in_the_counts() -> None:
+    model = norm()
+    ran(lambda: model(torch.zeros(2, 64)), "layer_norm")
+    (row,) = fusedops.stats().counts
+    assert (row.op, row.backend, row.calls) == ("layer_norm", "torch", 1)
+    assert "ran torch (1)\n" in str(fusedops.stats())
+    assert "not fusedops: fewer than 16,384 elements on a CPU, where torch's function" in str(fusedops.stats())
+
+
+@pytest.mark.parametrize("where", ["a block", "a policy", "the environment"])
+def test_where_a_backend_is_chosen_it_computes_small_calls(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = norm()
+
+    def run() -> None:
+        model(torch.zeros(2, 64))
+
+    if where == "a block":
+        with fusedops.use("eager"):
+            assert ran(run, "layer_norm") == ["eager"]
+    elif where == "a policy":
+        fusedops.set_policy("eager")
+        assert ran(run, "layer_norm") == ["eager"]
+    else:
+        monkeypatch.setenv("FUSEDOPS_BACKEND", "eager")
+        fusedops.set_policy(None)
+        assert ran(run, "layer_norm") == ["eager"]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+def test_other_dtypes_and_devices_are_the_ops(fresh_compiler: None) -> None:
+    model, x = norm(), torch.zeros(2, 64)
+    assert ran(lambda: model(x.bfloat16()), "layer_norm") == ["cpu"]  # its weight is float32
+    assert ran(lambda: norm().bfloat16()(x.bfloat16()), "layer_norm") == ["cpu"]
+    assert ran(lambda: torch.compile(model, backend="aot_eager")(x), "layer_norm") == ["cpu"]
+    traced = torch.jit.trace(model, (x,), check_trace=False)
+    assert ran(lambda: traced(x), "layer_norm") == ["cpu"]
+    assert ran(lambda: model.to("meta")(x.to("meta")), "layer_norm") == ["eager"]
+
+
+@pytest.mark.parametrize("queries", [1, 5, 12])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_small_attention_has_the_results_of_the_op(queries: int, kv_heads: int, masked: bool, is_causal: bool) -> None:
+    q, k = heads(2, 4, queries, 16), heads(2, kv_heads, 12, 16, seed=1)
+    mask = torch.rand(2, 1, queries, 12, generator=torch.Generator().manual_seed(2)) < 0.6 if masked else None
+    if mask is not None:
+        mask[0, :, 0] = False  # a query that sees no key
+    options: dict[str, Any] = {"is_causal": is_causal, "scaling": 0.3}
+
+    def results() -> list[Tensor]:
+        y = attention(q, k, mask, **options)
+        return [y, *torch.autograd.grad(y.square().sum(), (q, k))]
+
+    assert ran(results, "attention") == ["torch"]
+    found = results()
+    with no_call_is_small():
+        assert ran(results, "attention") == ["cpu"]
+        expected = results()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    if mask is not None:
+        assert (found[0][0, 0] == 0).all()
+
+
+def test_attention_is_the_ops_where_it_takes_less_time_or_torch_has_no_parameter() -> None:
+    q = heads(1, 4, 32, 16)
+    assert ran(lambda: attention(q, q), "attention") == ["torch"]
+    assert ran(lambda: attention(q, heads(1, 4, 63, 16)), "attention") == ["torch"]
+    assert ran(lambda: attention(q, heads(1, 4, 64, 16)), "attention") == ["cpu"]  # 131,072 products
+    few = heads(1, 4, 1, 16)
+    assert ran(lambda: attention(few, heads(1, 4, 1023, 16)), "attention") == ["torch"]
+    assert ran(lambda: attention(few, heads(1, 4, 1024, 16)), "attention") == ["cpu"]  # 65,536 elements of keys
+    assert ran(lambda: attention(q.bfloat16(), q.bfloat16()), "attention") == ["cpu"]
+    assert ran(lambda: attention(q, q, s_aux=torch.zeros(4)), "attention") == ["cpu"]
+    assert ran(lambda: attention(q, q, sliding_window=4), "attention") == ["cpu"]
+    assert ran(lambda: attention(few, heads(2, 4, 9, 16)), "attention") == ["cpu"]  # a query for both rows
+    narrow = heads(1, 4, 32, 8)
+    assert ran(lambda: attention_forward(nn.Identity(), q, q, narrow, None), "attention") == ["cpu"]
+
+
+def test_small_attention_takes_a_dropout() -> None:
+    q = heads(1, 4, 16, 16)
+    torch.manual_seed(0)
+    y = attention(q, torch.zeros_like(q) + 1, dropout=0.5, is_causal=False)
+    assert ran(lambda: attention(q, q, dropout=0.5), "attention") == ["torch"]
+    # each row of values is ones: the sum of the kept probabilities, doubled, whose mean is 1
+    assert y.std() > 0.1
+    assert abs(y.mean() - 1) < 0.15
+
+
+@pytest.mark.parametrize("family", ["BART", "BERT", "OPT", "Qwen3", "Whisper"])
+def test_a_small_model_gives_what_it_gives_by_the_ops(family: str) -> None:
+    model, inputs = FAMILIES[family].build().eval(), FAMILIES[family].inputs()
+    plain = model(**inputs).logits.detach()
+    apply(model)
+
+    def results() -> list[Tensor]:
+        logits, weights = model(**inputs).logits, [each for each in model.parameters() if each.requires_grad]
+        return [logits, *torch.autograd.grad(logits.square().mean(), weights)]
+
+    assert ran(results, "attention") == ["torch"]
+    found = results()
+    with no_call_is_small():
+        assert ran(results, "attention") == ["cpu"]
+        expected = results()
+    torch.testing.assert_close(found[0].detach(), plain, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
