@@ -64,7 +64,7 @@ def step_of(model: Any, inputs: dict[str, Any]) -> Callable[[], None]:
 
     def step() -> None:
         model.zero_grad()
-        model(**inputs).logits.square().mean().backward()
+        model(**inputs)[0].square().mean().backward()  # logits, or the hidden states of an encoder
 
     return step
 

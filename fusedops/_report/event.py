@@ -66,7 +66,10 @@ class Event:
 
 @dataclass(frozen=True)
 class Count:
-    """One row of :func:`fusedops.stats`: the calls of an op that one backend served after the same refusals."""
+    """One row of :func:`fusedops.stats`: the calls of an op that one backend served after the same refusals.
+
+    ``backend`` is "torch" for small calls of an op, in a model of transformers after ``apply``, that are left to torch.
+    """
 
     op: str
     direction: Direction

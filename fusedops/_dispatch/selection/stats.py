@@ -35,7 +35,8 @@ class _Row:
     __slots__ = ("backend", "calls", "direction", "op", "reads", "refused", "zero")
 
     def __init__(self, op: str, direction: Direction, backend: str, refused: tuple[Refusal, ...]) -> None:
-        self.op, self.direction, self.backend, self.refused = op, direction, backend, refused
+        self.op, self.backend, self.refused = op, backend, refused
+        self.direction: Direction = direction
         self.calls = itertools.count()
         self.reads = self.zero = 0
 
