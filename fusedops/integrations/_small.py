@@ -18,12 +18,12 @@ from fusedops._dispatch.selection.stats import count_of_others
 from fusedops._policy import context
 from fusedops._report.event import Refusal
 from fusedops._report.reason import Reason, ReasonCode
-from fusedops._torch import TENSOR_TYPES, is_dynamo_compiling, is_jit_tracing
+from fusedops._torch import TENSOR_TYPES, is_traced
 
 #: The size from which an op's call takes less time, forward and backward, than torch's function. With LayerNorm and
 #: attention left to torch, a training step of models of 4 layers took 0.88 to 0.95 of the time where LayerNorm had 576
-#: to 8,192 elements, and 0.99 to 1.03 where it had 16,384; torch's attention took 0.5 to 1 of the op's time below its
-#: number, and 0.9 to 1.9 above (AMD EPYC with AVX-512, 1 and 2 threads, torch 2.13).
+#: to 8,192 elements, and 0.99 to 1.03 where it had 16,384; torch's attention took 0.5 to 1.1 of the op's time below its
+#: number, and 0.8 to 2.1 above (AMD EPYC with AVX-512, 1 and 2 threads, torch 2.13).
 LEAST = {"layer_norm": (16_384, "elements"), "attention": (131_072, "products of queries and keys")}
 
 
@@ -38,8 +38,7 @@ def is_left_to_torch(op: str, tensor: Tensor, size: int) -> bool:
     False
     """
     if (
-        is_dynamo_compiling()  # these two first: a comparison of a size would be a guard of the compiled model
-        or is_jit_tracing()
+        is_traced()  # first: a comparison of a size would be a guard of a compiled model
         or size >= LEAST[op][0]
         or tensor.dtype is not torch.float32
         or type(tensor) not in TENSOR_TYPES

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from model_families import FAMILIES
 from small_calls import calls_may_be_small, no_call_is_small
 from torch import Tensor, nn
@@ -91,6 +92,24 @@ def test_other_dtypes_and_devices_are_the_ops(fresh_compiler: None) -> None:
     traced = torch.jit.trace(model, (x,), check_trace=False)
     assert ran(lambda: traced(x), "layer_norm") == ["cpu"]
     assert ran(lambda: model.to("meta")(x.to("meta")), "layer_norm") == ["eager"]
+
+
+def test_a_subclass_of_tensors_is_the_ops() -> None:
+    x = torch.zeros(2, 64).as_subclass(type("Own", (Tensor,), {}))
+    assert ran(lambda: norm()(x), "layer_norm") == ["cpu"]
+
+
+def test_a_compiled_model_is_not_compiled_again_for_a_larger_call(fresh_compiler: None) -> None:
+    counter = torch._dynamo.testing.CompileCounter()
+
+    def both(x: Tensor, q: Tensor) -> Tensor:
+        return model(x).sum() + attention(q, q, is_causal=False).sum()
+
+    model, compiled = norm(), torch.compile(both, backend=counter, dynamic=True)
+    with torch.no_grad():
+        for rows in (30, 300):
+            compiled(torch.zeros(rows, 64), torch.zeros(1, 4, rows, 64))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("queries", [1, 5, 12])

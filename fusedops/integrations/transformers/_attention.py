@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import (
 
 from fusedops import ops
 from fusedops._report.user_frame import user_stack_level
-from fusedops._torch import autocasts
+from fusedops._torch import autocasts, is_traced
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._sinks import with_sinks
 from fusedops.integrations._small import is_left_to_torch
@@ -210,6 +210,8 @@ def _torchs(
 
 def _is_small(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
     """Return True where torch's attention is to compute a call that has no other reason."""
+    if is_traced():  # first: a comparison of sizes would be a guard of a compiled model
+        return False
     if isinstance(mask, PackedMask) or (mask is None and kwargs.get("sliding_window") is not None):
         return False
     keys = key.shape
