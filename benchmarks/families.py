@@ -41,6 +41,14 @@ WIDE = {
     "n_positions": 1024,
     "n_head": 8,
     "sliding_window": 256,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 1376,
+    "num_heads": 8,
+    "encoder_attention_heads": 8,
+    "decoder_attention_heads": 8,
+    "encoder_ffn_dim": 1376,
+    "decoder_ffn_dim": 1376,
 }
 MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
@@ -51,12 +59,13 @@ def wide(family: Family) -> Family:
 
 
 def inputs_of(family: Family, is_wide: bool) -> dict[str, Any]:
-    """Return the inputs of a step: those of the tests, or 2 x 512 tokens."""
+    """Return the inputs of a step: those of the tests, or 2 x 512 tokens, with images and sounds as they are there."""
     inputs: dict[str, Any] = family.inputs()
-    if is_wide:
-        inputs = {name: value for name, value in inputs.items() if name == "input_ids"}
-        inputs["input_ids"] = torch.randint(3, 64, (2, 512), generator=torch.Generator().manual_seed(0))
-    return inputs
+    if not is_wide:
+        return inputs
+    ids = torch.randint(3, 64, (2, 512), generator=torch.Generator().manual_seed(0))
+    wide = {name: ids if name.endswith("input_ids") else value for name, value in inputs.items()}
+    return {name: value for name, value in wide.items() if value is ids or value.is_floating_point()}
 
 
 def step_of(model: Any, inputs: dict[str, Any]) -> Callable[[], None]:
