@@ -145,6 +145,9 @@ def test_attention_is_the_ops_where_it_takes_less_time_or_torch_has_no_parameter
     few = heads(1, 4, 1, 16)
     assert ran(lambda: attention(few, heads(1, 4, 1023, 16)), "attention") == ["torch"]
     assert ran(lambda: attention(few, heads(1, 4, 1024, 16)), "attention") == ["cpu"]  # 65,536 elements of keys
+    with torch.no_grad():
+        assert ran(lambda: attention(few, heads(1, 4, 63, 16)), "attention") == ["torch"]
+        assert ran(lambda: attention(few, heads(1, 4, 64, 16)), "attention") == ["cpu"]  # 4,096 products
     assert ran(lambda: attention(q.bfloat16(), q.bfloat16()), "attention") == ["cpu"]
     assert ran(lambda: attention(q, q, s_aux=torch.zeros(4)), "attention") == ["cpu"]
     assert ran(lambda: attention(q, q, sliding_window=4), "attention") == ["cpu"]

@@ -35,8 +35,9 @@ class _Row:
     __slots__ = ("backend", "calls", "direction", "op", "reads", "refused", "zero")
 
     def __init__(self, op: str, direction: Direction, backend: str, refused: tuple[Refusal, ...]) -> None:
-        self.op, self.backend, self.refused = op, backend, refused
+        self.op, self.backend = op, backend
         self.direction: Direction = direction
+        self.refused = refused
         self.calls = itertools.count()
         self.reads = self.zero = 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -76,21 +76,15 @@ class RotaryFunction:
     promotes: bool
     roles: tuple[tuple[str, str], ...]
     calls: tuple[tuple[tuple[int, int, int | None], int], ...]
-    # of roles, for each call
-    _names: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    _needed: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    _not_taken: tuple[str, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_names", tuple(role or name for name, role in self.roles))
-        object.__setattr__(self, "_needed", tuple(role for _, role in self.roles if role in _TENSORS))
-        object.__setattr__(self, "_not_taken", tuple(name for name, role in self.roles if not role))
 
     def __call__(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the op, or the model's own function for a call of another kind than those that were compared."""
-        values: dict[str, Any] = dict(zip(self._names, args))
-        if kwargs:
-            values |= {role or name: kwargs[name] for name, role in self.roles if name in kwargs}
+        values: dict[str, Any] = {}
+        for (name, role), value in zip(self.roles, args):
+            values[role or name] = value
+        for name, role in self.roles:
+            if name in kwargs:
+                values[role or name] = kwargs[name]
         seq_dim = self._seq_dim(values) if len(values) == len(args) + len(kwargs) else None
         if seq_dim is None:
             return own(*args, **kwargs)
@@ -102,12 +96,12 @@ class RotaryFunction:
         return rotated[0] if k is None else tuple(rotated)
 
     def _seq_dim(self, values: Mapping[str, Any]) -> int | None:
-        for name in self._not_taken:
-            if values.get(name) is not None:
+        roles = [role for _, role in self.roles]
+        for role, value in values.items():
+            if value is not None and role not in roles:
                 return None
-        for name in self._needed:
-            if values.get(name) is None:
-                return None
+        if any(values.get(role) is None for role in _TENSORS if role in roles):
+            return None
         if values["cos"].requires_grad:  # of positions that are learned, as MLCD's: the op has no gradient for them
             return None
         key = values["q"].dim(), values["cos"].dim(), values.get(_HEADS_DIM)

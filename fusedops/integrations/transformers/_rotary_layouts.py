@@ -24,8 +24,7 @@ def once(cos: Tensor, layout: Layout) -> Tensor:
     """
     if layout == "once":
         return cos
-    # narrow: half the time of a slice
-    return cos[..., ::2] if layout == "pairs" else cos.narrow(-1, 0, cos.shape[-1] // 2)
+    return cos[..., ::2] if layout == "pairs" else cos[..., : cos.shape[-1] // 2]
 
 
 def layouts_of(modules: Iterable[Module]) -> dict[str, set[Layout | None]]:
