@@ -379,3 +379,11 @@ def test_under_torch_compile() -> None:
     torch._dynamo.reset()
     calls = counted(lambda: torch.testing.assert_close(attended(model, family), expected, rtol=1e-4, atol=2e-5))
     assert calls == {"attention": 1}
+
+
+def test_a_bias_for_more_keys_than_there_are_is_cut() -> None:
+    query, key, value = tensors()
+    bias = torch.randn(1, 4, query.shape[2], key.shape[2] + 3)
+    cut = softmax_forward(nn.Identity(), query, key, value, None, position_bias=bias[..., : key.shape[2]])
+    found = softmax_forward(nn.Identity(), query, key, value, None, position_bias=bias)
+    torch.testing.assert_close(found, cut, rtol=0, atol=0)

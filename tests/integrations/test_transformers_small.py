@@ -37,8 +37,8 @@ def norm(size: int = 64) -> nn.Module:
     return model
 
 
-def heads(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).requires_grad_()
+def heads(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
 def attention(q: Tensor, k: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
@@ -154,6 +154,13 @@ def test_attention_is_the_ops_where_it_takes_less_time_or_torch_has_no_parameter
     assert ran(lambda: attention(few, heads(2, 4, 9, 16)), "attention") == ["cpu"]  # a query for both rows
     narrow = heads(1, 4, 32, 8)
     assert ran(lambda: attention_forward(nn.Identity(), q, q, narrow, None), "attention") == ["cpu"]
+
+
+def test_packed_sequences_are_the_ops() -> None:
+    model = FAMILIES["Llama"].build(attn_implementation="fusedops")
+    inputs = {"input_ids": torch.arange(3, 12)[None], "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])}
+    assert ran(lambda: model(**inputs, use_cache=False), "varlen_attention") == ["cpu"]
+    assert ran(lambda: model(**inputs, use_cache=False), "attention") == []
 
 
 def test_small_attention_takes_a_dropout() -> None:

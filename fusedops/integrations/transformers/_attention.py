@@ -200,9 +200,7 @@ def _torchs(
     causal: bool,
     scaling: float | None,
 ) -> Tensor:
-    """Compute a small call by torch's attention."""
-    if causal:
-        key, value = _seen(key, query, causal), _seen(value, query, causal)
+    """Compute a small call by torch's attention, whose causal calls see the keys up to each query's own too."""
     grouped = query.shape[1] != key.shape[1]
     out = scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous()
