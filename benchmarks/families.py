@@ -11,6 +11,7 @@ where a step's time goes after apply: the share of the matmuls, which are torch'
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
 import time
@@ -104,11 +105,13 @@ def ratios(model: Any, run: Callable[[], None], turns: int) -> list[float]:
     for turn in range(turns):
         times = dict[bool, float]()
         for is_applied in (False, True) if turn % 2 else (True, False):
-            applied = apply(model) if is_applied else None
-            run()
-            times[is_applied] = seconds(run, repeats)
-            if applied is not None:
+            applied = apply(model)  # before both: what it leaves in memory slows the next second by 2 %
+            if not is_applied:
                 applied.remove()
+            gc.collect()
+            seconds(run, max(1, repeats // 4))
+            times[is_applied] = seconds(run, repeats)
+            applied.remove()
         found.append(times[True] / times[False])
     return found
 

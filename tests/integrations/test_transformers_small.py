@@ -1,6 +1,7 @@
 """Small calls of applied models are left to torch, and counted."""
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from small_calls import calls_may_be_small, no_call_is_small
 from torch import Tensor, nn
 
 import fusedops
-from fusedops.integrations.transformers import apply, attention_forward
+from fusedops.integrations.transformers import apply, attention_forward, softmax_forward
 
 pytestmark = pytest.mark.usefixtures("clean_fusedops")
 
@@ -94,6 +95,40 @@ def test_other_dtypes_and_devices_are_the_ops(fresh_compiler: None) -> None:
     assert ran(lambda: model.to("meta")(x.to("meta")), "layer_norm") == ["eager"]
 
 
+class LayerNorm1P(nn.LayerNorm):
+    """As Nemotron's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        assert self.weight is not None
+        return nn.functional.layer_norm(input, self.normalized_shape, self.weight + 1, self.bias, self.eps)
+
+
+@pytest.mark.parametrize("own", [LayerNorm1P(64), nn.LayerNorm(64, bias=False), nn.LayerNorm(64, 0.1, False)])
+def test_a_small_norm_of_each_form_has_its_own_results(own: nn.Module) -> None:
+    for parameter in own.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    model, x = nn.Sequential(own), torch.randn(3, 64)
+    expected = model(x)
+    apply(model)
+    assert ran(lambda: model(x), "layer_norm") == ["torch"]
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+
+
+def test_a_norm_of_an_argument_with_a_name_is_the_ops() -> None:
+    x, model = torch.randn(3, 64), norm()
+    expected = model(x)
+    assert ran(lambda: torch.testing.assert_close(model[0](input=x), expected), "layer_norm") == ["cpu"]
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_norm_whose_weight_is_a_tensor_beside_its_parameters_is_the_ops(name: str) -> None:
+    x, model = torch.randn(3, 64), norm()
+    expected, value = model(x), getattr(model[0], name).detach().clone()
+    delattr(model[0], name)
+    setattr(model[0], name, value)  # as torch's pruning keeps it
+    assert ran(lambda: torch.testing.assert_close(model(x), expected), "layer_norm") == ["cpu"]
+
+
 def test_a_subclass_of_tensors_is_the_ops() -> None:
     x = torch.zeros(2, 64).as_subclass(type("Own", (Tensor,), {}))
     assert ran(lambda: norm()(x), "layer_norm") == ["cpu"]
@@ -154,6 +189,78 @@ def test_attention_is_the_ops_where_it_takes_less_time_or_torch_has_no_parameter
     assert ran(lambda: attention(few, heads(2, 4, 9, 16)), "attention") == ["cpu"]  # a query for both rows
     narrow = heads(1, 4, 32, 8)
     assert ran(lambda: attention_forward(nn.Identity(), q, q, narrow, None), "attention") == ["cpu"]
+
+
+def biased(q: Tensor, k: Tensor, bias: Tensor, mask: Tensor | None = None, **options: Any) -> tuple[Tensor, Any]:
+    return softmax_forward(nn.Identity(), q, k, k, mask, scaling=1.0, position_bias=bias, **options)
+
+
+@pytest.mark.parametrize("masked", ["", "a mask", "numbers"])
+@pytest.mark.parametrize("keys", [9, 12])
+def test_one_small_query_with_a_bias_has_the_results_of_the_op(masked: str, keys: int) -> None:
+    q, k, bias = heads(2, 4, 1, 16), heads(2, 4, 9, 16, seed=1), heads(1, 4, 1, keys, seed=2)
+    mask = torch.rand(2, 1, 1, 9, generator=torch.Generator().manual_seed(3)) < 0.6 if masked else None
+    if mask is not None:
+        mask[0] = False  # a query that sees no key
+    if mask is not None and masked == "numbers":
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -1e30)
+    with torch.no_grad():
+        assert ran(lambda: biased(q, k, bias, mask), "scaled_masked_softmax") == ["torch"]
+        found, weights = biased(q, k, bias, mask)
+        with no_call_is_small():
+            assert ran(lambda: biased(q, k, bias, mask), "scaled_masked_softmax") == ["cpu"]
+            expected, _ = biased(q, k, bias, mask)
+    assert weights is None
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    if masked == "a mask":
+        assert (found[0] == 0).all()
+
+
+def test_a_bias_is_the_ops_where_it_takes_less_time_or_the_probabilities_are_wanted() -> None:
+    q, k, bias = heads(1, 4, 1, 16), heads(1, 4, 255, 16), heads(1, 4, 1, 255)
+    module = nn.Identity()
+    options: dict[str, Any] = {"scaling": 1.0, "position_bias": bias}
+
+    def op(*tensors: Tensor, **more: Any) -> list[str]:
+        return ran(lambda: softmax_forward(module, *tensors, None, **{**options, **more}), "scaled_masked_softmax")
+
+    assert op(q, k, k) == ["cpu"]  # its gradient takes less time there
+    with torch.no_grad():
+        assert op(q, k, k) == ["torch"]
+        longer = heads(1, 4, 256, 16)  # 16,384 products
+        assert op(q, longer, longer, position_bias=heads(1, 4, 1, 256)) == ["cpu"]
+        assert op(k[:, :, :2], k, k) == ["cpu"]
+        assert op(q, k[:, :2], k[:, :2]) == ["cpu"]
+        assert op(q, k, k[..., :8]) == ["cpu"]
+        assert op(q, k, k, position_bias=bias.bfloat16()) == ["cpu"]
+        assert op(q, k, k, softcap=2.0) == ["cpu"]
+        assert op(q, k, k, softcap=None) == ["torch"]
+        assert op(q, k, k, position_bias=None) == ["cpu"]
+        assert op(q, k, k, output_attentions=True) == ["cpu"]
+        module.config = SimpleNamespace(_output_attentions=True)
+        assert op(q, k, k) == ["cpu"]
+        assert softmax_forward(module, q, k, k, None, **options)[1].shape == (1, 4, 1, 255)
+
+
+def test_a_small_t5_generates_what_it_generates_by_the_op() -> None:
+    family = FAMILIES["T5"]
+    model, inputs = family.build().eval(), {n: v for n, v in family.inputs().items() if n != "decoder_input_ids"}
+    apply(model)
+
+    def logits() -> Tensor:
+        found = model.generate(
+            **inputs, max_new_tokens=6, min_new_tokens=6, output_logits=True, return_dict_in_generate=True
+        )
+        return torch.stack(found.logits)
+
+    assert {*ran(logits, "scaled_masked_softmax")} == {"cpu", "torch"}  # of the inputs, and of each token
+    small = logits()
+    with no_call_is_small():
+        torch.testing.assert_close(small, logits(), rtol=1e-4, atol=1e-4)
+    attentions = model.generate(
+        **inputs, max_new_tokens=3, output_attentions=True, return_dict_in_generate=True
+    ).decoder_attentions
+    assert all(each is not None for token in attentions for each in token)
 
 
 def test_packed_sequences_are_the_ops() -> None:

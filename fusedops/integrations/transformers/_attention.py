@@ -23,10 +23,10 @@ from transformers.integrations.sdpa_attention import (
 
 from fusedops import ops
 from fusedops._report.user_frame import user_stack_level
-from fusedops._torch import autocasts, is_traced
+from fusedops._torch import autocasts
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._sinks import with_sinks
-from fusedops.integrations._small import is_left_to_torch
+from fusedops.integrations._small import calls_left_to_torch
 from fusedops.integrations.transformers._packed_mask import PackedMask
 from fusedops.integrations.transformers._paged import of_paged_cache
 from fusedops.integrations.transformers._sequences import attention_of_sequences
@@ -35,6 +35,7 @@ from fusedops.integrations.transformers._sparse import with_chosen_keys
 ATTENTION, SOFTMAX = "fusedops", "fusedops_softmax"
 _attributes = object.__getattribute__  # that of a config of transformers takes 0.6 us, its output_attentions 1.3
 _OPTIONS = {"cache", "indices", "block_indices", "softcap", "position_bias", "output_attentions"}
+_BEYOND_TORCH = {*_OPTIONS, "s_aux"}
 _FUSED_DROPOUT = {"cuda"}  # where torch's fused kernels of attention take a dropout
 _MOST_OF_KEYS = 65_536  # elements of a small call: of one query over more, torch's attention takes longer
 
@@ -79,8 +80,11 @@ def attention_forward(
     """
     # each function and torch method that a call does not need counts: between two layers the weights that are read
     # leave none of their code in the cache, and a call takes some ten times as long as in a loop of its own
-    config: Any = module.__dict__.get("config")  # getattr of a module without one takes 1 us
-    probabilities = config is not None and _attributes(config, "__dict__").get("_output_attentions")
+    probabilities = _gives_probabilities(module)
+    if not probabilities and (attention_mask is None or attention_mask.dtype is torch.bool):
+        small = _of_small_call(module, query, key, value, attention_mask, dropout, scaling, is_causal, kwargs)
+        if small is not None:
+            return small, None
     reason = None
     if probabilities or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
         options = {"output_attentions": probabilities, **kwargs}
@@ -92,14 +96,8 @@ def attention_forward(
         attention_mask = with_chosen_keys(module, query, key, attention_mask, causal, kwargs)
         reason = _reason_for_softmax(attention_mask, 0.0, options)
     sinks: Tensor | None = kwargs.get("s_aux")
-    if reason is None and sinks is None:
-        if _is_small(query, key, value, attention_mask, kwargs):
-            causal = attention_mask is None and _is_causal(module, query, is_causal)
-            return _torchs(query, key, value, attention_mask, dropout, causal, scaling), None
-        if dropout > 0 and query.device.type in _FUSED_DROPOUT:
-            return sdpa_attention_forward(
-                module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
-            )
+    if reason is None and sinks is None and dropout > 0 and query.device.type in _FUSED_DROPOUT:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
     if reason is not None or dropout > 0:
         reason = _reason_for_softmax(attention_mask, dropout, {"output_attentions": probabilities, **kwargs})
         warnings.warn(
@@ -144,10 +142,11 @@ def softmax_forward(
     scaling: float | None = None,
     is_causal: bool | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Compute the attention of a module of transformers by :func:`fusedops.scaled_masked_softmax`.
 
-    Args and Returns are those of :func:`attention_forward`; the probabilities are always returned.
+    Args and Returns are those of :func:`attention_forward`. The probabilities are returned, but for a small call with a
+    ``position_bias`` and without a gradient where no ``output_attentions`` asks for them.
 
     >>> q = torch.zeros(1, 2, 3, 4)
     >>> softmax_forward(torch.nn.Identity(), q, q, q, None)[1][0, 0]
@@ -160,6 +159,10 @@ def softmax_forward(
             f"attention implementation {SOFTMAX!r}: got a paged cache (cache), expected keys and values as tensors and "
             f"a mask; to fix: set_attn_implementation({ATTENTION!r}), which takes one, or another implementation"
         )
+    if kwargs.get("position_bias") is not None and not _gives_probabilities(module):
+        small = _of_small_call_with_bias(query, key, value, attention_mask, dropout, scaling, kwargs)
+        if small is not None:
+            return small, None
     query, key, value = _of_one_dtype(query, key, value)
     causal = attention_mask is None and _is_causal(module, query, is_causal)
     attention_mask = with_chosen_keys(module, query, key, attention_mask, causal, kwargs)
@@ -191,31 +194,64 @@ def softmax_forward(
     return (dropped @ value).transpose(1, 2).contiguous(), weights
 
 
-def _torchs(
+def _gives_probabilities(module: Any) -> bool:
+    """Return True where the config of a module asks for the probabilities."""
+    config: Any = module.__dict__.get("config")  # getattr of a module without one takes 1 us
+    return config is not None and bool(_attributes(config, "__dict__").get("_output_attentions"))
+
+
+def _of_small_call(
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
     dropout: float,
-    causal: bool,
     scaling: float | None,
-) -> Tensor:
-    """Compute a small call by torch's attention, whose causal calls see the keys up to each query's own too."""
-    grouped = query.shape[1] != key.shape[1]
-    out = scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale=scaling, enable_gqa=grouped)
+    is_causal: bool | None,
+    kwargs: dict[str, Any],
+) -> Tensor | None:
+    """Return the attention of a small call that needs no option, by torch's function, or None for any other call."""
+    if not _BEYOND_TORCH.isdisjoint(kwargs) and any(_is_set(kwargs.get(name)) for name in _BEYOND_TORCH):
+        return None
+    if kwargs.get("sliding_window") is not None if mask is None else isinstance(mask, PackedMask):
+        return None
+    queries, keys = query.shape, key.shape
+    calls = calls_left_to_torch("attention", query, query.numel() * keys[2])
+    if calls is None or keys != value.shape or keys[0] != queries[0] or key.numel() >= _MOST_OF_KEYS:
+        return None
+    next(calls)
+    causal = mask is None and _is_causal(module, query, is_causal)  # torch's too sees the keys up to each query's own
+    out = scaled_dot_product_attention(
+        query, key, value, mask, dropout, causal, scale=scaling, enable_gqa=queries[1] != keys[1]
+    )
     return out.transpose(1, 2).contiguous()
 
 
-def _is_small(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
-    """Return True where torch's attention is to compute a call that has no other reason."""
-    if is_traced():  # first: a comparison of sizes would be a guard of a compiled model
-        return False
-    if isinstance(mask, PackedMask) or (mask is None and kwargs.get("sliding_window") is not None):
-        return False
+def _of_small_call_with_bias(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    kwargs: dict[str, Any],
+) -> Tensor | None:
+    """Return the attention of one query with a position_bias, by torch's function, or None for any other call."""
+    if any(_is_set(kwargs.get(name)) for name in _BEYOND_TORCH if name != "position_bias"):
+        return None
+    bias: Tensor = kwargs["position_bias"]
     keys = key.shape
-    if keys != value.shape or keys[0] != query.shape[0] or key.numel() >= _MOST_OF_KEYS:
-        return False
-    return is_left_to_torch("attention", query, query.numel() * keys[2])
+    calls = calls_left_to_torch("scaled_masked_softmax", query, query.numel() * keys[2])
+    if calls is None or query.shape[2] != 1 or keys != value.shape or keys[:2] != query.shape[:2]:
+        return None
+    if bias.dtype != query.dtype:
+        return None
+    next(calls)
+    bias = bias if bias.shape[-1] == keys[2] else bias[..., : keys[2]]
+    if mask is not None:
+        bias = bias + mask if _is_additive(mask) else torch.where(mask, bias, -torch.inf)
+    return scaled_dot_product_attention(query, key, value, bias, dropout, scale=scaling).transpose(1, 2).contiguous()
 
 
 def _reason_for_softmax(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> str | None:
@@ -235,6 +271,10 @@ def _fix(dropout: float) -> str:
     if dropout > 0:
         return "set the dropout of attention in the model's config, such as attention_probs_dropout_prob, to 0"
     return "leave it out"
+
+
+def _is_set(option: Any) -> bool:
+    return option is not None and option is not False
 
 
 def _is_additive(mask: Tensor | None) -> bool:

@@ -13,8 +13,14 @@ from torch.nn import Module
 from fusedops import ops
 from fusedops._torch import autocasts
 from fusedops.dtypes import compute_dtype, promoted
-from fusedops.integrations._small import is_left_to_torch
-from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
+from fusedops.integrations._small import calls_left_to_torch
+from fusedops.integrations.transformers._replacement import (
+    SETTINGS,
+    Replaced,
+    Replacement,
+    own_body,
+    own_class,
+)
 from fusedops.integrations.transformers._twin import (
     called,
     is_replaced_elsewhere,
@@ -45,6 +51,11 @@ class Norm(Replacement):
     result: Result
     wide_under_autocast: bool
 
+    @property
+    def mixin(self) -> type[Replaced]:
+        """Return the class that asks whether a call is small, where torch has one function for the norm."""
+        return _ReplacedLayerNorm if self.op == "layer_norm" else Replaced
+
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the norm of the one argument."""
         (x,) = (*args, *kwargs.values())
@@ -60,13 +71,26 @@ class Norm(Replacement):
         else:
             scale = weight if weight is None or self.offset == 0 else weight + self.offset
             bias = _parameter(module, "bias") if self.has_bias else None
-            if (weight is None or x.dtype is weight.dtype) and is_left_to_torch(self.op, x, x.numel()):
-                y = torch.layer_norm(x, x.shape[-1:], scale, bias, eps)
-            else:
-                y = ops.layer_norm(x, scale, bias, eps)
+            y = ops.layer_norm(x, scale, bias, eps)
         if weight is not None and y.dtype != weight.dtype and self.result == "weight":
             y = y.to(weight.dtype)
         return y
+
+
+class _ReplacedLayerNorm(Replaced):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Leave a small call to torch, before a frame of Python that it does not need."""
+        norm: Norm | None = self.__dict__.get(SETTINGS)
+        if norm is not None and norm.eps is not None and len(args) == 1:
+            (x,), parameters = args, self.__dict__["_parameters"]
+            weight, bias = parameters.get("weight"), parameters.get("bias")  # None too where a wrapper keeps them
+            if norm.has_weight is (weight is not None) and norm.has_bias is (bias is not None):
+                calls = calls_left_to_torch("layer_norm", x, x.numel())
+                if calls is not None and (weight is None or weight.dtype is x.dtype):
+                    next(calls)
+                    scale = weight if norm.offset == 0 or weight is None else weight + norm.offset
+                    return torch.layer_norm(x, x.shape[-1:], scale, bias, norm.eps)
+        return super().forward(*args, **kwargs)
 
 
 def _parameter(module: Any, name: str) -> Any:

@@ -79,35 +79,45 @@ class RotaryFunction:
 
     def __call__(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the op, or the model's own function for a call of another kind than those that were compared."""
-        values: dict[str, Any] = {}
-        for (name, role), value in zip(self.roles, args):
-            values[role or name] = value
-        for name, role in self.roles:
-            if name in kwargs:
-                values[role or name] = kwargs[name]
-        seq_dim = self._seq_dim(values) if len(values) == len(args) + len(kwargs) else None
+        roles, heads_dim = self.roles, None
+        if len(args) == 4 <= len(roles) and not kwargs and roles[1][1] == "k" and roles[3][1] == "sin":
+            q, k, cos, sin = args  # as most models call it: the rest takes as long as the rotation of one token
+        else:
+            values = self._values(args, kwargs)
+            if values is None:
+                return own(*args, **kwargs)
+            q, k, cos, sin = values["q"], values.get("k"), values["cos"], values.get("sin")
+            heads_dim = values.get(_HEADS_DIM)
+        seq_dim = self._seq_dim(q, cos, heads_dim)
         if seq_dim is None:
             return own(*args, **kwargs)
-        q, k, cos, sin = values["q"], values.get("k"), values["cos"], values.get("sin")
         if self.promotes and cos.dtype != q.dtype:
             wide = promoted(q, cos)
             q, k = q.to(wide), None if k is None else k.to(wide)
         rotated = self.rotation(_op, q, k, cos, sin, seq_dim)
         return rotated[0] if k is None else tuple(rotated)
 
-    def _seq_dim(self, values: Mapping[str, Any]) -> int | None:
+    def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the arguments by role, or None for others than the op takes."""
+        values: dict[str, Any] = {}
+        for (name, role), value in zip(self.roles, args):
+            values[role or name] = value
+        for name, role in self.roles:
+            if name in kwargs:
+                values[role or name] = kwargs[name]
         roles = [role for _, role in self.roles]
-        for role, value in values.items():
-            if value is not None and role not in roles:
-                return None
-        if any(values.get(role) is None for role in _TENSORS if role in roles):
+        unknown = any(value is not None and role not in roles for role, value in values.items())
+        absent = any(values.get(role) is None for role in _TENSORS if role in roles)
+        return None if unknown or absent or len(values) != len(args) + len(kwargs) else values
+
+    def _seq_dim(self, q: Tensor, cos: Tensor, heads_dim: int | None) -> int | None:
+        """Return the op's seq_dim, or None for a call of another kind than those that were compared."""
+        if cos.requires_grad:  # of positions that are learned, as MLCD's: the op has no gradient for them
             return None
-        if values["cos"].requires_grad:  # of positions that are learned, as MLCD's: the op has no gradient for them
-            return None
-        key = values["q"].dim(), values["cos"].dim(), values.get(_HEADS_DIM)
+        key = q.dim(), cos.dim(), heads_dim
         for compared, seq_dim in self.calls:
             if compared == key:  # some rotate a part of the tokens: DINOv3's first ones stay
-                return seq_dim if values["q"].shape[seq_dim] == values["cos"].shape[-2] else None
+                return seq_dim if q.shape[seq_dim] == cos.shape[-2] else None
         return None
 
 
