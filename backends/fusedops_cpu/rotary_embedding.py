@@ -12,7 +12,7 @@ from fusedops_cpu._calls import LibraryCall, library_kernel
 from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 
-_NONE = (None, None, *(0,) * 8)
+_NONE = (None, None, *(0,) * 9)
 
 
 @library_kernel(
@@ -24,7 +24,7 @@ _NONE = (None, None, *(0,) * 8)
 def rotary_embedding(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
 ) -> LibraryCall:
-    """Compute the op. Rows of q and k that are contiguous are read where they are, others are copied."""
+    """Compute the op. Transposed q and k are read where they are."""
     call = _rotate(q, k, cos, sin, interleaved, seq_dim, 1.0)
     return call if k is not None else call._replace(results=(call.results[0], q.new_empty(0)))
 
@@ -76,14 +76,14 @@ def _rows(x: Tensor | None, seq_dim: int) -> tuple[Tensor | None, tuple[Tensor |
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.dim() != 4:
         x = x.reshape(prod(x.shape[:-3]), *x.shape[-3:])
-    if x.stride(-1) != 1 or x.is_neg():
+    if x.is_neg():
         x = dense(x)
     heads = x.shape[-3 if seq_dim == -2 else -2]
     outer, inner, columns = x.shape[1:]
     steps, y_steps = x.stride()[1:3], (inner * columns, columns)
     if seq_dim == -3:
         steps, y_steps = steps[::-1], y_steps[::-1]
-    fields = (x, y, DTYPE_CODES[x.dtype], heads, x.stride(0), *steps)
+    fields = (x, y, DTYPE_CODES[x.dtype], heads, x.stride(0), *steps, x.stride(-1))
     return y, (*fields, outer * inner * columns, *y_steps)
 
 

@@ -288,7 +288,7 @@ struct LinearLogProbsBackward {
 struct RotaryTensor {
   const void* x;
   void* y;
-  int64_t dtype, heads, x_batch, x_head, x_position, y_batch, y_head, y_position;
+  int64_t dtype, heads, x_batch, x_head, x_position, x_element, y_batch, y_head, y_position;
 };
 
 struct Rotary {

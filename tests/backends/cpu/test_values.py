@@ -76,3 +76,27 @@ def test_views_are_read_where_they_are(seq_dim: int, interleaved: bool, monkeypa
     assert all(map(torch.equal, got, wanted))
     monkeypatch.undo()
     assert_right("rotary_embedding", q, k, cos, sin, interleaved=interleaved, seq_dim=seq_dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seq_dim", [-2, -3])
+@pytest.mark.parametrize("form", ["transposed", "every other element", "expanded"])
+def test_rotary_rows_whose_elements_are_apart_in_memory_are_read_in_place(
+    dtype: torch.dtype, seq_dim: int, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def apart(heads: int) -> Tensor:
+        if form == "transposed":
+            x = rounded((2, heads, 24, 150), dtype).mT  # more positions than a block has
+        else:
+            x = rounded((2, heads, 150, 1), dtype).expand(-1, -1, -1, 24)
+            x = rounded((2, heads, 150, 48), dtype)[..., ::2] if form == "every other element" else x
+        return x if seq_dim == -2 else x.transpose(1, 2)
+
+    q, k, cos, sin = apart(3), apart(1), rounded((150, 10), torch.float32), rounded((150, 10), torch.float32)
+    wanted = fusedops.rotary_embedding(q.contiguous(), k.contiguous(), cos, sin, seq_dim=seq_dim)
+    monkeypatch.setattr(Tensor, "contiguous", None)
+    assert all(map(torch.equal, fusedops.rotary_embedding(q, k, cos, sin, seq_dim=seq_dim), wanted))
+    mixed = fusedops.rotary_embedding(q, wanted[1], cos, sin, seq_dim=seq_dim)  # a tensor of each kind
+    again = fusedops.rotary_embedding(wanted[0], wanted[1], cos, sin, seq_dim=seq_dim)
+    assert torch.equal(mixed[0], wanted[0])
+    assert torch.equal(mixed[1], again[1])

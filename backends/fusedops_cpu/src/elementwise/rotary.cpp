@@ -78,17 +78,32 @@ struct Angles {
   int64_t stride;  // from one position to the next
 };
 
-// Rotates the rows of one tensor at n positions of a batch, in the order of y in memory.
+// Copies a head of n positions whose elements are apart in memory, as those of a transposed gradient, to rows.
+template <class T>
+INLINE void gather(const RotaryTensor& t, const void* from, int64_t n, int64_t columns, void* to) {
+  const T* x = (const T*)from;
+  T* y = (T*)to;
+  for (int64_t i = 0; i < columns; i++, x += t.x_element)
+    for (int64_t p = 0; p < n; p++) y[p * columns + i] = x[p * t.x_position];
+}
+
+// Rotates the rows of one tensor at n positions of a batch, in the order of y in memory. `room`: of the rows of a head,
+// where the elements of x are apart.
 void rotate(const RotaryTensor& t, RotateRows function, Rows rows, int64_t batch, int64_t position, int64_t n,
-            Angles cos, Angles sin) {
+            Angles cos, Angles sin, float* room) {
   const int64_t size = t.dtype == FLOAT32 ? 4 : 2;
   const char* x = (const char*)t.x + (batch * t.x_batch + position * t.x_position) * size;
   char* y = (char*)t.y + (batch * t.y_batch + position * t.y_position) * size;
-  if (t.y_head >= t.y_position) {
-    rows.count = n, rows.x_step = t.x_position, rows.y_step = t.y_position;
+  const bool apart = t.x_element != 1;
+  if (apart || t.y_head >= t.y_position) {
+    rows.count = n, rows.x_step = apart ? rows.columns : t.x_position, rows.y_step = t.y_position;
     rows.cos_step = cos.stride, rows.sin_step = sin.stride;
-    for (int64_t head = 0; head < t.heads; head++)
-      function(rows, x + head * t.x_head * size, y + head * t.y_head * size, cos.values, sin.values);
+    for (int64_t head = 0; head < t.heads; head++) {
+      const void* of_head = x + head * t.x_head * size;
+      if (apart && size == 4) gather<uint32_t>(t, of_head, n, rows.columns, room);
+      if (apart && size == 2) gather<uint16_t>(t, of_head, n, rows.columns, room);
+      function(rows, apart ? room : of_head, y + head * t.y_head * size, cos.values, sin.values);
+    }
   } else {
     rows.count = t.heads, rows.x_step = t.x_head, rows.y_step = t.y_head, rows.cos_step = rows.sin_step = 0;
     for (int64_t p = 0; p < n; p++)
@@ -112,15 +127,17 @@ Status rotate_all(const Rotary& call) {
   // heads.
   const int64_t all = call.batches * call.positions * elements;
   const int64_t of_block = std::max(BLOCK, std::min(4 * BLOCK, all / 32));
-  const int64_t n = std::min(call.positions, std::max<int64_t>(1, of_block / elements));
+  const bool apart = (q.heads && q.x_element != 1) || (k.heads && k.x_element != 1);
+  const int64_t least = apart ? 64 : 1;  // positions: elements that are apart are next to those of other positions
+  const int64_t n = std::min(call.positions, std::max(least, of_block / elements));
   const int64_t blocks_of_batch = divide_up(call.positions, n), blocks = call.batches * blocks_of_batch;
   // an element takes 0.4 ns: for a few, waking a thread takes longer
   const bool few = all <= 2 * BLOCK;
   const int64_t workers = few ? 1 : workers_for(blocks), room = n * call.pairs;
   const bool as_it_is = call.cos_dtype == FLOAT32 && call.sin_dtype == FLOAT32;
-  const FloatBuffer buffer(as_it_is ? 0 : workers * 2 * room);
-  float* buffers = buffer.data();
-  if (!as_it_is && room && !buffers) return OUT_OF_MEMORY;
+  const FloatBuffer buffer(as_it_is ? 0 : workers * 2 * room), rows_buffer(apart ? workers * n * call.columns : 0);
+  float *buffers = buffer.data(), *rows_buffers = rows_buffer.data();
+  if ((!as_it_is && room && !buffers) || (apart && !rows_buffers)) return OUT_OF_MEMORY;
   const RotateRows functions[] = {function_of(call, q), function_of(call, k)};
   Rows rows{};
   rows.columns = call.columns, rows.pairs = call.pairs, rows.sign = float(call.sign);
@@ -135,8 +152,9 @@ Status rotate_all(const Rotary& call) {
                               c.pairs, cos_buffer);
     const Angles sin = angles(c.sin, c.sin_dtype, batch * c.sin_batch + first * c.sin_position, c.sin_position, count,
                               c.pairs, sin_buffer);
+    float* of_worker = apart ? rows_buffers + worker * n * c.columns : nullptr;
     for (int i = 0; i < 2; i++)
-      if (c.tensors[i].heads) rotate(c.tensors[i], functions[i], rows, batch, first, count, cos, sin);
+      if (c.tensors[i].heads) rotate(c.tensors[i], functions[i], rows, batch, first, count, cos, sin, of_worker);
     stream_end();
   });
   return OK;
