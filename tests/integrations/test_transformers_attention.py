@@ -14,6 +14,7 @@ from transformers import AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import fusedops
+from benchmarks.memory import peak_bytes
 from fusedops.integrations.transformers import _attention, apply, attention_forward, softmax_forward
 from fusedops.integrations.transformers._packed_mask import PackedMask
 
@@ -387,3 +388,24 @@ def test_a_bias_for_more_keys_than_there_are_is_cut() -> None:
     cut = softmax_forward(nn.Identity(), query, key, value, None, position_bias=bias[..., : key.shape[2]])
     found = softmax_forward(nn.Identity(), query, key, value, None, position_bias=bias)
     torch.testing.assert_close(found, cut, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("batch", [1, 2], ids=["of all", "of more batches than the scores"])
+def test_a_bias_is_added_to_many_scores_where_they_are_in_memory(batch: int) -> None:
+    q, k, v = (torch.randn(1, 4, 128, 16, requires_grad=True) for _ in range(3))
+    bias = torch.randn(batch, 4, 128, 128, requires_grad=True)
+
+    def weights(bias: Tensor) -> Tensor:
+        found = softmax_forward(nn.Identity(), q, k, v, None, is_causal=False, position_bias=bias)[1]
+        assert found is not None
+        return found
+
+    def results(weights: Tensor) -> list[Tensor]:
+        y = weights @ v
+        return [y, *torch.autograd.grad(y.square().sum(), (q, k, v, bias))]
+
+    torch.testing.assert_close(results(weights(bias)), results(torch.softmax(q @ k.mT / 4 + bias, -1)))
+    torch.testing.assert_close(torch.func.vmap(weights)(bias[:, None]).flatten(0, 1), weights(bias))
+    if batch == 1:
+        with torch.no_grad():
+            assert peak_bytes(lambda: weights(bias), "cpu") < 3 * bias.nbytes  # the scores and the probabilities

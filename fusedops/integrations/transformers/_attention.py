@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import (
 
 from fusedops import ops
 from fusedops._report.user_frame import user_stack_level
-from fusedops._torch import autocasts
+from fusedops._torch import TENSOR_TYPES, autocasts, is_traced, is_transformed
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._sinks import with_sinks
 from fusedops.integrations._small import calls_left_to_torch
@@ -37,6 +37,7 @@ _attributes = object.__getattribute__  # that of a config of transformers takes 
 _OPTIONS = {"cache", "indices", "block_indices", "softcap", "position_bias", "output_attentions"}
 _BEYOND_TORCH = {*_OPTIONS, "s_aux"}
 _FUSED_DROPOUT = {"cuda"}  # where torch's fused kernels of attention take a dropout
+_MANY_SCORES = 65_536
 _MOST_OF_KEYS = 65_536  # elements of a small call: of one query over more, torch's attention takes longer
 
 
@@ -181,7 +182,7 @@ def softmax_forward(
         for bias in biases:
             if bias is not None:  # a slice that takes all of it takes 1.5 us
                 seen = bias if bias.shape[-1] == scores.shape[-1] else bias[..., : scores.shape[-1]]
-                scores = scores + (seen if seen.dtype == scores.dtype else seen.to(scores.dtype))
+                scores = _sum(scores, seen if seen.dtype == scores.dtype else seen.to(scores.dtype))
     mask = None if attention_mask is None or _is_additive(attention_mask) else attention_mask.logical_not()
     if attention_mask is None:
         mask = _window_mask(kwargs.get("sliding_window"), query, key, causal)
@@ -192,6 +193,17 @@ def softmax_forward(
     weights = weights if sinks is None else weights[..., :-1]
     dropped = torch.nn.functional.dropout(weights, dropout) if dropout > 0 else weights
     return (dropped @ value).transpose(1, 2).contiguous(), weights
+
+
+def _sum(scores: Tensor, bias: Tensor) -> Tensor:
+    """Return the sum, in the memory of the scores where they are many: new pages take as long as the sum itself.
+
+    Backward reads the scores of no function that made them.
+    """
+    if is_traced() or is_transformed() or scores.numel() < _MANY_SCORES or type(scores) not in TENSOR_TYPES:
+        return scores + bias
+    fits = torch.broadcast_shapes(scores.shape, bias.shape) == scores.shape
+    return scores.add_(bias) if fits else scores + bias
 
 
 def _gives_probabilities(module: Any) -> bool:
