@@ -106,7 +106,7 @@ def ratios(model: Any, run: Callable[[], None], turns: int) -> list[float]:
     for turn in range(turns):
         times = dict[bool, float]()
         for is_applied in (False, True) if turn % 2 else (True, False):
-            applied = apply(model)  # before both: what it leaves in memory slows the next second by 2 %
+            applied = apply(model)  # before both: it slows what is measured after it by 1 to 2 %, whatever that is
             if not is_applied:
                 applied.remove()
             gc.collect()

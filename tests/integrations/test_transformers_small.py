@@ -89,6 +89,7 @@ def test_other_dtypes_and_devices_are_the_ops(fresh_compiler: None) -> None:
     model, x = norm(), torch.zeros(2, 64)
     assert ran(lambda: model(x.bfloat16()), "layer_norm") == ["cpu"]  # its weight is float32
     assert ran(lambda: norm().bfloat16()(x.bfloat16()), "layer_norm") == ["cpu"]
+    assert ran(lambda: norm().bfloat16()(x), "layer_norm") == ["cpu"]
     assert ran(lambda: torch.compile(model, backend="aot_eager")(x), "layer_norm") == ["cpu"]
     traced = torch.jit.trace(model, (x,), check_trace=False)
     assert ran(lambda: traced(x), "layer_norm") == ["cpu"]
@@ -261,6 +262,17 @@ def test_a_small_t5_generates_what_it_generates_by_the_op() -> None:
         **inputs, max_new_tokens=3, output_attentions=True, return_dict_in_generate=True
     ).decoder_attentions
     assert all(each is not None for token in attentions for each in token)
+
+
+def test_small_attention_gives_probabilities_and_takes_numbers_as_a_mask_by_the_softmax() -> None:
+    q, module = heads(1, 4, 5, 16), nn.Identity()
+    with pytest.warns(fusedops.FusedOpsWarning, match="a mask that is added to the scores"):
+        assert ran(lambda: attention(q, q, torch.zeros(1, 1, 5, 5)), "attention") == []
+    module.config = SimpleNamespace(_output_attentions=True)
+    with pytest.warns(fusedops.FusedOpsWarning, match="output_attentions"):
+        weights = attention_forward(module, q, q, q, None)[1]
+    assert weights is not None
+    assert weights.shape == (1, 4, 5, 5)
 
 
 def test_packed_sequences_are_the_ops() -> None:

@@ -198,7 +198,7 @@ def softmax_forward(
 def _sum(scores: Tensor, bias: Tensor) -> Tensor:
     """Return the sum, in the memory of the scores where they are many: new pages take as long as the sum itself.
 
-    Backward reads the scores of no function that made them.
+    No function that made the scores reads them in backward.
     """
     if is_traced() or is_transformed() or scores.numel() < _MANY_SCORES or type(scores) not in TENSOR_TYPES:
         return scores + bias
