@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from model_families import FAMILIES
+from model_families import FAMILIES, counted
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 import fusedops
 from fusedops.integrations.transformers import Row, _norms, apply
+from fusedops.integrations.transformers._rotary_functions import recognised_function
 
 pytestmark = pytest.mark.filterwarnings("ignore:apply. fusedops in:fusedops.FusedOpsWarning", "ignore::FutureWarning")
 
@@ -451,6 +452,25 @@ def test_angles_of_another_layout_are_left(layout: str | None) -> None:
 
 def neighbours(x: Tensor) -> Tensor:
     return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+
+
+def complex_rotary(q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    def turned(x: Tensor) -> Tensor:
+        numbers = torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * freqs.unsqueeze(unsqueeze_dim)
+        return torch.view_as_real(numbers).flatten(-2).type_as(x)
+
+    return turned(q), turned(k)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_the_dim_of_the_heads_may_be_the_fourth_argument(dim: int) -> None:
+    found = recognised_function("complex_rotary", complex_rotary)
+    assert not isinstance(found, str)
+    freqs = torch.polar(torch.ones(2, 5, 4), torch.randn(2, 5, 4))
+    arguments = torch.randn(2, 5, 5, 8), torch.randn(2, 5, 5, 8), freqs, dim
+    expected = complex_rotary(*arguments)
+    calls = counted(lambda: torch.testing.assert_close(found(complex_rotary, *arguments), expected))
+    assert calls == {"rotary_embedding": 1}
 
 
 def rotary_of_one(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:

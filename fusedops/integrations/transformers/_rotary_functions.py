@@ -80,7 +80,7 @@ class RotaryFunction:
     def __call__(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the op, or the model's own function for a call of another kind than those that were compared."""
         roles, heads_dim = self.roles, None
-        if len(args) == 4 <= len(roles) and not kwargs and roles[1][1] == "k" and roles[3][1] == "sin":
+        if len(args) == 4 <= len(roles) and not kwargs and roles[3][1] == "sin":
             q, k, cos, sin = args  # as most models call it: the rest takes as long as the rotation of one token
         else:
             values = self._values(args, kwargs)
