@@ -82,7 +82,7 @@ def attention_forward(
     # each function and torch method that a call does not need counts: between two layers the weights that are read
     # leave none of their code in the cache, and a call takes some ten times as long as in a loop of its own
     probabilities = _gives_probabilities(module)
-    if not probabilities and (attention_mask is None or attention_mask.dtype is torch.bool):
+    if not probabilities:
         small = _of_small_call(module, query, key, value, attention_mask, dropout, scaling, is_causal, kwargs)
         if small is not None:
             return small, None
@@ -160,8 +160,12 @@ def softmax_forward(
             f"attention implementation {SOFTMAX!r}: got a paged cache (cache), expected keys and values as tensors and "
             f"a mask; to fix: set_attn_implementation({ATTENTION!r}), which takes one, or another implementation"
         )
-    if kwargs.get("position_bias") is not None and not _gives_probabilities(module):
-        small = _of_small_call_with_bias(query, key, value, attention_mask, dropout, scaling, kwargs)
+    position_bias: Tensor | None = kwargs.get("position_bias")
+    if position_bias is not None and not _gives_probabilities(module):
+        rest = {**kwargs, "position_bias": None}
+        small = _of_small_call(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, rest, position_bias
+        )  # fmt: skip
         if small is not None:
             return small, None
     query, key, value = _of_one_dtype(query, key, value)
@@ -174,7 +178,7 @@ def softmax_forward(
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores, scale = query @ key.mT, query.shape[-1] ** -0.5 if scaling is None else scaling
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
-    biases = [kwargs.get("position_bias"), attention_mask if _is_additive(attention_mask) else None]
+    biases = [position_bias, attention_mask if _is_additive(attention_mask) else None]
     if softcap is not None or sinks is not None or any(bias is not None for bias in biases):
         scores, scale = scores if scale == 1.0 else scores * scale, 1.0
         if softcap is not None:
@@ -222,48 +226,35 @@ def _of_small_call(
     scaling: float | None,
     is_causal: bool | None,
     kwargs: dict[str, Any],
+    bias: Tensor | None = None,
 ) -> Tensor | None:
-    """Return the attention of a small call that needs no option, by torch's function, or None for any other call."""
+    """Return the attention of a small call that needs no option, by torch's function, or None for any other call.
+
+    A call with a bias is small where it has one query.
+    """
     if not _BEYOND_TORCH.isdisjoint(kwargs) and any(_is_set(kwargs.get(name)) for name in _BEYOND_TORCH):
         return None
-    if kwargs.get("sliding_window") is not None if mask is None else isinstance(mask, PackedMask):
+    if mask is None:
+        if kwargs.get("sliding_window") is not None:
+            return None
+    elif mask.dtype is not torch.bool or isinstance(mask, PackedMask):
         return None
     queries, keys = query.shape, key.shape
-    calls = calls_left_to_torch("attention", query, query.numel() * keys[2])
+    op = "attention" if bias is None else "scaled_masked_softmax"
+    calls = calls_left_to_torch(op, query, query.numel() * keys[2])
     if calls is None or keys != value.shape or keys[0] != queries[0] or key.numel() >= _MOST_OF_KEYS:
         return None
+    if bias is not None:
+        if queries[2] != 1 or bias.dtype != query.dtype:
+            return None
+        bias = bias if bias.shape[-1] == keys[2] else bias[..., : keys[2]]
+        mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
     next(calls)
     causal = mask is None and _is_causal(module, query, is_causal)  # torch's too sees the keys up to each query's own
     out = scaled_dot_product_attention(
         query, key, value, mask, dropout, causal, scale=scaling, enable_gqa=queries[1] != keys[1]
     )
     return out.transpose(1, 2).contiguous()
-
-
-def _of_small_call_with_bias(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
-    kwargs: dict[str, Any],
-) -> Tensor | None:
-    """Return the attention of one query with a position_bias, by torch's function, or None for any other call."""
-    if any(_is_set(kwargs.get(name)) for name in _BEYOND_TORCH if name != "position_bias"):
-        return None
-    bias: Tensor = kwargs["position_bias"]
-    keys = key.shape
-    calls = calls_left_to_torch("scaled_masked_softmax", query, query.numel() * keys[2])
-    if calls is None or query.shape[2] != 1 or keys != value.shape or keys[:2] != query.shape[:2]:
-        return None
-    if bias.dtype != query.dtype:
-        return None
-    next(calls)
-    bias = bias if bias.shape[-1] == keys[2] else bias[..., : keys[2]]
-    if mask is not None:
-        bias = bias + mask if _is_additive(mask) else torch.where(mask, bias, -torch.inf)
-    return scaled_dot_product_attention(query, key, value, bias, dropout, scale=scaling).transpose(1, 2).contiguous()
 
 
 def _reason_for_softmax(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> str | None:

@@ -69,12 +69,15 @@ class Norm(Replacement):
         if self.op == "rms_norm":
             y = ops.rms_norm(x, weight, eps, offset=self.offset)
         else:
-            scale = weight if weight is None or self.offset == 0 else weight + self.offset
             bias = _parameter(module, "bias") if self.has_bias else None
-            y = ops.layer_norm(x, scale, bias, eps)
+            y = ops.layer_norm(x, self.scale(weight), bias, eps)
         if weight is not None and y.dtype != weight.dtype and self.result == "weight":
             y = y.to(weight.dtype)
         return y
+
+    def scale(self, weight: Tensor | None) -> Tensor | None:
+        """Return the factor of a layer_norm, which has no offset of its own."""
+        return weight if weight is None or self.offset == 0 else weight + self.offset
 
 
 class _ReplacedLayerNorm(Replaced):
@@ -88,8 +91,7 @@ class _ReplacedLayerNorm(Replaced):
                 calls = calls_left_to_torch("layer_norm", x, x.numel())
                 if calls is not None and (weight is None or weight.dtype is x.dtype):
                     next(calls)
-                    scale = weight if norm.offset == 0 or weight is None else weight + norm.offset
-                    return torch.layer_norm(x, x.shape[-1:], scale, bias, norm.eps)
+                    return torch.layer_norm(x, x.shape[-1:], norm.scale(weight), bias, norm.eps)
         return super().forward(*args, **kwargs)
 
 

@@ -89,13 +89,13 @@ def packed_or_boolean_mask(*args: Any, **kwargs: Any) -> Tensor | None:
 
     transformers passes each argument by name.
     """
-    function, length = kwargs.get("mask_function"), kwargs.get("q_length")
-    if getattr(function, "__code__", None) is not _AND or torch.compiler.is_compiling():
-        return masking_utils.sdpa_mask(*args, **kwargs)
 
     def make() -> Any:
         return masking_utils.sdpa_mask(*args, **kwargs)
 
+    function, length = kwargs.get("mask_function"), kwargs.get("q_length")
+    if getattr(function, "__code__", None) is not _AND or torch.compiler.is_compiling():
+        return make()
     square = length == kwargs.get("kv_length") and not (kwargs.get("q_offset") or kwargs.get("kv_offset"))
     if not square or kwargs.get("attention_mask") is not None or kwargs.get("use_vmap"):
         return make()
