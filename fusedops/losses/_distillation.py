@@ -118,7 +118,8 @@ def _of_rows(
         return _kl(t, s)
     if beta == 1:
         return _kl(s, t)
-    m = torch.logaddexp(s + math.log(1 - beta), t + math.log(beta))
+    none = (s == -math.inf) & (t == -math.inf)  # of which logaddexp has no gradient
+    m = torch.logaddexp((s + math.log(1 - beta)).masked_fill(none, 0.0), t + math.log(beta))
     return beta * _kl(t, m) + (1 - beta) * _kl(s, m)
 
 
@@ -130,7 +131,6 @@ def _log_probs(x: Tensor, weight: Tensor, bias: Tensor | None, temperature: floa
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:
-    """Return the sum of ``exp(p) * (p - q)`` of each row; a class with p of -inf adds 0."""
-    none = p == -math.inf
-    terms = torch.exp(p) * (p - q).masked_fill(none, 0.0)
-    return terms.sum(-1)
+    """Return the sum of ``exp(p) * (p - q)`` of each row; a class whose ``exp(p)`` is 0 adds 0."""
+    share = torch.exp(p)
+    return (share * (p - q).masked_fill(share == 0, 0.0)).sum(-1)

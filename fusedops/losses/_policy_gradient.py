@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fusedops.dtypes import upcast
+from fusedops.dtypes import arithmetic
 from fusedops.errors import InvalidInputError
 from fusedops.losses._checks import check_choice, check_number, check_present, check_shapes
 
@@ -99,47 +99,84 @@ def grpo_loss(
         check_present(name, "for beta", ref_logp=ref_logp)
     if loss_type == "dr_grpo":
         check_present(name, "by which dr_grpo divides", max_completion_length=max_completion_length)
-    kept = mask != 0
-    weights = mask.to(upcast(logp).dtype)
-    wide = upcast(logp).masked_fill(~kept, 0.0)  # a NaN at a masked token reaches nothing
-    old = wide.detach() if old_logp is None else upcast(old_logp).masked_fill(~kept, 0.0)
-    a = upcast(advantages).view(*advantages.shape, *[1] * (2 - advantages.dim()))
+    dtype = arithmetic(logp, advantages, old_logp, ref_logp, sampling_ratio)
+    kept, weights = mask != 0, mask.to(dtype)
+    wide = _of_kept(logp, kept, dtype)
+    a = _of_kept(advantages if advantages.dim() == 2 else advantages[:, None], kept, dtype)
+    old = wide.detach() if old_logp is None else _of_kept(old_logp, kept, dtype)
+    correction = None
+    if sampling_ratio is not None:  # "vespo" has one of a sequence once
+        counts = kept if sampling_ratio.shape == kept.shape else kept.any(-1, keepdim=True)
+        correction = _of_kept(sampling_ratio, counts, dtype, 1.0)
     log_ratio = wide - old
-    ratio = log_ratio
     if importance_sampling_level == "sequence":
-        ratio = (log_ratio * weights).sum(-1, keepdim=True) / weights.sum(-1, keepdim=True).clamp(min=1.0)
-    ratio = torch.exp(ratio)
-    correction = None if sampling_ratio is None else upcast(sampling_ratio)
-    if loss_type == "cispo":
-        losses = -ratio.clamp(max=epsilon_high).detach() * a * wide
-    elif loss_type == "sapo":
+        log_ratio = (log_ratio * weights).sum(-1, keepdim=True) / weights.sum(-1, keepdim=True).clamp(min=1.0)
+    if correction is not None and loss_type != "vespo":
+        a = a * correction.masked_fill(a == 0, 0.0)
+    if loss_type == "sapo":
+        finite = (0.0, torch.finfo(dtype).max / 4)  # the gate is 1 long before
         positive, other = sapo_temperatures
         temperature = torch.full_like(a, other).masked_fill(a > 0, positive)
+        ratio = _ratio_within(log_ratio, a, finite, finite)
         losses = -torch.sigmoid(temperature * (ratio - 1)) * (4 / temperature) * a
-    elif loss_type == "vespo":
-        scale = _gamma_weights(log_ratio, a, weights, correction, vespo_positive, vespo_negative)
-        losses = -scale * a * wide
-    else:
-        clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
-        largest = ratio if delta is None else ratio.clamp(max=delta)
-        losses = -torch.minimum(largest * a, clipped * a)
-    if correction is not None and loss_type != "vespo":
-        losses = losses * correction
+    elif loss_type in ("cispo", "vespo"):
+        if loss_type == "cispo":
+            weight = _ratio_within(log_ratio, a, (0.0, epsilon_high), (0.0, epsilon_high)).detach() * a
+        else:
+            weight = _gamma_weights(log_ratio, a, weights, correction, vespo_positive, vespo_negative) * a
+        losses = -weight * wide.masked_fill(weight == 0, 0.0)
+    else:  # -min(min(ratio, delta) * a, clip(ratio) * a)
+        most = 1 + epsilon_high
+        below = (0.0, most if delta is None else min(most, delta))
+        above = (1 - epsilon_low, math.inf if delta is None else max(most, delta))
+        losses = -_ratio_within(log_ratio, a, below, above) * a
     if beta and ref_logp is not None:
-        difference = upcast(ref_logp).masked_fill(~kept, 0.0) - wide
-        k3 = torch.exp(difference) - difference - 1
-        losses = losses + beta * (k3 * ratio if use_bias_correction_kl else k3)
-    each = losses.expand(shape).masked_fill(~kept, 0.0) * weights
-    if loss_type in ("grpo", "sapo"):
-        return (each.sum(-1) / weights.sum(-1).clamp(min=1.0)).mean()
-    if loss_type == "luspo":
-        return each.sum(-1).mean()
+        difference = _of_kept(ref_logp, kept, dtype) - wide
+        losses = losses + beta * _k3(difference, log_ratio if use_bias_correction_kl else None)
+    each = losses * weights
+    if loss_type in ("grpo", "sapo", "luspo"):
+        of_sequences = each.sum(-1)
+        if loss_type != "luspo":
+            of_sequences = of_sequences / weights.sum(-1).clamp(min=1.0)
+        return of_sequences.sum() / max(shape[0], 1)
     if loss_type == "dr_grpo" and max_completion_length is not None:
-        return each.sum() / (shape[0] * max_completion_length)
+        return each.sum() / max(shape[0] * max_completion_length, 1)
     count = weights.sum() if num_items is None or loss_type == "bnpo" else num_items
     if isinstance(count, Tensor):
         return each.sum() / count.to(each.dtype).reshape(()).clamp(min=1.0)
     return each.sum() / max(float(count), 1.0)
+
+
+def _of_kept(tensor: Tensor, kept: Tensor, dtype: torch.dtype, neutral: float = 0.0) -> Tensor:
+    """Return the numbers of the tokens that count, and a neutral number elsewhere.
+
+    No operation reads the others, in which 0 times NaN or infinity would be NaN, forward or backward.
+    """
+    return tensor.to(dtype).masked_fill(~kept, neutral)
+
+
+def _ratio_within(log_ratio: Tensor, a: Tensor, positive: tuple[float, float], negative: tuple[float, float]) -> Tensor:
+    """Return ``exp(log_ratio)`` within the bounds of positive or of negative advantages; 1 where the advantage is 0.
+
+    The logarithm is bounded: the gradient of a bounded ratio that is infinite would be 0 times infinity.
+    """
+    least, most = (
+        torch.zeros_like(a)
+        .masked_fill(a > 0, math.log(own) if own > 0 else -math.inf)
+        .masked_fill(a < 0, math.log(other) if other > 0 else -math.inf)
+        for own, other in zip(positive, negative)
+    )
+    return torch.exp(log_ratio.clamp(least, most))
+
+
+def _k3(difference: Tensor, log_ratio: Tensor | None) -> Tensor:
+    """Return ``exp(difference) - difference - 1``, times ``exp(log_ratio)``."""
+    linear = difference.clamp(max=1e3) + 1  # beyond, exp is infinite
+    if log_ratio is None:
+        return torch.exp(difference) - linear
+    below = log_ratio.clamp(max=0.0)  # goes into the difference, for 0 times infinity
+    above = torch.relu(log_ratio).masked_fill(difference == 0, 0.0)
+    return torch.exp(above) * (torch.exp(below + difference) - torch.exp(below) * linear)
 
 
 @torch.no_grad()

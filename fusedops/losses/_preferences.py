@@ -97,7 +97,9 @@ def dpo_loss(
         losses = (c - r - 1 / (2 * beta)).square() if loss_type == "ipo" else -logsigmoid(beta * (c - r))
     else:
         losses = _of_ratios(loss_type, c, r, beta, label_smoothing, discopop_tau)
-    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+    if reduction == "none":
+        return losses
+    return losses.sum() / (max(losses.numel(), 1) if reduction == "mean" else 1)
 
 
 def _of_ratios(loss_type: str, c: Tensor, r: Tensor, beta: float, smoothing: float, tau: float) -> Tensor:
@@ -108,8 +110,9 @@ def _of_ratios(loss_type: str, c: Tensor, r: Tensor, beta: float, smoothing: flo
     if loss_type == "hinge":
         return torch.relu(1 - d)
     if loss_type == "robust":
-        return (smoothing * logsigmoid(-d) - (1 - smoothing) * logsigmoid(d)) / (1 - 2 * smoothing)
+        return _smoothed(d, smoothing / (2 * smoothing - 1))  # a share below 0
     if loss_type == "exo_pair":
+        d = d.clamp(-1e3, 1e3)  # beyond, one share is 0, and its logarithm may be infinite
         of_chosen = torch.sigmoid(d) * (logsigmoid(d) - math.log1p(-smoothing))
         return of_chosen + torch.sigmoid(-d) * (logsigmoid(-d) - math.log(smoothing))
     if loss_type == "nca_pair":
@@ -124,12 +127,13 @@ def _of_ratios(loss_type: str, c: Tensor, r: Tensor, beta: float, smoothing: flo
         return torch.sigmoid(-beta * c) + torch.sigmoid(beta * r)
     if loss_type == "apo_down":
         return torch.sigmoid(beta * c) + torch.sigmoid(-d)
-    share = torch.sigmoid(d / tau)  # discopop
-    return torch.exp(-d) * share - logsigmoid(d) * (1 - share)
+    finite = d.clamp(min=torch.finfo(d.dtype).min)  # discopop, whose share times exp(-d) may be 0 times infinity
+    return torch.exp(logsigmoid(finite / tau) - finite) - logsigmoid(d) * torch.sigmoid(-finite / tau)
 
 
 def _smoothed(d: Tensor, smoothing: float) -> Tensor:
-    return -(1 - smoothing) * logsigmoid(d) - smoothing * logsigmoid(-d)
+    loss = -(1 - smoothing) * logsigmoid(d)
+    return loss - smoothing * logsigmoid(-d) if smoothing else loss  # 0 times infinity
 
 
 def _sorted_difference(

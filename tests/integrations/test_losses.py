@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from math import exp, log, log1p
+from math import inf, log1p
 from typing import Any
 
 import pytest
 import torch
+from mpmath import exp, log
 from torch import Tensor
 
 import fusedops
@@ -16,33 +17,38 @@ from fusedops.losses import dpo_loss, grpo_loss, kl_divergence
 F64 = torch.float64
 
 
-def _logistic(x: float) -> float:
+def _logistic(x: Any) -> Any:
     return 1 / (1 + exp(-x))
 
 
 # ------------------------------------------------------------------------------------------------------------ dpo_loss
 
 
-def _pair(kind: str, c: float, r: float, beta: float, e: float, lengths: tuple[float, float]) -> float:
-    """Return the loss of a pair, from the differences from the reference, as the papers have it."""
+def of_pair(kind: str, c: Any, r: Any, beta: float, e: float, lengths: tuple[float, float]) -> Any:
+    """Return the loss of a pair, from the differences from the reference, as the papers have it.
+
+    No number of mpmath is too large, so that far pairs have their limits.
+    """
     d = beta * (c - r)
     per_token = c / lengths[0] - r / lengths[1]
-    win = _logistic(d)
+    win, lose = _logistic(d), _logistic(-d)
     return {
         "sigmoid": lambda: -log(win),
         "hinge": lambda: max(0.0, 1 - d),
         "ipo": lambda: (per_token - 0.5 / beta) ** 2,
         "sigmoid_norm": lambda: -log(_logistic(beta * per_token)),
-        "robust": lambda: (-(1 - e) * log(win) + e * log(1 - win)) / (1 - 2 * e),
-        "exo_pair": lambda: win * log(win / (1 - e)) + (1 - win) * log((1 - win) / e),
+        "robust": lambda: (-(1 - e) * log(win) + e * log(lose)) / (1 - 2 * e),
+        "exo_pair": lambda: win * log(win / (1 - e)) + lose * log(lose / e),
         "nca_pair": lambda: (
             -log(_logistic(beta * c)) - 0.5 * log(_logistic(-beta * c)) - 0.5 * log(_logistic(-beta * r))
         ),
         "bco_pair": lambda: -log(_logistic(beta * c)) - log(_logistic(-beta * r)),
         "sppo_hard": lambda: (c - 0.5 / beta) ** 2 + (r + 0.5 / beta) ** 2,
-        "apo_zero": lambda: 1 - _logistic(beta * c) + _logistic(beta * r),
-        "apo_down": lambda: _logistic(beta * c) + 1 - win,
-        "discopop": lambda: -log(win) * (1 - _logistic(d / 0.05)) + exp(-d) * _logistic(d / 0.05),
+        "aot": lambda: -(1 - e) * log(win) - e * log(lose),
+        "aot_unpaired": lambda: -(1 - e) * log(win) - e * log(lose),
+        "apo_zero": lambda: _logistic(-beta * c) + _logistic(beta * r),
+        "apo_down": lambda: _logistic(beta * c) + lose,
+        "discopop": lambda: -log(win) * _logistic(-d / 0.05) + exp(-d) * _logistic(d / 0.05),
     }[kind]()
 
 
@@ -69,7 +75,7 @@ def test_a_preference_is_its_formula(kind: str) -> None:
     )  # fmt: skip
     c, r = (chosen - ref_chosen).tolist(), (rejected - ref_rejected).tolist()
     want = [
-        _pair(kind, c[at], r[at], 0.2, SMOOTHED.get(kind, 0.0), (float(lengths[0, at]), float(lengths[1, at])))
+        float(of_pair(kind, c[at], r[at], 0.2, SMOOTHED.get(kind, 0.0), (float(lengths[0, at]), float(lengths[1, at]))))
         for at in range(6)
     ]
     torch.testing.assert_close(got, torch.tensor(want, dtype=F64), rtol=1e-12, atol=1e-12)
@@ -83,7 +89,7 @@ def test_a_transport_is_between_sorted_numbers(kind: str) -> None:
     if kind == "aot_unpaired":
         pairs = (chosen - ref_chosen, rejected - ref_rejected)
     first, second = (sorted(each.tolist()) for each in pairs)
-    want = [-0.9 * log(_logistic(0.1 * (a - b))) - 0.1 * log(_logistic(0.1 * (b - a))) for a, b in zip(first, second)]
+    want = [float(of_pair(kind, a, b, 0.1, 0.1, (1, 1))) for a, b in zip(first, second)]
     torch.testing.assert_close(got, torch.tensor(want, dtype=F64), rtol=1e-12, atol=1e-12)
 
 
@@ -129,41 +135,77 @@ def _tokens(dtype: torch.dtype = F64) -> dict[str, Tensor]:
     logp = -random(4, 7).abs()
     mask = (torch.arange(7) < torch.tensor([7, 3, 1, 5])[:, None]).to(dtype)
     given = {"logp": logp, "old_logp": logp + 0.3 * random(4, 7), "ref_logp": logp + 0.4 * random(4, 7)}
-    given |= {"advantages": random(4), "sampling_ratio": 1 + 0.2 * random(4, 7).abs()}
+    given |= {"advantages": random(4), "sampling_ratio": 1 + 0.2 * random(4, 7).abs() * mask}  # 1 elsewhere, as trl's
     return {name: value.to(dtype) for name, value in given.items()} | {"mask": mask}
 
 
-def _of_tokens(kind: str, level: str, t: dict[str, Tensor], delta: float | None) -> float:
-    """Return the loss with epsilon 0.1 and 0.3, beta 0.05 and a correction, one token after another."""
-    total, of_sequences, count = 0.0, [], 0
-    logp, old, ref, mask = (t[name].tolist() for name in ("logp", "old_logp", "ref_logp", "mask"))
-    for b, a in enumerate(t["advantages"].tolist()):
-        kept = [at for at in range(7) if mask[b][at]]
-        count += len(kept)
-        mean = sum(logp[b][at] - old[b][at] for at in kept) / len(kept)
-        w = exp(sum(logp[b][at] - old[b][at] for at in kept) + sum(log(x) for x in t["sampling_ratio"][b].tolist()))
-        k, rate = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
-        of_sequence = 0.0
+def _exp(x: float) -> float:
+    return inf if x > 700 else float(exp(x))
+
+
+def _policy(kind: str, log_ratio: float, logp: float, a: float, delta: float | None, of_all: float) -> Any:
+    """Return the loss of a token, and its slopes by the logarithm of the ratio and by logp beside it, or their limits.
+
+    ``of_all`` is the ratio of its sequence, for "vespo".
+    """
+    w, (k, rate) = _exp(log_ratio), (2.0, 3.0) if a >= 0 else (3.0, 2.0)
+    if a == 0:
+        return 0.0, 0.0, 0.0
+    if kind in ("cispo", "vespo"):
+        weight = (min(w, 0.3) if kind == "cispo" else of_all**k * _exp(rate - rate * of_all)) * a
+        return -weight * logp if weight else 0.0, 0.0, -weight
+    if kind == "sapo":
+        temperature = 1.0 if a > 0 else 1.05
+        gate, rest = (float(_logistic(sign * temperature * (w - 1))) for sign in (1, -1))
+        return -4 / temperature * gate * a, -4 * gate * rest * w * a if rest else 0.0, 0.0
+    clipped, least = min(max(w, 0.9), 1.3), w if delta is None else min(w, delta)
+    return -min(least * a, clipped * a), -w * a if least == w and w * a <= clipped * a else 0.0, 0.0
+
+
+def _divergence(away: float, log_ratio: float | None) -> tuple[float, float, float]:
+    """Return k3, times the ratio if there is one, and the same slopes."""
+    if log_ratio is not None and log_ratio < 0:  # here k3 may be infinite
+        joint, w = _exp(away + log_ratio), _exp(log_ratio)
+        return joint - w * (away + 1), joint - w * (away + 1), w - joint
+    w, k3 = 1.0 if log_ratio is None else _exp(log_ratio), _exp(away) - min(away, 1e6) - 1
+    value = w * k3 if k3 else 0.0
+    return value, 0.0 if log_ratio is None else value, w * (1 - _exp(away)) if away else 0.0
+
+
+def of_tokens(
+    kind: str, level: str, t: dict[str, Tensor], delta: float | None, beta: float = 0.05, corrected: bool = False
+) -> tuple[float, list[list[float]]]:
+    """Return the loss with epsilon 0.1 and 0.3 and the gradient of logp, one token that counts after another."""
+    logp, old, mask = (t[name].tolist() for name in ("logp", "old_logp", "mask"))
+    ref, correction = (t[name].tolist() if name in t else None for name in ("ref_logp", "sampling_ratio"))
+    advantages = t["advantages"].reshape(len(logp), -1).expand(t["logp"].shape).tolist()
+    size, total, slopes = len(logp), 0.0, [[0.0] * len(row) for row in logp]
+    count = max(sum(1 for row in mask for each in row if each), 1)
+    for b in range(size):
+        kept = [at for at, each in enumerate(mask[b]) if each]
+        of_row = size * len(kept)
+        divisor = {"grpo": of_row, "sapo": of_row, "luspo": size, "dr_grpo": size * 10}.get(kind, count)
+        away = {at: logp[b][at] - old[b][at] for at in kept}
+        mean = sum(away.values()) / max(len(kept), 1)
+        log_w = sum(max(min(each, 20.0), -20.0) for each in away.values())
+        if correction and kind == "vespo":
+            log_w += sum(log(max(min(correction[b][at], exp(20)), 1e-8)) for at in kept)
+        w = _exp(max(min(log_w, 20.0), float(log(1e-8))))
+        of_mean = 0.0
         for at in kept:
-            ratio = exp(mean if level == "sequence" else logp[b][at] - old[b][at])
-            if kind == "cispo":
-                loss = -min(ratio, 0.3) * a * logp[b][at]
-            elif kind == "sapo":
-                temperature = 1.0 if a > 0 else 1.05
-                loss = -4 / temperature * _logistic(temperature * (ratio - 1)) * a
-            elif kind == "vespo":
-                loss = -exp(rate) * w**k * exp(-rate * w) * a * logp[b][at]
-            else:
-                clipped = min(max(ratio, 0.9), 1.3)
-                loss = -min((ratio if delta is None else min(ratio, delta)) * a, clipped * a)
-            if kind != "vespo":
-                loss *= float(t["sampling_ratio"][b, at])
-            away = ref[b][at] - logp[b][at]
-            of_sequence += loss + 0.05 * (exp(away) - away - 1)
-        total += of_sequence
-        of_sequences.append(of_sequence / len(kept))
-    divided = {"grpo": sum(of_sequences) / 4, "sapo": sum(of_sequences) / 4, "luspo": total / 4, "dr_grpo": total / 40}
-    return divided.get(kind, total / count)
+            log_ratio, a = mean if level == "sequence" else away[at], advantages[b][at]
+            parts = _policy(kind, log_ratio, logp[b][at], a, delta, w)
+            if correction and kind != "vespo":
+                parts = [part * correction[b][at] if part and correction[b][at] else 0.0 for part in parts]
+            if ref and beta:
+                of_ref = _divergence(ref[b][at] - logp[b][at], log_ratio if corrected else None)
+                parts = [part + beta * other for part, other in zip(parts, of_ref)]
+            total += parts[0] / divisor
+            of_mean += parts[1] / divisor / len(kept)
+            slopes[b][at] = parts[2] / divisor + (0.0 if level == "sequence" else parts[1] / divisor)
+        for at in kept if level == "sequence" else ():
+            slopes[b][at] += of_mean
+    return total, slopes
 
 
 OPTIONS: dict[str, Any] = {"epsilon_low": 0.1, "epsilon_high": 0.3, "beta": 0.05, "max_completion_length": 10}
@@ -173,16 +215,12 @@ OPTIONS: dict[str, Any] = {"epsilon_low": 0.1, "epsilon_high": 0.3, "beta": 0.05
 @pytest.mark.parametrize("delta", [None, 1.2])
 def test_a_policy_gradient_is_its_formula(kind: str, level: str, delta: float | None) -> None:
     tokens = _tokens()
+    tokens["logp"].requires_grad_()
     got = grpo_loss(**tokens, loss_type=kind, importance_sampling_level=level, delta=delta, **OPTIONS)
-    want = _of_tokens(kind, level, tokens, delta)
+    want, slopes = of_tokens(kind, level, tokens, delta)
     torch.testing.assert_close(got, torch.tensor(want, dtype=F64), rtol=1e-10, atol=1e-12)
-    # a masked token has no effect, and no gradient
-    broken = {**tokens, "logp": torch.where(tokens["mask"] == 0, torch.nan, tokens["logp"]).requires_grad_()}
-    loss = grpo_loss(**broken, loss_type=kind, importance_sampling_level=level, delta=delta, **OPTIONS)
-    torch.testing.assert_close(loss.detach(), got)
-    (slope,) = torch.autograd.grad(loss, broken["logp"])
-    assert (slope[tokens["mask"] == 0] == 0).all()
-    assert slope.isfinite().all()
+    (slope,) = torch.autograd.grad(got, tokens["logp"])
+    torch.testing.assert_close(slope, torch.tensor(slopes, dtype=F64), rtol=1e-10, atol=1e-12)
 
 
 def test_a_step_of_several_batches_is_divided_by_its_tokens() -> None:
@@ -329,4 +367,4 @@ def test_log1p_of_a_small_share_is_used() -> None:
     """exo_pair with a share that float32 rounds beside 1."""
     one = torch.zeros(1)
     got = dpo_loss(one, one, loss_type="exo_pair", label_smoothing=1e-9)
-    assert float(got) == pytest.approx(0.5 * (log(0.5) - log1p(-1e-9)) + 0.5 * (log(0.5) - log(1e-9)))
+    assert float(got) == pytest.approx(float(0.5 * (log(0.5) - log1p(-1e-9)) + 0.5 * (log(0.5) - log(1e-9))))
