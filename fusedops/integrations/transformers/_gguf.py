@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
 import tempfile
-from io import BufferedReader
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Generator
+from typing import Any, BinaryIO
 
 import numpy
 import torch
 from torch import Tensor
 from torch.nn import Embedding, Linear, Parameter
 
-from fusedops.errors import InvalidInputError
-from fusedops.integrations.transformers._gguf_header import write_header
+from fusedops._report.foreign_text import error_text
+from fusedops.errors import FusedOpsWarning, InvalidInputError
+from fusedops.integrations.transformers._gguf_config import check_values, dropped_values
+from fusedops.integrations.transformers._gguf_header import (
+    OTHER,
+    Header,
+    LeftOut,
+    TensorInfo,
+    read_header,
+    write_header,
+)
 from fusedops.integrations.transformers._packed import pack
 from fusedops.quantization import FORMATS, dequantize
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LAYERS = (Linear, Embedding)
+_MOST_NAMED = 8
 
 
 def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, auto_class: Any = None) -> Any:
@@ -40,8 +52,14 @@ def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float3
         the model, on the CPU, in evaluation mode.
 
     Raises:
-        InvalidInputError: ``path`` is no file; transformers cannot read its architecture in this way; a tensor has a
-            format that ``fusedops.quantization`` lacks; a parameter is not in the file.
+        InvalidInputError: the file is no GGUF file, cut short, one part of a split file or contradicts itself: every
+            length, offset and size is compared with the bytes of the file before it is used; transformers cannot read
+            its architecture in this way; a tensor has a format that ``fusedops.quantization`` lacks; a parameter is not
+            in the file.
+
+    Warns:
+        FusedOpsWarning: the file has tensors, or values such as the scaling of rotary embeddings, that transformers
+            leaves out and without which the model computes something else.
 
     >>> from fusedops.integrations.transformers import from_gguf
     >>> from_gguf("absent.gguf")
@@ -51,157 +69,182 @@ def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float3
     path = os.fspath(path)
     if not os.path.isfile(path):
         raise InvalidInputError(f"from_gguf: got path = {path!r}, expected a file; to fix: download it first")
-    transformers: Any = importlib.import_module("transformers")
-    accelerate: Any = importlib.import_module("accelerate")
-    reading: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    try:
-        parsed, architecture, tensors = _read(path, reading)
-    except ValueError as error:
-        raise InvalidInputError(
-            f"from_gguf: got {os.path.basename(path)}, expected a file that transformers reads: "
-            f"{str(error).rstrip('.')}; to fix: load the model's own checkpoint, and call quantize(model)"
-        ) from error
-    processor = reading.TENSOR_PROCESSORS.get(architecture, reading.TensorProcessor)(config=parsed)
-    config = transformers.AutoConfig.for_model(**parsed)
-    with accelerate.init_empty_weights(include_buffers=False):
-        model = (auto_class or transformers.AutoModelForCausalLM).from_config(config, dtype=dtype)
-    model.tie_weights()
     with open(path, "rb") as file:
-        _load(model, file, tensors, processor, reading.get_gguf_hf_weights_map(model, processor), dtype)
-    missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if missing:
-        raise InvalidInputError(
-            f"from_gguf: got a file without {', '.join(missing[:3])}, expected every parameter of "
-            f"{type(model).__name__}; to fix: load the model's own checkpoint, and call quantize(model)"
+        header = read_header(file)
+        model, names, processor, dropped = _build(header, dtype, auto_class)
+        given, others = _match(header, model, names)
+        _load(model, file, header.tensors, given, processor, dtype)
+    if dropped := others + dropped:
+        more = f" and {len(dropped) - _MOST_NAMED} more" if len(dropped) > _MOST_NAMED else ""
+        warnings.warn(
+            f"from_gguf: got {header.name} with {', '.join(dropped[:_MOST_NAMED])}{more}, expected what transformers "
+            f"gives to {type(model).__name__}: the model is loaded without it, and may compute something else; "
+            f"to fix: {OTHER}",
+            FusedOpsWarning,
+            stacklevel=2,
         )
     return model.train(False)
 
 
-class _Tensor(NamedTuple):
-    """A tensor of a file.
-
-    Args:
-        name: in the file.
-        format: the name of its type.
-        shape: of ``dtype``; of a packed tensor in bytes.
-        dtype: of its elements.
-        begin: the place of its first byte in the file.
-    """
-
-    name: str
-    format: str
-    shape: tuple[int, ...]
-    dtype: Any
-    begin: int
-
-    def read(self, file: BufferedReader) -> Tensor:
-        """Return its data, which has memory of its own: no page of the file is mapped."""
-        file.seek(self.begin)
-        data = numpy.fromfile(file, self.dtype, count := math.prod(self.shape))
-        if data.size != count:
-            raise InvalidInputError(
-                f"from_gguf: got a file that ends within {self.name}, expected {count * data.itemsize} bytes of it; "
-                f"to fix: download the file again"
-            )
-        return torch.from_numpy(data.reshape(self.shape))
-
-
-def _read(path: str, reading: Any) -> tuple[dict[str, Any], str, list[_Tensor]]:
-    """Return the config, the architecture and the tensors of a file.
+def _build(header: Header, dtype: torch.dtype, auto_class: Any) -> tuple[Any, dict[str, str], Any, list[str]]:
+    """Return a model on the meta device, its parameters by the tensors of the file, a processor, and dropped values.
 
     transformers reads the config from a file, by the package gguf, which has hundreds of bytes of Python objects for
-    each token: it reads one whose header has no vocabulary, and whose tensors are a hole.
+    each token: it reads one whose header has no vocabulary.
     """
-    with tempfile.TemporaryDirectory() as folder, open(path, "rb") as file:
-        header = os.path.join(folder, "header.gguf")
-        with open(header, "wb") as written:
-            size = write_header(file, written)
-            written.truncate(written.tell() + os.path.getsize(path))
-        parsed = reading.load_gguf_checkpoint(header)["config"]
-        reader: Any = importlib.import_module("gguf").GGUFReader(header)
-        (architecture,) = reading.read_field(reader, "general.architecture")
-        begin = -(-size // int(reader.alignment)) * int(reader.alignment)
-        tensors = [
-            _Tensor(
-                each.name,
-                each.tensor_type.name,
-                each.data.shape,
-                each.data.dtype,
-                begin + each.data_offset - int(reader.data_offset),
-            )
-            for each in reader.tensors
-        ]
-        del reader  # the folder can be removed where a mapped file cannot
-    return parsed, architecture, tensors
+    transformers: Any = importlib.import_module("transformers")
+    accelerate: Any = importlib.import_module("accelerate")
+    reading: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "header.gguf")
+        with open(path, "wb") as written:
+            write_header(header, written, _defaults(header))
+        with _foreign(header):
+            parsed = reading.load_gguf_checkpoint(path)["config"]
+    mapping = reading.GGUF_TO_TRANSFORMERS_MAPPING["config"]
+    mapping = mapping.get(parsed["model_type"].removesuffix("_text"), {})
+    check_values(header, mapping)
+    with _foreign(header):
+        processor = reading.TENSOR_PROCESSORS.get(header.architecture, reading.TensorProcessor)(config=parsed)
+        config = transformers.AutoConfig.for_model(**parsed)
+        with accelerate.init_empty_weights(include_buffers=False):
+            model = (auto_class or transformers.AutoModelForCausalLM).from_config(config, dtype=dtype)
+        model.tie_weights()
+        names = reading.get_gguf_hf_weights_map(model, processor)
+    return model, names, processor, dropped_values(header, mapping, config)
+
+
+@contextlib.contextmanager
+def _foreign(header: Header) -> Generator[None]:
+    """Raise an InvalidInputError where transformers or gguf raise any error for the values of a file."""
+    try:
+        yield
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:
+        raise InvalidInputError(
+            f"from_gguf: got {header.name}, expected a file that transformers reads: "
+            f"{' '.join(error_text(error).split()).rstrip('.')}; to fix: {OTHER}"
+        ) from error
+
+
+def _defaults(header: Header) -> dict[str, int]:
+    """Return the values that a file has in another way, as llama.cpp reads them."""
+    tokens = header.values.get("tokenizer.ggml.tokens")
+    heads = header.values.get(f"{header.architecture}.attention.head_count")
+    defaults = {"vocab_size": tokens.length if isinstance(tokens, LeftOut) else None, "attention.head_count_kv": heads}
+    return {
+        key: value
+        for key, value in defaults.items()
+        if type(value) is int and value > 0 and f"{header.architecture}.{key}" not in header.values
+    }
+
+
+def _match(header: Header, model: Any, names: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the parameters by the tensor that each is given, and the tensors that are dropped."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    given: dict[str, Any] = {}
+    taken: set[int] = set()
+    for tensor in header.tensors:
+        parameter = parameters.get(names.get(tensor.name, ""))
+        if parameter is None or id(parameter) in taken:
+            continue
+        if math.prod(tensor.shape) != parameter.numel():
+            raise _other_shape(tensor, parameter)
+        taken.add(id(parameter))
+        given[tensor.name] = parameter
+    missing = [name for name, parameter in model.named_parameters() if id(parameter) not in taken]
+    if missing:
+        raise InvalidInputError(
+            f"from_gguf: got a file without {', '.join(missing[:3])}, expected every parameter of "
+            f"{type(model).__name__}; to fix: {OTHER}"
+        )
+    return given, [tensor.name for tensor in header.tensors if tensor.name not in given]
 
 
 def _load(
-    model: Any, file: BufferedReader, tensors: list[_Tensor], processor: Any, names: dict[str, str], dtype: torch.dtype
+    model: Any,
+    file: BinaryIO,
+    tensors: list[TensorInfo],
+    given: dict[str, Any],
+    processor: Any,
+    dtype: torch.dtype,
 ) -> None:
     """Give the parameters of a model, which are on the meta device, the tensors of a file."""
     holders: dict[int, list[tuple[Any, str]]] = {}  # tied parameters have several
     for module in model.modules():
         for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             holders.setdefault(id(parameter), []).append((module, leaf))
-    parameters = dict(model.named_parameters(remove_duplicate=False))
     for tensor in tensors:
-        parameter = parameters.get(names.get(tensor.name, ""))
-        if parameter is None or not parameter.is_meta:
+        if tensor.name not in given:
             continue
+        parameter = given[tensor.name]
         modules = holders[id(parameter)]
-        format, data = tensor.format, tensor.read(file)
-        rows = _order_of_rows(tensor.name, data, processor) if format in FORMATS else None
+        data = _read(file, tensor)
+        rows = _order_of_rows(tensor, processor) if tensor.format in FORMATS else None
         if rows is not None and all(type(module) in _LAYERS and leaf == "weight" for module, leaf in modules):
-            shape = (data.shape[0], data.shape[1] // FORMATS[format].bytes * FORMATS[format].weights)
-            _check_shape(tensor.name, shape, parameter)
+            if tensor.shape != tuple(parameter.shape):
+                raise _other_shape(tensor, parameter)
             weight = Parameter(data[rows] if rows.numel() else data, requires_grad=False)
             for module, _ in modules:
-                pack(module, weight, format)
+                pack(module, weight, tensor.format)
             continue
-        values = processor.process(_values(tensor.name, data, format).numpy(), tensor.name).weights
+        try:
+            values = processor.process(
+                _values(data, tensor).numpy(), tensor.name, parsed_parameters={"tensors": {}}
+            ).weights
+        except Exception as error:
+            raise _other_shape(tensor, parameter) from error
         loaded = Parameter(torch.from_numpy(values.copy()).to(dtype))
-        _check_shape(tensor.name, tuple(loaded.shape), parameter)
+        if loaded.shape != parameter.shape:
+            raise _other_shape(tensor, parameter)
         for module, leaf in modules:
             setattr(module, leaf, loaded)
 
 
-def _check_shape(name: str, shape: tuple[int, ...], parameter: Tensor) -> None:
-    if shape != tuple(parameter.shape):
+def _other_shape(tensor: TensorInfo, parameter: Tensor) -> InvalidInputError:
+    return InvalidInputError(
+        f"from_gguf: got {tensor.name} of shape {tensor.shape}, expected {tuple(parameter.shape)}; to fix: {OTHER}"
+    )
+
+
+def _read(file: BinaryIO, tensor: TensorInfo) -> Tensor:
+    """Return the data of a tensor, which has memory of its own: no page of the file is mapped."""
+    if tensor.format not in FORMATS and tensor.format not in _PLAIN:
         raise InvalidInputError(
-            f"from_gguf: got {name} of shape {shape}, expected {tuple(parameter.shape)}; to fix: load the model's own "
-            f"checkpoint, and call quantize(model)"
+            f"from_gguf: got {tensor.name} in {tensor.format}, expected one of {', '.join([*FORMATS, *_PLAIN])}; "
+            f"to fix: use a file of another quantization"
         )
+    file.seek(tensor.begin)
+    data = torch.from_numpy(numpy.fromfile(file, numpy.uint8, tensor.size))
+    if tensor.format in FORMATS:
+        return data.view(*tensor.shape[:-1], -1)
+    return data.view(_PLAIN[tensor.format]).view(tensor.shape)
 
 
-def _values(name: str, data: Tensor, format: str) -> Tensor:
+def _values(data: Tensor, tensor: TensorInfo) -> Tensor:
     """Return the numbers of a tensor of the file in float32."""
-    if format in FORMATS:
-        return dequantize(data, format)
-    if format not in _PLAIN:
-        raise InvalidInputError(
-            f"from_gguf: got {name} in {format}, expected one of {', '.join([*FORMATS, *_PLAIN])}; to fix: use a "
-            f"file of another quantization"
-        )
-    return (data.view(_PLAIN[format]) if data.dtype is torch.uint8 else data).float()
+    return dequantize(data, tensor.format) if tensor.format in FORMATS else data.float()
 
 
-def _order_of_rows(name: str, data: Tensor, processor: Any) -> Tensor | None:
+def _order_of_rows(tensor: TensorInfo, processor: Any) -> Tensor | None:
     """Return the rows of the file in the model's order, as transformers changes it; empty: the same order.
 
     Two columns of row numbers take the place of the weight. None where more than the order of rows changes.
     """
-    if data.dim() != 2:
+    if len(tensor.shape) != 2:
         return None
-    numbers = torch.arange(data.shape[0]).repeat(2, 1).t().contiguous()
-    numbers[:, 1] += data.shape[0]
+    count = tensor.shape[0]
+    numbers = torch.arange(count).repeat(2, 1).t().contiguous()
+    numbers[:, 1] += count
     try:
-        processed = processor.process(numbers.float().numpy().copy(), name)
+        processed = processor.process(numbers.float().numpy().copy(), tensor.name)
         got = torch.from_numpy(processed.weights.copy()).long()
     except (ValueError, KeyError, TypeError):
         return None
-    if processed.name != name or got.shape != numbers.shape:
+    if processed.name != tensor.name or got.shape != numbers.shape:
         return None
     rows = got[:, 0]
-    if not torch.equal(got[:, 1], rows + data.shape[0]) or not torch.equal(rows.sort().values, numbers[:, 0]):
+    if not torch.equal(got[:, 1], rows + count) or not torch.equal(rows.sort().values, numbers[:, 0]):
         return None
     return rows[:0] if torch.equal(rows, numbers[:, 0]) else rows
