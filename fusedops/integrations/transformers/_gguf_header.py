@@ -113,8 +113,7 @@ def read_header(file: BinaryIO) -> Header:
 def write_header(header: Header, target: BinaryIO, more: dict[str, int]) -> None:
     """Write a GGUF file with the values that are kept, and tensors that have a name and one number.
 
-    transformers takes the values of every architecture that it has in a file: only those of
-    the file's own are written.
+    transformers takes the values of every architecture that a file has: only those of the file's own are written.
 
     Args:
         header: its values.
@@ -141,7 +140,9 @@ class _Source:
     """A file that gives no more than it has."""
 
     def __init__(self, file: BinaryIO, name: str, left: int) -> None:
-        self._file, self.name, self.left = file, name, left
+        self._file = file
+        self.name = name
+        self.left = left
 
     def need(self, size: int, what: str) -> None:
         if size > self.left:
