@@ -105,12 +105,17 @@ WRONG = {
     "another hidden size": (changed("llama.embedding_length", 4, u32(16)), r"shape \(32, 32\), expected \(32, 16\)"),
     "an offset of 2**64 - 32": (first(offset=2**64 - 32), "token_embd.weight ends at byte 184467440737095"),
     "an offset within a tensor": (first(offset=2048), "begins at byte .* no byte of another tensor"),
-    "an odd offset": (first(offset=1), "begins at byte .* a multiple of 32"),
+    "an odd offset": (
+        lambda whole: (
+            whole.with_tensor(-1, offset=whole.tensors[-1].offset + 4)._replace(body=whole.body + bytes(32)).file()
+        ),
+        "begins at byte .* a multiple of 32",
+    ),
     "a shape of 2**124": (
         lambda whole: whole.with_tensor(-1, shape=(2**62, 2**62)).file(),
         "bytes where its tensors need",
     ),
-    "a shape of 0": (first(shape=(32, 0)), r"shape \(0, 32\)"),
+    "a shape of 0": (first(shape=(32, 0)), r"shape \(0, 32\), expected rows"),
     "a row of half a block": (first(shape=(16, 64), kind=8), "rows of whole blocks of Q8_0, 32"),
     "5 dims": (first(shape=(1,) * 5), "5 dims, expected 1 to 4"),
     "no dims": (first(shape=()), "0 dims"),
@@ -141,6 +146,14 @@ def test_the_error_of_transformers_is_the_cause(tmp_path: Path, plain: Parts) ->
     with pytest.raises(InvalidInputError) as caught:
         loaded(tmp_path, plain.changed(HEADS.encode(), 4, u32(3)).file())
     assert type(caught.value.__cause__).__module__.startswith("huggingface_hub")
+
+
+def test_shapes_are_compared_before_a_tensor_is_read(
+    tmp_path: Path, plain: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("numpy.fromfile", None)
+    with pytest.raises(InvalidInputError, match=r"token_embd.weight of shape \(32, 32\), expected \(33, 32\)"):
+        loaded(tmp_path, plain.changed(b"llama.vocab_size", UINT32, u32(33)).file())
 
 
 @pytest.mark.parametrize(
