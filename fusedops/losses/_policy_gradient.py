@@ -66,7 +66,8 @@ def grpo_loss(
         vespo_negative: the same for negative advantages.
 
     Returns:
-        (), float32, or float64 for float64, computed in that.
+        (), float32, or float64 for float64, computed in that. Far ratios have the limits of the formulas;
+            the loss of no tokens is 0.
 
     Raises:
         InvalidInputError: an argument is not as above.
@@ -102,7 +103,8 @@ def grpo_loss(
     dtype = arithmetic(logp, advantages, old_logp, ref_logp, sampling_ratio)
     kept, weights = mask != 0, mask.to(dtype)
     wide = _of_kept(logp, kept, dtype)
-    a = _of_kept(advantages if advantages.dim() == 2 else advantages[:, None], kept, dtype)
+    side = (advantages if advantages.dim() == 2 else advantages[:, None]).to(dtype)  # of which the sign alone is read
+    a = _of_kept(side, kept, dtype)
     old = wide.detach() if old_logp is None else _of_kept(old_logp, kept, dtype)
     correction = None
     if sampling_ratio is not None:  # "vespo" has one of a sequence once
@@ -116,20 +118,20 @@ def grpo_loss(
     if loss_type == "sapo":
         finite = (0.0, torch.finfo(dtype).max / 4)  # the gate is 1 long before
         positive, other = sapo_temperatures
-        temperature = torch.full_like(a, other).masked_fill(a > 0, positive)
-        ratio = _ratio_within(log_ratio, a, finite, finite)
+        temperature = torch.full_like(side, other).masked_fill(side > 0, positive)
+        ratio = _ratio_within(log_ratio, a, side, finite, finite)
         losses = -torch.sigmoid(temperature * (ratio - 1)) * (4 / temperature) * a
     elif loss_type in ("cispo", "vespo"):
         if loss_type == "cispo":
-            weight = _ratio_within(log_ratio, a, (0.0, epsilon_high), (0.0, epsilon_high)).detach() * a
+            weight = _ratio_within(log_ratio, a, side, (0.0, epsilon_high), (0.0, epsilon_high)).detach() * a
         else:
-            weight = _gamma_weights(log_ratio, a, weights, correction, vespo_positive, vespo_negative) * a
+            weight = _gamma_weights(log_ratio, side, weights, correction, vespo_positive, vespo_negative) * a
         losses = -weight * wide.masked_fill(weight == 0, 0.0)
     else:  # -min(min(ratio, delta) * a, clip(ratio) * a)
         most = 1 + epsilon_high
         below = (0.0, most if delta is None else min(most, delta))
         above = (1 - epsilon_low, math.inf if delta is None else max(most, delta))
-        losses = -_ratio_within(log_ratio, a, below, above) * a
+        losses = -_ratio_within(log_ratio, a, side, below, above) * a
     if beta and ref_logp is not None:
         difference = _of_kept(ref_logp, kept, dtype) - wide
         losses = losses + beta * _k3(difference, log_ratio if use_bias_correction_kl else None)
@@ -155,18 +157,16 @@ def _of_kept(tensor: Tensor, kept: Tensor, dtype: torch.dtype, neutral: float = 
     return tensor.to(dtype).masked_fill(~kept, neutral)
 
 
-def _ratio_within(log_ratio: Tensor, a: Tensor, positive: tuple[float, float], negative: tuple[float, float]) -> Tensor:
+def _ratio_within(
+    log_ratio: Tensor, a: Tensor, side: Tensor, positive: tuple[float, float], negative: tuple[float, float]
+) -> Tensor:
     """Return ``exp(log_ratio)`` within the bounds of positive or of negative advantages; 1 where the advantage is 0.
 
     The logarithm is bounded: the gradient of a bounded ratio that is infinite would be 0 times infinity.
     """
-    least, most = (
-        torch.zeros_like(a)
-        .masked_fill(a > 0, math.log(own) if own > 0 else -math.inf)
-        .masked_fill(a < 0, math.log(other) if other > 0 else -math.inf)
-        for own, other in zip(positive, negative)
-    )
-    return torch.exp(log_ratio.clamp(least, most))
+    logs = [[math.log(each) if each > 0 else -math.inf for each in bounds] for bounds in (positive, negative)]
+    least, most = (torch.full_like(side, other).masked_fill(side > 0, own) for own, other in zip(*logs))
+    return torch.exp(log_ratio.clamp(least, most).masked_fill(a == 0, 0.0))
 
 
 def _k3(difference: Tensor, log_ratio: Tensor | None) -> Tensor:

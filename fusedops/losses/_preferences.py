@@ -57,7 +57,7 @@ def dpo_loss(
         reduction: "mean", "sum", or "none" for the loss of each pair.
 
     Returns:
-        (), or (B,) for "none"; float32, or float64 for float64, computed in that.
+        (), or (B,) for "none"; float32, or float64 for float64, computed in that. The mean of no pairs is 0.
 
     Raises:
         InvalidInputError: an argument is not as above.

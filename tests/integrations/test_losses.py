@@ -135,6 +135,7 @@ def _tokens(dtype: torch.dtype = F64) -> dict[str, Tensor]:
     logp = -random(4, 7).abs()
     mask = (torch.arange(7) < torch.tensor([7, 3, 1, 5])[:, None]).to(dtype)
     given = {"logp": logp, "old_logp": logp + 0.3 * random(4, 7), "ref_logp": logp + 0.4 * random(4, 7)}
+    given["old_logp"][0, 0] = logp[0, 0]
     given |= {"advantages": random(4), "sampling_ratio": 1 + 0.2 * random(4, 7).abs() * mask}  # 1 elsewhere, as trl's
     return {name: value.to(dtype) for name, value in given.items()} | {"mask": mask}
 
@@ -212,15 +213,17 @@ OPTIONS: dict[str, Any] = {"epsilon_low": 0.1, "epsilon_high": 0.3, "beta": 0.05
 
 
 @pytest.mark.parametrize(("kind", "level"), LEVELS)
-@pytest.mark.parametrize("delta", [None, 1.2])
+@pytest.mark.parametrize("delta", [None, 1.2, 1.5])
 def test_a_policy_gradient_is_its_formula(kind: str, level: str, delta: float | None) -> None:
     tokens = _tokens()
     tokens["logp"].requires_grad_()
-    got = grpo_loss(**tokens, loss_type=kind, importance_sampling_level=level, delta=delta, **OPTIONS)
-    want, slopes = of_tokens(kind, level, tokens, delta)
-    torch.testing.assert_close(got, torch.tensor(want, dtype=F64), rtol=1e-10, atol=1e-12)
-    (slope,) = torch.autograd.grad(got, tokens["logp"])
-    torch.testing.assert_close(slope, torch.tensor(slopes, dtype=F64), rtol=1e-10, atol=1e-12)
+    options: dict[str, Any] = {**OPTIONS, "loss_type": kind, "importance_sampling_level": level, "delta": delta}
+    for corrected in (False, True):
+        got = grpo_loss(**tokens, use_bias_correction_kl=corrected, **options)
+        want, slopes = of_tokens(kind, level, tokens, delta, corrected=corrected)
+        torch.testing.assert_close(got, torch.tensor(want, dtype=F64), rtol=1e-10, atol=1e-12)
+        (slope,) = torch.autograd.grad(got, tokens["logp"])
+        torch.testing.assert_close(slope, torch.tensor(slopes, dtype=F64), rtol=1e-10, atol=1e-12)
 
 
 def test_a_step_of_several_batches_is_divided_by_its_tokens() -> None:
