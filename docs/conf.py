@@ -19,7 +19,6 @@ import fusedops
 
 sys.path.insert(0, str(Path(__file__).parent))
 import make_api
-from explorer.page import fragment
 
 project = "fusedops"
 author = "the fusedops authors"
@@ -65,8 +64,6 @@ def _contents(text: str) -> str:
 def _read(app: Sphinx, page: str, source: list[str]) -> None:
     if page == root_doc:
         source[0] += _contents(source[0])
-    if marker := re.search(r"<!-- explorer(?: (\S+))? -->", source[0]):
-        source[0] = source[0].replace(marker[0], f"``````{{raw}} html\n{fragment(marker[1] or '')}\n``````")
 
 
 def _break_lines(block: re.Match[str]) -> str:

@@ -23,8 +23,8 @@ OPS = [fusedops.ops.OPS[name] for name in fusedops.ops.__all__]
 
 HEAD = """# The constraints of each backend
 
-The calls that each backend takes. A call that violates a constraint goes to the next backend. For one call, the
-[explorer](explore.md) and `explain` have the answer, with a fix:
+The calls that each backend takes. A call that violates a constraint goes to the next backend. For one call,
+`explain` has the answer, with a fix:
 
 ```python
 import torch

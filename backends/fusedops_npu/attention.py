@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,8 +82,7 @@ def _adaptations(direction: str) -> tuple[Adaptation, ...]:
         Adaptation(
             "head-size",
             "v is padded to the head size of k, and the result is cropped; backward, so are the tensors of out",
-            # no partial: the explorer writes the source of each cost for a browser
-            of_direction(lambda *args: _padded_cost(1 if direction == "forward" else 2, *args)),
+            of_direction(partial(_padded_cost, 1 if direction == "forward" else 2)),
         ),
     )
 

@@ -15,8 +15,6 @@ import browser
 import pytest
 from repository import DOCS, ROOT
 
-import fusedops
-
 pytestmark = pytest.mark.slow
 WIDTHS = (390, 1280)
 
@@ -157,51 +155,3 @@ def test_a_wide_element_is_found(site: pathlib.Path, page: browser.Page, width: 
     assert page.run(f"{CUT}({width})") == []
     page.run(f"document.querySelector('article').insertAdjacentHTML('beforeend', `{planted}`)")
     assert any(line.startswith(found) for line in page.run(f"{CUT}({width})"))
-
-
-# ---------------------------------------------------------------------------------------------------- the explorer page
-
-
-@pytest.fixture
-def explorer(site: pathlib.Path, page: browser.Page) -> pathlib.Path:
-    """Return the file of the explorer page."""
-    return site / "explore.html"
-
-
-def test_the_explorer_opens_on_the_call_of_its_text(explorer: pathlib.Path, page: browser.Page) -> None:
-    page.open(explorer)
-    assert page.run("document.querySelector('.strip').dataset.given") == (
-        "x bfloat16[8, 16, 512, 500] on npu, mask None, scale 0.125, causal False"
-    )
-    refused = page.run("document.querySelector('.chain li.refused .reason').dataset.detail")
-    assert refused == "got dim -1 of x = 500, expected a multiple of 32 in [32, 4096]"
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_explorer_fits_and_needs_no_network(explorer: pathlib.Path, page: browser.Page, width: int) -> None:
-    page.size(width, 900)
-    page.open(explorer)
-    page.run(browser.EXPLORER)
-    for op in fusedops.ops.__all__:
-        for device in ("cpu", "npu"):
-            browser.answer_of(page, f"#op={op}&device={device}")
-            wide = page.run("document.documentElement.scrollWidth")
-            assert wide <= width, f"{op} on {device} at {width} px is {wide} px wide"
-    assert not page.errors
-    assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "about"}
-
-
-def test_the_explorers_colours_follow_the_system_and_the_theme(explorer: pathlib.Path, page: browser.Page) -> None:
-    page.size(1280, 900)
-    colours = {}
-    for scheme in ("light", "dark"):
-        page.colours(scheme)
-        page.open(explorer)
-        for theme in ("auto", "light", "dark"):
-            page.run(f"document.body.dataset.theme = '{theme}'")
-            colour = "getComputedStyle(document.querySelector('#call-explorer .by')).backgroundColor"
-            colours[scheme, theme] = page.run(colour)
-    light, dark = colours["light", "light"], colours["dark", "dark"]
-    assert light != dark
-    assert colours["light", "auto"] == colours["dark", "light"] == light
-    assert colours["dark", "auto"] == colours["light", "dark"] == dark

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -20,12 +19,10 @@ from collections.abc import Iterator
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-#: Functions of the explorer page, for a page that has it: ``Page.run`` it once. ``answer_of`` calls them.
-EXPLORER = (pathlib.Path(__file__).parents[1] / "docs/read_explorer.js").read_text("utf-8")
 _FLAGS = (
     "--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic",
-    "--disable-dev-shm-usage", "--disable-ipc-flooding-protection",  # hundreds of addresses a second
+    "--disable-dev-shm-usage",
 )  # fmt: skip
 
 
@@ -152,23 +149,3 @@ class Page:
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width <= 500
         )
-
-    def colours(self, scheme: str) -> None:
-        """Set what the system prefers: "light" or "dark"."""
-        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    def press(self, key: str, code: int, text: str = "") -> None:
-        """Press a key: its name, and its Windows code, as the protocol has them."""
-        for kind in ("keyDown", "keyUp"):
-            given = {"text": text} if text and kind == "keyDown" else {}
-            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **given)
-
-    def picture(self, file: pathlib.Path, whole: bool = True) -> None:
-        """Write a screenshot: of the whole page, or of what the window shows."""
-        shot = self.send("Page.captureScreenshot", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(shot["data"]))
-
-
-def answer_of(page: Page, fragment: str) -> dict[str, Any]:
-    """Return the explorer page's answer to the call of an address."""
-    return page.run(f"answers([{json.dumps(fragment)}])")[0]
