@@ -9,10 +9,9 @@ TRITON ?= triton
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
 # of `make test-slow` without ARGS: the others take half of the time in which each process collects the tests. The longest
-# files are first, and the last ones short: no process has minutes of tests left when another one has none. What is
-# compiled for the costs of kernels is not compiled again by the files that come later.
+# files are first, and the last ones short: no process has minutes of tests left when another one has none.
 LONGEST = $(addprefix tests/,testing/test_conformance.py integrations/test_distributed.py fuzz/test_fuzzer.py \
-    backends/triton/test_triton_costs.py docs/test_smollm2.py docs/test_site.py \
+    docs/test_smollm2.py docs/test_site.py \
     backends/triton/test_triton_compile_ops.py backends/triton/test_triton_compile.py \
     backends/triton/test_triton_compile_linear_attention.py backends/triton/test_triton_compile_experts.py \
     integrations/test_pytorch_compile.py docs/test_benchmarks.py docs/test_template.py docs/test_demo.py \

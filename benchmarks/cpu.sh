@@ -7,15 +7,8 @@ python=${1:-python3}
 out=${2:-benchmarks/results/out}
 run() { "$python" -m benchmarks --device cpu --modes forward backward --seconds 0.3 "$@"; }
 run --allocator tuned --threads 2 --out "$out/large-tuned-2.jsonl"
-run --allocator default --threads 2 --dtypes float32 --out "$out/large-default-2.jsonl"
-run --allocator tuned --threads 1 --dtypes float32 --out "$out/large-tuned-1.jsonl"
 run --allocator tuned --threads 2 --dtypes float32 --sweep length-masked --elements $((2 ** 22)) --ops scaled_masked_softmax \
     --out "$out/length-tuned-2.jsonl"
 mkdir -p "$out/sizes"
-for allocator in tuned default; do
-    for threads in 2 1; do
-        "$python" -m benchmarks.cpu_sizes --threads $threads --allocator $allocator --dtypes float32 bfloat16 \
-            --out "$out/sizes/$allocator-$threads.jsonl"
-    done
-done
+"$python" -m benchmarks.cpu_sizes --threads 2 --allocator tuned --dtypes float32 bfloat16 --out "$out/sizes/tuned-2.jsonl"
 "$python" -m benchmarks.compiled --threads 2 --out "$out/compiled-tuned-2.jsonl"

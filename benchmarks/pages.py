@@ -1,4 +1,4 @@
-"""The pages of docs/ that are made of the committed runs: the results, every run, and the Triton kernels by a model.
+"""The pages of docs/ that are made of the committed runs: the results and every run.
 
 Every measured number in their tables and in the picture comes from a file of benchmarks/results/.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import model_page, packed_linear, picture, report
+from benchmarks import packed_linear, picture, report
 from benchmarks.cpu_cases import CASES, limit
 from benchmarks.gpu import page as gpu_page
 
@@ -203,7 +203,7 @@ fusedops bench                    # every op, beside plain torch and a copy
 fusedops bench bias_gelu --dtype bf16 --device cuda
 ```
 
-The Triton kernels: [measured on an H200](gpu.md), and [a model of their instructions](triton-model.md).
+The Triton kernels: [measured on an H200](gpu.md).
 """
 
 MEASURING = """# How it is measured
@@ -448,6 +448,5 @@ def files() -> dict[Path, str]:
         DOCS / "measuring.md": MEASURING,
         DOCS / "measurements.md": measurements(runs),
         DOCS / "gpu.md": gpu_page.page(),
-        DOCS / "triton-model.md": model_page.page(),
         picture.FILE: picture.drawn(speedups(rows), title),
     }

@@ -47,7 +47,7 @@ from fusedops_triton._settings import ceil_div, power_of_two
 
 #: Columns of the values at a time, and the warps, of a program that has the products of a chunk, for 16-bit tensors in
 #: chunks of 64, and for others, with beta and without. Of 8 warps on sm_90, two groups of 4 compute the same products.
-#: Not measured: by docs/triton-model.md.
+#: Not measured: chosen by the count of compiled instructions.
 OF_SCORES = {"beta": (32, 4), "": (64, 4), "other beta": (16, 4), "other": (16, 4)}
 #: Rows of the states, and columns of them at a time, and the warps, of a program that has a chunk, in the same order.
 #: Larger ones spill on sm_90.

@@ -87,14 +87,12 @@ NORM_WIDEST_PER_THREAD = {False: 32, True: 16}
 
 #: Settings of a B200 for two-byte rows. Its memory is 1.5 times as fast for each multiprocessor as an H200's: more rows
 #: must be in flight. Forward without a residual, by the row's length: elements and registers of a thread, so that 12
-#: warps fit on a multiprocessor and not 8 (other lengths would spill). Backward, by the next power of two. Speeds by
-#: the model of ``docs/triton-model.md``, in percent of a copy's, before and with them: rms_norm of 8192 columns 86 and
-#: 95, of 16384 79 and 91, layer_norm 81 and 91, 72 and 86; backward of 4096 columns 79 and 88, 76 and 84, of 8192 72
-#: and 75 (see below), 64 and 75. No B200 has run them.
+#: warps fit on a multiprocessor and not 8 (other lengths would spill). Backward, by the next power of two. Chosen by
+#: the count of compiled instructions; no B200 has run them.
 B200_FORWARD = {8192: (128, 168), 16384: (128, 168)}
 B200_BACKWARD = {4096: Backward(16, 128, 2, 16), 8192: Backward(32, None, 1, 8)}
 #: RMSNorm of 8192 columns: without the weight in registers two programs fit on a multiprocessor, and one computes while
-#: the other waits. 75 became 83; with a tile read ahead it has 91, and spills 104 bytes.
+#: the other waits. With a tile read ahead it spills 104 bytes.
 B200_RMS_NORM_WIDE = Backward(32, 128, 0, 16, held=False)
 
 

@@ -88,7 +88,7 @@ PACKED_ON_CHIP = {1: 65536, 2: 32768}
 #: Rows above this width go as pairs where they can, by the number of inputs. On an H200, in percent of the speed of a
 #: copy, without pairs and with them: forward 78 and 92 at 32768 columns, 95 and 90 at 16384; backward 95 and 102 at
 #: 32768, 99 and 103 at 16384, 105 and 103 at 8192. A B200, whose memory is faster, needs more programs that wait for
-#: it: by the model of ``docs/triton-model.md`` half of the width.
+#: it: half of the width, which no B200 has run.
 PACKED_ABOVE = {1: 16384, 2: 8192}
 
 #: Accesses of 16 bytes that a thread has of a row of the next power of two: 64 registers of pairs, of one input or two.

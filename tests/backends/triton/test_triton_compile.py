@@ -45,11 +45,11 @@ def _cases() -> dict[str, Case]:
                     between = size_k in BETWEEN
                     if (at % 2 == 0) != (causal == (dtype == "bfloat16")):
                         continue
-                    if between and dtype == "float32":  # the setting of 16 bits; costs are of 128, 512 and 4096
+                    if between and dtype == "float32":  # the setting of 16 bits
                         continue
                     case = _case(op, size_k, dtype, "sm_90", causal=causal)
                     if op == "forward" and causal and between and dtype == "bfloat16":
-                        case["mask"] = None  # as test_triton_costs.py has it
+                        case["mask"] = None
                     cases[f"{op}-{size_k}-{dtype}-{causal}-sm_90"] = case
                 for at, size_k in enumerate(CORNERS):
                     first = at + (op == "backward")

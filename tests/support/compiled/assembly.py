@@ -10,7 +10,7 @@ from typing import Any
 
 import triton
 
-#: The folder of cuobjdump and nvdisasm.
+#: The folder of cuobjdump.
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 

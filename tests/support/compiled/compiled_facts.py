@@ -12,11 +12,11 @@ from fork_server import ForkServer
 from repository import ROOT
 
 #: A tensor's first ``empty_like`` on the device meta imports what takes a second.
-_PRELOAD = "import kernel_costs, torch; torch.empty_like(torch.empty(1, device='meta'))"
+_PRELOAD = "import triton_aot, torch; torch.empty_like(torch.empty(1, device='meta'))"
 _COMPILE = """
 import json, signal
 signal.alarm({seconds})
-from {program} import facts_of
+from triton_aot import facts_of
 print(json.dumps(facts_of(json.loads({cases!r}))))
 """
 
@@ -28,15 +28,12 @@ def compiler(folder: pathlib.Path) -> ForkServer:
     return ForkServer(f"import sys; sys.path[:0] = {path!r}; {_PRELOAD}", environ)
 
 
-def compiled_facts(
-    cases: Sequence[dict[str, Any]], server: ForkServer, program: str = "triton_aot", seconds: int = 900
-) -> list[dict[str, Any]]:
+def compiled_facts(cases: Sequence[dict[str, Any]], server: ForkServer, seconds: int = 900) -> list[dict[str, Any]]:
     """Return the facts of each case.
 
     Args:
-        cases: as the program takes them.
+        cases: as ``triton_aot.facts_of`` takes them.
         server: made by ``compiler``; the cases are compiled in one fork of it.
-        program: the one that compiles, a file of tests/support/compiled.
         seconds: that it may take.
     """
-    return server.run(_COMPILE.format(seconds=seconds, program=program, cases=json.dumps([*cases])))
+    return server.run(_COMPILE.format(seconds=seconds, cases=json.dumps([*cases])))
