@@ -97,23 +97,18 @@ lint: $(VENV)/ready  ## check format and rules with ruff
 types: $(VENV)/ready  ## check types with pyright, strict
 	$(BIN)/pyright
 
-docs: $(VENV)/ready  ## write the pages generated from constraints, test outcomes and committed measurements
-	$(BIN)/python docs/make_limits.py
-	$(BIN)/python docs/make_tables.py
-	$(BIN)/python docs/make_api.py
-	$(BIN)/python docs/make_attention.py
-	$(BIN)/python docs/make_transformers.py
-	$(BIN)/python -m benchmarks report
-	$(BIN)/python docs/make_features.py
+docs: $(VENV)/ready  ## write the blocks of pages that are made of constraints, test outcomes and committed measurements
+	$(BIN)/python docs/make.py
+	$(BIN)/python docs/make.py 'torch features'
 
 wheel: $(VENV)/ready  ## build the wheel, and run the tests against it from another directory
 	rm -f dist/fusedops-*.whl  # a pure wheel beside a platform wheel
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist
 	tests/against_wheel.sh $(BIN)/python
 
-# `make test` compares the other pages with their generators
+# `make test` compares the other blocks with docs/make.py
 docs-check: $(VENV)/ready  ## fail if docs/pytorch.md is stale; run the feature tests, unless OUTCOMES are the files of `make test` and `make test-slow`
-	$(BIN)/python docs/make_features.py --check $(if $(OUTCOMES),--outcomes $(OUTCOMES))
+	$(BIN)/python docs/make.py --check 'torch features' $(if $(OUTCOMES),--outcomes $(OUTCOMES))
 
 site: $(VENV)/ready  ## build the documentation site in build/site; a Sphinx warning is an error
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env docs build/site

@@ -30,7 +30,7 @@ from repository import DOCS, load
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--features", type=pathlib.Path, help="write what docs/make_features.py makes its table of")
+    parser.addoption("--features", type=pathlib.Path, help="write what docs/parts/features.py makes its table of")
     parser.addoption("--write-texts", action="store_true", help="write the texts of the tables that have changed")
 
 
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     atexit.register(gc.unfreeze)
     path = config.getoption("--features")
     if path is not None:
-        config.pluginmanager.register(load(DOCS / "make_features.py").Outcomes(path))
+        config.pluginmanager.register(load(DOCS / "parts" / "features.py").Outcomes(path))
     if "PYTEST_XDIST_WORKER" in os.environ or config.getoption("dist", "no") == "no":
         config.pluginmanager.import_plugin("shared_fixtures")  # this process runs tests: it takes four seconds
 

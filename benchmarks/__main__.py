@@ -6,10 +6,9 @@
     python -m benchmarks --allocator tuned --threads 2
     python -m benchmarks --idle 0.65                  # on a shared machine; see benchmarks/idle.py
     python -m benchmarks --allocator tuned --compare benchmarks/results/out/large-tuned-2.jsonl
-    python -m benchmarks report                       # the pages of the committed runs, and their picture
     python -m benchmarks report FOLDER                # plots and FOLDER/report.md, from the runs in a folder
 
-Ctrl-C keeps the finished measurements. docs/measuring.md defines the figures. The exit code is 1 where a call could
+Ctrl-C keeps the finished measurements. docs/performance.md defines the figures. The exit code is 1 where a call could
 not be measured, a backend of fusedops raised, or a measurement is slower than the stored one; 75 where the process can
 no longer use its device: the same command with --continue measures the calls that are left.
 """

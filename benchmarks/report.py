@@ -1,15 +1,13 @@
-"""``python -m benchmarks report``: plots and tables of runs.
+"""``python -m benchmarks report FOLDER``: plots of the runs in a folder, beside them, and report.md with their tables.
 
-Without a folder, the committed runs in benchmarks/results/: it writes the pages of docs/ that are made of them, and the
-picture (``benchmarks.pages``). ``--check`` fails if one is stale. With a folder, the runs in it: plots beside them, and
-report.md.
+``docs/make.py`` writes the pages of the committed runs, benchmarks/results/.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -106,13 +104,15 @@ def marked(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio >= SLOW else f"**{ratio:.2f}**"
 
 
-def sections(folder: Path = RESULTS, pictures: bool = True) -> Iterator[str]:
-    """Yield the lines of the tables of a folder's runs."""
-    found = list(runs(folder))
+def sections(
+    folder: Path = RESULTS, pictures: bool = True, skipped: Container[Path] = (), heading: str = "##"
+) -> Iterator[str]:
+    """Yield the lines of the tables of a folder's runs, without the skipped files."""
+    found = [run for run in runs(folder) if run[0] not in skipped]
     found.sort(key=lambda run: run[0].stem != HEADLINE)  # first
     for path, rows in found:
-        yield from (f"## {title(rows, 'the headline calls' if path.stem == HEADLINE else '')}", "")
-        yield from (_machine(path, rows[0]), "")
+        yield from (f"{heading} {title(rows, 'the headline calls' if path.stem == HEADLINE else '')}", "")
+        yield from (machine(path, rows[0]), "")
         yield from (*(headline.table(rows) if path.stem == HEADLINE else table(rows)), "")
         for picture in sorted(path.parent.glob(f"{path.stem}-*.png")) if pictures else ():
             if not any(picture.stem.startswith(f"{other.stem}-") for other in path.parent.glob(f"{path.stem}-*.jsonl")):
@@ -125,11 +125,17 @@ def sections(folder: Path = RESULTS, pictures: bool = True) -> Iterator[str]:
     for path, rows in launches(folder):
         first = rows[0]
         where = f"{first['device']}, torch {first['torch']}, triton {first['triton']}, commit `{first['commit'][:12]}`"
-        yield from (f"## {first['device']}: host time of a launch", "", f"{where}. [{path.name}]({link(path)})", "")
+        yield from (
+            f"{heading} {first['device']}: host time of a launch",
+            "",
+            f"{where}. [{path.name}]({link(path)})",
+            "",
+        )
         yield from (*launch_table(rows), "")
 
 
-def _machine(path: Path, first: dict[str, Any]) -> str:
+def machine(path: Path, first: dict[str, Any]) -> str:
+    """Return where a run was measured, with a link to its file."""
     settings = "" if first["driver"] else f", {first['threads']} threads, {first['allocator']} allocator"
     return (
         f"{first['device']}{settings}, {'while idle, ' if first.get('idle_ns') else ''}torch {first['torch']}, "
@@ -153,15 +159,12 @@ def title(rows: Rows, kind: str = "") -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the pages or the report of a folder, or check the pages."""
+    """Write the report of a folder."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", nargs="?", type=Path, help="default: the committed runs")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
+    parser.add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
-    if options.folder is None:
-        return _pages(options.check)
     from benchmarks import plots  # imports matplotlib, which the pages do not need
 
     for path, rows in runs(options.folder):
@@ -169,19 +172,4 @@ def main(arguments: Sequence[str]) -> int:
         if plotted:
             plots.draw(plotted, path.with_suffix(""))
     (options.folder / "report.md").write_text("\n".join(sections(options.folder)) + "\n", encoding="utf-8")
-    return 0
-
-
-def _pages(check: bool) -> int:
-    """Write the pages of the committed runs, or check them."""
-    from benchmarks import pages  # imports the cpu backend, which a report of a folder does not need
-
-    texts = pages.files()
-    stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    names = ", ".join(path.name for path in stale)
-    if check:
-        print(f"{names}: stale: run `make docs`" if stale else "the pages of the committed runs are up to date")
-        return 1 if stale else 0
-    for path in stale:
-        path.write_text(texts[path], encoding="utf-8")
     return 0

@@ -1,4 +1,4 @@
-"""Build a release and check it: python tools/release.py; `make release`. docs/releasing.md describes the steps.
+"""Build a release and check it: python tools/release.py; `make release`. CONTRIBUTING.md describes the steps.
 
 The source distribution is built from this tree, and every wheel from the source distribution, unpacked elsewhere. Each
 file is checked: metadata, contents, size, libraries, no path of the build inside. The pure wheel and the wheel of this

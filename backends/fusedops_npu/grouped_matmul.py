@@ -14,7 +14,7 @@ ends of the groups stay on the device, and nothing waits for it.
 Source: torch_npu.npu_grouped_matmul, for Atlas A2 and A3, from the pages of op-plugin and of CANN's
 aclnnGroupedMatmulV4: float16, bfloat16, float32, alike for x and weight; at most 1024 groups; inner sizes below 65536;
 the same bits on every run. By the messages in their wheels, torch_npu 2.5.1.post1 and 2.6.0 refuse groups of the sum,
-and the other releases of docs/torch_npu.md take them.
+and the other releases of docs/ascend.md take them.
 """
 
 from __future__ import annotations

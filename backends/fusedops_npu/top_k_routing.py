@@ -9,9 +9,9 @@
   For "softmax", whose scores are then all NaN, this is the op's result.
 - Experts outside the selected groups are -inf to the vendor: a bias of -inf, which would be as low, is made finite.
 
-The vendor's backward function is absent from 7 of the 13 releases of docs/torch_npu.md, and needs the scores of all
-experts, which the op does not keep. So the gradient is computed by the op's own formula, on the device. Nothing waits
-for it.
+The vendor's backward function is absent from 7 of the 13 releases of docs/ascend.md, and needs the scores of
+all experts, which the op does not keep. So the gradient is computed by the op's own formula, on the device. Nothing
+waits for it.
 
 Source: torch_npu.npu_moe_gating_top_k, from the page of op-plugin and of CANN's aclnnMoeGatingTopK for Atlas A2 and A3:
 float16, bfloat16, float32; 2048 experts; renorm 0 alone; "softmax" and "sigmoid"; sizes of groups by ``GroupsFit``.

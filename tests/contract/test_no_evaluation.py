@@ -1,4 +1,4 @@
-"""What docs/security.md promises of the sources: no pickle, no evaluated text, one exec, no process, no connection."""
+"""What SECURITY.md promises of the sources: no pickle, no evaluated text, one exec, no process, no connection."""
 
 from __future__ import annotations
 

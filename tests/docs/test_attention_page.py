@@ -14,13 +14,7 @@ import fusedops
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    return load(DOCS / "make_attention.py")
-
-
-def test_the_table_is_of_the_constraints(page: ModuleType) -> None:
-    text = (DOCS / "attention.md").read_text("utf-8")
-    table = text.partition(page.BEGIN)[2].partition(page.END)[0]
-    assert table == f"\n{page.table()}\n", "run `make docs`"
+    return load(DOCS / "parts" / "attention.py")
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa"])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from repository import ROOT
+from repository import DOCS, ROOT, load
 
 if not (ROOT / "benchmarks").exists():
     pytest.skip("needs benchmarks, which is not beside the tests here", allow_module_level=True)
@@ -22,7 +22,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import calls, headline, measure
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import page as gpu_page
 from benchmarks.gpu import runner
 from benchmarks.gpu.packages import COMMIT, python_path
 from benchmarks.gpu.runner import Outcome, log_of, run_all
@@ -129,16 +128,15 @@ def test_the_table_of_the_headline_calls() -> None:
     ]
 
 
-def test_the_page_has_each_run_with_its_notes(tmp_path: Path) -> None:
-    folder = tmp_path / "nvidia-x1"
-    folder.mkdir()
-    (folder / "notes.md").write_text("What a reader must know.\n")
+def test_the_steps_are_listed_without_those_that_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = load(DOCS / "parts" / "speed.py")
     steps = [Outcome("compile large 1/3", "passed", 9.0, ""), Outcome("tests", "failed", 90.4, "exit status 1")]
     lines = [json.dumps({**step._asdict(), "counts": ["1 failed, 9 passed"], "failed": []}) for step in steps]
-    (folder / "steps.jsonl").write_text("\n".join(lines))
-    text = gpu_page.page(tmp_path)
-    assert "## NVIDIA X1: the steps" in text
-    assert "| tests | failed | 90 | exit status 1; 1 failed, 9 passed |\n\nWhat a reader must know." in text
+    (tmp_path / "steps.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.setattr(speed, "GPU", tmp_path)
+    monkeypatch.setattr(speed, "link", str)
+    text = speed.gpu_steps()
+    assert "| tests | failed | 90 | exit status 1; 1 failed, 9 passed |" in text
     assert "compile large" not in text
 
 

@@ -76,7 +76,6 @@ NOT_RUN = {
     "make gpu-dry": "minutes; docs/test_gpu_run.py runs its runner",
     "make npu": "needs an Ascend device",
     "make npu-contract": "downloads 0.5 GB",
-    "python docs/make_parity.py": "minutes; integrations/test_transformers_parity.py measures some of its families",
     "python -m benchmarks.row_order": "takes 40 seconds; docs/test_benchmarks.py runs a part of it",
     "python -m benchmarks.idle": "waits for an idle machine",
     "python -m benchmarks.settings": "needs a GPU; backends/triton/test_triton_settings.py runs it on a CPU",

@@ -39,7 +39,7 @@ def test_of_no_feature():
 
 @pytest.fixture(scope="module")
 def make() -> ModuleType:
-    return load(DOCS / "make_features.py")
+    return load(DOCS / "parts" / "features.py")
 
 
 def outcomes(make: ModuleType, pytester: pytest.Pytester, text: str) -> object:
@@ -99,7 +99,7 @@ def test_the_file_is_of_a_whole_run_in_which_no_feature_failed(
 
 def test_the_page_has_every_feature_of_every_op(make: ModuleType) -> None:
     page = (DOCS / "pytorch.md").read_text(encoding="utf-8")
-    made = page.partition(make.BEGIN)[2].partition(make.END)[0]
+    made = "\n" + load(DOCS / "make.py").block(page, "torch features")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in made.splitlines() if line.startswith("|")]
     assert [row[0] for row in rows[2:]] == list(make.FEATURES)
     for name, ops, left in rows[2:]:

@@ -151,7 +151,7 @@ def test_every_picture_has_an_alternative_text(shown: dict[str, Shown]) -> None:
 )
 def test_a_wide_element_is_found(site: pathlib.Path, page: browser.Page, width: int, planted: str, found: str) -> None:
     page.size(width, 900)
-    page.open(site / "slapo.html")
+    page.open(site / "versions.html")
     assert page.run(f"{CUT}({width})") == []
     page.run(f"document.querySelector('article').insertAdjacentHTML('beforeend', `{planted}`)")
     assert any(line.startswith(found) for line in page.run(f"{CUT}({width})"))

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from fusedops.integrations.transformers import apply
 
-make_transformers = load(DOCS / "make_transformers.py")
+make = load(DOCS / "make.py")
+families = load(DOCS / "parts" / "families.py")
+PAGE = (DOCS / "families.md").read_text("utf-8")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -40,7 +42,7 @@ def state(model: Any) -> dict[str, Any]:
     return {**modules, "config": (model.config.to_dict(), model.config._attn_implementation)}
 
 
-LISTED = make_transformers.listed((DOCS / "transformers.md").read_text("utf-8"))
+LISTED = families.listed(make.block(PAGE, "families"))
 # the first family for which the page has these ops; the others are slow in all
 FIRST = {outcome.ops: name for name, outcome in reversed(LISTED.items())}.values()
 EACH = [pytest.param(family, marks=[pytest.mark.slow] * (name not in FIRST)) for name, family in FAMILIES.items()]
@@ -56,7 +58,7 @@ def test_a_family_computes_the_same(family: Family) -> None:
 
     applied = apply(model)
     assert applied.ops
-    assert LISTED[family.name] == make_transformers.outcome(applied), "stale: run `make docs`"
+    assert LISTED[family.name] == families.outcome(applied), "stale: run `make docs`"
     applied_logits, applied_gradients = outputs(model, family)
     torch.testing.assert_close(applied_logits, logits, rtol=1e-4, atol=2e-5)
     assert applied_gradients.keys() == gradients.keys()
@@ -81,20 +83,19 @@ def test_a_family_computes_the_same(family: Family) -> None:
 
 
 def test_the_page_has_these_families_and_no_other() -> None:
-    text = (DOCS / "transformers.md").read_text("utf-8")
     assert sorted(LISTED) == sorted(family.name for family in FAMILIES.values())
-    lists = make_transformers.lists({name: LISTED[name] for name in FAMILIES})
-    rows = make_transformers.tabled(text)
+    lists, rows = make.block(PAGE, "families"), families.tabled(make.block(PAGE, "accuracy"))
+    assert families.lists({name: LISTED[name] for name in FAMILIES}) == lists, "stale: run `make docs`"
     assert list(rows) == list(FAMILIES), "stale: run `make docs`"
-    assert make_transformers.page(lists, rows) == text, "stale: run `make docs`"
+    assert families.table(rows) == make.block(PAGE, "accuracy")
 
 
 def test_the_lists_are_read_as_they_are_written() -> None:
     outcomes = {
-        "One": make_transformers.Outcome(("attention", "swiglu"), ()),
-        "Two 2.0": make_transformers.Outcome(("rms_norm",), ("`MLP`: it takes a, b", "`Norm`: no weight")),
-        "Three": make_transformers.Outcome(("attention", "swiglu"), ()),
+        "One": families.Outcome(("attention", "swiglu"), ()),
+        "Two 2.0": families.Outcome(("rms_norm",), ("`MLP`: it takes a, b", "`Norm`: no weight")),
+        "Three": families.Outcome(("attention", "swiglu"), ()),
     }
-    page = f"a\n{make_transformers.START}{make_transformers.lists(outcomes)}{make_transformers.END}b"
-    assert make_transformers.listed(page) == outcomes
-    assert "- **One, Three**: attention, swiglu\n" in page
+    lists = families.lists(outcomes)
+    assert families.listed(lists) == outcomes
+    assert "- **One, Three**: attention, swiglu\n" in lists

@@ -76,7 +76,8 @@ def test_a_release_for_an_older_torch_may_lack_a_function() -> None:
 
 
 def test_the_page_is_of_the_schemas() -> None:
-    page = npu_contract.PAGE.read_text(encoding="utf-8")
-    made = npu_contract.page(npu_contract.SCHEMAS, {})
-    assert page.startswith(made)
-    assert len(page) > len(made)  # the derivatives
+    begin, end = npu_contract.BEGIN, npu_contract.END
+    page, made = npu_contract.PAGE.read_text(encoding="utf-8"), npu_contract.page(npu_contract.SCHEMAS, {})
+    block, fresh = (text.partition(begin)[2].partition(end)[0].rstrip() for text in (page, made))
+    assert block.startswith(fresh)
+    assert len(block) > len(fresh)  # the derivatives

@@ -1,4 +1,4 @@
-"""The table of docs/lengths.md: how many kernels are compiled where a length varies, and which lengths are enough."""
+"""The table of docs/gpu.md: how many kernels are compiled where a length varies, and which lengths are enough."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from repository import ROOT
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-PAGE = ROOT / "docs" / "lengths.md"
+PAGE = ROOT / "docs" / "gpu.md"
 if not PAGE.exists():
-    pytest.skip("needs docs/lengths.md, which is not beside the tests here", allow_module_level=True)
+    pytest.skip("needs docs/gpu.md, which is not beside the tests here", allow_module_level=True)
 
 COUNT = """
 import json, os
@@ -66,7 +66,9 @@ print(json.dumps(found))
 """
 ROWS = {
     name: [int(count) for count in counts.split("|") if count.strip()]
-    for names, counts in re.findall(r"^\| (`[^:]+): [^|]*\|(.*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    for names, counts in re.findall(
+        r"^\| (`[^:|]+): [^|]*\|([\d |]+)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
     for name in re.findall(r"`(\w+)`", names)
 }
 

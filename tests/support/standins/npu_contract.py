@@ -9,7 +9,7 @@ There is no Ascend device here, and no CANN. Three sources take their place:
   "npu" then go through torch_npu's own dispatcher, shape functions and autograd, up to where a kernel would run. That
   shows names, order, types and derivative formulas; no number is computed, and none is shown.
 
-    python tests/support/standins/npu_contract.py            # writes npu_schemas.json and docs/torch_npu.md
+    python tests/support/standins/npu_contract.py            # writes npu_schemas.json and a block of docs/ascend.md
     python tests/support/standins/npu_contract.py --check    # fails if a call does not fit a release or a file is stale
 
 `make npu-contract` is the second; it downloads 13 wheels, 0.5 GB.
@@ -32,11 +32,10 @@ from typing import Any
 
 import torch
 
-import fusedops
-
 ROOT = Path(__file__).parents[3]
 BACKEND = ROOT / "backends" / "fusedops_npu"
-PAGE = ROOT / "docs" / "torch_npu.md"
+PAGE = ROOT / "docs" / "ascend.md"
+BEGIN, END = "<!-- made by make npu-contract -->\n", "<!-- end of it -->\n"
 FILE = Path(__file__).with_name("npu_schemas.json")
 
 #: By release, the newest first, and by function: what the release registers.
@@ -265,8 +264,7 @@ def _is_old(release: str) -> bool:
 
 
 def page(registered: dict[str, dict[str, str]], derivatives: dict[str, str]) -> str:
-    """Return docs/torch_npu.md."""
-    (npu,) = [info for info in fusedops.backends() if info.name == "npu"]
+    """Return docs/ascend.md with the table of the releases made again."""
     ops = sorted({call.op for call in used()})
     differ = {text.partition(" at ")[0] for text in differences(registered, True)}
     rows: list[str] = []
@@ -277,27 +275,6 @@ def page(registered: dict[str, dict[str, str]], derivatives: dict[str, str]) -> 
         cells = (f"{matching_ops} of {len(ops)}", ", ".join(wrong) or "none", ", ".join(absent) or "none")
         rows.append(f"| {release} | {' | '.join(cells)} |")
     lines = [
-        "# torch_npu, release by release",
-        "",
-        "The calls of the npu backend fit the functions of each release in the table. The ops with such calls:",
-        "",
-        "```python",
-        "import fusedops",
-        "",
-        '(npu,) = [info for info in fusedops.backends() if info.name == "npu"]',
-        "print(*npu.ops)",
-        "```",
-        "",
-        "```text",
-        " ".join(npu.ops),
-        "```",
-        "",
-        "`make npu-contract` makes the table from the wheels: names, order, types and defaults of the schemas that a",
-        "release registers are compared with every call in `backends/fusedops_npu`. Nothing is computed, and no Ascend",
-        "device has been used so far. "
-        f"fusedops requires torch {'.'.join(map(str, OLDEST))}; releases for an older torch show",
-        "what has changed.",
-        "",
         "| torch_npu | functions that match | functions that differ | functions it lacks |",
         "|---|---|---|---|",
         *rows,
@@ -311,7 +288,8 @@ def page(registered: dict[str, dict[str, str]], derivatives: dict[str, str]) -> 
         "|---|---|",
         *(f"| `{forward}` | `{backward}` |" for forward, backward in derivatives.items()),
     ]
-    return "\n".join(lines) + "\n"
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    return f"{before}{BEGIN}\n{chr(10).join(lines)}\n\n{END}{rest.partition(END)[2]}"
 
 
 def main() -> int:

@@ -1,17 +1,14 @@
-"""Write the table in docs/pytorch.md from the outcomes of tests.
+"""The block of docs/pytorch.md that is made of the outcomes of tests, and the pytest plugin that collects them.
 
-The script runs every test with a ``feature`` mark and a parameter ``op``. An op has a feature if all tests of the two
-passed, and is listed beside them with the reason if a test was skipped. A failed or missing test is an error, and
-nothing is written. `--check` fails if the file is stale. `--outcomes FILE ...` reads the files that runs of
-`pytest --features FILE` wrote, and runs no test.
+Every test with a ``feature`` mark and a parameter ``op`` counts. An op has a feature if all tests of the two passed. It
+is listed beside them with the reason if a test was skipped. A failed or missing test is an error. ``OUTCOMES``: the
+files that runs of ``pytest --features FILE`` wrote; without them the tests are run.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -19,10 +16,9 @@ import pytest
 
 import fusedops
 
-ROOT = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2] / "tests"
 OPS = fusedops.ops.__all__
-PAGE = ROOT / "docs" / "pytorch.md"
-BEGIN, END = "<!-- made by docs/make_features.py -->\n", "<!-- end -->\n"
+OUTCOMES: list[Path] = []
 FEATURES = (
     "compile static",
     "compile dynamic",
@@ -120,28 +116,11 @@ def table(outcomes: Outcomes) -> str:
     return "\n".join([*lines, "", *(f"[{number}] {text}.\n" for number, text in enumerate(notes, 1))])
 
 
-def main() -> int:
-    """Run the tests, then write or check the page."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--outcomes", type=Path, nargs="+")
-    options = parser.parse_args()
-    if options.outcomes is not None:
-        outcomes = Outcomes.read(*options.outcomes)
-    else:
-        outcomes = Outcomes()
-        if pytest.main(["-q", "-m", "feature", "--show-capture=no", str(ROOT / "tests")], plugins=[outcomes]):
-            print("docs/pytorch.md was not changed: a test of a feature failed")
-            return 1
-    old = PAGE.read_text(encoding="utf-8")
-    before, _, rest = old.partition(BEGIN)
-    new = f"{before}{BEGIN}\n{table(outcomes)}\n{END}{rest.partition(END)[2]}"
-    if not options.check:
-        PAGE.write_text(new, encoding="utf-8")
-        return 0
-    print("docs/pytorch.md is up to date" if new == old else "docs/pytorch.md is stale: run `make docs`")
-    return 0 if new == old else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def block(_: str = "") -> str:
+    """Return the table, from the files of outcomes or from a run of the tests."""
+    if OUTCOMES:
+        return table(Outcomes.read(*OUTCOMES))
+    outcomes = Outcomes()
+    if pytest.main(["-q", "-m", "feature", "--show-capture=no", str(TESTS)], plugins=[outcomes]):
+        raise SystemExit("docs/pytorch.md was not changed: a test of a feature failed")
+    return table(outcomes)

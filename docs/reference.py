@@ -1,7 +1,6 @@
-"""Write the API reference, docs/api.rst and docs/api/, from the public names. `--check` fails if a page is stale.
+"""The pages of the API reference, docs/api/, written from the public names where the site is built.
 
-Each public name has one entry. A name that is in no group is an error here and in the build of the site, so a new op or
-a new function cannot be left out.
+Each public name has one entry. A name that is in no group is an error: a new op or function cannot be left out.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ import ast
 import importlib
 import inspect
 import pkgutil
-import re
-import sys
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +19,6 @@ import torch
 
 import fusedops
 
-PAGE = Path(__file__).parent / "api.rst"
 FOLDER = Path(__file__).parent / "api"
 
 
@@ -97,15 +93,6 @@ GROUPS = (
         ("Op", "Evidence", "Rows", "call", "Case", "Tolerance", "Output", "Saved", "Padding", "Sharding", "Shard"),
     ),
 )  # fmt: skip
-
-HEAD = """API reference
-=============
-
-Every public name, with its first sentence. Any other name, and every name that begins with an underscore, may change at
-any time. ``dir(fusedops)`` lists the names of the package.
-
-.. made by docs/make_api.py
-"""
 
 HOOKS = """
 Hooks
@@ -217,7 +204,7 @@ def directive(entry: Entry) -> list[str]:
     if inspect.isroutine(value):
         return [f".. autofunction:: {path}"]
     if type(value).__module__.startswith("fusedops"):
-        return [f".. data:: {path}", "", f"   {summary(value)}"]
+        return [f".. data:: {path}"]
     return [f".. autodata:: {path}"]
 
 
@@ -233,17 +220,6 @@ def members(value: type) -> list[str]:
     ]
 
 
-def summary(value: Any) -> str:
-    """Return the first sentence about a name."""
-    if isinstance(value, int):
-        return "The version of the interface between fusedops and a plugin."
-    if not inspect.isroutine(value) and not documented(value) and value is not fusedops.hookimpl:
-        return ""  # an alias of a type has the docstring of that type
-    text = inspect.getdoc(value) or ""
-    first = re.split(r"(?<=[.:])\s", text.partition("\n\n")[0].replace("\n", " "), maxsplit=1)[0]
-    return first.rstrip(":.") + "." if first else ""
-
-
 def title(text: str, line: str) -> list[str]:
     """Return a heading."""
     return [text, line * len(text), ""]
@@ -251,11 +227,12 @@ def title(text: str, line: str) -> list[str]:
 
 def page(group: Group, parts: list[tuple[ModuleType | None, list[Entry]]]) -> str:
     """Return a page of docs/api/."""
-    lines = [".. made by docs/make_api.py", "", *title(group.title, "="), group.text, ""]
+    lines = [*title(group.title, "="), group.text, ""]
     for module, found in parts:
+        if module is not None and len(parts) > 1:
+            lines += title(module.__name__, "-")
+        lines += [".. autosummary::", "   :nosignatures:", "", *(f"   {entry.path}" for entry in found), ""]
         if module is not None:
-            if len(parts) > 1:
-                lines += title(module.__name__, "-")
             lines += [f".. automodule:: {module.__name__}", ""]
         for entry in found:
             lines += [*directive(entry), ""]
@@ -264,53 +241,20 @@ def page(group: Group, parts: list[tuple[ModuleType | None, list[Entry]]]) -> st
     return "\n".join(lines).rstrip() + "\n"
 
 
-def overview(pages: dict[str, list[tuple[ModuleType | None, list[Entry]]]]) -> str:
-    """Return docs/api.rst: each name, its link and its first sentence."""
-    lines = [HEAD, ".. toctree::", "   :hidden:", "", *(f"   api/{group.file}" for group in GROUPS), ""]
-    for group in GROUPS:
-        lines += [*title(group.title, "-"), f":doc:`api/{group.file}`. {group.text}".replace("<../", "<"), ""]
-        for module, found in pages[group.file]:
-            if module is not None and len(pages[group.file]) > 1:
-                lines += title(module.__name__, "~")
-            for entry in found:
-                shown = f":py:obj:`~{entry.path}`"
-                lines.append(f"- {shown}: {summary(entry.value)}" if summary(entry.value) else f"- {shown}")
-            lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
-
-
 def files() -> dict[Path, str]:
     """Return the text of each page, or raise ValueError for a public name that no group has."""
     if names := missing():
         raise ValueError(
-            f"docs/make_api.py: got {', '.join(names)} in no group, expected each public name in GROUPS; "
+            f"docs/reference.py: got {', '.join(names)} in no group, expected each public name in GROUPS; "
             "to fix: add the name to its group"
         )
     pages = entries()
-    texts = {FOLDER / f"{group.file}.rst": page(group, pages[group.file]) for group in GROUPS}
-    return {PAGE: overview(pages), **texts}
+    return {FOLDER / f"{group.file}.rst": page(group, pages[group.file]) for group in GROUPS}
 
 
-def stale() -> list[str]:
-    """Return the names of the pages whose text is not that of the public names, and of pages that no group has."""
-    texts = files()
-    names = [path.name for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
-    return names + [path.name for path in sorted(FOLDER.glob("*")) if path not in texts]
-
-
-def main() -> int:
-    """Write the pages, or check them."""
-    if "--check" not in sys.argv:
-        FOLDER.mkdir(exist_ok=True)
-        for path, text in files().items():
+def write() -> None:
+    """Write the pages."""
+    FOLDER.mkdir(exist_ok=True)
+    for path, text in files().items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-        for path in set(FOLDER.glob("*")) - set(files()):
-            path.unlink()
-        return 0
-    names = stale()
-    print(f"{', '.join(names)}: stale: run `make docs`" if names else "the API reference is up to date")
-    return 1 if names else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,9 @@
-"""Write the table in docs/attention.md from the constraints of the kernels. `--check` fails if the page is stale."""
+"""The block of docs/attention.md: which calls of attention each backend takes, from the constraints of its kernels."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-os.environ.pop("TRITON_INTERPRET", None)  # a backend may list other devices under an interpreter
 
 import torch
 
@@ -16,8 +11,6 @@ import fusedops
 from fusedops import TensorSpec
 from fusedops._plugins.registry import OWN_DISTRIBUTION, registry
 
-PAGE = Path(__file__).parent / "attention.md"
-BEGIN, END = "<!-- made by docs/make_attention.py -->\n", "<!-- end -->\n"
 OP = fusedops.ops.OPS["attention"]
 B, N, S, D = 2, 8, 512, 64
 
@@ -79,7 +72,7 @@ def cell(kernels: Sequence[fusedops.Kernel], device: str, call: Mapping[str, Any
     return "yes" if "backward" in taken else "forward"
 
 
-def table() -> str:
+def block(_: str = "") -> str:
     """Return the table: a row for each call, a column for each backend and device."""
     columns: dict[str, tuple[list[fusedops.Kernel], str]] = {}
     for record in sorted((r for r in registry.records() if r.distribution == OWN_DISTRIBUTION), key=lambda r: r.name):
@@ -93,20 +86,4 @@ def table() -> str:
     for name, call in CALLS.items():
         cells = (cell(kernels, device, call) for kernels, device in columns.values())
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> int:
-    """Write the page, or check it."""
-    old = PAGE.read_text(encoding="utf-8")
-    before, _, rest = old.partition(BEGIN)
-    new = f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
-    if "--check" not in sys.argv:
-        PAGE.write_text(new, encoding="utf-8")
-        return 0
-    print("docs/attention.md is up to date" if old == new else "docs/attention.md is stale: run `make docs`")
-    return 0 if old == new else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return "\n".join(lines)

@@ -1,18 +1,15 @@
-"""Write the lists of families of docs/transformers.md. `--check` fails if the file is stale.
+"""The blocks of docs/families.md: what `apply` replaces in each family, and how exact the results are.
 
-The table of accuracy is measured where it lacks a family; with `--accuracy` for each, as processors round differently.
+The table of accuracy is measured where it lacks a family: processors round differently. Delete a row to measure it
+again.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "makers"))
 
 from model_families import FAMILIES
 from model_family import accuracy
@@ -20,10 +17,7 @@ from model_family import accuracy
 import fusedops
 from fusedops.integrations.transformers import Applied, apply
 
-PAGE = Path(__file__).parent / "transformers.md"
-START, END = "<!-- the lists: docs/make_transformers.py -->\n", "<!-- end of the lists -->\n"
-ROWS, END_OF_ROWS = "<!-- the table: docs/make_transformers.py --accuracy -->\n", "<!-- end of the table -->\n"
-HEAD = "\n| family | float32 | bfloat16 | bfloat16, plain |\n|---|---|---|---|\n"
+HEAD = "| family | float32 | bfloat16 | bfloat16, plain |\n|---|---|---|---|\n"
 WHOLE, PARTS = "Everything that `apply` looks for is replaced:\n\n", "\nSomething is left in these:\n\n"
 
 
@@ -53,12 +47,11 @@ def lists(outcomes: Mapping[str, Outcome]) -> str:
         for name, (ops, left) in outcomes.items()
         if left
     ]
-    return f"\n{WHOLE}{''.join(whole)}{PARTS}{''.join(parts)}\n"
+    return f"{WHOLE}{''.join(whole)}{PARTS}{''.join(parts)}".strip()
 
 
-def listed(page: str) -> dict[str, Outcome]:
-    """Return the outcomes that the lists of a page have."""
-    text = page.partition(START)[2].partition(END)[0]
+def listed(text: str) -> dict[str, Outcome]:
+    """Return the outcomes that the lists have."""
     whole, _, parts = text.partition(PARTS)
     found: dict[str, Outcome] = {}
     for names, ops in re.findall(r"^- \*\*(.+)\*\*: (.+)$", whole, re.M):
@@ -70,18 +63,12 @@ def listed(page: str) -> dict[str, Outcome]:
 
 def table(rows: Mapping[str, str]) -> str:
     """Return the table of accuracy. Keys are names of families."""
-    return f"{HEAD}{''.join(f'| {name} | {row} |' + chr(10) for name, row in rows.items())}\n"
+    return f"{HEAD}{''.join(f'| {name} | {row} |' + chr(10) for name, row in rows.items())}".strip()
 
 
-def tabled(page: str) -> dict[str, str]:
-    """Return the rows that the table of a page has."""
-    text = page.partition(ROWS)[2].partition(END_OF_ROWS)[0]
+def tabled(text: str) -> dict[str, str]:
+    """Return the rows that the table has."""
     return dict(re.findall(r"^\| ([^|]+) \| (\d.*) \|$", text, re.M))
-
-
-def measured(kept: Mapping[str, str]) -> dict[str, str]:
-    """Return the row of each family, measured where none is kept."""
-    return {name: kept.get(name) or _row(name) for name in FAMILIES}
 
 
 def _row(name: str) -> str:
@@ -90,32 +77,14 @@ def _row(name: str) -> str:
     return " | ".join(f"{value:.0e}".replace("e-0", "e-") if value else "0" for value in found[:3])
 
 
-def page(text: str, rows: Mapping[str, str]) -> str:
-    """Return the page with other lists and another table."""
-    old = PAGE.read_text("utf-8")
-    for start, end, fresh in ((START, END, text), (ROWS, END_OF_ROWS, table(rows))):
-        old = f"{old.partition(start)[0]}{start}{fresh}{end}{old.partition(end)[2]}"
-    return old
-
-
-def made() -> str:
+def lists_block(_: str = "") -> str:
     """Return the lists, from a model of each family."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fusedops.FusedOpsWarning)  # a family where nothing is replaced has its line
         return lists({family.name: outcome(apply(family.build())) for family in FAMILIES.values()})
 
 
-def main() -> int:
-    """Write the page, or check it."""
-    kept = {} if "--accuracy" in sys.argv else tabled(PAGE.read_text("utf-8"))
-    fresh = page(made(), measured(kept))
-    if "--check" not in sys.argv:
-        PAGE.write_text(fresh, encoding="utf-8")
-        return 0
-    same = PAGE.read_text(encoding="utf-8") == fresh
-    print("docs/transformers.md is up to date" if same else "docs/transformers.md is stale: run `make docs`")
-    return 0 if same else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def accuracy_block(old: str) -> str:
+    """Return the table, with each family that it lacks measured."""
+    kept = tabled(old)
+    return table({name: kept.get(name) or _row(name) for name in FAMILIES})

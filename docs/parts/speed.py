@@ -1,0 +1,230 @@
+"""The blocks of the pages that are made of the committed runs, benchmarks/results/: each number is of a file there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import headline, packed_linear, packed_peers, picture, report, shared_ops
+from benchmarks.cpu_cases import CASES, limit
+
+DOCS = Path(__file__).parents[1]
+CPU = report.RESULTS / "cpu"
+GPU = report.RESULTS / "nvidia-h200"
+#: The run of the first table, of the picture and of the sizes, and the numbers of elements of the table's columns.
+SHOWN = CPU / "sizes" / "tuned-2.jsonl"
+COLUMNS = (2**10, 2**20, 2**25)
+#: The run of the table of packed weights.
+PACKED = CPU / "packed.jsonl"
+DTYPE = "float32"
+DIRECTIONS = ("forward", "backward")
+
+SPEED_TABLE = """Columns 2 to 4: the time of plain torch divided by the time of the call, for COLUMNS elements;
+below 1, torch is faster. Last column: the fewest bytes that the op must move divided by its time, in percent of the
+speed of `y.copy_(x)`, for LARGEST elements. MACHINE.
+"""
+
+PACKED_TABLE = """Torch's time for `linear` with the unpacked float32 weight divided by the time of
+[quantized_linear](ops.md#quantized_linear); below 1, torch is faster. Torch reads 32 bits a weight. A
+token of generation is one row, a prompt is many. Each ratio is the median of TURNS paired turns, in which the load
+average of the machine was LOADS, OWN of it from this program. MACHINE.
+`python -m benchmarks.packed_linear` repeats it.
+"""
+
+Rows = report.Rows
+
+
+def by_call(rows: Rows) -> dict[tuple[str, str, str, str], dict[int, dict[str, Any]]]:
+    """Return the records of the public call by op, form, direction and dtype, and by number of elements."""
+    calls: dict[tuple[str, str, str, str], dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        if row["provider"] == "fusedops":
+            key = (row["op"], row["form"], row["direction"], row["dtype"])
+            calls.setdefault(key, {})[row["elements"]] = row
+    return calls
+
+
+def shown_forms() -> dict[str, str]:
+    """Return the form of each measured op that the first table has."""
+    forms: dict[str, str] = {}
+    for op, _, form in CASES:
+        forms.setdefault(op, form)
+    return forms
+
+
+def percent(row: Mapping[str, Any]) -> float:
+    """Return the fewest bytes of a call divided by its time, in percent of the speed of a copy."""
+    dtype = getattr(torch, row["dtype"])
+    return 100 * limit(row["op"], row["form"], row["elements"], dtype)[row["direction"]] / row["copies"]
+
+
+def first_table(rows: Rows) -> Iterator[str]:
+    """Yield the table of the speed-up of each op at a few sizes, and of its speed against a copy."""
+    calls = by_call(rows)
+    yield f"| op | {' | '.join(map(report.size_name, COLUMNS))} | % of copy |"
+    yield "|---" * (len(COLUMNS) + 2) + "|"
+    for op, form in shown_forms().items():
+        for direction in DIRECTIONS:
+            call = calls[op, form, direction, DTYPE]
+            ratios = [report.marked(call[size]["speedup"]) for size in COLUMNS]
+            name = f"[{op}](ops.md#{op}), forward" if direction == DIRECTIONS[0] else "backward"
+            yield f"| {name} | {' | '.join(ratios)} | {percent(call[COLUMNS[-1]]):.0f} |"
+
+
+def slow_table(runs: Mapping[Path, Rows]) -> Iterator[str]:
+    """Yield the calls that are slower than torch somewhere in the runs."""
+    below: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    count = 0
+    for rows in runs.values():
+        for (op, form, direction, _), call in by_call(rows).items():
+            for row in call.values():
+                count += 1
+                if row["speedup"] < report.SLOW:
+                    below.setdefault((op, form, direction), []).append(row)
+    slow = sum(map(len, below.values()))
+    yield f"{slow} of the {count} ratios in [the run](#every-size) are below {report.SLOW}. Per op, form and direction:"
+    yield ""
+    yield "| call | lowest | elements of the ratios |"
+    yield "|---|---|---|"
+    for (op, form, direction), rows in below.items():
+        sizes = sorted({row["elements"] for row in rows})
+        span = report.size_name(sizes[0])
+        if len(sizes) > 1:
+            span += f" to {report.size_name(sizes[-1])}"
+        dtypes = ", ".join(sorted({row["dtype"] for row in rows}))
+        yield f"| {op}, {form}, {direction} | {min(row['speedup'] for row in rows):.2f} | {span}; {dtypes} |"
+
+
+def machine(rows: Rows) -> str:
+    """Return where a run was measured."""
+    first = rows[0]
+    commits = " and ".join(f"`{commit[:12]}`" for commit in dict.fromkeys(row["commit"] for row in rows))
+    return (
+        f"{first['machine']}, {first['capability']}, torch {first['torch']}, Python {first['python']}, commit {commits}"
+    )
+
+
+def _packed_weights(rows: Rows) -> str:
+    first, loads = rows[0], sorted(row["load"] for row in rows)
+    lines: list[str] = []
+    for weight in dict.fromkeys(tuple(row["weight"]) for row in rows):
+        table = packed_linear.table([row for row in rows if tuple(row["weight"]) == weight])
+        lines += ["A weight of {} x {}:".format(*weight), "", *table, ""]
+    about = PACKED_TABLE
+    for word, value in {
+        "TURNS": first["turns"],
+        "LOADS": f"{loads[0]} to {loads[-1]}",
+        "OWN": first["threads"],
+        "MACHINE": machine([{**row, "machine": row["device"]} for row in rows]) + f"; {link(PACKED)}",
+    }.items():
+        about = about.replace(word, str(value))
+    return "\n".join([*lines, about])
+
+
+def setting(rows: Rows) -> str:
+    """Return the threads and the allocator of a run."""
+    first = rows[0]
+    return f"{first['threads']} thread{'s' * (first['threads'] != 1)}, {first['allocator']} allocator"
+
+
+def link(path: Path) -> str:
+    """Return a link to a result file, for a page of docs/."""
+    return f"[{path.name}](../{path.relative_to(DOCS.parent).as_posix()})"
+
+
+def size_tables(rows: Rows) -> Iterator[str]:
+    """Yield one table per dtype, with one line per call: the speed-up over plain torch at each size."""
+    sizes = sorted({row["elements"] for row in rows})
+    calls = by_call(rows)
+    for dtype in dict.fromkeys(key[3] for key in calls):
+        yield from ("", f"{dtype}:", "")
+        yield f"| call | {' | '.join(map(report.size_name, sizes))} |"
+        yield "|---" * (len(sizes) + 1) + "|"
+        for (op, form, direction, each), call in calls.items():
+            if each == dtype:
+                cells = [report.marked(call[size]["speedup"]) if size in call else "" for size in sizes]
+                yield f"| {op}, {form}, {direction} | {' | '.join(cells)} |"
+
+
+def speedups(rows: Rows) -> dict[str, tuple[float, float]]:
+    """Return the speed-up of each op in the first table at the largest size: forward, backward."""
+    calls, largest = by_call(rows), COLUMNS[-1]
+    forms = shown_forms().items()
+    each = {
+        op: [calls[op, form, direction, DTYPE][largest]["speedup"] for direction in DIRECTIONS] for op, form in forms
+    }
+    return {op: (forward, backward) for op, (forward, backward) in each.items()}
+
+
+def drawn() -> str:
+    """Return the picture of the speed-ups."""
+    rows = report.read(SHOWN)
+    title = f"{DTYPE}, {report.size_name(COLUMNS[-1])} elements, {setting(rows)}, {rows[0]['machine']}"
+    return picture.drawn(speedups(rows), title)
+
+
+# ------------------------------------------------------------------------------------------------------- the blocks
+
+
+def speed(_: str = "") -> str:
+    """Return the table of the speed-ups at a few sizes."""
+    rows = report.read(SHOWN)
+    *smaller, largest = map(report.size_name, COLUMNS)
+    about = SPEED_TABLE.replace("COLUMNS", f"{', '.join(smaller)} and {largest}").replace("LARGEST", largest)
+    about = about.replace("MACHINE", f"{DTYPE}, {setting(rows)}, {machine(rows)}; {link(SHOWN)}")
+    return "\n".join([*first_table(rows), "", about])
+
+
+def slower(_: str = "") -> str:
+    """Return the calls for which torch is faster."""
+    return "\n".join(slow_table({SHOWN: report.read(SHOWN)}))
+
+
+def packed_weights(_: str = "") -> str:
+    """Return the tables of quantized_linear."""
+    return _packed_weights(report.read(PACKED))
+
+
+def sizes(_: str = "") -> str:
+    """Return the tables with every size."""
+    return "\n".join(size_tables(report.read(SHOWN)))
+
+
+def shared_ops_block(_: str = "") -> str:
+    """Return the times of the ops that several backends serve on a CPU."""
+    records = shared_ops.read(CPU / "shared.jsonl")
+    won = f"The fastest backend of those that take the call, or within 5 % of it: {shared_ops.wins(records)}."
+    return "\n".join([*shared_ops.table(records), "", won])
+
+
+def packed_peers_block(_: str = "") -> str:
+    """Return the times of torch's own packed products."""
+    return "\n".join(packed_peers.table(shared_ops.read(CPU / "packed-peers.jsonl")))
+
+
+def gpu_headline(_: str = "") -> str:
+    """Return the headline calls on a GPU."""
+    path = GPU / "headline.jsonl"
+    rows = report.read(path)
+    return "\n".join([report.machine(path, rows[0]), "", *headline.table(rows)])
+
+
+def gpu_steps(_: str = "") -> str:
+    """Return the table of the steps of ``make gpu`` that ran. Those that compile for others are left out."""
+    path = GPU / "steps.jsonl"
+    lines = ["| step | outcome | seconds | |", "|---|---|---|---|"]
+    for step in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        if not step["step"].startswith("compile "):
+            about = "; ".join(filter(None, [step["detail"], *step["counts"]]))
+            lines.append(f"| {step['step']} | {step['status']} | {step['seconds']:.0f} | {about} |")
+    return "\n".join([*lines, "", link(path)])
+
+
+def gpu_runs(_: str = "") -> str:
+    """Return the tables of the other runs on a GPU."""
+    skipped = {GPU / "headline.jsonl"}
+    return "\n".join(report.sections(GPU, pictures=False, skipped=skipped, heading="###"))
