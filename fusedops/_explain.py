@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,7 +49,13 @@ def explain(op: str | Callable[..., Any], /, *args: Any, backend: str | None = N
     assumed = (
         "" if _is_here(kind) else f"a machine with {kind} and the backends for it installed; this one has no {kind}"
     )
-    return decide(make_plan(contract, active, kind, assume=bool(assumed)), given, assumed)
+    decision = decide(make_plan(contract, active, kind, assume=bool(assumed)), given, assumed)
+    selected = registry.find(decision.backend) if assumed and decision.backend else None
+    others = [each.backend for each in decision.candidates if each.status == "eligible"]
+    if selected is not None and selected.backend is not None and selected.backend.optional and others:
+        without = f"{others[0]} where {selected.backend.needs} is not installed"
+        return replace(decision, assumed=f"{assumed}; {without}")
+    return decision
 
 
 def find_op(op: object, caller: str) -> Op:

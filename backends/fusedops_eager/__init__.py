@@ -62,5 +62,6 @@ def fusedops_backend() -> fusedops.Backend:
             top_k_routing,
             varlen_attention,
         ),
+        aliases=("torch",),
         needs="torch",
     )

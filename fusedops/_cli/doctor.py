@@ -19,6 +19,7 @@ from fusedops._cli.output import print_fields, print_json, print_text
 from fusedops._plugins.registration import BackendInfo, backends
 from fusedops._plugins.registry import registry
 from fusedops._policy.context import process_policy, unknown_variables
+from fusedops._report.threads import spinning_threads
 from fusedops.errors import FusedOpsError, FusedOpsWarning
 
 HELP = "what is wrong with this installation, and the fixes"
@@ -68,6 +69,7 @@ def findings() -> Iterator[Finding]:
     yield from _devices()
     yield from _torch()
     yield from _threads()
+    yield from _spinning()
 
 
 def _settings() -> Iterator[Finding]:
@@ -112,9 +114,11 @@ def _devices() -> Iterator[Finding]:
             what = f"{seen}: torch {torch.__version__} is a CPU build"
             yield Finding("problem", what, "install a CUDA or ROCm build of torch")
             continue
-        level: Literal["problem", "note"] = "note" if _has_ready(kind, every) else "problem"
+        is_served = _has_ready(kind, every)
+        level: Literal["problem", "note"] = "note" if is_served else "problem"
+        optional = {backend.name for backend in loaded() if backend.optional} if is_served else set[str]()
         for info in serving:
-            if info.state == "unavailable":  # a failed one is reported above
+            if info.state == "unavailable" and info.name not in optional:  # a failed one is reported above
                 yield Finding(level, f"{seen}, and backend {info.name} cannot serve it: {info.why}", info.fix)
 
 
@@ -158,4 +162,10 @@ def _threads() -> Iterator[Finding]:
         ranks = f" in each of {processes} processes" if processes > 1 else ""
         what = f"torch runs {threads} threads{ranks} on {cores} core{'s' * (cores > 1)}: they wait for one another"
         fix = f"set OMP_NUM_THREADS={max(1, cores // processes)}, and OMP_WAIT_POLICY=passive, so that no thread spins"
+        yield Finding("note", what, fix)
+
+
+def _spinning() -> Iterator[Finding]:
+    if fix := spinning_threads(_cores()):
+        what, _, fix = fix.partition("; to fix: ")
         yield Finding("note", what, fix)

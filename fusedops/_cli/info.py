@@ -21,6 +21,7 @@ def run(options: argparse.Namespace) -> int:
     fields.append(("python", f"{data['python']} on {data['platform']}"))
     for kind, names in data["devices"].items():
         fields.append((kind, ", ".join(dict.fromkeys(names)) + (f" (x {len(names)})" if len(names) > 1 else "")))
+    fields.append(("threads", data["threads"]))
     fields += data["variables"].items()
     fields += [("policy", data["policy"]), ("ops", ", ".join(data["ops"]))]
     print_fields(fields, least=(9,))

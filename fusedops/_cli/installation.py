@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import warnings
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from fusedops._policy.context import process_policy
 from fusedops._report.suggestion import unknown_name
 from fusedops._torch import private_device_name
 from fusedops.errors import FusedOpsError
+from fusedops.integrations import PACKAGES
 
 
 def environment() -> dict[str, Any]:
@@ -33,8 +37,9 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "torch": torch.__version__,
-        "versions": {name: _version(name) for name in ("pluggy", "numpy", *_packages())},
+        "versions": {name: _version(name) for name in ("pluggy", "numpy", *_packages(), *PACKAGES)},
         "devices": devices(),
+        "threads": threads(),
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith("FUSEDOPS_")},
         "policy": policy,
         "ops": list(registry.ops),
@@ -44,7 +49,7 @@ def environment() -> dict[str, Any]:
 
 def devices() -> dict[str, list[str]]:
     """Return the names of the devices that torch can use, by device type."""
-    by_type = {"cpu": [platform.processor() or platform.machine()]}
+    by_type = {"cpu": [_processor()]}
     vendor = private_device_name()
     for kind in ("cuda", "xpu", "mps", vendor):
         module: Any = getattr(torch, kind, None)
@@ -56,6 +61,11 @@ def devices() -> dict[str, list[str]]:
         has_names = hasattr(module, "get_device_name")
         by_type[kind] = [str(module.get_device_name(i)) if has_names else f"{kind}:{i}" for i in indices]
     return by_type
+
+
+def threads() -> str:
+    """Return the threads of torch, and how they wait."""
+    return f"{torch.get_num_threads()}, OMP_WAIT_POLICY {os.environ.get('OMP_WAIT_POLICY', 'not set')}"
 
 
 def loaded() -> list[Backend]:
@@ -88,6 +98,15 @@ def _row(info: BackendInfo) -> dict[str, Any]:
         "file": info.file,
         "error": info.error,
     }
+
+
+def _processor() -> str:
+    """Return the name of the processor, and the instruction set for which torch selects its kernels."""
+    name = ""
+    with suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8", "replace"), re.MULTILINE)
+        name = found[1].strip() if found else ""
+    return f"{name or platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _packages() -> list[str]:

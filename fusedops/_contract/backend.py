@@ -45,6 +45,7 @@ class Backend:
         kernels: made by :func:`fusedops.kernel`.
         probe: called once, when a call, a policy or a user first needs the backend. Returns None where it can run here,
             else :class:`Unavailable`. Import the vendor's library here, not when the plugin is imported.
+        aliases: other names by which a policy may call it, if no backend has that name.
         needs: the hardware and packages that it runs on, for messages: "triton and an NVIDIA or AMD GPU".
         packages: the distributions that it builds on, whose versions ``fusedops info`` shows.
         tools: the commands that the driver of its devices installs, such as "nvidia-smi". With one on the path there is
@@ -66,6 +67,7 @@ class Backend:
     priority: int
     kernels: Sequence[Kernel]
     probe: Callable[[], Unavailable | None] = _available
+    aliases: tuple[str, ...] = ()
     needs: str = ""
     packages: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()

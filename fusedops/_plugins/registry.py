@@ -102,8 +102,10 @@ class Registry:
         return unknown_name("backend", name, [*self.names(), *others], fix=fix)
 
     def find(self, name: str) -> Record | None:
-        """Return the record of a backend: the one that loaded, where several claim the name."""
-        claims = [record for record in self.records() if record.name == name and not record.has_only_ops]
+        """Return the record of a backend by its name, else by an alias: the one that loaded, if several claim it."""
+        own = [record for record in self.records() if not record.has_only_ops]
+        claims = [record for record in own if record.name == name]
+        claims = claims or [record for record in own if record.backend and name in record.backend.aliases]
         return next((record for record in claims if record.backend is not None), claims[0] if claims else None)
 
     def ready(

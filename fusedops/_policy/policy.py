@@ -156,9 +156,10 @@ def check_text(text: object, channel: str) -> None:
 
 
 def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
+    names: list[str] = []
+    for name in (name.strip() for name in text.split(",")):
         if name == AUTO:
+            names.append(name)
             continue
         if not name:
             raise PolicyError(
@@ -174,4 +175,5 @@ def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
                 f"({error_text(record.error)}), expected one that loads; to fix: see its traceback in "
                 f"fusedops.backends()"
             ) from record.error
-    return names
+        names.append(record.name)  # of an alias too
+    return tuple(names)

@@ -4,3 +4,6 @@
 >>> fusedops.integrations.__name__
 'fusedops.integrations'
 """
+
+#: The distributions whose versions matter to a program that uses an integration.
+PACKAGES = ("transformers", "accelerate", "peft", "trl", "gguf", "megatron-core")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -75,6 +76,27 @@ def test_an_unavailable_backend_beside_a_ready_one_is_a_note(capsys: pytest.Capt
     code, output = run("doctor", capsys=capsys)
     assert code == 0
     assert "note" in output
+
+
+def test_an_unavailable_optional_backend_is_no_finding_where_another_serves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = fusedops.Unavailable("libfaster.so is not built", "build it")
+    fusedops.register(fusedops.Backend("faster", ("cpu",), 50, (), probe=lambda: result, optional=True))
+    assert not any("faster" in finding["what"] for finding in report(capsys)[1])
+
+
+def test_threads_that_spin_on_a_busy_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fusedops._cli.doctor._cores", lambda: 2)
+    for load, variable, expected in ((14.0, "", 1), (0.5, "", 0), (14.0, "passive", 0)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, load, load))
+        monkeypatch.setenv("OMP_WAIT_POLICY", variable)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        found = [each for each in report(capsys)[1] if "spin" in each["what"]]
+        assert len(found) == expected, (load, variable)
+        assert all(each["fix"] == "set OMP_WAIT_POLICY=passive before Python starts" for each in found)
 
 
 def test_an_accelerator_with_eager_alone_is_a_problem(

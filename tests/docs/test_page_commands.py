@@ -97,7 +97,6 @@ NOT_RUN = {
     "pip install fusedops": "is not published",
     "pip install 'fusedops[": "is not published",
     "pip install torch": "gigabytes",
-    "pip install numpy": "needs an index",
     "pip install 'flash-attn": "needs a GPU's compiler",
     "pip install 'zentorch": "needs an index",
     "pip install ziglang hatchling": "needs an index",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_cases import OP, OTHER
@@ -81,3 +82,12 @@ def test_a_refused_text_changes_nothing() -> None:
         with pytest.raises(PolicyError):
             call()
     assert str(fusedops.get_policy()) == 'set_policy(): "eager"; fallback warn (default)'
+
+
+def test_an_alias_is_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(2, 3)
+    assert fusedops.explain("rms_norm", x, backend="torch").backend == "eager"
+    with fusedops.use("rms_norm=torch,cpu"):
+        assert fusedops.explain("rms_norm", x).candidates[0].backend == "eager"
+    fusedops.register(fusedops.Backend("torch", ("cpu",), 1, ()))  # a name is before an alias
+    assert fusedops.explain("rms_norm", x, backend="torch").candidates[0].backend == "torch"

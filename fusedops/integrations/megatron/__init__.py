@@ -10,6 +10,10 @@
 >>> patched.remove()
 """
 
+from fusedops.integrations._required import require
+
+require("megatron-core", "0.16", "megatron")
+
 from fusedops.integrations._applied import Applied as Applied
 from fusedops.integrations._applied import Row as Row
 from fusedops.integrations.megatron._attention import CoreAttention as CoreAttention

@@ -16,6 +16,10 @@ fusedops in LlamaForCausalLM: 1 cross_entropy, 2 rotary_embedding, 2 swiglu, 5 r
 >>> applied.remove()
 """
 
+from fusedops.integrations._required import require
+
+require("transformers", "5.22", "transformers")
+
 from fusedops.integrations._applied import Applied as Applied
 from fusedops.integrations._applied import Row as Row
 from fusedops.integrations.transformers._apply import apply as apply
