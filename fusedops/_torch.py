@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad as forward_ad  # for _current_level, read in each call: -1 without forward mode
 from torch.autograd import profiler as profiler  # for _is_profiler_enabled, read in each call
+from torch.compiler import is_compiling
 from torch.compiler import is_dynamo_compiling as is_dynamo_compiling  # public; here beside is_jit_tracing
 from torch.nn import Parameter
 
@@ -50,8 +51,11 @@ after_autograd: Any = _c._after_autograd_keyset
 
 
 def is_traced() -> bool:
-    """Return True under torch.compile, torch.export and torch.jit.trace: the call becomes a node of a graph."""
-    return is_dynamo_compiling() or is_jit_tracing()
+    """Return True under torch.compile, torch.export and torch.jit.trace: the call becomes a node of a graph.
+
+    torch.export without Dynamo sets a flag of the process, and traces with modes of its own thread.
+    """
+    return is_dynamo_compiling() or is_jit_tracing() or (dispatch_modes() > 0 and is_compiling())
 
 
 def takes_saved_tensors_hooks() -> bool:

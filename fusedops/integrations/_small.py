@@ -56,15 +56,15 @@ def calls_left_to_torch(op: str, tensor: Tensor, size: int) -> Iterator[int] | N
     ...     calls_left_to_torch("layer_norm", torch.zeros(2, 4), 8) is None
     True
     """
-    # one frame, for between the weights of two layers none of this is in the processor's cache
-    if is_dynamo_compiling() or is_jit_tracing():
+    # one frame, for between the weights of two layers none of this is in the processor's cache; the type first: a
+    # tensor of torch.export has another one
+    if type(tensor) not in TENSOR_TYPES or is_dynamo_compiling() or is_jit_tracing():
         return None
     sizes = LEAST[op]
     least = sizes.with_gradient if tensor.requires_grad and torch.is_grad_enabled() else sizes.without
     if (
         size >= least
         or tensor.dtype is not torch.float32
-        or type(tensor) not in TENSOR_TYPES
         or not tensor.is_cpu
         or context.frame.get() is not None
         or (context.process or context.process_policy()).policy.sources

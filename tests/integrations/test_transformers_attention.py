@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import fusedops
-from fusedops.integrations.transformers import _attention, apply, attention_forward, softmax_forward
+from fusedops.integrations.transformers import _attention, _packed_mask, apply, attention_forward, softmax_forward
 from fusedops.integrations.transformers._packed_mask import PackedMask
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -71,21 +72,18 @@ def test_packed_sequences_run_without_their_mask(family: str, monkeypatch: pytes
     torch.testing.assert_close(results[0].flatten(0, 1), torch.cat(alone), rtol=1e-4, atol=2e-5)
 
 
-def packed_mask(window: int | None = None) -> Any:
-    function = masking_utils.causal_mask_function
-    if window is not None:
-        function = masking_utils.sliding_window_causal_mask_function(window)
-    numbers = masking_utils.find_packed_sequence_indices(POSITIONS)
-    assert numbers is not None
-    function = masking_utils.and_masks(function, masking_utils.packed_sequence_mask_function(numbers))
-    return masks(function)
+def packed_mask(window: int | None = None) -> list[Any]:
+    """Return the mask of transformers and that of "fusedops"."""
+    make = masking_utils.create_causal_mask if window is None else masking_utils.create_sliding_window_causal_mask
+    configs = [SimpleNamespace(_attn_implementation=name, sliding_window=window) for name in ("sdpa", "fusedops")]
+    return [make(config, torch.zeros(2, 18, 1), None, None, POSITIONS) for config in configs]
 
 
 def masks(function: Any) -> list[Any]:
-    """Return the mask of transformers and that of "fusedops"."""
+    """Return the masks of a mask function."""
     sizes = {"batch_size": 2, "q_length": 18, "kv_length": 18, "mask_function": function}
-    makers = (masking_utils.sdpa_mask, AttentionMaskInterface()["fusedops"])
-    return [make(**sizes, allow_is_causal_skip=False) for make in makers]
+    options = {"allow_is_causal_skip": False, "config": SimpleNamespace(_attn_implementation="fusedops")}
+    return [make(**sizes, **options) for make in (masking_utils.sdpa_mask, AttentionMaskInterface()["fusedops"])]
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -109,13 +107,50 @@ def test_the_mask_of_packed_sequences_is_that_of_transformers_to_everything_else
 def test_another_mask_of_packed_sequences_is_made() -> None:
     numbers = masking_utils.find_packed_sequence_indices(POSITIONS)
     assert numbers is not None
-    within = masking_utils.packed_sequence_mask_function(numbers)
     chunks = masking_utils.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64))
-    window = masking_utils.and_masks(masking_utils.sliding_window_overlay(4), within)
-    for function in (within, window, masking_utils.and_masks(chunks, within)):  # two not causal, one of another kind
+    window = masking_utils.and_masks(masking_utils.sliding_window_overlay(4), within(numbers))
+    for function in (
+        within(numbers),
+        window,
+        masking_utils.and_masks(chunks, within(numbers)),
+    ):  # two not causal, one of another kind
         expected, mask = masks(function)
         assert type(mask) is Tensor
         assert torch.equal(mask, expected)
+
+
+def within(numbers: Tensor) -> Any:
+    return masking_utils.packed_sequence_mask_function(numbers)
+
+
+def shifted(function: Any, positions: Tensor) -> Any:
+    """A mask function of the positions, as transformers 5.24 has it."""
+    return lambda b, h, q, k: function(b, h, positions[b, q], positions[b, k])
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_mask_function_of_another_transformers_is_tried(is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not its code is known, but its mask in a trial."""
+
+    def make(config: Any, x: Tensor, mask: Any, cache: Any, positions: Tensor) -> Any:
+        numbers = masking_utils.find_packed_sequence_indices(positions)
+        assert numbers is not None
+        causal = masking_utils.causal_mask_function if is_right else masking_utils.bidirectional_mask_function
+        function = masking_utils.and_masks(within(numbers), shifted(causal, positions))
+        sizes = {"batch_size": len(x), "q_length": x.shape[1], "kv_length": x.shape[1], "mask_function": function}
+        make = AttentionMaskInterface()[config._attn_implementation]
+        return make(**sizes, allow_is_causal_skip=False, config=config)
+
+    _packed_mask._forms.cache_clear()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(masking_utils, "create_causal_mask", make)
+            boolean, packed = packed_mask()
+    finally:
+        _packed_mask._forms.cache_clear()
+    assert type(boolean) is Tensor
+    assert type(packed) is (PackedMask if is_right else Tensor)
+    assert torch.equal(packed.logical_not(), ~boolean)
 
 
 @pytest.mark.parametrize("name", NAMES)

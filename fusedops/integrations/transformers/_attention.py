@@ -204,7 +204,7 @@ def _sum(scores: Tensor, bias: Tensor) -> Tensor:
 
     No function that made the scores reads them in backward.
     """
-    if is_traced() or is_transformed() or scores.numel() < _MANY_SCORES or type(scores) not in TENSOR_TYPES:
+    if type(scores) not in TENSOR_TYPES or is_traced() or scores.numel() < _MANY_SCORES or is_transformed():
         return scores + bias
     fits = torch.broadcast_shapes(scores.shape, bias.shape) == scores.shape
     return scores.add_(bias) if fits else scores + bias

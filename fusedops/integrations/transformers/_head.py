@@ -48,7 +48,7 @@ class Head(Replacement):
 
 def _reason(module: Any, x: Any) -> str | None:
     """Return why the logits of a training step have to be made, or None."""
-    if torch.compiler.is_compiling() or is_traced():
+    if is_traced():
         return "a head that torch.compile traces"
     if is_transformed():
         return "a head under a transform of torch.func"

@@ -44,7 +44,7 @@ def call_without_keeping(
         operands: its arguments.
     """
     h = compute(*operands)
-    if not h.requires_grad or h.numel() * h.itemsize < LEAST or is_traced() or is_transformed():
+    if not h.requires_grad or is_traced() or h.numel() * h.itemsize < LEAST or is_transformed():
         return layer(h)
     if not takes_saved_tensors_hooks():
         return layer(h)
