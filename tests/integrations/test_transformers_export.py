@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from model_families import FAMILIES, VOCABULARY, Family
 from small_calls import calls_may_be_small
 from torch import Tensor, nn
 
+from fusedops.errors import FusedOpsWarning
 from fusedops.integrations.transformers import _recomputed, apply
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -92,3 +94,29 @@ def test_by_dynamo_too() -> None:
     apply(module)
     program = exported(module, FAMILIES["BERT"], strict=True)
     torch.testing.assert_close(program.module()(*inputs), expected, rtol=1e-4, atol=2e-5)
+
+
+TO_ONNX = [
+    pytest.param(False, ("UnsupportedOperatorError", "fusedops::layer_norm"), id="torchscript"),
+    pytest.param(True, ("ConversionError", "fusedops.layer_norm"), id="dynamo", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("dynamo", "error"), TO_ONNX)
+def test_an_export_to_onnx_names_the_way_out(dynamo: bool, error: tuple[str, str], tmp_path: Any) -> None:
+    """Where torch fails for want of a translation of an op."""
+    if dynamo:
+        pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript")
+    model, inputs = nn.Sequential(nn.LayerNorm(64)).eval(), (torch.randn(3, 64),)
+    applied = apply(model)
+
+    def export() -> None:
+        torch.onnx.export(model, inputs, str(tmp_path / "model.onnx"), dynamo=dynamo, verbose=False)
+
+    way_out = r"layer_norm: got a call in torch\.onnx\.export, .* to fix: call applied\.remove\(\) first"
+    with pytest.warns(FusedOpsWarning, match=way_out), pytest.raises(Exception, match=error[1]) as raised:
+        export()
+    assert raised.type.__name__ == error[0]
+    if find_spec("onnx") is not None:
+        applied.remove()
+        export()

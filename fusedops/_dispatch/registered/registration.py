@@ -10,6 +10,7 @@ gradients, an empty tensor for each that is not wanted.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from sys import modules
@@ -25,8 +26,9 @@ from fusedops._dispatch.registered.schema import backward_schema, forward_schema
 from fusedops._dispatch.registered.symbolic_floats import SymbolicFloats
 from fusedops._plugins.registry import registry
 from fusedops._policy.policy import check_text
-from fusedops._torch import destroy
-from fusedops.errors import InvalidInputError
+from fusedops._report.user_frame import user_stack_level
+from fusedops._torch import destroy, is_onnx_export
+from fusedops.errors import FusedOpsWarning, InvalidInputError
 
 _libraries: dict[str, torch.library.Library] = {}
 
@@ -41,7 +43,10 @@ def call_registered(op: Op, args: Sequence[Any], backend: str | None) -> Any:
 
 
 def prepare(name: str) -> None:
-    """Make sure that an op is registered, and that the rules for DTensor are once there can be one."""
+    """Make sure that an op is registered, and that the rules for DTensor are once there can be one.
+
+    Warns in an export to ONNX, which ends with torch's error of an op without a translation.
+    """
     if name not in _libraries:
         registry.records()  # a plugin's op: plugins are loaded when first needed
     if name not in _libraries:
@@ -53,6 +58,14 @@ def prepare(name: str) -> None:
         import fusedops._dispatch.distributed.dtensor as dtensor
 
         dtensor.register_rules(name)
+    if is_onnx_export():
+        warnings.warn(
+            f"{name}: got a call in torch.onnx.export, expected torch's own ops: ONNX has no translation of {name}; to "
+            f"fix: call applied.remove() first, where applied is what apply(model) returned, or pass a translation as "
+            f"custom_translation_table",
+            FusedOpsWarning,
+            stacklevel=user_stack_level(),
+        )
 
 
 # called while tracing, never traced: the mark of torch.compiler.assume_constant_result, which would load dynamo
