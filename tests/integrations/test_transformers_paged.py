@@ -52,8 +52,13 @@ def test_the_tokens_are_those_of_transformers(kind: str, sizes: dict[str, Any]) 
     assert model.config._attn_implementation == "fusedops"
 
 
-def test_what_varlen_attention_has_no_parameter_for_is_refused() -> None:
-    q, cache = torch.zeros(1, 2, 4, 8), object.__new__(PagedAttentionCache)
+@pytest.mark.parametrize(
+    "paged",
+    [{"cache": object.__new__(PagedAttentionCache)}, {"read_index": []}],
+    ids=["a cache to update", "what was read"],
+)
+def test_what_varlen_attention_has_no_parameter_for_is_refused(paged: dict[str, Any]) -> None:
+    q = torch.zeros(1, 2, 4, 8)
     refused: dict[str, Any] = {
         "a block table": {"block_table": q},
         "dropout = 0.1": {"dropout": 0.1},
@@ -62,4 +67,4 @@ def test_what_varlen_attention_has_no_parameter_for_is_refused() -> None:
     }
     for text, options in refused.items():
         with pytest.raises(fusedops.InvalidInputError, match=rf"paged cache with {text} \(cache\), expected"):
-            attention_forward(torch.nn.Identity(), q, q, q, None, cache=cache, **options)
+            attention_forward(torch.nn.Identity(), q, q, q, None, **paged, **options)

@@ -28,13 +28,13 @@ from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._sinks import with_sinks
 from fusedops.integrations._small import calls_left_to_torch
 from fusedops.integrations.transformers._packed_mask import PackedMask
-from fusedops.integrations.transformers._paged import of_paged_cache
+from fusedops.integrations.transformers._paged import PAGED, is_paged, of_paged_cache
 from fusedops.integrations.transformers._sequences import attention_of_sequences
 from fusedops.integrations.transformers._sparse import with_chosen_keys
 
 ATTENTION, SOFTMAX = "fusedops", "fusedops_softmax"
 _attributes = object.__getattribute__  # that of a config of transformers takes 0.6 us, its output_attentions 1.3
-_OPTIONS = {"cache", "indices", "block_indices", "softcap", "position_bias", "output_attentions"}
+_OPTIONS = {*PAGED, "indices", "block_indices", "softcap", "position_bias", "output_attentions"}
 _BEYOND_TORCH = {*_OPTIONS, "s_aux"}
 _FUSED_DROPOUT = {"cuda"}  # where torch's fused kernels of attention take a dropout
 _MANY_SCORES = 65_536
@@ -89,7 +89,7 @@ def attention_forward(
     reason = None
     if probabilities or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
         options = {"output_attentions": probabilities, **kwargs}
-        if kwargs.get("cache") is not None:
+        if is_paged(kwargs):
             reason = _reason_for_softmax(None, dropout, options)
             reason = "is_causal = False" if reason is None and is_causal is False else reason
             return of_paged_cache(module, query, key, value, scaling, reason, kwargs), None
@@ -155,7 +155,7 @@ def softmax_forward(
             [0.5000, 0.5000, 0.0000],
             [0.3333, 0.3333, 0.3333]])
     """
-    if kwargs.get("cache") is not None:
+    if is_paged(kwargs):
         raise InvalidInputError(
             f"attention implementation {SOFTMAX!r}: got a paged cache (cache), expected keys and values as tensors and "
             f"a mask; to fix: set_attn_implementation({ATTENTION!r}), which takes one, or another implementation"

@@ -21,11 +21,20 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from fusedops.errors import InvalidInputError
 from fusedops.integrations.transformers._sequences import attention_of_sequences
 
+PAGED = ("cache", "read_index")  # the cache that a call has to update; of a call after that, what it has read
+
+
+def is_paged(kwargs: dict[str, Any]) -> bool:
+    """Return True for a call of continuous batching."""
+    return any(kwargs.get(name) is not None for name in PAGED)
+
 
 def of_paged_cache(
     module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, reason: str | None, kwargs: Any
 ) -> Tensor:
     """Return the attention of new tokens of several requests, (1, T, N, Dv), and write their keys and values.
+
+    Since transformers 5.24 the models write them: the call has no cache, and key and value are those of the requests.
 
     Args:
         module: the attention module; its ``layer_idx`` is the layer of the cache.
@@ -36,8 +45,8 @@ def of_paged_cache(
         reason: what varlen_attention has no parameter for, or None.
         kwargs: of the call; the cache writes the layer's own bounds into them.
     """
-    cache: Any = kwargs["cache"]
-    if not isinstance(kwargs["cache"], PagedAttentionCache):
+    cache: Any = kwargs.get("cache")
+    if cache is not None and not isinstance(kwargs["cache"], PagedAttentionCache):
         reason = f"of type {type(cache).__name__}"
     elif kwargs.get("block_table") is not None:
         reason = "with a block table"
@@ -49,8 +58,9 @@ def of_paged_cache(
             "that returns the keys and values of each request in their order, and causal attention with nothing but "
             'windows and sinks; to fix: set_attn_implementation("paged|eager")'
         )
-    new = {"key_states": key, "value_states": value, "layer_idx": module.layer_idx, "kwargs": kwargs}
-    key, value = cast("tuple[Tensor, Tensor]", cache.update(**new))
+    if cache is not None:
+        new = {"key_states": key, "value_states": value, "layer_idx": module.layer_idx, "kwargs": kwargs}
+        key, value = cast("tuple[Tensor, Tensor]", cache.update(**new))
     size = kwargs.get("sliding_window")
     window = None if size is None else (size - 1, 0)
     bounds = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
