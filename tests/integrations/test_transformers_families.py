@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from model_families import FAMILIES, Family
 from model_family import accuracy, result
 from repository import DOCS, load
@@ -43,6 +44,7 @@ def state(model: Any) -> dict[str, Any]:
 
 
 LISTED = families.listed(make.block(PAGE, "families"))
+IS_OF_THE_PAGE = f"in transformers {transformers.__version__}." in PAGE  # another release has other modules
 # the first family for which the page has these ops; the others are slow in all
 FIRST = {outcome.ops: name for name, outcome in reversed(LISTED.items())}.values()
 EACH = [pytest.param(family, marks=[pytest.mark.slow] * (name not in FIRST)) for name, family in FAMILIES.items()]
@@ -58,7 +60,8 @@ def test_a_family_computes_the_same(family: Family) -> None:
 
     applied = apply(model)
     assert applied.ops
-    assert LISTED[family.name] == families.outcome(applied), "stale: run `make docs`"
+    if IS_OF_THE_PAGE:
+        assert LISTED[family.name] == families.outcome(applied), "stale: run `make docs`"
     applied_logits, applied_gradients = outputs(model, family)
     torch.testing.assert_close(applied_logits, logits, rtol=1e-4, atol=2e-5)
     assert applied_gradients.keys() == gradients.keys()

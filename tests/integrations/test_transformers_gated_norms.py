@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -18,20 +19,21 @@ pytest.importorskip("transformers", reason="needs transformers")
 from fusedops.integrations.transformers import Row, apply
 
 F = nn.functional
-CLASSES: dict[str, tuple[Any, ...]] = {
-    "qwen3_next.Qwen3NextRMSNormGated": (),
-    "kimi_linear.KimiLinearRMSNormGated": (),
-    "mamba2.MambaRMSNormGated": (),
-    "granitemoehybrid.GraniteMoeHybridRMSNormGated": (),
-    "zamba2.Zamba2RMSNormGated": (8,),
-    "nemotron_h.NemotronHRMSNormGated": (16,),
+CLASSES = {  # and their group_size, which those of 32 have in newer releases of transformers alone
+    "qwen3_next.Qwen3NextRMSNormGated": 32,
+    "kimi_linear.KimiLinearRMSNormGated": 32,
+    "mamba2.MambaRMSNormGated": 32,
+    "granitemoehybrid.GraniteMoeHybridRMSNormGated": 32,
+    "zamba2.Zamba2RMSNormGated": 8,
+    "nemotron_h.NemotronHRMSNormGated": 16,
 }
 F32, BF16 = torch.float32, torch.bfloat16
 
 
 def norm_of(path: str) -> Any:
     module, name = path.split(".")
-    norm = getattr(import_module(f"transformers.models.{module}.modeling_{module}"), name)(32, *CLASSES[path])
+    kind: Any = getattr(import_module(f"transformers.models.{module}.modeling_{module}"), name)
+    norm = kind(32, CLASSES[path]) if "group_size" in inspect.signature(kind).parameters else kind(32)
     nn.init.normal_(norm.weight, 1.0, 0.3)
     return norm
 

@@ -13,10 +13,13 @@ import pytest
 import torch
 from model_families import FAMILIES, counted
 from torch import Tensor, nn
+from transformers.utils import is_kernels_available
 
 from fusedops.integrations.transformers import apply, mapping
 
 kernels = pytest.importorskip("kernels", reason="the package kernels is not installed")
+if not is_kernels_available():
+    pytest.skip(f"this release of transformers does not take kernels {kernels.__version__}", allow_module_level=True)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 TRAINING, COMPILE = kernels.Mode.TRAINING, kernels.Mode.TORCH_COMPILE

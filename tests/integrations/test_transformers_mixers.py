@@ -23,6 +23,9 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 from fusedops import FusedOpsWarning
 from fusedops.integrations.transformers import Row, apply
 
+# past_key_values and cache_params, which transformers 5.24 names cache
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in version 5.40:FutureWarning")
+
 HYBRIDS = ["Qwen3.5", "Kimi-Linear", "Bamba", "LFM2"]
 IDS = torch.randint(3, 64, (1, 11), generator=torch.Generator().manual_seed(7))
 

@@ -52,11 +52,10 @@ def test_the_tokens_are_those_of_transformers(kind: str, sizes: dict[str, Any]) 
     assert model.config._attn_implementation == "fusedops"
 
 
-@pytest.mark.parametrize(
-    "paged",
-    [{"cache": object.__new__(PagedAttentionCache)}, {"read_index": []}],
-    ids=["a cache to update", "what was read"],
-)
+OF_A_CALL = {"a cache to update": {"cache": object.__new__(PagedAttentionCache)}, "what was read": {"read_index": []}}
+
+
+@pytest.mark.parametrize("paged", OF_A_CALL.values(), ids=OF_A_CALL)
 def test_what_varlen_attention_has_no_parameter_for_is_refused(paged: dict[str, Any]) -> None:
     q = torch.zeros(1, 2, 4, 8)
     refused: dict[str, Any] = {
