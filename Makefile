@@ -84,7 +84,7 @@ test-long: $(VENV)/ready  ## run the tests that take minutes: every float32 numb
 	$(PYTEST) --dist loadfile -m long $(ARGS)
 
 test-versions:  ## run a part of the tests with other versions: PYTHON=3.10 TORCH=torch==2.10.0 TRITON=triton==3.4.0
-	PYTHON='$(PYTHON)' TORCH='$(TORCH)' TRITON='$(TRITON)' tests/at_versions.sh $(ARGS)
+	PYTHON='$(PYTHON)' TORCH='$(TORCH)' TRITON='$(TRITON)' TRANSFORMERS='$(TRANSFORMERS)' tests/at_versions.sh $(ARGS)
 
 fuzz: $(VENV)/ready  ## compare random calls of all ops and backends with float64, for MINUTES, then threads and forks
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)

@@ -8,6 +8,7 @@
 # TORCH    what pip installs, or the folder of an environment of this Python that has torch: a plain torch==VERSION can
 #          download the CUDA libraries, which take gigabytes
 # TRITON   what pip installs, without its dependencies: torch's own may be another version
+# TRANSFORMERS   what pip installs: with it, the tests of fusedops.integrations.transformers run, and no others
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset PYTHONPATH
@@ -25,7 +26,8 @@ interpreter() {  # print the interpreter of a version
 python=$(interpreter "${PYTHON:-python3}")
 torch=${TORCH:-torch}
 triton=${TRITON:-triton}
-label="$("$python" -c 'import platform; print(platform.python_version())')-$torch-$triton"
+transformers=${TRANSFORMERS:-}
+label="$("$python" -c 'import platform; print(platform.python_version())')-$torch-$triton${transformers:+-$transformers}"
 folder=build/versions/$(tr -c 'A-Za-z0-9.\n' - <<<"$label")
 
 if [ ! -e "$folder/ready" ]; then
@@ -43,6 +45,7 @@ if [ ! -e "$folder/ready" ]; then
     # what the package needs beside torch, which may come from a folder that pip does not see
     "${pip[@]}" --group test setuptools pluggy rich "$numpy"
     "${pip[@]}" --no-deps "$triton"
+    if [ -n "$transformers" ]; then "${pip[@]}" "$transformers"; fi
     touch "$folder/ready"
 fi
 "$folder/bin/python" -m pip install --quiet --no-build-isolation --no-deps --editable .
@@ -53,6 +56,11 @@ code=0
 run() {  # run tests; all parts run, also after a failure
     "$folder/bin/python" -m pytest --quiet -p no:cacheprovider --numprocesses auto --maxprocesses 8 --dist worksteal "$@" || code=1
 }
+if [ -n "$transformers" ]; then
+    "$folder/bin/python" -c 'import transformers; print("transformers", transformers.__version__)'
+    run -m "not slow" tests/integrations/test_transformers_*.py "$@"
+    exit $code
+fi
 run -m "not slow" tests/policy tests/cli tests/plugins/test_{registration,plugin_ops}.py tests/integrations/test_nn.py \
     tests/dispatch/test_{bind,call_paths,explain,no_backend,selected_kernel}.py \
     tests/dispatch/test_recent_calls.py tests/backends/cpu/test_{calls,remembered_calls}.py "$@"

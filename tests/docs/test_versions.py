@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs" / "versions.md").read_text("utf-8")
 
 def supported() -> dict[str, tuple[str, str]]:
     """Return the oldest and the newest version of each package of the page's table."""
-    rows = re.findall(r"^\| (Python|torch|triton) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.M)
+    rows = re.findall(r"^\| (Python|torch|triton|transformers) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.M)
     return {name: (oldest, newest) for name, oldest, newest in rows}
 
 
@@ -27,6 +27,7 @@ def test_the_metadata_have_the_oldest_versions() -> None:
     assert f'requires-python = ">={python}"' in PROJECT
     assert {release(version) for version in re.findall(r'"torch>=([\d.]+)"', PROJECT)} == {release(torch)}
     assert {release(version) for version in re.findall(r'"triton>=([\d.]+)"', PROJECT)} == {release(triton)}
+    assert f'"transformers>={".".join(supported()["transformers"][0].split(".")[:2])}"' in PROJECT
     assert f'pythonVersion = "{python}"' in PROJECT
     assert f'target-version = "py{python.replace(".", "")}"' in PROJECT
     start = (ROOT / "docs" / "start.md").read_text("utf-8")
@@ -44,7 +45,8 @@ def test_the_classifiers_are_the_versions_of_the_table() -> None:
 def test_the_run_at_both_ends_has_the_versions_of_the_table() -> None:
     text = (ROOT / ".ci" / "run-versions").read_text("utf-8")
     ends = re.findall(r"PYTHON=([\d.]+) .*?torch==([\d.]+)\S* TRITON=triton==([\d.]+)", text)
-    assert ends == [tuple(versions[end] for versions in supported().values()) for end in (0, 1)]
+    assert ends == [tuple(supported()[name][end] for name in ("Python", "torch", "triton")) for end in (0, 1)]
+    assert tuple(re.findall(r"TRANSFORMERS=transformers==([\d.]+)", text)) == supported()["transformers"]
     assert ".ci/run-versions" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 
 
