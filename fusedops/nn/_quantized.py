@@ -7,23 +7,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Parameter, functional
 
+from fusedops._torch import is_plain, is_traced, is_transformed
 from fusedops.errors import InvalidInputError
+from fusedops.nn._packed_weight import PackedWeight, refused_write
 from fusedops.ops import quantized_linear
 from fusedops.quantization import FORMATS, bytes_of_row, dequantize, quantize
+
+#: The name of the packed bytes, as a parameter and in state dicts: bytes of another format have another name.
+KEYS = {format: f"packed_{format}" for format in FORMATS}
 
 
 class _Packed(torch.nn.Module):
     """The part that both layers share: a packed weight, and the dtype of the layer without it.
 
     Attributes:
-        weight: uint8, (rows, bytes of a row), without a gradient.
-        format: of the weight.
+        format: of the packed weight.
         weight_dtype: the dtype of the unpacked weight; ``module.to(dtype)`` changes it.
     """
 
-    weight: Parameter
     format: str
     weight_dtype: torch.dtype
 
@@ -34,17 +37,73 @@ class _Packed(torch.nn.Module):
                 f"{type(self).__name__}: got format = {format!r} for rows of {columns} weights, expected one of "
                 f"{', '.join(FORMATS)} whose block divides them; to fix: use another format or an unpacked layer"
             )
-        self.weight = Parameter(torch.zeros(rows, size, dtype=torch.uint8, device=device), requires_grad=False)
         self.format, self.weight_dtype = format, dtype or torch.get_default_dtype()
+        self._hold(Parameter(torch.zeros(rows, size, dtype=torch.uint8, device=device), requires_grad=False))
+
+    def _hold(self, packed: Parameter) -> None:
+        super().register_parameter(KEYS[self.format], packed)
+
+    @property
+    def packed(self) -> Parameter:
+        """Return the packed weight: uint8, (rows, bytes of a row), without a gradient."""
+        return getattr(self, KEYS[self.format])
+
+    @property
+    def weight(self) -> Any:
+        """Return the weight to be read. Its shape, dtype and device cost nothing, each use of its numbers an unpack."""
+        packed = self.packed
+        if is_traced() or is_transformed() or not is_plain((packed,)):
+            return self.dequantize()
+        return PackedWeight(packed, self.format, self.weight_dtype)
+
+    @weight.setter
+    def weight(self, value: Any) -> None:
+        self._tie(value)
+
+    def _tie(self, value: Any) -> None:
+        """Take the weight of another packed layer; any other is refused."""
+        if not isinstance(value, PackedWeight) or (value.format, value.shape) != (self.format, self.weight.shape):
+            raise refused_write(f"an assignment of {type(value).__name__}")
+        self._hold(value.packed)
+
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
+        """Register a parameter. torch calls it for each assignment of one, that of ``weight`` included."""
+        if name == "weight":
+            self._tie(param)
+        elif isinstance(param, PackedWeight):  # as torch.nn.utils.prune moves a weight away
+            raise refused_write(name)
+        else:
+            super().register_parameter(name, param)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
         self.weight_dtype = fn(torch.empty(0, dtype=self.weight_dtype)).dtype
         return self
 
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        own = prefix + KEYS[self.format]
+        error_msgs += [
+            f"{type(self).__name__}: got {other} in the state dict, expected {own}; to fix: quantize the model with "
+            f"the format of the state dict, or load unpacked weights before quantize"
+            for other in (prefix + name for name in ("weight", *KEYS.values()))
+            if other in state_dict and other != own
+        ]
+
     def dequantize(self) -> Tensor:
         """Return the weight, unpacked, in ``weight_dtype``."""
-        return dequantize(self.weight.data, self.format, self.weight_dtype)
+        return dequantize(self.packed.detach(), self.format, self.weight_dtype)
 
 
 class QuantizedLinear(_Packed, torch.nn.Linear):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -91,16 +150,18 @@ class QuantizedLinear(_Packed, torch.nn.Linear):  # pyright: ignore[reportIncomp
         made = cls(
             linear.in_features, linear.out_features, False, format=format, device="meta", dtype=linear.weight.dtype
         )
-        made.weight = Parameter(quantize(linear.weight, format), requires_grad=False)
+        made._hold(Parameter(quantize(linear.weight, format), requires_grad=False))
         made.bias = linear.bias
         return made
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute ``input @ dequantize(weight).T + bias``."""
         own: dict[str, Any] = self._parameters
-        if "weight" in own and "bias" in own:  # without torch's __getattr__, which takes up to 1 us for each
-            return quantized_linear(input, own["weight"], own["bias"], format=self.format)
-        return quantized_linear(input, self.weight, self.bias, format=self.format)  # of a wrapper: a parametrization
+        format = self.format
+        key = KEYS[format]
+        if key in own and "bias" in own:  # without torch's __getattr__, which takes up to 1 us for each
+            return quantized_linear(input, own[key], own["bias"], format=format)
+        return quantized_linear(input, self.packed, self.bias, format=format)  # of a wrapper: a parametrization
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, format={self.format}"
@@ -151,13 +212,24 @@ class QuantizedEmbedding(_Packed, torch.nn.Embedding):  # pyright: ignore[report
             )
         size = embedding.num_embeddings, embedding.embedding_dim
         made = cls(*size, format=format, device="meta", dtype=embedding.weight.dtype)
-        made.weight = Parameter(quantize(embedding.weight, format), requires_grad=False)
+        made._hold(Parameter(quantize(embedding.weight, format), requires_grad=False))
         made.padding_idx = embedding.padding_idx
         return made
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuse torch's way to make a layer of a weight, which has no format."""
+        raise InvalidInputError(
+            f"{cls.__name__}: got from_pretrained, expected of(embedding, format); to fix: "
+            f"{cls.__name__}.of(torch.nn.Embedding.from_pretrained(weight), format)"
+        )
+
     def forward(self, input: Tensor) -> Tensor:
-        """Return the rows of the weight, (..., embedding_dim) for input (...), in ``weight_dtype``."""
-        return dequantize(self.weight[input], self.format, self.weight_dtype)
+        """Return the rows of the weight, (..., embedding_dim) for input (...), in ``weight_dtype``.
+
+        Indices are those of ``torch.nn.Embedding``, with its errors: int64 or int32, from 0 to ``num_embeddings - 1``.
+        """
+        return dequantize(functional.embedding(input, self.packed), self.format, self.weight_dtype)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, format={self.format}"

@@ -14,6 +14,7 @@ tensor([-0.9999, -0.9684, -0.9370])
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,9 @@ class Format(NamedTuple):
         weights: of a block.
         bytes: of a block.
         scales: the offsets, in bytes, of the float16 numbers of a block.
+        smallest: of a weight's largest magnitude, unless it is 0. The steps of float16 near 0 then change no number by
+            more than 1/8 of that.
+        largest: of a weight's magnitudes. The float16 numbers of its blocks are then finite.
 
     >>> import fusedops
     >>> fusedops.quantization.FORMATS["Q4_K"].weights
@@ -40,18 +44,25 @@ class Format(NamedTuple):
     weights: int
     bytes: int
     scales: tuple[int, ...]
+    smallest: float
+    largest: float
+
+
+def _format_of(weights: int, bytes: int, scales: tuple[int, ...], levels: int, factor: int) -> Format:
+    """Return a format: ``levels`` spacings from 0 to the largest number, which is ``factor`` of a float16 number."""
+    return Format(weights, bytes, scales, levels * 2.0**-22, factor * 65504.0)  # 8 roundings of 2**-25; float16's max
 
 
 #: The formats by name, each with the sizes of its block.
 FORMATS = {
-    "Q8_0": Format(32, 34, (0,)),
-    "Q4_0": Format(32, 18, (0,)),
-    "Q4_1": Format(32, 20, (0, 2)),
-    "Q5_0": Format(32, 22, (0,)),
-    "Q5_1": Format(32, 24, (0, 2)),
-    "Q4_K": Format(256, 144, (0, 2)),
-    "Q5_K": Format(256, 176, (0, 2)),
-    "Q6_K": Format(256, 210, (208,)),
+    "Q8_0": _format_of(32, 34, (0,), 127, 127),
+    "Q4_0": _format_of(32, 18, (0,), 8, 8),
+    "Q4_1": _format_of(32, 20, (0, 2), 15, 1),
+    "Q5_0": _format_of(32, 22, (0,), 16, 16),
+    "Q5_1": _format_of(32, 24, (0, 2), 31, 1),
+    "Q4_K": _format_of(256, 144, (0, 2), 15, 63),
+    "Q5_K": _format_of(256, 176, (0, 2), 31, 63),
+    "Q6_K": _format_of(256, 210, (208,), 32, 32 * 128),
 }
 _CHUNK = 2**20  # weights that are converted at once: the memory beside argument and result is a few times this
 
@@ -75,8 +86,13 @@ def quantize(weight: Tensor, format: str) -> Tensor:
     smallest value, or 0, and their largest, whose spacing and smallest value are rounded to 6 bits (Q6_K: 8) of the
     largest of the block. llama.cpp searches for spacings with a smaller error.
 
+    The scales of a block are float16 numbers, which end at 65504 and have steps of 6e-8 near 0. So blocks of numbers
+    below some 1e-7 become 0, as in ``gguf``, beside larger ones elsewhere in the weight; a weight that is beyond the
+    range as a whole is refused.
+
     Args:
-        weight: (..., K), float16, bfloat16, float32 or float64, finite.
+        weight: (..., K), float16, bfloat16, float32 or float64, finite. Its largest magnitude is 0 or from
+            ``FORMATS[format].smallest`` to ``FORMATS[format].largest``: from 3e-5 to 8e6 for Q8_0.
         format: one of ``FORMATS``.
 
     Returns:
@@ -102,11 +118,14 @@ def quantize(weight: Tensor, format: str) -> Tensor:
             f"quantize: got a weight of shape {tuple(weight.shape)}, expected a last dim that is a multiple of "
             f"{sizes.weights}, the block of {format}; to fix: {_other_format(weight.shape[-1])}"
         )
-    if not bool(weight.isfinite().all()):
-        raise InvalidInputError(
-            "quantize: got a weight with inf or NaN, expected finite numbers; to fix: replace them, as with "
-            "weight.nan_to_num()"
+    if beyond := beyond_range(weight, format):
+        expected = (
+            f"a largest magnitude of 0, or from {sizes.smallest:.2g} to {sizes.largest:.2g}; to fix: leave the weight "
+            f"as it is, or scale it, and divide its results by the scale"
+            if "range" in beyond
+            else "finite numbers; to fix: replace them, as with weight.nan_to_num()"
         )
+        raise InvalidInputError(f"quantize: got a weight with {beyond}, expected {expected}")
     blocks = weight.detach().reshape(weight.numel() // sizes.weights, sizes.weights)
     from fusedops.quantization import _pack  # by the first use, not by the import: the ops read FORMATS alone
 
@@ -115,6 +134,23 @@ def quantize(weight: Tensor, format: str) -> Tensor:
     for start in range(0, blocks.shape[0], step):
         packed[start : start + step] = _pack.PACK[format](blocks[start : start + step].float())
     return packed.view(*weight.shape[:-1], weight.shape[-1] // sizes.weights * sizes.bytes)
+
+
+def beyond_range(weight: Tensor, format: str) -> str:
+    """Return which numbers of a weight a format cannot hold; empty where it holds them.
+
+    >>> import torch, fusedops
+    >>> fusedops.quantization.beyond_range(torch.full((1, 32), 1e7), "Q8_0")
+    'numbers up to 1e+07, beyond the range of Q8_0'
+    """
+    low, high = (each.item() for each in weight.detach().aminmax()) if weight.numel() else (0.0, 0.0)
+    size = max(-low, high)
+    if not math.isfinite(size):
+        return "inf or NaN"
+    sizes = FORMATS[format]
+    if size == 0 or sizes.smallest <= size <= sizes.largest:
+        return ""
+    return f"numbers up to {size:.3g}, beyond the range of {format}"
 
 
 def dequantize(packed: Tensor, format: str, dtype: torch.dtype = torch.float32) -> Tensor:

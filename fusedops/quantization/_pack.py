@@ -99,7 +99,9 @@ def _with_scales(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _rounded(numbers: Tensor) -> Tensor:
-    return numbers.to(torch.float16).float()
+    """Return numbers of float16: the nearest, but below 2**-14, where they are 2**-24 apart, the next away from 0."""
+    steps = numbers.abs() * 2.0**24
+    return torch.where(steps < 2**10, numbers.sign() * steps.ceil() * 2.0**-24, numbers).to(torch.float16).float()
 
 
 def q4_k(blocks: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from fusedops.quantization import dequantize, quantize
 TABLE = Table(__file__, "fakes")
 pin = TABLE.pin
 ROW = torch.ones(64)
+LAYER = fusedops.nn.QuantizedLinear(64, 3, format="Q8_0")
 PACKED = quantize(torch.ones(3, 64), "Q8_0")
 
 pin("a format", lambda: quantize(ROW, "Q3_K"), INVALID)
@@ -18,6 +19,9 @@ pin("an integer weight", lambda: quantize(ROW.long(), "Q8_0"), INVALID)
 pin("a number of weights", lambda: quantize(ROW, "Q4_K"), INVALID)
 pin("a number of weights that no format takes", lambda: quantize(ROW[:9], "Q8_0"), INVALID)
 pin("an infinite weight", lambda: quantize(ROW / 0, "Q8_0"), INVALID)
+pin("large weights", lambda: quantize(ROW * 2e7, "Q8_0"), INVALID)
+pin("float64 beyond float32", lambda: quantize(ROW.double() * 1e300, "Q4_1"), INVALID)
+pin("small weights", lambda: quantize(ROW * 1e-6, "Q8_0"), INVALID)
 pin("packed bytes", lambda: dequantize(PACKED[:, 1:], "Q8_0"), INVALID)
 pin("a layer's format", lambda: fusedops.nn.QuantizedLinear(64, 3, format="Q4_K"), INVALID)
 pin(
@@ -25,6 +29,9 @@ pin(
     lambda: fusedops.nn.QuantizedEmbedding.of(torch.nn.Embedding(3, 64, max_norm=1.0), "Q8_0"),
     INVALID,
 )
+pin("from_pretrained", lambda: fusedops.nn.QuantizedEmbedding.from_pretrained(torch.ones(3, 64)), INVALID)
+pin("a write to a packed weight", lambda: LAYER.weight.data.copy_(ROW), INVALID)
+pin("an assignment to a packed weight", lambda: setattr(LAYER, "weight", torch.nn.Parameter(ROW)), INVALID)
 pin("the call's format", lambda: quantized_linear(ROW, PACKED, format="Q3_K"), INVALID)
 pin("the bytes of a row", lambda: quantized_linear(ROW, PACKED, format="Q4_0"), INVALID)
 pin("the last dim of x", lambda: quantized_linear(ROW[:63], PACKED, format="Q8_0"), INVALID)

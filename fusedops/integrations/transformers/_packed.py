@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 from torch.nn import Embedding, Linear, Module, Parameter
 
@@ -15,6 +17,8 @@ from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
 from fusedops.nn import QuantizedEmbedding, QuantizedLinear
+from fusedops.nn._packed_weight import UNPACK
+from fusedops.nn._quantized import KEYS
 from fusedops.quantization import FORMATS
 
 _NOTHING = "no module is a linear layer or an embedding whose rows are whole blocks"
@@ -26,9 +30,13 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
     """Pack the weights of a model's linear layers and embeddings.
 
     A layer becomes a :class:`fusedops.nn.QuantizedLinear` or :class:`fusedops.nn.QuantizedEmbedding`: its place, name,
-    hooks and bias stay, and its ``weight`` is the packed one, of uint8. Tied weights stay one. Layers whose class has
-    a forward of its own are left. One weight is packed after another, and the unpacked one is freed. ``apply`` may be
-    called before or after.
+    hooks and bias stay, and the packed weight is its parameter ``packed_<format>``, of uint8, such as ``packed_Q8_0``.
+    Its ``weight`` can be read, and is unpacked for each use of its numbers; a write to it is an error. Tied weights
+    stay one. Layers whose class has a forward of its own are left. One weight is packed after another, and the
+    unpacked one is freed. ``apply`` may be called before or after.
+
+    ``load_state_dict`` takes the state dict of a model that is packed in the same format. ``save_pretrained`` raises:
+    ``from_pretrained`` cannot read packed weights. To write one, such as by ``resize_token_embeddings``, unpack first.
 
     Args:
         model: a model of transformers, or any torch module, with its weights loaded.
@@ -66,7 +74,9 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
     applied = Applied(
         type(model).__name__, _pack_all(model, format, tuple(skip)), lambda: unpack(model), nothing=_NOTHING
     )
-    if not applied.ops:
+    if applied.ops:
+        guard_save(model)
+    else:
         warnings.warn(f"quantize: {applied!r}", FusedOpsWarning, stacklevel=2)
     return applied
 
@@ -80,10 +90,15 @@ def _pack_all(model: Module, format: str, patterns: tuple[str, ...]) -> list[Row
     outcomes: Counter[tuple[str, str, str]] = Counter()
     tied: dict[int, list[Linear | Embedding]] = {}  # by the id of the weight: a reference would keep it
     for name, layer in layers.items():
-        reason = reasons[name] or ("a module that is left has the same weight" if id(layer.weight) in kept else "")
-        packed = _PACKED.get(type(layer), type(layer))
-        outcomes[type(layer).__name__, "" if reason else _OPS[packed], reason] += 1
-        if not reason and type(layer) not in _OPS:
+        reason = reasons[name]
+        if type(layer) in _OPS:
+            before = "" if layer.format == format else f"it is packed in {layer.format}"
+            outcomes[type(layer).__name__, _OPS[type(layer)], before] += 1
+            continue
+        if not reason and id(layer.weight) in kept:
+            reason = "a module that is left has the same weight"
+        outcomes[type(layer).__name__, "" if reason else _OPS[_PACKED[type(layer)]], reason] += 1
+        if not reason:
             tied.setdefault(id(layer.weight), []).append(layer)
     for group in tied.values():
         weight = Parameter(quantization.quantize(group[0].weight, format), requires_grad=False)
@@ -104,10 +119,13 @@ def _reason_to_leave(name: str, layer: Linear | Embedding, format: str, patterns
         return "max_norm changes its weight"
     if type(layer.weight) is not Parameter or not layer.weight.is_floating_point() or layer.weight.dim() != 2:
         return "its weight is no plain parameter of floating numbers"
-    if layer.weight.is_meta or not bool(layer.weight.detach().isfinite().all()):
-        return "its weight is not loaded" if layer.weight.is_meta else "its weight has inf or NaN"
+    if layer.weight.is_meta:
+        return "its weight is not loaded"
     columns, block = layer.weight.shape[1], FORMATS[format].weights
-    return f"a row has {columns} weights, no multiple of {block}, the block of {format}" if columns % block else ""
+    if columns % block:
+        return f"a row has {columns} weights, no multiple of {block}, the block of {format}"
+    beyond = quantization.beyond_range(layer.weight, format)
+    return f"its weight has {beyond}" if beyond else ""
 
 
 def _weights_of_others(model: Module, chosen: list[Linear | Embedding]) -> set[int]:
@@ -121,23 +139,72 @@ def _weights_of_others(model: Module, chosen: list[Linear | Embedding]) -> set[i
     }
 
 
-def pack(layer: Any, weight: Parameter, format: str) -> None:
+def pack(layer: Any, packed: Parameter, format: str) -> None:
     """Give a linear layer or an embedding a packed weight in place of its own, which may be on the meta device."""
     layer.weight_dtype = layer.weight.dtype
-    layer.__class__ = _PACKED[type(layer)]
+    _exchange(layer, "weight", KEYS[format], packed)
     layer.format = format
-    layer.weight = weight
+    layer.__class__ = _PACKED[type(layer)]
+
+
+def _exchange(layer: Any, old: str, new: str, parameter: Parameter) -> None:
+    """Put a parameter in the place of another one, of another name."""
+    own: dict[str, Any] = layer._parameters
+    parameters = {new if name == old else name: parameter if name == old else each for name, each in own.items()}
+    own.clear()
+    own.update(parameters)
+
+
+def _layers(model: Module) -> list[Any]:
+    """Return the packed layers of a model."""
+    return [each for each in model.modules() if type(each) in _OPS]
+
+
+class _SavePretrained:
+    """The ``save_pretrained`` of a model with packed weights, which ``from_pretrained`` could not read.
+
+    It holds the model weakly: an attribute of the model must not keep it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Save the adapter of a model that has one; raise for another model."""
+        model: Any = self._model()  # None: of from_gguf(path).save_pretrained(folder)
+        if model is None or (not getattr(model, "_hf_peft_config_loaded", False) and _layers(model)):
+            raise InvalidInputError(
+                f"save_pretrained: got a model with packed weights, which from_pretrained cannot read, expected "
+                f"unpacked weights; to fix: torch.save(model.state_dict(), path), which loads after quantize with the "
+                f"same format; or {UNPACK}"
+            )
+        kind = cast("Any", type(model))
+        return kind.save_pretrained(model, *args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return _SavePretrained, (self._model(),)  # a copy of the model holds the copy
+
+
+def guard_save(model: Module) -> None:
+    """Let ``save_pretrained`` of the models of transformers in a module refuse packed weights."""
+    modeling: Any = sys.modules.get("transformers.modeling_utils")
+    for module in model.modules():
+        if modeling is not None and isinstance(module, modeling.PreTrainedModel):
+            setattr(module, "save_pretrained", _SavePretrained(module))  # noqa: B010
 
 
 def unpack(model: Module) -> None:
     """Give every packed layer of a model its unpacked weight."""
-    layers: list[Any] = [each for each in model.modules() if type(each) in _OPS]
+    layers = _layers(model)
     tied: dict[int, list[Any]] = {}
     for layer in layers:
-        tied.setdefault(id(layer.weight), []).append(layer)
+        tied.setdefault(id(layer.packed), []).append(layer)
     for group in tied.values():
         weight = Parameter(group[0].dequantize())
         for layer in group:
-            del layer.format, layer.weight_dtype
+            _exchange(layer, KEYS[layer.format], "weight", weight)
             layer.__class__ = next(plain for plain, packed in _PACKED.items() if packed is type(layer))
-            layer.weight = weight
+            del layer.format, layer.weight_dtype
+    for module in model.modules():
+        if isinstance(vars(module).get("save_pretrained"), _SavePretrained):
+            del module.save_pretrained

@@ -1,0 +1,101 @@
+"""The weight of a packed layer for those who read it: shape, dtype and device without an unpack, numbers with one."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from fusedops._torch import tree_map_only, without_torch_function, wrapper_subclass
+from fusedops.errors import InvalidInputError
+from fusedops.quantization import FORMATS, dequantize
+
+UNPACK = "unpack the model first, by remove() of what quantize returned, or quantize(model, skip=['*']).remove()"
+_GETTERS = ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "layout", "is_meta")
+_QUESTIONS = ("size", "dim", "numel", "is_floating_point", "is_complex", "element_size", "__len__", "__hash__")
+_METADATA: set[Any] = {
+    *(getattr(Tensor, name).__get__ for name in _GETTERS),
+    *(getattr(Tensor, name) for name in _QUESTIONS),
+    torch.is_floating_point,
+    torch.numel,
+}
+_OWN_DATA: set[Any] = {cast("Any", Tensor.data).__get__, Tensor.detach}  # such that a write to it is refused too
+_IN_PLACE = {name for name in dir(Tensor) if name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")}
+
+
+class PackedWeight(Tensor):
+    """A packed weight as a tensor (rows, columns) of the unpacked dtype that cannot be written.
+
+    It counts as a ``Parameter``, so that ``lm_head.weight = embedding.weight`` ties two packed layers. Every operation
+    on it gets the numbers, which are unpacked for it.
+
+    Attributes:
+        packed: uint8, (rows, bytes of a row), the parameter of the layer.
+        format: of the bytes.
+    """
+
+    packed: Parameter
+    format: str
+
+    @staticmethod
+    def __new__(cls: type[PackedWeight], packed: Parameter, format: str, dtype: torch.dtype) -> PackedWeight:
+        """Return the weight of packed bytes."""
+        sizes = FORMATS[format]
+        shape = (packed.shape[0], packed.shape[1] // sizes.bytes * sizes.weights)
+        weight = cast("PackedWeight", wrapper_subclass(cls, shape, dtype, packed.device))
+        weight.packed, weight.format = packed, format
+        setattr(weight, "_is_param", True)  # noqa: B010
+        return weight
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _METADATA:
+            with without_torch_function():
+                return func(*args, **kwargs)
+        if func in _OWN_DATA:
+            return args[0]
+        name: str = func.__name__
+        written = kwargs.get("out", args[0] if args else next(iter(kwargs.values()), None))
+        if name == "__set__":
+            name = func.__self__.__name__
+            if isinstance(written, PackedWeight) and name in ("requires_grad", "grad") and not args[1]:
+                return None
+            writes = True
+        elif name == "requires_grad_":
+            if not (args[1] if len(args) > 1 else kwargs.get("requires_grad", True)):
+                return args[0]
+            writes = True
+        else:
+            in_place = name.endswith("_") and not name.endswith("__")
+            writes = in_place or name == "__setitem__" or name in _IN_PLACE or "out" in kwargs
+        if writes and _holds_one(written):
+            raise refused_write(name)
+        args, kwargs = _unpacked((args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = _unpacked((args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def refused_write(name: str) -> InvalidInputError:
+    """Return the error of a write to the weight of a packed layer."""
+    return InvalidInputError(
+        f"got {name} as a write to the weight of a packed layer, expected to read it alone; to fix: {UNPACK}"
+    )
+
+
+def _holds_one(values: Any) -> bool:
+    many: list[Any] = list(cast("Any", values)) if isinstance(values, (list, tuple)) else [values]
+    return any(isinstance(each, PackedWeight) for each in many)
+
+
+def _unpacked(values: Any) -> Any:
+    """Return arguments with the numbers of packed weights."""
+    return tree_map_only(
+        PackedWeight, lambda weight: dequantize(weight.packed.detach(), weight.format, weight.dtype), values
+    )
