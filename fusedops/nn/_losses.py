@@ -9,16 +9,37 @@ from torch import Tensor
 from torch.nn import Module, Parameter, init
 
 from fusedops import ops
+from fusedops.errors import InvalidInputError
 from fusedops.nn._repr import backend_repr
+
+# arguments of torch's classes that are accepted where they are None, and what to do where they are not
+_INSTEAD = {
+    "weight": "multiply the losses of reduction='none' by weight[target]",
+    "size_average": "pass reduction",
+    "reduce": "pass reduction",
+    "out_features": "call a loss for each of its places",
+    "options": "pass chunk",
+}
+
+
+def _refuse_given(module: str, **values: Any) -> None:
+    """Raise InvalidInputError for an argument of torch's class that is not None."""
+    for name, value in values.items():
+        if value is not None:
+            text = f"{module}: got {name} of {type(value).__name__}, expected None; to fix: {_INSTEAD[name]}"
+            raise InvalidInputError(text)
 
 
 class CrossEntropyLoss(Module):
-    """The module of :func:`fusedops.cross_entropy`, with the arguments of ``torch.nn.CrossEntropyLoss`` but ``weight``.
+    """The module of :func:`fusedops.cross_entropy`, with the arguments of ``torch.nn.CrossEntropyLoss``.
 
     The classes are the last dim of the input; torch has them in dim 1.
 
     Args:
+        weight: None. torch's weights of the classes are not supported.
+        size_average: None; use ``reduction``.
         ignore_index: rows with this target have loss 0 and gradient 0.
+        reduce: None; use ``reduction``.
         reduction: "mean", "sum" or "none".
         label_smoothing: in [0, 1], as in torch.
         z_loss: at least 0, the weight of the square of the log-sum-exp.
@@ -32,15 +53,19 @@ class CrossEntropyLoss(Module):
 
     def __init__(
         self,
-        *,
+        weight: None = None,
+        size_average: None = None,
         ignore_index: int = -100,
+        reduce: None = None,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
+        *,
         z_loss: float = 0.0,
         softcap: float | None = None,
         backend: str | None = None,
     ) -> None:
         super().__init__()
+        _refuse_given("CrossEntropyLoss", weight=weight, size_average=size_average, reduce=reduce)
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.label_smoothing = label_smoothing
@@ -90,10 +115,10 @@ class LinearCrossEntropyLoss(Module):
     dict loads. To share the weight of an embedding, assign ``module.weight = embedding.weight``.
 
     Args:
-        size: H, the size of the last dimension of ``x``.
-        classes: V.
+        in_features: H, the size of the last dimension of ``x``.
+        num_classes: V.
         bias: True has a bias.
-        ignore_index: rows with this target have loss 0.
+        ignore_index: rows with this target have loss 0; None: -100.
         label_smoothing: in [0, 1].
         z_loss: adds ``z_loss * logsumexp(logits)**2`` to each row.
         softcap: c > 0 replaces the logits by ``c * tanh(logits / c)``, or None.
@@ -101,6 +126,9 @@ class LinearCrossEntropyLoss(Module):
         chunk: rows of a chunk, or None.
         device: of weight and bias.
         dtype: of weight and bias.
+        weight: None. torch's weights of the classes are not supported.
+        out_features: (). torch's losses of several dims are not supported.
+        options: None; use ``chunk``.
         backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in effect.
 
     >>> import torch, fusedops
@@ -111,11 +139,11 @@ class LinearCrossEntropyLoss(Module):
 
     def __init__(
         self,
-        size: int,
-        classes: int,
+        in_features: int,
+        num_classes: int,
         bias: bool = False,
         *,
-        ignore_index: int = -100,
+        ignore_index: int | None = -100,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
         softcap: float | None = None,
@@ -123,21 +151,25 @@ class LinearCrossEntropyLoss(Module):
         chunk: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        weight: None = None,
+        out_features: tuple[int, ...] = (),
+        options: None = None,
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        self.size = size
-        self.classes = classes
+        _refuse_given("LinearCrossEntropyLoss", weight=weight, out_features=out_features or None, options=options)
+        self.size = in_features
+        self.classes = num_classes
         self.backend = backend
-        self.ignore_index = ignore_index
+        self.ignore_index = -100 if ignore_index is None else ignore_index
         self.label_smoothing = label_smoothing
         self.z_loss = z_loss
         self.softcap = softcap
         self.reduction = reduction
         self.chunk = chunk
-        options: Any = {"device": device, "dtype": dtype}
-        self.weight = Parameter(torch.empty((classes, size), **options))
-        self.bias: Parameter | None = Parameter(torch.empty(classes, **options)) if bias else None
+        factory: Any = {"device": device, "dtype": dtype}
+        self.weight = Parameter(torch.empty((num_classes, in_features), **factory))
+        self.bias: Parameter | None = Parameter(torch.empty(num_classes, **factory)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

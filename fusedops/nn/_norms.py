@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
 from fusedops import ops
+from fusedops.errors import InvalidInputError
 from fusedops.nn._repr import backend_repr
 
 
 class _Norm(Module):
     """A module with a weight (H,), or without."""
 
-    def __init__(self, size: int, eps: float, weight: float | None, backend: str | None, **options: Any) -> None:
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float,
+        weight: float | None,
+        backend: str | None,
+        **options: Any,
+    ) -> None:
         super().__init__()
+        whole: Any = normalized_shape
+        sizes: list[Any] = list(cast("Any", whole)) if isinstance(whole, Sequence) else [whole]
+        if len(sizes) != 1 or not isinstance(sizes[0], Integral):
+            raise InvalidInputError(
+                f"{type(self).__name__}: got normalized_shape = {normalized_shape!r}, expected H or (H,), the size of "
+                f"the last dim; to fix: flatten the dims that the norm is of, as in x.flatten(-2)"
+            )
+        size = int(sizes[0])
         self.size = size
         self.eps = eps
         self.backend = backend
@@ -52,12 +70,12 @@ class RMSNorm(_Norm):
     """The module of :func:`fusedops.rms_norm` and, with a residual, of :func:`fusedops.add_rms_norm`.
 
     Args:
-        size: H, the size of the last dimension.
+        normalized_shape: H, the size of the last dimension, or (H,).
         eps: added to the mean square.
-        offset: added to the weight; 1.0 for state dicts of Gemma, which keep ``weight - 1``.
         elementwise_affine: False leaves out the weight.
         device: of the weight.
         dtype: of the weight.
+        offset: added to the weight; 1.0 for state dicts of Gemma, which keep ``weight - 1``.
         backend: a policy for this module alone, such as "triton" or "npu,eager". None: the policy in effect.
 
     >>> import torch, fusedops
@@ -71,17 +89,17 @@ class RMSNorm(_Norm):
 
     def __init__(
         self,
-        size: int,
+        normalized_shape: int | Sequence[int],
         eps: float = 1e-6,
-        *,
-        offset: float = 0.0,
         elementwise_affine: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        offset: float = 0.0,
         backend: str | None = None,
     ) -> None:
         weight = 1.0 - offset if elementwise_affine else None  # the first result is the norm itself
-        super().__init__(size, eps, weight, backend, device=device, dtype=dtype)
+        super().__init__(normalized_shape, eps, weight, backend, device=device, dtype=dtype)
         self.offset = offset
 
     def _forward(self, x: Tensor, residual: Tensor | None) -> Any:
@@ -101,7 +119,7 @@ class LayerNorm(_Norm):
     """The module of :func:`fusedops.layer_norm` and, with a residual, of :func:`fusedops.add_layer_norm`.
 
     Args:
-        size: H, the size of the last dimension.
+        normalized_shape: H, the size of the last dimension, or (H,).
         eps: added to the variance.
         elementwise_affine: False leaves out weight and bias.
         bias: False leaves out the bias.
@@ -117,18 +135,21 @@ class LayerNorm(_Norm):
 
     def __init__(
         self,
-        size: int,
+        normalized_shape: int | Sequence[int],
         eps: float = 1e-5,
-        *,
         elementwise_affine: bool = True,
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
         backend: str | None = None,
     ) -> None:
-        super().__init__(size, eps, 1.0 if elementwise_affine else None, backend, device=device, dtype=dtype)
+        weight = 1.0 if elementwise_affine else None
+        super().__init__(normalized_shape, eps, weight, backend, device=device, dtype=dtype)
         has_bias = elementwise_affine and bias
-        self.bias: Parameter | None = Parameter(torch.zeros(size, device=device, dtype=dtype)) if has_bias else None
+        self.bias: Parameter | None = (
+            Parameter(torch.zeros(self.size, device=device, dtype=dtype)) if has_bias else None
+        )
 
     def _forward(self, x: Tensor, residual: Tensor | None) -> Any:
         if residual is None:

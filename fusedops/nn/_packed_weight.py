@@ -39,8 +39,8 @@ class PackedWeight(Tensor):
     packed: Parameter
     format: str
 
-    @staticmethod
-    def __new__(cls: type[PackedWeight], packed: Parameter, format: str, dtype: torch.dtype) -> PackedWeight:
+    @classmethod
+    def of(cls, packed: Parameter, format: str, dtype: torch.dtype) -> PackedWeight:
         """Return the weight of packed bytes."""
         sizes = FORMATS[format]
         shape = (packed.shape[0], packed.shape[1] // sizes.bytes * sizes.weights)

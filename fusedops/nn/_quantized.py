@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter, functional
+from torch.nn import Parameter
 
 from fusedops._torch import is_plain, is_traced, is_transformed
 from fusedops.errors import InvalidInputError
@@ -46,7 +46,9 @@ class _Packed(torch.nn.Module):
     @property
     def packed(self) -> Parameter:
         """Return the packed weight: uint8, (rows, bytes of a row), without a gradient."""
-        return getattr(self, KEYS[self.format])
+        key = KEYS[self.format]
+        own: dict[str, Any] = self._parameters
+        return own[key] if key in own else getattr(self, key)
 
     @property
     def weight(self) -> Any:
@@ -54,7 +56,7 @@ class _Packed(torch.nn.Module):
         packed = self.packed
         if is_traced() or is_transformed() or not is_plain((packed,)):
             return self.dequantize()
-        return PackedWeight(packed, self.format, self.weight_dtype)
+        return PackedWeight.of(packed, self.format, self.weight_dtype)
 
     @weight.setter
     def weight(self, value: Any) -> None:
@@ -158,10 +160,11 @@ class QuantizedLinear(_Packed, torch.nn.Linear):  # pyright: ignore[reportIncomp
         """Compute ``input @ dequantize(weight).T + bias``."""
         own: dict[str, Any] = self._parameters
         format = self.format
-        key = KEYS[format]
-        if key in own and "bias" in own:  # without torch's __getattr__, which takes up to 1 us for each
-            return quantized_linear(input, own[key], own["bias"], format=format)
-        return quantized_linear(input, self.packed, self.bias, format=format)  # of a wrapper: a parametrization
+        try:  # without torch's __getattr__, which takes up to 1 us for each
+            packed, bias = own[KEYS[format]], own["bias"]
+        except KeyError:  # of a wrapper: a parametrization
+            packed, bias = self.packed, self.bias
+        return quantized_linear(input, packed, bias, format=format)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, format={self.format}"
@@ -229,7 +232,7 @@ class QuantizedEmbedding(_Packed, torch.nn.Embedding):  # pyright: ignore[report
 
         Indices are those of ``torch.nn.Embedding``, with its errors: int64 or int32, from 0 to ``num_embeddings - 1``.
         """
-        return dequantize(functional.embedding(input, self.packed), self.format, self.weight_dtype)
+        return dequantize(torch.embedding(self.packed, input), self.format, self.weight_dtype)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, format={self.format}"

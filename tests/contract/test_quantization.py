@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusedops.errors import InvalidInputError
 from fusedops.quantization import FORMATS, dequantize, quantize
 
 every_format = pytest.mark.parametrize("format", FORMATS)
@@ -63,6 +64,31 @@ def test_the_error_is_below_half_a_spacing_of_each_run(format: str) -> None:
     assert (difference.view(-1, run) <= largest * (0.55 / levels + scales) + 1e-6).all()
     # the bound is of use: an error of twice the spacing is beyond it
     assert (difference.view(-1, run).amax(1) > largest[:, 0] * 0.1 / levels).all()
+
+
+@every_format
+def test_the_ends_of_the_range(format: str) -> None:
+    """A weight at an end has the error of its format; one beyond it is refused, and so is one beyond float32."""
+    sizes = FORMATS[format]
+    row = torch.linspace(-1, 1, sizes.weights, dtype=torch.float64)[None]
+    error = (dequantize(quantize(row, format), format) - row).abs().max()
+    for size in (sizes.smallest, sizes.largest):
+        packed = dequantize(quantize(row * size, format), format)
+        assert packed.isfinite().all()
+        assert (packed - row * size).abs().max() <= (error + 0.13) * size
+    for size in (0.9 * sizes.smallest, 1.1 * sizes.largest, 1e300):
+        with pytest.raises(InvalidInputError, match="beyond the range of"):
+            quantize(row * size, format)
+
+
+@every_format
+def test_small_blocks_beside_larger_ones(format: str) -> None:
+    """A row of 1e-9 is rounded to about 0; small blocks that the steps of float16 reach keep their numbers."""
+    row = torch.linspace(-1, 1, FORMATS[format].weights)
+    rows = torch.stack([row, row * 1e-9, row * FORMATS[format].smallest])
+    packed = dequantize(quantize(rows, format), format)
+    assert (packed[1] - rows[1]).abs().max() <= FORMATS[format].smallest / 4
+    assert (packed[2] - rows[2]).abs().max() <= 0.3 * FORMATS[format].smallest
 
 
 @every_format

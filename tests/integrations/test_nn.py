@@ -57,6 +57,50 @@ def test_a_module_is_the_op_with_its_settings(
         assert all(torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"),
+    [
+        ("RMSNorm", (8, 1e-6, False, "cpu", torch.bfloat16), {}),
+        ("RMSNorm", ((8,), 1e-6), {}),
+        ("RMSNorm", (), {"normalized_shape": [8], "eps": 1e-6}),
+        ("LayerNorm", (8, 1e-5, True, False, "cpu", torch.bfloat16), {}),
+        ("LayerNorm", (torch.Size([8]),), {}),
+        ("CrossEntropyLoss", (None, None, 3, None, "sum", 0.1), {}),
+        ("CrossEntropyLoss", (), {"weight": None, "size_average": None, "reduce": None}),
+    ],
+)
+def test_the_arguments_of_torchs_class(name: str, args: Any, kwargs: Any) -> None:
+    mine, theirs = getattr(nn, name)(*args, **kwargs), getattr(torch.nn, name)(*args, **kwargs)
+    assert {key: (each.dtype, each.shape) for key, each in mine.state_dict().items()} == {
+        key: (each.dtype, each.shape) for key, each in theirs.state_dict().items()
+    }
+    call = (GATE, TARGET % 8) if "Loss" in name else (GATE.to(next(iter(mine.state_dict().values()), GATE).dtype),)
+    torch.testing.assert_close(mine(*call), theirs(*call))
+
+
+def test_the_arguments_of_torchs_loss_of_a_linear_layer() -> None:
+    options = {"out_features": (), "weight": None, "options": None, "ignore_index": None, "bias": True}
+    loss = nn.LinearCrossEntropyLoss(in_features=8, num_classes=5, **options)
+    assert loss.ignore_index == -100
+    assert loss.bias is not None
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: nn.RMSNorm((4, 8)), r"got normalized_shape = \(4, 8\), expected H or \(H,\).*; to fix: flatten"),
+        (lambda: nn.LayerNorm(8.0), r"got normalized_shape = 8.0, expected H or \(H,\)"),
+        (lambda: nn.RMSNorm(8, None)(GATE), "got eps = None, expected a Python number"),
+        (lambda: nn.CrossEntropyLoss(torch.ones(8)), "got weight of Tensor, expected None; to fix: multiply"),
+        (lambda: nn.CrossEntropyLoss(size_average=False), "got size_average of bool, .*; to fix: pass reduction"),
+        (lambda: nn.LinearCrossEntropyLoss(8, 5, out_features=(2,)), "got out_features of tuple, expected None"),
+    ],
+)
+def test_an_argument_of_torchs_class_that_is_not_supported(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        make()
+
+
 def test_dropout_follows_the_mode_of_the_module() -> None:
     x, bias, residual = torch.randn(64, 8), torch.randn(8), torch.randn(64, 8)
     module = fusedops.nn.BiasDropoutAdd(0.4)

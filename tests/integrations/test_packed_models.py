@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from gguf_files import llama, write
-from model_families import FAMILIES
 from torch import nn
 
 import fusedops.nn
@@ -61,35 +60,28 @@ def test_what_is_left_has_a_reason() -> None:
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(input)
 
-    infinite, tied = nn.Linear(32, 2), nn.Linear(32, 5)
+    infinite, large, tied = nn.Linear(32, 2), nn.Linear(32, 2), nn.Linear(32, 5)
     infinite.weight.data[0, 0] = torch.inf
+    large.weight.data[0, 0] = 1e7
     other = Twice(32, 5)
     tied.weight = other.weight
     renormed = nn.Embedding(3, 32, max_norm=1.0)
-    layers = [nn.Linear(33, 2), nn.Linear(32, 2, device="meta"), infinite, other, tied, renormed, nn.Linear(32, 4)]
+    layers = [nn.Linear(33, 2), nn.Linear(32, 2, device="meta"), infinite, large, other, tied, renormed]
+    layers.append(nn.Linear(32, 4))
     before = [layer.weight for layer in layers]
     with pytest.warns(FusedOpsWarning, match="nothing is replaced"):
-        applied = quantize(nn.Sequential(*layers), skip=["6"])
+        applied = quantize(nn.Sequential(*layers), skip=["7"])
     assert {row.left.partition(",")[0] for row in applied.rows} == {
         "a row has 33 weights",
         "its weight is not loaded",
         "its weight has inf or NaN",
+        "its weight has numbers up to 1e+07",
         "skip has its name",
         "its class has a forward of its own",
         "a module that is left has the same weight",
         "max_norm changes its weight",
     }
     assert all(layer.weight is weight for layer, weight in zip(layers, before))
-
-
-@pytest.mark.parametrize("family", ["Qwen3", "Gemma 3", "Cohere", "GPT-NeoX"])
-def test_families(family: str) -> None:
-    plain, model = FAMILIES[family].build().eval(), FAMILIES[family].build().eval()
-    applied = quantize(model, format="Q8_0")
-    assert applied.ops["quantized_linear"] >= 2
-    apply(model)
-    want = logits(unpacked_where_packed(plain, model))
-    torch.testing.assert_close(logits(model), want, rtol=1e-4, atol=1e-4)
 
 
 def unpacked_where_packed(plain: Any, model: Any) -> Any:
