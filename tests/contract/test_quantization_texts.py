@@ -32,6 +32,7 @@ pin(
 pin("from_pretrained", lambda: fusedops.nn.QuantizedEmbedding.from_pretrained(torch.ones(3, 64)), INVALID)
 pin("a write to a packed weight", lambda: LAYER.weight.data.copy_(ROW), INVALID)
 pin("an assignment to a packed weight", lambda: setattr(LAYER, "weight", torch.nn.Parameter(ROW)), INVALID)
+pin("a state dict of another format", lambda: LAYER.load_state_dict({"packed_Q4_0": ROW}, strict=False), RuntimeError)
 pin("the call's format", lambda: quantized_linear(ROW, PACKED, format="Q3_K"), INVALID)
 pin("the bytes of a row", lambda: quantized_linear(ROW, PACKED, format="Q4_0"), INVALID)
 pin("the last dim of x", lambda: quantized_linear(ROW[:63], PACKED, format="Q8_0"), INVALID)

@@ -85,22 +85,6 @@ def test_the_arguments_of_torchs_loss_of_a_linear_layer() -> None:
     assert loss.bias is not None
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: nn.RMSNorm((4, 8)), r"got normalized_shape = \(4, 8\), expected H or \(H,\).*; to fix: flatten"),
-        (lambda: nn.LayerNorm(8.0), r"got normalized_shape = 8.0, expected H or \(H,\)"),
-        (lambda: nn.RMSNorm(8, None)(GATE), "got eps = None, expected a Python number"),
-        (lambda: nn.CrossEntropyLoss(torch.ones(8)), "got weight of Tensor, expected None; to fix: multiply"),
-        (lambda: nn.CrossEntropyLoss(size_average=False), "got size_average of bool, .*; to fix: pass reduction"),
-        (lambda: nn.LinearCrossEntropyLoss(8, 5, out_features=(2,)), "got out_features of tuple, expected None"),
-    ],
-)
-def test_an_argument_of_torchs_class_that_is_not_supported(make: Callable[[], Any], text: str) -> None:
-    with pytest.raises(InvalidInputError, match=text):
-        make()
-
-
 def test_dropout_follows_the_mode_of_the_module() -> None:
     x, bias, residual = torch.randn(64, 8), torch.randn(8), torch.randn(64, 8)
     module = fusedops.nn.BiasDropoutAdd(0.4)

@@ -27,6 +27,12 @@ def attention(is_causal: bool = True, **options: Any) -> Any:
     return attention_forward(nn.Identity(), q, q, q, None, is_causal=is_causal, **options)
 
 
+def from_quantize() -> Any:
+    model = llama()
+    quantize(model)
+    return model
+
+
 def softmax(**options: Any) -> Any:
     q = torch.zeros(1, 2, 4, 8)
     return softmax_forward(nn.Identity(), q, q, q, None, **options)
@@ -70,6 +76,7 @@ pin("an op", lambda: apply(nn.Identity(), ops=["gelu"]), INVALID)
 pin("a misspelt op", lambda: apply(nn.Identity(), ops=["rmsnorm"]), INVALID)
 pin("one op", lambda: apply(nn.Identity(), ops="rms_norm"), INVALID)
 pin("a name", lambda: apply("gpt2"), INVALID)  # type: ignore[arg-type]
+pin("a save of packed weights", lambda: from_quantize().save_pretrained("."), INVALID)
 pin("a paged cache", lambda: attention(cache=object()), INVALID)
 pin("a paged cache and softmax", lambda: softmax(cache=object()), INVALID)
 pin("sparse", lambda: attention(indices=torch.zeros(1)), INVALID)

@@ -156,6 +156,12 @@ IN_A_TRANSFORM = {
 }
 for name, call in IN_A_TRANSFORM.items():
     pin(name, call, INVALID)
+pin("a module's dims", lambda: fusedops.nn.RMSNorm((4, 8)), INVALID)
+pin("a module's dim of another kind", lambda: fusedops.nn.LayerNorm(8.0), INVALID)  # type: ignore[arg-type]
+pin("a module's eps", lambda: fusedops.nn.RMSNorm(4, None)(X), INVALID)  # type: ignore[arg-type]
+pin("weights of classes", lambda: fusedops.nn.CrossEntropyLoss(X), INVALID)  # type: ignore[arg-type]
+pin("torch's old reduction", lambda: fusedops.nn.CrossEntropyLoss(size_average=False), INVALID)  # type: ignore
+pin("losses of several dims", lambda: fusedops.nn.LinearCrossEntropyLoss(8, 5, out_features=(2,)), INVALID)
 
 test_a_text, test_no_text_is_left_over = TABLE.tests()
 
