@@ -21,7 +21,7 @@ class Row:
         module: the name of their class, or of the function.
         op: the op that they call; empty where they are left.
         count: how many they are; of a function: the modules of Python that hold it.
-        left: why they are left as they were; empty where they call an op.
+        left: why they are left as they were; empty where they are replaced.
         family: of those that are left, the op that was tried.
         when: the mode in which they call the op, "training" or "evaluation"; empty where they call it in both.
 

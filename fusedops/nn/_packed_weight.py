@@ -13,11 +13,11 @@ from fusedops.errors import InvalidInputError
 from fusedops.quantization import FORMATS, dequantize
 
 UNPACK = "unpack the model first, by remove() of what quantize returned, or quantize(model, skip=['*']).remove()"
-_GETTERS = ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "layout", "is_meta")
-_QUESTIONS = ("size", "dim", "numel", "is_floating_point", "is_complex", "element_size", "__len__", "__hash__")
+_GETTERS = "shape dtype device ndim requires_grad is_leaf grad grad_fn layout is_meta is_cuda"
+_QUESTIONS = "size dim numel stride is_contiguous is_floating_point is_complex element_size __len__ __hash__"
 _METADATA: set[Any] = {
-    *(getattr(Tensor, name).__get__ for name in _GETTERS),
-    *(getattr(Tensor, name) for name in _QUESTIONS),
+    *(getattr(Tensor, name).__get__ for name in _GETTERS.split()),
+    *(getattr(Tensor, name) for name in _QUESTIONS.split()),
     torch.is_floating_point,
     torch.numel,
 }
@@ -57,7 +57,7 @@ class PackedWeight(Tensor):
                 return func(*args, **kwargs)
         if func in _OWN_DATA:
             return args[0]
-        name: str = func.__name__
+        name: str = func.__name__.partition(".")[0]  # of an overload: add_.Tensor
         written = kwargs.get("out", args[0] if args else next(iter(kwargs.values()), None))
         if name == "__set__":
             name = func.__self__.__name__
@@ -78,8 +78,7 @@ class PackedWeight(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = _unpacked((args, kwargs or {}))
-        return func(*args, **kwargs)
+        return cls.__torch_function__(func, types, args, kwargs)
 
 
 def refused_write(name: str) -> InvalidInputError:

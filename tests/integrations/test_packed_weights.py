@@ -127,7 +127,7 @@ def test_shape_dtype_and_device_need_no_unpack(monkeypatch: pytest.MonkeyPatch) 
         patch.setattr(fusedops.nn._packed_weight, "dequantize", None)
         weight = layer.weight
         assert (weight.shape, weight.dtype, weight.device) == ((3, 64), torch.float32, layer.packed.device)
-        assert (weight.dim(), weight.numel(), weight.is_floating_point()) == (2, 192, True)
+        assert (weight.dim(), weight.numel(), weight.stride(), weight.is_floating_point()) == (2, 192, (64, 1), True)
         assert not weight.requires_grad
         assert weight.requires_grad_(False) is weight
     assert layer.bfloat16().weight.dtype is layer.weight.clone().dtype is torch.bfloat16
@@ -150,8 +150,15 @@ def test_numbers_and_gradients_are_those_of_the_unpacked_weight() -> None:
     torch.testing.assert_close(torch.func.grad(lambda x: (x @ layer.weight.t()).sum())(X), got)
 
 
+def below_functions(weight: Tensor) -> None:
+    with torch._C.DisableTorchFunctionSubclass():
+        weight.mul_(2)
+
+
 WRITES: dict[str, Callable[[Any, Any], Any]] = {
     "in place": lambda layer, weight: weight.add_(1),
+    "an overload": lambda layer, weight: torch.ops.aten.mul_.Scalar(weight, 2),
+    "below torch's functions": lambda layer, weight: below_functions(weight),
     "an operator": lambda layer, weight: weight.__imul__(2),
     "an index": lambda layer, weight: weight.__setitem__(0, 0),
     "of its data": lambda layer, weight: weight.data.zero_(),

@@ -23,13 +23,14 @@ pytestmark = [
 IDS = torch.arange(3, 25).view(2, 11)
 
 
-def with_adapter(model: Any) -> Any:
+def with_adapter(model: Any, **options: Any) -> Any:
     """Return a model with random adapters, the same ones for each model."""
     import peft
 
     torch.manual_seed(1)
     targets = ["q_proj", "v_proj"]
-    return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
+    config = peft.LoraConfig(r=4, target_modules=targets, **{"init_lora_weights": False, **options})
+    return peft.get_peft_model(model, config)
 
 
 def trained(model: Any) -> dict[str, nn.Parameter]:
@@ -41,15 +42,15 @@ def logits(model: Any) -> torch.Tensor:
         return model(input_ids=IDS).logits
 
 
-@pytest.mark.parametrize("format", ["Q8_0", "Q4_1"])
-def test_an_adapter_on_packed_weights(format: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("format", "options"), [("Q8_0", {}), ("Q4_1", {}), ("Q8_0", {"use_dora": True})])
+def test_an_adapter_on_packed_weights(format: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Its gradients are those on the unpacked weights; it is trained, saved, loaded, and merged after ``remove``."""
     import peft
 
     model, plain = llama(), llama()
     packed, _ = quantize(model, format=format), apply(model)
     quantize(plain, format=format).remove()  # to the values of the format
-    adapted, want = with_adapter(model), with_adapter(plain)
+    adapted, want = with_adapter(model, **options), with_adapter(plain, **options)
     assert trained(adapted).keys() == trained(want).keys()
     assert all("lora_" in name for name in trained(adapted))
     optimizer = torch.optim.AdamW(trained(adapted).values(), lr=1e-2)
@@ -85,6 +86,14 @@ def test_a_packed_weight_is_not_merged() -> None:
         adapted.merge_adapter()
     model = adapted.unload()
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+def test_an_adapter_that_starts_by_a_write_is_an_error(start: str) -> None:
+    model = llama()
+    quantize(model)
+    with pytest.raises(InvalidInputError, match="a write to the weight of a packed layer"):
+        with_adapter(model, init_lora_weights=start)
 
 
 def test_weights_are_packed_below_adapters_that_are_skipped() -> None:
