@@ -36,11 +36,11 @@ def causal_conv1d(
     cu_seqlens: Tensor | None,
 ) -> LibraryCall | tuple[Tensor, Tensor]:
     """Compute the op; x, weight and bias of any dtype of the library, any strides."""
-    check_bounds(cu_seqlens, x.shape[2])
+    bounds = _bounds(cu_seqlens, x.shape[2])
     by_channel = _has_channels_together(x)
     y, state = _empty_like(x, by_channel), empty_state(x, weight, return_state, cu_seqlens)
     x = _with_steps(x, by_channel)
-    own, offset, before, bounds = _beside(weight, bias, initial_state, cu_seqlens)
+    own, offset, before = _beside(weight, bias, initial_state)
     sizes = _sizes(x, weight, bias, bounds, activation, by_channel, y)
     fields = (x, own, offset, before, bounds, y, state if return_state else None, *sizes)
     call = LibraryCall(library().conv_forward, fields, (y, state))
@@ -67,7 +67,7 @@ def causal_conv1d_backward(
     needs: tuple[bool, ...],
 ) -> LibraryCall | tuple[Tensor | None, ...]:
     """Compute the gradients; the sums for weight and bias do not depend on the number of threads."""
-    check_bounds(cu_seqlens, x.shape[2])
+    bounds = _bounds(cu_seqlens, x.shape[2])
     by_channel = _has_channels_together(x)
     dx = _empty_like(x, by_channel) if needs[0] else None
     results = tuple(
@@ -75,7 +75,7 @@ def causal_conv1d_backward(
         for each, need in zip((weight, bias, initial_state), needs[1:])
     )
     x, grad_y = _with_steps(x, by_channel), _with_steps(grad_y, by_channel)
-    own, offset, before, bounds = _beside(weight, bias, initial_state, cu_seqlens)
+    own, offset, before = _beside(weight, bias, initial_state)
     sizes = _sizes(x, weight, bias, bounds, activation, by_channel, dx)
     of_state = dense(grad_state) if return_state else None
     fields = (grad_y, x, own, offset, before, bounds, of_state, dx, *results, *sizes, *grad_y.stride())
@@ -103,12 +103,18 @@ def _with_steps(x: Tensor, by_channel: bool) -> Tensor:
     return dense(x.mT).mT if by_channel else dense(x)
 
 
+def _bounds(cu_seqlens: Tensor | None, positions: int) -> Tensor | None:
+    """Return the checked bounds of packed sequences, int64, in memory that no other thread writes."""
+    bounds = check_bounds(cu_seqlens, positions)
+    return None if bounds is None else torch.tensor(bounds, device="cpu")
+
+
 def _beside(
-    weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the other tensors without gaps, the bounds as int64."""
+    weight: Tensor, bias: Tensor | None, initial_state: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the other tensors without gaps."""
     offset, before = (None if each is None else dense(each) for each in (bias, initial_state))
-    return dense(weight), offset, before, None if cu_seqlens is None else dense(cu_seqlens).long()
+    return dense(weight), offset, before
 
 
 def _sizes(

@@ -145,18 +145,21 @@ def empty_state(x: Tensor, weight: Tensor, return_state: bool, cu_seqlens: Tenso
     return x.new_empty(count, x.shape[1], weight.shape[1] - 1)
 
 
-def check_bounds(cu_seqlens: Tensor | None, positions: int) -> None:
+def check_bounds(cu_seqlens: Tensor | None, positions: int) -> list[int] | None:
     """Check the bounds of packed sequences where they are on a CPU; another device is not waited for.
 
     Args:
         cu_seqlens: (N + 1,), int32 or int64, or None.
         positions: S.
 
+    Returns:
+        The bounds that were checked, as integers: the tensor may be written meanwhile. None for those of another device.
+
     Raises:
         InvalidInputError: on a CPU a bound is below the one before it, below 0, or above S.
     """
     if cu_seqlens is None or not cu_seqlens.is_cpu:
-        return
+        return None
     if is_freed(cu_seqlens):
         raise freed_error("causal_conv1d", "cu_seqlens")
     values: list[int] = cast("Any", cu_seqlens).tolist()
@@ -170,3 +173,4 @@ def check_bounds(cu_seqlens: Tensor | None, positions: int) -> None:
                 f"torch.nn.functional.pad(lengths.cumsum(0), (1, 0))"
             )
         before = bound
+    return values

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from repository import ROOT
+from test_writers import WRITINGS
 
 from fusedops_cpu import _library
 from fusedops_cpu._structs import number_of_header
@@ -93,6 +94,13 @@ def test_a_read_after_a_tensor_is_found(environment: dict[str, str]) -> None:
 def test_tests(environment: dict[str, str], file: str) -> None:
     out = run(environment, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not long", file)
     assert re.search(r"\d+ passed", out)
+
+
+def test_writers(environment: dict[str, str]) -> None:
+    """Another thread writes what selects memory; memory that was not written selects what is far away."""
+    environment = {**environment, "ASAN_OPTIONS": f"{environment['ASAN_OPTIONS']}:max_malloc_fill_size={2**30}"}
+    out = run(environment, "tests/backends/cpu/test_writers.py", "3", *WRITINGS)
+    assert out.splitlines() == [*WRITINGS, "done"]
 
 
 def test_the_fuzzer(environment: dict[str, str]) -> None:

@@ -114,7 +114,7 @@ class ForwardPass {
       for (int64_t t = block * of_block; t < std::min(tokens, (block + 1) * of_block); t++) {
         std::fill(sum, sum + width, 0.0f);
         for (int64_t row = t * choices; row < (t + 1) * choices; row++)
-          if (expert_of(call_, row) < call_.experts) add_to(sum, slots_.data() + row * width, width);
+          if (route_.expert[row] < call_.experts) add_to(sum, slots_.data() + row * width, width);
         store_as(call_.dtype, (uint8_t*)call_.y + t * width * size_of(call_.dtype), sum, width);
       }
     });

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "elementwise/gated.h"
+#include "once.h"
 #include "rows.h"
 #include "tile/block.h"
 
@@ -28,7 +29,8 @@ struct Panel {
 
 template <class Call>
 int64_t expert_of(const Call& call, int64_t row) {
-  const int64_t e = call.index_bytes == 8 ? ((const int64_t*)call.index)[row] : ((const int32_t*)call.index)[row];
+  const int64_t e =
+      call.index_bytes == 8 ? read_once((const int64_t*)call.index + row) : read_once((const int32_t*)call.index + row);
   return e >= 0 && e < call.experts ? e : call.experts;
 }
 
@@ -39,16 +41,16 @@ class Route {
   explicit Route(const Call& call)
       : call_(call),
         all_(call.tokens * call.choices),
-        rows_(2 * all_ + call.experts + 2),
+        rows_(3 * all_ + call.experts + 2),
         factors_(all_),
         pieces_(call.experts + all_ / ROWS + 1) {
     if (failed()) return;
-    order = rows_.data(), token = order + all_, begins = token + all_;
+    order = rows_.data(), token = order + all_, expert = token + all_, begins = expert + all_;
     factor = factors_.data();
     std::fill(begins, begins + call.experts + 2, 0);
-    for (int64_t row = 0; row < all_; row++) begins[expert_of(call, row) + 1]++;
+    for (int64_t row = 0; row < all_; row++) begins[(expert[row] = expert_of(call, row)) + 1]++;
     for (int64_t e = 0; e <= call.experts; e++) begins[e + 1] += begins[e];
-    for (int64_t row = 0; row < all_; row++) order[begins[expert_of(call, row)]++] = row;
+    for (int64_t row = 0; row < all_; row++) order[begins[expert[row]]++] = row;
     for (int64_t e = call.experts; e > 0; e--) begins[e] = begins[e - 1];
     begins[0] = 0;
     for (int64_t i = 0; i < all_; i++) token[i] = order[i] / call.choices;
@@ -81,8 +83,10 @@ class Route {
     return panel.rows ? f(panel) : OK;
   }
 
-  int64_t *order, *token, *begins;  // begins: of the rows of each expert, and of the sentinels
-  float* factor;                    // the weight of each row
+  // token: by the order; expert: of each row, sentinels have the number of experts; begins: of the rows of each expert,
+  // and of the sentinels
+  int64_t *order, *token, *expert, *begins;
+  float* factor;  // the weight of each row
 
  private:
   const Call& call_;

@@ -2,6 +2,7 @@
 // the logits in place. A row stays in the L2 cache from the first reading to the last writing.
 #include "elementwise/loss.h"
 #include "math/sigmoid.h"
+#include "once.h"
 #include "parallel.h"
 
 namespace fusedops {
@@ -209,8 +210,8 @@ void log_prob_gradient_of(const LinearLogProbsBackward& call, int64_t row_number
 template <class F>
 int each_target(const LogitRows& rows, F f) {
   if (!has_targets(rows)) return TARGET_OUTSIDE;
-  each_row(rows, [=](int64_t row) {  // another thread may write the targets
-    f(row, std::min(std::max<int64_t>(0, rows.target[row]), rows.columns - 1));
+  each_row(rows, [=](int64_t row) {
+    f(row, std::min(std::max<int64_t>(0, read_once(rows.target + row)), rows.columns - 1));
   });
   return OK;
 }

@@ -3,6 +3,7 @@
 // A row passes in chunks that stay in the L1 cache, so that its numbers are read from memory once.
 #include "elementwise/loss.h"
 #include "math/sigmoid.h"
+#include "once.h"
 #include "rows.h"
 
 namespace fusedops {
@@ -137,7 +138,8 @@ Status forward(const CrossEntropyForward& call) {
   if (s.rows && !losses) return OUT_OF_MEMORY;
   s.each_row([=](int64_t row) {
     float lse = 0;
-    losses[row] = target[row] == s.ignore_index ? 0 : loss_of(s, x, s.place_of_row(row), target[row], lse);
+    const int64_t place = read_once(target + row);
+    losses[row] = place == s.ignore_index ? 0 : loss_of(s, x, s.place_of_row(row), place, lse);
     if (lses) lses[row] = lse;
   });
   if (s.reduction == NONE) return OK;
@@ -179,7 +181,7 @@ Status backward(const CrossEntropyBackward& call) {
   const double divided_by = divisor(call.settings, target);
   const bool grad_of_rows = s.reduction == NONE;
   s.each_row([=](int64_t row) {
-    const int64_t place = target[row], at = row * s.columns;
+    const int64_t place = read_once(target + row), at = row * s.columns;
     if (place == s.ignore_index) {
       memset((char*)dx + at * size, 0, s.columns * size);
       return;

@@ -10,6 +10,7 @@
 #include "api.h"
 #include "math/exp.h"
 #include "math/finite.h"
+#include "once.h"
 #include "rows.h"
 
 namespace fusedops {
@@ -236,8 +237,8 @@ void forward_row(const RoutingForward& call, const float* bias, const RowScratch
   if (has_scores) scores(s.score, a.z, a.s, s.columns);
   if (given) {
     for (int64_t j = 0; j < k; j++) {
-      chosen[j] =
-          s.index_is_long ? ((const int64_t*)call.index)[row * k + j] : ((const int32_t*)call.index)[row * k + j];
+      chosen[j] = s.index_is_long ? read_once((const int64_t*)call.index + row * k + j)
+                                  : read_once((const int32_t*)call.index + row * k + j);
     }
     if (!are_experts(s, chosen)) {
       std::fill(weights, weights + k, NOT_A_NUMBER);
@@ -305,7 +306,8 @@ void slopes_of(const Routing& call, const RowScratch& a) {
 NOINLINE void gradient_of_row(const RoutingBackward& call, const RowScratch& a, int64_t row, float* d) {
   const Routing& s = call.settings;
   const int64_t k = s.k;
-  const int64_t* chosen = call.chosen + row * k;
+  int64_t* chosen = a.places;
+  for (int64_t j = 0; j < k; j++) chosen[j] = read_once(call.chosen + row * k + j);
   if (!are_experts(s, chosen)) {
     std::fill(d, d + s.columns, NOT_A_NUMBER);
     return;
