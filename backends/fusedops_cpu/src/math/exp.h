@@ -9,13 +9,39 @@ namespace {
 
 constexpr float MAGIC = 0x1.8p23f;  // a sum with it rounds to a whole number
 constexpr float LN_2 = 0.693147181f, LOG2_E = 1.44269504f;
+constexpr float NO_POWER = -127.001f * LN_2;  // the exponent becomes -127, whichever way the process rounds
+
+constexpr float ROUNDS = VECTOR_BYTES >= 32 ? MAGIC / LANES : MAGIC;  // to a multiple of 1 / LANES
+// x * LOG2_E + ROUNDS, and x + ROUNDS. AVX-512 rounds both to nearest. Otherwise, where the process rounds down, up or
+// towards zero (fesetround), a multiple is one step away, for which the polynomials are still exact to 2^-19; but not
+// below -127, whose power would be no number.
+#if VECTOR_BYTES == 64
+INLINE vfloat rounded_exponent(vfloat x) {
+  constexpr int NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return (vfloat)_mm512_fmadd_round_ps((__m512)x, (__m512)all(LOG2_E), (__m512)all(ROUNDS), NEAREST);
+}
+INLINE vfloat rounded(vfloat x) {
+  constexpr int NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return (vfloat)_mm512_add_round_ps((__m512)x, (__m512)all(ROUNDS), NEAREST);
+}
+#else
+INLINE vfloat rounded_exponent(vfloat x) { return at_least(ROUNDS - 127, x * LOG2_E + ROUNDS); }
+INLINE vfloat rounded(vfloat x) { return x + ROUNDS; }
+#endif
+template <class V>
+INLINE Two<V> rounded_exponent(Two<V> x) {
+  return {rounded_exponent(x.a), rounded_exponent(x.b)};
+}
+template <class V>
+INLINE Two<V> rounded(Two<V> x) {
+  return {rounded(x.a), rounded(x.b)};
+}
 
 #if VECTOR_BYTES >= 32
 // Two to a multiple of 1 / LANES: its fraction selects one of LANES factors, which lie in one vector. That leaves so
 // little to a polynomial that the third degree is enough: 7 and 4 multiplications for the two functions, instead of 11
 // and 8 with a polynomial alone.
 constexpr int TABLE_BITS = LANES == 16 ? 4 : 3;
-constexpr float ROUNDS = MAGIC / LANES;  // a sum with it rounds to a multiple of 1 / LANES
 
 struct alignas(64) PowerTable {
   uint32_t bits[LANES] = {};
@@ -53,8 +79,8 @@ INLINE Two<V> power_of_two(Two<V> n_rounded) {
 // on.
 template <class V>
 INLINE V exp_nonpositive(V x) {
-  const V c = at_least(-127 * LN_2, x);  // the power is 0
-  const V n = c * LOG2_E + ROUNDS, k = n - ROUNDS;
+  const V c = at_least(NO_POWER, x);  // the power is 0
+  const V n = rounded_exponent(c), k = n - ROUNDS;
   V r = c - k * 0.693359375f;  // ln(2) in two parts; the first has few bits, so that the product is exact
   r = r + k * 2.12194440e-4f;
   V p = r * EXP[1] + EXP[0];
@@ -67,18 +93,18 @@ INLINE V exp_nonpositive(V x) {
 // to 2^-20.
 template <bool NARROW = false, class V>
 INLINE V exp_of_difference(V x) {
-  const V c = at_least(-127 * LN_2, x);
-  const V n = c * LOG2_E + ROUNDS, r = c - (n - ROUNDS) * LN_2, power = power_of_two(n);
+  const V c = at_least(NO_POWER, x);
+  const V n = rounded_exponent(c), r = c - (n - ROUNDS) * LN_2, power = power_of_two(n);
   if constexpr (NARROW && LANES == 16) return power * ((r * EXP_NARROW_16[1] + EXP_NARROW_16[0]) * r) + power;
   const V p = r * EXP[1] + EXP[0];
   return power * (p * (r * r) + r) + power;
 }
 
-// 2**w for w in [-127, 127.9] or NaN; below the smallest normal number, results are smaller than that number, and 0 at
+// 2**w for w in [-127, 127.8] or NaN; below the smallest normal number, results are smaller than that number, and 0 at
 // -127. NARROW: exact to 2^-21 with AVX-512.
 template <bool NARROW = false, class V>
 INLINE V exp2_within(V w) {
-  const V n = w + ROUNDS, f = w - (n - ROUNDS);
+  const V n = rounded(w), f = w - (n - ROUNDS);
   V p;
   if constexpr (NARROW && LANES == 16) {
     p = f * EXP2_NARROW_16[1] + EXP2_NARROW_16[0];
@@ -108,8 +134,8 @@ INLINE Two<V> power_of_two(Two<V> n_magic) {
 // exp(x) for x <= 0 or NaN. Results below the smallest normal number are flushed to 0 from x = -87.7 on.
 template <class V>
 INLINE V exp_nonpositive(V x) {
-  const V c = at_least(-88.0f, x);
-  const V n = c * LOG2_E + MAGIC, k = n - MAGIC;
+  const V c = at_least(NO_POWER, x);
+  const V n = rounded_exponent(c), k = n - MAGIC;
   V r = c - k * 0.693359375f;  // ln(2) in two parts; the first has few bits, so that the product is exact
   r = r + k * 2.12194440e-4f;
   const V r2 = r * r;  // coefficients in pairs: a shorter chain of dependent operations than Horner's form
@@ -124,10 +150,10 @@ INLINE V exp_of_difference(V x) {
   return exp_nonpositive(x);
 }
 
-// 2**w for w in [-127, 127.5] or NaN: 0 below -126.5.
+// 2**w for w in [-127, 127] or NaN: 0 below -126.5.
 template <bool NARROW = false, class V>
 INLINE V exp2_within(V w) {
-  const V n = w + MAGIC, f = w - (n - MAGIC), f2 = f * f;
+  const V n = rounded(w), f = w - (n - MAGIC), f2 = f * f;
   V p = f2 * EXP2[5] + (f * EXP2[4] + EXP2[3]);
   p = p * f2 + (f * EXP2[2] + EXP2[1]);
   p = p * f2 + (f * EXP2[0] + 1.0f);
