@@ -60,11 +60,15 @@ def attention(
     return_lse: bool,
 ) -> _Results:
     """Compute the op in tiles, or by the function of few queries where these are few."""
+    function = library().attention_forward if _is_few(q, k) else library().attention_tiles
+    return _forward(function, q, k, v, mask, scale, causal, window)
+
+
+def _is_few(q: Tensor, k: Tensor) -> bool:
+    """Return True where the function of few queries is faster."""
     of_pairs = q.dtype is torch.bfloat16 and library().multiplies_bfloat16
     rows, keys = _TILES_OF_PAIRS if of_pairs else _TILES
-    few = q.shape[2] * q.shape[1] < rows * k.shape[1] or k.shape[2] < keys
-    function = library().attention_forward if few else library().attention_tiles
-    return _forward(function, q, k, v, mask, scale, causal, window)
+    return q.shape[2] * q.shape[1] < rows * k.shape[1] or k.shape[2] < keys
 
 
 def _forward(
@@ -88,12 +92,33 @@ def _forward(
     return LibraryCall(function, (q, k, v, mask, out, lse, *sizes), (out, lse))
 
 
+def attention_of_few_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    causal: str,
+    window: _Window,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> LibraryCall | tuple[Tensor | None, ...]:
+    """Compute the gradients from an lse of the function of few queries."""
+    tensors = (grad_out, grad_lse if return_lse else None, q, k, v, mask, out, lse)
+    return _backward(*tensors, scale, causal, window, needs, of_few=True)
+
+
 @library_kernel(
     ops.attention,
     _DTYPES,
     direction="backward",
     source=f"{_SOURCE}_backward.cpp",
     rows_independent=True,
+    for_rows=attention_of_few_backward,
 )
 def attention_backward(
     grad_out: Tensor,
@@ -111,15 +136,36 @@ def attention_backward(
     needs: tuple[bool, ...],
 ) -> LibraryCall | tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v from the scores, which are computed again."""
+    tensors = (grad_out, grad_lse if return_lse else None, q, k, v, mask, out, lse)
+    return _backward(*tensors, scale, causal, window, needs, of_few=_is_few(q, k))
+
+
+def _backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    causal: str,
+    window: _Window,
+    needs: tuple[bool, ...],
+    of_few: bool,
+) -> LibraryCall | tuple[Tensor | None, ...]:
     q, k, v, grad_out = _rows(q), _rows(k), _rows(v), _rows(grad_out)
     gradients = [torch.empty_like(tensor) if need else None for tensor, need in zip((q, k, v), needs)]
     if not (lse.numel() and v.shape[2]):
         return tuple(gradient if gradient is None else gradient.zero_() for gradient in gradients)
     sizes = _sizes(q, k, v, mask, grad_out, scale, causal, window)
     strides = [(0, 0, 0) if gradient is None else gradient.stride()[:3] for gradient in gradients]
-    out, of_lse = _rows(out), dense(grad_lse) if return_lse else None
+    out, of_lse = _rows(out), None if grad_lse is None else dense(grad_lse)
     tensors = (q, k, v, mask, grad_out, out, of_lse, dense(lse), *gradients)
-    fields = (*tensors, *sizes, *strides[0], *strides[1], *strides[2], *out.stride()[:3])
+    # 16 bits round more than lse does, up to 1e3
+    of_few &= q.dtype is torch.float32
+    fields = (*tensors, *sizes, *strides[0], *strides[1], *strides[2], *out.stride()[:3], of_few)
     return LibraryCall(library().attention_backward, fields, tuple(gradients))
 
 

@@ -5,6 +5,7 @@ x is read where it is if its positions are next to each other, or its channels, 
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ def _with_steps(x: Tensor, by_channel: bool) -> Tensor:
 def _bounds(cu_seqlens: Tensor | None, positions: int) -> Tensor | None:
     """Return the checked bounds of packed sequences, int64, in memory that no other thread writes."""
     bounds = check_bounds(cu_seqlens, positions)
-    return None if bounds is None else torch.tensor(bounds, device="cpu")
+    return None if bounds is None else torch.frombuffer(array("q", bounds), dtype=torch.int64)
 
 
 def _beside(

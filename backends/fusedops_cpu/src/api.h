@@ -59,6 +59,7 @@ struct AttentionBackward {
   AttentionSizes sizes;
   int64_t dq_batch, dq_head, dq_position, dk_batch, dk_head, dk_position, dv_batch, dv_head, dv_position;
   int64_t saved_batch, saved_head, saved_position;  // of out
+  int64_t of_few;  // 1: lse is from fusedops_attention_forward, whose scores are not those of backward to the last bit
 };
 
 struct GeluForward {

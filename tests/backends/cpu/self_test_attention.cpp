@@ -57,7 +57,7 @@ void test_attention(int64_t dtype, const Sizes& s, bool in_tiles, bool masked, i
   const int status = in_tiles ? fusedops_attention_tiles(&call) : fusedops_attention_forward(&call);
   CHECK(status == OK, "attention of %d keys", int(s.keys));
   AttentionBackward back{};
-  back.out = out.data(), back.lse = lse.data();
+  back.out = out.data(), back.lse = lse.data(), back.of_few = !in_tiles;
   strides(s.heads, s.queries, s.value_size, &back.saved_batch);
   back.q = q.data(), back.k = k.data(), back.v = v.data(), back.mask = seen.mask, back.grad = grad.data();
   back.grad_lse = grad_lse.data(), back.dq = dq.data(), back.dk = dk.data(), back.dv = dv.data(), back.sizes = sizes;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -128,3 +131,48 @@ def test_gradients_in_chunks_of_rows_have_the_same_bits_on_any_threads(threads: 
         out = fusedops.attention(*leaves, causal=True, backend="cpu")
         found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     assert all(torch.equal(got, wanted) for got, wanted in zip(*found))
+
+
+def seen_by(form: str, queries: int, keys: int) -> Tensor:
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    if form in ("causal", "window"):
+        seen = seen.tril(keys - queries)
+    if form == "window":
+        seen = seen.triu(keys - queries - 4)
+    if form == "mask":
+        seen[:, ::3] = False
+    return seen
+
+
+def attend(form: str, seen: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if form == "packed":
+        bounds = [torch.tensor([0, each.shape[2]]) for each in (q, k)]
+        packed = [each[0].transpose(0, 1) for each in (q, k, v)]
+        return fusedops.varlen_attention(*packed, *bounds).transpose(0, 1)[None]
+    if form in ("causal", "window"):
+        return fusedops.attention(q, k, v, causal="lower_right", window=(4, 0) if form == "window" else None)
+    return fusedops.attention(q, k, v, ~seen if form == "mask" else None)
+
+
+@pytest.mark.parametrize("form", ["plain", "mask", "causal", "window", "packed", "rows"])
+@pytest.mark.parametrize(("queries", "keys"), [(3, 6), (3, 300), (40, 300)])
+def test_gradients_of_large_scores_are_as_exact_as_those_of_torch(form: str, queries: int, keys: int) -> None:
+    """Scores of up to 70: a last bit of one is 2**-17 of its probability."""
+    seen, errors = seen_by(form, queries, keys), torch.zeros(2, 3, dtype=torch.float64)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        given = [torch.empty(1, 4, length, 8).uniform_(-9, 9) for length in (queries, keys, keys)]
+        grad = torch.randn_like(given[0])
+
+        def gradients(dtype: torch.dtype, op: Callable[..., Tensor]) -> list[Tensor]:
+            args = [each.to(dtype, copy=True).requires_grad_() for each in given]  # noqa: B023
+            return [each.double() for each in torch.autograd.grad(op(*args), args, grad.to(dtype))]  # noqa: B023
+
+        of_torch = partial(torch.nn.functional.scaled_dot_product_attention, attn_mask=seen)
+        want = gradients(torch.float64, of_torch)
+        with fusedops.use("cpu", fallback="raise", rows="independent" if form == "rows" else None):
+            got = gradients(torch.float32, partial(attend, form, seen))
+        for number, each in enumerate((got, gradients(torch.float32, of_torch))):
+            errors[number] += torch.stack([(x - y).square().mean() for x, y in zip(each, want)])
+    ratios = (errors[0] / errors[1]).sqrt()
+    assert ratios.max() < 1.3, ratios

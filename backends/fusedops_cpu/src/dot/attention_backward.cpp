@@ -4,6 +4,10 @@
 // The rows of a pair are cut into chunks by the sizes of the call alone. A chunk has its own dq, and for each part of
 // the keys a sum for dk and dv, which are added in order: so no bits depend on the number of threads. Sums have their
 // terms in order, and p and ds of hidden keys are 0: keys that all rows of a tile hide are left out.
+//
+// p of a row add up to 1 where lse is of the same scores. A score of some hundreds that is a sum in another order
+// differs by its last bit, by which p is wrong in proportion, where it should be 1, too. So where lse is of other
+// scores (of_few), p is divided by its own sum, and sum(out * grad) is that of p * dp.
 #include "dot/attention_scores.h"
 
 namespace fusedops {
@@ -33,7 +37,9 @@ class Backward {
         grad_{of.grad, &of.sizes.out_batch},
         room_(room_of(call_.size)),
         value_room_(room_of(call_.value_size)),
-        block_(call_.size + call_.value_size > 160 ? BLOCK_ROWS / 2 : BLOCK_ROWS) {
+        block_(call_.size + call_.value_size > 160 ? BLOCK_ROWS / 2 : BLOCK_ROWS),
+        adds_up_(of.of_few && rows_.parts > 1),
+        keeps_(adds_up_ && rows_.rows <= TILE_ROWS) {
     const int64_t pairs = call_.batch * call_.key_heads;
     chunks_ = std::max<int64_t>(1, std::min(divide_up(ITEMS, pairs), rows_.rows / LEAST_ROWS));
     chunk_ = round_up(divide_up(rows_.rows, chunks_), block_);
@@ -59,8 +65,9 @@ class Backward {
     item.of_mask = rows_.seen_by_mask(pair);
     start(item);
     const Seen all = rows_.seen(item.first, item.first + item.count - 1, item.of_mask);
+    if (adds_up_) add_up(item, all);
     for (int64_t part = 0; part < rows_.parts; part++) {
-      item.start = part * PART, item.keys = std::min(PART, call_.keys - item.start);
+      begin_part(item, part);
       memset(item.dk, 0, item.keys * room_ * sizeof(float));
       memset(item.dv, 0, item.keys * value_room_ * sizeof(float));
       if (item.start < all.end && item.start + item.keys > all.begin) {
@@ -94,12 +101,17 @@ class Backward {
     float *k, *v, *k_terms, *dk, *dv;     // of the part: k and v as columns, k as terms
     float *q, *grad, *q_terms, *g_terms;  // of a block of rows
     float *p, *ds, *p_pairs, *ds_pairs, *ds_rows;
+    float *all_p, *all_ds;  // of one part, or of all where they are kept
+    Sums* sums;             // of all rows of the chunk, where they are added up before
     uint8_t *hidden, *row_is_finite;
   };
 
   static int64_t room_of(int64_t size) { return round_up(std::max<int64_t>(1, size), WIDTH); }
   static int64_t row_panel(int64_t size) { return panel_floats<TILE_ROWS>(steps_of<Kind>(size)); }
   static int64_t key_panel(int64_t size) { return panel_floats<WIDTH>(steps_of<Kind>(size)); }
+
+  // The floats of p, or ds, of a part.
+  int64_t wide_floats() const { return (keeps_ ? round_up(rows_.rows, 2) : PAIRED ? TILE_ROWS : block_) * STRIDE; }
 
   int64_t lay_out(Item& item, float* buffer) const {
     int64_t floats = 0;
@@ -114,12 +126,12 @@ class Backward {
     take(item.dk, keys * room_), take(item.dv, keys * value_room_);
     take(item.q, tiles * row_panel(call_.size)), take(item.grad, tiles * row_panel(call_.value_size));
     take(item.q_terms, room_ / WIDTH * key_panel(block_)), take(item.g_terms, value_room_ / WIDTH * key_panel(block_));
-    const int64_t wide = PAIRED ? TILE_ROWS : block_, narrow = PAIRED ? block_ / 2 * STRIDE : 0;
-    take(item.p, wide * STRIDE), take(item.ds, wide * STRIDE);
+    const int64_t wide = (keeps_ ? rows_.parts : 1) * wide_floats(), narrow = PAIRED ? block_ / 2 * STRIDE : 0;
+    take(item.all_p, wide), take(item.all_ds, wide);
     take(item.p_pairs, narrow), take(item.ds_pairs, narrow), take(item.ds_rows, narrow);
-    float *hidden, *finite;
-    take(hidden, PART / 4), take(finite, divide_up(padded, 4));
-    item.hidden = (uint8_t*)hidden, item.row_is_finite = (uint8_t*)finite;
+    float *hidden, *finite, *sums;
+    take(hidden, PART / 4), take(finite, divide_up(padded, 4)), take(sums, adds_up_ ? 2 * padded : 0);
+    item.hidden = (uint8_t*)hidden, item.row_is_finite = (uint8_t*)finite, item.sums = (Sums*)sums;
     return floats;
   }
 
@@ -132,7 +144,8 @@ class Backward {
       const T *out = (const T*)saved.data + saved.of(at), *grad = (const T*)grad_.data + grad_.of(at);
       const int64_t number = (at.batch * call_.heads + at.head) * call_.queries + at.query;
       vfloat sums = {};
-      each(call_.value_size, [&](int64_t i, auto lanes) { sums += load(out + i, lanes) * load(grad + i, lanes); });
+      if (!of_.of_few)
+        each(call_.value_size, [&](int64_t i, auto lanes) { sums += load(out + i, lanes) * load(grad + i, lanes); });
       item.delta[r] = sum_of(sums) - (of_.grad_lse ? of_.grad_lse[number] : 0.0f);
       item.lse[r] = of_.lse[number];
       item.row_is_finite[r] = !rows_.hides() || (is_finite(grad, 0, 1, call_.value_size) &&
@@ -144,11 +157,19 @@ class Backward {
   const T* keys_of(const Item& item) const {
     return (const T*)of_.k + rows_.key_offset(item.pair) + item.start * call_.k_position;
   }
-  void pack_keys(Item& item) const {
+  void begin_part(Item& item, int64_t part) const {
+    item.start = part * PART, item.keys = std::min(PART, call_.keys - item.start);
+    const int64_t at = keeps_ ? part * wide_floats() : 0;
+    item.p = item.all_p + at, item.ds = item.all_ds + at;
+  }
+  void pack_columns(const Item& item) const {
     const T* v = (const T*)of_.v + rows_.value_offset(item.pair) + item.start * call_.v_position;
     Kind::template pack<WIDTH>({keys_of(item), call_.dtype, call_.k_position, true}, 0, item.keys, 0, call_.size,
                                item.k);
     Kind::template pack<WIDTH>({v, call_.dtype, call_.v_position, true}, 0, item.keys, 0, call_.value_size, item.v);
+  }
+  void pack_keys(Item& item) const {
+    if (!keeps_) pack_columns(item);
     item.k_is_finite = !rows_.hides() || is_finite(keys_of(item), call_.k_position, item.keys, call_.size);
     pack_terms_of_keys(item);
   }
@@ -172,8 +193,7 @@ class Backward {
     Seen of_tiles[BLOCK_ROWS / TILE_ROWS];
     for (int64_t r = 0; r < count; r += TILE_ROWS) {
       const int64_t rows = std::min<int64_t>(TILE_ROWS, count - r);
-      Seen tile = seen_in_part(item, m + r, m + r + rows - 1);
-      tile = tile.none() ? Seen{low, low} : Seen{tile.begin / WIDTH * WIDTH, round_up(tile.end, WIDTH)};
+      const Seen tile = tile_of(item, m + r, m + r + rows - 1, low);
       of_tiles[r / TILE_ROWS] = tile;
       compute_tile(item, m, r, rows, tile, {low, high});
       if (of_.dq && !tile.none()) add_to_queries(item, m, r, rows, tile);
@@ -204,29 +224,75 @@ class Backward {
     pack_both(grad_.data, of_grad, call_.value_size, item.grad, item.g_terms);
   }
 
-  // Computes p and ds of the rows [r, r + rows) of a block that begins at row m; 0 in the rest of `all`, and in LANES
-  // after it, of which a tile of keys may have some.
-  void compute_tile(Item& item, int64_t m, int64_t r, int64_t rows, Seen tile, Seen all) const {
-    float *p = item.p + (PAIRED ? 0 : r * STRIDE), *ds = item.ds + (PAIRED ? 0 : r * STRIDE);
+  // The whole panels of a part that some of the rows [first, last] see; `low` where they see none.
+  Seen tile_of(const Item& item, int64_t first, int64_t last, int64_t low) const {
+    const Seen seen = seen_in_part(item, first, last);
+    return seen.none() ? Seen{low, low} : Seen{seen.begin / WIDTH * WIDTH, round_up(seen.end, WIDTH)};
+  }
+  // Copies the mask of a row of the chunk, unless that of the row before, `last`, is the same.
+  const uint8_t* hidden_of(const Item& item, int64_t row, const uint8_t*& last) const {
+    if (!rows_.has_mask()) return nullptr;
+    const Place at = rows_.place(item.pair, item.first + row);
+    if (last != rows_.mask_of(at)) rows_.mask_row(at, item.start, item.keys, item.hidden);
+    last = rows_.mask_of(at);
+    return item.hidden;
+  }
+
+  // Computes scores and dp of the rows [r, r + rows) of a block.
+  void multiply(const Item& item, int64_t r, int64_t rows, Seen tile, float* scores, float* dp) const {
     const float* q = item.q + r / TILE_ROWS * row_panel(call_.size);
     const float* grad = item.grad + r / TILE_ROWS * row_panel(call_.value_size);
     for (int64_t at = tile.begin; at < tile.end; at += WIDTH) {
       Kind::tile(rows, q, item.k + at / WIDTH * key_panel(call_.size), steps_of<Kind>(call_.size),
-                 {nullptr, 0, p + at, STRIDE, false});
+                 {nullptr, 0, scores + at, STRIDE, false});
       Kind::tile(rows, grad, item.v + at / WIDTH * key_panel(call_.value_size), steps_of<Kind>(call_.value_size),
-                 {nullptr, 0, ds + at, STRIDE, false});
+                 {nullptr, 0, dp + at, STRIDE, false});
     }
+  }
+
+  // Adds up the sums of each row over all parts. Of few rows, p and dp are kept.
+  void add_up(Item& item, Seen all) const {
+    std::fill(item.sums, item.sums + item.count, Sums{});
+    for (int64_t part = all.begin / PART; part < divide_up(all.end, PART); part++) {
+      begin_part(item, part);
+      pack_columns(item);
+      for (int64_t m = 0; m < item.count; m += TILE_ROWS) {
+        const int64_t rows = std::min<int64_t>(TILE_ROWS, item.count - m);
+        const Seen tile = tile_of(item, m, m + rows - 1, 0);
+        pack_rows_of_block(item, m, rows);
+        multiply(item, 0, rows, tile, item.p, item.ds);
+        const uint8_t* last = nullptr;
+        for (int64_t i = 0; i < rows; i++)
+          item.sums[m + i] = item.sums[m + i] + weigh(item, m + i, tile, item.p + i * STRIDE, item.ds + i * STRIDE,
+                                                      hidden_of(item, m + i, last));
+      }
+    }
+  }
+  Sums weigh(const Item& item, int64_t row, Seen tile, float* p, const float* dp, const uint8_t* hidden) const {
+    return weigh_by(p, dp, tile.begin, tile.end, seen_in_part(item, row, row), hidden, rows_.scale, item.lse[row]);
+  }
+
+  // Computes p and ds of the rows [r, r + rows) of a block that begins at row m; 0 in the rest of `all`, and in LANES
+  // after it, of which a tile of keys may have some.
+  void compute_tile(Item& item, int64_t m, int64_t r, int64_t rows, Seen tile, Seen all) const {
+    float *p = item.p + (PAIRED ? 0 : r * STRIDE), *ds = item.ds + (PAIRED ? 0 : r * STRIDE);
+    if (!keeps_) multiply(item, r, rows, tile, p, ds);
     const uint8_t* last = nullptr;
     for (int64_t i = 0; i < rows; i++) {
       float *of_p = p + i * STRIDE, *of_ds = ds + i * STRIDE;
       const int64_t row = m + r + i;
-      if (rows_.has_mask()) {
-        const Place at = rows_.place(item.pair, item.first + row);
-        if (last != rows_.mask_of(at)) rows_.mask_row(at, item.start, item.keys, item.hidden);
-        last = rows_.mask_of(at);
+      const uint8_t* hidden = hidden_of(item, row, last);
+      const Seen seen = seen_in_part(item, row, row);
+      if (of_.of_few) {
+        Sums sums{};
+        if (!keeps_) sums = weigh(item, row, tile, of_p, of_ds, hidden);
+        if (adds_up_) sums = item.sums[row];
+        const float factor = sums.factor(), delta = item.delta[row] + sums.products * factor;
+        differentiate<true>(of_p, of_ds, tile.begin, tile.end, seen, hidden, rows_.scale, factor, delta);
+      } else {
+        differentiate<false>(of_p, of_ds, tile.begin, tile.end, seen, hidden, rows_.scale, item.lse[row],
+                             item.delta[row]);
       }
-      differentiate(of_p, of_ds, tile.begin, tile.end, seen_in_part(item, row, row),
-                    rows_.has_mask() ? item.hidden : nullptr, rows_.scale, item.lse[row], item.delta[row]);
       for (float* each : {of_p, of_ds}) {
         std::fill(each + all.begin, each + tile.begin, 0.0f);
         std::fill(each + tile.end, each + all.end + LANES, 0.0f);
@@ -352,6 +418,7 @@ class Backward {
   const AttentionSizes& call_;
   const RowsAt q_, grad_;
   const int64_t room_, value_room_, block_;
+  const bool adds_up_, keeps_;
   int64_t chunks_, chunk_;
 };
 

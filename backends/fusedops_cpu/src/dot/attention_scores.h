@@ -71,12 +71,39 @@ NOINLINE State weigh(float* scores, int64_t low, int64_t high, Seen seen, const 
   return state;
 }
 
-// Turns scores into p = exp(score - lse), and dp into ds = scale * p * (dp - delta): 0 where the row sees nothing.
+// exp(score - lse). lse may come from another kernel: of large scores, the difference of both roundings is no small
+// number.
+INLINE Panel weights_of(const float* scores, float scale, float lse) {
+  return exp_nonpositive(at_most(0.0f, load_panel(scores) * scale - lse));
+}
+
+// The sums of p and p * dp of a row: 1 and sum(out * grad), but for what is rounded differently.
+struct Sums {
+  float p, products;
+  INLINE Sums operator+(const Sums& other) const { return {p + other.p, products + other.products}; }
+  INLINE float factor() const { return p > 0 ? 1 / p : 1; }
+};
+
+// Turns scores into p = exp(score - lse), 0 where the row sees nothing.
+NOINLINE Sums weigh_by(float* scores, const float* dp, int64_t low, int64_t high, Seen seen, const uint8_t* hidden,
+                       float scale, float lse) {
+  Panel sums = {}, products = {};
+  each_panel(low, high, seen, hidden, [&](int64_t i, auto hides, Hidden out) {
+    Panel p = weights_of(scores + i, scale, lse), product = p * load_panel(dp + i);
+    if (decltype(hides)::value) p = out.replaced(p, 0.0f), product = out.replaced(product, 0.0f);
+    store_panel(scores + i, p);
+    sums = sums + p, products = products + product;
+  });
+  return {sum_of(sums.a + sums.b), sum_of(products.a + products.b)};
+}
+
+// Turns scores into p = exp(score - lse), or WEIGHED, what weigh_by has made of them, into p times a factor; and dp
+// into ds = scale * p * (dp - delta): 0 where the row sees nothing.
+template <bool WEIGHED>
 NOINLINE void differentiate(float* scores, float* dp, int64_t low, int64_t high, Seen seen, const uint8_t* hidden,
-                            float scale, float lse, float delta) {
+                            float scale, float lse_or_factor, float delta) {
   each_panel(low, high, seen, hidden, [=](int64_t i, auto hides, Hidden out) {
-    // lse may come from another kernel: of large scores, the difference of both roundings is no small number
-    Panel p = exp_nonpositive(at_most(0.0f, load_panel(scores + i) * scale - lse));
+    Panel p = WEIGHED ? load_panel(scores + i) * lse_or_factor : weights_of(scores + i, scale, lse_or_factor);
     Panel ds = (load_panel(dp + i) - delta) * p * scale;
     if (decltype(hides)::value) p = out.replaced(p, 0.0f), ds = out.replaced(ds, 0.0f);
     store_panel(scores + i, p);

@@ -12,29 +12,20 @@ constexpr float LN_2 = 0.693147181f, LOG2_E = 1.44269504f;
 constexpr float NO_POWER = -127.001f * LN_2;  // the exponent becomes -127, whichever way the process rounds
 
 constexpr float ROUNDS = VECTOR_BYTES >= 32 ? MAGIC / LANES : MAGIC;  // to a multiple of 1 / LANES
-// x * LOG2_E + ROUNDS, and x + ROUNDS. AVX-512 rounds both to nearest. Otherwise, where the process rounds down, up or
-// towards zero (fesetround), a multiple is one step away, for which the polynomials are still exact to 2^-19; but not
-// below -127, whose power would be no number.
-#if VECTOR_BYTES == 64
+// x * LOG2_E + ROUNDS for x >= NO_POWER or NaN. AVX-512 rounds it to nearest, whichever way the process does.
+// Otherwise, where the process rounds down, up or towards zero (fesetround), a multiple is one step away: the
+// polynomials are still exact to 2^-19 there, but below -127 there is no power.
 INLINE vfloat rounded_exponent(vfloat x) {
+#if VECTOR_BYTES == 64
   constexpr int NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return (vfloat)_mm512_fmadd_round_ps((__m512)x, (__m512)all(LOG2_E), (__m512)all(ROUNDS), NEAREST);
-}
-INLINE vfloat rounded(vfloat x) {
-  constexpr int NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-  return (vfloat)_mm512_add_round_ps((__m512)x, (__m512)all(ROUNDS), NEAREST);
-}
 #else
-INLINE vfloat rounded_exponent(vfloat x) { return at_least(ROUNDS - 127, x * LOG2_E + ROUNDS); }
-INLINE vfloat rounded(vfloat x) { return x + ROUNDS; }
+  return at_least(ROUNDS - 127, x * LOG2_E + ROUNDS);
 #endif
+}
 template <class V>
 INLINE Two<V> rounded_exponent(Two<V> x) {
   return {rounded_exponent(x.a), rounded_exponent(x.b)};
-}
-template <class V>
-INLINE Two<V> rounded(Two<V> x) {
-  return {rounded(x.a), rounded(x.b)};
 }
 
 #if VECTOR_BYTES >= 32
@@ -104,7 +95,7 @@ INLINE V exp_of_difference(V x) {
 // -127. NARROW: exact to 2^-21 with AVX-512.
 template <bool NARROW = false, class V>
 INLINE V exp2_within(V w) {
-  const V n = rounded(w), f = w - (n - ROUNDS);
+  const V n = w + ROUNDS, f = w - (n - ROUNDS);
   V p;
   if constexpr (NARROW && LANES == 16) {
     p = f * EXP2_NARROW_16[1] + EXP2_NARROW_16[0];
@@ -153,7 +144,7 @@ INLINE V exp_of_difference(V x) {
 // 2**w for w in [-127, 127] or NaN: 0 below -126.5.
 template <bool NARROW = false, class V>
 INLINE V exp2_within(V w) {
-  const V n = rounded(w), f = w - (n - MAGIC), f2 = f * f;
+  const V n = w + MAGIC, f = w - (n - MAGIC), f2 = f * f;
   V p = f2 * EXP2[5] + (f * EXP2[4] + EXP2[3]);
   p = p * f2 + (f * EXP2[2] + EXP2[1]);
   p = p * f2 + (f * EXP2[0] + 1.0f);

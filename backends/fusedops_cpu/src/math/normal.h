@@ -7,7 +7,8 @@
 namespace fusedops {
 namespace {
 
-constexpr float NORMAL_END = 13.2689f;  // density and Phi(-NORMAL_END) are 0
+// density and Phi(-NORMAL_END) are 0: the exponent of density is -126.9993, and -127 rounded to nearest, or down
+constexpr float NORMAL_END = 13.2687f;
 
 // Phi(u) * exp(u * u / 2) for u in [-NORMAL_END, 0] or NaN. NARROW: exact to 2^-18.
 #if VECTOR_BYTES == 64
