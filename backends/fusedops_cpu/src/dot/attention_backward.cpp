@@ -110,8 +110,8 @@ class Backward {
   static int64_t row_panel(int64_t size) { return panel_floats<TILE_ROWS>(steps_of<Kind>(size)); }
   static int64_t key_panel(int64_t size) { return panel_floats<WIDTH>(steps_of<Kind>(size)); }
 
-  // The floats of p, or ds, of a part.
-  int64_t wide_floats() const { return (keeps_ ? round_up(rows_.rows, 2) : PAIRED ? TILE_ROWS : block_) * STRIDE; }
+  // The floats of p, or ds, of a part: whole tiles, as a product may write more rows than it has.
+  int64_t wide_floats() const { return (PAIRED || keeps_ ? TILE_ROWS : block_) * STRIDE; }
 
   int64_t lay_out(Item& item, float* buffer) const {
     int64_t floats = 0;
