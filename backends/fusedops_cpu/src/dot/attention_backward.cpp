@@ -259,6 +259,7 @@ class Backward {
       for (int64_t m = 0; m < item.count; m += TILE_ROWS) {
         const int64_t rows = std::min<int64_t>(TILE_ROWS, item.count - m);
         const Seen tile = tile_of(item, m, m + rows - 1, 0);
+        if (tile.none()) continue;
         pack_rows_of_block(item, m, rows);
         multiply(item, 0, rows, tile, item.p, item.ds);
         const uint8_t* last = nullptr;
@@ -269,6 +270,7 @@ class Backward {
     }
   }
   Sums weigh(const Item& item, int64_t row, Seen tile, float* p, const float* dp, const uint8_t* hidden) const {
+    if (tile.none()) return {};
     return weigh_by(p, dp, tile.begin, tile.end, seen_in_part(item, row, row), hidden, rows_.scale, item.lse[row]);
   }
 
