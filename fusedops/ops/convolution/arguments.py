@@ -153,7 +153,7 @@ def check_bounds(cu_seqlens: Tensor | None, positions: int) -> list[int] | None:
         positions: S.
 
     Returns:
-        The bounds that were checked, as integers: the tensor may be written meanwhile. None for those of another device.
+        The bounds that were checked, as integers: the tensor may be written meanwhile. None for another device.
 
     Raises:
         InvalidInputError: on a CPU a bound is below the one before it, below 0, or above S.
