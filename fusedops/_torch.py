@@ -227,10 +227,17 @@ def without_torch_function() -> Any:
     return _c.DisableTorchFunctionSubclass()
 
 
-def wrapper_subclass(cls: type[Tensor], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
-    """Return a tensor of a subclass that has a shape and no memory."""
+def wrapper_subclass(
+    cls: type[Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    storage_offset: int | None = None,
+) -> Any:
+    """Return a tensor of a subclass that has a shape and no memory. ``strides`` None: contiguous."""
     make: Any = Tensor._make_wrapper_subclass
-    return make(cls, tuple(shape), dtype=dtype, device=device)
+    return make(cls, tuple(shape), strides, storage_offset, dtype=dtype, device=device)
 
 
 def tree_map_only(kind: type[Any], function: Callable[[Any], Any], values: Any) -> Any:

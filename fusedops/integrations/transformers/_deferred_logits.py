@@ -1,15 +1,17 @@
 """Logits that are not made: what a model's head returns in a training step with ``fused_loss=True``.
 
-The tensor has the shape and dtype of the logits and no memory. It keeps the input of the head. What models do between
-head and loss (casts, views of rows, scaling, a softcap) is recorded, and a cross entropy is computed by
-:func:`fusedops.linear_cross_entropy`. Any other use makes the logits, with a warning.
+The tensor has the shape, dtype and gradient of the logits and no memory. To autograd it is a tensor like any other, with
+views, versions and hooks, and torch asks for the numbers in ``__torch_dispatch__``. A few functions, in
+``_logit_steps``, give another such tensor. A cross entropy is computed by :func:`fusedops.linear_cross_entropy`, from the
+tensors that the head had in forward. Any other function makes the logits, with a warning.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -17,322 +19,360 @@ from torch import Tensor
 
 from fusedops import ops
 from fusedops._report.user_frame import user_stack_level
-from fusedops._torch import autocasts, tree_map_only, without_torch_function, wrapper_subclass
+from fusedops._torch import (
+    TENSOR_TYPES,
+    autocasts,
+    is_traced,
+    is_transformed,
+    tree_map_only,
+    without_torch_function,
+    wrapper_subclass,
+)
+from fusedops.dtypes import no_autocast
 from fusedops.errors import FusedOpsWarning, InvalidInputError
+from fusedops.integrations.transformers._logit_steps import Step, readings, step_after
 
 _FIX = "use the loss alone, or evaluate with model.eval(), or leave fused_loss out of apply"
-# what is asked of a tensor without its numbers
-_METADATA: set[Any] = (
-    {
-        getattr(Tensor, name).__get__
-        for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "grad_fn", "layout", "is_cuda")
-    }
-    | {
-        getattr(Tensor, name)
-        for name in (
-            "size",
-            "dim",
-            "ndimension",
-            "numel",
-            "nelement",
-            "is_floating_point",
-            "is_complex",
-            "is_contiguous",
-        )
-    }
-    | {Tensor.element_size, Tensor.get_device, Tensor.__len__, torch.is_floating_point, torch.numel}
-)
+_aten: Any = torch.ops.aten
+_tensor: Any = Tensor
 
 
-@dataclass(frozen=True)
-class Source:
-    """The input of a head and what follows it, from which logits are computed.
+@dataclass(eq=False)
+class HeadCall:
+    """A call of a head, a linear layer, with its tensors.
 
     Attributes:
-        head: the linear layer.
-        own: its own forward.
         x: (..., H), its input.
-        steps: what was done to the logits: (name, value) for "mul", "div", "add", "tanh" and "to".
-        versions: of its tensors at the time of the forward, with the tensors.
+        weight: (V, H).
+        bias: (V,), or None.
         autocast: the dtype of autocast, or None.
+        kept: the tensors from which logits are made, each with its version and the address of its memory.
+        requires_grad: of the logits.
+        watched: True where the gradient of the logits is asked for.
+        warned: True where the logits were made.
     """
 
-    head: Any
-    own: Callable[..., Tensor]
     x: Tensor
-    steps: tuple[tuple[str, Any], ...]
-    versions: tuple[tuple[Tensor, int], ...]
+    weight: Tensor
+    bias: Tensor | None
     autocast: torch.dtype | None
+    kept: list[tuple[Tensor, int, int]] = field(default_factory=list[Any])
+    requires_grad: bool = False
+    watched: bool = False
+    warned: bool = False
 
-    @classmethod
-    def of(cls, head: Any, own: Callable[..., Tensor], x: Tensor) -> Source:
-        """Return the source of the logits of a head."""
-        tensors = [each for each in (x, head.weight, head.bias) if each is not None]
-        dtype = torch.get_autocast_dtype(x.device.type) if autocasts(x.device.type) else None
-        return cls(head, own, x, (), tuple((each, each._version) for each in tensors), dtype)
+    def __post_init__(self) -> None:
+        """Keep the versions of the head's tensors."""
+        for each in (self.x, self.weight, self.bias):
+            if each is not None:
+                self.keep(each)
+                self.requires_grad |= each.requires_grad
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of the logits."""
-        casts = [value for name, value in self.steps if name == "to"]
-        return casts[-1] if casts else self.autocast or self.x.dtype
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """Return the leading dims of the logits."""
-        return tuple(self.x.shape[:-1])
-
-    def and_then(self, name: str, value: Any = None) -> Source:
-        """Return the source after one more step."""
-        return replace(self, steps=(*self.steps, (name, value)))
-
-    def readings(self) -> tuple[float, Tensor | None, float | None] | None:
-        """Return s, b and c of ``c * tanh((s * x @ weight.T + b) / c)``, c None without tanh, or None for another."""
-        bias = self.head.bias if self.autocast is None or self.head.bias is None else self.head.bias.to(self.autocast)
-        scale, capped, tanhs = 1.0, 1.0, 0
-        for name, value in self.steps:
-            if name == "to":
-                continue
-            if name == "tanh" or (name == "add" and tanhs):
-                tanhs += 1
-            elif name == "add":
-                bias = value if bias is None else bias + value
-            else:
-                factor = value if name == "mul" else 1 / value
-                if tanhs:
-                    capped *= factor
-                else:
-                    scale, bias = scale * factor, None if bias is None else bias * factor
-        if tanhs == 0:
-            return scale, bias, None
-        if tanhs > 1 or capped <= 0:
-            return None
-        return scale * capped, None if bias is None else bias * capped, capped
-
-    def loss(self, target: Tensor, **options: Any) -> Tensor | None:
-        """Return the cross entropy of the logits, (N, V), or None where the op computes another function."""
-        readings = self.readings()
-        if readings is None:
-            return None
-        scale, bias, softcap = readings
-        x, weight = self.x, self.head.weight
-        if self.autocast is not None:  # as autocast casts what a linear layer is given
-            x, weight = x.to(self.autocast), weight.to(self.autocast)
-        if scale != 1:
-            x = x * scale
-        return ops.linear_cross_entropy(x, weight, target.to(x.device), bias, softcap=softcap, **options)
+    def keep(self, tensor: Tensor) -> None:
+        """Keep the version of a tensor from which logits are made."""
+        self.kept.append((tensor, tensor._version, tensor.data_ptr()))
 
     def check(self) -> None:
-        """Raise InvalidInputError where the weight is another one than in the forward."""
-        now = [self.x, self.head.weight, *([] if self.head.bias is None else [self.head.bias])]
-        before = [each for each, _ in self.versions]
-        changed = any(one is not other for one, other in zip(now[1:], before[1:]))
-        if changed or any(each._version != version for each, version in self.versions[1:]):
+        """Raise InvalidInputError where a tensor has other numbers than in the call."""
+        if any(each._version != version or each.data_ptr() != address for each, version, address in self.kept):
             raise InvalidInputError(
-                "fused_loss: got a use of a training step's logits after a change of the head's weight, expected one "
-                f"before it, since they are made from the weight on their first use; to fix: {_FIX}"
+                "fused_loss: got a use of a training step's logits after a change of the head's weight or input, "
+                f"expected one before it, since they are made from these on their first use; to fix: {_FIX}"
             )
 
+    def operands(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return x, weight and bias in the dtype of the logits."""
+        if self.autocast is None:
+            return self.x, self.weight, self.bias
+        bias = None if self.bias is None else self.bias.to(self.autocast)
+        return self.x.to(self.autocast), self.weight.to(self.autocast), bias
+
     def logits(self) -> Tensor:
-        """Compute the logits."""
-        with torch.autocast(self.x.device.type, self.autocast, enabled=self.autocast is not None):
-            y = self.own(self.head, self.x)
-        for name, value in self.steps:
-            if name == "to":
-                y = y.to(value)
-            elif name == "tanh":
-                y = torch.tanh(y)
-            elif name == "add":
-                y = y + value
-            else:
-                y = y * value if name == "mul" else y / value
-        return y
+        """Compute the numbers of the logits."""
+        self.check()
+        return torch.nn.functional.linear(*self.operands()).contiguous()
 
 
 class DeferredLogits(Tensor):
     """Logits (..., V) that are made when they are used, other than by a loss."""
 
-    source: Source
+    source: HeadCall
+    steps: tuple[Step, ...]
+    like: Tensor  # on the meta device
+    _viewed: DeferredLogits | None
     _made: Tensor | None
 
     @staticmethod
-    def __new__(cls: type[DeferredLogits], source: Source) -> DeferredLogits:
-        """Return logits that are not made."""
-        shape = (*source.rows, source.head.weight.shape[0])
-        logits = cast("DeferredLogits", wrapper_subclass(cls, shape, source.dtype, source.x.device))
-        logits.source = source
-        logits._made = None
+    def __new__(
+        cls: type[DeferredLogits],
+        source: HeadCall,
+        like: Tensor,
+        steps: tuple[Step, ...] = (),
+        viewed: DeferredLogits | None = None,
+    ) -> DeferredLogits:
+        """Return logits that are not made, with the geometry and dtype of ``like``, a view of ``viewed`` or of none."""
+        layout = like.shape, like.stride(), int(like.storage_offset())
+        logits = cast("DeferredLogits", wrapper_subclass(cls, like.dtype, source.x.device, *layout))
+        logits.source, logits.steps, logits.like, logits._viewed, logits._made = source, steps, like, viewed, None
         return logits
 
+    def is_deferred(self) -> bool:
+        """Return True where neither these logits nor those they are a view of are made."""
+        return self._made is None and (self._viewed is None or self._viewed.is_deferred())
+
     def made(self, user: str) -> Tensor:
-        """Return the logits, with a warning the first time. ``user`` is the name of what uses them."""
+        """Return the numbers, with a warning the first time. ``user`` is the name of what uses them."""
         if self._made is None:
-            self.source.check()
+            with torch.inference_mode(False), torch.no_grad(), no_autocast(self.device.type):
+                self._made = self._numbers(user)
+        return self._made
+
+    def _numbers(self, user: str) -> Tensor:
+        if self._viewed is not None:
+            return self.steps[-1].call(self._viewed.made(user))
+        # not from the numbers of another: those may have changed in place since
+        made = self.source.logits()
+        for step in self.steps:
+            made = step.call(made)
+        if not self.source.warned:
+            self.source.warned = True
             warnings.warn(
                 f"fused_loss: got a use of the logits of a training step (by {user}), expected one of the loss alone; "
                 f"they are made now, {tuple(self.shape)} of {self.dtype}; to fix: {_FIX}",
                 FusedOpsWarning,
                 stacklevel=user_stack_level("transformers"),
             )
-            self._made = self.source.logits()
-        return self._made
+        return made
+
+    def plain(self, user: str) -> Tensor:
+        """Return a plain tensor that shares the memory and the gradient of the logits."""
+        self.made(user)
+        return _aten.alias.default(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the shape and dtype; the numbers do not exist."""
+        """Return the shape and dtype where the numbers do not exist."""
+        if not self.is_deferred():
+            return repr(self.plain("repr"))
         return f"DeferredLogits(shape={tuple(self.shape)}, dtype={self.dtype}, made on their first use)"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _METADATA:
-            with without_torch_function():
-                return func(*args, **kwargs)
-        handler = _HANDLERS.get(func)
-        first = args[0] if args else kwargs.get("input")
-        if handler is not None and isinstance(first, DeferredLogits) and first._made is None:
-            result = handler(first, *args[1:], **{name: value for name, value in kwargs.items() if name != "input"})
-            if result is not None:
-                return DeferredLogits(result) if isinstance(result, Source) else result
-        args, kwargs = _made((args, kwargs), getattr(func, "__name__", str(func)))
-        return func(*args, **kwargs)
+        if func is torch.nn.functional.cross_entropy:
+            loss = _cross_entropy(*args, **kwargs)
+            if loss is not None:
+                return loss
+        with without_torch_function():
+            if func in _WATCHERS:
+                tree_map_only(DeferredLogits, _watch, (args, kwargs))
+            elif func in _MEMORY:
+                name = func.__name__
+                args, kwargs = tree_map_only(DeferredLogits, lambda logits: logits.plain(name), (args, kwargs))
+            return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = _made((args, kwargs or {}), str(func))
-        return func(*args, **kwargs)
+        kwargs = kwargs or {}
+        deferred = _after(func, args, kwargs)
+        if deferred is not None:
+            return deferred
+        name = func.overloadpacket.__name__
+        if torch.Tag.inplace_view in func.tags:
+            raise InvalidInputError(
+                f"fused_loss: got {name}, which changes the shape of a training step's logits in place, expected a "
+                f"function that returns a view; to fix: {_FIX}"
+            )
+        wrappers: dict[int, DeferredLogits] = {}
+
+        def unwrapped(logits: DeferredLogits) -> Tensor:
+            made = logits.made(name)
+            wrappers[id(made)] = logits
+            return made
+
+        args, kwargs = tree_map_only(DeferredLogits, unwrapped, (args, kwargs))
+        # a function that writes to the logits returns them
+        return tree_map_only(Tensor, lambda result: wrappers.get(id(result), result), func(*args, **kwargs))
 
 
-def _made(values: Any, user: str) -> Any:
-    """Return arguments in which logits are made."""
-    return tree_map_only(DeferredLogits, lambda logits: logits.made(user), values)
+def _watch(logits: DeferredLogits) -> DeferredLogits:
+    logits.source.watched = True
+    return logits
 
 
-# ------------------------------------------- what is recorded: a handler returns None for a call that it does not take
-
-
-def _scaled(name: str) -> Callable[..., Source | None]:
-    def handler(logits: DeferredLogits, other: Any) -> Source | None:
-        usable = isinstance(other, (int, float)) and not isinstance(other, bool) and other != 0
-        return logits.source.and_then(name, float(other)) if usable else None
-
-    return handler
-
-
-def _added(logits: DeferredLogits, other: Any, *, alpha: float = 1) -> Source | None:
-    """Take a bias: one number for each class."""
-    if not isinstance(other, Tensor) or alpha != 1 or other.shape[-1:] != logits.shape[-1:]:
-        return None
-    if other.numel() != logits.shape[-1] or other.dim() > logits.dim() or other.dtype != logits.dtype:
-        return None
-    return logits.source.and_then("add", other.reshape(-1))
-
-
-def _tanh(logits: DeferredLogits) -> Source:
-    return logits.source.and_then("tanh")
-
-
-def _same(logits: DeferredLogits) -> Source:
-    return logits.source
-
-
-def _float(logits: DeferredLogits) -> Source:
-    return logits.source.and_then("to", torch.float32)
-
-
-def _to(logits: DeferredLogits, *args: Any, **kwargs: Any) -> Source | None:
-    values = [*args, *(value for name, value in kwargs.items() if name in ("dtype", "device", "other"))]
-    values = [value for value in values if not isinstance(value, bool) and value is not None]
-    dtypes = [each.dtype if isinstance(each, Tensor) else each for each in values]
-    devices = [each.device if isinstance(each, Tensor) else each for each in values]
-    if any(not isinstance(each, torch.dtype) and torch.device(each) != logits.device for each in devices):
-        return None
-    cast_to = [each for each in dtypes if isinstance(each, torch.dtype)]
-    if any(not each.is_floating_point for each in cast_to):
-        return None
-    return logits.source.and_then("to", cast_to[0]) if cast_to else logits.source
-
-
-def _index(logits: DeferredLogits, index: Any) -> Source | None:
-    """Take an index of rows: slices, numbers, or one mask."""
-    x, rank = logits.source.x, logits.dim()
-    if isinstance(index, Tensor):
-        return replace(logits.source, x=x[index]) if index.dtype == torch.bool and index.dim() < rank else None
-    parts: list[Any] = list(cast("tuple[Any, ...]", index)) if isinstance(index, tuple) else [index]
-    if not all(isinstance(part, (slice, int)) or part is Ellipsis for part in parts):
-        return None
-    if Ellipsis in parts:
-        position = parts.index(Ellipsis)
-        parts[position : position + 1] = [slice(None)] * (rank - len(parts) + 1)
-    if len(parts) == rank and parts.pop() != slice(None):
-        return None
-    return replace(logits.source, x=x[tuple(parts)])
-
-
-def _viewed(logits: DeferredLogits, *shape: Any) -> Source | None:
-    sizes: tuple[Any, ...] = (
-        tuple(cast("Any", shape[0])) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+# functions that ask for the gradient of logits, now or later
+_WATCHERS: set[Any] = {
+    Tensor.register_hook,
+    Tensor.retain_grad,
+    _tensor.grad_fn.__get__,
+    torch.autograd.grad,
+    torch.autograd.backward,
+}
+# functions that read the memory of a tensor, past torch's dispatcher
+_MEMORY: set[Any] = {
+    getattr(Tensor, name)
+    for name in (
+        "__array__",
+        "__deepcopy__",
+        "__dlpack__",
+        "__reduce_ex__",
+        "data_ptr",
+        "numpy",
+        "share_memory_",
+        "storage",
+        "tolist",
+        "untyped_storage",
     )
-    if len(sizes) < 1 or not all(isinstance(size, int) for size in sizes):
+}
+
+
+# ------------------------------------------------------------------------------------------------------- the gradients
+
+
+class _Linear(torch.autograd.Function):
+    """The head: logits that are not made, with the gradients of a linear layer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, source: HeadCall) -> Tensor:
+        ctx.set_materialize_grads(False)  # a fused loss has no gradient for the logits
+        ctx.save_for_backward(x, weight)
+        ctx.bias, ctx.autocast = None if bias is None else bias.dtype, source.autocast
+        shape, dtype = (*x.shape[:-1], weight.shape[0]), source.autocast or x.dtype
+        return DeferredLogits(source, torch.empty(shape, dtype=dtype, device="meta"))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        if grad is None:
+            return None, None, None, None
+        x, weight = ctx.saved_tensors
+        dtype, needs = ctx.autocast or x.dtype, ctx.needs_input_grad
+        rows = grad.reshape(-1, weight.shape[0])
+        dx = (rows @ weight.to(dtype)).reshape(x.shape).to(x.dtype) if needs[0] else None
+        dweight = (rows.t() @ x.to(dtype).reshape(-1, x.shape[-1])).to(weight.dtype) if needs[1] else None
+        return dx, dweight, rows.sum(0).to(ctx.bias) if needs[2] else None, None
+
+
+class _Loss(torch.autograd.Function):
+    """A fused loss. Its gradient goes to the tensors of the head, or to the logits where theirs is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, logits: DeferredLogits, target: Tensor, again: Callable[..., Tensor]) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits, target)
+        ctx.again, ctx.source = again, logits.source
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        if grad is None or not ctx.source.watched:
+            return grad, None, None, None
+        create_graph, (logits, target) = torch.is_grad_enabled(), ctx.saved_tensors
+        with torch.enable_grad():
+            loss = ctx.again(logits, target)
+        return None, *torch.autograd.grad(loss, (logits,), grad, create_graph=create_graph), None, None
+
+
+def deferred_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``x @ weight.T + bias``, not made. The dtypes are those that torch's linear takes."""
+    dtype = torch.get_autocast_dtype(x.device.type) if autocasts(x.device.type) else None
+    return cast("Any", _Linear).apply(x, weight, bias, HeadCall(x, weight, bias, dtype))
+
+
+# ------------------------------------------------------------------------------------------------- what stays deferred
+
+
+def _after(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeferredLogits | None:
+    """Return the logits after a call of a function of torch, not made, or None where the call makes them."""
+    logits = args[0] if args else None
+    if not isinstance(logits, DeferredLogits) or not logits.is_deferred():
         return None
-    vocabulary, rows = logits.shape[-1], logits.numel() // logits.shape[-1]
-    if sizes[-1] not in (vocabulary, -1) or (sizes[-1] == -1 and _product(sizes[:-1]) != rows):
+    # autograd detaches a result that it keeps, in backward too. Without gradients others are made: among them is what
+    # a Function of the user's returns
+    if func is not _aten.detach.default and not (torch.is_grad_enabled() and _has_its_gradient(logits)):
         return None
-    return replace(logits.source, x=logits.source.x.reshape(*sizes[:-1], logits.source.x.shape[-1]))
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
-
-
-def _flattened(logits: DeferredLogits, start_dim: int = 0, end_dim: int = -1) -> Source | None:
-    rank = logits.dim()
-    if end_dim % rank == rank - 1:
+    device, kwargs = kwargs.get("device"), {name: value for name, value in kwargs.items() if name != "device"}
+    devices = {each.device for each in args if isinstance(each, Tensor)} | {device or logits.device}
+    step = step_after(logits.like, func, args[1:], kwargs) if devices == {logits.device} else None
+    like = None if step is None else step.call(logits.like)
+    if step is None or like is None or like.shape[-1:] != logits.shape[-1:]:
         return None
-    return replace(logits.source, x=logits.source.x.flatten(start_dim % rank, end_dim % rank))
+    if step.name == "add":
+        logits.source.keep(step.value)
+    return DeferredLogits(logits.source, like, (*logits.steps, step), logits if step.view else None)
+
+
+def _has_its_gradient(logits: DeferredLogits) -> bool:
+    """Return True for logits that are not made, and whose gradient goes to the head's tensors."""
+    needs = logits.source.requires_grad
+    return logits.is_deferred() and logits.requires_grad == needs and logits.is_leaf != needs
+
+
+# ------------------------------------------------------------------------------------------------------------ the loss
+
+
+def fused_loss(
+    logits: DeferredLogits, target: Tensor, again: Callable[[Tensor, Tensor], Tensor], **options: Any
+) -> Tensor | None:
+    """Return the cross entropy of logits (N, V), computed by the op, or None where the logits are to be made.
+
+    Args:
+        logits: the logits of a training step.
+        target: (N,), the classes.
+        again: computes the same loss from logits and target, where the gradient of the logits is asked for.
+        options: of :func:`fusedops.linear_cross_entropy`.
+    """
+    source = logits.source
+    if source.watched or not _has_its_gradient(logits) or is_traced() or is_transformed():
+        return None
+    source.check()
+    try:
+        with no_autocast(logits.device.type):
+            x, weight, bias = source.operands()
+            for step in logits.steps:
+                x = x if step.rows is None else step.rows(x)
+            read = readings(logits.steps, bias)
+            if read is None:
+                return None
+            scale, bias, softcap = read
+            if scale != 1:
+                x = (x.float() if x.dtype == torch.float16 else x) * scale  # may be out of float16's range
+            loss = ops.linear_cross_entropy(x, weight, target, bias, softcap=softcap, **options)
+    except InvalidInputError:
+        return None  # torch's function raises its own error
+    return cast("Any", _Loss).apply(loss, logits, target, again)
 
 
 def _cross_entropy(
-    logits: DeferredLogits,
-    target: Tensor,
-    weight: Tensor | None = None,
+    input: Any,
+    target: Any,
+    weight: Any = None,
     size_average: Any = None,
     ignore_index: int = -100,
     reduce: Any = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    plain = weight is None and size_average is None and reduce is None
-    if not plain or logits.dim() != 2 or target.dim() != 1 or target.is_floating_point():
+    """Compute torch.nn.functional.cross_entropy of deferred logits, or return None where they are to be made."""
+    plain = weight is None and size_average is None and reduce is None and type(target) in TENSOR_TYPES
+    if not plain or not isinstance(input, DeferredLogits) or input.dim() != 2 or target.shape != input.shape[:1]:
         return None
-    options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-    loss = logits.source.loss(target, **options)
-    return None if loss is None else loss.to(logits.dtype)
+    if target.dtype != torch.int64 or target.device != input.device:
+        return None
+    narrow = input.dtype in (torch.float16, torch.bfloat16)
+    dtype = torch.float32 if narrow and autocasts(input.device.type) else input.dtype
+    options: dict[str, Any] = {
+        "ignore_index": ignore_index,
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+    }
 
+    def again(logits: Tensor, target: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(logits.to(dtype), target, **options)
 
-_HANDLERS: dict[Any, Callable[..., Any]] = {
-    torch.nn.functional.cross_entropy: _cross_entropy,
-    torch.add: _added,
-    Tensor.add: _added,
-    Tensor.__add__: _added,
-    torch.tanh: _tanh,
-    Tensor.tanh: _tanh,
-    Tensor.float: _float,
-    Tensor.to: _to,
-    Tensor.contiguous: _same,
-    Tensor.__getitem__: _index,
-    Tensor.view: _viewed,
-    Tensor.reshape: _viewed,
-    torch.reshape: _viewed,
-    Tensor.flatten: _flattened,
-    torch.flatten: _flattened,
-} | {
-    getattr(owner, name): _scaled("mul" if "mul" in name else "div")
-    for owner, names in (
-        (torch, ("mul", "div")),
-        (Tensor, ("mul", "div", "__mul__", "__rmul__", "__truediv__", "__div__")),
-    )
-    for name in names
-}
+    loss = fused_loss(input, target, again, **options)
+    if loss is None:
+        return None
+    if reduction == "mean":  # torch's is NaN without a class, the op's 0
+        loss = loss.masked_fill((target == ignore_index).all(), math.nan)
+    return loss.to(dtype)

@@ -9,16 +9,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
-from fusedops._torch import is_traced, is_transformed
+from fusedops._torch import TENSOR_TYPES, autocasts, is_plain, is_traced, is_transformed
 from fusedops.errors import FusedOpsWarning
-from fusedops.integrations.transformers._deferred_logits import DeferredLogits, Source
+from fusedops.integrations.transformers._deferred_logits import deferred_logits
 from fusedops.integrations.transformers._losses import Loss, loss_of, recognised_loss
 from fusedops.integrations.transformers._replacement import Replacement, own_class, replacement_of
 from fusedops.integrations.transformers._twin import called, is_replaced_elsewhere, near, numbers, twin
 
 _TOLERANCE = 1e-5
+_AUTOCAST = (torch.float16, torch.bfloat16, torch.float32)  # the dtypes that autocast casts
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,13 @@ class Head(Replacement):
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the logits, not made in a training step."""
         own = own_class(module).forward
-        if not module.training or not torch.is_grad_enabled():
+        if not module.training or not torch.is_grad_enabled() or len(args) + len(kwargs) != 1:
             return own(module, *args, **kwargs)
         (x,) = (*args, *kwargs.values())
-        reason = _reason(module, x)
+        weight, bias = module.weight, module.bias
+        reason = _reason(x, weight, bias)
         if reason is None:
-            return DeferredLogits(Source.of(module, own, x))
+            return deferred_logits(x, weight, bias) if _is_product(x, weight) else own(module, *args, **kwargs)
         warnings.warn(
             f"fused_loss: got {reason}, expected plain tensors outside of torch.compile; the logits are made; to fix: "
             "leave fused_loss out of apply",
@@ -46,16 +48,30 @@ class Head(Replacement):
         return own(module, x)
 
 
-def _reason(module: Any, x: Any) -> str | None:
+def _reason(x: Any, weight: Any, bias: Any) -> str | None:
     """Return why the logits of a training step have to be made, or None."""
     if is_traced():
         return "a head that torch.compile traces"
     if is_transformed():
         return "a head under a transform of torch.func"
-    kinds: set[type[Any]] = {type(each) for each in (x, module.weight, module.bias) if each is not None}
-    if kinds <= {Tensor, Parameter}:
-        return None
-    return f"a head with tensors of {', '.join(sorted(kind.__name__ for kind in kinds))}"
+    tensors = [each for each in (x, weight, bias) if each is not None]
+    kinds: set[type[Any]] = {type(each) for each in tensors}
+    if not kinds <= TENSOR_TYPES:
+        return f"a head with tensors of {', '.join(sorted(kind.__name__ for kind in kinds))}"
+    if not is_plain(tensors):
+        return "a head that a torch dispatch mode or a meta device computes"
+    dtypes = {each.dtype for each in tensors}
+    wanted = _AUTOCAST if autocasts(x.device.type) else (*_AUTOCAST, torch.float64)
+    if not dtypes.issubset(wanted) or (len(dtypes) > 1 and not autocasts(x.device.type)):
+        return f"a head with tensors of {', '.join(sorted(map(str, dtypes)))}"
+    return None
+
+
+def _is_product(x: Tensor, weight: Tensor) -> bool:
+    """Return True where the head's product has elements. An error of the call is torch's."""
+    return (
+        x.dim() > 0 and x.shape[-1] == weight.shape[1] and x.device == weight.device and x.numel() * weight.numel() > 0
+    )
 
 
 def heads_of(model: Module) -> dict[Module, str | None]:

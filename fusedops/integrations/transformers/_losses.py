@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
-from fusedops.integrations.transformers._deferred_logits import DeferredLogits
+from fusedops.integrations.transformers._deferred_logits import DeferredLogits, fused_loss
 from fusedops.integrations.transformers._twin import called, near, numbers
 
 _ATTRIBUTE = "_loss_function"  # of a model, behind its property loss_function
@@ -54,12 +54,14 @@ class Loss:
         if isinstance(count, Tensor):
             count = count.to(logits.device, torch.float32)  # trainers count in integers
         rows, target = logits.reshape(-1, vocab_size), target.reshape(-1).to(logits.device)
-        if isinstance(rows, DeferredLogits):
-            loss = rows.source.loss(target, ignore_index=ignore_index, denominator=count)
-            if loss is not None:
-                return loss.float()
-            rows = rows.made("the loss")
-        return ops.cross_entropy(rows, target, ignore_index=ignore_index, denominator=count).float()
+        options: dict[str, Any] = {"ignore_index": ignore_index, "denominator": count}
+
+        def made(rows: Tensor, target: Tensor) -> Tensor:
+            rows = rows.plain("the loss") if isinstance(rows, DeferredLogits) else rows
+            return ops.cross_entropy(rows, target, **options)
+
+        loss = fused_loss(rows, target, made, **options) if isinstance(rows, DeferredLogits) else None
+        return (made(rows, target) if loss is None else loss).float()
 
 
 def recognised_loss(module: Any) -> Loss | str | None:

@@ -59,7 +59,7 @@ class PackedMask(Tensor):
         cls: type[PackedMask], sequences: Sequences, shape: tuple[int, ...], make: Callable[[], Tensor]
     ) -> PackedMask:
         """Return the mask of these sequences; ``make`` makes the boolean one."""
-        mask = cast("PackedMask", wrapper_subclass(cls, shape, torch.bool, sequences.bounds.device))
+        mask = cast("PackedMask", wrapper_subclass(cls, torch.bool, sequences.bounds.device, shape))
         mask.sequences = sequences
         mask._make = make
         mask._boolean = None
