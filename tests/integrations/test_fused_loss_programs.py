@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, nll_loss, one_hot
 
-from fusedops.errors import InvalidInputError
 from fusedops.integrations.transformers import apply
 
 transformers: Any = pytest.importorskip("transformers")
@@ -45,6 +44,10 @@ class Tripled(torch.autograd.Function):
         return 3 * grads[0]
 
 
+class Changed(Exception):
+    """The program has changed the weights before it used what is computed from them: an error."""
+
+
 class Program:
     """A program of random calls on the logits of one model. Both models have the same random numbers."""
 
@@ -63,29 +66,30 @@ class Program:
         return self.random.choice(self.live[-4:])
 
     def run(self) -> list[Any]:
-        self.live.append(self.forward())
-        for _ in range(self.random.randint(2, 7)):
-            kind = self.random.choices([VIEWS, STEPS, CHANGES, READS, LOSSES, OTHERS], [6, 4, 2, 1, 5, 2])[0]
+        self.call(Program.forward)
+        for _ in range(self.random.randint(2, 9)):
+            kind = self.random.choices([VIEWS, STEPS, CHANGES, READS, LOSSES, OTHERS], [5, 4, 1, 1, 5, 2])[0]
             self.call(self.random.choice(kind))
-        self.call(self.random.choice(LOSSES))
+        self.call(self.random.choice(LOSSES[:8]))
         self.call(Program.backward)
         self.seen += [None if p.grad is None else p.grad for p in self.model.parameters()]
-        self.seen += [None if each.is_leaf or not each.retains_grad else each.grad for each in self.live]
-        self.seen += [each.detach().float() for each in self.live]
+        for each in self.live:
+            self.call(lambda p, each=each: p.seen.append(each.grad if each.is_leaf or each.retains_grad else None))
+            self.call(lambda p, each=each: p.seen.append(torch.stack([each.detach().float()])))
         return self.seen
 
     def call(self, function: Callable[[Program], Any]) -> None:
         try:
             result = function(self)
+            if isinstance(result, Tensor):
+                self.seen.append((result.shape, result.dtype, result.stride(), result.storage_offset()))
+                self.seen.append((result.requires_grad, result.is_leaf, result.is_contiguous(), result._version))
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            if isinstance(error, InvalidInputError) and "after a change of the head's weight" in str(error):
-                assert self.changed
-                raise
+            if self.changed and (
+                "after a change of the head's" in str(error) or "modified by an inplace" in str(error)
+            ):
+                raise Changed from error
             self.seen.append(type(error))
-            return
-        if isinstance(result, Tensor):
-            self.seen.append((result.shape, result.dtype, result.stride(), result.storage_offset(), result._version))
-            self.seen.append((result.requires_grad, result.is_leaf, result.is_contiguous(), result.grad_fn is None))
 
     def forward(self) -> Tensor:
         how = self.random.choice(["plain"] * 5 + ["functional", "autocast", "head", "body", "all", "bias"])
@@ -98,9 +102,10 @@ class Program:
         if how == "functional":
             other = {name: p.detach() * 1.5 for name, p in self.model.named_parameters()}
             other["lm_head.weight"].requires_grad_()
-            return torch.func.functional_call(self.model, other, (IDS,)).logits
+            return self.take(torch.func.functional_call(self.model, other, (IDS,)).logits)
         with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
-            return self.model(IDS).logits
+            logits = self.model(IDS).logits
+        return self.take(logits.clone() if how == "bias" else logits)  # with a bias torch's is a view
 
     def take(self, result: Tensor) -> Tensor:
         self.live.append(result)
@@ -110,7 +115,7 @@ class Program:
         rows = self.any()
         if self.random.random() < 0.9:
             rows = rows.reshape(-1, rows.shape[-1])
-        target = torch.arange(len(rows)) * 5 % max(rows.shape[-1], 1)
+        target = torch.arange(len(rows)) * 5 % rows.shape[-1]
         loss = function(rows, target.masked_fill(target == 3, self.random.choice([-100, 3])))
         self.losses.append(loss)
         return loss
@@ -170,6 +175,10 @@ def changed(p: Program, name: str, *args: Any) -> Tensor:
     return result
 
 
+def detached(p: Program) -> Tensor | None:
+    return p.live[0].detach_() if len(p.live) == 1 else None  # without views
+
+
 def written(p: Program) -> Tensor:
     tensor = p.any()
     tensor[..., -2:] = -4.0
@@ -187,14 +196,11 @@ VIEWS: list[Any] = [
     lambda p: p.take(p.any()[..., 1:, :]),
     lambda p: p.take(p.any()[0]),
     lambda p: p.take(p.any()[..., :V]),
-    lambda p: p.take(p.any()[..., ::2]),
     lambda p: p.take(p.any().view(-1, V)),
     lambda p: p.take(p.any().reshape(shape=(-1, V))),
     lambda p: p.take(torch.reshape(p.any(), (5, -1))),
     lambda p: p.take(p.any().flatten(0, 1)),
-    lambda p: p.take(p.any().transpose(0, 1)),
     lambda p: p.take(p.any().detach()),
-    lambda p: p.take(p.any().data),
 ]
 STEPS: list[Any] = [
     lambda p: p.take(p.any().contiguous(memory_format=torch.contiguous_format)),
@@ -204,21 +210,19 @@ STEPS: list[Any] = [
     lambda p: p.take(p.any().to(torch.bfloat16)),
     lambda p: p.take(p.any() * 0.5),
     lambda p: p.take(p.any() / -2),
-    lambda p: p.take(torch.div(p.any(), 0.5, rounding_mode="trunc")),
     lambda p: p.take(p.any() + p.numbers(V)),
     lambda p: p.take(p.any() + p.numbers(V).requires_grad_()),
     lambda p: p.take(3 * torch.tanh(p.any() / 3)),
     lambda p: p.take(p.any()[torch.tensor([True, False, True, True, True, True, False, True, False, True])]),
     lambda p: p.take(p.any()[torch.tensor([True, False])]),
     lambda p: p.take(p.any().detach().requires_grad_()),
-    lambda p: p.take(Tripled.apply(p.any())),
     without_gradients(lambda p: p.take(p.any() * 2)),
     without_gradients(lambda p: p.take(p.any()[..., :2, :])),
 ]
 CHANGES: list[Any] = [
     lambda p: changed(p, "mul_", 2),
     lambda p: changed(p, "clamp_", -1, 1),
-    lambda p: changed(p, "detach_"),
+    detached,
     without_gradients(lambda p: changed(p, "mul_", 3)),
     lambda p: p.any().data.mul_(2),
     written,
@@ -227,8 +231,13 @@ CHANGES: list[Any] = [
     Program.weights,
 ]
 READS: list[Any] = [
-    lambda p: p.seen.append(p.any().tolist()),
-    lambda p: p.seen.append(p.any().detach().float().numpy().copy()),
+    lambda p: p.take(p.any()[..., ::2]),
+    lambda p: p.take(p.any().transpose(0, 1)),
+    lambda p: p.take(p.any().data),
+    lambda p: p.take(torch.div(p.any(), 0.5, rounding_mode="trunc")),
+    lambda p: p.take(Tripled.apply(p.any())),
+    lambda p: p.seen.append(torch.tensor(p.any().tolist())),
+    lambda p: p.seen.append(torch.tensor(p.any().detach().float().numpy())),
     lambda p: p.seen.append(p.any().exp().sum(-1).detach()),
     lambda p: p.seen.append(copy.deepcopy(p.any())),
 ]
@@ -241,20 +250,20 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 LOSSES: list[Any] = [
     *(lambda p, options=options: p.loss(lambda z, t: cross_entropy(z, t, **options)) for options in OPTIONS),
-    lambda p: p.loss(lambda z, t: cross_entropy(z, t)),
     lambda p: p.loss(lambda z, t: cross_entropy(z[:-1], t[1:])),
     lambda p: p.loss(lambda z, t: cross_entropy(input=z, target=t) * 2),
+    lambda p: p.loss(lambda z, t: cross_entropy(z, torch.full_like(t, -100))),
     lambda p: p.loss(lambda z, t: nll_loss(log_softmax(z, -1), t)),
     lambda p: p.loss(lambda z, t: cross_entropy(z, one_hot(t.clamp(min=0), V).to(z.dtype))),
     lambda p: p.loss(lambda z, t: cross_entropy(z, t + 5)),  # out of range
     lambda p: p.loss(lambda z, t: cross_entropy(z, t.int())),
     lambda p: p.loss(lambda z, t: cross_entropy(z, t[1:])),
-    lambda p: p.loss(lambda z, t: cross_entropy(z, torch.full_like(t, -100))),
     without_gradients(lambda p: p.loss(lambda z, t: cross_entropy(z, t))),
 ]
 OTHERS: list[Any] = [
     lambda p: p.hook(2.0),
     lambda p: p.any().retain_grad(),
+    lambda p: p.seen.append(p.any().grad_fn is None),
     lambda p: p.gradient(create_graph=False),
     lambda p: p.gradient(create_graph=True),
     lambda p: p.total().backward(inputs=[p.any()], retain_graph=True),
@@ -264,18 +273,24 @@ OTHERS: list[Any] = [
 
 @pytest.mark.parametrize("seed", range(200))
 def test_a_program_is_the_plain_one(seed: int) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = Program(models()[0], seed).run()
-        try:
-            result = Program(models()[1], seed).run()
-        except InvalidInputError:
-            return
+    results: list[Any] = []
+    for model in models():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                results.append(Program(model, seed).run())
+            except Changed:
+                results.append(None)
+    expected, result = results
+    if result is None or expected is None:
+        assert result is None  # also where torch keeps another tensor than the weight
+        return
     assert len(result) == len(expected)
     narrow = any(isinstance(each, tuple) and torch.bfloat16 in each for each in expected)
-    tolerance = {"rtol": 5e-2, "atol": 5e-2} if narrow else {"rtol": 1e-3, "atol": 1e-4}
     for one, other in zip(result, expected):
-        if isinstance(other, tuple | type) or other is None:
-            assert one == other
+        if isinstance(other, Tensor):
+            scale = max(1.0, float(other.nan_to_num().abs().max()))
+            options: Any = {"rtol": 5e-2, "atol": 3e-2 * scale} if narrow else {"rtol": 1e-3, "atol": 1e-5 * scale}
+            torch.testing.assert_close(one, other, **options, equal_nan=True)
         else:
-            torch.testing.assert_close(one, other, **tolerance, equal_nan=True)
+            assert one == other

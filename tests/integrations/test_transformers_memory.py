@@ -138,6 +138,20 @@ def test_a_change_in_place_is_an_error_as_with_a_kept_one() -> None:
         y.backward()
 
 
+def test_a_change_of_the_last_layers_weight_is_an_error_too() -> None:
+    module, x = mlp(), rows()
+    y = module(x).sum()
+    torch.nn.init.zeros_(module.down_proj.layer.weight)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_an_input_to_which_a_hook_writes_is_kept() -> None:
+    module, x = mlp(), rows()
+    module.down_proj.layer.register_forward_pre_hook(lambda _, h: h[0].mul_(2))
+    torch.testing.assert_close(gradients(module, module, x), gradients(lambda x: by_halves(module, x), module, x))
+
+
 def test_frozen_layers_and_adapters() -> None:
     module, x = mlp(), rows()
     for layer in (module.gate_proj, module.up_proj, module.down_proj):

@@ -47,6 +47,12 @@ def used_logits(changed: bool = False) -> Any:
     return logits.argmax(-1)
 
 
+def reshaped_logits() -> Any:
+    head = nn.Linear(2, 3)
+    replace(head, Head())
+    return head(torch.ones(1, 2)).t_()
+
+
 def head_of_func() -> Any:
     head = nn.Linear(2, 3)
     replace(head, Head())
@@ -84,6 +90,7 @@ pin("a window", lambda: attention(False, sliding_window=2), INVALID)
 pin("dropout", lambda: attention(dropout=0.1), FusedOpsWarning)
 pin("a use of logits", used_logits, FusedOpsWarning)
 pin("logits of changed weights", lambda: used_logits(changed=True), INVALID)
+pin("logits of another shape", reshaped_logits, INVALID)
 pin("a head of func", head_of_func, FusedOpsWarning)
 pin("softcap", lambda: attention(softcap=30.0), FusedOpsWarning)
 pin("a small call", a_small_call, LookupError, form="to fix")

@@ -1,9 +1,9 @@
 """Logits that are not made: what a model's head returns in a training step with ``fused_loss=True``.
 
-The tensor has the shape, dtype and gradient of the logits and no memory. To autograd it is a tensor like any other, with
-views, versions and hooks, and torch asks for the numbers in ``__torch_dispatch__``. A few functions, in
-``_logit_steps``, give another such tensor. A cross entropy is computed by :func:`fusedops.linear_cross_entropy`, from the
-tensors that the head had in forward. Any other function makes the logits, with a warning.
+The tensor has the shape, dtype and gradient of the logits and no memory. To autograd it is a tensor like any other,
+with views, versions and hooks, and torch asks for the numbers in ``__torch_dispatch__``. A few functions, in
+``_logit_steps``, give another such tensor. A cross entropy is computed by :func:`fusedops.linear_cross_entropy`, from
+the tensors that the head had in forward. Any other function makes the logits, with a warning.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fusedops._report.user_frame import user_stack_level
 from fusedops._torch import (
     TENSOR_TYPES,
     autocasts,
+    graph_is_kept,
     is_traced,
     is_transformed,
     tree_map_only,
@@ -122,18 +123,19 @@ class DeferredLogits(Tensor):
 
     def made(self, user: str) -> Tensor:
         """Return the numbers, with a warning the first time. ``user`` is the name of what uses them."""
-        if self._made is None:
-            with torch.inference_mode(False), torch.no_grad(), no_autocast(self.device.type):
-                self._made = self._numbers(user)
+        if self._made is None and self._viewed is not None:
+            with torch.inference_mode(False), torch.no_grad():
+                self._made = self.steps[-1].call(self._viewed.made(user))
+        elif self._made is None:  # not from the numbers of others: those may have changed in place since
+            self._made = self.numbers(user)
         return self._made
 
-    def _numbers(self, user: str) -> Tensor:
-        if self._viewed is not None:
-            return self.steps[-1].call(self._viewed.made(user))
-        # not from the numbers of another: those may have changed in place since
-        made = self.source.logits()
-        for step in self.steps:
-            made = step.call(made)
+    def numbers(self, user: str) -> Tensor:
+        """Compute the numbers from the head's tensors."""
+        with torch.inference_mode(False), torch.no_grad(), no_autocast(self.device.type):
+            numbers = self.source.logits()
+            for step in self.steps:
+                numbers = step.call(numbers)
         if not self.source.warned:
             self.source.warned = True
             warnings.warn(
@@ -142,7 +144,7 @@ class DeferredLogits(Tensor):
                 FusedOpsWarning,
                 stacklevel=user_stack_level("transformers"),
             )
-        return made
+        return numbers
 
     def plain(self, user: str) -> Tensor:
         """Return a plain tensor that shares the memory and the gradient of the logits."""
@@ -163,6 +165,8 @@ class DeferredLogits(Tensor):
             if loss is not None:
                 return loss
         with without_torch_function():
+            if func == _tensor.data.__set__:
+                raise _replaced("a new data")
             if func in _WATCHERS:
                 tree_map_only(DeferredLogits, _watch, (args, kwargs))
             elif func in _MEMORY:
@@ -178,10 +182,7 @@ class DeferredLogits(Tensor):
             return deferred
         name = func.overloadpacket.__name__
         if torch.Tag.inplace_view in func.tags:
-            raise InvalidInputError(
-                f"fused_loss: got {name}, which changes the shape of a training step's logits in place, expected a "
-                f"function that returns a view; to fix: {_FIX}"
-            )
+            raise _replaced(name)
         wrappers: dict[int, DeferredLogits] = {}
 
         def unwrapped(logits: DeferredLogits) -> Tensor:
@@ -192,6 +193,13 @@ class DeferredLogits(Tensor):
         args, kwargs = tree_map_only(DeferredLogits, unwrapped, (args, kwargs))
         # a function that writes to the logits returns them
         return tree_map_only(Tensor, lambda result: wrappers.get(id(result), result), func(*args, **kwargs))
+
+
+def _replaced(name: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"fused_loss: got {name} for the logits of a training step, which replaces their shape or memory in place, "
+        f"expected a new tensor; to fix: {_FIX}"
+    )
 
 
 def _watch(logits: DeferredLogits) -> DeferredLogits:
@@ -234,9 +242,10 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, source: HeadCall) -> Tensor:
         ctx.set_materialize_grads(False)  # a fused loss has no gradient for the logits
-        ctx.save_for_backward(x, weight)
-        ctx.bias, ctx.autocast = None if bias is None else bias.dtype, source.autocast
+        # what torch's linear keeps: the rest may change before backward
+        ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None)
         shape, dtype = (*x.shape[:-1], weight.shape[0]), source.autocast or x.dtype
+        ctx.dtypes = dtype, x.dtype, weight.dtype, None if bias is None else bias.dtype
         return DeferredLogits(source, torch.empty(shape, dtype=dtype, device="meta"))
 
     @staticmethod
@@ -244,12 +253,11 @@ class _Linear(torch.autograd.Function):
         (grad,) = grads
         if grad is None:
             return None, None, None, None
-        x, weight = ctx.saved_tensors
-        dtype, needs = ctx.autocast or x.dtype, ctx.needs_input_grad
-        rows = grad.reshape(-1, weight.shape[0])
-        dx = (rows @ weight.to(dtype)).reshape(x.shape).to(x.dtype) if needs[0] else None
-        dweight = (rows.t() @ x.to(dtype).reshape(-1, x.shape[-1])).to(weight.dtype) if needs[1] else None
-        return dx, dweight, rows.sum(0).to(ctx.bias) if needs[2] else None, None
+        (x, weight), (dtype, *dtypes), needs = ctx.saved_tensors, ctx.dtypes, ctx.needs_input_grad
+        rows = grad.reshape(-1, grad.shape[-1])
+        dx = (grad @ weight.to(dtype)).to(dtypes[0]) if needs[0] else None
+        dweight = (rows.t() @ x.to(dtype).reshape(-1, x.shape[-1])).to(dtypes[1]) if needs[1] else None
+        return dx, dweight, rows.sum(0).to(dtypes[2]) if needs[2] else None, None
 
 
 class _Loss(torch.autograd.Function):
@@ -258,19 +266,44 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: Tensor, logits: DeferredLogits, target: Tensor, again: Callable[..., Tensor]) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, target)
-        ctx.again, ctx.source = again, logits.source
+        ctx.save_for_backward(target)
+        ctx.rest = logits, logits._version, again
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        if grad is None or not ctx.source.watched:
-            return grad, None, None, None
-        create_graph, (logits, target) = torch.is_grad_enabled(), ctx.saved_tensors
+        (grad,), rest = grads, ctx.rest
+        if not graph_is_kept():
+            ctx.rest = None
+        if grad is None or rest is None or not rest[0].source.watched:
+            return grad, None, None, None  # a second backward is an error of the op's
+        logits, version, again = rest
+        create_graph, (target,) = torch.is_grad_enabled(), ctx.saved_tensors
+        numbers = logits.numbers("its gradient")  # not those that the logits have now
         with torch.enable_grad():
-            loss = ctx.again(logits, target)
-        return None, *torch.autograd.grad(loss, (logits,), grad, create_graph=create_graph), None, None
+            if not create_graph:
+                numbers.requires_grad_()
+            elif logits._version == version:
+                numbers = cast("Any", _Same).apply(logits, numbers)
+            else:
+                raise RuntimeError(
+                    "fused_loss: got a second gradient of a loss whose logits were modified in place, expected them as "
+                    f"in the loss; to fix: {_FIX}"
+                )
+            loss = again(numbers, target)
+        return None, *torch.autograd.grad(loss, (numbers,), grad, create_graph=create_graph), None, None
+
+
+class _Same(torch.autograd.Function):
+    """The numbers of logits, whose gradient is that of the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, numbers: Tensor) -> Tensor:
+        return numbers.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], None
 
 
 def deferred_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

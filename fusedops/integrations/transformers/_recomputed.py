@@ -30,6 +30,13 @@ class _Again(NamedTuple):
     shape: torch.Size
 
 
+class _Kept(NamedTuple):
+    """A tensor that is kept, with its version, which autograd leaves to the hooks."""
+
+    tensor: Tensor
+    version: int
+
+
 def call_without_keeping(
     layer: Callable[[Tensor], Any], compute: Callable[..., Tensor], *operands: Tensor | None
 ) -> Any:
@@ -48,21 +55,27 @@ def call_without_keeping(
         return layer(h)
     if not takes_saved_tensors_hooks():
         return layer(h)
-    memory, size, block = storage_id(h), h.numel(), context.frame.get()
+    memory, size, version, block = storage_id(h), h.numel(), h._version, context.frame.get()
     kept = tuple(None if each is None else each.detach() for each in operands)
 
     def pack(saved: Tensor) -> Any:
-        if storage_id(saved) != memory or saved.numel() != size or not saved.is_contiguous():
-            return saved
+        is_whole = storage_id(saved) == memory and saved.numel() == size and saved.is_contiguous()
+        if not is_whole or saved._version != version:  # another tensor, or a hook of the layer's has written to h
+            return _Kept(saved, saved._version)
         return _Again(compute, block, kept, _versions(kept), saved.shape)
 
     with saved_tensors_hooks(pack, _unpacked):
         return layer(h)
 
 
-def _unpacked(packed: Any) -> Tensor:
-    if not isinstance(packed, _Again):
-        return packed
+def _unpacked(packed: _Again | _Kept) -> Tensor:
+    if isinstance(packed, _Kept):
+        if packed.tensor._version != packed.version:
+            raise RuntimeError(
+                "got a tensor that an MLP's last layer keeps, such as its weight, modified by an inplace operation after "
+                "forward, expected it as in forward until backward has run; to fix: modify it after backward"
+            )
+        return packed.tensor
     if _versions(packed.operands) != packed.versions:
         raise RuntimeError(
             "got the gate or up of an MLP modified in place after forward, expected both as in forward until backward "
