@@ -1,4 +1,4 @@
-"""Uses of the logits of a training step, by their kind: with fused_loss=True they do what they do with the plain model."""
+"""Uses of the logits of a training step, by their kind: with fused_loss=True they are those of the plain model."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def _unpacked(packed: _Again | _Kept) -> Tensor:
     if isinstance(packed, _Kept):
         if packed.tensor._version != packed.version:
             raise RuntimeError(
-                "got a tensor that an MLP's last layer keeps, such as its weight, modified by an inplace operation after "
-                "forward, expected it as in forward until backward has run; to fix: modify it after backward"
+                "got a tensor that an MLP's last layer keeps, such as its weight, modified by an inplace operation "
+                "after forward, expected it as in forward until backward has run; to fix: modify it after backward"
             )
         return packed.tensor
     if _versions(packed.operands) != packed.versions:
