@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -31,67 +30,11 @@ from fusedops._torch import (
 )
 from fusedops.dtypes import no_autocast
 from fusedops.errors import FusedOpsWarning, InvalidInputError
+from fusedops.integrations.transformers._head_call import FIX, HeadCall
 from fusedops.integrations.transformers._logit_steps import Step, readings, step_after
 
-_FIX = "use the loss alone, or evaluate with model.eval(), or leave fused_loss out of apply"
 _aten: Any = torch.ops.aten
 _tensor: Any = Tensor
-
-
-@dataclass(eq=False)
-class HeadCall:
-    """A call of a head, a linear layer, with its tensors.
-
-    Attributes:
-        x: (..., H), its input.
-        weight: (V, H).
-        bias: (V,), or None.
-        autocast: the dtype of autocast, or None.
-        kept: the tensors from which logits are made, each with its version and the address of its memory.
-        requires_grad: of the logits.
-        watched: True where the gradient of the logits is asked for.
-        warned: True where the logits were made.
-    """
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    autocast: torch.dtype | None
-    kept: list[tuple[Tensor, int, int]] = field(default_factory=list[Any])
-    requires_grad: bool = False
-    watched: bool = False
-    warned: bool = False
-
-    def __post_init__(self) -> None:
-        """Keep the versions of the head's tensors."""
-        for each in (self.x, self.weight, self.bias):
-            if each is not None:
-                self.keep(each)
-                self.requires_grad |= each.requires_grad
-
-    def keep(self, tensor: Tensor) -> None:
-        """Keep the version of a tensor from which logits are made."""
-        self.kept.append((tensor, tensor._version, tensor.data_ptr()))
-
-    def check(self) -> None:
-        """Raise InvalidInputError where a tensor has other numbers than in the call."""
-        if any(each._version != version or each.data_ptr() != address for each, version, address in self.kept):
-            raise InvalidInputError(
-                "fused_loss: got a use of a training step's logits after a change of the head's weight or input, "
-                f"expected one before it, since they are made from these on their first use; to fix: {_FIX}"
-            )
-
-    def operands(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return x, weight and bias in the dtype of the logits."""
-        if self.autocast is None:
-            return self.x, self.weight, self.bias
-        bias = None if self.bias is None else self.bias.to(self.autocast)
-        return self.x.to(self.autocast), self.weight.to(self.autocast), bias
-
-    def logits(self) -> Tensor:
-        """Compute the numbers of the logits."""
-        self.check()
-        return torch.nn.functional.linear(*self.operands()).contiguous()
 
 
 class DeferredLogits(Tensor):
@@ -114,7 +57,9 @@ class DeferredLogits(Tensor):
         """Return logits that are not made, with the geometry and dtype of ``like``, a view of ``viewed`` or of none."""
         layout = like.shape, like.stride(), int(like.storage_offset())
         logits = cast("DeferredLogits", wrapper_subclass(cls, like.dtype, source.x.device, *layout))
-        logits.source, logits.steps, logits.like, logits._viewed, logits._made = source, steps, like, viewed, None
+        logits.source, logits.steps = source, steps
+        logits.like, logits._viewed = like, viewed
+        logits._made = None
         return logits
 
     def is_deferred(self) -> bool:
@@ -140,7 +85,7 @@ class DeferredLogits(Tensor):
             self.source.warned = True
             warnings.warn(
                 f"fused_loss: got a use of the logits of a training step (by {user}), expected one of the loss alone; "
-                f"they are made now, {tuple(self.shape)} of {self.dtype}; to fix: {_FIX}",
+                f"they are made now, {tuple(self.shape)} of {self.dtype}; to fix: {FIX}",
                 FusedOpsWarning,
                 stacklevel=user_stack_level("transformers"),
             )
@@ -183,22 +128,14 @@ class DeferredLogits(Tensor):
         name = func.overloadpacket.__name__
         if torch.Tag.inplace_view in func.tags:
             raise _replaced(name)
-        wrappers: dict[int, DeferredLogits] = {}
-
-        def unwrapped(logits: DeferredLogits) -> Tensor:
-            made = logits.made(name)
-            wrappers[id(made)] = logits
-            return made
-
-        args, kwargs = tree_map_only(DeferredLogits, unwrapped, (args, kwargs))
-        # a function that writes to the logits returns them
-        return tree_map_only(Tensor, lambda result: wrappers.get(id(result), result), func(*args, **kwargs))
+        args, kwargs = tree_map_only(DeferredLogits, lambda logits: logits.made(name), (args, kwargs))
+        return func(*args, **kwargs)
 
 
 def _replaced(name: str) -> InvalidInputError:
     return InvalidInputError(
         f"fused_loss: got {name} for the logits of a training step, which replaces their shape or memory in place, "
-        f"expected a new tensor; to fix: {_FIX}"
+        f"expected a new tensor; to fix: {FIX}"
     )
 
 
@@ -288,7 +225,7 @@ class _Loss(torch.autograd.Function):
             else:
                 raise RuntimeError(
                     "fused_loss: got a second gradient of a loss whose logits were modified in place, expected them as "
-                    f"in the loss; to fix: {_FIX}"
+                    f"in the loss; to fix: {FIX}"
                 )
             loss = again(numbers, target)
         return None, *torch.autograd.grad(loss, (numbers,), grad, create_graph=create_graph), None, None

@@ -75,12 +75,12 @@ def _viewed(like: Tensor, func: Any) -> Step:
 
 def _cut(like: Tensor, func: Any, dim: int = 0, *index: Any) -> Step | None:
     """Take a slice or one index of another dim than the classes'."""
-    place = dim % like.dim()
+    number = dim % like.dim()
 
     def call(x: Tensor) -> Tensor:
-        return func(x, place, *index)
+        return func(x, number, *index)
 
-    return None if place == like.dim() - 1 else Step(call, view=True, rows=call)
+    return None if number == like.dim() - 1 else Step(call, view=True, rows=call)
 
 
 def _reshaped(like: Tensor, func: Any, size: list[int]) -> Step | None:
