@@ -167,7 +167,9 @@ class Held(Recording):
 def test_apply_does_not_change_the_state_of_an_activation() -> None:
     model = llama().eval()
     activation = model.model.layers[0].mlp.act_fn = Recording()
-    assert apply(model).ops["swiglu"] == 2
+    applied = apply(model)
+    assert applied.ops["swiglu"] == 1
+    assert Row("LlamaMLP", "", 1, "its forward stores calls") in applied.rows
     assert (activation.calls, activation.shapes) == (0, [])
 
 

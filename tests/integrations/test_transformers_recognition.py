@@ -145,7 +145,7 @@ def test_the_dtype_of_the_result_is_kept(kind: str, given: torch.dtype, own: tor
             return (y * norm.weight.float()).to(x.dtype)
         if kind == "promoted":
             return y.to(x.dtype) * norm.weight
-        return (y.to(norm.weight.dtype) if norm.weight.dtype == torch.bfloat16 else y) * norm.weight
+        return (y.to(norm.weight.dtype) if norm.weight.dtype in (torch.bfloat16, torch.float16) else y) * norm.weight
 
     norm, x = TinyNorm(formula).to(own), torch.randn(3, 16).to(given)
     expected = norm(x)
@@ -464,7 +464,7 @@ def complex_rotary(q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 1) 
 
 @pytest.mark.parametrize("dim", [1, 2])
 def test_the_dim_of_the_heads_may_be_the_fourth_argument(dim: int) -> None:
-    found = recognised_function("complex_rotary", complex_rotary)
+    found = recognised_function(complex_rotary, "complex_rotary")
     assert not isinstance(found, str)
     freqs = torch.polar(torch.ones(2, 5, 4), torch.randn(2, 5, 4))
     arguments = torch.randn(2, 5, 5, 8), torch.randn(2, 5, 5, 8), freqs, dim

@@ -193,7 +193,6 @@ LOOK_ALIKES: dict[str, tuple[Any, str]] = {
     "the best but one": (second_best, CHOICE),
     "a sigmoid, chosen by the logits": (by_logits, "it chooses by its logits, also where their sigmoid is equal"),
     "a limit of tokens for an expert": (dropped, WEIGHTS),
-    "noise in training": (noisy, "in training it computes something else"),
     "no gradient of the weights": (
         lambda r, x: tuple(y.detach() if at else y for at, y in enumerate(softmax(r, x))),
         "its gradients are others than the op's",
@@ -217,6 +216,16 @@ def test_what_only_looks_like_a_router_is_left(name: str) -> None:
     assert apply(router).rows == (Row("TinyRouter", "", 1, reason),)
     assert type(router) is TinyRouter
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_router_with_noise_in_training_is_replaced_in_evaluation() -> None:
+    router, x = TinyRouter(noisy), torch.randn(7, H)
+    (evaluation, training) = apply(router).rows
+    assert (evaluation.op, evaluation.when) == ("top_k_routing", "evaluation")
+    assert (training.op, training.left) == ("", "in training it computes something else")
+    results = [router.train(mode)(x)[1] for mode in (True, True, False, False)]
+    assert not torch.equal(*results[:2])
+    assert torch.equal(*results[2:])
 
 
 def small(module: str, name: str, config: str, /, **values: Any) -> nn.Module:

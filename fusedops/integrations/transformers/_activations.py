@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fusedops import ops
 from fusedops.integrations.transformers._replacement import Replacement, own_class
+from fusedops.integrations.transformers._source import reason_of_source
 from fusedops.integrations.transformers._twin import (
     called,
     is_replaced_elsewhere,
@@ -21,6 +23,7 @@ from fusedops.integrations.transformers._twin import (
     parameters_of,
     without_hooks,
 )
+from fusedops.integrations.transformers._whole import TOKENS, seen_whole
 
 _NAME = "gelu"
 
@@ -42,7 +45,7 @@ class Activation(Replacement):
         return ops.bias_gelu(x, approximate=self.approximate)
 
 
-def recognised_activation(module: Module) -> Activation | str | None:
+def recognised_activation(module: Module) -> Replacement | str | None:
     """Return the replacement of a GELU, the reason why it is left, or None for a module that is none.
 
     >>> recognised_activation(torch.nn.GELU())
@@ -60,13 +63,23 @@ def recognised_activation(module: Module) -> Activation | str | None:
     alone = without_hooks(module)
     if alone is None:
         return "it cannot be copied, and is not called itself" if named else None
+    reason = reason_of_source([module])
+    if reason is not None:
+        return reason if named else None
     x, count = numbers(0, 64, dtype=torch.float64), _Calls()
     with torch.random.fork_rng(devices=[]), count:
         result = called(alone.train(False), x)
     for form in ("tanh", "none"):
         if near(result, torch.nn.functional.gelu(x, approximate=form), _TOLERANCE) and result.dtype == x.dtype:
-            return "torch's own gelu is one kernel too" if count.calls == 1 else Activation(form)
+            return "torch's own gelu is one kernel too" if count.calls == 1 else _whole(Activation(form), alone)
     return "its results are not those of bias_gelu" if named else None
+
+
+def _whole(found: Activation, alone: Module) -> Replacement | str:
+    """Return the GELU, or what its forward does beside it."""
+    calls = [(numbers(1, *shape, 8, dtype=torch.float64),) for shape in TOKENS]
+    gelu = partial(torch.nn.functional.gelu, approximate=found.approximate)
+    return seen_whole(found, alone, own_class(alone).forward, gelu, calls, _TOLERANCE)
 
 
 class _Calls(TorchFunctionMode):

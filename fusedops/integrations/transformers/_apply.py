@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from reprlib import repr as shortened
 from typing import Any
 
@@ -26,6 +27,7 @@ from fusedops.integrations.transformers._replacement import Replacement, own_cla
 from fusedops.integrations.transformers._rotary import recognised_rotary
 from fusedops.integrations.transformers._rotary_layouts import layouts_of
 from fusedops.integrations.transformers._routers import recognised_router
+from fusedops.integrations.transformers._twin import key_of
 
 # (class of the module, op or "", reason or "", of those that are left the op that was tried, mode of the op or "")
 _Outcome = tuple[str, str, str, str, str]
@@ -47,6 +49,7 @@ _OPS = (
     "attention",
     "scaled_masked_softmax",
 )
+_MOST_MODULES = 32  # of one whose outcome is kept for others that are alike
 _FUSED_LOSS = "linear_cross_entropy"  # by fused_loss=True, or by its name
 
 
@@ -94,21 +97,36 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
     outcomes, losses = Counter[Any](), Counter[Any]()  # of _Outcome; losses also of None, for modules without one
     layouts = layouts_of(model.modules())
     recognisers: dict[str, _Recogniser] = {
-        _FUSED_LOSS: lambda module: recognised_head(module, heads[module]) if module in heads else None,
         "gated norm": recognised_gated_norm,
         "norm": recognised_norm,
         "gated MLP": recognised_gated,
         "experts": lambda module: recognised_experts(module, whole="experts" in chosen),
         "linear_attention": recognised_mixer,
         "rotary_embedding": lambda module: recognised_rotary(module, layouts),
-        "top_k_routing": lambda module: recognised_router(module, routers),
+        "top_k_routing": recognised_router,
         "bias_gelu": lambda module: None if module in inside else recognised_activation(module),
     }
-    routers: dict[Any, Any] = {}
     inside = set[Module]()  # activations that a replaced module does not call
     shared: dict[Replacement, Replacement] = {}
+    known: dict[Any, Any] = {}  # the layers of a model are alike
+
+    def recognise(module: Module) -> tuple[str, Replacement | str | None]:
+        if module in heads:
+            return _FUSED_LOSS, recognised_head(module, heads[module])
+        if any(True for _ in islice(module.modules(), _MOST_MODULES, None)):
+            return _recognised(module, recognisers)
+        key = key_of(module), module in inside
+        if key not in known:
+            known[key] = _recognised(module, recognisers)
+        return known[key]
+
     for module in model.modules():
-        outcomes.update(_forward_applied(module, chosen, recognisers, shared))
+        already = replacement_of(module)
+        if already is not None:
+            outcomes.update(_outcomes(own_class(module).__name__, already))
+        else:
+            recognised = recognise(module)
+            outcomes.update(_forward_applied(module, chosen, *recognised, shared))
         replacement = replacement_of(module)
         if replacement is not None and replacement.has_activation:
             inside.update(module.children())
@@ -140,30 +158,36 @@ def _name(model: Module) -> str:
     return type(getattr(model, "_orig_mod", model)).__name__
 
 
+def _recognised(module: Module, recognisers: Mapping[str, _Recogniser]) -> tuple[str, Replacement | str | None]:
+    """Return the family of a module, with its replacement or the reason why it is left."""
+    for family, recognise in recognisers.items():
+        recognised = recognise(module)
+        if recognised is not None:
+            return family, recognised
+    return "", None
+
+
 def _forward_applied(
     module: Module,
     chosen: set[str],
-    recognisers: Mapping[str, _Recogniser],
+    family: str,
+    recognised: Replacement | str | None,
     shared: dict[Replacement, Replacement],
 ) -> list[_Outcome]:
     """Replace a module's forward where an op computes the same; return the outcome for each op.
 
     Equal replacements are one object in ``shared``: torch.compile then compiles the layers of a model once.
     """
-    name, already = own_class(module).__name__, replacement_of(module)
-    if already is not None:
-        return _outcomes(name, already)
-    for family, recognise in recognisers.items():
-        recognised = recognise(module)
-        if isinstance(recognised, str):
-            return [(name, "", recognised, family, "")]
-        replacement = None if recognised is None else recognised.among(chosen)
-        if replacement is not None:
-            replace(module, shared.setdefault(replacement, replacement))
-            return _outcomes(name, replacement)
-        if recognised is not None:
-            return [(name, "", f"ops has no {op}", op, "") for op in recognised.ops]
-    return []
+    name = own_class(module).__name__
+    if recognised is None:
+        return []
+    if isinstance(recognised, str):
+        return [(name, "", recognised, family, "")]
+    replacement = recognised.among(chosen)
+    if replacement is None:
+        return [(name, "", f"ops has no {op}", op, "") for op in recognised.ops]
+    replace(module, shared.setdefault(replacement, replacement))
+    return _outcomes(name, replacement)
 
 
 def _outcomes(name: str, replacement: Replacement) -> list[_Outcome]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import copy as shallow
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -19,7 +20,9 @@ from torch.nn import Module, Parameter
 from fusedops import ops
 from fusedops.integrations.transformers._gated import clamps_of
 from fusedops.integrations.transformers._replacement import Replaced, Replacement, own_body, own_class
+from fusedops.integrations.transformers._source import reason_of_source
 from fusedops.integrations.transformers._twin import called, near, numbers, parameters_of, twin, without_hooks
+from fusedops.integrations.transformers._whole import reason_of_calls, seen_whole
 from fusedops.ops.experts.formulas import PLAIN, Activation
 
 _TOLERANCE = 1e-6  # of float64
@@ -94,18 +97,21 @@ class WholeExperts(Replacement):
         return y.to(weights.dtype).view(x.shape) if self.dtype_of_weights else y.view(x.shape)
 
 
-def recognised_whole_experts(module: Module) -> WholeExperts | None:
-    """Return the replacement of experts as a whole, or None where the op computes something else.
+def recognised_whole_experts(module: Module) -> Replacement | str | None:
+    """Return the replacement of experts as a whole, what they do beside it, or None where the op computes another.
 
     >>> recognised_whole_experts(torch.nn.Linear(2, 2))
     """
     small = _SmallExperts.of(module)
     if small is None:
         return None
+    reason = reason_of_source([module, *module.children()])
+    if reason is not None:
+        return reason
     for activation in _activations(module):
         found = WholeExperts(activation, small.up, small.down, small.transposed)
         if all(small.agrees(found, factor) for factor in (0.1, 1.0, 30.0)):
-            return replace(found, dtype_of_weights=small.has_dtype_of_weights())
+            return small.whole(replace(found, dtype_of_weights=small.has_dtype_of_weights()))
     return None
 
 
@@ -151,10 +157,18 @@ class _SmallExperts:
         """Return True where the experts' own forward agrees; large numbers show a clamp."""
         own, call = self._twin(torch.float64), self._call(torch.float64, torch.float64, factor)
         result = called(own_class(self._module).forward, own, *(each.clone() for each in call))
+        return near(result, self._expected(experts, own, *call), _TOLERANCE)
+
+    def whole(self, experts: WholeExperts) -> Replacement | str:
+        """Return the experts, or what their forward does beside them."""
+        own, call = self._twin(torch.float64), self._call(torch.float64, torch.float64, 1.0)
+        calls = [call, [each[:1] for each in call]]
+        forward = own_class(self._module).forward
+        return seen_whole(experts, own, forward, partial(self._expected, experts, own), calls, _TOLERANCE)
+
+    def _expected(self, experts: WholeExperts, own: Any, *call: Tensor) -> Tensor:
         tensors = [getattr(own, name, None) for name in (self.up[0], self.down[0], self.up[1], self.down[1])]
-        act = experts.activation
-        expected = ops.OPS["experts"].reference(*call, *tensors, *act, self.transposed)
-        return near(result, expected, _TOLERANCE)
+        return ops.OPS["experts"].reference(*call, *tensors, *experts.activation, self.transposed)
 
     def has_dtype_of_weights(self) -> bool:
         """Return True where the result has the dtype of the routing weights."""
@@ -203,7 +217,7 @@ def _activations(module: Any) -> Iterator[Activation]:
             yield Activation(name, None, 1.0, 0.0, each.interleaved)
 
 
-def recognised_experts(module: Module, whole: bool = True) -> Experts | WholeExperts | str | None:
+def recognised_experts(module: Module, whole: bool = True) -> Replacement | str | None:
     """Return the replacement of experts, the reason why they are left, or None for another module.
 
     Args:
@@ -226,10 +240,16 @@ def recognised_experts(module: Module, whole: bool = True) -> Experts | WholeExp
         return (
             'the implementation "eager" has the gate in its forward; to fix: set_experts_implementation("grouped_mm")'
         )
-    same = twin(module, {}, dict(module.named_children()))
+    reason = reason_of_source([module, *module.children()])
+    if reason is not None:
+        return reason
+    same, x = twin(module, {}, dict(module.named_children())), numbers(10, 5, 24, dtype=torch.float64)  # large: a clamp
     for experts in _hypotheses(module):
-        if all(_agrees(experts, gate, same, factor) for factor in (0.3, 1.0, 1e4)):
-            return experts
+        if all(
+            near(called(gate, same, each.clone()), _gated(experts, each), _TOLERANCE) for each in (0.3 * x, x, 1e4 * x)
+        ):
+            calls = [(x,), (x[:1],)]
+            return reason_of_calls(partial(gate, same), partial(_gated, experts), calls, _TOLERANCE) or experts
     return "its gate is neither swiglu nor geglu"
 
 
@@ -253,12 +273,8 @@ def _hypotheses(module: Module) -> Iterator[Experts]:
         yield Experts("geglu", interleaved, approximate="none")
 
 
-def _agrees(experts: Experts, gate: Any, own: Any, factor: float) -> bool:
-    """Return True where the experts' own gate agrees on a batch; large numbers show a clamp."""
-    x = numbers(10, 5, 24, dtype=torch.float64) * factor
+def _gated(experts: Experts, x: Tensor) -> Tensor:
     if experts.op == "geglu":
-        expected = ops.OPS["geglu"].reference(x, None, experts.approximate, experts.interleaved)
-    else:
-        settings = (experts.limit, experts.alpha, experts.offset, experts.interleaved)
-        expected = ops.OPS["swiglu"].reference(x, None, *settings)
-    return near(called(gate, own, x.clone()), expected, _TOLERANCE)
+        return ops.OPS["geglu"].reference(x, None, experts.approximate, experts.interleaved)
+    settings = (experts.limit, experts.alpha, experts.offset, experts.interleaved)
+    return ops.OPS["swiglu"].reference(x, None, *settings)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import permutations, product
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from torch.nn import Dropout, Linear, Module, Parameter
 from fusedops import ops
 from fusedops.integrations.transformers._recomputed import call_without_keeping
 from fusedops.integrations.transformers._replacement import Replacement, own_class
+from fusedops.integrations.transformers._source import reason_of_source
 from fusedops.integrations.transformers._twin import (
     Raised,
     called,
@@ -31,6 +33,7 @@ from fusedops.integrations.transformers._twin import (
     twin,
     without_hooks,
 )
+from fusedops.integrations.transformers._whole import TOKENS, seen_whole
 
 Packed = Literal["gate first", "up first", "interleaved"]
 
@@ -87,7 +90,7 @@ class Gated(Replacement):
         return ops.geglu(gate, up, approximate=self.approximate, interleaved=interleaved)
 
 
-def recognised_gated(module: Module) -> Gated | str | None:
+def recognised_gated(module: Module) -> Replacement | str | None:
     """Return the replacement of a gated MLP, the reason why one is left, or None for a module that is none.
 
     >>> recognised_gated(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)))
@@ -101,12 +104,16 @@ def recognised_gated(module: Module) -> Gated | str | None:
     if not _takes_one_tensor(arguments):
         names = ", ".join(argument.name for argument in arguments or ())
         return f"its forward takes {names}, expected one tensor" if _is_named(module) else None
+    named, has_gate = _is_named(module), any(_roles(parts.linears))
+    reason = reason_of_source([module, *parts.rest.values()]) if has_gate else None
+    if reason is not None:
+        return reason if named else None
     for gated in _hypotheses(parts, module):
         if _has_values_of(gated, module, parts):
-            return replace(gated, casts=_casts(gated, module, parts))
-    if not _is_named(module):
+            return _whole(replace(gated, casts=_casts(gated, module, parts)), module, parts)
+    if not named:
         return None
-    return "its results are those of neither swiglu nor geglu" if any(_roles(parts.linears)) else "it has no gate"
+    return "its results are those of neither swiglu nor geglu" if has_gate else "it has no gate"
 
 
 def _is_named(module: Module) -> bool:
@@ -272,6 +279,14 @@ def _has_values_of(gated: Gated, module: Module, parts: _Parts) -> bool:
                 return False
             agrees = True
     return agrees
+
+
+def _whole(gated: Gated, module: Module, parts: _Parts) -> Replacement | str:
+    """Return the MLP, or what its forward does beside it."""
+    children = _children(gated, parts, torch.float64, torch.float64)
+    calls = [(numbers(12, *shape, _IN, dtype=torch.float64),) for shape in TOKENS]
+    own, forward = twin(module, {}, children), own_class(module).forward
+    return seen_whole(gated, own, forward, partial(_expected, gated, children), calls, _TOLERANCE)
 
 
 def _casts(gated: Gated, module: Module, parts: _Parts) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from torch.nn import Module
 from fusedops import ops
 from fusedops.dtypes import promoted
 from fusedops.integrations.transformers._replacement import Replacement, own_class
+from fusedops.integrations.transformers._source import reason_of_source
 from fusedops.integrations.transformers._twin import (
     called,
     is_replaced_elsewhere,
@@ -22,6 +24,7 @@ from fusedops.integrations.transformers._twin import (
     parameters_of,
     twin,
 )
+from fusedops.integrations.transformers._whole import TOKENS, seen_whole
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
 _GROUP_SIZES, _GROUP_COUNTS = ("group_size",), ("n_groups", "num_groups", "ngroups")
@@ -62,7 +65,7 @@ class GatedNorm(Replacement):
         )
 
 
-def recognised_gated_norm(module: Module) -> GatedNorm | str | None:
+def recognised_gated_norm(module: Module) -> Replacement | str | None:
     """Return the replacement of a norm beside a gate, the reason why it is left, or None for another module.
 
     >>> recognised_gated_norm(torch.nn.RMSNorm(8))
@@ -75,12 +78,19 @@ def recognised_gated_norm(module: Module) -> GatedNorm | str | None:
     parameters = dict(module.named_parameters(recurse=False))
     if parameters.keys() != {"weight"} or parameters["weight"].dim() != 1 or dict(module.named_buffers()):
         return "its parameters are not a weight of one dim"
-    size = parameters["weight"].shape[0]
+    size, reason = parameters["weight"].shape[0], reason_of_source([module])
+    if reason is not None:
+        return reason
     norm = next((norm for norm in _hypotheses(module, arguments, size) if _has_values_of(norm, module, size)), None)
     if norm is None:
         return "its results are not those of gated_rms_norm"
     result = _result_rule(norm, module, size)
-    return replace(norm, result=result) if result else "the dtypes of its results follow another rule"
+    if not result:
+        return "the dtypes of its results follow another rule"
+    weight, norm = numbers(1, size), replace(norm, result=result)
+    calls = [(numbers(22, *shape, size), numbers(23, *shape, size)) for shape in TOKENS]
+    own, forward = twin(module, {"weight": weight}), own_class(module).forward
+    return seen_whole(norm, own, forward, partial(_expected, norm, weight=weight), calls, _TOLERANCE)
 
 
 def _arguments(module: Module) -> tuple[str, str] | None:

@@ -19,6 +19,7 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops.integrations.transformers._rotary_functions import RotaryFunction, Rotation, recognised_function
+from fusedops.integrations.transformers._twin import cached_weakly
 
 
 class _RMSNorm(Module):
@@ -69,16 +70,16 @@ class _RotaryPosEmb(Module):
         return RotaryFunction(Rotation(*rotation), *rest)(own, q, k, cos, sin, unsqueeze_dim)
 
 
-_FORMS: dict[type[Any], Any] = {}
-
-
 @torch.compiler.assume_constant_result
 def _rotary_form(cls: type[Any]) -> Any:
     """Return the fields of the RotaryFunction that a function of transformers is, or None. Computed once for each."""
-    if cls not in _FORMS:
-        found = recognised_function("rotary_pos_emb", object.__new__(cls))
-        _FORMS[cls] = None if isinstance(found, str) else astuple(found)
-    return _FORMS[cls]
+    return _rotary_fields(cls)
+
+
+@cached_weakly
+def _rotary_fields(cls: type[Any]) -> Any:
+    found = recognised_function(object.__new__(cls), "rotary_pos_emb")
+    return None if isinstance(found, str) else astuple(found)
 
 
 _LAYERS: dict[str, type[Module]] = {

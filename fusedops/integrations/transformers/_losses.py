@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -12,7 +13,9 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops.integrations.transformers._deferred_logits import DeferredLogits, fused_loss
+from fusedops.integrations.transformers._source import reason_of_source
 from fusedops.integrations.transformers._twin import called, near, numbers
+from fusedops.integrations.transformers._whole import reason_of_calls
 
 _ATTRIBUTE = "_loss_function"  # of a model, behind its property loss_function
 _TOLERANCE = 1e-5
@@ -78,9 +81,12 @@ def recognised_loss(module: Any) -> Loss | str | None:
     if "loss_function" not in forward.__code__.co_names:
         return "its forward computes its loss itself"
     function = module.loss_function
+    reason = reason_of_source((), function, subject="its loss")
+    if reason is not None:
+        return reason
     for shifts in (True, False):
         if _has_values_of(Loss(shifts), function):
-            return Loss(shifts, module.__dict__.get(_ATTRIBUTE))
+            return _reason_of_calls(Loss(shifts), function) or Loss(shifts, module.__dict__.get(_ATTRIBUTE))
     return "its loss is not that of causal or masked language models"
 
 
@@ -104,9 +110,22 @@ def restore_loss(module: Any) -> None:
         module.loss_function = loss.before
 
 
+def _reason_of_calls(loss: Loss, function: Callable[..., Any]) -> str | None:
+    """Return what a loss function does beside its loss."""
+
+    def run(logits: Tensor, labels: Tensor) -> Any:
+        return function(logits=logits, labels=labels, vocab_size=11)
+
+    calls = [(numbers(1, 2, 5, 11), _labels()), (numbers(2, 1, 2, 11), _labels()[:1, :2])]
+    return reason_of_calls(run, partial(_expected, loss, option={}), calls, _TOLERANCE, subject="its loss")
+
+
+def _labels() -> Tensor:
+    return torch.tensor([[1, 4, -100, 7, 10], [0, -100, -100, 3, 2]], device="cpu")
+
+
 def _has_values_of(loss: Loss, function: Callable[..., Any]) -> bool:
-    logits = numbers(1, 2, 5, 11) * 3
-    labels = torch.tensor([[1, 4, -100, 7, 10], [0, -100, -100, 3, 2]], device="cpu")
+    logits, labels = numbers(1, 2, 5, 11) * 3, _labels()
     options: list[dict[str, Any]] = [
         {},
         {"num_items_in_batch": 9},

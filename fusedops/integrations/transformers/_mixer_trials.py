@@ -12,12 +12,29 @@ from torch import Tensor
 from fusedops import ops
 from fusedops.integrations.transformers._mixer_functions import Form, computed
 from fusedops.integrations.transformers._twin import called, near, numbers
+from fusedops.integrations.transformers._whole import reason_of_calls
 
 _B, _S, _H, _G, _DK, _DV, _W = 2, 6, 4, 2, 5, 3, 4
 _TOLERANCE = 2e-5  # of float32
 _NARROW = 2.0**-5  # of bfloat16: transformers rounds the steps of a scan and the products of a convolution
 
 _Call = dict[str, Any]
+
+
+def reason_of_calls_of(function: Callable[..., Any], key: str, form: Form, name: str) -> str | None:
+    """Return what a function does beside its form, with gradients, or None. A state is written by both."""
+    for call in _CALLS[key](torch.float32):
+        names = [each for each, value in call.items() if isinstance(value, Tensor) and each != form.state]
+
+        def run(own: Callable[..., Any], *tensors: Tensor, call: _Call = call, names: list[str] = names) -> Any:
+            written = {form.state: call[form.state].clone()} if form.state else {}
+            return own(**{**call, **dict(zip(names, tensors)), **written})
+
+        calls = partial(run, function), partial(run, partial(_reference, form)), [[call[each] for each in names]]
+        reason = reason_of_calls(*calls, _TOLERANCE, subject=name, asks=False)
+        if reason is not None:
+            return reason
+    return None
 
 
 def has_results_of(function: Callable[..., Any], key: str, form: Form) -> bool:

@@ -11,7 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from types import FunctionType
 from typing import Any, cast
 
@@ -23,9 +23,10 @@ from fusedops._report.user_frame import user_stack_level
 from fusedops.errors import FusedOpsWarning
 from fusedops.integrations.transformers._copied import can_be_copied, contents_of, copied
 from fusedops.integrations.transformers._mixer_functions import FORMS, computed
-from fusedops.integrations.transformers._mixer_trials import has_results_of
+from fusedops.integrations.transformers._mixer_trials import has_results_of, reason_of_calls_of
 from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
-from fusedops.integrations.transformers._twin import called, is_replaced_elsewhere
+from fusedops.integrations.transformers._source import reason_of_source
+from fusedops.integrations.transformers._twin import cached_weakly, called, is_replaced_elsewhere
 
 _WHOLE_LAYER = {"outproj_weight", "out_proj_weight"}  # parameters of a function for a whole layer; in torch, of none
 
@@ -115,7 +116,7 @@ def recognised_mixer(module: Module) -> Mixer | str | None:
         return None
     # what another library replaces later is asked each time: only what a function computes is kept
     recognised = {
-        name: _recognised(function, isinstance(function, Module) and is_replaced_elsewhere(function))
+        name: _recognised(function, isinstance(function, Module) and is_replaced_elsewhere(function), name)
         for name, function in _functions(cls.forward)
     }
     recognised = {name: each for name, each in recognised.items() if each is not None}
@@ -127,13 +128,18 @@ def recognised_mixer(module: Module) -> Mixer | str | None:
         return "a decorator of its forward keeps it where it cannot be replaced"
     functions: list[tuple[str, MixerFunction]] = []
     left: dict[str, list[str]] = {}
+    others: list[tuple[str, str]] = []
     for name, each in recognised.items():
-        if isinstance(each, str):
-            left.setdefault(each, []).append(name)
-        else:
+        if isinstance(each, MixerFunction):
             functions.append((name, each))
-    reasons = {op: f"the results of {' and '.join(sorted(names))} are not those of {op}" for op, names in left.items()}
-    return Mixer(cls, tuple(functions), tuple(reasons.items())) if functions else "; ".join(reasons.values())
+        elif each[1]:
+            others.append(each)
+        else:
+            left.setdefault(each[0], []).append(name)
+    others += (
+        (op, f"the results of {' and '.join(sorted(names))} are not those of {op}") for op, names in left.items()
+    )
+    return Mixer(cls, tuple(functions), tuple(others)) if functions else "; ".join(reason for _, reason in others)
 
 
 def _functions(forward: Any) -> Iterator[tuple[str, Any]]:
@@ -145,9 +151,9 @@ def _functions(forward: Any) -> Iterator[tuple[str, Any]]:
             yield name, function
 
 
-@cache
-def _recognised(function: Any, replaced: bool) -> MixerFunction | str | None:
-    """Return the function in the form of an op, the op whose results it does not have, or None for another function.
+@cached_weakly
+def _recognised(function: Any, replaced: bool, name: str) -> MixerFunction | tuple[str, str] | None:
+    """Return the function in the form of an op, the op that it is not, with a reason or "", or None for another.
 
     ``replaced``: another library has replaced it, so that its results are not known.
     """
@@ -157,11 +163,15 @@ def _recognised(function: Any, replaced: bool) -> MixerFunction | str | None:
     if not forms:
         return None
     if not replaced:
-        plain = _plain(function)
+        plain, first = _plain(function), next(iter(forms.values())).op
+        reason = reason_of_source((), plain, subject=name)
+        if reason is not None:
+            return first, reason
         for key, form in forms.items():
             if has_results_of(plain, key, form):
-                return MixerFunction(key, names)
-    return next(iter(forms.values())).op
+                reason = reason_of_calls_of(plain, key, form, name)
+                return (form.op, reason) if reason is not None else MixerFunction(key, names)
+    return next(iter(forms.values())).op, ""
 
 
 def _parameters(function: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -21,6 +22,7 @@ from fusedops.integrations.transformers._replacement import (
     own_body,
     own_class,
 )
+from fusedops.integrations.transformers._source import reason_of_source
 from fusedops.integrations.transformers._twin import (
     called,
     is_replaced_elsewhere,
@@ -29,6 +31,7 @@ from fusedops.integrations.transformers._twin import (
     parameters_of,
     twin,
 )
+from fusedops.integrations.transformers._whole import TOKENS, seen_whole
 
 # of the dtype of the result where that of the weight differs: Gemma's, Llama's and T5's
 Result = Literal["input", "promoted", "weight"]
@@ -101,7 +104,7 @@ def _parameter(module: Any, name: str) -> Any:
     return getattr(module, name) if value is None else value  # a wrapper has a tensor or a property in its place
 
 
-def recognised_norm(module: Module) -> Norm | str | None:
+def recognised_norm(module: Module) -> Replacement | str | None:
     """Return the replacement of a norm, the reason why a norm is left, or None for a module that is no norm.
 
     >>> recognised_norm(torch.nn.RMSNorm(8, eps=1e-6)).op
@@ -127,11 +130,26 @@ def recognised_norm(module: Module) -> Norm | str | None:
     size = _size(module, parameters)
     if size < 2:
         return "the size of its weight is not known"
+    reason = reason_of_source([module], tried=("float16", "half"))
+    if reason is not None:
+        return reason
     norm = next((norm for norm in _hypotheses(module, parameters) if _has_values_of(norm, module, size)), None)
     if norm is None:
         return "its results are those of neither rms_norm nor layer_norm"
     result = _result_rule(norm, module, size)
-    return replace(norm, result=result) if result else "the dtypes of its results follow another rule"
+    return (
+        _whole(replace(norm, result=result), module, size)
+        if result
+        else "the dtypes of its results follow another rule"
+    )
+
+
+def _whole(norm: Norm, module: Module, size: int) -> Replacement | str:
+    """Return the norm, or what its forward does beside it."""
+    tensors = _tensors(norm, size, torch.float32)
+    calls = [(numbers(22, *shape, size),) for shape in TOKENS]
+    own, forward = twin(module, tensors), own_class(module).forward
+    return seen_whole(norm, own, forward, partial(_expected, norm, tensors=tensors), calls, _TOLERANCE)
 
 
 def _looks_like_a_norm(module: Module) -> bool:
@@ -204,8 +222,8 @@ def _has_values_of(norm: Norm, module: Module, size: int) -> bool:
 def _result_rule(norm: Norm, module: Module, size: int) -> Result | None:
     """Return the rule for the dtype of the result, or None."""
     rules: list[Result] = ["input", "promoted", "weight"]
-    narrow, wide = torch.bfloat16, torch.float32
-    for given, own in ((narrow, narrow), (narrow, wide), (wide, narrow)):
+    narrow, wide, half = torch.bfloat16, torch.float32, torch.float16
+    for given, own in ((narrow, narrow), (narrow, wide), (wide, narrow), (half, half), (half, wide), (wide, half)):
         # small numbers, where eps depends on the dtype
         tensors, factor = _tensors(norm, size, own), 1.0 if norm.eps is not None else 0.03
         x = numbers(20, 2, 2, size, dtype=given) * factor

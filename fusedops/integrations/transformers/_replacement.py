@@ -9,14 +9,17 @@ torch.nn.DataParallel, reads the weights of the original.
 from __future__ import annotations
 
 import inspect
-from functools import cache
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 from torch.nn import Module
 
 SETTINGS = "_fusedops_replacement"
 _ORIGINAL = "_fusedops_original"
+# a class of a notebook's cell ends with its modules: a cache would keep it
+_classes: WeakValueDictionary[tuple[type[Module], type[Any]], type[Any]] = WeakValueDictionary()
 
 
 class Replacement:
@@ -82,10 +85,14 @@ def _rebuilt(original: type[Module], mixin: type[Replaced]) -> Any:
     return object.__new__(_replaced_class(original, mixin))
 
 
-@cache
 def _replaced_class(original: type[Module], mixin: type[Replaced]) -> type[Any]:
+    """Return the one class of a module's own class and a mixin: it is kept while a module of it lives."""
+    known = _classes.get((original, mixin))
+    if known is not None:
+        return known
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
-    return type(original.__name__, (mixin, original), {**names, _ORIGINAL: original, "_fusedops_mixin": mixin})
+    made = type(original.__name__, (mixin, original), {**names, _ORIGINAL: original, "_fusedops_mixin": mixin})
+    return _classes.setdefault((original, mixin), made)
 
 
 def replace(module: Module, replacement: Replacement) -> None:
@@ -116,3 +123,25 @@ def own_class(module: Module) -> type[Any]:
 def own_body(module: Module) -> Any:
     """Return the function of a module's own forward below its decorators, whose code has the names that it calls."""
     return inspect.unwrap(own_class(module).forward)
+
+
+@dataclass(frozen=True)
+class InEvaluation(Replacement):
+    """A replacement in evaluation alone: in training the module's own forward runs, for the reason in ``left``."""
+
+    own: Replacement
+    op: str
+    left: tuple[tuple[str, str], ...]
+    has_activation: bool
+    when: str = "evaluation"
+
+    @classmethod
+    def of(cls, own: Replacement, reason: str) -> InEvaluation:
+        """Return the replacement in evaluation alone."""
+        return cls(own, own.op, (*own.left, (own.op, reason)), own.has_activation)
+
+    def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute by the op in evaluation, by the module's own forward in training."""
+        if module.training:
+            return own_class(module).forward(module, *args, **kwargs)
+        return self.own.forward(module, *args, **kwargs)

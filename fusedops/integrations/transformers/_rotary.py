@@ -85,7 +85,7 @@ def recognised_rotary(module: Module, layouts: Mapping[str, set[Layout | None]])
     for name, function in rotary.items():
         if isinstance(function, Module) and is_replaced_elsewhere(function):
             return f"another library has replaced {name}"
-        recognised = recognised_function(name, function)
+        recognised = recognised_function(function, name)
         if isinstance(recognised, str):
             return recognised if len(rotary) == 1 else f"its forward may call several functions, and {recognised}"
         layout = recognised.rotation.layout

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -20,7 +20,9 @@ from torch.nn import Module
 from fusedops import ops
 from fusedops.dtypes import promoted
 from fusedops.integrations.transformers._rotary_layouts import Layout, once
-from fusedops.integrations.transformers._twin import Raised, called, near, numbers, pair_of
+from fusedops.integrations.transformers._source import reason_of_source
+from fusedops.integrations.transformers._twin import Raised, cached_weakly, called, near, numbers, pair_of
+from fusedops.integrations.transformers._whole import reason_of_calls
 
 _TENSORS = ("q", "k", "cos", "sin")
 _READINGS = (_TENSORS, ("q", "cos", "sin"), ("q", "sin", "cos"), ("q", "k", "cos"))  # the last one's cos is complex
@@ -130,14 +132,16 @@ def _reference(q: Tensor, k: Tensor | None, *args: Any) -> Any:
     return (rotated[0], None) if k is None else rotated
 
 
-@cache
-def recognised_function(name: str, function: Any) -> RotaryFunction | str:
+@cached_weakly
+def recognised_function(function: Any, name: str) -> RotaryFunction | str:
     """Return the op in the place of a function, or the reason why it is none. Computed once for each function."""
     own = partial(type(function).forward, function) if isinstance(function, Module) else function
     parameters = list(inspect.signature(own).parameters.values())
     names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     needed = sum(parameter.default is parameter.empty for parameter in parameters if parameter.name in names)
-    tried = False
+    tried, reason = False, reason_of_source((), own, subject=name)
+    if reason is not None:
+        return reason
     for reading in _READINGS:
         rest = [each for each in names if each != _HEADS_DIM]
         if not needed <= len(reading) <= len(rest):
@@ -148,7 +152,8 @@ def recognised_function(name: str, function: Any) -> RotaryFunction | str:
         for layout in _LAYOUTS if "sin" in reading else ("complex",):
             found = _recognised(own, roles, reading, layout)
             if found is not None:
-                return _with_dtype(found, own) or f"the dtypes of the results of {name} follow another rule"
+                whole = _with_dtype(found, own) or f"the dtypes of the results of {name} follow another rule"
+                return _reason_of_calls(found, own, reading, name) or whole
     if tried:
         return f"the results of {name} are not those of rotary_embedding"
     taken = ", ".join(map(str, parameters))
@@ -223,6 +228,23 @@ def _values(
         pairs = layout == "pairs"
         cos, sin = (each.repeat_interleave(2, -1) if pairs else torch.cat((each, each), -1) for each in (cos, sin))
     return {"q": q, "k": k, "cos": cos, "sin": sin}
+
+
+def _reason_of_calls(found: RotaryFunction, own: Any, reading: tuple[str, ...], name: str) -> str | None:
+    """Return what a function does beside a rotation, with several tokens or with one."""
+    (rank, cos_rank, dim), seq_dim = found.calls[0]
+    values = _values(found.rotation.layout, rank, cos_rank, seq_dim, _D, torch.float32, torch.float32)
+    dims = {"q": seq_dim, "k": seq_dim, "cos": -2, "sin": -2}
+    calls = [[values[each].narrow(dims[each], 0, count) for each in reading] for count in (_S, 1)]
+    options = {} if dim is None else {_HEADS_DIM: dim}
+
+    def expected(*tensors: Tensor) -> Any:
+        given = dict(zip(reading, tensors))
+        rotated = found.rotation(_reference, given["q"], given.get("k"), given["cos"], given.get("sin"), seq_dim)
+        return rotated if "k" in reading else rotated[0]
+
+    angles = 2 if "sin" in reading else 1
+    return reason_of_calls(partial(own, **options), expected, calls, _TOLERANCE, subject=name, fixed=angles)
 
 
 def _with_dtype(found: RotaryFunction, own: Any) -> RotaryFunction | None:

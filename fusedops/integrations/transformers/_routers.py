@@ -12,18 +12,20 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
-from fusedops.integrations.transformers._replacement import own_class
-from fusedops.integrations.transformers._router import Logits, Router, reached
+from fusedops.integrations.transformers._replacement import Replacement, own_class
+from fusedops.integrations.transformers._router import Logits, Router
 from fusedops.integrations.transformers._router_choices import recognised_routing
 from fusedops.integrations.transformers._small_router import ARGUMENT, Path, Result, SmallRouter, ordinary_rows
+from fusedops.integrations.transformers._source import reason_of_source
 from fusedops.integrations.transformers._twin import Raised, is_replaced_elsewhere, near, numbers, parameters_of
+from fusedops.integrations.transformers._whole import seen_whole
 
 _TOLERANCE = 1e-5
 _NARROW = 2.0**-5  # of bfloat16: some routers compute their scores in it
@@ -31,20 +33,13 @@ _LOGITS = "its first result is not a linear function of its tokens"
 _FORM = "its forward does not return logits, weights and the indices of experts"
 
 
-def recognised_router(module: Module, known: dict[Any, Router | str | None]) -> Router | str | None:
+def recognised_router(module: Module) -> Replacement | str | None:
     """Return the replacement of a router, the reason why it is left, or None for another module.
 
-    Args:
-        module: any.
-        known: the outcomes for the modules before: the layers of a model have equal routers.
-
-    >>> recognised_router(torch.nn.Linear(2, 2), {})
+    >>> recognised_router(torch.nn.Linear(2, 2))
     """
     small = SmallRouter.of(module)
-    outcome = None
-    if small is not None:
-        key = small.key()
-        outcome = known[key] if key in known else known.setdefault(key, _recognised(module, small))
+    outcome = None if small is None else _recognised(module, small)
     if outcome is None and "router" in own_class(module).__name__.lower():
         return _reason_of_form(module)
     return outcome
@@ -58,7 +53,10 @@ def _reason_of_form(module: Module) -> str:
     return _FORM
 
 
-def _recognised(module: Module, small: SmallRouter) -> Router | str | None:
+def _recognised(module: Module, small: SmallRouter) -> Replacement | str | None:
+    reason = reason_of_source(module.modules(), outside=True)
+    if reason is not None:
+        return reason if "router" in own_class(module).__name__.lower() else None
     plain = _plain_results(small)
     if plain is None:
         return None
@@ -67,9 +65,6 @@ def _recognised(module: Module, small: SmallRouter) -> Router | str | None:
     logits = _logits_of(small, plain)
     if logits is None:
         return _LOGITS
-    trained = small.read(small.result_of(*_plain(small), training=True), 8)
-    if trained is None or not all(torch.equal(*each) for each in zip(trained, plain)):
-        return "in training it computes something else"
     choices = small.choices(logits.bias, logits.factor)
     if choices is None:
         return _FORM
@@ -79,7 +74,7 @@ def _recognised(module: Module, small: SmallRouter) -> Router | str | None:
     routing = recognised_routing(replace(choices, logits=z), small.settings())
     if isinstance(routing, str):
         return routing
-    return _confirmed(small, Router(small.names, logits, routing))
+    return reason_of_source(module.modules()) or _confirmed(small, Router(small.names, logits, routing))
 
 
 def _plain(small: SmallRouter) -> tuple[Tensor, dict[Path, Tensor]]:
@@ -170,19 +165,16 @@ class _Call:
             return False
         return near(result[0], self.own[0], _TOLERANCE) and near(result[1], self.own[1], tolerance)
 
-    def gradients(self, settings: Router | None) -> list[Tensor]:
-        """Return the gradients of the tokens and of the router's tensors, by its own forward or by a replacement."""
+    def whole(self, settings: Router) -> Replacement | str:
+        """Return the replacement, or what the router's own forward does beside it."""
         own = own_class(self._small.module).forward
-        forward = own if settings is None else partial(_replaced, settings, self.own[2])
-        tensors = [reached(self._router, path) for path in (*self._small.vectors, self._small.weight) if path]
-        leaves: list[Tensor] = [each.requires_grad_() for each in (self._x, *tensors)]
-        with torch.enable_grad():
-            logits, weights, index = self._run(forward, torch.enable_grad)
-            factors = numbers(34, self._small.experts)[index]  # of experts, which may be in another order
-            total = (logits * numbers(35, *logits.shape)).sum() + (weights * factors).square().sum()
-            found = torch.autograd.grad(total, leaves, allow_unused=True)
-        gradients = cast("tuple[Tensor | None, ...]", found)
-        return [torch.zeros_like(leaf) if each is None else each for leaf, each in zip(leaves, gradients)]
+
+        def expected(*tensors: Tensor) -> Any:
+            return _replaced(settings, own(self._router, *tensors)[2], self._router, *tensors)
+
+        given = [self._x] if self._argument is None else [self._x, self._argument]
+        one = [self._x[..., :1, :], *given[1:]]
+        return seen_whole(settings, self._router, own, expected, [given, one], _TOLERANCE)
 
 
 def _reference(z: Tensor, k: int, **options: Any) -> Any:
@@ -194,7 +186,7 @@ def _replaced(settings: Router, index: Tensor, module: Any, x: Tensor, argument:
     return settings.computed(_reference, module, x, argument, index)
 
 
-def _confirmed(small: SmallRouter, found: Router) -> Router | str:
+def _confirmed(small: SmallRouter, found: Router) -> Replacement | str:
     """Return a replacement with its ranks and dtypes, or the reason why there is none."""
     ranked = _with_ranks(small, found)
     if ranked is None:
@@ -203,8 +195,7 @@ def _confirmed(small: SmallRouter, found: Router) -> Router | str:
     if typed is None:
         return "the dtypes of its results follow another rule"
     call = _Call(small, (6,) if small.rank == 2 else (2, 3))
-    gradients = zip(call.gradients(typed), call.gradients(None))
-    return typed if all(near(*each, 1e-3) for each in gradients) else "its gradients are others than the op's"
+    return call.whole(typed)
 
 
 def _with_ranks(small: SmallRouter, found: Router) -> Router | None:

@@ -27,8 +27,6 @@ _ROWS = 8  # tokens of a call
 _MOST_TENSORS = 8  # a router has few: larger modules are not looked at
 _MOST_EXPERTS = 2048
 _SMALLEST = -60.0  # a sigmoid of -46 is 1e-20, the eps of DeepSeek-V3
-_OF_MODULES = frozenset(vars(Module()))
-_PLAIN = (int, float, bool, str, type(None))
 
 
 class Result(NamedTuple):
@@ -118,20 +116,7 @@ class SmallRouter:
         ]  # fmt: skip
         return [*paths, ARGUMENT][: len(paths) + len(self.names) - 1]
 
-    def key(self) -> Any:
-        """Return what the results of the router depend on: its classes, tensors and attributes, but for their values.
-
-        Attributes that are no numbers or words are compared by their identity.
-        """
-        parts: list[Any] = [*self.shapes.items()]
-        for name, module in cast("Iterator[tuple[str, Module]]", self.module.named_modules()):
-            parts += (name, own_class(module))
-            for attribute, value in vars(module).items():
-                if attribute not in _OF_MODULES:
-                    parts += (attribute, type(value), value if type(value) in _PLAIN else id(value))
-        return tuple(parts)
-
-    def twin(self, tensors: Mapping[Path, Tensor], training: bool = False) -> Any:
+    def twin(self, tensors: Mapping[Path, Tensor]) -> Any:
         """Return the router with these tensors; its others are random, or 0 where they are integers."""
         values: dict[Path, Tensor] = {}
         for seed, (path, (shape, dtype)) in enumerate(self.shapes.items(), 40):
@@ -142,20 +127,18 @@ class SmallRouter:
                 values[path] = numbers(seed, math.prod(shape), dtype=tensors[self.weight].dtype).view(shape)
             else:
                 values[path] = torch.zeros(shape, dtype=dtype, device="cpu")
-        return self._twin_of(self.module, values, (), training)
+        return self._twin_of(self.module, values, ())
 
-    def _twin_of(self, module: Module, values: Mapping[Path, Tensor], path: Path, training: bool) -> Any:
+    def _twin_of(self, module: Module, values: Mapping[Path, Tensor], path: Path) -> Any:
         def own(names: Iterator[str]) -> dict[str, Tensor | None]:
             return {name: values.get((*path, name)) for name in names}
 
         children: dict[str, Module] = {}
         for name, child in module.named_children():
-            children[name] = self._twin_of(child, values, (*path, name), training)
+            children[name] = self._twin_of(child, values, (*path, name))
             children[name].register_forward_hook(partial(self._note, (*path, name)))
         registered = module.__dict__
-        copy = twin(module, own(registered["_parameters"]), children, own(registered["_buffers"]))
-        copy.__dict__["training"] = training
-        return copy
+        return twin(module, own(registered["_parameters"]), children, own(registered["_buffers"]))
 
     def _note(self, path: Path, *rest: Any) -> None:
         self.called_layers.add(path)
@@ -166,12 +149,12 @@ class SmallRouter:
         with torch.random.fork_rng(devices=[]):
             return called(function or own_class(self.module).forward, router, x.clone(), *given)
 
-    def result_of(self, z: Tensor, vectors: Mapping[Path, Tensor], training: bool = False) -> Any:
+    def result_of(self, z: Tensor, vectors: Mapping[Path, Tensor]) -> Any:
         """Return the results for the logits z, (T, E), where the router adds no bias; or what it raised."""
         weight = torch.zeros(self.experts, self.width, device="cpu")
         weight[:, : len(z)] = z.T
         x = torch.eye(len(z), self.width, device="cpu")
-        router = self.twin({**vectors, self.weight: weight}, training)
+        router = self.twin({**vectors, self.weight: weight})
         return self.run(router, x if self.rank == 2 else x[None], vectors.get(ARGUMENT))
 
     def read(self, result: Any, rows: int) -> Result | None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy as shallow
 from copy import deepcopy
+from functools import wraps
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,7 +22,9 @@ from torch.nn import Module
 from fusedops.dtypes import no_autocast
 from fusedops.integrations.transformers._replacement import own_class
 
-_HOOKS = frozenset(name for name in vars(Module()) if "_hooks" in name)
+_OF_MODULES = frozenset(vars(Module()))
+_HOOKS = tuple(sorted(name for name in _OF_MODULES if "_hooks" in name))
+_PLAIN = (int, float, bool, str, type(None))
 
 
 class Raised:
@@ -32,6 +36,41 @@ class Raised:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
+
+
+def cached_weakly(function: Any) -> Any:
+    """Return a function that keeps its results for each first argument, such as a class, while that lives.
+
+    >>> cached_weakly(lambda cls: [])(int) is None
+    False
+    """
+    kept: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+
+    @wraps(function)
+    def cached(first: Any, *rest: Any) -> Any:
+        results = kept.setdefault(first, {})
+        if rest not in results:
+            results[rest] = function(first, *rest)
+        return results[rest]
+
+    return cached
+
+
+def key_of(module: Module) -> Any:
+    """Return what the results of a module depend on: its classes, tensors and attributes, but for their values.
+
+    Attributes that are no numbers or words are compared by their identity, which holds while the module lives.
+    """
+    parts: list[Any] = []
+    for name, each in cast("Iterator[tuple[str, Module]]", module.named_modules()):
+        parts += (name, own_class(each), *(bool(vars(each)[hooks]) for hooks in _HOOKS))
+        for held in ("_parameters", "_buffers"):
+            tensors = cast("dict[str, Tensor | None]", vars(each)[held])
+            parts += ((key, None if value is None else (value.shape, value.dtype)) for key, value in tensors.items())
+        for attribute, value in vars(each).items():
+            if attribute not in _OF_MODULES:
+                parts += (attribute, type(value), value if type(value) in _PLAIN else id(value))
+    return tuple(parts)
 
 
 def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
