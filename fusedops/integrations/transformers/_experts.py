@@ -21,7 +21,7 @@ from fusedops import ops
 from fusedops.integrations.transformers._gated import clamps_of
 from fusedops.integrations.transformers._replacement import Replaced, Replacement, own_body, own_class
 from fusedops.integrations.transformers._source import reason_of_source
-from fusedops.integrations.transformers._twin import called, near, numbers, parameters_of, twin, without_hooks
+from fusedops.integrations.transformers._twin import called, hooked, near, numbers, parameters_of, twin, without_hooks
 from fusedops.integrations.transformers._whole import reason_of_calls, seen_whole
 from fusedops.ops.experts.formulas import PLAIN, Activation
 
@@ -226,6 +226,9 @@ def recognised_experts(module: Module, whole: bool = True) -> Replacement | str 
 
     >>> recognised_experts(torch.nn.Linear(2, 2))
     """
+    child = hooked(module) if "experts" in own_class(module).__name__.lower() else None
+    if child is not None:
+        return f"its {child} has hooks"
     experts = recognised_whole_experts(module) if whole else None
     if experts is not None:
         return experts

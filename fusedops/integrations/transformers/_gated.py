@@ -26,6 +26,7 @@ from fusedops.integrations.transformers._source import reason_of_source
 from fusedops.integrations.transformers._twin import (
     Raised,
     called,
+    hooked,
     is_replaced_elsewhere,
     near,
     numbers,
@@ -104,7 +105,9 @@ def recognised_gated(module: Module) -> Replacement | str | None:
     if not _takes_one_tensor(arguments):
         names = ", ".join(argument.name for argument in arguments or ())
         return f"its forward takes {names}, expected one tensor" if _is_named(module) else None
-    named, has_gate = _is_named(module), any(_roles(parts.linears))
+    named, has_gate, child = _is_named(module), any(_roles(parts.linears)), hooked(module)
+    if child is not None and has_gate:
+        return f"its {child} has hooks" if named else None
     reason = reason_of_source([module, *parts.rest.values()]) if has_gate else None
     if reason is not None:
         return reason if named else None

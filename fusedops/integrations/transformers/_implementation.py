@@ -21,6 +21,10 @@ from fusedops.integrations.transformers._twin import called, near, numbers, para
 _BEFORE = "_fusedops_attention_before"
 _OPS = {ATTENTION: "attention", SOFTMAX: "scaled_masked_softmax"}
 _TOLERANCE = 1e-5
+_ALWAYS = (
+    "projection_attentions"  # of Kosmos-2 and 2.5: other weights are returned where output_attentions asks for them
+)
+_OF_ITS_OWN = "its attention does not go through transformers' AttentionInterface"
 _DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")  # of the configs of transformers
 
 
@@ -64,13 +68,15 @@ def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, 
     """Set the attention implementation of each model in a module. Return (class, op, reason if left, op) and counts."""
     outcomes: Counter[tuple[str, str, str, str, str]] = Counter()
     for root in _roots(model):
-        modules = [module for module in root.modules() if _calls_the_interface(module)]
+        towers = _towers(root)
+        for tower in towers:
+            outcomes[own_class(tower).__name__, "", _OF_ITS_OWN, "attention", ""] += 1
+        inside = {module for tower in towers for module in tower.modules()}
+        modules = [module for module in root.modules() if _calls_the_interface(module) and module not in inside]
         name = own_class(root).__name__
         if not (root._can_set_attn_implementation() and modules):
             if any("attention" in type(module).__name__.lower() for module in root.modules()):
-                outcomes[
-                    name, "", "its attention does not go through transformers' AttentionInterface", "attention", ""
-                ] += 1
+                outcomes[name, "", _OF_ITS_OWN, "attention", ""] += 1
             continue
         implementation = _implementation(root, modules)
         current = root.config._attn_implementation
@@ -86,7 +92,10 @@ def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, 
                 outcomes.update(_outcomes(module, implementation))
         if modules and current not in _OPS and implementation in _OPS and _OPS[implementation] in chosen:
             root.__dict__[_BEFORE] = [(config, config._attn_implementation) for config in _configs(root)]
+            kept = [(tower.config, tower.config._attn_implementation) for tower in towers]
             root.set_attn_implementation(implementation)
+            for config, own in kept:
+                config._attn_implementation_internal = own  # as restore_attention
     return outcomes
 
 
@@ -159,6 +168,18 @@ def _calls_the_interface(module: Module) -> bool:
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
+def _towers(root: Any) -> list[Any]:
+    """Return the models in a model whose attention does not go through the interface, with a config of their own.
+
+    transformers sets an implementation for them too, and masks would then be of the form that it takes.
+    """
+    models = [module for module in root.modules() if _is_model(module)]
+    calling = {id(model.config) for model in models if any(map(_calls_the_interface, model.modules()))}
+    others = {id(model.config): model for model in reversed(models) if id(model.config) not in calling}
+    towers = [each for each in others.values() if any("Attention" in type(part).__name__ for part in each.modules())]
+    return towers if calling else []
+
+
 def _implementation(root: Any, modules: list[Module]) -> str:
     """Return the implementation for a model, or the reason why it keeps its own."""
     implementations = {config._attn_implementation for config in _configs(root)}
@@ -167,6 +188,8 @@ def _implementation(root: Any, modules: list[Module]) -> str:
         return f"its implementation {sorted(others)[0]} was chosen for it"
     if any(config.output_attentions for config in _configs(root)):
         return "its config has output_attentions"
+    if "eager" in implementations and any(_ALWAYS in _keywords(module) for module in root.modules()):
+        return f"it always returns {_ALWAYS}, which eager computes"
     beyond = any(_keywords(module) & {"softcap", "position_bias"} for module in modules)
     if not getattr(root, "_supports_sdpa", False) and not all(_agrees(module) for module in modules):
         return "it does not support transformers' sdpa, and its own attention does not compute the same"
@@ -193,7 +216,7 @@ def _reason_of_masks(root: Any, modules: list[Module]) -> str | None:
 def _keywords(module: Module) -> set[str]:
     """Return the names of arguments that a module's forward passes by name."""
     names: set[str] = set()
-    for constant in own_body(module).__code__.co_consts:
+    for constant in getattr(getattr(own_body(module), "__code__", None), "co_consts", ()):
         each = cast("tuple[Any, ...]", constant if isinstance(constant, tuple) else (constant,))
         names.update(name for name in each if isinstance(name, str))
     return names

@@ -117,8 +117,10 @@ class _Reader:
         """Read a function, or refuse an object whose state is not known. A number is a setting."""
         for kind, held in _HOLDERS.items():
             value = getattr(value, held) if isinstance(value, kind) else value
-        value = type(value).forward if isinstance(value, Module) else value
         home = _home(value)
+        if isinstance(value, Module) and (_is_library(home) or home.startswith("kernels.")):
+            value = type(value).forward  # a function that the package kernels may replace
+            home = _home(value)
         if isinstance(value, FunctionType):
             self._function(name, value, home)
         elif isinstance(value, BuiltinFunctionType):

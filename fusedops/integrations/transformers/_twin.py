@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Dropout, Module
 
 from fusedops.dtypes import no_autocast
 from fusedops.integrations.transformers._replacement import own_class
@@ -127,6 +127,16 @@ def without_hooks(module: Module) -> Module | None:
         return deepcopy(alone)
     except Exception:  # any error of a foreign __deepcopy__ or of a state that cannot be copied, such as a lock
         return None
+
+
+def hooked(module: Module) -> str | None:
+    """Return the name of a child without parameters that has hooks, or None: an op in its place would not call them."""
+    for name, child in module.named_children():
+        if any(True for _ in child.parameters()) or isinstance(child, Dropout):
+            continue
+        if any(vars(each)[hooks] for each in child.modules() for hooks in _HOOKS):
+            return name
+    return None
 
 
 def called(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,336 @@
+"""Each known kind of module with one thing added: apply leaves it with a reason, or keeps what was added."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+import fusedops
+from fusedops.integrations.transformers import apply
+from fusedops.integrations.transformers._mixers import recognised_mixer
+from fusedops.integrations.transformers._rotary_functions import recognised_function
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:apply. fusedops in:fusedops.FusedOpsWarning", "ignore:CUDA is not available:UserWarning"
+)
+
+H = 16
+FLAG, step = True, 0
+CALLS: list[Any] = []
+
+
+class Added(nn.Module):
+    """What look-alikes have in common: one function, called at one place of the forward."""
+
+    inputs = 1
+
+    def __init__(self, place: str, added: Any) -> None:
+        super().__init__()
+        self.place, self.added, self.seen, self.count, self.log = place, added, None, 0, []
+
+    def at(self, place: str, x: Tensor) -> Tensor:
+        return self.added(self, x) if place == self.place else x
+
+
+class TinyRMSNorm(Added):
+    def __init__(self, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.weight, self.eps = nn.Parameter(torch.rand(H) + 0.5), 1e-5
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.at("first", x)
+        y = self.at("middle", x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+        return self.at("last", y * self.weight)
+
+
+class TinyLayerNorm(TinyRMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.at("first", x)
+        y = (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + self.eps)
+        return self.at("last", self.at("middle", y) * self.weight)
+
+
+class TinyGatedNorm(TinyRMSNorm):
+    inputs = 2
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        x = self.at("first", x)
+        y = self.at("middle", x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+        return self.at("last", y * self.weight * F.silu(gate))
+
+
+class TinyMLP(Added):
+    def __init__(self, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.gate, self.up, self.down = nn.Linear(H, 24), nn.Linear(H, 24), nn.Linear(24, H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.at("first", x)
+        h = self.at("middle", F.silu(self.gate(x)) * self.up(x))
+        return self.at("last", self.down(h))
+
+
+class TinyGELU(Added):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.at("first", x)
+        inner = self.at("middle", 0.7978845608028654 * (x + 0.044715 * x**3))
+        return self.at("last", 0.5 * x * (1 + torch.tanh(inner)))
+
+
+class TinyRouter(Added):
+    def __init__(self, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.weight = nn.Parameter(torch.randn(8, H))
+
+    def forward(self, x: Tensor) -> Any:
+        logits = F.linear(self.at("first", x), self.weight)
+        scores = self.at("middle", logits.float().softmax(-1))
+        weights, index = scores.topk(2, -1)
+        return logits, self.at("last", weights), index
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return -grad
+
+
+def stored(m: Any, x: Tensor) -> Tensor:
+    m.seen = x.detach().abs().mean()
+    return x
+
+
+def counted(m: Any, x: Tensor) -> Tensor:
+    m.count += 1
+    return x * (2 if m.count > 100 else 1)
+
+
+def stored_globally(m: Any, x: Tensor) -> Tensor:
+    global step
+    step += 1
+    return x
+
+
+def without_gradients(m: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x * 1
+
+
+def limited(m: Any, x: Tensor) -> Tensor:
+    if x.requires_grad and torch.is_grad_enabled():
+        x = x * 1
+        x.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
+    return x
+
+
+def with_narrow_numbers_on_a_gpu(m: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cuda", torch.float16):
+        return x * 1
+
+
+def with_a_seed(m: Any, x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return x
+
+
+ADDED: dict[str, Callable[[Any, Tensor], Any]] = {
+    "a dropout": lambda m, x: F.dropout(x, 0.3, m.training),
+    "noise in training": lambda m, x: x + torch.randn_like(x) if m.training else x,
+    "a factor in training": lambda m, x: 1.5 * x if m.training else x,
+    "a clamp in training": lambda m, x: x.clamp(-0.1, 0.1) if m.training else x,
+    "a number that is drawn": lambda m, x: x + 0 * torch.rand(()),
+    "a seed": with_a_seed,
+    "a stored statistic": stored,
+    "a counter": counted,
+    "a list": lambda m, x: (m.log.append(float(x.detach().mean())), x)[1],
+    "setattr": lambda m, x: (setattr(m, "seen", 1.0), x)[1],
+    "a list of the file": lambda m, x: (CALLS.append(0), x)[1],
+    "a counter of the file": stored_globally,
+    "a flag of the file": lambda m, x: x if FLAG else 2 * x,
+    "a step of the file": lambda m, x: x if step < 10**6 else 2 * x,
+    "print": lambda m, x: (print("", end=""), x)[1],
+    "logging": lambda m, x: (logging.debug("called"), x)[1],
+    "a time": lambda m, x: x if time.time() > 0 else 2 * x,
+    "the environment": lambda m, x: 2 * x if "FUSEDOPS_NO_SUCH_NAME" in os.environ else x,
+    "many rows": lambda m, x: x if x.shape[0] <= 4096 else 2 * x,
+    "many numbers": lambda m, x: x * (1 + (x.numel() > 60_000)),
+    "one token": lambda m, x: 2 * x if x.shape[-2] == 1 else x,
+    "an even number of tokens": lambda m, x: x if x.size(0) % 2 else 2 * x,
+    "no gradient": lambda m, x: x.detach(),
+    "no gradient of a block": without_gradients,
+    "half of the gradient": lambda m, x: 0.5 * x + (0.5 * x).detach(),
+    "the gradient reversed": lambda m, x: Reversed.apply(x),
+    "a gradient that is limited": limited,
+    "only where a gradient is wanted": lambda m, x: 2 * x if torch.is_grad_enabled() else x,
+    "its argument changed": lambda m, x: x.mul_(1.0),
+    "another way on a GPU": lambda m, x: 2 * x if x.is_cuda else x,
+    "autocast on a GPU": with_narrow_numbers_on_a_gpu,
+    "a call of another device": lambda m, x: 2 * x if x.device.type == "cuda" else x,
+}
+KINDS = (TinyRMSNorm, TinyLayerNorm, TinyGatedNorm, TinyMLP, TinyGELU, TinyRouter)
+
+
+def nothing(m: Any, x: Tensor) -> Tensor:
+    return x * 1
+
+
+def behaviour(module: Any) -> list[Any]:
+    """Return what calls of a module give, store and draw, in both modes, of several tokens, of one and of many."""
+    CALLS.clear()
+    found: list[Any] = []
+    for training, tokens in product((True, False), (6, 1, 5000)):
+        module.train(training).zero_grad()
+        generator = torch.Generator().manual_seed(tokens)
+        given = [torch.randn(tokens, H, generator=generator).requires_grad_() for _ in range(module.inputs)]
+        torch.manual_seed(tokens)
+        inputs = [each * 1 for each in given]
+        results = module(*inputs)
+        results = results[:2] if isinstance(results, tuple) else (results,)
+        total = sum((each * torch.linspace(0, 1, each.shape[-1])).sum() for each in results)
+        if total.requires_grad:
+            total.backward()
+        gradients = [each.grad for each in (*given, *module.parameters())]
+        found += [*results, *gradients, torch.get_rng_state(), *(each._version for each in inputs)]
+    with torch.no_grad():
+        found += module(*inputs)[:1]
+    return [*found, module.seen, module.count, [*module.log], len(CALLS)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_replaced_with_nothing_added(kind: Any) -> None:
+    module = kind("last", nothing)
+    plain = behaviour(copy.deepcopy(module))
+    (row,) = apply(module).rows
+    assert (row.op != "", row.left, row.when) == (True, "", "")
+    torch.testing.assert_close(behaviour(module), plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_added_is_kept(kind: Any, name: str) -> None:
+    places = ("first",) if name == "its argument changed" else ("middle", "last")  # a norm has no scale of its argument
+    module = kind(places[(list(ADDED).index(name) + KINDS.index(kind)) % len(places)], ADDED[name])
+    plain = behaviour(copy.deepcopy(module))
+    rows = apply(module).rows
+    assert any(row.left for row in rows), rows
+    assert type(module.log) is list
+    assert (module.seen, module.count, module.log) == (None, 0, [])
+    torch.testing.assert_close(behaviour(module), plain, rtol=1e-4, atol=1e-4)
+
+
+def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    return tuple(x * cos[:, None] + torch.cat((-x[..., H // 2 :], x[..., : H // 2]), -1) * sin[:, None] for x in (q, k))
+
+
+@pytest.mark.parametrize("name", [name for name in ADDED if "training" not in name and name != "a dropout"])
+def test_a_rotary_function_with_something_added_is_left(name: str) -> None:
+    holder, added = TinyGELU("", None).eval(), ADDED[name]
+
+    def function(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return rotated(added(holder, q), k, cos, sin)
+
+    assert isinstance(recognised_function(function, "function"), str)
+
+
+def test_a_loss_with_something_added_is_left() -> None:
+    sizes = {"vocab_size": 32, "hidden_size": H, "intermediate_size": 24, "num_hidden_layers": 1}
+    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
+    own, losses = model.loss_function, []
+
+    def noted(**given: Any) -> Tensor:
+        losses.append(0)
+        return own(**given)
+
+    for function in (noted, lambda **given: own(**given) + 0 * torch.rand(()), lambda **given: own(**given).detach()):
+        model.loss_function = function
+        assert "cross_entropy" not in apply(model).ops
+        assert model.loss_function is function
+    assert losses == []
+
+
+def test_the_outcome_of_a_module_is_not_that_of_one_with_another_attribute() -> None:
+    modules = [TinyRMSNorm("last", added) for added in (nothing, ADDED["half of the gradient"], nothing)]
+    modules[2].eps = 1e-6
+    applied = apply(nn.ModuleList(modules))
+    assert applied.ops == {"rms_norm": 2}
+    assert [module._fusedops_replacement.eps for module in modules[::2]] == [1e-5, 1e-6]
+
+
+def test_an_mlp_whose_activation_has_hooks_is_left() -> None:
+    sizes = {"vocab_size": 32, "hidden_size": H, "intermediate_size": 24, "num_hidden_layers": 2}
+    model: Any = transformers.LlamaModel(transformers.LlamaConfig(**sizes, num_attention_heads=2))
+    model.layers[0].mlp.act_fn = copy.deepcopy(model.layers[0].mlp.act_fn)
+    model.layers[0].mlp.act_fn.register_forward_hook(lambda *_: CALLS.append(0))
+    applied = apply(model)
+    assert applied.ops["swiglu"] == 1
+    assert [row.left for row in applied.rows if row.module == "LlamaMLP" and row.left] == ["its act_fn has hooks"]
+
+
+def test_a_tower_with_attention_of_its_own_keeps_its_implementation() -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "pad_token_id": 0}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "global_head_dim": 16}
+    text = {**sizes, **heads, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8}
+    text |= {"num_kv_shared_layers": 0, "layer_types": ["full_attention"]}
+    audio = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "subsampling_conv_channels": [16, 8]}
+    audio |= {"output_proj_dims": 32, "attention_context_right": 0, "use_clipped_linears": False}
+    config = transformers.Gemma4Config(text_config=text, audio_config=audio, vision_config=None, audio_token_id=7)
+    model: Any = transformers.Gemma4ForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+    ids = torch.tensor([[2, *[7] * 8, 11, 12]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "input_features": torch.randn(1, 32, 16)}
+    inputs["input_features_mask"] = torch.ones(1, 32, dtype=torch.bool)
+    with torch.no_grad():
+        plain = model(**inputs).logits
+        applied = apply(model)
+        torch.testing.assert_close(model(**inputs).logits, plain, rtol=1e-4, atol=1e-5)
+    assert applied.ops["attention"] == 1
+    assert [row.left for row in applied.rows if row.module == "Gemma4AudioModel" and not row.op]
+    assert model.model.audio_tower.config._attn_implementation == "eager"
+
+
+def test_a_model_that_always_returns_weights_keeps_eager() -> None:
+    text = {"vocab_size": 64, "embed_dim": 32, "layers": 1, "ffn_dim": 48, "attention_heads": 4, "pad_token_id": 1}
+    image = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "image_size": 16, "patch_size": 8}
+    image["num_attention_heads"] = 4
+    config = transformers.Kosmos2Config(text_config=text, vision_config=image, latent_query_num=3)
+    model: Any = transformers.Kosmos2Model._from_config(config, attn_implementation="eager").eval()
+    inputs = {"pixel_values": torch.randn(1, 3, 16, 16), "input_ids": torch.randint(5, 60, (1, 8))}
+    inputs["image_embeds_position_mask"] = torch.tensor([[0, 1, 1, 1, 0, 0, 0, 0]])
+    assert "it always returns projection_attentions, which eager computes" in {row.left for row in apply(model).rows}
+    assert model(**inputs).projection_attentions is not None
+
+
+def test_a_class_is_freed_with_its_modules() -> None:
+    class LocalNorm(TinyRMSNorm):
+        pass
+
+    def function(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return rotated(q, k, cos, sin)
+
+    module = LocalNorm("last", nothing)
+    assert apply(module).ops == {"rms_norm": 1}
+    assert not isinstance(recognised_function(function, "function"), str)
+    assert recognised_mixer(module) is None
+    module(torch.randn(3, H)).sum().backward()
+    kept = [weakref.ref(LocalNorm), weakref.ref(type(module)), weakref.ref(function)]
+    del LocalNorm, module, function
+    gc.collect()  # the class of the replaced module ends, and with it what held its own class
+    gc.collect()
+    assert [each() for each in kept] == [None, None, None]
+    fusedops.reset_stats()
