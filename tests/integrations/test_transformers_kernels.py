@@ -70,7 +70,7 @@ def test_each_rotation_of_the_name_is_its_own(kernelized: Callable[..., Any], fi
     """Functions of one name rotate halves or pairs, with cos once or twice: the layer is what the function is."""
     name = "llama" if file == "another" else file
     own = importlib.import_module(f"transformers.models.{name}.modeling_{name}").apply_rotary_pos_emb
-    parameters = list(inspect.signature(getattr(own, "forward", own)).parameters)
+    parameters = tuple(inspect.signature(getattr(own, "forward", own)).parameters)
 
     @kernels.use_kernel_forward_from_hub("rotary_pos_emb")
     def rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:

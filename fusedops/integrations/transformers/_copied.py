@@ -6,6 +6,7 @@ name is an op; the file, and with it every other model, stays as it is.
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Callable, Mapping
 from types import CellType, FunctionType
@@ -38,6 +39,13 @@ def can_be_copied(forward: Any) -> bool:
     """Return True where each decorator of a forward holds what it decorates in its closure."""
     body = inspect.unwrap(forward)
     return _decorated(forward, body, body) is not None
+
+
+def stores_a_global(forward: Any) -> bool:
+    """Return True where a forward stores a name of its file, which a copy would store elsewhere."""
+    return any(
+        each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for each in dis.get_instructions(inspect.unwrap(forward))
+    )
 
 
 def contents_of(function: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from torch.nn import Module
 from fusedops import ops
 from fusedops._report.user_frame import user_stack_level
 from fusedops.errors import FusedOpsWarning
-from fusedops.integrations.transformers._copied import can_be_copied, contents_of, copied
+from fusedops.integrations.transformers._copied import can_be_copied, contents_of, copied, stores_a_global
 from fusedops.integrations.transformers._mixer_functions import FORMS, computed
 from fusedops.integrations.transformers._mixer_trials import has_results_of, reason_of_calls_of
 from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
@@ -126,6 +126,8 @@ def recognised_mixer(module: Module) -> Mixer | str | None:
         return "another library has replaced its forward"
     if not can_be_copied(cls.forward):
         return "a decorator of its forward keeps it where it cannot be replaced"
+    if stores_a_global(cls.forward):
+        return "its forward stores a name of its file"
     functions: list[tuple[str, MixerFunction]] = []
     left: dict[str, list[str]] = {}
     others: list[tuple[str, str]] = []

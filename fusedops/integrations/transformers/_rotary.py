@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from torch.nn import Module
 
-from fusedops.integrations.transformers._copied import can_be_copied, copied
+from fusedops.integrations.transformers._copied import can_be_copied, copied, stores_a_global
 from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
 from fusedops.integrations.transformers._rotary_functions import RotaryFunction, recognised_function
 from fusedops.integrations.transformers._rotary_layouts import Layout
@@ -80,6 +80,8 @@ def recognised_rotary(module: Module, layouts: Mapping[str, set[Layout | None]])
         return "another library has replaced its forward"
     if not can_be_copied(cls.forward):
         return "a decorator of its forward keeps it where it cannot be replaced"
+    if stores_a_global(cls.forward):
+        return "its forward stores a name of its file"
     known = layouts.get(cls.__module__, set())
     functions: list[tuple[str, RotaryFunction]] = []
     for name, function in rotary.items():

@@ -1,4 +1,4 @@
-"""What the code of a forward shows and its results cannot: what it stores, what it asks, and what it calls.
+"""The code of a forward, which shows what its results cannot: what it stores, what it asks, and what it calls.
 
 The code is read with all that it calls: methods of its class, functions of its file, decorators. It may call functions
 of tensors, and read numbers and words of its module. Functions of torch and of transformers' own files that are no
