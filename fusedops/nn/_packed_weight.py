@@ -44,7 +44,7 @@ class PackedWeight(Tensor):
         """Return the weight of packed bytes."""
         sizes = FORMATS[format]
         shape = (packed.shape[0], packed.shape[1] // sizes.bytes * sizes.weights)
-        weight = cast("PackedWeight", wrapper_subclass(cls, shape, dtype, packed.device))
+        weight = cast("PackedWeight", wrapper_subclass(cls, dtype, packed.device, shape))
         weight.packed, weight.format = packed, format
         setattr(weight, "_is_param", True)  # noqa: B010
         return weight
