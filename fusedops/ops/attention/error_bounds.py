@@ -23,6 +23,9 @@ from fusedops.ops.attention.merge_attention import Parts, parts
 _ARITHMETIC, _PRODUCTS = 2e-6, 512
 _SUMS = 2e-5  # of a gradient's term, in float32
 _BLOCK = 256  # rows of queries
+# of the change of a rounded term, for those of the sums for q, and for k: torch's kernel for a CPU adds up blocks of rows
+# for k in 16 bits
+_OF_Q, _OF_K = 0.5, 0.8
 _SPREAD = 1  # times the root of the sum of the squares of the terms' roundings, where no terms are equal
 
 
@@ -82,11 +85,20 @@ def gradient_error_bound(
     relative, flushed = min(absolute, _SUMS) + 2 * move, _flushed(p, q.dtype)
     terms, change = p * (size + total), (p * relative + flushed) * (size + total)
     heads, factor = k.shape[1], abs(formulas.scale_of(q, scale))
-    signed = grad_out.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) @ formulas.for_each_query_head(
-        formulas.finite(v.double()), q
-    ).transpose(-2, -1)
-    # out is rounded before the sums of rows are computed from it: by its size, not by theirs
-    rounding, exact = (narrow * p * (signed.abs() + total)).square(), (narrow * p).square()
+    g_signed = grad_out.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    v_signed = formulas.for_each_query_head(formulas.finite(v.double()), q)
+    signed = g_signed @ v_signed.transpose(-2, -1)
+    inner = (p * signed).sum(-1, keepdim=True).abs()
+    if return_lse:
+        inner = inner + grad_lse.double().abs()[..., None]
+    exact = (narrow * p).square()
+    # the sum of a row is computed from out, or from probabilities, which were rounded: in all terms of the row alike
+    of_sums = torch.zeros_like(inner)
+    if narrow:
+        squares = (p.square() * (g_signed.square() @ v_signed.square().transpose(-2, -1))).sum(-1, keepdim=True)
+        of_out = (g_signed * formulas.finite(out.double())).square().sum(-1, keepdim=True)
+        of_sums = inner.square() + squares + of_out
+    rounding = exact * (signed.abs() + inner).square()
     # equal terms have equal roundings
     equal_rows = _most_equal(q, grad_out)
     of_keys = _SPREAD * (_most_equal(k, v) if narrow else 1) ** 0.5
@@ -94,10 +106,11 @@ def gradient_error_bound(
     of_queries = _SPREAD * _most_equal(q) ** 0.5  # have equal probabilities, whatever their gradients
     rows = rows_of_key = q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
     rows = min(rows, 2 * (rows * equal_rows) ** 0.5)  # in effect: roundings of unequal terms have no common sign
-    dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs() + of_keys * _spread(rounding, s.k)
+    dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs()
+    dq = dq + _OF_Q * (of_keys * _spread(rounding, s.k) + narrow * of_sums.sqrt() * (p @ s.k).abs())
     ds = _rounded(change, terms, rows, q.dtype).transpose(-2, -1)
     dk = formulas.summed(ds @ s.q.abs(), heads)
-    dk = dk + of_rows * _spread(rounding.transpose(-2, -1), s.q, heads)
+    dk = dk + _OF_K * of_rows * _spread((rounding + exact * of_sums).transpose(-2, -1), s.q, heads)
     dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
     # torch's kernel for a CPU scales, and adds up blocks of 32 to 256 rows, in 16 bits: each time the sum so far, of
     # half of the blocks on average, is rounded
