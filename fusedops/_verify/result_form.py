@@ -13,6 +13,10 @@ from fusedops._contract.tensor_spec import on_meta
 from fusedops._report.direction import Direction
 
 
+_ROUNDING = 512  # bytes that an allocation may have beyond the elements
+OWN_KIND = "a plain tensor that holds no memory but its own"
+
+
 class ResultForm(NamedTuple):
     """The form of one result.
 
@@ -107,6 +111,30 @@ def _wrong_form(form: ResultForm, result: Any, device: torch.device) -> str:
     if not (is_dense(result) if form.permuted else result.is_contiguous()):
         needed = "without gaps, in any order" if form.permuted else f"{like.contiguous().stride()}, as it is contiguous"
         return f"with strides {tuple(result.stride())}, expected {needed}"
+    kind = odd_kind(result)
+    return f"as {kind}, expected {OWN_KIND}" if kind else ""
+
+
+def odd_kind(result: Tensor) -> str:
+    """Return what a result is besides a plain tensor, as text, or an empty one.
+
+    Its shape, dtype and strides show none of it, and it fails or costs memory long after the call.
+
+    >>> import torch
+    >>> odd_kind(torch.ones(2)), odd_kind(torch.ones(1000)[:2]), odd_kind(torch.nn.Parameter(torch.ones(2)))
+    ('', 'a view of 4000 bytes', 'a Parameter')
+    """
+    if type(result) is not Tensor:
+        return f"a {type(result).__name__}"
+    if result.is_neg() or result.is_conj():
+        return "a negative or conjugate view"
+    if result.is_inference() and not torch.is_inference_mode_enabled():
+        return "an inference tensor"
+    if result.requires_grad and result.is_leaf:
+        return "a leaf that requires a gradient"
+    size = result.untyped_storage().nbytes()
+    if size > result.numel() * result.itemsize + _ROUNDING:
+        return f"a view of {size} bytes"
     return ""
 
 

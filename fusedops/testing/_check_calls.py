@@ -12,6 +12,7 @@ from torch import Tensor
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import tensors
 from fusedops.testing._check_situations import sizes
+from fusedops.testing._global_state import check_global_state, global_state
 from fusedops.testing._new_memory import filled_memory
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
@@ -101,9 +102,19 @@ def state(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield calls in a process of another state: the same bits, and no change of it."""
     for base in subject.bases(direction)[:1]:
         variant = Variant(base)
-        yield Trial("unchanged", partial(run, subject, direction, tuple(variant.tensors(subject.op).values())))
+        yield Trial("unchanged", partial(_check_unchanged, subject, direction, variant))
         for name, block in _blocks(torch.device(subject.device).type):
             yield Trial(name, partial(_check_state, subject, direction, variant, block), "nondeterministic")
+
+
+def _check_unchanged(subject: Subject, direction: Direction, variant: Variant) -> None:
+    """Make a call as users do, with grad mode on: where it is off, a kernel that leaves it off changes nothing."""
+    call = subject.plain_call(direction, tuple(variant.tensors(subject.op).values()))
+    device = subject.device_of_tensors
+    with torch.enable_grad():
+        before = global_state(device, slow=True)
+        call()
+        check_global_state(before, device)
 
 
 def _blocks(device_type: str) -> Iterator[tuple[str, Callable[[], Any]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import operator
 import os
 import random
@@ -31,6 +33,43 @@ def _denormals_kept() -> bool:
 
 def _set_denormals_kept(kept: bool) -> None:
     torch.set_flush_denormal(not kept)
+
+
+def _rounding_functions() -> tuple[Callable[[], int], Callable[[int], object]]:
+    """Return C's functions that read and set how numbers are rounded; without them two that know one rounding."""
+    try:
+        library: Any = ctypes.CDLL(None)
+        return library.fegetround, library.fesetround
+    except (OSError, TypeError, AttributeError):  # TypeError: Windows has no library of the process
+        return (lambda: 0), (lambda rounding: None)
+
+
+def _autocast(device_type: str) -> tuple[Any, ...]:
+    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    return enabled, dtype, torch.is_autocast_cache_enabled()
+
+
+def _set_autocast(device_type: str, state: tuple[Any, ...]) -> None:
+    torch.set_autocast_enabled(device_type, state[0])
+    torch.set_autocast_dtype(device_type, state[1])
+    torch.set_autocast_cache_enabled(state[2])
+
+
+def _numpy_state() -> dict[str, Any] | None:
+    """Return the state of numpy's generator, where numpy is imported: torch needs none."""
+    numpy: Any = sys.modules.get("numpy")
+    return None if numpy is None else numpy.random.get_state(legacy=False)
+
+
+def _set_numpy_state(state: dict[str, Any] | None) -> None:
+    if state is not None:
+        sys.modules["numpy"].random.set_state(state)
+
+
+def _same_numpy_state(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
+    if one is None or other is None:  # imported by the call
+        return True
+    return one["state"]["pos"] == other["state"]["pos"] and bool((one["state"]["key"] == other["state"]["key"]).all())
 
 
 #: What torch's compiler sets when it is imported or compiles first, in any call that is compiled.
@@ -76,40 +115,55 @@ _PARTS: dict[str, _Part] = {
     "default dtype": _Part(torch.get_default_dtype, torch.set_default_dtype),
     "default device": _Part(torch.get_default_device, torch.set_default_device),
     "number of threads": _Part(torch.get_num_threads, torch.set_num_threads),
-    "deterministic algorithms": _Part(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "deterministic algorithms": _Part(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     "float32 matmul precision": _Part(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "flush of denormals": _Part(_denormals_kept, _set_denormals_kept),
+    "rounding mode": _Part(*_rounding_functions()),
+    "collection of garbage": _Part(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "autocast": _Part(partial(_autocast, "cpu"), partial(_set_autocast, "cpu")),
     "state of torch's generator": _generator(torch.get_rng_state, torch.set_rng_state),
     "state of Python's generator": _Part(random.getstate, random.setstate),
     "environment": _Part(_environment, _set_environment, _same_environment),
 }
+
+#: Which take longer to read than a small call.
+_SLOW_PARTS = {"state of numpy's generator": _Part(_numpy_state, _set_numpy_state, _same_numpy_state)}
 
 
 def _parts(device: torch.device) -> dict[str, _Part]:
     """Return the parts, with the generator of the device where that is another one."""
     if device.type == "cpu":
         return _PARTS
+    parts = dict(_PARTS)
+    if torch.amp.is_autocast_available(device.type):
+        of_device = partial(_autocast, device.type), partial(_set_autocast, device.type)
+        parts[f"autocast of {device.type}"] = _Part(*of_device)
     module: Any = torch.get_device_module(device)
+    if hasattr(module, "current_device") and hasattr(module, "set_device"):
+        parts["current device"] = _Part(module.current_device, module.set_device)
     if not hasattr(module, "get_rng_state"):
-        return _PARTS
+        return parts
 
     def write(value: Tensor) -> None:
         module.set_rng_state(value, device)
 
-    return {**_PARTS, f"state of {device.type}'s generator": _generator(partial(module.get_rng_state, device), write)}
+    return {**parts, f"state of {device.type}'s generator": _generator(partial(module.get_rng_state, device), write)}
 
 
-def global_state(device: torch.device) -> dict[str, Any]:
-    """Return the state, by the name of its parts."""
-    return {name: part.read() for name, part in _parts(device).items()}
+def global_state(device: torch.device, *, slow: bool = False) -> dict[str, Any]:
+    """Return the state, by the name of its parts; with ``slow`` also what takes longer to read than a small call."""
+    parts = {**_parts(device), **_SLOW_PARTS} if slow else _parts(device)
+    return {name: part.read() for name, part in parts.items()}
 
 
 def check_global_state(before: dict[str, Any], device: torch.device) -> None:
     """Raise RuleError where the state is another one than ``before``, after setting it back."""
     changed: list[str] = []
-    for name, part in _parts(device).items():
-        if not part.equal(part.read(), before[name]):
-            part.write(before[name])
+    parts = {**_parts(device), **_SLOW_PARTS}
+    for name, value in before.items():
+        part = parts[name]
+        if not part.equal(part.read(), value):
+            part.write(value)
             changed.append(name)
     if changed:
         raise RuleError(

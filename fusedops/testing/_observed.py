@@ -11,14 +11,14 @@ from torch import Tensor
 
 from fusedops._dispatch.selection.stats import calls_by_kernel
 from fusedops._report.direction import Direction
-from fusedops._verify.result_form import is_dense
+from fusedops._verify.result_form import OWN_KIND, is_dense, odd_kind
 from fusedops.testing._calls import dtype_name
 from fusedops.testing._failures import RuleError
 
 _Kernel = tuple[str, str, Direction]  # backend, op, direction
 _ALONE = "the backend's own kernel serves the call, once, and no other kernel runs"
 _OWN_MEMORY = "each result is in memory of its own"
-_LAYOUT = "each result is a contiguous tensor of the shape, dtype and device that the op gives it"
+_LAYOUT = "each result is a plain, contiguous tensor of the shape, dtype and device that the op gives it"
 
 
 def kernel_runs() -> Counter[_Kernel]:
@@ -79,6 +79,9 @@ def check_layout(result: Tensor, what: str, like: Tensor, device: torch.device, 
     """
     if not isinstance(result, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise RuleError(f"got {what} as {type(result).__name__}, expected a tensor", _LAYOUT)
+    kind = "" if result.layout is not torch.strided else odd_kind(result)
+    if result.layout is not torch.strided or kind:
+        raise RuleError(f"got {what} as {kind or result.layout}, expected {OWN_KIND}", _LAYOUT)
     in_order = is_dense(result) if permuted else result.is_contiguous()
     got = (dtype_name(result.dtype), tuple(result.shape), str(result.device), in_order)
     needed = (dtype_name(like.dtype), tuple(like.shape), str(device), True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter
 from itertools import chain
@@ -17,6 +17,7 @@ from fusedops._dispatch.serve import backward_plan, plan_for, select
 from fusedops._policy.use import use
 from fusedops._report.direction import Direction
 from fusedops._verify.compare import with_choice
+from fusedops._verify.result_form import as_tuple
 from fusedops.testing._answers import kept
 from fusedops.testing._empty import empty_outputs, empty_saved
 from fusedops.testing._expected import (
@@ -237,9 +238,7 @@ class Subject(KernelCalls):
         call = self.backward_arguments(inputs, args, needs)
         given = tuple(call.values())
         with torch.no_grad(), self.alone({"backward": 1}, call):
-            # as autograd calls it; the registered op, by torch's dispatcher, is the subject of other checks
-            plan = backward_plan(plan_for(self.op, given[0], None), self.backend)
-            results: Any = select(plan, given).run(given)
+            results: Any = self._run_backward(given)
         self._check_form("backward", results, self.op.differentiable, "gradient")
         each = (results,) if isinstance(results, Tensor) else cast("tuple[Tensor, ...]", results)
         named = {name: g for name, g, need in zip(self.op.differentiable, each, needs) if need}
@@ -248,6 +247,24 @@ class Subject(KernelCalls):
             check_layout(gradient, f"the gradient of {name}", on_meta(like), args[0].device, permuted=True)
         check_own_memory({f"the gradient of {name}": gradient for name, gradient in named.items()}, call)
         return named
+
+    def _run_backward(self, given: tuple[Any, ...]) -> Any:
+        """Run backward as autograd calls it; the registered op, by torch's dispatcher, is the subject of other checks."""
+        plan = backward_plan(plan_for(self.op, given[0], None), self.backend)
+        return select(plan, given).run(given)
+
+    def plain_call(self, direction: Direction, args: Sequence[Any]) -> Callable[[], tuple[Any, ...]]:
+        """Return a function that makes the call and returns its results: nothing is observed, no mode is set."""
+        given = tuple(args)
+        if direction == "backward":
+            given = tuple(self.backward_arguments(self.inputs(args), args).values())
+
+        def call() -> tuple[Any, ...]:
+            with use(self.backend, fallback="raise", adapt="none"):
+                results = self.public(*given) if direction == "forward" else self._run_backward(given)
+            return as_tuple(results)
+
+        return call
 
     def answer(self, args: Sequence[Any], form: Form | None = None) -> Answer:
         """Return the float64 answer, and the gradients (in that ``form``), outputs and saved values for backward."""

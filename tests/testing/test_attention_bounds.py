@@ -63,7 +63,8 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], 
 @pytest.mark.usefixtures("fakes")
 def test_verify_finds_a_gradient_that_is_5_percent_off(at: int, dtype: torch.dtype, shapes: str, factor: float) -> None:
     plant(lambda grads: (*grads[:at], grads[at] * 1.05, *grads[at + 1 :]))
-    for against in ("reference", "eager"):
+    # twice the bound is accepted of another backend: not where few probabilities are all of a row
+    for against in ("reference", "eager")[: 1 if factor == 1.0 else 2]:
         with fusedops.verify(against), pytest.raises(MismatchError) as error:
             differentiate(call(shapes, dtype, factor), "planted")
         assert error.value.mismatch.result == f"gradient of {'qkv'[at]}"

@@ -23,9 +23,9 @@ from fusedops.ops.attention.merge_attention import Parts, parts
 _ARITHMETIC, _PRODUCTS = 2e-6, 512
 _SUMS = 2e-5  # of a gradient's term, in float32
 _BLOCK = 256  # rows of queries
-# of the change of a rounded term, for those of the sums for q, and for k: torch's kernel for a CPU adds up blocks of rows
-# for k in 16 bits
-_OF_Q, _OF_K = 0.5, 0.8
+# of the change of a rounded term, in the sums for q, and in those for k: of one query head, and of several, whose sums
+# torch's kernel for a CPU rounds to 16 bits before it adds them up
+_OF_Q, _OF_K, _OF_K_OF_SEVERAL = 0.5, 0.5, 0.8
 _SPREAD = 1  # times the root of the sum of the squares of the terms' roundings, where no terms are equal
 
 
@@ -110,7 +110,8 @@ def gradient_error_bound(
     dq = dq + _OF_Q * (of_keys * _spread(rounding, s.k) + narrow * of_sums.sqrt() * (p @ s.k).abs())
     ds = _rounded(change, terms, rows, q.dtype).transpose(-2, -1)
     dk = formulas.summed(ds @ s.q.abs(), heads)
-    dk = dk + _OF_K * of_rows * _spread((rounding + exact * of_sums).transpose(-2, -1), s.q, heads)
+    of_k = (_OF_K if heads == q.shape[1] else _OF_K_OF_SEVERAL) * (1 + (rows_of_key / _BLOCK) ** 0.5)
+    dk = dk + of_k * of_rows * _spread((rounding + exact * of_sums).transpose(-2, -1), s.q, heads)
     dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
     # torch's kernel for a CPU scales, and adds up blocks of 32 to 256 rows, in 16 bits: each time the sum so far, of
     # half of the blocks on average, is rounded
