@@ -12,7 +12,6 @@ from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import on_meta
 from fusedops._report.direction import Direction
 
-
 _ROUNDING = 512  # bytes that an allocation may have beyond the elements
 OWN_KIND = "a plain tensor that holds no memory but its own"
 

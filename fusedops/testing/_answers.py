@@ -15,6 +15,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 
 _MOST = 2**27  # bytes of arguments and answers that are kept
+_MOST_OF_CALL = 2**18  # elements of a call's tensors: a larger one is made once, and would put out many others
 _Entry = tuple[list[Tensor], Any]  # the bits of the arguments, and the answer
 _Answer = TypeVar("_Answer")
 
@@ -48,6 +49,8 @@ def kept(
         tensors_of: returns the tensors of an answer, whose bytes count.
     """
     global _kept
+    if sum(arg.numel() for arg in args if isinstance(arg, Tensor)) > _MOST_OF_CALL:
+        return make()
     memory = _kept
     if memory.op is not op or memory.bytes > _MOST:
         memory = _kept = _OfOp(op)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import tensors
-from fusedops.testing._check_situations import sizes
+from fusedops.testing._check_sizes import around
 from fusedops.testing._global_state import check_global_state, global_state
 from fusedops.testing._new_memory import filled_memory
+from fusedops.testing._observed import same_bits
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 from fusedops.testing._variants import GRADIENTS, Variant, variants
@@ -54,7 +55,7 @@ def _check_memory(subject: Subject, direction: Direction, variant: Variant) -> N
 
 def written(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield some of these calls, and of other sizes, where new memory holds NaN: no element is left as it was."""
-    every = calls(subject, direction), sizes(subject, direction)
+    every = calls(subject, direction), around(subject, direction)
     for trial in (trial for trials in every for trial in _spread([*trials], _TWICE)):
         yield Trial(trial.case, filled_memory()(trial.run), trial.excuse)
 
@@ -152,11 +153,6 @@ def run(subject: Subject, direction: Direction, args: Sequence[Any]) -> dict[str
     outputs, saved = subject.forward_with_saved(args)
     present = {f"the saved value {name}": value for name, value in saved.items() if value is not None}
     return {**dict(zip(map(subject.output_name, op.outputs), outputs)), **present}
-
-
-def same_bits(first: Tensor, second: Tensor) -> bool:
-    """Return True where two results are equal, NaN to NaN."""
-    return bool(torch.equal(first, second)) or bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
 def _same(got: dict[str, Tensor], expected: dict[str, Tensor], when: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
-from fusedops.testing._calls import Call, dtype_name, followed, in_dtype, tensors
+from fusedops.testing._calls import Call, followed, in_dtype, tensors
 from fusedops.testing._layouts import Form, cut, expanded, transposed
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
@@ -38,20 +38,7 @@ def _check_form(subject: Subject, direction: Direction, call: Call) -> None:
     subject.check_forms(tuple(tensors(subject.op, call).values()), (direction,))
 
 
-def inputs(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield one case for each dtype: no input is written, gradients included."""
-    for base in subject.bases(direction)[:1]:
-        for dtype in subject.op.evidence.tolerance:
-            call = in_dtype(base, dtype)
-            if subject.takes(call, direction):
-                yield Trial(dtype_name(dtype), partial(_check_inputs, subject, direction, call))
-
-
-def _check_inputs(subject: Subject, direction: Direction, call: Call) -> None:
-    _results(subject, direction, call)
-
-
-def _results(subject: Subject, direction: Direction, call: Call) -> list[Tensor]:
+def results_of(subject: Subject, direction: Direction, call: Call) -> list[Tensor]:
     """Return the kernel's results, right or wrong, and check their layout and that no input is written."""
     args = tuple(tensors(subject.op, call).values())
     if direction == "backward":
@@ -122,7 +109,7 @@ def determinism(subject: Subject, direction: Direction) -> Iterator[Trial]:
 
 
 def _check_determinism(subject: Subject, direction: Direction, call: Call) -> None:
-    first_run, *others = [_results(subject, direction, call) for _ in range(3)]
+    first_run, *others = [results_of(subject, direction, call) for _ in range(3)]
     for other_run in others:
         for first, second in zip(first_run, other_run):
             count = int((first != second).sum())

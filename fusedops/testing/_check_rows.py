@@ -1,16 +1,14 @@
 """The check of a kernel's promise ``rows_independent``: a row's result does not depend on the other rows.
 
 A call of many rows by one thread is compared, bit by bit, with calls of some of its rows: of all sizes, from other
-starts, in another order, before rows of zeros and of NaN, at odd addresses, by 2 to 8 threads, beside other calls.
+starts, in another order, before rows of zeros and of NaN, at odd addresses, by 3 and 8 threads, beside other calls.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import threading
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -19,6 +17,7 @@ from fusedops._contract.evidence import Case, Rows
 from fusedops._policy.use import use
 from fusedops._report.direction import Direction
 from fusedops.testing._calls import dtype_name, specs, tensors
+from fusedops.testing._in_threads import in_threads, torch_threads
 from fusedops.testing._rows import (
     Real,
     Results,
@@ -36,7 +35,7 @@ from fusedops.testing._trial import Trial
 MOST = 4096  # rows
 # beside the widths of vectors, the blocks of kernels and the grains of threads
 _COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 127, 129, 256, 511, 513, 1000, 1025, 2047, 4095)
-_THREADS = (2, 8)
+_THREADS = (3, 8)
 _SMALL = 2**12  # elements below which a device is slow: fewer batches, and no threads
 _FEWER = 3  # kinds of rows beside the first get so many times fewer elements
 
@@ -75,7 +74,7 @@ def _most(subject: Subject, rows: Rows) -> int:
 def _check(subject: Subject, direction: Direction, rows: Rows, call: Real, most: int) -> None:
     real = tensors(subject.op, call)
     with use(subject.backend, fallback="raise", adapt="none", rows="independent"):
-        with _threads(1):
+        with torch_threads(1):
             outputs = results(subject, rows, real, None)
             grads = gradients_of(rows, real, outputs) if direction == "backward" else None
             want = outputs if grads is None else results(subject, rows, real, grads)
@@ -87,7 +86,7 @@ def _check(subject: Subject, direction: Direction, rows: Rows, call: Real, most:
         if subject.elements < _SMALL:
             return
         for threads in _THREADS:
-            with _threads(threads):
+            with torch_threads(threads):
                 compare(range(most), f"{threads} threads")
         compare(range(most // 3, most - 1), "8 threads, a part")
         _compare_beside_others(compare, most)
@@ -134,32 +133,11 @@ def _compare_changed(subject: Subject, rows: Rows, real: Real, grads: Results | 
 
 def _compare_beside_others(compare: partial[None], most: int) -> None:
     """Compare three batches, each in a thread of its own, at a time."""
-    raised: list[BaseException] = []
 
     def run(index: Sequence[int]) -> None:
-        try:
-            with use(compare.args[0].backend, fallback="raise", adapt="none", rows="independent"):
-                for _ in range(2):
-                    compare(index, f"{len(index)} of {most} rows, beside other calls")
-        except BaseException as error:  # raised again in the thread of the check
-            raised.append(error)
+        with use(compare.args[0].backend, fallback="raise", adapt="none", rows="independent"):
+            for _ in range(2):
+                compare(index, f"{len(index)} of {most} rows, beside other calls")
 
     parts = (range(most), range(most // 2, most), range(most // 3, most // 3 + 1))
-    others = [threading.Thread(target=run, args=(part,)) for part in parts]
-    for other in others:
-        other.start()
-    for other in others:
-        other.join()
-    if raised:
-        raise raised[0]
-
-
-@contextmanager
-def _threads(count: int) -> Generator[None]:
-    """Run a block with a number of threads of torch."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    in_threads(*(partial(run, part) for part in parts))

@@ -1,12 +1,14 @@
-"""Checks of calls in situations that change no result: which gradients are wanted, threads, shared tensors, sizes."""
+"""Checks of calls in situations that change no result: which gradients are wanted, threads, shared tensors."""
 
 from __future__ import annotations
 
 import math
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,76 +16,101 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
-from fusedops.testing._calls import Call, followed, tensors
+from fusedops.testing._calls import Call, tensors
 from fusedops.testing._expected import Expected
-from fusedops.testing._roles import flags, offsets
+from fusedops.testing._in_threads import in_threads, torch_threads
+from fusedops.testing._observed import same_bits
+from fusedops.testing._roles import flags
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 
-_AROUND = (63, 64, 65, 127, 128, 129, 255, 256, 257)  # the sizes of a kernel's blocks, and the sizes beside them
-_LENGTHS = (63, 64, 65, 128, 256)
-_MORE_ROWS = 4  # than an argument counts
-_NUMBERS = ("tuple[int, int] | None", "int | None")  # types of an argument that counts rows or columns
+_THREADS = 3  # of torch: neither a divisor of usual sizes nor a power of two
+_TIMES = 16  # two calls at a time
+_PATIENCE = 60.0  # seconds until the other thread makes its call
 
 
 # ------------------------------------------------------------------------------------------------ what is wanted
 
 
 def needs(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield each gradient wanted alone and each pair, and the gradient of each output alone, the others 0."""
+    """Yield each gradient wanted alone, each pair and all but one; and the gradient of each output alone."""
     op = subject.op
     for base in subject.bases(direction)[:1]:
-        present = [name for name in op.differentiable if base[name] is not None]
-        for count in (1, 2):
-            for wanted in combinations(present, count) if count < len(present) else ():
-                label = f"{wanted[0]} alone" if count == 1 else " and ".join(wanted)
-                yield Trial(label, partial(_check_needs, subject, base, wanted))
         every = {**base, **dict.fromkeys(flags(op), True)}  # an output may have a gradient only where a flag is True
-        base = every if subject.takes(every, direction) else base
+        every = every if subject.takes(every, direction) else base
+        present = [name for name in op.differentiable if base[name] is not None]
+        for count in sorted({1, 2, len(present) - 1}):
+            for wanted in combinations(present, count) if 0 < count < len(present) else ():
+                label = f"{wanted[0]} alone" if count == 1 else " and ".join(wanted)
+                call = base if count == 1 else every
+                yield Trial(label, partial(_check_needs, subject, call, wanted, op.with_gradient))
         for name in op.with_gradient if len(op.with_gradient) > 1 else ():
-            yield Trial(f"the gradient of the output {name} alone", partial(_check_output, subject, base, name))
+            label = f"the gradient of the output {name} alone"
+            yield Trial(label, partial(_check_needs, subject, every, present, (name,)))
+            for wanted in present if len(present) > 1 else ():
+                yield Trial(f"{label}, for {wanted} alone", partial(_check_needs, subject, every, (wanted,), (name,)))
 
 
-def _check_needs(subject: Subject, base: Call, wanted: tuple[str, ...]) -> None:
-    args = tuple(tensors(subject.op, base).values())
-    answer = subject.answer(args)
-    chosen = tuple(name in wanted for name in subject.op.differentiable)
-    subject.assert_gradients(subject.gradients(answer.inputs, args, chosen), answer.want, args)
-
-
-def _check_output(subject: Subject, base: Call, name: str) -> None:
-    args = tuple(tensors(subject.op, base).values())
+def _check_needs(subject: Subject, call: Call, wanted: Sequence[str], outputs: Sequence[str]) -> None:
+    """Compare the gradients that are wanted, where these outputs alone have a gradient that is not 0."""
+    args = tuple(tensors(subject.op, call).values())
     inputs = subject.inputs(args)
-    grads = tuple(g if n == name else torch.zeros_like(g) for n, g in zip(subject.op.with_gradient, inputs.grads))
+    named = zip(subject.op.with_gradient, inputs.grads)
+    grads = tuple(grad if name in outputs else torch.zeros_like(grad) for name, grad in named)
     want = subject.expected(args, grads)
-    subject.assert_gradients(subject.gradients(inputs._replace(grads=grads), args), want, args)
+    chosen = tuple(name in wanted for name in subject.op.differentiable)
+    subject.assert_gradients(subject.gradients(inputs._replace(grads=grads), args, chosen), want, args)
 
 
 # --------------------------------------------------------------------------------------- where a call is made
 
 
 def threads(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield a call from another thread than the main one."""
+    """Yield a call from another thread than the main one, with three threads of torch, and two calls at a time."""
     for base in subject.bases(direction)[:1]:
         yield Trial("another thread", partial(_check_thread, subject, direction, base))
+        yield Trial("two calls at a time", partial(_check_at_a_time, subject, direction, base), "nondeterministic")
 
 
 def _check_thread(subject: Subject, direction: Direction, base: Call) -> None:
     args = tuple(tensors(subject.op, base).values())
     subject.assert_right(direction, args)  # whatever a kernel prepares at its first call
-    raised: list[BaseException] = []
 
     def run() -> None:
-        try:
+        with torch_threads(_THREADS):  # here: OpenMP counts them for each thread that makes calls
             subject.assert_right(direction, args)
-        except BaseException as error:  # raised again in the thread of the check
-            raised.append(error)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
+    in_threads(run)
+
+
+def _check_at_a_time(subject: Subject, direction: Direction, base: Call) -> None:
+    """Make calls with other elements in two threads: each has the bits that it has alone."""
+    every = [tuple(tensors(subject.op, base, seed).values()) for seed in range(2)]
+    calls = [subject.plain_call(direction, args) for args in every]
+    alone = [call() for call in calls]
+    together = threading.Barrier(len(calls))
+
+    def repeat(call: Callable[[], tuple[Any, ...]], want: tuple[Any, ...]) -> None:
+        try:
+            for _ in range(_TIMES):
+                together.wait(_PATIENCE)
+                for got, wanted in zip(call(), want):
+                    if isinstance(wanted, Tensor) and not same_bits(got, wanted):
+                        raise AssertionError(
+                            "got other bits of a call beside another call, expected those it has alone"
+                        )
+        except threading.BrokenBarrierError:  # the other call failed
+            return
+        except BaseException:
+            together.abort()
+            raise
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # Python changes threads within a call too
+    try:
+        in_threads(*(partial(repeat, call, want) for call, want in zip(calls, alone)))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def between(subject: Subject, direction: Direction) -> Iterator[Trial]:
@@ -120,48 +147,6 @@ def _check_shared(subject: Subject, direction: Direction, call: Call, first: str
     real = tensors(subject.op, call)
     subject.assert_right(direction, tuple({**real, second: real[first]}.values()))
     subject.assert_right(direction, tuple(real.values()))
-
-
-# ------------------------------------------------------------------------------------------------------- sizes
-
-
-def sizes(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield sizes beside 64, 128 and 256, and such lengths for the arguments that count rows or columns.
-
-    In a brief run every second one of each dim, and the others of the next dim.
-    """
-    op, first = subject.op, subject.op.parameters[0]
-    for base in subject.bases(direction)[:1]:
-        shape: tuple[int, ...] = base[first].shape
-        last = shape[-2:]
-        # dims that offsets count in are those of a scan, which a kernel may cut into blocks too
-        scanned = [c.dim - len(shape) for c in offsets(op) if c.of is None and c.dim < len(shape) - len(last)]
-        for number, dim in enumerate((*scanned, *range(-len(last), 0))):
-            for size in _AROUND[number % 2 :: 2] if subject.brief else _AROUND:
-                sizes = [*(1,) * (len(shape) - len(last)), *last]
-                sizes[dim] = size
-                call = followed(op, base, first, tuple(sizes))
-                if subject.takes(call, direction):
-                    yield Trial(f"{first} dim {dim} = {size}", partial(_check_call, subject, direction, call))
-    for name in op.parameters:
-        if op.types[name] in _NUMBERS:
-            for length in _LENGTHS:
-                value = (length, 0) if op.types[name].startswith("tuple") else length
-                calls = (_counted(subject, base, name, value, length) for base in subject.bases(direction))
-                call = next((call for call in calls if subject.takes(call, direction)), None)
-                if call is not None:
-                    yield Trial(f"{name} = {value}", partial(_check_call, subject, direction, call))
-
-
-def _counted(subject: Subject, base: Call, name: str, value: object, length: int) -> Call:
-    """Return a call of more rows than a number of rows counts."""
-    first = subject.op.parameters[0]
-    shape: tuple[int, ...] = base[first].shape
-    return {**followed(subject.op, base, first, (*shape[:-2], length + _MORE_ROWS, *shape[-1:])), name: value}
-
-
-def _check_call(subject: Subject, direction: Direction, call: Call) -> None:
-    subject.assert_right(direction, tuple(tensors(subject.op, call).values()))
 
 
 # --------------------------------------------------------------------------------------------- infinite inputs

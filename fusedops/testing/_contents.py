@@ -11,7 +11,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
-from fusedops.testing._roles import log_sums, masks, seeds
+from fusedops.testing._roles import added, log_sums, masks, seeds
 
 NAN_CHOICE = "nan-choice"
 """The deviation of a kernel that chooses otherwise in rows with NaN."""
@@ -47,6 +47,7 @@ def contents_of(op: Op, name: str, spec: TensorSpec, direction: Direction) -> di
             f"{name} with empty sums": Content(_with_empty_sums),
             f"{name} of about 60": Content(_far_from_0),
         }
+    small = {f"{name} of about 1e-6": Content(_small)} if name == op.parameters[0] and added(op) else {}
     if name == op.parameters[0] and direction == "forward" and not masks(op):
         # under a mask a kernel may deviate, which the check "special" excuses where that is declared
         excuse = NAN_CHOICE if op.evidence.pin_choice else ""
@@ -54,8 +55,8 @@ def contents_of(op: Op, name: str, spec: TensorSpec, direction: Direction) -> di
         if op.integers:  # a choice, which has ties then
             found[f"{name} of few numbers"] = Content(_few_numbers)
             found[f"{name} of one number"] = Content(torch.ones_like, hides=True)
-        return found
-    return {}
+        return {**found, **small}
+    return small
 
 
 def _any_bytes(mask: Tensor) -> Tensor:
@@ -78,6 +79,10 @@ def _with_empty_sums(tensor: Tensor) -> Tensor:
 
 def _far_from_0(tensor: Tensor) -> Tensor:
     return tensor + 60
+
+
+def _small(tensor: Tensor) -> Tensor:
+    return tensor * 1e-6
 
 
 def _few_numbers(tensor: Tensor) -> Tensor:

@@ -11,9 +11,11 @@ from fusedops.testing import (
     _check_calls,
     _check_constraints,
     _check_forms,
+    _check_inputs,
     _check_rows,
     _check_saved,
     _check_situations,
+    _check_sizes,
     _check_storages,
     _check_torch,
     _check_values,
@@ -68,7 +70,12 @@ KINDS = (
     Kind(
         "calls", _EACH, "the same for calls made pairwise of all that the op's constraints accept", _check_calls.calls
     ),
-    Kind("inputs", _EACH, "no input is written, nor a gradient of an output", _check_forms.inputs),
+    Kind(
+        "inputs",
+        _EACH,
+        "no input is written, nor a gradient of an output, nor held after the call",
+        _check_inputs.inputs,
+    ),
     Kind(
         "dtypes",
         _EACH,
@@ -105,7 +112,7 @@ KINDS = (
     Kind(
         "needs",
         ("backward",),
-        "any one or two of the gradients may be wanted, and any output may have the only gradient",
+        "any one or two of the gradients, or all but one, may be wanted, and any output may have the only gradient",
         _check_situations.needs,
         _several,
     ),
@@ -115,7 +122,12 @@ KINDS = (
         "infinite inputs reach no other gradient than by the formula",
         _check_situations.infinite,
     ),
-    Kind("sizes", _EACH, "the same for sizes beside 64, 128 and 256", _check_situations.sizes),
+    Kind(
+        "sizes",
+        _EACH,
+        "the same for sizes beside 64, 128 and 256, and beyond 4,096 to 2^20 where that is quick",
+        _check_sizes.sizes,
+    ),
     Kind(
         "shared",
         _EACH,
@@ -123,7 +135,12 @@ KINDS = (
         _check_situations.shared,
         _check_situations.shares,
     ),
-    Kind("threads", _EACH, "the same in another thread", _check_situations.threads),
+    Kind(
+        "threads",
+        _EACH,
+        "the same in another thread, on three threads of torch, and two calls at a time",
+        _check_situations.threads,
+    ),
     Kind("between", _EACH, "a call is right between calls with other tensors of its sizes", _check_situations.between),
     Kind(
         "freed",

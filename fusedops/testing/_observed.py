@@ -92,3 +92,8 @@ def check_layout(result: Tensor, what: str, like: Tensor, device: torch.device, 
             f"contiguous",
             _LAYOUT,
         )
+
+
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Return True where two results are equal, NaN to NaN."""
+    return bool(torch.equal(first, second)) or bool(((first == second) | (first.isnan() & second.isnan())).all())

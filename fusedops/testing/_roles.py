@@ -9,6 +9,7 @@ import torch
 from fusedops._contract.constraint import Constraint
 from fusedops._contract.op import Op
 from fusedops.constraints import (
+    Alignment,
     Between,
     Broadcasts,
     Classes,
@@ -19,10 +20,14 @@ from fusedops.constraints import (
     Mask,
     Offsets,
     OneElement,
+    OneOf,
     PackedRows,
     Probability,
     When,
 )
+
+_SMALL = 1e-3
+_ALIGNED = "lower_right"
 
 
 def masks(op: Op) -> tuple[str, ...]:
@@ -85,6 +90,21 @@ def flags(op: Op) -> tuple[str, ...]:
 def numbers(op: Op) -> tuple[str, ...]:
     """Return the arguments that are finite numbers."""
     return _named(op, Finite)
+
+
+def alignments(op: Op) -> tuple[str, ...]:
+    """Return the arguments that place the diagonal of a causal mask, or name no mask: "none"."""
+    found = (
+        c for c in _constraints(op) if isinstance(c, Alignment) or (isinstance(c, OneOf) and _ALIGNED in c.choices)
+    )
+    return tuple(dict.fromkeys(c.name for c in found))
+
+
+def added(op: Op) -> tuple[str, ...]:
+    """Return the small numbers that are added to others, such as eps: their effect is on small ones."""
+    defaults = dict(zip(op.parameters, op.defaults))
+    kinds = (c for c in _constraints(op) if isinstance(c, Finite) and c.at_least == 0.0)
+    return tuple(dict.fromkeys(c.name for c in kinds if 0 < (defaults.get(c.name) or 0) <= _SMALL))
 
 
 def dtype_of(op: Op, name: str, wanted: torch.dtype) -> torch.dtype:

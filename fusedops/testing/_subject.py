@@ -249,22 +249,34 @@ class Subject(KernelCalls):
         return named
 
     def _run_backward(self, given: tuple[Any, ...]) -> Any:
-        """Run backward as autograd calls it; the registered op, by torch's dispatcher, is the subject of other checks."""
+        """Run backward as autograd calls it: the registered op is the subject of other checks."""
         plan = backward_plan(plan_for(self.op, given[0], None), self.backend)
         return select(plan, given).run(given)
 
-    def plain_call(self, direction: Direction, args: Sequence[Any]) -> Callable[[], tuple[Any, ...]]:
-        """Return a function that makes the call and returns its results: nothing is observed, no mode is set."""
-        given = tuple(args)
-        if direction == "backward":
-            given = tuple(self.backward_arguments(self.inputs(args), args).values())
+    def plain_call(
+        self, direction: Direction, args: Sequence[Any], form: Form | None = None
+    ) -> Callable[[], tuple[Any, ...]]:
+        """Return a function that makes the call and returns its results: nothing is observed, no mode is set.
 
-        def call() -> tuple[Any, ...]:
+        Args:
+            direction: which kernel.
+            args: a call's arguments.
+            form: gives each tensor that the kernel gets another memory.
+        """
+        call = self.given_to(direction, args)
+        given = tuple(form(each) if form and isinstance(each, Tensor) else each for each in call.values())
+
+        def run() -> tuple[Any, ...]:
             with use(self.backend, fallback="raise", adapt="none"):
-                results = self.public(*given) if direction == "forward" else self._run_backward(given)
-            return as_tuple(results)
+                return as_tuple(self.public(*given) if direction == "forward" else self._run_backward(given))
 
-        return call
+        return run
+
+    def given_to(self, direction: Direction, args: Sequence[Any]) -> dict[str, Any]:
+        """Return what the kernel of a direction gets for a call, by name."""
+        if direction == "forward":
+            return dict(zip(self.op.parameters, args))
+        return self.backward_arguments(self.inputs(args), args)
 
     def answer(self, args: Sequence[Any], form: Form | None = None) -> Answer:
         """Return the float64 answer, and the gradients (in that ``form``), outputs and saved values for backward."""

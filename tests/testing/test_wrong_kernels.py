@@ -9,6 +9,7 @@ import wrong_conv_kernels  # noqa: F401
 import wrong_experts_kernels  # noqa: F401
 import wrong_gated_norm_kernels  # noqa: F401
 import wrong_grouped_kernels  # noqa: F401
+import wrong_kind_kernels  # noqa: F401
 import wrong_linear_attention_kernels  # noqa: F401
 import wrong_log_prob_kernels  # noqa: F401
 import wrong_memory_kernels  # noqa: F401
@@ -19,6 +20,8 @@ import wrong_routing_kernels  # noqa: F401
 import wrong_row_kernels  # noqa: F401
 import wrong_rows_kernels  # noqa: F401
 import wrong_situation_kernels  # noqa: F401
+import wrong_size_kernels  # noqa: F401
+import wrong_state_kernels  # noqa: F401
 import wrong_storage_kernels  # noqa: F401
 from loopback import registered
 from two_outputs import OP, two_outputs
