@@ -20,6 +20,7 @@ from torch.autograd import profiler as profiler  # for _is_profiler_enabled, rea
 from torch.compiler import is_compiling
 from torch.compiler import is_dynamo_compiling as is_dynamo_compiling  # public; here beside is_jit_tracing
 from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 _forward_ad: Any = forward_ad
 _torch: Any = torch  # whose stubs lack some of these names, or have other types

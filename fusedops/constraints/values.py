@@ -236,7 +236,6 @@ class Finite(Value):
             yield -0.7
         else:
             yield from (self.at_least, self.at_least - 1)
-            yield self.at_least + 1e-12  # what is added to a sum of squares may be as small as they are
 
 
 class Integer(Value):

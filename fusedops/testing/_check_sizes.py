@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedops._contract.tensor_spec import TensorSpec, on_meta
 from fusedops._report.direction import Direction
+from fusedops._torch import TorchDispatchMode
 from fusedops.testing._calls import Call, followed, tensors
 from fusedops.testing._in_threads import torch_threads
 from fusedops.testing._roles import alignments, classes, offsets
@@ -26,7 +26,7 @@ _MORE_ROWS = 4  # than an argument counts
 _NUMBERS = {"tuple[int, int] | None": _WINDOWS, "int | None": _LENGTHS}  # by the type of what counts rows or columns
 _LARGE = (2**20 + 3, 2**16 + 1, 2**12 + 3)  # a counter of 16 bits, the dims of a grid, the largest block: one more each
 _THREADS = 3  # of torch: neither a divisor of usual sizes nor a power of two
-_MOST_WORK: Mapping[Direction, int] = {"forward": 2**23, "backward": 2**21}  # elements that the reference computes
+_MOST_WORK: Mapping[Direction, int] = {"forward": 2**22, "backward": 2**21}  # elements that the reference computes
 _MOST_OF_OTHERS = 2**24  # where the first tensor has one row
 _OF_LOOPS = 2**17  # elements of the arguments, where that is not known
 _MOST_STEPS = 2**8  # operations: a reference of more is a loop
@@ -79,7 +79,7 @@ def _sized(subject: Subject, base: Call, name: str, dim: int, size: int) -> Call
     return followed(subject.op, base, name, tuple(sizes))
 
 
-def _counted(subject: Subject, base: Call, name: str, value: Any, lengthen: bool) -> Call:
+def _counted(subject: Subject, base: Call, name: str, value: int | tuple[int, int], lengthen: bool) -> Call:
     """Return a call of more rows than a number counts; with ``lengthen`` of as many keys, in one sequence."""
     op, first = subject.op, subject.op.parameters[0]
     rows = _MORE_ROWS + (value if isinstance(value, int) else max(value))
@@ -97,7 +97,7 @@ def _counted(subject: Subject, base: Call, name: str, value: Any, lengthen: bool
             call = followed(op, call, tensor, tuple(shape))
     one = {c.name: call[c.name].replace(shape=(2,)) for c in offsets(op) if lengthen and call[c.name] is not None}
     # which may hide one side of a window
-    aligned = dict.fromkeys(alignments(op), "none") if isinstance(value, tuple) and all(value) else {}
+    aligned = dict.fromkeys(alignments(op), "none") if not isinstance(value, int) and min(value) else {}
     return {**call, **one, **aligned, name: value}
 
 

@@ -47,7 +47,7 @@ def contents_of(op: Op, name: str, spec: TensorSpec, direction: Direction) -> di
             f"{name} with empty sums": Content(_with_empty_sums),
             f"{name} of about 60": Content(_far_from_0),
         }
-    small = {f"{name} of about 1e-6": Content(_small)} if name == op.parameters[0] and added(op) else {}
+    small = {f"{name} of about 1e-6": Content(_small)} if name == op.parameters[0] and tiny(op, direction) else {}
     if name == op.parameters[0] and direction == "forward" and not masks(op):
         # under a mask a kernel may deviate, which the check "special" excuses where that is declared
         excuse = NAN_CHOICE if op.evidence.pin_choice else ""
@@ -57,6 +57,15 @@ def contents_of(op: Op, name: str, spec: TensorSpec, direction: Direction) -> di
             found[f"{name} of one number"] = Content(torch.ones_like, hides=True)
         return {**found, **small}
     return small
+
+
+def tiny(op: Op, direction: Direction) -> tuple[str, ...]:
+    """Return the numbers, such as eps, that may be as small as the squares of small elements.
+
+    None without an error bound: a tolerance alone is of numbers of about 1.
+    """
+    bound = op.evidence.error_bound if direction == "forward" else op.evidence.gradient_error_bound
+    return () if bound is None else added(op)
 
 
 def _any_bytes(mask: Tensor) -> Tensor:

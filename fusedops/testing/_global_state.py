@@ -35,6 +35,13 @@ def _set_denormals_kept(kept: bool) -> None:
     torch.set_flush_denormal(not kept)
 
 
+def _set_garbage_collected(on: bool) -> None:
+    if on:
+        gc.enable()
+    else:
+        gc.disable()
+
+
 def _rounding_functions() -> tuple[Callable[[], int], Callable[[int], object]]:
     """Return C's functions that read and set how numbers are rounded; without them two that know one rounding."""
     try:
@@ -119,7 +126,7 @@ _PARTS: dict[str, _Part] = {
     "float32 matmul precision": _Part(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "flush of denormals": _Part(_denormals_kept, _set_denormals_kept),
     "rounding mode": _Part(*_rounding_functions()),
-    "collection of garbage": _Part(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "collection of garbage": _Part(gc.isenabled, _set_garbage_collected),
     "autocast": _Part(partial(_autocast, "cpu"), partial(_set_autocast, "cpu")),
     "state of torch's generator": _generator(torch.get_rng_state, torch.set_rng_state),
     "state of Python's generator": _Part(random.getstate, random.setstate),

@@ -6,6 +6,7 @@ They are made from the op's cases and constraints: an op or a constraint of a pl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
 from fusedops.constraints import SameShape
 from fusedops.testing._calls import Call, followed, tensors
-from fusedops.testing._contents import contents_of
+from fusedops.testing._contents import contents_of, tiny
 from fusedops.testing._kernel_calls import KernelCalls
 from fusedops.testing._layouts import Form, layouts
 from fusedops.testing._pairwise import each_option, pairwise
@@ -28,6 +29,7 @@ GRADIENTS = "the gradient of the output"
 _SCALE = 2  # a call of large sizes has at most so many times the elements that the kit is run with
 # of the op whose kernels were checked last, by all that they depend on. It is replaced whole, in any thread
 _kept: tuple[Op | None, list[tuple[tuple[Any, ...], list[Variant]]]] = (None, [])
+_TINY = 1e-12
 _RANKS = (0, 1, 2, 3, 5, 8)
 _LEADING = (2, 1, 3, 1, 1, 1)  # sizes before the last two, from the last
 _SIZES = {  # the last two
@@ -186,6 +188,8 @@ def _axes(subject: KernelCalls, base: Call, direction: Direction) -> Iterator[_A
         examples = constraint.examples(base)
         if examples:
             yield _example_axis(subject, constraint, base, examples)
+    for name in tiny(op, direction):
+        yield _Axis((f"{name} = {_TINY:g}",), partial(_with_tiny, name))
     for name, spec in base.items():
         if isinstance(spec, TensorSpec):
             yield _layout_axis(name, spec)
@@ -196,6 +200,10 @@ def _axes(subject: KernelCalls, base: Call, direction: Direction) -> Iterator[_A
         yield _layout_axis(GRADIENTS, base[first])
     elif op.saved:
         yield _Axis(("no gradient wanted",), _without_saved)
+
+
+def _with_tiny(name: str, variant: Variant, label: str) -> Variant:
+    return _changed(variant, label, {**variant.call, name: _TINY})
 
 
 def _without_saved(variant: Variant, label: str) -> Variant:

@@ -65,9 +65,6 @@ NOT_BRIEF = ("sizes", "fake", "opcheck", "compile", "written")
 # would compare a reference with itself in float64 for every argument that a kernel may read wrong, as "sizes",
 # "special" and "strides" do for a part of them.
 OF_REFERENCES = ("dropout", "dtypes", "empty", "float64", "infinite", "masked_rows", "needs", "saved")
-# No call of any check may write an input, nor have results of another layout: "inputs", which is about nothing else,
-# finds what "float64" does, of each dtype too, and makes the calls of "autograd".
-IN_EVERY_CALL = "inputs"
 # The eager kernels with slabs have no other block of elements, and test_eager_kit.py cuts them after 64 elements: the
 # sizes beside 64, 128 and 256 are of the others, and so are the calls in which every two values meet, as they do there.
 WITHOUT_SLABS = (
@@ -152,8 +149,6 @@ def _is_brief(check: testing.Check) -> bool:
 
 def _can_fail(check: testing.Check) -> bool:
     """Return True for a check that may find what no other check of the backends finds."""
-    if check.name == IN_EVERY_CALL:
-        return False
     if check.backend == "loopback":
         return check.name in OF_REFERENCES
     if check.backend in BRIEF and check.name in NOT_BRIEF:

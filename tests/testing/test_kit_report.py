@@ -15,7 +15,7 @@ from fusedops import Kernel, testing
 from fusedops.testing import OPS
 
 NAMES = ("kernel", "float64", "inputs", "fake", "saved", "dtypes", "autograd", "checkpoint", "opcheck", "threads")
-LAYOUT = "each result is a contiguous tensor of the shape, dtype and device that the op gives it"
+LAYOUT = "each result is a plain, contiguous tensor of the shape, dtype and device that the op gives it"
 
 
 def reported(
