@@ -12,7 +12,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import on_meta
 from fusedops._report.direction import Direction
 
-_ROUNDING = 512  # bytes that an allocation may have beyond the elements
+_TIMES, _ROUNDING = 4, 4096  # so many times its elements, and bytes, a result may hold: padded rows, both halves of two
 OWN_KIND = "a plain tensor that holds no memory but its own"
 
 
@@ -120,8 +120,8 @@ def odd_kind(result: Tensor) -> str:
     Its shape, dtype and strides show none of it, and it fails or costs memory long after the call.
 
     >>> import torch
-    >>> odd_kind(torch.ones(2)), odd_kind(torch.ones(1000)[:2]), odd_kind(torch.nn.Parameter(torch.ones(2)))
-    ('', 'a view of 4000 bytes', 'a Parameter')
+    >>> odd_kind(torch.ones(2)), odd_kind(torch.ones(2000)[:2]), odd_kind(torch.nn.Parameter(torch.ones(2)))
+    ('', 'a view of 8000 bytes', 'a Parameter')
     """
     if type(result) is not Tensor:
         return f"a {type(result).__name__}"
@@ -132,7 +132,7 @@ def odd_kind(result: Tensor) -> str:
     if result.requires_grad and result.is_leaf:
         return "a leaf that requires a gradient"
     size = result.untyped_storage().nbytes()
-    if size > result.numel() * result.itemsize + _ROUNDING:
+    if size > _TIMES * result.numel() * result.itemsize + _ROUNDING:
         return f"a view of {size} bytes"
     return ""
 

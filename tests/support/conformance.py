@@ -149,6 +149,8 @@ def _is_brief(check: testing.Check) -> bool:
 
 def _can_fail(check: testing.Check) -> bool:
     """Return True for a check that may find what no other check of the backends finds."""
+    if check.name == "inputs" and check.backend != "sdpa" and check.backend in BRIEF:  # a stand-in notes its calls
+        return False
     if check.backend == "loopback":
         return check.name in OF_REFERENCES
     if check.backend in BRIEF and check.name in NOT_BRIEF:
