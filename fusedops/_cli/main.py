@@ -18,7 +18,7 @@ from fusedops._cli.output import print_error, print_warning, width
 from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsError, FusedOpsWarning, InvalidInputError, PolicyError
 
-COMMANDS = ("info", "explain", "matrix", "doctor", "check", "bench")
+COMMANDS = ("info", "try", "explain", "matrix", "doctor", "check", "bench")
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 CLOSED_PIPE = 0  # `fusedops matrix | head`
 EXIT_CODES = """\

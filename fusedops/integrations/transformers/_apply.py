@@ -27,6 +27,7 @@ from fusedops.integrations.transformers._replacement import Replacement, own_cla
 from fusedops.integrations.transformers._rotary import recognised_rotary
 from fusedops.integrations.transformers._rotary_layouts import layouts_of
 from fusedops.integrations.transformers._routers import recognised_router
+from fusedops.integrations.transformers._trl import LOG_PROBS, replaced_forwards, restore_head, serve_head
 from fusedops.integrations.transformers._twin import key_of
 
 # (class of the module, op or "", reason or "", of those that are left the op that was tried, mode of the op or "")
@@ -46,6 +47,7 @@ _OPS = (
     "causal_conv1d",
     "linear_attention",
     "cross_entropy",
+    "linear_log_probs",
     "attention",
     "scaled_masked_softmax",
 )
@@ -134,10 +136,19 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         losses[_loss_applied(module, chosen)] += 1
     del losses[None]
     outcomes = losses + outcomes
+    if LOG_PROBS in chosen:
+        outcomes.update(
+            (type(head).__name__, LOG_PROBS, "", "", "in trl") for head in heads_of(model) if serve_head(head)
+        )
     outcomes += apply_attention(model, chosen)
     rows = [Row(name, op, count, left, family, when) for (name, op, left, family, when), count in outcomes.items()]
-    notes = attention_notes(model)
-    applied = Applied(_name(model), rows, lambda: _remove(model), nothing=_NOTHING, notes=notes)
+    about_attention = attention_notes(model)
+
+    def notes() -> list[str]:
+        return [*about_attention, *replaced_forwards(model)]
+
+    measure = model, lambda: apply(model, ops=chosen)
+    applied = Applied(_name(model), rows, lambda: _remove(model), nothing=_NOTHING, notes=notes, measure=measure)
     if not applied.ops:
         warnings.warn(f"apply: {applied!r}", FusedOpsWarning, stacklevel=2)
     return applied
@@ -218,4 +229,5 @@ def _remove(model: Module) -> None:
     for module in model.modules():
         restore(module)
         restore_loss(module)
+        restore_head(module)
     restore_attention(model)
