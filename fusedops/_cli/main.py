@@ -25,7 +25,8 @@ EXIT_CODES = """\
 exit codes:
   0    no problem; explain: no fallback
   1    doctor: a problem; check: a check failed; explain: the call would fall back; bench: nothing was measured
-  2    the command line, the call that it describes, or a policy is not valid; check: the backend cannot run here
+  2    the command line, the call that it describes, or a policy is not valid; check: the backend cannot run here;
+       try: no model of transformers
   3    explain: no backend serves the call
   130  Ctrl-C; bench prints what it has measured
 

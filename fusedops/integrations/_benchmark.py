@@ -24,7 +24,7 @@ STATES = ("plain", "applied")
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What a call of a model takes, plain and applied. ``print`` shows it.
+    """The measurement of a call of a model, plain and applied. ``print`` shows it.
 
     Attributes:
         call: "training step" (forward and backward) or "forward".
@@ -156,7 +156,7 @@ def _called(model: Module, batch: Any) -> Any:
 def _result(model: Module, batch: Any) -> Tensor:
     """Return the first floating tensor beside the loss that the model returns in evaluation, on the CPU."""
     was_training = model.training
-    model.eval()
+    model.train(False)
     try:
         with torch.no_grad():
             output = _called(model, batch)

@@ -93,6 +93,8 @@ ODD = [
     ("bench --device npu", 2, "leave out --device, or write --device cpu"),
     ("bench --device cpu:7", 2, "to fix: write --device cpu:0"),
     ("bench bias_gelu --dtype fp8", 2, "to fix: use one of these names"),
+    ("try", 2, "MODEL"),
+    ("try nowhere.gguf", 2, "expected a file"),
     ("-- info", 2, "COMMAND"),
     ("--version --json", 0, "fusedops "),
     ("--help explian", 2, "to fix: write 'explain'"),
@@ -156,7 +158,7 @@ def test_no_traceback(
 
 #: Codes of a command whose run needs more than a line: the tests of each command end with them.
 ELSEWHERE = {
-    ("bench", 0), ("bench", 1), ("check", 0), ("check", 1), ("doctor", 0), ("doctor", 1), ("explain", 1),
+    ("try", 0), ("bench", 0), ("bench", 1), ("check", 0), ("check", 1), ("doctor", 0), ("doctor", 1), ("explain", 1),
 }  # fmt: skip
 
 

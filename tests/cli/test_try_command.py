@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import flat, run
+from command_line import documented, flat, keys, run
 
 transformers = pytest.importorskip("transformers")
 SHORT = ("--seconds", "0.01", "--length", "8")
@@ -38,6 +38,7 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run("try", str(folder), *SHORT, "--json", capsys=capsys)
     measured = json.loads(output)
     assert code == 0
+    assert {key.partition(".plain")[0].partition(".applied")[0] for key in keys(measured)} == documented("try")
     assert measured["milliseconds"].keys() == measured["peak_bytes"].keys() == {"plain", "applied"}
     assert measured["difference"] < 1e-5
 

@@ -60,6 +60,7 @@ ELSEWHERE = {
 #: Commands that no test runs, with the reason.
 NOT_RUN = {
     "make test": "these tests",
+    "fusedops try": "needs a model; cli/test_try_command.py makes one",
     "make fuzz": "an hour; tests/fuzz has tests of its own",
     "make test-slow": "these tests",
     "make test-long": "minutes",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_language_model import small_llama, small_tokenizer, words
 
 import fusedops
 from fusedops.integrations.transformers import apply
@@ -18,42 +19,18 @@ pytestmark = [
     pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
     pytest.mark.filterwarnings("ignore"),
 ]
-WORDS = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(58)), "user", "assistant", "\n"]
-TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
-    "{% if add_generation_prompt %}assistant {% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    made = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=TEMPLATE, **special)
-
-
-def model() -> Any:
-    import transformers
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.LlamaConfig(vocab_size=64, **sizes, pad_token_id=0, eos_token_id=1, bos_token_id=1)
-    return transformers.LlamaForCausalLM(config)
-
-
-def text(start: int, length: int) -> str:
-    return " ".join(f"w{(start + 7 * at) % 58}" for at in range(length))
+    return small_tokenizer()
 
 
 def sft(model: Any, tokenizer: Any, folder: Path) -> Any:
     import datasets
     import trl
 
-    data = datasets.Dataset.from_list([{"text": text(at, 5 + at)} for at in range(8)])
+    data = datasets.Dataset.from_list([{"text": words(at, 5 + at)} for at in range(8)])
     return trl.SFTTrainer(model, trl.SFTConfig(folder, **_options()), train_dataset=data, processing_class=tokenizer)
 
 
@@ -61,7 +38,7 @@ def dpo(model: Any, tokenizer: Any, folder: Path) -> Any:
     import datasets
     import trl
 
-    rows = [{"prompt": text(at, 4), "chosen": text(at + 3, 5), "rejected": text(at + 9, 6)} for at in range(8)]
+    rows = [{"prompt": words(at, 4), "chosen": words(at + 3, 5), "rejected": words(at + 9, 6)} for at in range(8)]
     options = trl.DPOConfig(folder, **_options())
     data = datasets.Dataset.from_list(rows)
     return trl.DPOTrainer(
@@ -78,7 +55,7 @@ def grpo(model: Any, tokenizer: Any, folder: Path) -> Any:
 
     sizes = {"num_generations": 4, "max_completion_length": 6, "beta": 0.0}
     options = trl.GRPOConfig(folder, **{**_options(), "per_device_train_batch_size": 4}, **sizes)
-    data = datasets.Dataset.from_list([{"prompt": text(at, 4)} for at in range(8)])
+    data = datasets.Dataset.from_list([{"prompt": words(at, 4)} for at in range(8)])
     return trl.GRPOTrainer(model, reward_funcs=reward, args=options, train_dataset=data, processing_class=tokenizer)
 
 
@@ -95,7 +72,7 @@ def test_the_losses_of_a_trainer(trainer: Any, tokenizer: Any, tmp_path: Path) -
     for state in ("plain", "applied"):
         import trl  # noqa: F401, before apply
 
-        each = model()
+        each = small_llama()
         applied = apply(each) if state == "applied" else None
         fusedops.reset_stats()
         made = trainer(each, tokenizer, tmp_path / state)
@@ -115,7 +92,7 @@ def test_the_function_of_trl_is_restored_and_serves_applied_models_alone() -> No
     from trl.trainer import utils
 
     own = utils._ChunkedLogProbFunction
-    first, second = model(), model()
+    first, second = small_llama(), small_llama()
     one, other = apply(first), apply(second)
     assert utils._ChunkedLogProbFunction is not own
     one.remove()
@@ -133,7 +110,7 @@ def test_what_the_function_returns() -> None:
     from trl.trainer import utils
 
     own = utils._ChunkedLogProbFunction
-    each = model()
+    each = small_llama()
     applied = apply(each)
     weight = each.lm_head.weight
     bias, target = torch.randn(64), torch.randint(64, (9,))
@@ -151,7 +128,7 @@ def test_what_the_function_returns() -> None:
 
 
 def test_a_forward_that_is_replaced_later_is_noted() -> None:
-    each = model()
+    each = small_llama()
     applied = apply(each, ops=["cross_entropy"])
     assert not applied.notes
     each.forward = lambda *args, **kwargs: None

@@ -8,6 +8,7 @@ Source: trl, ``trainer/utils.py``, ``add_fused_lm_head``; ``kernels/chunked_logp
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any, cast
 from weakref import WeakSet
@@ -93,7 +94,12 @@ def _statistics(
 
 def serve_head(head: Module) -> bool:
     """Let trl's trainers compute a head by the op; return False where trl is not imported, or has no such Function."""
-    module: Any = sys.modules.get(_MODULE)
+    if "trl" not in sys.modules:
+        return False
+    try:
+        module: Any = importlib.import_module(_MODULE)  # trl imports its modules on first use
+    except ImportError:  # another release, or a package that its trainers need is missing
+        return False
     own = getattr(module, _NAME, None)
     if own is None:
         return False
