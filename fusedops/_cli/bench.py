@@ -1,6 +1,6 @@
 """``fusedops bench``: the time of each backend, of plain torch, and of a copy.
 
-A copy of the same size is the yardstick: an op that reads one tensor and writes one cannot be faster. Milliseconds are
+A copy of the same size is the yardstick of an op that reads one tensor and writes one. Milliseconds are
 of one machine.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HELP = "the time of each backend here, beside plain torch and a copy"
 DESCRIPTION = (
     "ms is the median, p20-p80 its spread; copies is the median in units of the time of a copy of the first tensor, "
-    "which no op that reads and writes one can beat; x plain torch is plain torch's median divided by this one."
+    "the yardstick of an op that reads and writes one; x plain torch is plain torch's median divided by this one."
 )
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 _PLAIN = "plain torch"
