@@ -30,7 +30,7 @@ def unknown_name(kind: str, name: str, known: Sequence[str], cutoff: float = 0.7
 
 
 def _nearest(name: str, known: Sequence[str], cutoff: float) -> str | None:
-    """Return the same name in another case, the shortest name that continues or contains it, or the most similar."""
+    """Return the name in another case, the shortest that contains it, the longest that begins it, or a similar one."""
     by_lower = {each.lower(): each for each in reversed(known)}
     lower = name.lower()
     if lower in by_lower:
@@ -41,5 +41,8 @@ def _nearest(name: str, known: Sequence[str], cutoff: float) -> str | None:
         containing = [each for each in by_word if word in each]
         if containing:
             return by_word[min(containing, key=lambda each: (not each.startswith(word), len(each)))]
+        begun = [each for each in by_word if len(each) > 2 and word.startswith(each)]  # q4_k of q4_k_m
+        if begun:
+            return by_word[max(begun, key=len)]
     similar = difflib.get_close_matches(word, by_word, 1, cutoff)
     return by_word[similar[0]] if similar else None

@@ -24,7 +24,8 @@ def kernel(subject: Subject, direction: Direction) -> Iterator[Trial]:
     def check_kernel() -> None:
         if direction not in subject.kernels:
             raise AssertionError(
-                "got no backward kernel, expected one: another backend serves the gradient of what this one computes"
+                "got no backward kernel, expected one: another backend serves the gradient of what this one computes; "
+                'to fix: write one, or declare Deviation("no-backward", ...) at the forward kernel'
             )
         if not subject.bases(direction):
             raise AssertionError("got constraints that refuse the op's named cases in every dtype, at every size tried")

@@ -64,11 +64,11 @@ def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float3
     >>> from fusedops.integrations.transformers import from_gguf
     >>> from_gguf("absent.gguf")
     Traceback (most recent call last):
-    fusedops.errors.InvalidInputError: from_gguf: got path = 'absent.gguf', expected a file; to fix: download it first
+    fusedops.errors.InvalidInputError: from_gguf: got path = 'absent.gguf', expected a file; to fix: hf_hub_download(...) first
     """
     path = os.fspath(path)
     if not os.path.isfile(path):
-        raise InvalidInputError(f"from_gguf: got path = {path!r}, expected a file; to fix: download it first")
+        raise InvalidInputError(f"from_gguf: got path = {path!r}, expected a file; to fix: hf_hub_download(...) first")
     with open(path, "rb") as file:
         header = read_header(file)
         model, names, processor, dropped = _build(header, dtype, auto_class)
