@@ -62,9 +62,9 @@ def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float3
             leaves out and without which the model computes something else.
 
     >>> from fusedops.integrations.transformers import from_gguf
-    >>> from_gguf("absent.gguf")
+    >>> from_gguf("no.gguf")
     Traceback (most recent call last):
-    fusedops.errors.InvalidInputError: from_gguf: got path = 'absent.gguf', expected a file; to fix: hf_hub_download(...) first
+    fusedops.errors.InvalidInputError: from_gguf: got path = 'no.gguf', expected a file; to fix: ...
     """
     path = os.fspath(path)
     if not os.path.isfile(path):
