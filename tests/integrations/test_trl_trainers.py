@@ -12,7 +12,7 @@ import torch
 from small_language_model import small_llama, small_tokenizer, words
 
 import fusedops
-from fusedops.integrations.transformers import apply
+from fusedops.integrations.transformers import apply, quantize
 
 pytestmark = [
     pytest.mark.slow,
@@ -104,6 +104,22 @@ def test_the_function_of_trl_is_restored_and_serves_applied_models_alone() -> No
         assert ("linear_log_probs" in str(fusedops.stats())) is runs
     other.remove()
     assert utils._ChunkedLogProbFunction is own
+
+
+def test_a_packed_head_is_left_to_trl() -> None:
+    from trl.trainer import utils
+
+    each, own = small_llama(), utils._ChunkedLogProbFunction
+    packed = quantize(each, skip=["model.*"])
+    applied = apply(each)
+    assert "linear_log_probs" not in applied.ops
+    assert [row.left for row in applied.rows if row.family == "linear_log_probs"] == [
+        "the head's weight is packed; to fix: leave the head out of quantization"
+    ]
+    assert utils._ChunkedLogProbFunction is own
+    packed.remove()
+    assert apply(each).ops["linear_log_probs"] == 1
+    applied.remove()
 
 
 def test_what_the_function_returns() -> None:

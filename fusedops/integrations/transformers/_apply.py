@@ -137,9 +137,11 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
     del losses[None]
     outcomes = losses + outcomes
     if LOG_PROBS in chosen:
-        outcomes.update(
-            (type(head).__name__, LOG_PROBS, "", "", "in trl") for head in heads_of(model) if serve_head(head)
-        )
+        for head in heads_of(model):
+            left = serve_head(head)
+            if left is not None:
+                outcome = ("", left, LOG_PROBS, "") if left else (LOG_PROBS, "", "", "in trl")
+                outcomes[(type(head).__name__, *outcome)] += 1
     outcomes += apply_attention(model, chosen)
     rows = [Row(name, op, count, left, family, when) for (name, op, left, family, when), count in outcomes.items()]
     about_attention = attention_notes(model)

@@ -21,6 +21,7 @@ from fusedops import ops
 from fusedops._torch import autocasts
 from fusedops.integrations.transformers._losses import loss_of
 from fusedops.integrations.transformers._twin import is_replaced_elsewhere
+from fusedops.nn._packed_weight import PackedWeight
 
 LOG_PROBS = "linear_log_probs"  # the name of the op
 _MODULE, _NAME = "trl.trainer.utils", "_ChunkedLogProbFunction"
@@ -92,21 +93,26 @@ def _statistics(
     return tuple(torch.cat(parts[name]) if parts.get(name) else None for name in names)
 
 
-def serve_head(head: Module) -> bool:
-    """Let trl's trainers compute a head by the op; return False where trl is not imported, or has no such Function."""
+def serve_head(head: Module) -> str | None:
+    """Let trl's trainers compute a head by the op; return why it is left, or "".
+
+    None where trl is not imported, or has no such Function.
+    """
     if "trl" not in sys.modules:
-        return False
+        return None
     try:
         module: Any = importlib.import_module(_MODULE)  # trl imports its modules on first use
     except ImportError:  # another release, or a package that its trainers need is missing
-        return False
+        return None
     own = getattr(module, _NAME, None)
     if own is None:
-        return False
+        return None
+    if isinstance(getattr(head, "weight", None), PackedWeight):
+        return "the head's weight is packed; to fix: leave the head out of quantization"
     if not isinstance(own, LogProbs):
         setattr(module, _NAME, LogProbs(own))
     _heads.add(head)
-    return True
+    return ""
 
 
 def restore_head(head: Module) -> None:
