@@ -263,11 +263,12 @@ def check_weights(path: Path, model: Any) -> None:
     tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
     for name, parameter in model.state_dict().items():
         stem, _, leaf = name.rpartition(".")
-        tensor = tensors.get(f"{names.get_name(stem)}.{leaf}")
-        if tensor is None:
-            assert name == "lm_head.weight", name
-            continue
         packed = parameter.dtype is torch.uint8
+        tensor = tensors.get(f"{names.get_name(stem)}.{'weight' if packed else leaf}")
+        if tensor is None:
+            assert stem == "lm_head", name
+            continue
+        assert not packed or leaf == f"packed_{tensor.tensor_type.name}", name
         data = tensor.data.copy()
         want = torch.from_numpy(data if packed else gguf.dequantize(data, tensor.tensor_type))
         got = parameter.detach()
