@@ -20,13 +20,14 @@ from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 
 _AROUND = (63, 64, 65, 128, 129, 256, 257)  # the sizes of a kernel's blocks, and the sizes beside them
+_OF_SCANS = (63, 64, 65, 128, 257)  # a reference computes these one after another
 _LENGTHS = (63, 64, 65, 128, 256)
 _WINDOWS = ((63, 0), (64, 64), (65, 0), (128, 128), (256, 0))
 _MORE_ROWS = 4  # than an argument counts
 _NUMBERS = {"tuple[int, int] | None": _WINDOWS, "int | None": _LENGTHS}  # by the type of what counts rows or columns
 _LARGE = (2**20 + 3, 2**16 + 1, 2**12 + 3)  # a counter of 16 bits, the dims of a grid, the largest block: one more each
 _THREADS = 3  # of torch: neither a divisor of usual sizes nor a power of two
-_MOST_WORK: Mapping[Direction, int] = {"forward": 2**22, "backward": 2**21}  # elements that the reference computes
+_MOST_WORK: Mapping[Direction, int] = {"forward": 2**22, "backward": 2**20}  # elements that the reference computes
 _MOST_OF_OTHERS = 2**24  # where the first tensor has one row
 _OF_LOOPS = 2**17  # elements of the arguments, where that is not known
 _MOST_STEPS = 2**8  # operations: a reference of more is a loop
@@ -48,7 +49,8 @@ def around(subject: Subject, direction: Direction) -> Iterator[Trial]:
     op, first = subject.op, subject.op.parameters[0]
     for base in subject.bases(direction)[:1]:
         for number, dim in enumerate(_dims(subject, base)):
-            for size in _AROUND[number % 2 :: 2] if subject.brief else _AROUND:
+            every = _AROUND if dim >= -2 else _OF_SCANS
+            for size in every[number % 2 :: 2] if subject.brief else every:
                 call = _sized(subject, base, first, dim, size)
                 if subject.takes(call, direction):
                     yield Trial(f"{first} dim {dim} = {size}", partial(_check_call, subject, direction, call))

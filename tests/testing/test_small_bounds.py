@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import fusedops
 from fusedops import testing
 from fusedops.ops.norms import error_bounds
 from fusedops.testing import OPS
@@ -214,3 +215,12 @@ def test_an_error_of_linear_attention_beyond_the_largest_number_is_unknown() -> 
     for limit in limits.values():
         assert limit.isinf().any()
         assert not (limit[limit.isfinite()] > torch.finfo(torch.float32).max).any()
+
+
+def test_a_sum_of_many_products_in_float32_is_off_by_more() -> None:
+    op, generator = OPS["grouped_matmul"], torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(*size, generator=generator, requires_grad=True) for size in ((65537, 5), (1, 7, 5)))
+    with fusedops.verify("reference") as report:
+        y = op.call_public(x, weight, torch.tensor([65537]), None, False, backend="eager")
+        torch.autograd.grad(y, [x, weight], torch.randn(y.shape, generator=generator))
+    assert len(report.rows) == 3

@@ -110,12 +110,12 @@ def gradient_error_bound(
     dq = dq + _OF_Q * (of_keys * _spread(rounding, s.k) + narrow * of_sums.sqrt() * (p @ s.k).abs())
     ds = _rounded(change, terms, rows, q.dtype).transpose(-2, -1)
     dk = formulas.summed(ds @ s.q.abs(), heads)
-    of_k = (_OF_K if heads == q.shape[1] else _OF_K_OF_SEVERAL) * (1 + (rows_of_key / _BLOCK) ** 0.5)
-    dk = dk + of_k * of_rows * _spread((rounding + exact * of_sums).transpose(-2, -1), s.q, heads)
-    dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
     # torch's kernel for a CPU scales, and adds up blocks of 32 to 256 rows, in 16 bits: each time the sum so far, of
     # half of the blocks on average, is rounded
     of_blocks = 1 + (rows_of_key / _BLOCK / 2) ** 0.5
+    of_k = (_OF_K if heads == q.shape[1] else _OF_K_OF_SEVERAL) * of_blocks
+    dk = dk + of_k * of_rows * _spread((rounding + exact * of_sums).transpose(-2, -1), s.q, heads)
+    dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
     blocks = smallest_step(q.dtype) * (1 + rows_of_key / 32) / 2 if narrow else 0.0
     dv = dv + of_blocks * of_queries * _spread(exact.transpose(-2, -1), g, heads)
     # a row whose terms, or sums of them, may overflow: the terms may be scaled before they are summed, or after

@@ -26,6 +26,7 @@ TOLERANCE = {
 GRADIENT_TOLERANCE = {**TOLERANCE, torch.float32: Tolerance(2e-6, 4e-6)}
 
 _SPREAD = 2.0  # the largest of many sums of errors, over the root of the sum of their squares
+_TERMS = 2**10  # of a sum: of more, roundings are of larger numbers
 _SLOPE = 1.2  # at most, of silu and GELU
 
 
@@ -91,7 +92,7 @@ class _Expert:
         size = _root_of_squares(finite_size(rows), finite_size(up).t())
         if bias is not None:
             size = size + finite_size(bias)
-        self.of_product = absolute * size + _of_equal_terms(narrow.eps, rows, up.double().t())
+        self.of_product = _of_sum(absolute, rows.shape[1]) * size + _of_equal_terms(narrow.eps, rows, up.double().t())
         if bias is not None:  # a kernel may keep the product in the dtype of x before the bias is added
             self.of_product = self.of_product + narrow.rounding(self.h - bias)
         self.of_h = self.of_product + narrow.rounding(self.h)  # and h
@@ -283,8 +284,8 @@ def experts_gradient_error_bound(
         of_down = of_down.masked_fill((factor * a >= narrow.largest).any(0), math.inf)
         parts[0].append(of_up.t() if transposed else of_up)
         parts[1].append(of_down.t() if transposed else of_down)
-        parts[2].append(_SPREAD * _root(of_dh) + absolute * _root(dh))
-        parts[3].append(absolute * _root(weighted))
+        parts[2].append(_SPREAD * _root(of_dh) + _of_sum(absolute, len(dh)) * _root(dh))
+        parts[3].append(_of_sum(absolute, len(weighted)) * _root(weighted))
     of_x = dx.reshape(*index.shape, x.shape[1]).sum(1)
     given = (x if each is None else each for each in (up, down, up_bias, down_bias))
     stacked = [torch.stack(of) if of else torch.zeros_like(each, dtype=dx.dtype) for of, each in zip(parts, given)]
@@ -312,12 +313,18 @@ def _of_product(absolute: float, narrow: Narrow, size: Tensor, error: Tensor, ot
         other: (M, L), the magnitudes, also those that are not finite.
     """
     finite = finite_size(other)
-    result = _SPREAD * _root_of_squares(error, finite) + absolute * _root_of_squares(size, finite)
+    result = _SPREAD * _root_of_squares(error, finite)
+    result = result + _of_sum(absolute, size.shape[1]) * _root_of_squares(size, finite)
     result = result.masked_fill(~(size @ finite < narrow.largest), math.inf)
     infinite = other.isinf()
     if infinite.any():  # times a number of unknown sign
         result = result.masked_fill(_has_unknown_sign(size, error).double() @ infinite.double() > 0, math.inf)
     return result
+
+
+def _of_sum(absolute: float, terms: int) -> float:
+    """Return the share of the root of the sum of the squares of so many terms by which their sum is off."""
+    return absolute * max(1.0, terms / _TERMS) ** 0.5
 
 
 def _has_unknown_sign(size: Tensor, error: Tensor) -> Tensor:
@@ -347,9 +354,8 @@ class _Sums:
 
     def errors(self, one: Tensor, other: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the errors of ``one @ other + bias``; inf where it may overflow."""
-        size, finite = finite_size(one), finite_size(other)
+        size, finite, product = finite_size(one), finite_size(other), one @ other
         error = _of_product(self.absolute, self.narrow, size, torch.zeros_like(size), other.abs())
-        product = one @ other
         error = error + _of_equal_terms(self.narrow.eps, one, other)
         if bias is None:
             return error
