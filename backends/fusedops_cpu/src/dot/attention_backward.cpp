@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t ITEMS = 64;        // pairs and chunks, at least, where there are rows enough
 constexpr int64_t LEAST_ROWS = 384;  // of a chunk, where there are several
 constexpr int64_t BLOCK_ROWS = 96;
+constexpr int64_t MOST_KEPT = 1 << 21;  // floats of p and dp of a chunk, from the sums of its rows to the gradients
 
 // Where a tensor of rows begins, and the elements from one batch, head and query to the next.
 struct RowsAt {
@@ -38,12 +39,13 @@ class Backward {
         room_(room_of(call_.size)),
         value_room_(room_of(call_.value_size)),
         block_(call_.size + call_.value_size > 160 ? BLOCK_ROWS / 2 : BLOCK_ROWS),
-        adds_up_(of.of_few && rows_.parts > 1),
-        keeps_(adds_up_ && rows_.rows <= TILE_ROWS) {
+        adds_up_(of.of_few && rows_.parts > 1) {
     const int64_t pairs = call_.batch * call_.key_heads;
     chunks_ = std::max<int64_t>(1, std::min(divide_up(ITEMS, pairs), rows_.rows / LEAST_ROWS));
     chunk_ = round_up(divide_up(rows_.rows, chunks_), block_);
     chunks_ = divide_up(rows_.rows, chunk_);
+    kept_rows_ = round_up(std::min(rows_.rows, chunk_), TILE_ROWS);
+    keeps_ = adds_up_ && (rows_.rows <= TILE_ROWS || 2 * rows_.parts * kept_rows_ * STRIDE <= MOST_KEPT);
   }
 
   int64_t chunks() const { return chunks_; }
@@ -101,7 +103,7 @@ class Backward {
     float *k, *v, *k_terms, *dk, *dv;     // of the part: k and v as columns, k as terms
     float *q, *grad, *q_terms, *g_terms;  // of a block of rows
     float *p, *ds, *p_pairs, *ds_pairs, *ds_rows;
-    float *all_p, *all_ds;  // of one part, or of all where they are kept
+    float *all_p, *all_ds;  // of a block, or of all rows and parts where they are kept
     Sums* sums;             // of all rows of the chunk, where they are added up before
     uint8_t *hidden, *row_is_finite;
   };
@@ -109,9 +111,6 @@ class Backward {
   static int64_t room_of(int64_t size) { return round_up(std::max<int64_t>(1, size), WIDTH); }
   static int64_t row_panel(int64_t size) { return panel_floats<TILE_ROWS>(steps_of<Kind>(size)); }
   static int64_t key_panel(int64_t size) { return panel_floats<WIDTH>(steps_of<Kind>(size)); }
-
-  // The floats of p, or ds, of a part: whole tiles, as a product may write more rows than it has.
-  int64_t wide_floats() const { return (PAIRED || keeps_ ? TILE_ROWS : block_) * STRIDE; }
 
   int64_t lay_out(Item& item, float* buffer) const {
     int64_t floats = 0;
@@ -126,8 +125,10 @@ class Backward {
     take(item.dk, keys * room_), take(item.dv, keys * value_room_);
     take(item.q, tiles * row_panel(call_.size)), take(item.grad, tiles * row_panel(call_.value_size));
     take(item.q_terms, room_ / WIDTH * key_panel(block_)), take(item.g_terms, value_room_ / WIDTH * key_panel(block_));
-    const int64_t wide = (keeps_ ? rows_.parts : 1) * wide_floats(), narrow = PAIRED ? block_ / 2 * STRIDE : 0;
-    take(item.all_p, wide), take(item.all_ds, wide);
+    // whole tiles, as a product may write more rows than it has
+    const int64_t wide = keeps_ ? rows_.parts * kept_rows_ : PAIRED ? TILE_ROWS : block_;
+    const int64_t narrow = PAIRED ? block_ / 2 * STRIDE : 0;
+    take(item.all_p, wide * STRIDE), take(item.all_ds, wide * STRIDE);
     take(item.p_pairs, narrow), take(item.ds_pairs, narrow), take(item.ds_rows, narrow);
     float *hidden, *finite, *sums;
     take(hidden, PART / 4), take(finite, divide_up(padded, 4)), take(sums, adds_up_ ? 2 * padded : 0);
@@ -159,7 +160,9 @@ class Backward {
   }
   void begin_part(Item& item, int64_t part) const {
     item.start = part * PART, item.keys = std::min(PART, call_.keys - item.start);
-    const int64_t at = keeps_ ? part * wide_floats() : 0;
+  }
+  void begin_block(Item& item, int64_t m) const {
+    const int64_t at = keeps_ ? (item.start / PART * kept_rows_ + m) * STRIDE : 0;
     item.p = item.all_p + at, item.ds = item.all_ds + at;
   }
   void pack_columns(const Item& item) const {
@@ -189,7 +192,8 @@ class Backward {
     const Seen seen = seen_in_part(item, m, m + count - 1);
     if (seen.none()) return;
     const int64_t low = seen.begin / WIDTH * WIDTH, high = round_up(seen.end, WIDTH);
-    pack_rows_of_block(item, m, count);
+    begin_block(item, m);
+    pack_rows_of_block(item, m, count, !keeps_, true);
     Seen of_tiles[BLOCK_ROWS / TILE_ROWS];
     for (int64_t r = 0; r < count; r += TILE_ROWS) {
       const int64_t rows = std::min<int64_t>(TILE_ROWS, count - r);
@@ -208,14 +212,15 @@ class Backward {
       if (!item.row_is_finite[m + r]) add_row_to_keys(item, m, r, seen);
   }
 
-  void pack_rows_of_block(const Item& item, int64_t m, int64_t count) const {
+  void pack_rows_of_block(const Item& item, int64_t m, int64_t count, bool as_rows, bool as_terms) const {
     int64_t of_q[BLOCK_ROWS], of_grad[BLOCK_ROWS];
     for (int64_t r = 0; r < count; r++) {
       const Place at = rows_.place(item.pair, item.first + m + r);
       of_q[r] = q_.of(at), of_grad[r] = grad_.of(at);
     }
     const auto pack_both = [&](const void* data, const int64_t* places, int64_t size, float* rows, float* terms) {
-      Kind::template pack<TILE_ROWS>({data, call_.dtype, 1, true, places}, 0, count, 0, size, rows);
+      if (as_rows) Kind::template pack<TILE_ROWS>({data, call_.dtype, 1, true, places}, 0, count, 0, size, rows);
+      if (!as_terms) return;
       Kind::template pack<WIDTH>({data, call_.dtype, 1, false, places}, 0, size, 0, count, terms);
       for (int64_t r = 0; r < count && !item.rows_are_finite; r++)
         if (!item.row_is_finite[m + r]) zero_term<Kind>(terms, size, count, r);
@@ -250,28 +255,40 @@ class Backward {
     }
   }
 
-  // Adds up the sums of each row over all parts. Of few rows, p and dp are kept.
+  // Adds up the sums of each row over all parts. p and dp are kept, or computed again.
   void add_up(Item& item, Seen all) const {
     std::fill(item.sums, item.sums + item.count, Sums{});
     for (int64_t part = all.begin / PART; part < divide_up(all.end, PART); part++) {
       begin_part(item, part);
       pack_columns(item);
-      for (int64_t m = 0; m < item.count; m += TILE_ROWS) {
-        const int64_t rows = std::min<int64_t>(TILE_ROWS, item.count - m);
-        const Seen tile = tile_of(item, m, m + rows - 1, 0);
-        if (tile.none()) continue;
-        pack_rows_of_block(item, m, rows);
-        multiply(item, 0, rows, tile, item.p, item.ds);
-        const uint8_t* last = nullptr;
-        for (int64_t i = 0; i < rows; i++)
-          item.sums[m + i] = item.sums[m + i] + weigh(item, m + i, tile, item.p + i * STRIDE, item.ds + i * STRIDE,
-                                                      hidden_of(item, m + i, last));
+      for (int64_t m = 0; m < item.count; m += block_) {
+        const int64_t count = std::min(block_, item.count - m);
+        if (seen_in_part(item, m, m + count - 1).none()) continue;
+        begin_block(item, m);
+        pack_rows_of_block(item, m, count, true, false);
+        for (int64_t r = 0; r < count; r += TILE_ROWS) {
+          const int64_t rows = std::min<int64_t>(TILE_ROWS, count - r);
+          const Seen tile = tile_of(item, m + r, m + r + rows - 1, 0);
+          float *p = item.p + r * STRIDE, *dp = item.ds + r * STRIDE;
+          multiply(item, r, rows, tile, p, dp);
+          Sums sums[TILE_ROWS];
+          weigh_rows(item, m + r, rows, tile, p, dp, sums);
+          for (int64_t i = 0; i < rows; i++) item.sums[m + r + i] = item.sums[m + r + i] + sums[i];
+        }
       }
     }
   }
-  Sums weigh(const Item& item, int64_t row, Seen tile, float* p, const float* dp, const uint8_t* hidden) const {
-    if (tile.none()) return {};
-    return weigh_by(p, dp, tile.begin, tile.end, seen_in_part(item, row, row), hidden, rows_.scale, item.lse[row]);
+  // Turns the scores of rows into p; all rows before their sums are used, so that no row waits for those of another.
+  void weigh_rows(const Item& item, int64_t first, int64_t rows, Seen tile, float* p, const float* dp,
+                  Sums* sums) const {
+    const uint8_t* last = nullptr;
+    for (int64_t i = 0; i < rows; i++) {
+      const int64_t row = first + i;
+      sums[i] = tile.none()
+                    ? Sums{}
+                    : weigh_by(p + i * STRIDE, dp + i * STRIDE, tile.begin, tile.end, seen_in_part(item, row, row),
+                               hidden_of(item, row, last), rows_.scale, item.lse[row]);
+    }
   }
 
   // Computes p and ds of the rows [r, r + rows) of a block that begins at row m; 0 in the rest of `all`, and in LANES
@@ -279,6 +296,9 @@ class Backward {
   void compute_tile(Item& item, int64_t m, int64_t r, int64_t rows, Seen tile, Seen all) const {
     float *p = item.p + (PAIRED ? 0 : r * STRIDE), *ds = item.ds + (PAIRED ? 0 : r * STRIDE);
     if (!keeps_) multiply(item, r, rows, tile, p, ds);
+    Sums sums[TILE_ROWS];
+    if (of_.of_few && !keeps_) weigh_rows(item, m + r, rows, tile, p, ds, sums);
+    const Sums* sums_of_rows = adds_up_ ? item.sums + m + r : sums;
     const uint8_t* last = nullptr;
     for (int64_t i = 0; i < rows; i++) {
       float *of_p = p + i * STRIDE, *of_ds = ds + i * STRIDE;
@@ -286,10 +306,7 @@ class Backward {
       const uint8_t* hidden = hidden_of(item, row, last);
       const Seen seen = seen_in_part(item, row, row);
       if (of_.of_few) {
-        Sums sums{};
-        if (!keeps_) sums = weigh(item, row, tile, of_p, of_ds, hidden);
-        if (adds_up_) sums = item.sums[row];
-        const float factor = sums.factor(), delta = item.delta[row] + sums.products * factor;
+        const float factor = sums_of_rows[i].factor(), delta = item.delta[row] + sums_of_rows[i].products * factor;
         differentiate<true>(of_p, of_ds, tile.begin, tile.end, seen, hidden, rows_.scale, factor, delta);
       } else {
         differentiate<false>(of_p, of_ds, tile.begin, tile.end, seen, hidden, rows_.scale, item.lse[row],
@@ -420,8 +437,9 @@ class Backward {
   const AttentionSizes& call_;
   const RowsAt q_, grad_;
   const int64_t room_, value_room_, block_;
-  const bool adds_up_, keeps_;
-  int64_t chunks_, chunk_;
+  const bool adds_up_;
+  bool keeps_;
+  int64_t chunks_, chunk_, kept_rows_;
 };
 
 template <class T, class Kind>
