@@ -92,10 +92,17 @@ class _Packed(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        own = prefix + KEYS[self.format]
+        given = state_dict.get(own)
+        if isinstance(given, Tensor) and given.dtype is not torch.uint8:  # copy_ would round a mean of bytes to bytes
+            error_msgs.append(
+                f"{type(self).__name__}: got {own} of {given.dtype}, expected the packed bytes, uint8; to fix: average "
+                f"or convert the unpacked weights, then quantize"
+            )
+            return
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        own = prefix + KEYS[self.format]
         error_msgs += [
             f"{type(self).__name__}: got {other} in the state dict, expected {own}; to fix: quantize the model with "
             f"the format of the state dict, or load unpacked weights before quantize"

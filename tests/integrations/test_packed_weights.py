@@ -215,6 +215,17 @@ def test_a_state_dict_of_another_format_is_an_error(written: str, read: str, str
 
 
 @pytest.mark.parametrize("assign", [True, False])
+def test_a_mean_of_packed_bytes_is_no_weight(assign: bool) -> None:
+    model = nn.Sequential(nn.Linear(64, 4), nn.Embedding(4, 64))
+    quantize(model)
+    before = copy.deepcopy(model.state_dict())
+    mean = {key: 0.75 * value for key, value in before.items()}
+    with pytest.raises(RuntimeError, match=r"got 0\.packed_Q8_0 of torch\.float32, expected the packed bytes, uint8"):
+        model.load_state_dict(mean, assign=assign)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items() if "packed" in key)
+
+
+@pytest.mark.parametrize("assign", [True, False])
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_state_dict_of_the_same_format_loads(format: str, assign: bool) -> None:
     first, second = nn.Sequential(nn.Linear(256, 4)), nn.Sequential(nn.Linear(256, 4))
