@@ -444,3 +444,42 @@ def test_a_bias_is_added_to_many_scores_where_they_are_in_memory(batch: int) -> 
     assert (_attention._sum(scores, bias.detach()) is scores) == (batch == 1)
     few = scores[..., :9]
     assert _attention._sum(few, few) is not few
+
+
+def doubled(*args: Any, **kwargs: Any) -> Any:
+    return 2 * sdpa_attention_forward(*args, **kwargs)[0], None
+
+
+def doubled_scores(*args: Any, **kwargs: Any) -> Tensor:
+    return 2 * SDPA(*args, **kwargs)
+
+
+SDPA = torch.nn.functional.scaled_dot_product_attention
+LLAMA = transformers.models.llama.modeling_llama
+
+
+@pytest.mark.parametrize(
+    ("implementation", "patched"),
+    [
+        ("sdpa", lambda patch: patch.setitem(transformers.AttentionInterface._global_mapping, "sdpa", doubled)),
+        ("sdpa", lambda patch: patch.setitem(LLAMA.ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", doubled)),
+        ("eager", lambda patch: patch.setitem(LLAMA.ALL_ATTENTION_FUNCTIONS._local_mapping, "eager", doubled)),
+        ("eager", lambda patch: patch.setattr(LLAMA, "eager_attention_forward", doubled)),
+        ("sdpa", lambda patch: patch.setattr(torch.nn.functional, "scaled_dot_product_attention", doubled_scores)),
+        (
+            "sdpa",
+            lambda patch: patch.setitem(AttentionMaskInterface._global_mapping, "sdpa", lambda *args, **kwargs: None),
+        ),
+    ],
+)
+def test_a_model_whose_attention_function_is_the_users_keeps_it(
+    implementation: str, patched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patched(monkeypatch)
+    model = FAMILIES["Llama"].build(attn_implementation=implementation)
+    expected = attended(model, FAMILIES["Llama"])
+    applied = apply(model)
+    assert [row.left.split("'s")[0] for row in applied.rows if row.family == "attention"] == [
+        f"its implementation {implementation} calls {__name__}"
+    ]
+    torch.testing.assert_close(attended(model, FAMILIES["Llama"]), expected, rtol=1e-4, atol=2e-5)

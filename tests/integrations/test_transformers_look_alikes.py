@@ -112,6 +112,16 @@ class Reversed(torch.autograd.Function):
         return -grad
 
 
+class Limited(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.clamp(-1e4, 1e4)
+
+
 def stored(m: Any, x: Tensor) -> Tensor:
     m.seen = x.detach().abs().mean()
     return x
@@ -171,6 +181,11 @@ ADDED: dict[str, Callable[[Any, Tensor], Any]] = {
     "the environment": lambda m, x: 2 * x if "FUSEDOPS_NO_SUCH_NAME" in os.environ else x,
     "many rows": lambda m, x: x if x.shape[0] <= 4096 else 2 * x,
     "many numbers": lambda m, x: x * (1 + (x.numel() > 60_000)),
+    "many rows by len": lambda m, x: x if len(x) <= 4096 else 2 * x,
+    "the rows behind": lambda m, x: torch.cat((x[:4096], 2 * x[4096:])),
+    "parts of many rows": lambda m, x: torch.cat([x * (1 + (at > 0)) for at, x in enumerate(x.split(4096))]),
+    "numbers that are none": lambda m, x: torch.nan_to_num(x),
+    "a large gradient limited": lambda m, x: Limited.apply(x),
     "one token": lambda m, x: 2 * x if x.shape[-2] == 1 else x,
     "an even number of tokens": lambda m, x: x if x.size(0) % 2 else 2 * x,
     "no gradient": lambda m, x: x.detach(),
@@ -232,6 +247,61 @@ def test_what_is_added_is_kept(kind: Any, name: str) -> None:
     assert any(row.left for row in rows), rows
     assert type(module.log) is list
     assert (module.seen, module.count, module.log) == (None, 0, [])
+    torch.testing.assert_close(behaviour(module), plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS[:5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_added_in_one_dtype_is_kept(kind: Any, dtype: torch.dtype) -> None:
+    module = kind("last", lambda m, x: x.clamp(-0.1, 0.1) if x.dtype == dtype else x)
+    assert all(row.left for row in apply(module).rows)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: m.weight * torch.where((y := normed(m, x)).isnan(), 0, y),
+        lambda m, x: m.weight.clamp(-9, 9) * normed(m, x),
+    ],
+)
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+def test_a_norm_with_another_rule_for_some_rows_or_weights_is_left(forward: Any, eps: float) -> None:
+    module = type("OtherNorm", (TinyRMSNorm,), {"forward": forward})("", nothing)
+    module.eps = eps
+    (row,) = apply(module).rows
+    assert row.left
+
+
+def normed(m: Any, x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + m.eps)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: m.down(F.silu(F.linear(x, m.gate.weight, m.gate.bias)) * m.up(x)),
+        lambda m, x: m.down(F.silu(m.gate.forward(x)) * m.up(x)),
+        lambda m, x: m.down(F.silu(m.gate(x) * getattr(m.gate, "scale", 1.0)) * m.up(x)),
+        lambda m, x: m.down(F.silu(m.gate(x)) * m.up(x) * (2 if m.gate(x).shape[-1] > 16 else 1)),
+        lambda m, x: m.down(torch.cat(((h := F.silu(m.gate(x)) * m.up(x))[..., :20], 2 * h[..., 20:]), -1)),
+    ],
+)
+def test_an_mlp_that_uses_its_layers_in_another_way_is_left(forward: Any) -> None:
+    module = type("OtherMLP", (TinyMLP,), {"forward": forward})("", nothing)
+    (row,) = apply(module).rows
+    assert row.left
+
+
+def test_the_layers_of_an_mlp_are_called_in_its_order() -> None:
+    def up_first(m: Any, x: Tensor) -> Tensor:
+        up = m.up(x)
+        return m.down(F.silu(m.gate(x)) * up)
+
+    module = type("OtherMLP", (TinyMLP,), {"forward": up_first})("", nothing)
+    for layer in (module.gate, module.up):  # as an adapter with a dropout
+        layer.register_forward_hook(lambda _, args, y: y + F.dropout(torch.ones_like(y)))
+    plain = behaviour(copy.deepcopy(module))
+    assert apply(module).ops == {"swiglu": 1}
     torch.testing.assert_close(behaviour(module), plain, rtol=1e-4, atol=1e-4)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -30,6 +31,7 @@ _NAME = "gelu"
 Form = Literal["tanh", "none"]
 
 _TOLERANCE = 1e-6  # of float64; GELU by tanh differs from GELU by erf by 5e-4, and a rounded sqrt(2 / pi) by 1e-9
+_NARROW = 2.0**-5  # of bfloat16, with a rounding of each function
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,12 @@ def _whole(found: Activation, alone: Module) -> Replacement | str:
     """Return the GELU, or what its forward does beside it."""
     calls = [(numbers(1, *shape, 8, dtype=torch.float64),) for shape in TOKENS]
     gelu = partial(torch.nn.functional.gelu, approximate=found.approximate)
-    return seen_whole(found, alone, own_class(alone).forward, gelu, calls, _TOLERANCE)
+    for dtype, factor in product((torch.float64, torch.float32, torch.bfloat16), (1.0, 1e3)):
+        x = numbers(2, 64, dtype=dtype) * factor
+        result = called(own_class(alone).forward, alone, x.clone())
+        if not near(result, gelu(x), _NARROW) or result.dtype is not dtype:
+            return "its results are not those of bias_gelu"
+    return seen_whole(found, alone, own_class(alone).forward, gelu, calls, _TOLERANCE, narrow=True)
 
 
 class _Calls(TorchFunctionMode):

@@ -40,6 +40,7 @@ Packed = Literal["gate first", "up first", "interleaved"]
 
 _IN, _INNER, _OUT = 8, 12, 10  # sizes of the small layers
 _TOLERANCE = 1e-6  # of float64; GELU by tanh differs from GELU by erf by 5e-4
+_NARROW = 2.0**-5  # of bfloat16, with a rounding of each function
 _NAMES = ("mlp", "feedforward", "ffn", "gated", "glu", "denseact")
 
 
@@ -59,6 +60,7 @@ class Gated(Replacement):
     alpha: float = 1.0
     offset: float = 0.0
     casts: bool = False  # to the dtype of the last layer, as T5, which keeps it in float32
+    up_first: bool = False  # the order of the calls, which draw numbers where an adapter has a dropout
     has_activation = True
 
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,8 +69,10 @@ class Gated(Replacement):
         if len(given) != 1:
             return own_class(module).forward(module, *args, **kwargs)
         (x,) = given
+        up: Tensor | None = getattr(module, self.up)(x) if self.up is not None and self.up_first else None
         gate: Tensor = getattr(module, self.gate)(x)
-        up: Tensor | None = None if self.up is None else getattr(module, self.up)(x)
+        if self.up is not None and not self.up_first:
+            up = getattr(module, self.up)(x)
         if self.packed == "up first":
             up, gate = gate.chunk(2, dim=-1)
         down = getattr(module, self.down)
@@ -113,7 +117,10 @@ def recognised_gated(module: Module) -> Replacement | str | None:
         return reason if named else None
     for gated in _hypotheses(parts, module):
         if _has_values_of(gated, module, parts):
-            return _whole(replace(gated, casts=_casts(gated, module, parts)), module, parts)
+            if not _keeps_dtypes(gated, module, parts):
+                return "the dtypes of its results follow another rule"
+            casts, up_first = _casts(gated, module, parts), _calls_up_first(gated, module, parts)
+            return _whole(replace(gated, casts=casts, up_first=up_first), module, parts)
     if not named:
         return None
     return "its results are those of neither swiglu nor geglu" if has_gate else "it has no gate"
@@ -224,18 +231,40 @@ def _roles(linears: dict[str, tuple[int, int]]) -> Iterator[tuple[str, str | Non
             yield first, None, down, "interleaved"
 
 
-class _Marker(Module):
+class _Called(Module):
+    """A stand-in whose results show that it is called itself: not its forward, nor a function of its weight."""
+
+    calls: list[Any] | None = None
+
+    def __call__(self, x: Tensor) -> Any:
+        if self.calls is not None:
+            self.calls.append(self)
+        return 1.5 * super().__call__(x) + 0.25
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:  # a default in its place would not be the layer's own
+            raise LookupError(f"a layer is asked for {name}") from error
+
+
+class _Marker(_Called):
     """A stand-in for dropout that shows where it is."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a value by which its place is known."""
-        return 1.5 * x + 0.25
+        """Return the argument."""
+        return x
+
+
+class _Layer(_Called, Linear):
+    """A stand-in for a linear layer."""
 
 
 def _small(seed: int, inputs: int, outputs: int, dtype: torch.dtype) -> Linear:
     layer = Linear(inputs, outputs, device="meta", dtype=dtype)
     layer.weight = Parameter(numbers(seed, outputs, inputs, dtype=dtype), False)
     layer.bias = Parameter(numbers(seed + 1, outputs, dtype=dtype), False)
+    layer.__class__ = _Layer  # after torch's own questions for its attributes
     return layer
 
 
@@ -289,7 +318,31 @@ def _whole(gated: Gated, module: Module, parts: _Parts) -> Replacement | str:
     children = _children(gated, parts, torch.float64, torch.float64)
     calls = [(numbers(12, *shape, _IN, dtype=torch.float64),) for shape in TOKENS]
     own, forward = twin(module, {}, children), own_class(module).forward
-    return seen_whole(gated, own, forward, partial(_expected, gated, children), calls, _TOLERANCE)
+    return seen_whole(gated, own, forward, partial(_expected, gated, children), calls, _TOLERANCE, narrow=True)
+
+
+def _keeps_dtypes(gated: Gated, module: Module, parts: _Parts) -> bool:
+    """Return True where the module's own forward agrees in other dtypes, small numbers and large ones."""
+    for dtype, factor in product((torch.float32, torch.bfloat16), (1.0, 1e3)):
+        children = _children(gated, parts, dtype, dtype)
+        x = numbers(10, 2, 3, _IN, dtype=dtype) * factor
+        result = called(own_class(module).forward, twin(module, {}, children), x.clone())
+        if isinstance(result, Raised):
+            continue  # of a module that casts its argument
+        if result.dtype is not dtype or not near(result, called(_expected, gated, children, x), _NARROW):
+            return False
+    return True
+
+
+def _calls_up_first(gated: Gated, module: Module, parts: _Parts) -> bool:
+    """Return True where the module calls the layer of up before that of the gate."""
+    children, calls = _children(gated, parts, torch.float64, torch.float64), list[Any]()
+    for each in children.values():
+        if isinstance(each, _Called):
+            each.calls = calls
+    for rank in (3, 2):
+        called(own_class(module).forward, twin(module, {}, children), numbers(10, 2, 3, _IN)[: rank - 1].double())
+    return gated.up is not None and calls[:1] == [children[gated.up]]
 
 
 def _casts(gated: Gated, module: Module, parts: _Parts) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator
+from types import BuiltinFunctionType
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from fusedops.integrations.transformers._attention import ATTENTION, SOFTMAX, at
 from fusedops.integrations.transformers._packed_mask import packed_or_boolean_mask
 from fusedops.integrations.transformers._paged import take_continuous_batching
 from fusedops.integrations.transformers._replacement import own_body, own_class
+from fusedops.integrations.transformers._source import home_of
 from fusedops.integrations.transformers._twin import called, near, numbers, parameters_of, twin
 
 _BEFORE = "_fusedops_attention_before"
@@ -186,6 +188,10 @@ def _implementation(root: Any, modules: list[Module]) -> str:
     others = implementations - {"sdpa", "eager", None, *_OPS}
     if others:
         return f"its implementation {sorted(others)[0]} was chosen for it"
+    for name in ("eager", "sdpa"):
+        other = _other_function(name, modules) if name in implementations else None
+        if other is not None:
+            return f"its implementation {name} calls {other}'s function"
     if any(config.output_attentions for config in _configs(root)):
         return "its config has output_attentions"
     if "eager" in implementations and any(_ALWAYS in _keywords(module) for module in root.modules()):
@@ -197,6 +203,27 @@ def _implementation(root: Any, modules: list[Module]) -> str:
     if reason is not None:
         return f"it does not support transformers' sdpa, and {reason}"
     return SOFTMAX if beyond else ATTENTION
+
+
+def _other_function(name: str, modules: list[Module]) -> str | None:
+    """Return whose function is called in an implementation, where it is not transformers' or torch's, or None."""
+    used: list[Any] = [masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.get(name)]
+    for module in modules:
+        names = own_body(module).__globals__
+        function = names["ALL_ATTENTION_FUNCTIONS"].get(name)
+        if function is None and not _agrees_if_own(module, names.get("eager_attention_forward")):
+            function = names.get("eager_attention_forward")
+        used.append(function)
+    patched = torch.nn.functional.scaled_dot_product_attention
+    others = [each for each in used if each is not None and not home_of(each).startswith("transformers.")]
+    others += [patched] if name == "sdpa" and not isinstance(patched, BuiltinFunctionType) else []
+    return home_of(others[0]) if others else None
+
+
+def _agrees_if_own(module: Module, function: Any) -> bool:
+    """Return True for an eager attention of transformers, and of the model's own file where it computes the same."""
+    home = home_of(function)
+    return home.startswith("transformers.") or (home == own_class(module).__module__ and _agrees(module))
 
 
 def _reason_of_masks(root: Any, modules: list[Module]) -> str | None:

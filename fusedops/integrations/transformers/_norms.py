@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, Literal, cast
 
 import torch
@@ -188,8 +189,8 @@ def _hypotheses(module: Module, parameters: Mapping[str, Tensor]) -> Iterator[No
                 yield Norm("layer_norm", eps, offset, has_weight, has_bias, "input", wide)
 
 
-def _tensors(norm: Norm, size: int, dtype: torch.dtype) -> dict[str, Tensor | None]:
-    weight = numbers(1, size, dtype=dtype) if norm.has_weight else None
+def _tensors(norm: Norm, size: int, dtype: torch.dtype, factor: float = 1.0) -> dict[str, Tensor | None]:
+    weight = numbers(1, size, dtype=dtype) * factor if norm.has_weight else None
     return {"weight": weight, "bias": numbers(2, size, dtype=dtype) if norm.has_bias else None}
 
 
@@ -202,14 +203,17 @@ def _expected(norm: Norm, x: Tensor, tensors: dict[str, Tensor | None]) -> Tenso
 
 
 def _has_values_of(norm: Norm, module: Module, size: int) -> bool:
-    """Return True where the module's own forward agrees on inputs of several ranks and sizes, eps' own included."""
-    tensors, agrees = _tensors(norm, size, torch.float32), False
-    own = twin(module, tensors)
+    """Return True where the module's own forward agrees on inputs of several ranks and sizes, eps' own included.
+
+    A row is 0, and a weight is as large as its inputs: a branch or a clamp is noticed.
+    """
+    agrees = False
     other = 2 if size == 3 else 3  # of the last dim, where that before it has the size
     for seed, shape in enumerate([(2, size), (2, 2, size), (1, 2, 2, size), (2, size, other)], 10):
         for factor in (1.0, (norm.eps or torch.finfo(torch.float32).eps) ** 0.5, 100.0):
-            x = (numbers(seed, *shape) + 0.5) * factor
-            result = called(own_class(module).forward, own, x.clone())
+            tensors, x = _tensors(norm, size, torch.float32, max(factor, 1.0)), (numbers(seed, *shape) + 0.5) * factor
+            x.view(-1, shape[-1])[0] = 0.0
+            result = called(own_class(module).forward, twin(module, tensors), x.clone())
             if isinstance(result, Tensor):
                 if norm.has_weight and shape[-1] != size:
                     return False  # a norm of another dim, as GroupNorm with one group
@@ -222,10 +226,12 @@ def _has_values_of(norm: Norm, module: Module, size: int) -> bool:
 def _result_rule(norm: Norm, module: Module, size: int) -> Result | None:
     """Return the rule for the dtype of the result, or None."""
     rules: list[Result] = ["input", "promoted", "weight"]
-    narrow, wide, half = torch.bfloat16, torch.float32, torch.float16
-    for given, own in ((narrow, narrow), (narrow, wide), (wide, narrow), (half, half), (half, wide), (wide, half)):
-        # small numbers, where eps depends on the dtype
-        tensors, factor = _tensors(norm, size, own), 1.0 if norm.eps is not None else 0.03
+    narrow, wide, half, double = torch.bfloat16, torch.float32, torch.float16, torch.float64
+    pairs = [(narrow, narrow), (narrow, wide), (wide, narrow), (half, half), (half, wide), (wide, half)]
+    # small numbers, where eps depends on the dtype; larger ones, whose squares float16 has, show a clamp
+    factors = (30.0,) if norm.eps is not None else (0.03, 30.0)
+    for (given, own), factor in product([*pairs, (double, double)], factors):
+        tensors = _tensors(norm, size, own)
         x = numbers(20, 2, 2, size, dtype=given) * factor
         result = called(own_class(module).forward, twin(module, tensors), x.clone())
         if not isinstance(result, Tensor):

@@ -117,10 +117,10 @@ class _Reader:
         """Read a function, or refuse an object whose state is not known. A number is a setting."""
         for kind, held in _HOLDERS.items():
             value = getattr(value, held) if isinstance(value, kind) else value
-        home = _home(value)
+        home = home_of(value)
         if isinstance(value, Module) and (_is_library(home) or home.startswith("kernels.")):
             value = type(value).forward  # a function that the package kernels may replace
-            home = _home(value)
+            home = home_of(value)
         if isinstance(value, FunctionType):
             self._function(name, value, home)
         elif isinstance(value, BuiltinFunctionType):
@@ -151,7 +151,7 @@ class _Reader:
         else:
             for inner in free.values():  # of a decorator of a library
                 if isinstance(inner, FunctionType):
-                    self._function(name, inner, _home(inner))
+                    self._function(name, inner, home_of(inner))
 
     def _code(self, code: CodeType, names: dict[str, Any], free: dict[str, Any]) -> None:
         held: ModuleType | None = None  # the module of Python that the instruction before has loaded
@@ -194,7 +194,7 @@ class _Reader:
         self.reasons[what] = beyond
 
 
-def _home(value: Any) -> str:
+def home_of(value: Any) -> str:
     """Return the name of the file of a function or class, or of the class of an object."""
     if isinstance(value, FunctionType):  # functools.wraps changes __module__
         return str(value.__globals__.get("__name__", ""))

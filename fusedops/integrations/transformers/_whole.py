@@ -1,7 +1,8 @@
 """A module's own forward beside the op that may replace it: values, gradients, and what else a call does.
 
-It runs with gradients, in evaluation and in training, with one token and with several. A call must leave torch's
-generator, its arguments and the module as they are, and may not ask how many tokens it has.
+It runs with gradients, small and large, in evaluation and in training, with one token and with several, and with a NaN.
+A call must leave torch's generator, its arguments and the module as they are, and may not ask how many tokens it has,
+nor take a part of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _TOLERANCE = 1e-3  # of gradients, of float32
 _FORWARD = "its forward"
 _OTHER = "its gradients are others than the op's"
 _IN_TRAINING = "in training it computes something else"
+_NOT_FINITE = "hides numbers that are not finite"
 _SIZES: Any = (cast("Any", Tensor.shape).__get__, Tensor.size, Tensor.numel, Tensor.nelement)
+_PARTS: Any = (torch.split, Tensor.split, torch.chunk, Tensor.chunk, torch.tensor_split, Tensor.tensor_split)
+_ROWS: Any = (torch.unbind, Tensor.unbind)  # Python's iteration calls it
 
 Call = Sequence[Tensor]
 TOKENS = ((2, 3), (1, 1), (4,), (1,))  # the shapes of calls without their last dim
@@ -35,6 +39,7 @@ def seen_whole(
     expected: Callable[..., Any],
     calls: Sequence[Call],
     tolerance: float,
+    narrow: bool = False,
 ) -> Replacement | str:
     """Return a replacement for both modes or for evaluation alone, or the reason why there is none.
 
@@ -45,6 +50,7 @@ def seen_whole(
         expected: takes the tensors of a call, and computes the same by the reference of an op.
         calls: of one token and of several. One that raises is of a rank that the model does not have.
         tolerance: of the values.
+        narrow: True where the calls are narrower than the model's, so that the code may not ask for the width either.
     """
 
     def run(*tensors: Tensor) -> Any:
@@ -54,7 +60,7 @@ def seen_whole(
     for training in (False, True):
         for each in own.modules():
             each.training = training  # not by train(), which a class may have for itself
-        reason = reason_of_calls(run, expected, calls, tolerance, own)
+        reason = reason_of_calls(run, expected, calls, tolerance, own, narrow=narrow)
         if reason is not None:
             return InEvaluation.of(found, _IN_TRAINING) if training else reason
     return found
@@ -69,6 +75,7 @@ def reason_of_calls(
     *,
     subject: str = _FORWARD,
     asks: bool = True,
+    narrow: bool = False,
     fixed: int = 0,
 ) -> str | None:
     """Return what a function does that another does not, or None. The last ``fixed`` tensors have no gradients.
@@ -81,25 +88,42 @@ def reason_of_calls(
     """
     parameters = () if module is None else module.parameters()
     own = [each.requires_grad_() for each in parameters if each.is_floating_point()]
-    for call in calls:
+    for at, call in enumerate(calls):
         leaves = [*(each.clone() for each in call), *own]
         for leaf in leaves[: len(call) - fixed]:
             leaf.requires_grad_(leaf.is_floating_point())
         inputs = [each.clone() for each in leaves[: len(call)]]
-        watch = Watch(inputs, module, asks)
-        wanted = _with_gradients(expected, inputs, leaves)
-        result = _with_gradients(run, inputs, leaves, watch)
+        watch, scale = Watch(inputs, module, asks, narrow), 10.0 ** (6 * at)  # a large one shows where it is limited
+        wanted = _with_gradients(expected, inputs, leaves, scale)
+        result = _with_gradients(run, inputs, leaves, scale, watch)
         if watch.reason is not None:
             return f"{subject} {watch.reason}"
         if len(result[0]) != len(wanted[0]) or not all(map(near, result[0], wanted[0], [tolerance] * len(wanted[0]))):
             return f"{subject} computes something else with gradients"
         if not all(map(near, result[1], wanted[1], [_TOLERANCE] * len(wanted[1]))):
             return _OTHER if subject == _FORWARD else f"the gradients of {subject} are others than the op's"
+        if asks and not _same_where_not_finite(run, expected, call):
+            return f"{subject} {_NOT_FINITE}"
     return None
 
 
+def _same_where_not_finite(run: Callable[..., Any], expected: Callable[..., Any], call: Call) -> bool:
+    """Return True where a NaN in the first tensor of a call reaches the same numbers of both functions."""
+    found: list[list[Tensor]] = []
+    for function in (run, expected):
+        first, *rest = (each.clone() for each in call)
+        first.view(-1)[0] = torch.nan
+        result = called(function, first, *rest)
+        found.append([each.isfinite() for each in _listed(result) if isinstance(each, Tensor)])
+    return len(found[0]) == len(found[1]) and all(map(torch.equal, *found))
+
+
+def _listed(result: Any) -> list[Any]:
+    return [*result] if isinstance(result, (tuple, list)) else [result]
+
+
 def _with_gradients(
-    run: Callable[..., Any], inputs: Sequence[Tensor], leaves: Sequence[Tensor], watch: Any = None
+    run: Callable[..., Any], inputs: Sequence[Tensor], leaves: Sequence[Tensor], scale: float, watch: Any = None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the tensors among the results of a call, and the gradients of the leaves."""
 
@@ -110,9 +134,9 @@ def _with_gradients(
             else:
                 with watch:
                     result = run(*inputs)
-            results: list[Any] = [*result] if isinstance(result, (tuple, list)) else [result]
+            results = _listed(result)
             tensors = [each for each in results if isinstance(each, Tensor) and each.requires_grad]
-            sums = [(each * numbers(7, *each.shape, dtype=each.dtype)).sum() for each in tensors]
+            sums = [(each * scale * numbers(7, *each.shape, dtype=each.dtype)).sum() for each in tensors]
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
             found: Any = torch.autograd.grad(sums, wanted, allow_unused=True) if sums else [None] * len(wanted)
             gradients = [torch.zeros_like(leaf) if each is None else each for each, leaf in zip(found, wanted)]
@@ -129,16 +153,20 @@ class Watch(TorchFunctionMode):
         inputs: tensors that the call gets.
         module: whose parameters and buffers it may read.
         asks: False where the code may ask for the number of tokens.
+        narrow: True where it may not ask for the width.
 
     Attributes:
         reason: after the call, what it did beside its results, or None.
     """
 
-    def __init__(self, inputs: Iterable[Tensor], module: Module | None = None, asks: bool = True) -> None:
+    def __init__(
+        self, inputs: Iterable[Tensor], module: Module | None = None, asks: bool = True, narrow: bool = False
+    ) -> None:
         super().__init__()
         self._inputs, self._module = list(inputs), module
         self._asked: list[str] = []
-        self._asks = asks
+        self._asked_width: list[str] = []
+        self._asks, self._narrow = asks, narrow
         self.reason: str | None = None
 
     def __enter__(self) -> Watch:
@@ -158,6 +186,8 @@ class Watch(TorchFunctionMode):
             self.reason = "changes the module"
         elif self._asked and self._asks:
             self.reason = "asks for a number of tokens"
+        elif self._asked_width:
+            self.reason = "asks for a width"
 
     def _state(self) -> tuple[list[int], list[Any]]:
         modules = [] if self._module is None else [*self._module.modules()]
@@ -170,14 +200,45 @@ class Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function; the sizes that it returns, but for the last one, note what they are asked."""
+        """Call the function; the sizes that it returns note what they are asked."""
         result = func(*args, **(kwargs or {}))
+        if func is Tensor.__len__ or self._takes_apart(func, args, kwargs or {}):
+            self._asked.append(func.__name__)
         if func not in _SIZES:
             return result
         if isinstance(result, torch.Size):
-            return torch.Size([*(_Tokens.of(each, self._asked) for each in result[:-1]), *result[-1:]])
+            return torch.Size(
+                [*(_Tokens.of(each, self._asked) for each in result[:-1]), *map(self._width, result[-1:])]
+            )
         last = len(args) > 1 and args[1] in (-1, args[0].dim() - 1)
-        return result if last else _Tokens.of(result, self._asked)
+        return self._width(result) if last else _Tokens.of(result, self._asked)
+
+    def _width(self, size: int) -> int:
+        return _Tokens.of(size, self._asked_width) if self._narrow else size
+
+    def _takes_apart(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return True where a tensor is taken apart at a place that a longer one would have, or row by row."""
+        if func is Tensor.__getitem__:
+            return _cuts_beyond(args[0], args[1])
+        if func in _ROWS:
+            return any(args[0] is each for each in self._inputs)
+        if func not in _PARTS or len(args) < 2 or type(args[1]) is not int:
+            return False
+        return args[1] > args[0].shape[args[2] if len(args) > 2 else kwargs.get("dim", 0)]
+
+
+def _cuts_beyond(x: Tensor, index: Any) -> bool:
+    """Return True where a slice has a bound beyond the size of its dim: of a longer tensor it takes a part."""
+    indices = cast("tuple[Any, ...]", index if isinstance(index, tuple) else (index,))
+    parts = [each for each in indices if each is not None]
+    at = next((at for at, each in enumerate(parts) if each is Ellipsis), len(parts))
+    sliced: list[tuple[Any, int]] = [*zip(parts[:at], x.shape), *zip(reversed(parts[at + 1 :]), reversed(x.shape))]
+    return any(
+        type(bound) is int and abs(bound) > size
+        for part, size in sliced
+        if type(part) is slice
+        for bound in cast("tuple[Any, ...]", (part.start, part.stop))
+    )
 
 
 class _Tokens(int):
