@@ -80,7 +80,7 @@ def _loaded(name: str) -> Any:
 def _batch(model: Any, options: argparse.Namespace) -> dict[str, Any]:
     if model.main_input_name != "input_ids":
         raise InvalidInputError(
-            f"try: got a {type(model).__name__}, which takes {model.main_input_name}, expected a model of tokens; "
+            f"try: got {type(model).__name__}, which takes {model.main_input_name}, expected a model of tokens; "
             f"to fix: call fusedops.integrations.transformers.apply(model).benchmark(batch) with a batch of your own"
         )
     size = model.get_input_embeddings().weight.shape[0]

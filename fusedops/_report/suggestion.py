@@ -41,7 +41,7 @@ def _nearest(name: str, known: Sequence[str], cutoff: float) -> str | None:
         containing = [each for each in by_word if word in each]
         if containing:
             return by_word[min(containing, key=lambda each: (not each.startswith(word), len(each)))]
-        begun = [each for each in by_word if len(each) > 2 and word.startswith(each)]  # q4_k of q4_k_m
+        begun = [each for each in by_word if len(each) > 2 and word.startswith(each) and " " not in word]  # q4_k_m
         if begun:
             return by_word[max(begun, key=len)]
     similar = difflib.get_close_matches(word, by_word, 1, cutoff)

@@ -129,8 +129,8 @@ class Applied:
         """
         if self._measure is None:
             raise InvalidInputError(
-                "benchmark: got the outcome of another function than apply, whose way back is no plain model; to fix: "
-                "call apply(model).benchmark(batch)"
+                "benchmark: got the outcome of another function, whose way back is no plain model, expected that of "
+                "apply; to fix: call apply(model).benchmark(batch)"
             )
         from fusedops.integrations._benchmark import benchmark
 

@@ -1,10 +1,13 @@
 """Every text of the command line, word for word."""
 
+import importlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from error_calls import INVALID, POLICY, SOFTMAX
 from error_texts import Table
 
@@ -31,7 +34,18 @@ def _raise(text: object) -> None:
     raise error
 
 
+def no_tokens() -> None:
+    class Images(torch.nn.Module):
+        main_input_name = "pixel_values"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.import_module("fusedops._cli.try"), "_loaded", lambda name: Images())
+        command("try", "vit")()
+
+
 pin("a command", command("explian"), POLICY)
+pin("no model", command("try", os.devnull), INVALID, form="got .* expected .*to fix")
+pin("no tokens", no_tokens, INVALID)
 pin("an option", command("explain", SOFTMAX, "--maks", "4"), INVALID)
 pin("an op", command("bench", "bias_gel"), POLICY)
 pin("a dtype", command("bench", "--dtype", "bf61"), INVALID)

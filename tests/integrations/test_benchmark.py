@@ -71,7 +71,7 @@ def test_the_slower_state_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_cannot_be_measured() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(32, 32))
-    with pytest.raises(InvalidInputError, match="benchmark: got the outcome of another function than apply"):
+    with pytest.raises(InvalidInputError, match="benchmark: got the outcome of another function, whose"):
         quantize(model).benchmark(torch.ones(1, 32))
 
 

@@ -100,7 +100,6 @@ class LayerNorm1P(nn.LayerNorm):
     """As Nemotron's."""
 
     def forward(self, input: Tensor) -> Tensor:
-        assert self.weight is not None
         return nn.functional.layer_norm(input, self.normalized_shape, self.weight + 1, self.bias, self.eps)
 
 

@@ -4,19 +4,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from error_calls import INVALID
 from error_texts import Table
+from gguf_bytes import parts
 from gguf_files import llama, write
 from small_calls import calls_may_be_small
 from torch import nn
 
 import fusedops
 from fusedops import FusedOpsWarning
+from fusedops._dispatch.registered import registration
 from fusedops.integrations._small import calls_left_to_torch
 from fusedops.integrations.transformers import apply, attention_forward, from_gguf, quantize, softmax_forward
 from fusedops.integrations.transformers._head import Head
 from fusedops.integrations.transformers._replacement import replace
+from fusedops.integrations.transformers._source import reason_of_source
+from fusedops.nn import QuantizedLinear
 
 TABLE = Table(__file__)
 pin = TABLE.pin
@@ -78,6 +83,53 @@ def a_file(format: str = "Q8_0", begin: int = 0, end: int | None = None, **optio
     return load
 
 
+def a_dropped_tensor() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        whole = parts(write(Path(folder, "model.gguf"), llama(), "F16").read_bytes())
+        more = whole.tensors[-1]._replace(name=b"rope_freqs.weight", shape=(8,), kind=0, offset=len(whole.body))
+        whole = whole._replace(tensors=(*whole.tensors, more), body=whole.body + bytes(32))
+        Path(folder, "model.gguf").write_bytes(whole.file())
+        from_gguf(Path(folder, "model.gguf"))
+
+
+switch = 3
+KEPT: list[int] = []
+
+
+def reason(forward: Any) -> Any:
+    def read() -> None:
+        raise LookupError(reason_of_source([type("Norm", (nn.Module,), {"forward": forward})()]))
+
+    return read
+
+
+def of_numbers() -> None:
+    class Choice(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x).argmax(-1)
+
+    apply(Choice(nn.LayerNorm(8))).benchmark(torch.ones(2, 8), seconds=0.01)
+
+
+def a_mean_of_packed_bytes() -> None:
+    layer = QuantizedLinear.of(nn.Linear(32, 4), "Q8_0")
+    layer.load_state_dict({name: value.float() for name, value in layer.state_dict().items()})
+
+
+def an_export_to_onnx() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registration, "is_onnx_export", lambda: True)
+        registration.prepare("rms_norm")
+
+
+pin("a dropped tensor", a_dropped_tensor, FusedOpsWarning, form="got .* expected .*to fix")
+pin("a list of the file", reason(lambda self, x: KEPT and x), LookupError, form="its forward uses")
+pin("a switch of the file", reason(lambda self, x: x * switch), LookupError, form="its forward reads")
+pin("a device", reason(lambda self, x: x.device.type == "cuda"), LookupError, form="its forward asks")
+pin("benchmark of packed weights", lambda: quantize(llama()).benchmark(torch.ones(1)), INVALID)
+pin("benchmark of numbers", of_numbers, INVALID)
+pin("a mean of packed bytes", a_mean_of_packed_bytes, RuntimeError)
+pin("an export to ONNX", an_export_to_onnx, FusedOpsWarning)
 pin("an op", lambda: apply(nn.Identity(), ops=["gelu"]), INVALID)
 pin("a misspelt op", lambda: apply(nn.Identity(), ops=["rmsnorm"]), INVALID)
 pin("one op", lambda: apply(nn.Identity(), ops="rms_norm"), INVALID)
