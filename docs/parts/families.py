@@ -18,6 +18,7 @@ import fusedops
 from fusedops.integrations.transformers import Applied, apply
 
 HEAD = "| family | float32 | bfloat16 | bfloat16, plain |\n|---|---|---|---|\n"
+_OF_TRL = "linear_log_probs"
 WHOLE, PARTS = "Everything that `apply` looks for is replaced:\n\n", "\nSomething is left in these:\n\n"
 
 
@@ -29,9 +30,10 @@ class Outcome(NamedTuple):
 
 
 def outcome(applied: Applied) -> Outcome:
-    """Return what `apply` did."""
-    left = [f"`{row.module}`: {row.left}" for row in applied.rows if not row.op]
-    return Outcome(tuple(sorted(applied.ops)), tuple(left))
+    """Return what `apply` did, but for the heads of trl's trainers, which depends on whether trl is imported."""
+    rows = [row for row in applied.rows if _OF_TRL not in (row.op, row.family)]
+    left = [f"`{row.module}`: {row.left}" for row in rows if not row.op]
+    return Outcome(tuple(sorted({row.op for row in rows if row.op})), tuple(left))
 
 
 def lists(outcomes: Mapping[str, Outcome]) -> str:

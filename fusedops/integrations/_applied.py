@@ -59,7 +59,6 @@ class Applied:
     Attributes:
         model: the name of the model's class, or of the library.
         rows: one :class:`Row` for each class of modules and outcome.
-        notes: what holds for some calls alone, such as those in training, and what another library replaced since.
 
     >>> from fusedops.integrations.transformers import Applied, Row
     >>> Applied("Tiny", [Row("TinyNorm", "rms_norm", 2), Row("OddNorm", "", 1, "it has buffers")], lambda: None)
