@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from fusedops_cpu._calls import LibraryCall
 from fusedops_cpu._library import library_path, torch_library
+from fusedops_cpu._struct_call import LibraryCall
 from fusedops_cpu._torch import empty_strided_cpu
 
 # in the order of python.h

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fusedops.errors import InvalidInputError
-from fusedops_cpu._calls import LibraryFunction, library_function
+from fusedops_cpu._struct_call import LibraryFunction, library_function
 from fusedops_cpu._structs import kinds_of_functions, number_of_header
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

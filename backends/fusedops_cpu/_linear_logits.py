@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fusedops.dtypes import no_autocast
 from fusedops.ops.losses.formulas import Gradients, Wanted, rows_of_chunk
-from fusedops_cpu._calls import Field, LibraryCall, results_of
+from fusedops_cpu._calls import results_of
 from fusedops_cpu._library import DTYPE_CODES, dense, library
+from fusedops_cpu._struct_call import Field, LibraryCall
 
 # Rows of a chunk, at least. Each chunk packs the whole weight, and reads and writes its whole gradient: the products of
 # rows of 512 and 32,000 classes took 1.01 times the time in chunks of 192 as in chunks of 256 (AMD EPYC, 2 threads);

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops_cpu._calls import LibraryCall, library_kernel
+from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype, one_dtype
 from fusedops_cpu._norm import Results, add_norm_backward, norm_forward, selected
+from fusedops_cpu._struct_call import LibraryCall
 
 
 @library_kernel(

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fusedops import ops
 from fusedops.ops.convolution.arguments import check_bounds, empty_state
-from fusedops_cpu._calls import LibraryCall, library_kernel, results_of
+from fusedops_cpu._calls import library_kernel, results_of
 from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
+from fusedops_cpu._struct_call import LibraryCall
 
 _CONSTRAINTS = any_dtype("x", "weight", "bias")
 _SOURCE = "fusedops_cpu/src/elementwise/causal_conv1d.cpp"

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from fusedops import ops
 from fusedops.ops.experts.formulas import GATED
-from fusedops_cpu._calls import LibraryCall, library_kernel
+from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
+from fusedops_cpu._struct_call import LibraryCall
 
 #: The codes of the activations, as ``src/api.h`` has them.
 _CODES = {

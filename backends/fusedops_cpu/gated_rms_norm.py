@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops_cpu._calls import LibraryCall, library_kernel
+from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype, one_dtype
 from fusedops_cpu._gated import with_rows
 from fusedops_cpu._library import DTYPE_CODES, dense, library
+from fusedops_cpu._struct_call import LibraryCall
 
 _CONSTRAINTS = (*one_dtype("x", "gate"), *any_dtype("weight"))
 _SOURCE = "fusedops_cpu/src/elementwise/gated_norm.cpp"

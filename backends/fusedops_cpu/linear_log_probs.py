@@ -10,10 +10,11 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops.ops.losses.arguments import check_targets
 from fusedops.ops.losses.formulas import Gradients, Wanted
-from fusedops_cpu._calls import LibraryCall, LibraryFunction, results_of
+from fusedops_cpu._calls import results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
 from fusedops_cpu._library import dense, library
 from fusedops_cpu._linear_logits import Rows, through_chunks
+from fusedops_cpu._struct_call import LibraryCall, LibraryFunction
 
 _LIMITS = (*one_dtype("x", "weight"), *any_dtype("bias"))
 _SOURCE = "fusedops_cpu/src/dot/linear_loss.cpp, fusedops_cpu/src/dot/linear_product.cpp"

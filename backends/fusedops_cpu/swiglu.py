@@ -7,9 +7,10 @@ import math
 from torch import Tensor
 
 from fusedops import ops
-from fusedops_cpu._calls import LibraryCall, library_kernel
+from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import one_dtype
 from fusedops_cpu._gated import SWISH, gated_backward, gated_forward
+from fusedops_cpu._struct_call import LibraryCall
 
 
 @library_kernel(

@@ -23,7 +23,7 @@ from fusedops_triton._settings import (
 
 #: The widest row of a norm on chip, by the element size of its widest tensor: forward, and backward, which holds two
 #: inputs and the sums of weight and bias over its rows. At twice the width, registers spill on sm_90
-#: (tests/test_triton_compile.py): 48 to 232 bytes per thread backward, 64 to 96 forward with a residual.
+#: (test_triton_compile.py): 48 to 232 bytes per thread backward, 64 to 96 forward with a residual.
 NORM_FORWARD_ON_CHIP = {2: 32768, 4: 16384}
 NORM_BACKWARD_ON_CHIP = {2: 8192, 4: 8192}
 

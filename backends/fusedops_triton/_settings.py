@@ -2,7 +2,7 @@
 
 Those of norms and losses are in files of their own (``_norm_settings.py``, ``_loss_settings.py``). They follow from the
 resources of the chips (``_chips.py``): registers, threads, processors, 16-byte accesses, bytes in flight. The tests
-compile the kernels for sm_80, sm_90, sm_100 and gfx942 and check that they fit (tests/test_triton_compile.py: no
+compile the kernels for sm_80, sm_90, sm_100 and gfx942 and check that they fit (test_triton_compile.py: no
 register spills). Unless a comment gives a measurement, it was not measured that a setting is the fastest one that fits.
 ``python -m benchmarks.settings`` measures the settings beside them on a GPU.
 """
@@ -61,7 +61,7 @@ SHORT_TILE = 1024
 SHORT_ROWS = 128
 
 #: The widest row on chip, by element size. At twice the width, 1024 threads with 64 registers each spill 48 to 520
-#: bytes per thread on sm_90 (tests/test_triton_compile.py). Backward holds two inputs, forward one.
+#: bytes per thread on sm_90 (test_triton_compile.py). Backward holds two inputs, forward one.
 FORWARD_ON_CHIP = {2: 32768, 4: 32768}
 BACKWARD_ON_CHIP = {2: 16384, 4: 16384}
 

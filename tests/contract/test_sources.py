@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from repository import ROOT, docstrings, nodes
+from repository import docstrings, nodes
 
 import fusedops
 from fusedops.constraints import Constraint, Reason
@@ -91,40 +91,6 @@ def test_every_frame_of_a_traceback_shows_its_line(
     if kind is ZeroDivisionError:
         assert frames[-1].filename.startswith("<fusedops: constraints of mine's bias_gelu forward")
         assert "x.dim() // 0" in (frames[-1].line or "")
-
-
-# -------------------------------------------------------------------------------------------------------------- length
-
-
-SOURCES = [*FILES, *sorted((ROOT / "backends").rglob("*.py"))]
-MOST_LINES = 400
-
-
-def packed(source: str) -> list[int]:
-    """Return the lines of the statements that assign three or more attributes."""
-    result: list[int] = []
-    for node in nodes(source):
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        attributes = [each for target in targets for each in ast.walk(target) if isinstance(each, ast.Attribute)]
-        if sum(isinstance(each.ctx, ast.Store) for each in attributes) >= 3:
-            result.append(node.lineno)
-    return result
-
-
-def test_a_file_is_short_and_not_packed() -> None:
-    texts = {path: path.read_text("utf-8") for path in SOURCES}
-    assert [path for path, text in texts.items() if len(text.splitlines()) > MOST_LINES] == []
-    statements = {path: lines for path, text in texts.items() if (lines := packed(text))}
-    assert statements == {}, "three attributes are assigned in one statement; to fix: write a line for each"
-
-
-def test_packed_statements_are_found() -> None:
-    assert packed("self.a, self.b, self.c = a, b, c") == [1]
-    assert packed("pass\n(self.a, (self.b, *self.c)) = given") == [2]
-    assert packed("self.a = self.b = self.c = None") == [1]
-    assert packed("self.a, self.b = self.c.d, self.e.f") == []
-    assert packed("a, b, c = self.a, self.b, self.c") == []
-    assert packed("self.a.b.c.d = 1") == []
 
 
 # ---------------------------------------------------------------------------------------------------------- op families

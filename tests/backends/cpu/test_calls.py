@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 import fusedops
 from fusedops_cpu import _launch
-from fusedops_cpu._calls import LibraryCall, library_function, prepared, results_of
+from fusedops_cpu._calls import prepared, results_of
+from fusedops_cpu._struct_call import LibraryCall, library_function
 
 needs_memory = pytest.mark.skipif(isinstance(_launch.loaded(), str), reason="needs launchers that remember calls")
 

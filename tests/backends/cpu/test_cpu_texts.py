@@ -11,8 +11,8 @@ from error_texts import Table
 from state import keep_backends
 
 import fusedops
-from fusedops_cpu._calls import _value
 from fusedops_cpu._library import failure
+from fusedops_cpu._struct_call import _value
 
 TABLE = Table(__file__, "cpu_and_eager")
 pin = TABLE.pin
