@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 import transformers
 from model_families import FAMILIES
 from torch import Tensor, nn
+from transformers.generation.continuous_batching import ContinuousBatchingManager
 
-from fusedops.integrations.transformers import Row, apply
+from fusedops.integrations.transformers import Row, _implementation, apply
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),
@@ -73,6 +75,72 @@ def test_output_attentions_in_the_config_of_other_implementations_is_refused_by_
     model.set_attn_implementation("sdpa")
     with pytest.raises(ValueError, match="not supported when using the `attn_implementation` set to sdpa"):
         model.config.output_attentions = True
+
+
+MEMBERS: dict[Any, tuple[str, ...]] = {
+    transformers.PreTrainedConfig: ("output_attentions", "validate_output_attentions"),
+    ContinuousBatchingManager: ("switch_to_cb_friendly_attn",),
+}
+
+
+def guards() -> list[Any]:
+    return [vars(kind)[name] for kind, names in MEMBERS.items() for name in names]
+
+
+@pytest.fixture
+def own_guards(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the checks of transformers, with no model of another test held."""
+    _implementation._GUARDS._models.clear()
+    _implementation._GUARDS.release(nn.Identity())
+    own = guards()
+    homes = {each.__module__ for each in own if not isinstance(each, property)}
+    assert homes == {"transformers.configuration_utils", ContinuousBatchingManager.__module__}
+    assert "fusedops" not in own[0].fset.__module__
+    return own
+
+
+def test_transformers_is_its_own_again_after_the_last_remove(own_guards: list[Any]) -> None:
+    models = [llama(), llama(), llama()]
+    applied = [apply(model) for model in models]
+    assert not any(ours is own for ours, own in zip(guards(), own_guards))
+    applied[0].remove()
+    applied[0].remove()
+    del models[2], applied[2]  # never removed, but gone
+    gc.collect()
+    models[1].config.output_attentions = True
+    models[1].config.validate_output_attentions()
+    assert not any(ours is own for ours, own in zip(guards(), own_guards))
+    applied[1].remove()
+    assert guards() == own_guards
+
+
+def test_transformers_is_its_own_again_after_the_last_model_is_gone(own_guards: list[Any]) -> None:
+    model = llama()
+    apply(model)
+    assert guards() != own_guards
+    del model
+    gc.collect()
+    assert guards() == own_guards
+
+
+def test_what_another_library_replaced_meanwhile_is_left(
+    own_guards: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = llama()
+    applied = apply(model)
+    ours, calls = transformers.PreTrainedConfig.validate_output_attentions, list[Any]()
+
+    def theirs(config: Any) -> None:
+        calls.append(config)
+        ours(config)
+
+    monkeypatch.setattr(transformers.PreTrainedConfig, "validate_output_attentions", theirs)
+    applied.remove()
+    assert guards() == [own_guards[0], theirs, own_guards[2]]
+    model.config.validate_output_attentions()
+    assert calls == [model.config]
+    monkeypatch.undo()
+    transformers.PreTrainedConfig.validate_output_attentions = own_guards[1]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching import PagedAttentionCache
 
 import fusedops
-from fusedops.integrations.transformers import attention_forward
+from fusedops.integrations.transformers import apply, attention_forward
 
 SIZES = {
     "vocab_size": 64,
@@ -27,9 +27,8 @@ OF_GPT_OSS = {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "
 PROMPTS = [[5, 6, 7, 8, 9, 1, 2, 3], [3], [11, 12, 13], [*range(20, 45)]]
 
 
-def tokens(model: Any, implementation: str) -> list[list[int]]:
+def tokens(model: Any) -> list[list[int]]:
     """Return what is generated for each prompt. In a step 12 tokens are computed: a long prompt is cut into parts."""
-    model.set_attn_implementation(implementation)
     settings = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0)
     cache = ContinuousBatchingConfig(num_blocks=32, page_size=32, max_batch_tokens=12)
     requests = model.generate_batch(PROMPTS, generation_config=settings, continuous_batching_config=cache)
@@ -45,11 +44,18 @@ def test_the_tokens_are_those_of_transformers(kind: str, sizes: dict[str, Any]) 
     for name, parameter in model.named_parameters():
         if "sinks" in name:
             torch.nn.init.normal_(parameter)
-    want = tokens(model, "paged|eager")
+    model.set_attn_implementation("paged|eager")
+    want = tokens(model)
+    model.set_attn_implementation("eager")
+    applied = apply(model, ops=["attention"])
     fusedops.reset_stats()
-    assert tokens(model, "fusedops") == want
+    assert tokens(model) == want
     assert {count.op for count in fusedops.stats().counts} == {"varlen_attention"}
     assert model.config._attn_implementation == "fusedops"
+    applied.remove()
+    model.set_attn_implementation("fusedops")
+    with pytest.raises(ValueError, match="fusedops is not supported for continuous batching"):
+        tokens(model)
 
 
 OF_A_CALL = {"a cache to update": {"cache": object.__new__(PagedAttentionCache)}, "what was read": {"read_index": []}}

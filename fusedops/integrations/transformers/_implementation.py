@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Iterator
 from types import BuiltinFunctionType
@@ -11,17 +10,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn import Module
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, masking_utils
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 from fusedops.integrations.transformers._attention import ATTENTION, SOFTMAX, attention_forward, softmax_forward
+from fusedops.integrations.transformers._guards import Guards
 from fusedops.integrations.transformers._packed_mask import packed_or_boolean_mask
-from fusedops.integrations.transformers._paged import take_continuous_batching
 from fusedops.integrations.transformers._replacement import own_body, own_class
 from fusedops.integrations.transformers._source import home_of
 from fusedops.integrations.transformers._twin import called, near, numbers, parameters_of, twin
 
 _BEFORE = "_fusedops_attention_before"
 _OPS = {ATTENTION: "attention", SOFTMAX: "scaled_masked_softmax"}
+_GUARDS = Guards(_OPS, ATTENTION)
 _TOLERANCE = 1e-5
 _ALWAYS = (
     "projection_attentions"  # of Kosmos-2 and 2.5: other weights are returned where output_attentions asks for them
@@ -33,37 +33,12 @@ _DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop") 
 def register_attention() -> None:
     """Register the attention implementations and, so that masks arrive, their mask function.
 
-    Configs with one of them take ``output_attentions = True``, as configs with "eager" do: both return probabilities.
-    Models with "fusedops" run in continuous batching.
+    What transformers refuses for an implementation that is not its own is served after ``apply``, see ``_guards.py``.
     """
     masks: dict[str, Any] = {ATTENTION: packed_or_boolean_mask, SOFTMAX: masking_utils.sdpa_mask}
     for name, function in ((ATTENTION, attention_forward), (SOFTMAX, softmax_forward)):
         AttentionInterface.register(name, function)  # pyright: ignore[reportUnknownMemberType]
         AttentionMaskInterface.register(name, masks[name])  # pyright: ignore[reportUnknownMemberType]
-    _take_output_attentions(PreTrainedConfig)
-    take_continuous_batching(ATTENTION)
-
-
-def _take_output_attentions(kind: Any) -> None:
-    """Let transformers' guards on ``output_attentions`` pass configs with these implementations.
-
-    transformers has no way to declare that a registered implementation returns probabilities.
-    """
-    own, validate = kind.output_attentions, kind.validate_output_attentions
-
-    def set_output_attentions(config: Any, value: bool) -> None:
-        if config._attn_implementation in _OPS:
-            config._output_attentions = value
-        else:
-            own.fset(config, value)
-
-    @functools.wraps(validate)
-    def validate_output_attentions(config: Any) -> None:
-        if config._attn_implementation not in _OPS:
-            validate(config)
-
-    kind.output_attentions = own.setter(set_output_attentions)
-    kind.validate_output_attentions = validate_output_attentions
 
 
 def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, str, str, str]]:
@@ -98,6 +73,8 @@ def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, 
             root.set_attn_implementation(implementation)
             for config, own in kept:
                 config._attn_implementation_internal = own  # as restore_attention
+        if any(config._attn_implementation in _OPS for config in _configs(root)):
+            _GUARDS.hold(root)
     return outcomes
 
 
@@ -138,6 +115,7 @@ def restore_attention(model: Module) -> None:
     for root in _roots(model):
         for config, before in root.__dict__.pop(_BEFORE, ()):
             config._attn_implementation_internal = before  # not checked again: the model had it
+        _GUARDS.release(root)
 
 
 def _roots(module: Any) -> Iterator[Any]:

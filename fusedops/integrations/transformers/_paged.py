@@ -12,11 +12,10 @@ Source: transformers, ``generation/continuous_batching`` and ``integrations/flas
 
 from __future__ import annotations
 
-import functools
 from typing import Any, cast
 
 from torch import Tensor
-from transformers.generation.continuous_batching import ContinuousBatchingManager, PagedAttentionCache
+from transformers.generation.continuous_batching import PagedAttentionCache
 
 from fusedops.errors import InvalidInputError
 from fusedops.integrations.transformers._sequences import attention_of_sequences
@@ -65,17 +64,3 @@ def of_paged_cache(
     window = None if size is None else (size - 1, 0)
     bounds = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
     return attention_of_sequences(query, key, value, bounds, window, scaling, kwargs.get("s_aux"))
-
-
-def take_continuous_batching(name: str, manager: Any = ContinuousBatchingManager) -> None:
-    """Let the check of transformers' manager pass models with an implementation, besides those of its own list."""
-    own = getattr(manager, "switch_to_cb_friendly_attn", None)
-    if own is None:  # another release: its own check decides
-        return
-
-    @functools.wraps(own)
-    def switch_to_cb_friendly_attn(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
-        if model.config._attn_implementation != name:
-            own(self, model, *args, **kwargs)
-
-    manager.switch_to_cb_friendly_attn = switch_to_cb_friendly_attn
