@@ -25,7 +25,7 @@ PEERS ?= liger-kernel==0.8.5 quack-kernels==0.2.4 nvidia-cutlass-dsl==4.3.5 apac
 # platforms of `make wheels`
 TARGETS ?= linux-x86_64 linux-aarch64 macos-x86_64 macos-arm64 windows-x86_64
 
-.PHONY: help demo chat finetune preference test test-slow test-long test-versions fuzz lint types docs docs-check site wheel wheels release npu-contract bench gpu gpu-dry gpu-wheels npu overhead clean
+.PHONY: help demo chat finetune preference test test-slow test-long test-versions fuzz lint types docs site wheel wheels release npu-contract bench gpu gpu-dry gpu-wheels npu overhead clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -74,11 +74,11 @@ preference: $(VENV)/smollm2  ## teach SmolLM2 to prefer answers (DPO), with plai
 	$(BIN)/python examples/preference.py $(ARGS)
 
 test: $(VENV)/ready  ## run the tests, except the slow ones (4 to 7 minutes on 2 cores)
-	$(PYTEST) --dist worksteal -m "not slow" --features build/features.json $(ARGS)
+	$(PYTEST) --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/smollm2  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples
 	# by file, in the order given: some have fixtures that take minutes
-	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "slow and not long" --features build/features-slow.json $(or $(ARGS),$(SLOW_FILES))
+	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "slow and not long" $(or $(ARGS),$(SLOW_FILES))
 
 test-long: $(VENV)/ready  ## run the tests that take minutes: every float32 number, sanitizers, cross-compilation; CI does not
 	$(PYTEST) --dist loadfile -m long $(ARGS)
@@ -97,18 +97,13 @@ lint: $(VENV)/ready  ## check format and rules with ruff
 types: $(VENV)/ready  ## check types with pyright, strict
 	$(BIN)/pyright
 
-docs: $(VENV)/ready  ## write the blocks of pages that are made of constraints, test outcomes and committed measurements
+docs: $(VENV)/ready  ## write the blocks of pages that are made of constraints and committed measurements
 	$(BIN)/python docs/make.py
-	$(BIN)/python docs/make.py 'torch features'
 
 wheel: $(VENV)/ready  ## build the wheel, and run the tests against it from another directory
 	rm -f dist/fusedops-*.whl  # a pure wheel beside a platform wheel
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist
 	tests/against_wheel.sh $(BIN)/python
-
-# `make test` compares the other blocks with docs/make.py
-docs-check: $(VENV)/ready  ## fail if docs/pytorch.md is stale; run the feature tests, unless OUTCOMES are the files of `make test` and `make test-slow`
-	$(BIN)/python docs/make.py --check 'torch features' $(if $(OUTCOMES),--outcomes $(OUTCOMES))
 
 site: $(VENV)/ready  ## build the documentation site in build/site; a Sphinx warning is an error
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env docs build/site

@@ -26,11 +26,8 @@ import pytest
 # before they are imported: a failed assert in a helper shows its values, as one in a test does
 pytest.register_assert_rewrite(*(path.stem for path in (pathlib.Path(__file__).parent / "tests/support").rglob("*.py")))
 
-from repository import DOCS, load
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--features", type=pathlib.Path, help="write what docs/parts/features.py makes its table of")
     parser.addoption("--write-texts", action="store_true", help="write the texts of the tables that have changed")
 
 
@@ -39,9 +36,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # collects five times at pytest's end otherwise; the interpreter's own end frees what is imported, or a library
     # reports it as leaked
     atexit.register(gc.unfreeze)
-    path = config.getoption("--features")
-    if path is not None:
-        config.pluginmanager.register(load(DOCS / "parts" / "features.py").Outcomes(path))
     if "PYTEST_XDIST_WORKER" in os.environ or config.getoption("dist", "no") == "no":
         config.pluginmanager.import_plugin("shared_fixtures")  # this process runs tests: it takes four seconds
 

@@ -1,7 +1,7 @@
-"""Write the blocks of the pages that are made: tables from declarations, from committed runs and from tests.
+"""Write the blocks of the pages that are made: tables from declarations and from committed runs.
 
-    python docs/make.py                          # all but what runs tests
-    python docs/make.py "torch features"         # that one
+    python docs/make.py                          # all
+    python docs/make.py sharding                 # that one
     python docs/make.py --check                  # fail if a block is stale
 
 A block stands between ``<!-- made: NAME -->`` and ``<!-- end -->``; the text around it is kept.
@@ -26,11 +26,9 @@ sys.path[:0] = [str(ROOT), str(DOCS), str(ROOT / "tests" / "support" / "makers")
 #: The function that returns each block, in docs/parts/. It is given the block that the page has.
 PARTS = {
     "ops": "tables:ops",
-    "result dtypes": "tables:result_dtypes",
     "sharding": "tables:sharding",
     "constraints": "limits:constraints",
     "peers": "limits:peers",
-    "attention": "attention:block",
     "families": "families:lists_block",
     "accuracy": "families:accuracy_block",
     "speed": "speed:speed",
@@ -42,10 +40,7 @@ PARTS = {
     "gpu runs": "speed:gpu_runs",
     "shared ops": "speed:shared_ops_block",
     "packed peers": "speed:packed_peers_block",
-    "torch features": "features:block",
 }
-#: On request alone: a run of the tests, or seconds with its outcomes.
-SLOW = ("torch features",)
 _BLOCK = re.compile(r"<!-- made: ([\w ]+) -->\n(.*?)<!-- end -->\n", re.S)
 
 
@@ -96,13 +91,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"blocks: {', '.join(PARTS)}")
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--outcomes", type=Path, nargs="+", help="of `torch features`: files of pytest --features")
     options = parser.parse_args()
-    if options.outcomes:
-        from parts import features
-
-        features.OUTCOMES[:] = options.outcomes
-    names = options.names or [name for name in PARTS if name not in SLOW]
+    names = options.names or list(PARTS)
     if options.check:
         found = stale(names)
         print(f"{', '.join(found)}: stale: run `make docs`" if found else "the pages are up to date")

@@ -51,8 +51,3 @@ def grouped(header: str, cells: Callable[[fusedops.Op], tuple[str, ...]]) -> str
 def sharding(_: str = "") -> str:
     """Return the dims that a call shards, by op."""
     return grouped("| op | first tensor | other tensors | gradients |", lambda op: op.evidence.sharded or ("",))
-
-
-def result_dtypes(_: str = "") -> str:
-    """Return the dtype of the result, by op."""
-    return grouped("| op | dtype of the result |", lambda op: (op.evidence.result_dtype,))

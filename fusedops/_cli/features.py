@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -11,17 +11,16 @@ from fusedops._contract.op import Op
 from fusedops._plugins.record import Record
 from fusedops.constraints import DType, Offsets, Present, When
 
-HEADS = ("op", "backend", "dtypes", "forward", "backward", "compile", "DTensor", "packed", "rows independent")
+HEADS = ("op", "backend", "dtypes", "forward", "backward", "packed", "rows independent")
 _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 
 
 def features(op: Op, record: Record, device_type: str | None = None) -> dict[str, Any] | None:
     """Return what a backend's kernels of an op have; None where it has none.
 
-    ``dtypes`` are those of the op's first argument that forward takes. ``compile`` (the op is registered with torch)
-    and ``DTensor`` are of the op, on every backend. ``packed``: sequences by their bounds; None for an op without
-    them. ``rows_independent``: by direction, True or the reason why not, on ``device_type``, else on the first that the
-    kernel serves.
+    ``dtypes`` are those of the op's first argument that forward accepts. ``packed``: sequences by their bounds; None
+    for an op without them. ``rows_independent``: by direction, True or the reason why not, on ``device_type``, else on
+    the first that the kernel serves.
     """
     assert record.backend is not None
     of_op = [item for item in record.backend.kernels if item.op == op.name]
@@ -44,8 +43,6 @@ def features(op: Op, record: Record, device_type: str | None = None) -> dict[str
         ],
         "forward": True,
         "backward": len(served) > 1,
-        "compile": hasattr(cast("Any", torch.ops).fusedops, op.name),
-        "DTensor": op.evidence.sharded is not None,
         "packed": all(not _is_refused(forward, name) for name in bounds) if bounds else None,
         "rows_independent": {item.direction: item.why_rows_depend(where) or True for item in served},
     }
@@ -66,5 +63,5 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     promised = [direction for direction, value in row["rows_independent"].items() if value is True]
     rows = "no" if not promised else "yes" if len(promised) == len(row["rows_independent"]) else " and ".join(promised)
     given = {True: "yes", False: "no", None: "-"}
-    words = [given[row[name]] for name in ("forward", "backward", "compile", "DTensor", "packed")]
+    words = [given[row[name]] for name in ("forward", "backward", "packed")]
     return (row["op"], row["backend"], " ".join(row["dtypes"]) or "-", *words, rows)

@@ -96,7 +96,6 @@ class Evidence:
         sweep: ``(rows, width) -> arguments by name``, for benchmarks over lengths and sizes.
         rows: the rows of a call, each kind of them, by which the promise ``rows_independent`` of a kernel is checked.
         peers: a Markdown table of what other libraries accept, for the pages.
-        result_dtype: the dtype of the results in words, for the pages.
         sharded: what may be sharded, in words, for the pages: of the first parameter, of the others, and how the
             gradients are placed.
 
@@ -119,7 +118,6 @@ class Evidence:
     sweep: Callable[[int, int], Mapping[str, Any]] | None = None
     rows: Sequence[Rows] = ()
     peers: str = ""
-    result_dtype: str = ""
     sharded: tuple[str, str, str] | None = None
 
     @property

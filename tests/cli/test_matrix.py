@@ -112,8 +112,6 @@ def test_each_cell_of_the_features_is_as_declared(capsys: pytest.CaptureFixture[
             ]
             why = forward.why_rows_depend(row["device"])
             assert row["rows_independent"]["forward"] == (why or True)
-            assert row["compile"] == hasattr(torch.ops.fusedops, name)
-            assert row["DTensor"] == (op.evidence.sharded is not None)
             assert (row["packed"] is not None) == any(each.startswith("cu_seqlens") for each in op.parameters)
 
 

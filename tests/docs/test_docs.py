@@ -152,10 +152,10 @@ def test_every_page_is_linked_from_the_index() -> None:
 
 
 def test_the_made_blocks_are_current(python: Any) -> None:
-    """Without Triton's interpreter, with which triton serves the CPU too. CI compares the outcomes of tests, and
-    test_transformers_families the lists of families.
+    """Without Triton's interpreter, with which triton serves the CPU too. test_transformers_families compares the
+    lists of families.
     """
-    names = "[name for name in make.PARTS if name not in (*make.SLOW, 'families', 'accuracy')]"
+    names = "[name for name in make.PARTS if name not in ('families', 'accuracy')]"
     assert python(f"import json, make; print(json.dumps(make.stale({names})))", DOCS) == [], "run `make docs`"
 
 

@@ -62,14 +62,12 @@ def outcome(
     return look
 
 
-@pytest.mark.feature("DTensor")
 @checks(lambda name: " " in name and not name.startswith("fsdp2 "))
 @pytest.mark.parametrize("op", OPS)
 def test_dtensor(op: str, name: str, world: int, outcome: Callable[[int, str], None]) -> None:
     outcome(world, f"{name} {op}")
 
 
-@pytest.mark.feature("FSDP2")
 @checks(lambda name: name.startswith("fsdp2 "))
 @pytest.mark.parametrize("op", OPS)
 def test_fsdp2(op: str, name: str, world: int, outcome: Callable[[int, str], None]) -> None:

@@ -108,7 +108,6 @@ def call(op: str, dtypes: list[torch.dtype], device: str = "cpu") -> tuple[list[
 
 
 @on_backends("eager", "triton")
-@pytest.mark.feature("AMP")
 def test_autocast_on_a_cpu(op: str, backend: str) -> None:
     """With autocast's other dtype than x's. It reaches torch's functions alone: of triton, one call of mixed dtypes."""
     every = rows(op)
@@ -136,7 +135,6 @@ def test_autocast_on_a_cpu(op: str, backend: str) -> None:
 
 
 @every_op
-@pytest.mark.feature("AMP")
 def test_autocast_on_the_stand_in_for_ascend(op: str) -> None:
     with ascend(), fusedops.use(fallback="silent"):
         for *given, result in rows(op):

@@ -75,7 +75,6 @@ OF_SAVED = [each for each in WAYS if each[2] != "triton" or OPS[each[0]].require
 
 
 @pytest.mark.parametrize(("op", "way", "backend"), OF_SAVED)
-@pytest.mark.feature("gradgradcheck")
 def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
     """Along one direction: the kit compares each element of a gradient."""
     function, xs = of_differentiable(op, way(op), inputs(op, length=3, batch=2))
@@ -309,7 +308,6 @@ def test_no_grad_and_inference_mode(op: str, way: Way) -> None:
 
 @every_op
 @every_way
-@pytest.mark.feature("jvp")
 def test_jvp_and_forward_mode(op: str, way: Way) -> None:
     function, xs = of_differentiable(op, way(op), inputs(op))
     plain = of_differentiable(op, reference(op), inputs(op))[0]
@@ -347,7 +345,6 @@ def test_grad_vjp_and_hessian(op: str, way: Way) -> None:
 
 @every_op
 @every_way
-@pytest.mark.feature("vmap")
 def test_vmap_is_a_loop(op: str, way: Way) -> None:
     tensors, dims = samples(op)
     loop = stacked([reference(op)(*one(op, tensors, sample)) for sample in range(len(tensors[0]))])
@@ -364,7 +361,6 @@ def test_vmap_is_a_loop(op: str, way: Way) -> None:
 
 @every_op
 @every_way
-@pytest.mark.feature("vmap")
 def test_gradients_of_each_sample(op: str, way: Way) -> None:
     tensors, dims = samples(op)
     wanted = tuple(with_gradient(op))

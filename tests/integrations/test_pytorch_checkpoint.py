@@ -77,14 +77,12 @@ def gradients_of_backward(y: Any, tensors: list[Tensor]) -> list[Tensor | None]:
 
 @every_op
 @places
-@pytest.mark.feature("checkpoint, reentrant")
 def test_a_reentrant_checkpoint_recomputes_with_the_choice_of_forward(op: str, place: Any) -> None:
     check_recomputation(op, place, reentrant=True)
 
 
 @every_op
 @places
-@pytest.mark.feature("checkpoint, non-reentrant")
 def test_a_checkpoint_recomputes_with_the_choice_of_forward(op: str, place: Any) -> None:
     check_recomputation(op, place, reentrant=False)
 

@@ -128,7 +128,6 @@ def ten_lengths(request: pytest.FixtureRequest) -> Outcome:
 
 
 @every_op
-@pytest.mark.feature("compile static")
 def test_compiled_for_one_length(op: str, one_length: Outcome) -> None:
     """In training; the tests below compile calls in inference."""
     close([each[op] for each in one_length.results], [each[op] for each in one_length.expected])
@@ -137,7 +136,6 @@ def test_compiled_for_one_length(op: str, one_length: Outcome) -> None:
 
 
 @every_op
-@pytest.mark.feature("compile dynamic")
 def test_compiled_for_ten_lengths(op: str, ten_lengths: Outcome) -> None:
     close([each[op] for each in ten_lengths.results], [each[op] for each in ten_lengths.expected])
     assert ten_lengths.compilations <= 1
@@ -257,7 +255,6 @@ class Module(torch.nn.Module):
 
 
 @every_op
-@pytest.mark.feature("export")
 def test_exported_saved_and_loaded(op: str) -> None:
     # the softmax's lengths are related, Sk = Sq + 2 here: its batch is what varies
     tensors = inputs(op)
@@ -294,7 +291,6 @@ def compiled_ahead(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @by_inductor
 @every_op
-@pytest.mark.feature("AOTInductor")
 def test_compiled_ahead_of_time(op: str, compiled_ahead: Outcome) -> None:
     close([each[op] for each in compiled_ahead.results], [each[op] for each in compiled_ahead.expected])
 

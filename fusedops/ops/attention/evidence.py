@@ -148,7 +148,6 @@ ATTENTION = Evidence(
         Rows("sequences", _sequences, dict.fromkeys(("q", "k", "v", "out", "lse"), 0)),
     ],
     peers=PEERS,
-    result_dtype="of `q`",
     sharded=(
         "`q`: batch, heads and the sequence",
         "`k`, `v`: batch and heads, replicated where there is one head; whole key heads on each rank; the sequence, or "
@@ -225,7 +224,6 @@ MERGE = Evidence(
 | vLLM, `merge_attn_states` | (T, N, D) | (N, T) | none |
 | fusedops | any with D last | that of out without D | of all four |
 """,
-    result_dtype="of `out_a + out_b`",
     sharded=(
         "any dim except the last",
         "`out_b` as `out_a`; `lse_a` and `lse_b` likewise",
@@ -332,7 +330,6 @@ PACKED = Evidence(
 | torch_npu, `npu_fusion_attention` | Ascend | by `sparse_mode` | `sparse_mode=4` | lists of integers |
 | fusedops | any | by name | `window` | `cu_seqlens_q`, `cu_seqlens_k` |
 """,
-    result_dtype="of `q`",
     sharded=(
         "`q`: heads",
         "`k`, `v`: heads, replicated where there is one; whole key heads on each rank; bounds replicated, or plain",

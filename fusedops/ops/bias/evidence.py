@@ -90,7 +90,6 @@ BIAS_DROPOUT = Evidence(
 | torch_npu | there is no such op | |
 | fusedops | the seed and the element's index alone | as torch promotes |
 """,
-    result_dtype="of `x + bias`, by torch's promotion",
     sharded=(
         "any dim",
         "`bias` likewise; replicated where it lacks the dim or its size is 1",
@@ -171,7 +170,6 @@ BIAS_DROPOUT_ADD = Evidence(
 | torch_npu | there is no such op | |
 | fusedops | the seed and the element's index alone | the residual's |
 """,
-    result_dtype="of `residual`",
     sharded=(
         "any dim",
         "`residual` as x; `bias` likewise; replicated where it lacks the dim or its size is 1",
@@ -245,7 +243,6 @@ BIAS_GELU = Evidence(
 | torch_npu, `npu_gelu` | tanh or exact | none: the sum is a pass of its own | |
 | fusedops | tanh or exact | any shape that broadcasts, or None | computed in float32, rounded once |
 """,
-    result_dtype="of `x + bias`, by torch's promotion",
     sharded=(
         "any dim",
         "`bias` likewise; replicated where it lacks the dim or its size is 1",

@@ -133,7 +133,6 @@ CAUSAL_CONV1D = Evidence(
 | transformers, torch | any | W, written | no | the dtype of the weight |
 | fusedops | 2 to 8 | W - 1, returned | `cu_seqlens` | float32 |
 """,
-    result_dtype="of `x`",
     sharded=(
         "batches and channels",
         "`weight`, `bias` as the channels; `initial_state` as x; `cu_seqlens` replicated",

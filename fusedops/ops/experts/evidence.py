@@ -126,7 +126,6 @@ EXPERTS = Evidence(
         Rows("wide tokens", _wide_token_rows, dict.fromkeys(("x", "index", "weights", "y"), 0)),
     ],
     peers=_PEERS,
-    result_dtype="of `x`",
     sharded=(
         "the tokens of `x`; or the experts, the first dim of `up`",
         "tokens: `index` and `weights` likewise, the weights of experts whole; experts: `down` and the biases as `up`, "
@@ -205,7 +204,6 @@ GROUPED_MATMUL = Evidence(
     ],
     sweep=lambda rows, width: _groups(rows, 8, width, width),
     peers=_PEERS_OF_GROUPS,
-    result_dtype="of `x`",
     sharded=(
         "none; the outputs, the dim N of `weight`",
         "`bias` as `weight`; `x` and `offsets` replicated",

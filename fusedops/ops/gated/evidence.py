@@ -98,7 +98,6 @@ SWIGLU = Evidence(
 | torch_npu, `npu_clipped_swiglu` | packed | both | no backward |
 | fusedops | both | both | rounded once |
 """,
-    result_dtype="of `gate * up`, by torch's promotion",
     sharded=("`gate` with `up`: any dim; packed: any dim except the last", "`up` as `gate`", "as `gate`"),
 )
 
@@ -162,6 +161,5 @@ GEGLU = Evidence(
 | torch_npu, `npu_geglu` | packed | halves, up first by default | both |
 | fusedops | both | both, gate first | both |
 """,
-    result_dtype="of `gate * up`, by torch's promotion",
     sharded=("`gate` with `up`: any dim; packed: any dim except the last", "`up` as `gate`", "as `gate`"),
 )

@@ -138,7 +138,6 @@ LINEAR_ATTENTION = Evidence(
         )
     ],
     peers=_PEERS,
-    result_dtype="of `v`; the state: float32, or float64 where a tensor has it",
     sharded=(
         "`q`: batch and heads, of packed sequences heads",
         "the others: batch and heads likewise, whole key heads on each rank; `cu_seqlens` replicated",

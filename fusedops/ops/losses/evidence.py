@@ -15,8 +15,6 @@ from fusedops.dtypes import compute_dtype, upcast
 from fusedops.ops.losses import error_bounds, formulas
 from fusedops.ops.losses.formulas import LossOptions
 
-_DTYPE = "float32, or float64 for float64"
-
 
 def cross_entropy_unfused(
     logits: Tensor,
@@ -129,7 +127,6 @@ CROSS_ENTROPY = Evidence(
         ),
     ],
     peers=_PEERS,
-    result_dtype=_DTYPE,
     sharded=(
         "any dim of `logits`, the classes too",
         "`target` as the rows; `denominator` replicated, or plain",
@@ -225,7 +222,6 @@ LINEAR_CROSS_ENTROPY = Evidence(
         )
     ],
     peers=_LINEAR_PEERS,
-    result_dtype=_DTYPE,
     sharded=(
         "any dim of `x` except the last; or the classes, the first dim of `weight`",
         "rows: `target` as `x`, `weight` and `bias` replicated; classes: `bias` as `weight`, `x` and `target` "
@@ -333,7 +329,6 @@ LINEAR_LOG_PROBS = Evidence(
         )
     ],
     peers=_LOG_PROB_PEERS,
-    result_dtype=_DTYPE,
     sharded=(
         "any dim of `x` except the last; or the classes, the first dim of `weight`",
         "rows: `target` as `x`, `weight` and `bias` replicated; classes: `bias` as `weight`, `x` and `target` "

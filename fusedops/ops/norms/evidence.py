@@ -19,7 +19,6 @@ _SHARDED = (
     "of x: as x; of weight and bias with a sharded x: `Partial`",
 )
 _SUM_ROWS = ("x", "residual", "y", "s")
-_SUM_DTYPES = "y: of `x`; the sum: of `x + residual`, by torch's promotion"
 _SUM_SHARDED = (
     "any dim except the last",
     "`residual` as x; `weight`, `bias` replicated",
@@ -80,7 +79,6 @@ RMS_NORM = Evidence(
 | torch_npu, `npu_rms_norm` | once | needed | none |
 | fusedops | once | optional | any |
 """,
-    result_dtype="of `x`",
     sharded=_SHARDED,
 )
 
@@ -128,7 +126,6 @@ LAYER_NORM = Evidence(
 | torch_npu | torch's `layer_norm` runs natively | each optional |
 | fusedops | any | each optional |
 """,
-    result_dtype="of `x`",
     sharded=_SHARDED,
 )
 
@@ -177,7 +174,6 @@ ADD_RMS_NORM = Evidence(
 | torch_npu, `npu_add_rms_norm` | by shape the one or the other; no backward | x's |
 | fusedops | the rounded sum | as torch promotes |
 """,
-    result_dtype=_SUM_DTYPES,
     sharded=_SUM_SHARDED,
 )
 
@@ -243,7 +239,6 @@ ADD_LAYER_NORM = Evidence(
 | torch_npu, `npu_add_layer_norm` | weight and bias needed | x's; float32 where x and residual differ |
 | fusedops | the rounded sum | as torch promotes |
 """,
-    result_dtype=_SUM_DTYPES,
     sharded=_SUM_SHARDED,
 )
 
@@ -333,7 +328,6 @@ GATED_RMS_NORM = Evidence(
 | flash-linear-attention, `FusedRMSNormGated` | norm first | silu or sigmoid | 1 | once |
 | fusedops | both | silu or sigmoid | any | once |
 """,
-    result_dtype="of `x`",
     sharded=(
         "any dim except the last",
         "`gate` as x; `weight` replicated",

@@ -121,7 +121,6 @@ QUANTIZED_LINEAR = Evidence(
 | torch_npu, `npu_weight_quant_batchmatmul` | 16 bits | int8 and int4 in groups | no | no |
 | fusedops | exact | the eight of its table | of x and bias | yes |
 """,
-    result_dtype="of `x`",
     sharded=(
         "any dim except the last; or the outputs, the first dim of `packed`",
         "rows: `packed` and `bias` replicated; outputs: `bias` as `packed`, `x` replicated",

@@ -99,7 +99,6 @@ ROTARY_EMBEDDING = Evidence(
 | torch_npu, `npu_rotary_mul` | both | no | doubled, rounded to the dtype of x | rounded once |
 | fusedops | both | yes | one entry for each pair, not rounded | rounded once |
 """,
-    result_dtype="of `q`; the second result: of `k`",
     sharded=(
         "`q`: any dim except the last",
         "`k` likewise, its heads too; `cos`, `sin` with the positions, and with the batch where they have it; "

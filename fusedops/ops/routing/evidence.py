@@ -125,6 +125,5 @@ TOP_K_ROUTING = Evidence(
         Rows("tokens in groups", _grouped_rows, _ROW_DIMS),
     ],
     peers=_PEERS,
-    result_dtype="float32",
     sharded=("the dims of `logits` but the last", "`index` as `logits`; `bias` whole", "as `logits`"),
 )

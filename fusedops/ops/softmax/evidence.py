@@ -103,6 +103,5 @@ SCALED_MASKED_SOFTMAX = Evidence(
 A fully masked row is 0 in the CUDA kernels of the first three, uniform (1 / Sk) in their own torch fallbacks and on
 Ascend, NaN from `masked_fill(-inf)` and `softmax`. In fusedops it is 0 everywhere, and so is its gradient.
 """,
-    result_dtype="of `x`",
     sharded=("any dim except the last", "`mask` likewise; replicated where its size is 1", "as x"),
 )
