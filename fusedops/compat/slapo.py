@@ -2,7 +2,7 @@
 
 from fusedops.compat.slapo import BiasGeLUFunction, bias_dropout, bias_new_gelu, new_gelu
 
-docs/megatron.md#in-place-of-slapos-fused_bias lists the differences from the original, with reasons.
+docs/megatron.md#in-place-of-slapos-fused_bias lists the differences from the original.
 
 Source: Slapo, ``slapo/op/fused_bias.py``.
 """
