@@ -104,7 +104,6 @@ NOT_RUN = {
     "pip install --no-build-isolation --no-deps": "docs/test_install.py compiles the library",
     "python -m build": "needs an index for the build's environment",
     "pytest -m long": "minutes",
-    "python -O": "an option, not a command",
     "FUSEDOPS_BACKEND=npu,triton python train.py": "train.py is the reader's program",
 }
 FORM = re.compile(r"\b[A-Z]{2,}\b(?!=)|\.\.\.")  # `fusedops explain OP`: a form, not a command
