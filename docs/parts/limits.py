@@ -49,11 +49,11 @@ def section(record: Record) -> Iterator[str]:
     rows = [(op.name, lines) for op in OPS if op.name in served and (lines := _constraints(record, op.name, shared))]
     free = sorted(served - {name for name, _ in rows})
     if not rows:
-        yield from ("", f"It takes every {'other ' if shared else ''}call of its ops.")
+        yield from ("", f"It accepts every {'other ' if shared else ''}call of its ops.")
     elif free:
         yield from ("", f"No other constraint: {', '.join(free)}.")
     if rows:
-        yield from ("", "| op | takes |", "|---|---|")
+        yield from ("", "| op | accepts |", "|---|---|")
         yield from (f"| [{name}](ops.md#{name}) | {'<br>'.join(lines)} |" for name, lines in rows)
     notes = list(differences(record))
     if notes:
@@ -79,8 +79,7 @@ def _constraints(record: Record, op: str, shared: Sequence[str]) -> list[str]:
 
     An argument of one direction or device alone has that in parentheses.
     """
-    assert record.backend is not None, record.error
-    kernels = [item for item in record.backend.kernels if item.op == op]
+    kernels = _of(record, op)
     found: dict[str, dict[str, list[fusedops.Kernel]]] = {}
     for item in kernels:
         for each in item.constraints:
@@ -97,15 +96,20 @@ def _constraints(record: Record, op: str, shared: Sequence[str]) -> list[str]:
 def differences(record: Record) -> Iterator[str]:
     """Yield a line for each deviation and adaptation of a backend's kernels."""
     assert record.backend is not None, record.error
-    seen: dict[tuple[str, str, str, str], list[fusedops.Kernel]] = {}
+    seen: dict[tuple[str, str, str], dict[str, list[fusedops.Kernel]]] = {}
     for item in record.backend.kernels:
         for each in item.deviations:
-            seen.setdefault(("deviation", item.op, each.name, each.sentence), []).append(item)
+            seen.setdefault(("deviation", each.name, each.sentence), {}).setdefault(item.op, []).append(item)
         for each in item.adaptations:
-            seen.setdefault(("adaptation", item.op, each.name, each.sentence), []).append(item)
-    for (kind, op, name, sentence), items in seen.items():
-        kernels = [item for item in record.backend.kernels if item.op == op]
-        yield f"- **{op}**{_where(items, kernels, ', {}')}, {kind} `{name}`: {sentence}."
+            seen.setdefault(("adaptation", each.name, each.sentence), {}).setdefault(item.op, []).append(item)
+    for (kind, name, sentence), ops in seen.items():
+        shown = [f"**{op}**" + _where(items, _of(record, op), " ({})") for op, items in ops.items()]
+        yield f"- {', '.join(shown)}, {kind} `{name}`: {sentence}."
+
+
+def _of(record: Record, op: str) -> list[fusedops.Kernel]:
+    assert record.backend is not None, record.error
+    return [item for item in record.backend.kernels if item.op == op]
 
 
 def _where(items: Sequence[fusedops.Kernel], kernels: Sequence[fusedops.Kernel], form: str) -> str:

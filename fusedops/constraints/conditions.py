@@ -99,7 +99,7 @@ class When(Constraint):
     >>> import torch
     >>> from fusedops.constraints import DType, Scalar, When
     >>> When(DType("x", torch.float16), Scalar("scale", 1.0)).describe()
-    'scale: a value in [-1, 1] where x: float16'
+    'scale: a value in [-1, 1] if x: float16'
     """
 
     none_is_met = False
@@ -131,7 +131,11 @@ class When(Constraint):
         return [Reason(r.code, r.given, r.needed + suffix, r.fix) for r in self.then.reasons(args)]
 
     def describe(self) -> str:
-        return f"{self.then.describe()} where {self.condition.describe()}"
+        conditions, then = [self.condition.describe()], self.then
+        while isinstance(then, When):
+            conditions.append(then.condition.describe())
+            then = then.then
+        return f"{then.describe()} if {', and '.join(reversed(conditions))}"
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
         for outer in self.condition.boundaries(args):

@@ -72,7 +72,7 @@ EXAMPLES: list[tuple[Constraint, str]] = [
     (Capability("x", (8, 0)), "compute capability at least 8.0"),
     (
         When(DType("x", F16), Scalar("scale", abs_at_most=1.0)),
-        "scale: a value in [-1, 1] where x: float16",
+        "scale: a value in [-1, 1] if x: float16",
     ),
     (Rank("x", at_least=2), "x: at least 2 dimensions"),
     (Floating("x"), "x: float16, bfloat16, float32 or float64"),

@@ -143,7 +143,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "condition": (
         with_kernel("condition", "SOFTMAX, When(DType('q', torch.float16), Scalar('scale', 1.0))", WANTED),
         "PluginError",
-        "got constraint 'scale: a value in [-1, 1] where q: float16' on 'q', expected one of its parameters, x, mask, "
+        "got constraint 'scale: a value in [-1, 1] if q: float16' on 'q', expected one of its parameters, x, mask, "
         "scale, causal; to fix: name one of these",
     ),
     "values": (
