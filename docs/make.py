@@ -29,6 +29,7 @@ PARTS = {
     "sharding": "tables:sharding",
     "constraints": "limits:constraints",
     "peers": "limits:peers",
+    "sources": "sources:block",
     "families": "families:lists_block",
     "accuracy": "families:accuracy_block",
     "speed": "speed:speed",

@@ -129,7 +129,7 @@ def peers(_: str = "") -> str:
     lines: list[str] = []
     for op in OPS:
         if op.evidence.peers:
-            lines += [f"### {op.name}", "", f"`{op.evidence.formula}`", op.evidence.peers]
+            lines += [f"### {op.name}", op.evidence.peers]
     return "\n".join(lines)
 
 

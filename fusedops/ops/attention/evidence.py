@@ -217,13 +217,6 @@ MERGE = Evidence(
     sample=merge_sample,
     sweep=merge_sweep,
     rows=rows_of_two_widths(_merge, *_merge(1, 1), "out", "lse"),
-    peers="""
-| peer | layout of out | of lse | gradients |
-|---|---|---|---|
-| torch, `_SDPAMerger` of context parallelism | (B, N, S, D) | (B, N, S) | of the whole ring |
-| vLLM, `merge_attn_states` | (T, N, D) | (N, T) | none |
-| fusedops | any with D last | that of out without D | of all four |
-""",
     sharded=(
         "any dim except the last",
         "`out_b` as `out_a`; `lse_a` and `lse_b` likewise",
@@ -322,14 +315,6 @@ PACKED = Evidence(
             packed={**dict.fromkeys(("q", "out", "lse"), "cu_seqlens_q"), **dict.fromkeys(("k", "v"), "cu_seqlens_k")},
         )
     ],
-    peers="""
-| peer | device | causal, Sq != Sk | window | bounds |
-|---|---|---|---|---|
-| torch, `varlen_attn` | CUDA | lower right | `window_size` | those of both, the longest of both |
-| flash-attn, `flash_attn_varlen_func` | CUDA | lower right | `window_size` | those of both, the longest of both |
-| torch_npu, `npu_fusion_attention` | Ascend | by `sparse_mode` | `sparse_mode=4` | lists of integers |
-| fusedops | any | by name | `window` | `cu_seqlens_q`, `cu_seqlens_k` |
-""",
     sharded=(
         "`q`: heads",
         "`k`, `v`: heads, replicated where there is one; whole key heads on each rank; bounds replicated, or plain",

@@ -83,13 +83,6 @@ BIAS_DROPOUT = Evidence(
     sample=_bias_dropout_sample,
     large=[Case("training", {"x": (8192, 4096), "bias": (4096,), "p": 0.1, "seed": 1})],
     sweep=lambda rows, width: {"x": (rows, width), "bias": (width,), "p": 0.1, "seed": 1},
-    peers="""
-| peer | what is dropped depends on | dtype of the result |
-|---|---|---|
-| Slapo, `bias_dropout` | the device | as torch promotes |
-| torch_npu | there is no such op | |
-| fusedops | the seed and the element's index alone | as torch promotes |
-""",
     sharded=(
         "any dim",
         "`bias` likewise; replicated where it lacks the dim or its size is 1",
@@ -163,13 +156,6 @@ BIAS_DROPOUT_ADD = Evidence(
         "p": 0.1,
         "seed": 1,
     },
-    peers="""
-| peer | what is dropped depends on | dtype of the result |
-|---|---|---|
-| Megatron-LM, `get_bias_dropout_add` | the device, and fused or not | the residual's since 0.17, before that x's |
-| torch_npu | there is no such op | |
-| fusedops | the seed and the element's index alone | the residual's |
-""",
     sharded=(
         "any dim",
         "`residual` as x; `bias` likewise; replicated where it lacks the dim or its size is 1",
@@ -235,14 +221,6 @@ BIAS_GELU = Evidence(
         Rows("rows", lambda count: {"x": (count, 67), "bias": (67,)}, {"x": 0, "y": 0}),
         Rows("rows, erf", lambda count: {"x": (count, 67), "approximate": "none"}, {"x": 0, "y": 0}),
     ],
-    peers="""
-| peer | form | bias | in 16 bits |
-|---|---|---|---|
-| Megatron-LM, `bias_gelu_impl` | tanh | needed | each step rounded |
-| Slapo, `BiasGeLUFunction` | tanh | needed | each step rounded |
-| torch_npu, `npu_gelu` | tanh or exact | none: the sum is a pass of its own | |
-| fusedops | tanh or exact | any shape that broadcasts, or None | computed in float32, rounded once |
-""",
     sharded=(
         "any dim",
         "`bias` likewise; replicated where it lacks the dim or its size is 1",

@@ -169,17 +169,6 @@ def _groups(rows: int, experts: int, outputs: int, columns: int, **options: Any)
     return {"x": (rows, columns), "weight": weight, "offsets": (experts,), **bias, **options}
 
 
-_PEERS_OF_GROUPS = """
-| peer | devices | rows past the last end | a group without rows | bias |
-|---|---|---|---|---|
-| torch, `F.grouped_mm` | CPU, CUDA | undefined, and so is their gradient | gradient undefined | no |
-| transformers, `grouped_mm` | any | undefined, masked where expert parallelism is on | gradient undefined | yes, \
-rounded twice |
-| Megatron, `grouped_gemm` | CUDA | none: sizes of all rows, on the CPU | | no |
-| torch_npu, `npu_grouped_matmul` | Ascend | none: the ends add up to the rows | no backward | yes |
-| fusedops | any | 0, gradient 0 | gradient 0 | yes |
-"""
-
 GROUPED_MATMUL = Evidence(
     formula="x[i] @ weight[e].T + bias[e], i a row of group e",
     cases=[
@@ -203,7 +192,6 @@ GROUPED_MATMUL = Evidence(
         Case("qwen3-moe, 4096 rows", _groups(4096, 64, 512, 512)),
     ],
     sweep=lambda rows, width: _groups(rows, 8, width, width),
-    peers=_PEERS_OF_GROUPS,
     sharded=(
         "none; the outputs, the dim N of `weight`",
         "`bias` as `weight`; `x` and `offsets` replicated",

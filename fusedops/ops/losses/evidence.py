@@ -262,15 +262,6 @@ _LOG_PROB_CASES = [
     ),
 ]
 
-_LOG_PROB_PEERS = """
-| peer | chunks of | entropy | ignored rows |
-|---|---|---|---|
-| torch, `log_softmax` and `gather` | none: all logits exist | in two lines | the caller leaves them out |
-| trl, `ChunkedLogProbFunction` | rows and classes | with its gradient | the caller leaves them out |
-| Liger, `LigerFusedLinearGRPOLoss` | sequences, within the loss | none | by the mask of the loss |
-| fusedops | rows | with its gradient | 0, without gradient |
-"""
-
 
 def linear_log_probs_unfused(
     x: Tensor,
@@ -328,7 +319,6 @@ LINEAR_LOG_PROBS = Evidence(
             {"x": 0, "target": 0, "logp": 0, "entropy": 0},
         )
     ],
-    peers=_LOG_PROB_PEERS,
     sharded=(
         "any dim of `x` except the last; or the classes, the first dim of `weight`",
         "rows: `target` as `x`, `weight` and `bias` replicated; classes: `bias` as `weight`, `x` and `target` "

@@ -118,14 +118,6 @@ LAYER_NORM = Evidence(
     large=[Case("training", {"x": (8192, 4096), "weight": (4096,), "bias": (4096,)})],
     sweep=lambda rows, width: {"x": (rows, width), "weight": (width,), "bias": (width,)},
     rows=rows_of_two_widths(lambda count, width: {"x": (count, width), "weight": (width,), "bias": (width,)}, "x", "y"),
-    peers="""
-| peer | dtypes of x and weight | weight and bias |
-|---|---|---|
-| torch, `layer_norm` | alike, or a float32 weight beside a narrow x | each optional |
-| apex, `FusedLayerNorm` | alike; `MixedFusedLayerNorm`: any | both or none |
-| torch_npu | torch's `layer_norm` runs natively | each optional |
-| fusedops | any | each optional |
-""",
     sharded=_SHARDED,
 )
 
@@ -232,13 +224,6 @@ ADD_LAYER_NORM = Evidence(
         },
         *_SUM_ROWS,
     ),
-    peers="""
-| peer | the norm is of | dtype of s |
-|---|---|---|
-| flash-attention, `layer_norm_fn` | the sum before rounding | x's, or float32 |
-| torch_npu, `npu_add_layer_norm` | weight and bias needed | x's; float32 where x and residual differ |
-| fusedops | the rounded sum | as torch promotes |
-""",
     sharded=_SUM_SHARDED,
 )
 
