@@ -35,7 +35,6 @@ PARTS = {
     "speed": "speed:speed",
     "slower": "speed:slower",
     "packed weights": "speed:packed_weights",
-    "sizes": "speed:sizes",
     "gpu headline": "speed:gpu_headline",
     "gpu steps": "speed:gpu_steps",
     "gpu runs": "speed:gpu_runs",

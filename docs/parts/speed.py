@@ -15,7 +15,7 @@ from benchmarks.cpu_cases import CASES, limit
 DOCS = Path(__file__).parents[1]
 CPU = report.RESULTS / "cpu"
 GPU = report.RESULTS / "nvidia-h200"
-#: The run of the first table, of the picture and of the sizes, and the numbers of elements of the table's columns.
+#: The run of the first table and of the picture, and the numbers of elements of the table's columns.
 SHOWN = CPU / "sizes" / "tuned-2.jsonl"
 COLUMNS = (2**10, 2**20, 2**25)
 #: The run of the table of packed weights.
@@ -24,15 +24,13 @@ DTYPE = "float32"
 DIRECTIONS = ("forward", "backward")
 
 SPEED_TABLE = """Columns 2 to 4: the time of plain torch divided by the time of the call, for COLUMNS elements;
-below 1, torch is faster. Last column: the fewest bytes that the op must move divided by its time, in percent of the
-speed of `y.copy_(x)`, for LARGEST elements. MACHINE.
+bold: below SLOW, torch is faster. Last column: the fewest bytes that the op must move divided by its time, in percent
+of the speed of `y.copy_(x)`, for LARGEST elements. MACHINE.
 """
 
 PACKED_TABLE = """Torch's time for `linear` with the unpacked float32 weight divided by the time of
-[quantized_linear](ops.md#quantized_linear); below 1, torch is faster. Torch reads 32 bits a weight. A
-token of generation is one row, a prompt is many. Each ratio is the median of TURNS paired turns, in which the load
-average of the machine was LOADS, OWN of it from this program. MACHINE.
-`python -m benchmarks.packed_linear` repeats it.
+[quantized_linear](ops.md#quantized_linear); bold: below SLOW, torch is faster. A token of generation is one row, a
+prompt is many. Medians of TURNS paired turns (`python -m benchmarks.packed_linear`). MACHINE.
 """
 
 Rows = report.Rows
@@ -71,32 +69,39 @@ def first_table(rows: Rows) -> Iterator[str]:
         for direction in DIRECTIONS:
             call = calls[op, form, direction, DTYPE]
             ratios = [report.marked(call[size]["speedup"]) for size in COLUMNS]
-            name = f"[{op}](ops.md#{op}), forward" if direction == DIRECTIONS[0] else "backward"
-            yield f"| {name} | {' | '.join(ratios)} | {percent(call[COLUMNS[-1]]):.0f} |"
+            yield f"| [{op}](ops.md#{op}), {direction} | {' | '.join(ratios)} | {percent(call[COLUMNS[-1]]):.0f} |"
 
 
-def slow_table(runs: Mapping[Path, Rows]) -> Iterator[str]:
-    """Yield the calls that are slower than torch somewhere in the runs."""
-    below: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    count = 0
-    for rows in runs.values():
-        for (op, form, direction, _), call in by_call(rows).items():
-            for row in call.values():
-                count += 1
-                if row["speedup"] < report.SLOW:
-                    below.setdefault((op, form, direction), []).append(row)
+def slow_calls(rows: Rows) -> dict[str, list[dict[str, Any]]]:
+    """Return the records that are slower than torch, by call: its op, form and direction."""
+    below: dict[str, list[dict[str, Any]]] = {}
+    for (op, form, direction, _), call in by_call(rows).items():
+        slow = [row for row in call.values() if row["speedup"] < report.SLOW]
+        if slow:
+            below.setdefault(f"{op}, {form}, {direction}", []).extend(slow)
+    return below
+
+
+def lowest(rows: Rows) -> dict[str, float]:
+    """Return the lowest ratio of each call that is slower than torch somewhere."""
+    return {call: min(row["speedup"] for row in slow) for call, slow in slow_calls(rows).items()}
+
+
+def slow_table(rows: Rows, where: str) -> Iterator[str]:
+    """Yield the calls that are slower than torch somewhere in the run."""
+    below, count = slow_calls(rows), sum(map(len, by_call(rows).values()))
     slow = sum(map(len, below.values()))
-    yield f"{slow} of the {count} ratios in [the run](#every-size) are below {report.SLOW}. Per op, form and direction:"
+    yield f"{slow} of the {count} ratios in {where} are below {report.SLOW}. Per op, form and direction:"
     yield ""
     yield "| call | lowest | elements of the ratios |"
     yield "|---|---|---|"
-    for (op, form, direction), rows in below.items():
-        sizes = sorted({row["elements"] for row in rows})
+    for call, found in below.items():
+        sizes = sorted({row["elements"] for row in found})
         span = report.size_name(sizes[0])
         if len(sizes) > 1:
             span += f" to {report.size_name(sizes[-1])}"
-        dtypes = ", ".join(sorted({row["dtype"] for row in rows}))
-        yield f"| {op}, {form}, {direction} | {min(row['speedup'] for row in rows):.2f} | {span}; {dtypes} |"
+        dtypes = ", ".join(sorted({row["dtype"] for row in found}))
+        yield f"| {call} | {min(row['speedup'] for row in found):.2f} | {span}; {dtypes} |"
 
 
 def machine(rows: Rows) -> str:
@@ -109,7 +114,7 @@ def machine(rows: Rows) -> str:
 
 
 def _packed_weights(rows: Rows) -> str:
-    first, loads = rows[0], sorted(row["load"] for row in rows)
+    first = rows[0]
     lines: list[str] = []
     for weight in dict.fromkeys(tuple(row["weight"]) for row in rows):
         table = packed_linear.table([row for row in rows if tuple(row["weight"]) == weight])
@@ -117,8 +122,7 @@ def _packed_weights(rows: Rows) -> str:
     about = PACKED_TABLE
     for word, value in {
         "TURNS": first["turns"],
-        "LOADS": f"{loads[0]} to {loads[-1]}",
-        "OWN": first["threads"],
+        "SLOW": report.SLOW,
         "MACHINE": machine([{**row, "machine": row["device"]} for row in rows]) + f"; {link(PACKED)}",
     }.items():
         about = about.replace(word, str(value))
@@ -136,20 +140,6 @@ def link(path: Path) -> str:
     return f"[{path.name}](../{path.relative_to(DOCS.parent).as_posix()})"
 
 
-def size_tables(rows: Rows) -> Iterator[str]:
-    """Yield one table per dtype, with one line per call: the speed-up over plain torch at each size."""
-    sizes = sorted({row["elements"] for row in rows})
-    calls = by_call(rows)
-    for dtype in dict.fromkeys(key[3] for key in calls):
-        yield from ("", f"{dtype}:", "")
-        yield f"| call | {' | '.join(map(report.size_name, sizes))} |"
-        yield "|---" * (len(sizes) + 1) + "|"
-        for (op, form, direction, each), call in calls.items():
-            if each == dtype:
-                cells = [report.marked(call[size]["speedup"]) if size in call else "" for size in sizes]
-                yield f"| {op}, {form}, {direction} | {' | '.join(cells)} |"
-
-
 def speedups(rows: Rows) -> dict[str, tuple[float, float]]:
     """Return the speed-up of each op in the first table at the largest size: forward, backward."""
     calls, largest = by_call(rows), COLUMNS[-1]
@@ -164,7 +154,7 @@ def drawn() -> str:
     """Return the picture of the speed-ups."""
     rows = report.read(SHOWN)
     title = f"{DTYPE}, {report.size_name(COLUMNS[-1])} elements, {setting(rows)}, {rows[0]['machine']}"
-    return picture.drawn(speedups(rows), title)
+    return picture.drawn(speedups(rows), title, lowest(rows))
 
 
 # ------------------------------------------------------------------------------------------------------- the blocks
@@ -175,23 +165,19 @@ def speed(_: str = "") -> str:
     rows = report.read(SHOWN)
     *smaller, largest = map(report.size_name, COLUMNS)
     about = SPEED_TABLE.replace("COLUMNS", f"{', '.join(smaller)} and {largest}").replace("LARGEST", largest)
+    about = about.replace("SLOW", str(report.SLOW))
     about = about.replace("MACHINE", f"{DTYPE}, {setting(rows)}, {machine(rows)}; {link(SHOWN)}")
     return "\n".join([*first_table(rows), "", about])
 
 
 def slower(_: str = "") -> str:
     """Return the calls for which torch is faster."""
-    return "\n".join(slow_table({SHOWN: report.read(SHOWN)}))
+    return "\n".join(slow_table(report.read(SHOWN), f"the run, {link(SHOWN)},"))
 
 
 def packed_weights(_: str = "") -> str:
     """Return the tables of quantized_linear."""
     return _packed_weights(report.read(PACKED))
-
-
-def sizes(_: str = "") -> str:
-    """Return the tables with every size."""
-    return "\n".join(size_tables(report.read(SHOWN)))
 
 
 def shared_ops_block(_: str = "") -> str:

@@ -180,13 +180,14 @@ def test_the_first_table_and_the_picture_have_every_measured_op() -> None:
     assert f"| {row['speedup']:.2f} | {speed.percent(row):.0f} |" in table
     assert speed.percent(row) == pytest.approx(150 / row["copies"], rel=1e-3)  # reads x and its gradient, writes one
     assert f">{row['speedup']:.1f}<" in picture
+    assert all(f">{call}<" in picture and f">{ratio:.2f}<" in picture for call, ratio in speed.lowest(rows).items())
 
 
 def test_every_ratio_below_the_limit_is_listed() -> None:
     row = {"op": "rms_norm", "form": "rms", "direction": "forward", "dtype": "float32", "provider": "fusedops"}
     rows = [{**row, "elements": 64, "speedup": 0.5}, {**row, "elements": 2**20, "speedup": 0.94}]
     rows += [{**row, "elements": 2**22, "speedup": 0.95}, {**row, "provider": "kernel", "elements": 1, "speedup": 0.1}]
-    lines = list(speed.slow_table({speed.SHOWN: rows}))
+    lines = list(speed.slow_table(rows, "the run"))
     assert "2 of the 3 ratios" in lines[0]
     assert lines[4:] == ["| rms_norm, rms, forward | 0.50 | 64 to 1 Mi; float32 |"]
 
