@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -104,17 +104,13 @@ def marked(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio >= SLOW else f"**{ratio:.2f}**"
 
 
-def sections(
-    folder: Path = RESULTS, pictures: bool = True, skipped: Container[Path] = (), heading: str = "##"
-) -> Iterator[str]:
-    """Yield the lines of the tables of a folder's runs, without the skipped files."""
-    found = [run for run in runs(folder) if run[0] not in skipped]
-    found.sort(key=lambda run: run[0].stem != HEADLINE)  # first
-    for path, rows in found:
-        yield from (f"{heading} {title(rows, 'the headline calls' if path.stem == HEADLINE else '')}", "")
+def sections(folder: Path) -> Iterator[str]:
+    """Yield the lines of the tables of a folder's runs."""
+    for path, rows in sorted(runs(folder), key=lambda run: run[0].stem != HEADLINE):  # first
+        yield from (f"## {title(rows, 'the headline calls' if path.stem == HEADLINE else '')}", "")
         yield from (machine(path, rows[0]), "")
         yield from (*(headline.table(rows) if path.stem == HEADLINE else table(rows)), "")
-        for picture in sorted(path.parent.glob(f"{path.stem}-*.png")) if pictures else ():
+        for picture in sorted(path.parent.glob(f"{path.stem}-*.png")):
             if not any(picture.stem.startswith(f"{other.stem}-") for other in path.parent.glob(f"{path.stem}-*.jsonl")):
                 drawn = (
                     "percent of a copy by row length"
@@ -125,12 +121,7 @@ def sections(
     for path, rows in launches(folder):
         first = rows[0]
         where = f"{first['device']}, torch {first['torch']}, triton {first['triton']}, commit `{first['commit'][:12]}`"
-        yield from (
-            f"{heading} {first['device']}: host time of a launch",
-            "",
-            f"{where}. [{path.name}]({link(path)})",
-            "",
-        )
+        yield from (f"## {first['device']}: host time of a launch", "", f"{where}. [{path.name}]({link(path)})", "")
         yield from (*launch_table(rows), "")
 
 

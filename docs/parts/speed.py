@@ -211,6 +211,18 @@ def gpu_steps(_: str = "") -> str:
 
 
 def gpu_runs(_: str = "") -> str:
-    """Return the tables of the other runs on a GPU."""
-    skipped = {GPU / "headline.jsonl"}
-    return "\n".join(report.sections(GPU, pictures=False, skipped=skipped, heading="###"))
+    """Return the experts, the calls of ops that the headline lacks, and the host time of a launch."""
+    had = {(row["op"], row["case"]) for row in report.read(GPU / "headline.jsonl")}
+    ops, lines = {op for op, _ in had}, list[str]()
+    for name in ("experts", "large"):
+        path = GPU / f"{name}.jsonl"
+        rows = [row for row in report.read(path) if row["op"] not in ops]
+        lines += [report.machine(path, rows[0]), "", *report.table(rows)[2:], ""]
+    path = GPU / "launch.jsonl"
+    ratios = sorted(row["launcher_us"] / row["bare_us"] for row in report.read(path))
+    times = sorted(row["launcher_us"] for row in report.read(path))
+    lines.append(
+        f"The host's part of a launch is {times[0]:.0f} to {times[-1]:.0f} us, {ratios[0]:.2f} to {ratios[-1]:.2f} of "
+        f"the time of Triton's own launch: {link(path)}."
+    )
+    return "\n".join(lines)
