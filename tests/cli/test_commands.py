@@ -71,7 +71,7 @@ def test_the_help_has_the_exit_codes_of_the_page(capsys: pytest.CaptureFixture[s
     codes = re.findall(r"^  (\d+) +\S", EXIT_CODES, re.M)
     assert re.findall(r"^  (\d+) +\S", text, re.M) == codes
     assert codes == [*map(str, sorted({code for _, code in documented_codes()})), "130"]
-    assert "130 Ctrl-C" in flat(PAGE.read_text("utf-8"))
+    assert "130 is Ctrl-C" in flat(PAGE.read_text("utf-8"))
     for code in codes:  # each command that the help names beside a code is in the page's row of that code
         meaning = text.split(f"\n  {code} ", 1)[1].split("\n  ", 1)[0] if code != "130" else ""
         named = {name for name in COMMANDS if f"{name}:" in meaning}

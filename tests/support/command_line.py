@@ -37,14 +37,14 @@ def documented(command: str) -> set[str]:
     """Return the keys that the page documents for a command's JSON, the outermost and those of its rows."""
     heading = rf"^### `fusedops {command}( [A-Z]+)? --json`$"
     section = re.split(heading, PAGE.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)[2].split("\n##", 1)[0]
-    return set(re.findall(r"^\| `([\w.<>\[\]]+)` \|", section, re.M))
+    return {key for row in re.findall(r"^\| (`.+?) \|", section, re.M) for key in re.findall(r"`(.+?)`", row)}
 
 
 def documented_codes() -> dict[tuple[str, int], str]:
-    """Return the page's meaning of each exit code of each command; Ctrl-C is beside the table."""
-    lines = PAGE.read_text(encoding="utf-8").split("| command | code |", 1)[1].split("\n\n", 1)[0].splitlines()
+    """Return the page's meaning of each exit code of each command; Ctrl-C is above the table."""
+    lines = PAGE.read_text(encoding="utf-8").split("| command | 0 |", 1)[1].split("\n\n", 1)[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    return {(command.strip("`"), int(code)): text for command, code, text in rows}
+    return {(row[0].strip("`"), code): text for row in rows for code, text in enumerate(row[1:]) if text}
 
 
 def keys(data: Any, under: str = "") -> set[str]:
