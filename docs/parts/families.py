@@ -17,7 +17,7 @@ from model_family import accuracy
 import fusedops
 from fusedops.integrations.transformers import Applied, apply
 
-HEAD = "| family | float32 | bfloat16 | bfloat16, plain |\n|---|---|---|---|\n"
+HEAD = "| float32 | bfloat16 | bfloat16, plain | families |\n|---|---|---|---|\n"
 _OF_TRL = "linear_log_probs"
 WHOLE, PARTS = "Everything that `apply` looks for is replaced:\n\n", "\nSomething is left in these:\n\n"
 
@@ -64,13 +64,18 @@ def listed(text: str) -> dict[str, Outcome]:
 
 
 def table(rows: Mapping[str, str]) -> str:
-    """Return the table of accuracy. Keys are names of families."""
-    return f"{HEAD}{''.join(f'| {name} | {row} |' + chr(10) for name, row in rows.items())}".strip()
+    """Return the table of accuracy, with a row for the families of the same numbers. Keys are names of families."""
+    alike: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        alike.setdefault(row, []).append(name)
+    ordered = sorted(alike.items(), key=lambda item: [float(number) for number in item[0].split(" | ")])
+    return HEAD + "\n".join(f"| {row} | {', '.join(names)} |" for row, names in ordered)
 
 
 def tabled(text: str) -> dict[str, str]:
-    """Return the rows that the table has."""
-    return dict(re.findall(r"^\| ([^|]+) \| (\d.*) \|$", text, re.M))
+    """Return the row of each family that the table has."""
+    rows = re.findall(r"^\| (\d[^|]*(?: \| \d[^|]*){2}) \| ([^|]+) \|$", text, re.M)
+    return {name: row for row, names in rows for name in names.split(", ")}
 
 
 def _row(name: str) -> str:
