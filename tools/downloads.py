@@ -2,7 +2,7 @@
 
     python tools/downloads.py torch==2.13.0 --group demo
 
-The arguments are those of ``pip install``. `make demo` runs this before it installs.
+The arguments are those of ``pip install``. `make demo` and `make test` run this before they install.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -62,8 +63,22 @@ def text(sizes: dict[str, int | None]) -> str:
     return f"{' and '.join(filter(None, (names, smaller)))}: {known / 1e6:.0f} MB{and_unknown}"
 
 
+def warning(names: Iterable[str]) -> str:
+    """Return a line for a plan with the CUDA libraries on a machine that may not need them, or nothing.
+
+    >>> warning(["torch", "sympy"])
+    ''
+    """
+    if not any(name.startswith(("nvidia-", "cuda-")) for name in names):
+        return ""
+    return (
+        "The CUDA libraries are among them: gigabytes. For the CPU build stop here, and set PIP_INDEX_URL, or TORCH, "
+        "as docs/start.md has it."
+    )
+
+
 def main() -> int:
-    """Print the sentence."""
+    """Print the sentence, and the warning."""
     try:
         plan = planned(sys.argv[1:])
     except subprocess.CalledProcessError as error:
@@ -71,6 +86,8 @@ def main() -> int:
         return error.returncode
     files = {f"{each['metadata']['name']} {each['metadata']['version']}": each["download_info"]["url"] for each in plan}
     print(f"To download into {sys.prefix}: {text({name: size_of(url) for name, url in files.items()})}", flush=True)
+    if line := warning(files):
+        print(line, flush=True)
     return 0
 
 

@@ -207,11 +207,24 @@ def test_the_calls_of_the_size_tables_run() -> None:
                 torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-5)
 
 
-def test_the_speed_ups_in_the_first_lines_of_the_readme_are_those_of_the_picture() -> None:
-    ratios = [ratio for pair in speed.speedups(report.read(speed.SHOWN)).values() for ratio in pair]
-    stated = re.search(r"speed-ups of ([\d.]+) to ([\d.]+) over torch", (ROOT / "README.md").read_text("utf-8"))
-    assert stated is not None
-    assert stated.groups() == (f"{min(ratios):.1f}", f"{max(ratios):.0f}")
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "index.md"], ids=lambda page: page.stem)
+def test_the_numbers_of_the_first_screen_are_those_of_the_runs(page: Path) -> None:
+    text = re.sub(r"\s+", " ", page.read_text("utf-8"))
+    rows = report.read(speed.SHOWN)
+    ratios = [ratio for pair in speed.speedups(rows).values() for ratio in pair]
+    on_a_cpu = re.search(r"are ([\d.]+) to ([\d.]+) times as fast as plain torch, and at worst ([\d.]+) times", text)
+    assert on_a_cpu is not None
+    lowest = min(speed.lowest(rows).values())
+    assert on_a_cpu.groups() == (f"{min(ratios):.1f}", f"{max(ratios):.0f}", f"{lowest:.2f}")
+    named = r"\w+_norm|scaled_masked_softmax|swiglu|rotary_embedding|cross_entropy"
+    percents = [
+        row["pct_of_copy"]
+        for row in report.read(speed.GPU / "headline.jsonl")
+        if row["provider"] == "fusedops.triton" and row["mode"] == "forward" and re.fullmatch(named, row["op"])
+    ]
+    on_a_gpu = re.search(r"run forward at (\d+) to (\d+) % of the speed of a copy", text)
+    assert on_a_gpu is not None
+    assert on_a_gpu.groups() == (f"{min(percents):.0f}", f"{max(percents):.0f}")
 
 
 def test_the_table_of_products_has_a_row_for_each_dtype_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:

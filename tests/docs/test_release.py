@@ -19,6 +19,7 @@ pytest.importorskip("build")
 pytest.importorskip("packaging")
 sys.path.insert(0, str(ROOT / "tools"))
 from downloads import text as downloads_text
+from downloads import warning as cuda_warning
 from release_checks import LARGEST, library_problems, sdist_problems, wheel_problems
 
 README = "x" * 2000
@@ -149,6 +150,11 @@ def test_the_source_distribution_and_a_wheel_from_it_pass(tmp_path: Path) -> Non
     built = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "out").glob("fusedops-*")}
     assert sums == built
     assert len(built) == 2
+
+
+def test_the_warning_is_for_a_plan_with_cuda_libraries() -> None:
+    assert cuda_warning(["torch 2.13.0+cpu", "sympy 1.14"]) == ""
+    assert "gigabytes" in cuda_warning(["torch 2.13.0", "nvidia-cublas 13"])
 
 
 def test_downloads_are_stated_by_size() -> None:

@@ -62,7 +62,7 @@ def commands(text: str) -> Commands:
     rest = FENCE.sub("", text)
     assert not _INDENTED.search(rest), f"a command outside of a ```sh block: {_INDENTED.search(rest)}"
     return Commands(
-        [stripped for line in shown if (stripped := re.sub(r"\s+# .*$", "", line).strip())],
+        [stripped for line in shown if (stripped := re.sub(r"(^|\s+)# .*$", "", line).strip())],
         [found["command"] for found in _IN_TEXT.finditer(rest)],
     )
 
