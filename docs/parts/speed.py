@@ -181,9 +181,9 @@ def packed_weights(_: str = "") -> str:
 
 
 def shared_ops_block(_: str = "") -> str:
-    """Return the times of the ops that several backends serve on a CPU."""
+    """Return the times of the ops that several backends have on a CPU."""
     records = shared_ops.read(CPU / "shared.jsonl")
-    won = f"The fastest backend of those that take the call, or within 5 % of it: {shared_ops.wins(records)}."
+    won = f"The fastest backend that accepts the call, or within 5 % of it: {shared_ops.wins(records)}."
     return "\n".join([*shared_ops.table(records), "", won])
 
 

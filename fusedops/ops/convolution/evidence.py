@@ -125,14 +125,6 @@ CAUSAL_CONV1D = Evidence(
             packed=dict.fromkeys(("x", "y"), "cu_seqlens"),
         ),
     ],
-    peers="""
-| peer | widths | states | packed sequences | computed in |
-|---|---|---|---|---|
-| causal-conv1d, `causal_conv1d_fn` | 2 to 4 | W - 1 | `seq_idx` | float32 |
-| causal-conv1d, `causal_conv1d_update` | 2 to 4 | at least W - 1, written | by index | float32 |
-| transformers, torch | any | W, written | no | the dtype of the weight |
-| fusedops | 2 to 8 | W - 1, returned | `cu_seqlens` | float32 |
-""",
     sharded=(
         "batches and channels",
         "`weight`, `bias` as the channels; `initial_state` as x; `cu_seqlens` replicated",

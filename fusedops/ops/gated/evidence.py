@@ -152,14 +152,5 @@ GEGLU = Evidence(
         Rows("rows", lambda count: {"gate": (count, 67), "up": (count, 67)}, dict.fromkeys(("gate", "up", "y"), 0)),
         Rows("rows, erf", lambda count: {"gate": (count, 134), "approximate": "none"}, {"gate": 0, "y": 0}),
     ],
-    peers="""
-| peer | form | packed | GELU |
-|---|---|---|---|
-| transformers, `GemmaMLP` | two tensors | | tanh |
-| Liger, `LigerGELUMulFunction` | two tensors | | tanh; backward writes over gate and up |
-| diffusers, `GEGLU` | packed | halves, up first | exact |
-| torch_npu, `npu_geglu` | packed | halves, up first by default | both |
-| fusedops | both | both, gate first | both |
-""",
     sharded=("`gate` with `up`: any dim; packed: any dim except the last", "`up` as `gate`", "as `gate`"),
 )

@@ -59,15 +59,6 @@ def min_bytes(logits: Any, k: int, *rest: Any) -> Mapping[Any, int]:
 
 _DEEPSEEK_V3 = {"score": "sigmoid", "groups": 8, "top_groups": 4, "normalize": True, "eps": 1e-20, "scale": 2.5}
 
-_PEERS = """
-| peer | scores | ties | NaN | index |
-|---|---|---|---|---|
-| transformers' routers | float32, gpt-oss in the dtype of the logits | open (torch.topk) | open | int64 |
-| Megatron, `topk_routing_with_score_function` | float32 by option | open (torch.topk) | open | a map of bools |
-| torch_npu, `npu_moe_gating_top_k` | float32 | open | open | int32 |
-| fusedops | float32 | the lowest index, for groups too | the largest | int64, also given |
-"""
-
 
 def _case(name: str, rows: tuple[int, ...], experts: int, k: int, source: str, **options: Any) -> Case:
     """Return a case; ``bias=True`` and ``index=True`` give them their shapes."""
@@ -124,6 +115,5 @@ TOP_K_ROUTING = Evidence(
         Rows("tokens", lambda count: {"logits": (count, 12), "k": 3, "normalize": True}, _ROW_DIMS),
         Rows("tokens in groups", _grouped_rows, _ROW_DIMS),
     ],
-    peers=_PEERS,
     sharded=("the dims of `logits` but the last", "`index` as `logits`; `bias` whole", "as `logits`"),
 )
