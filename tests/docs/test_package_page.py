@@ -38,6 +38,12 @@ def test_with_an_address_every_link_is_absolute(hook: ModuleType) -> None:
     assert f"]({base}/blob/v1.2.3/docs/_static/speed.svg?raw=true)" in metadata["readme"]["text"]
 
 
+def test_the_readme_clones_the_address_of_pyproject() -> None:
+    (address,) = re.findall(r'^repository = "(.*)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+    (cloned,) = re.findall(r"^git clone (.+) fusedops &&", (ROOT / "README.md").read_text("utf-8"), re.M)
+    assert cloned == (address or "<the address of this repository>")
+
+
 def test_code_and_links_on_the_network_stay(hook: ModuleType) -> None:
     text = "[a](b.md) `[c](d.md)` [e](https://f.g) [h](#i)\n```md\n[j](k.md)\n```\n[l](m.md#n)\n"
     changed = "a (b.md) `[c](d.md)` [e](https://f.g) [h](#i)\n```md\n[j](k.md)\n```\nl (m.md#n)\n"
