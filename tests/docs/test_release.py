@@ -152,15 +152,12 @@ def test_the_source_distribution_and_a_wheel_from_it_pass(tmp_path: Path) -> Non
     assert len(built) == 2
 
 
-def test_the_warning_is_for_a_plan_with_cuda_libraries() -> None:
-    assert cuda_warning(["torch 2.13.0+cpu", "sympy 1.14"]) == ""
-    assert "gigabytes" in cuda_warning(["torch 2.13.0", "nvidia-cublas 13"])
-
-
 def test_downloads_are_stated_by_size() -> None:
     assert downloads_text({}) == "nothing: everything is installed"
     assert downloads_text({"tqdm 4": 80_000}) == "1 smaller package: 0 MB"
+    assert cuda_warning({"torch 2.13.0+cpu": 190_000_000}) == ""
     sizes = {"torch 2": 900_000_000, "numpy 2": None, "nvidia-cublas 12": 600_000_000}
+    assert "gigabytes" in cuda_warning(sizes)
     assert downloads_text(sizes) == (
         "torch 2 (900 MB), nvidia-cublas 12 (600 MB) and 1 smaller package: 1500 MB and 1 of unknown size"
     )
