@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from fusedops import ops
+from fusedops.ops.norms.arguments import AddLayerNormArgs, AddLayerNormGradArgs
 from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype, one_dtype
 from fusedops_cpu._norm import Results, add_norm_backward, norm_forward
@@ -19,11 +17,9 @@ from fusedops_cpu._struct_call import LibraryCall
     source="fusedops_cpu/src/elementwise/norm.cpp",
     rows_independent=True,
 )
-def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
-) -> LibraryCall:
+def add_layer_norm(a: AddLayerNormArgs, save: bool) -> LibraryCall:
     """Compute the op; x and residual of one dtype, weight and bias of any dtypes of the library."""
-    return norm_forward(x, residual, weight, bias, eps, 0.0, True, save)
+    return norm_forward(*a, 0.0, True, save)
 
 
 @library_kernel(
@@ -33,16 +29,6 @@ def add_layer_norm(
     source="fusedops_cpu/src/elementwise/norm.cpp",
     rows_independent=True,
 )
-def add_layer_norm_backward(
-    grad_y: Tensor,
-    grad_s: Tensor,
-    s: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual_dtype: torch.dtype,
-    needs: tuple[bool, ...],
-) -> LibraryCall | Results:
+def add_layer_norm_backward(a: AddLayerNormGradArgs) -> LibraryCall | Results:
     """Compute the gradients of x, residual, weight and bias; sums over rows do not depend on the threads."""
-    return add_norm_backward(grad_y, grad_s, s, mean, rstd, weight, bias, 0.0, residual_dtype, needs)
+    return add_norm_backward(a.grad_y, a.grad_s, a.s, a.mean, a.rstd, a.weight, a.bias, 0.0, a.residual_dtype, a.needs)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from fusedops import ops
+from fusedops.ops.norms.arguments import AddRmsNormArgs, AddRmsNormGradArgs
 from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype, one_dtype
 from fusedops_cpu._norm import Results, add_norm_backward, norm_forward, selected
@@ -19,11 +17,9 @@ from fusedops_cpu._struct_call import LibraryCall
     source="fusedops_cpu/src/elementwise/norm.cpp",
     rows_independent=True,
 )
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
-) -> LibraryCall | Results:
+def add_rms_norm(a: AddRmsNormArgs, save: bool) -> LibraryCall | Results:
     """Compute the op; x and residual of one dtype, any rank and strides, a weight of any dtype of the library."""
-    return selected(norm_forward(x, residual, weight, None, eps, offset, False, save), 0, 1, 3)
+    return selected(norm_forward(a.x, a.residual, a.weight, None, a.eps, a.offset, False, save), 0, 1, 3)
 
 
 @library_kernel(
@@ -33,17 +29,10 @@ def add_rms_norm(
     source="fusedops_cpu/src/elementwise/norm.cpp",
     rows_independent=True,
 )
-def add_rms_norm_backward(
-    grad_y: Tensor,
-    grad_s: Tensor,
-    s: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    offset: float,
-    residual_dtype: torch.dtype,
-    needs: tuple[bool, ...],
-) -> LibraryCall | Results:
+def add_rms_norm_backward(a: AddRmsNormGradArgs) -> LibraryCall | Results:
     """Compute the gradients of x, residual and weight; the sum for the weight does not depend on the threads."""
-    wanted = (*needs, False)
-    returned = add_norm_backward(grad_y, grad_s, s, None, rstd, weight, None, offset, residual_dtype, wanted)
+    wanted = (*a.needs, False)
+    returned = add_norm_backward(
+        a.grad_y, a.grad_s, a.s, None, a.rstd, a.weight, None, a.offset, a.residual_dtype, wanted
+    )
     return selected(returned, 0, 1, 2)

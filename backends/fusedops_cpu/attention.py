@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fusedops import masks, ops
 from fusedops.constraints import Dim, DType, When
+from fusedops.ops.attention.arguments import AttentionArgs, AttentionGradArgs
 from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._library import DTYPE_CODES, dense, library
 from fusedops_cpu._struct_call import LibraryCall, LibraryFunction
@@ -50,19 +51,10 @@ def attention_of_few(
     for_speed=(_FOR_SPEED,),
     for_rows=attention_of_few,
 )
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: _Window,
-    return_lse: bool,
-) -> _Results:
+def attention(a: AttentionArgs) -> _Results:
     """Compute the op in tiles, or by the function of few queries where these are few."""
-    function = library().attention_forward if _is_few(q, k) else library().attention_tiles
-    return _forward(function, q, k, v, mask, scale, causal, window)
+    function = library().attention_forward if _is_few(a.q, a.k) else library().attention_tiles
+    return _forward(function, a.q, a.k, a.v, a.mask, a.scale, a.causal, a.window)
 
 
 def _is_few(q: Tensor, k: Tensor) -> bool:
@@ -121,24 +113,10 @@ def attention_of_few_backward(
     rows_independent=True,
     for_rows=attention_of_few_backward,
 )
-def attention_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: _Window,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> LibraryCall | tuple[Tensor | None, ...]:
+def attention_backward(a: AttentionGradArgs) -> LibraryCall | tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v from the scores, which are computed again."""
-    tensors = (grad_out, grad_lse if return_lse else None, q, k, v, mask, out, lse)
-    return _backward(*tensors, scale, causal, window, needs, of_few=_is_few(q, k))
+    tensors = (a.grad_out, a.grad_lse if a.return_lse else None, a.q, a.k, a.v, a.mask, a.out, a.lse)
+    return _backward(*tensors, a.scale, a.causal, a.window, a.needs, of_few=_is_few(a.q, a.k))
 
 
 def _backward(

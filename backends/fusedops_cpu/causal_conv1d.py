@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops.ops.convolution.arguments import check_bounds, empty_state
+from fusedops.ops.convolution.arguments import CausalConv1dArgs, CausalConv1dGradArgs, check_bounds, empty_state
 from fusedops_cpu._calls import library_kernel, results_of
 from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
@@ -28,25 +28,17 @@ _SOURCE = "fusedops_cpu/src/elementwise/causal_conv1d.cpp"
     source=_SOURCE,
     rows_independent=True,
 )
-def causal_conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-) -> LibraryCall | tuple[Tensor, Tensor]:
+def causal_conv1d(a: CausalConv1dArgs) -> LibraryCall | tuple[Tensor, Tensor]:
     """Compute the op; x, weight and bias of any dtype of the library, any strides."""
-    bounds = _bounds(cu_seqlens, x.shape[2])
-    by_channel = _has_channels_together(x)
-    y, state = _empty_like(x, by_channel), empty_state(x, weight, return_state, cu_seqlens)
-    x = _with_steps(x, by_channel)
-    own, offset, before = _beside(weight, bias, initial_state)
-    sizes = _sizes(x, weight, bias, bounds, activation, by_channel, y)
-    fields = (x, own, offset, before, bounds, y, state if return_state else None, *sizes)
+    bounds = _bounds(a.cu_seqlens, a.x.shape[2])
+    by_channel = _has_channels_together(a.x)
+    y, state = _empty_like(a.x, by_channel), empty_state(a.x, a.weight, a.return_state, a.cu_seqlens)
+    x = _with_steps(a.x, by_channel)
+    own, offset, before = _beside(a.weight, a.bias, a.initial_state)
+    sizes = _sizes(x, a.weight, a.bias, bounds, a.activation, by_channel, y)
+    fields = (x, own, offset, before, bounds, y, state if a.return_state else None, *sizes)
     call = LibraryCall(library().conv_forward, fields, (y, state))
-    return call if cu_seqlens is None else results_of(call)  # bounds are checked at each call: it is not remembered
+    return call if a.cu_seqlens is None else results_of(call)  # bounds are checked at each call: it is not remembered
 
 
 @library_kernel(
@@ -56,33 +48,22 @@ def causal_conv1d(
     source=_SOURCE,
     rows_independent=True,
 )
-def causal_conv1d_backward(
-    grad_y: Tensor,
-    grad_state: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    activation: str,
-    return_state: bool,
-    needs: tuple[bool, ...],
-) -> LibraryCall | tuple[Tensor | None, ...]:
+def causal_conv1d_backward(a: CausalConv1dGradArgs) -> LibraryCall | tuple[Tensor | None, ...]:
     """Compute the gradients; the sums for weight and bias do not depend on the number of threads."""
-    bounds = _bounds(cu_seqlens, x.shape[2])
-    by_channel = _has_channels_together(x)
-    dx = _empty_like(x, by_channel) if needs[0] else None
+    bounds = _bounds(a.cu_seqlens, a.x.shape[2])
+    by_channel = _has_channels_together(a.x)
+    dx = _empty_like(a.x, by_channel) if a.needs[0] else None
     results = tuple(
         torch.empty_like(each, memory_format=torch.contiguous_format) if each is not None and need else None
-        for each, need in zip((weight, bias, initial_state), needs[1:])
+        for each, need in zip((a.weight, a.bias, a.initial_state), a.needs[1:])
     )
-    x, grad_y = _with_steps(x, by_channel), _with_steps(grad_y, by_channel)
-    own, offset, before = _beside(weight, bias, initial_state)
-    sizes = _sizes(x, weight, bias, bounds, activation, by_channel, dx)
-    of_state = dense(grad_state) if return_state else None
+    x, grad_y = _with_steps(a.x, by_channel), _with_steps(a.grad_y, by_channel)
+    own, offset, before = _beside(a.weight, a.bias, a.initial_state)
+    sizes = _sizes(x, a.weight, a.bias, bounds, a.activation, by_channel, dx)
+    of_state = dense(a.grad_state) if a.return_state else None
     fields = (grad_y, x, own, offset, before, bounds, of_state, dx, *results, *sizes, *grad_y.stride())
     call = LibraryCall(library().conv_backward, fields, (dx, *results))
-    return call if cu_seqlens is None else results_of(call)
+    return call if a.cu_seqlens is None else results_of(call)
 
 
 def _has_channels_together(x: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops.ops.losses.arguments import check_targets
+from fusedops.ops.losses.arguments import CrossEntropyArgs, CrossEntropyGradArgs, check_targets
 from fusedops_cpu._calls import library_kernel, results_of
 from fusedops_cpu._constraints import one_dtype
 from fusedops_cpu._library import DTYPE_CODES, dense, library
@@ -25,29 +25,21 @@ _BY_DENOMINATOR = 3
     source="fusedops_cpu/src/elementwise/cross_entropy.cpp",
     rows_independent=True,
 )
-def cross_entropy(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-    save: bool,
-) -> LibraryCall | tuple[Tensor, Tensor | None, None]:
+def cross_entropy(a: CrossEntropyArgs, save: bool) -> LibraryCall | tuple[Tensor, Tensor | None, None]:
     """Compute the op; logits of any rank and strides. log_prob is not kept: lse serves.
 
     The library checks the targets too: a remembered call whose targets it refuses comes here, where the error is made.
     """
-    check_targets("cross_entropy", target, ignore_index, logits.shape[-1])
-    logits, place = _with_rows(logits)
-    target = dense(target)
-    loss = logits.new_empty(target.shape if reduction == "none" else (), dtype=torch.float32)
+    check_targets("cross_entropy", a.target, a.ignore_index, a.logits.shape[-1])
+    logits, place = _with_rows(a.logits)
+    target = dense(a.target)
+    loss = logits.new_empty(target.shape if a.reduction == "none" else (), dtype=torch.float32)
     lse = logits.new_empty(target.shape, dtype=torch.float32) if save else None
-    settings = _settings(logits, place, ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    settings = _settings(
+        logits, place, a.ignore_index, a.label_smoothing, a.z_loss, a.softcap, a.reduction, a.denominator
+    )
     call = LibraryCall(library().cross_entropy_forward, (logits, target, loss, lse, *settings), (loss, lse, None))
-    return call if denominator is None else results_of(call)  # its value is a field
+    return call if a.denominator is None else results_of(call)  # its value is a field
 
 
 @library_kernel(
@@ -57,26 +49,16 @@ def cross_entropy(
     source="fusedops_cpu/src/elementwise/cross_entropy.cpp",
     rows_independent=True,
 )
-def cross_entropy_backward(
-    grad: Tensor,
-    logits: Tensor,
-    log_prob: Tensor | None,
-    lse: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-) -> LibraryCall | Tensor:
+def cross_entropy_backward(a: CrossEntropyGradArgs) -> LibraryCall | Tensor:
     """Compute the gradient of the logits from lse, contiguous."""
-    dx = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    logits, place = _with_rows(logits)
-    grad, lse, target = dense(grad.float()), dense(lse.float()), dense(target)
-    settings = _settings(logits, place, ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
+    dx = torch.empty_like(a.logits, memory_format=torch.contiguous_format)
+    logits, place = _with_rows(a.logits)
+    grad, lse, target = dense(a.grad.float()), dense(a.lse.float()), dense(a.target)
+    settings = _settings(
+        logits, place, a.ignore_index, a.label_smoothing, a.z_loss, a.softcap, a.reduction, a.denominator
+    )
     call = LibraryCall(library().cross_entropy_backward, (grad, logits, lse, target, dx, *settings), dx)
-    return call if denominator is None else results_of(call)
+    return call if a.denominator is None else results_of(call)
 
 
 def _settings(

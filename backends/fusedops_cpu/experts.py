@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
+from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import GATED
 from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype
@@ -26,28 +27,13 @@ _TENSORS = ("x", "weights", "up", "down", "up_bias", "down_bias")
     source="fusedops_cpu/src/dot/experts.cpp",
     rows_independent=True,
 )
-def experts(
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-    save: bool,
-) -> LibraryCall:
+def experts(a: ExpertsArgs, save: bool) -> LibraryCall:
     """Compute each expert on the rows that chose it. The bits of a token do not depend on the other tokens."""
-    tensors = _dense(x, index, weights, up, down, up_bias, down_bias)
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    hidden = x.new_empty((index.numel(), up.shape[2 if transposed else 1])) if save else None
-    options = _options(activation, limit, alpha, offset, interleaved, transposed)
-    fields = (*tensors, y, hidden, *_dtypes(tensors), *_sizes(index, down, transposed), *options)
+    tensors = _dense(a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias)
+    y = torch.empty_like(a.x, memory_format=torch.contiguous_format)
+    hidden = a.x.new_empty((a.index.numel(), a.up.shape[2 if a.transposed else 1])) if save else None
+    options = _options(a.activation, a.limit, a.alpha, a.offset, a.interleaved, a.transposed)
+    fields = (*tensors, y, hidden, *_dtypes(tensors), *_sizes(a.index, a.down, a.transposed), *options)
     return LibraryCall(library().experts_forward, fields, (y, hidden))
 
 
@@ -58,33 +44,16 @@ def experts(
     source="fusedops_cpu/src/dot/experts_backward.cpp",
     rows_independent=True,
 )
-def experts_backward(
-    grad: Tensor,
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    hidden: Tensor,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-    needs: tuple[bool, ...],
-) -> LibraryCall:
+def experts_backward(a: ExpertsGradArgs) -> LibraryCall:
     """Compute the gradients from the inputs and the up-projections of forward."""
-    tensors = _dense(x, index, weights, up, down, up_bias, down_bias)
+    tensors = _dense(a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias)
     results = tuple(
         torch.empty_like(tensor, memory_format=torch.contiguous_format) if tensor is not None and need else None
-        for tensor, need in zip((x, weights, up, down, up_bias, down_bias), needs)
+        for tensor, need in zip((a.x, a.weights, a.up, a.down, a.up_bias, a.down_bias), a.needs)
     )
-    inputs = (dense(grad), *tensors[:5], tensors[6], dense(hidden))
-    options = _options(activation, limit, alpha, offset, interleaved, transposed)
-    fields = (*inputs, *results, *_dtypes(tensors), *_sizes(index, down, transposed), *options)
+    inputs = (dense(a.grad), *tensors[:5], tensors[6], dense(a.hidden))
+    options = _options(a.activation, a.limit, a.alpha, a.offset, a.interleaved, a.transposed)
+    fields = (*inputs, *results, *_dtypes(tensors), *_sizes(a.index, a.down, a.transposed), *options)
     return LibraryCall(library().experts_backward, fields, results)
 
 

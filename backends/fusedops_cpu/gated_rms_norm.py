@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
+from fusedops.ops.norms.arguments import GatedRmsNormArgs, GatedRmsNormGradArgs
 from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype, one_dtype
 from fusedops_cpu._gated import with_rows
@@ -22,24 +23,14 @@ _SOURCE = "fusedops_cpu/src/elementwise/gated_norm.cpp"
     source=_SOURCE,
     rows_independent=True,
 )
-def gated_rms_norm(
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    gate_first: bool,
-    activation: str,
-    groups: int,
-    offset: float,
-    save: bool,
-) -> LibraryCall:
+def gated_rms_norm(a: GatedRmsNormArgs, save: bool) -> LibraryCall:
     """Compute the op; x and gate of one dtype, any rank and strides, a weight of any dtype of the library."""
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    rstd = x.new_empty((*x.shape[:-1], groups), dtype=torch.float32) if save else None
-    weight = weight if weight is None else dense(weight)
-    (x, x_row), (gate, gate_row) = with_rows(x), with_rows(gate)
-    sizes = _sizes(x, weight, groups, x_row, gate_row, gate_first, activation)
-    fields = (x, gate, weight, y, rstd, *sizes, eps, offset)
+    y = torch.empty_like(a.x, memory_format=torch.contiguous_format)
+    rstd = a.x.new_empty((*a.x.shape[:-1], a.groups), dtype=torch.float32) if save else None
+    weight = a.weight if a.weight is None else dense(a.weight)
+    (x, x_row), (gate, gate_row) = with_rows(a.x), with_rows(a.gate)
+    sizes = _sizes(x, weight, a.groups, x_row, gate_row, a.gate_first, a.activation)
+    fields = (x, gate, weight, y, rstd, *sizes, a.eps, a.offset)
     return LibraryCall(library().gated_norm_forward, fields, (y, rstd))
 
 
@@ -50,30 +41,19 @@ def gated_rms_norm(
     source=_SOURCE,
     rows_independent=True,
 )
-def gated_rms_norm_backward(
-    grad: Tensor,
-    x: Tensor,
-    gate: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    gate_first: bool,
-    activation: str,
-    groups: int,
-    offset: float,
-    needs: tuple[bool, ...],
-) -> LibraryCall | tuple[Tensor | None, ...]:
+def gated_rms_norm_backward(a: GatedRmsNormGradArgs) -> LibraryCall | tuple[Tensor | None, ...]:
     """Compute the gradients of x, gate and weight; the sum for the weight does not depend on the number of threads."""
-    weight = weight if weight is None else dense(weight)
-    wanted = zip((x, gate, weight), needs)
+    weight = a.weight if a.weight is None else dense(a.weight)
+    wanted = zip((a.x, a.gate, weight), a.needs)
     gradients = tuple(
         torch.empty_like(each, memory_format=torch.contiguous_format) if each is not None and need else None
         for each, need in wanted
     )
-    if not x.numel():
+    if not a.x.numel():
         return tuple(None if each is None else each.zero_() for each in gradients)
-    (x, x_row), (gate, gate_row) = with_rows(x), with_rows(gate)
-    sizes = _sizes(x, weight, groups, x_row, gate_row, gate_first, activation)
-    fields = (dense(grad), x, gate, weight, dense(rstd), *gradients, *sizes, offset)
+    (x, x_row), (gate, gate_row) = with_rows(a.x), with_rows(a.gate)
+    sizes = _sizes(x, weight, a.groups, x_row, gate_row, a.gate_first, a.activation)
+    fields = (dense(a.grad), x, gate, weight, dense(a.rstd), *gradients, *sizes, a.offset)
     return LibraryCall(library().gated_norm_backward, fields, gradients)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops.ops.linear_attention.arguments import bounds_of
+from fusedops.ops.linear_attention.arguments import LinearAttentionArgs, LinearAttentionGradArgs, bounds_of
 from fusedops.ops.linear_attention.formulas import scale_of
 from fusedops_cpu._calls import library_kernel, results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
@@ -24,24 +24,13 @@ _CONSTRAINTS = *one_dtype("q", "k", "v"), *any_dtype("decay", "beta", "initial_s
     source="fusedops_cpu/src/dot/linear_attention.cpp",
     rows_independent=True,
 )
-def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-) -> LibraryCall | tuple[Tensor, Tensor]:
+def linear_attention(a: LinearAttentionArgs) -> LibraryCall | tuple[Tensor, Tensor]:
     """Compute the op; q, k and v of one dtype, the others of any dtype of the library."""
-    bounds = _bounds(cu_seqlens, q.shape[1])
-    inputs = _inputs(q, k, v, decay, beta, scale, normalize, initial_state, bounds)
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    count = v.shape[0] if bounds is None else bounds.shape[0] - 1
-    shape = (count, v.shape[2], q.shape[3], v.shape[3])
+    bounds = _bounds(a.cu_seqlens, a.q.shape[1])
+    inputs = _inputs(a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, bounds)
+    out = torch.empty_like(a.v, memory_format=torch.contiguous_format)
+    count = a.v.shape[0] if bounds is None else bounds.shape[0] - 1
+    shape = (count, a.v.shape[2], a.q.shape[3], a.v.shape[3])
     state = torch.empty(shape, dtype=torch.float32, device="cpu")
     call = LibraryCall(library().linear_attention_forward, (*inputs, out, state), (out, state))
     # the bounds of packed sequences are checked by the launcher: such a call is not remembered
@@ -55,35 +44,21 @@ def linear_attention(
     source="fusedops_cpu/src/dot/linear_attention_backward.cpp",
     rows_independent=True,
 )
-def linear_attention_backward(
-    grad_out: Tensor,
-    grad_state: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-    needs: tuple[bool, ...],
-) -> LibraryCall | tuple[Tensor | None, ...]:
+def linear_attention_backward(a: LinearAttentionGradArgs) -> LibraryCall | tuple[Tensor | None, ...]:
     """Compute the gradients in chunks, from the state before each of them."""
-    bounds = _bounds(cu_seqlens, q.shape[1])
-    inputs = _inputs(q, k, v, decay, beta, scale, normalize, initial_state, bounds)
-    given = (q, k, v, decay, beta, initial_state)
+    bounds = _bounds(a.cu_seqlens, a.q.shape[1])
+    inputs = _inputs(a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, bounds)
+    given = (a.q, a.k, a.v, a.decay, a.beta, a.initial_state)
     make: Any = torch.empty_like if bounds is None else torch.zeros_like  # positions of no sequence
     results = [
         None
         if each is None or not need
         else make(each, dtype=each.dtype if n < 3 else torch.float32, memory_format=torch.contiguous_format)
-        for n, (each, need) in enumerate(zip(given, needs))
+        for n, (each, need) in enumerate(zip(given, a.needs))
     ]
-    of_state = dense(grad_state) if return_state else None
+    of_state = dense(a.grad_state) if a.return_state else None
     call = LibraryCall(
-        library().linear_attention_backward, (*inputs, dense(grad_out), of_state, *results), tuple(results)
+        library().linear_attention_backward, (*inputs, dense(a.grad_out), of_state, *results), tuple(results)
     )
     if bounds is None and all(each is None or each.dtype == torch.float32 for each in given[3:]):
         return call

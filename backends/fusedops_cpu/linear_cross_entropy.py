@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.ops.losses.arguments import check_targets
+from fusedops.ops.losses.arguments import LinearCrossEntropyArgs, LinearCrossEntropyGradArgs, check_targets
 from fusedops.ops.losses.formulas import LossOptions, Results, Wanted, loss_and_gradients, scaled_gradients
 from fusedops_cpu._calls import results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
@@ -20,49 +20,17 @@ _SOURCE = "fusedops_cpu/src/dot/linear_loss.cpp, fusedops_cpu/src/dot/linear_pro
 
 @kernel(ops.linear_cross_entropy, *_LIMITS, source=_SOURCE, rows_independent=True)
 def linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-    chunk: int | None,
-    save: bool,
+    a: LinearCrossEntropyArgs, save: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Compute the loss in chunks of rows, and the gradients of its sum over the rows."""
-    check_targets("linear_cross_entropy", target, ignore_index, weight.shape[0])
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    return loss_and_gradients(_row_losses, x, weight, target, bias, options, chunk, save)
+    check_targets("linear_cross_entropy", a.target, a.ignore_index, a.weight.shape[0])
+    return loss_and_gradients(_row_losses, a, save)
 
 
 @kernel(ops.linear_cross_entropy, *_LIMITS, direction="backward", source=_SOURCE, rows_independent=True)
-def linear_cross_entropy_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    x_grad: Tensor | None,
-    weight_grad: Tensor | None,
-    bias_grad: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-    chunk: int | None,
-    reuse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def linear_cross_entropy_backward(a: LinearCrossEntropyGradArgs) -> tuple[Tensor | None, ...]:
     """Multiply the gradients of forward by the incoming one; compute again those that forward could not."""
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    saved = (x_grad, weight_grad, bias_grad)
-    return scaled_gradients(_row_losses, grad, x, weight, target, bias, saved, options, chunk, reuse, needs)
+    return scaled_gradients(_row_losses, a)
 
 
 def _row_losses(

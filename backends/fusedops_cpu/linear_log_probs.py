@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.ops.losses.arguments import check_targets
+from fusedops.ops.losses.arguments import LinearLogProbsArgs, LinearLogProbsGradArgs, check_targets
 from fusedops.ops.losses.formulas import Gradients, Wanted
 from fusedops_cpu._calls import results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
@@ -21,64 +21,40 @@ _SOURCE = "fusedops_cpu/src/dot/linear_loss.cpp, fusedops_cpu/src/dot/linear_pro
 
 
 @kernel(ops.linear_log_probs, *_LIMITS, source=_SOURCE, rows_independent=True)
-def linear_log_probs(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    softcap: float | None,
-    ignore_index: int,
-    return_entropy: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def linear_log_probs(a: LinearLogProbsArgs, save: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the log probabilities and the entropy in chunks of rows."""
-    check_targets("linear_log_probs", target, ignore_index, weight.shape[0])
-    logp, entropy, lse = (x.new_zeros(target.shape, dtype=torch.float32) for _ in range(3))
-    outputs = (logp, entropy if return_entropy else None, lse)
+    check_targets("linear_log_probs", a.target, a.ignore_index, a.weight.shape[0])
+    logp, entropy, lse = (a.x.new_zeros(a.target.shape, dtype=torch.float32) for _ in range(3))
+    outputs = (logp, entropy if a.return_entropy else None, lse)
 
     def between(logits: tuple[Any, ...], at: slice | Tensor) -> None:
         views = [None if each is None else each.view(-1)[at] for each in outputs]
-        _call(library().linear_log_probs, (*logits, *views, temperature))
+        _call(library().linear_log_probs, (*logits, *views, a.temperature))
         if not isinstance(at, slice):  # the views are copies
             for each, view in zip(outputs, views):
                 if each is not None and view is not None:
                     each.view(-1)[at] = view
 
-    _through_chunks(x, weight, target, bias, softcap, ignore_index, Wanted(False, False, False), between)
+    _through_chunks(a.x, a.weight, a.target, a.bias, a.softcap, a.ignore_index, Wanted(False, False, False), between)
     return logp, entropy, lse if save else None
 
 
 @kernel(ops.linear_log_probs, *_LIMITS, direction="backward", source=_SOURCE, rows_independent=True)
-def linear_log_probs_backward(
-    grad_logp: Tensor,
-    grad_entropy: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    entropy: Tensor,
-    lse: Tensor,
-    temperature: float,
-    softcap: float | None,
-    ignore_index: int,
-    return_entropy: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def linear_log_probs_backward(a: LinearLogProbsGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the chunks again, and the gradients of x, weight and bias."""
-    gradients = (grad_logp, grad_entropy if return_entropy else None)
+    gradients = (a.grad_logp, a.grad_entropy if a.return_entropy else None)
     inputs = [None if each is None else dense(each.float()).view(-1) for each in gradients]
 
     def between(logits: tuple[Any, ...], at: slice | Tensor) -> None:
         views = [None if each is None else each[at] for each in inputs]
-        _call(library().linear_log_probs_backward, (*logits, *views, temperature))
+        _call(library().linear_log_probs_backward, (*logits, *views, a.temperature))
 
-    wanted = Wanted(needs[0], needs[1], needs[2] and bias is not None)
-    dx, dweight, dbias = _through_chunks(x, weight, target, bias, softcap, ignore_index, wanted, between)
+    wanted = Wanted(a.needs[0], a.needs[1], a.needs[2] and a.bias is not None)
+    dx, dweight, dbias = _through_chunks(a.x, a.weight, a.target, a.bias, a.softcap, a.ignore_index, wanted, between)
     return (
-        None if dx is None else dx.view(x.shape),
-        None if dweight is None else dweight.to(weight.dtype),
-        None if dbias is None or bias is None else dbias.to(bias.dtype),
+        None if dx is None else dx.view(a.x.shape),
+        None if dweight is None else dweight.to(a.weight.dtype),
+        None if dbias is None or a.bias is None else dbias.to(a.bias.dtype),
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
+from fusedops.ops.routing.arguments import TopKRoutingArgs, TopKRoutingGradArgs
 from fusedops.ops.routing.formulas import SCORES
 from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype
@@ -21,26 +22,16 @@ from fusedops_cpu._struct_call import LibraryCall
     source="fusedops_cpu/src/elementwise/routing.cpp",
     rows_independent=True,
 )
-def top_k_routing(
-    logits: Tensor,
-    k: int,
-    score: str,
-    bias: Tensor | None,
-    groups: int,
-    top_groups: int,
-    group_score: str,
-    normalize: bool,
-    eps: float,
-    scale: float,
-    index: Tensor | None,
-) -> LibraryCall:
+def top_k_routing(a: TopKRoutingArgs) -> LibraryCall:
     """Choose experts and compute their weights; logits of any rank and strides."""
-    shape = (*logits.shape[:-1], k)
-    weights = logits.new_empty(shape, dtype=torch.float32)
-    chosen = logits.new_empty(shape, dtype=torch.int64)
-    settings = _settings(logits, k, score, normalize, eps, scale, bias, (groups, top_groups, group_score), index)
-    bias, index = (None if each is None else dense(each) for each in (bias, index))
-    fields = (dense(logits), bias, index, weights, chosen, *settings)
+    shape = (*a.logits.shape[:-1], a.k)
+    weights = a.logits.new_empty(shape, dtype=torch.float32)
+    chosen = a.logits.new_empty(shape, dtype=torch.int64)
+    settings = _settings(
+        a.logits, a.k, a.score, a.normalize, a.eps, a.scale, a.bias, (a.groups, a.top_groups, a.group_score), a.index
+    )
+    bias, index = (None if each is None else dense(each) for each in (a.bias, a.index))
+    fields = (dense(a.logits), bias, index, weights, chosen, *settings)
     return LibraryCall(library().routing_forward, fields, (weights, chosen))
 
 
@@ -51,13 +42,11 @@ def top_k_routing(
     source="fusedops_cpu/src/elementwise/routing.cpp",
     rows_independent=True,
 )
-def top_k_routing_backward(
-    grad_weights: Tensor, logits: Tensor, chosen: Tensor, k: int, score: str, normalize: bool, eps: float, scale: float
-) -> LibraryCall:
+def top_k_routing_backward(a: TopKRoutingGradArgs) -> LibraryCall:
     """Compute the gradient of the logits, contiguous."""
-    dx = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    settings = _settings(logits, k, score, normalize, eps, scale)
-    fields = (dense(grad_weights.float()), dense(logits), dense(chosen), dx, *settings)
+    dx = torch.empty_like(a.logits, memory_format=torch.contiguous_format)
+    settings = _settings(a.logits, a.k, a.score, a.normalize, a.eps, a.scale)
+    fields = (dense(a.grad_weights.float()), dense(a.logits), dense(a.chosen), dx, *settings)
     return LibraryCall(library().routing_backward, fields, dx)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import DType
-from fusedops.ops.attention.arguments import sequences_of
+from fusedops.ops.attention.arguments import VarlenAttentionArgs, VarlenAttentionGradArgs, sequences_of
 from fusedops.ops.attention.formulas import by_sequence, gradients_by_sequence
 from fusedops_cpu import attention
 from fusedops_cpu._calls import results_of
@@ -28,21 +28,11 @@ _SOURCE = "fusedops_cpu/src/dot/attention.cpp"
     source=_SOURCE,
     rows_independent=True,
 )
-def varlen_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def varlen_attention(a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op for any number of tokens and keys."""
-    sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0])
-    options = (None, scale, causal, window, True)
-    return by_sequence(lambda *own: results_of(attention.attention.function(*own, *options)), sequences, q, k, v)
+    sequences = sequences_of(a.cu_seqlens_q, a.cu_seqlens_k, a.q.shape[0], a.k.shape[0])
+    options = (None, a.scale, a.causal, a.window, True)
+    return by_sequence(lambda *own: results_of(attention.attention.function(*own, *options)), sequences, a.q, a.k, a.v)
 
 
 @kernel(
@@ -52,27 +42,12 @@ def varlen_attention(
     source=_SOURCE,
     rows_independent=True,
 )
-def varlen_attention_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def varlen_attention_backward(a: VarlenAttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v from the scores, which are computed again."""
-    sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0])
+    sequences = sequences_of(a.cu_seqlens_q, a.cu_seqlens_k, a.q.shape[0], a.k.shape[0])
 
     def one(grad: Tensor, lse_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, kept_lse: Tensor) -> Any:
-        saved = (None, kept, kept_lse, scale, causal, window, return_lse, needs)
+        saved = (None, kept, kept_lse, a.scale, a.causal, a.window, a.return_lse, a.needs)
         return results_of(attention.attention_backward.function(grad, lse_grad, q, k, v, *saved))
 
-    return gradients_by_sequence(one, sequences, grad_out, grad_lse, q, k, v, out, lse, needs)
+    return gradients_by_sequence(one, sequences, a.grad_out, a.grad_lse, a.q, a.k, a.v, a.out, a.lse, a.needs)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
+from fusedops.ops.norms.arguments import AddRmsNormArgs, AddRmsNormGradArgs
 from fusedops_eager._norms import rms_backward, rms_forward
 from fusedops_eager._row_order import SUMS
 
@@ -15,11 +15,9 @@ from fusedops_eager._row_order import SUMS
     source="torch.rms_norm, fusedops_eager/_norms.py",
     rows_independent=SUMS,
 )
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def add_rms_norm(a: AddRmsNormArgs, save: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the op on any device, for any rank and dtypes."""
-    y, s, rstd = rms_forward(x, residual, weight, eps, offset)
+    y, s, rstd = rms_forward(*a)
     return y, s, rstd if save else None
 
 
@@ -29,16 +27,7 @@ def add_rms_norm(
     source="fusedops_eager/_norms.py",
     rows_independent=SUMS,
 )
-def add_rms_norm_backward(
-    grad_y: Tensor,
-    grad_s: Tensor,
-    s: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    offset: float,
-    residual_dtype: torch.dtype,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def add_rms_norm_backward(a: AddRmsNormGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of x, residual and weight."""
-    dtypes = (grad_y.dtype if needs[0] else None, residual_dtype if needs[1] else None)
-    return rms_backward(grad_y, grad_s, s, rstd, weight, offset, dtypes, needs[2])
+    dtypes = (a.grad_y.dtype if a.needs[0] else None, a.residual_dtype if a.needs[1] else None)
+    return rms_backward(a.grad_y, a.grad_s, a.s, a.rstd, a.weight, a.offset, dtypes, a.needs[2])

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.dtypes import no_autocast
+from fusedops.ops.attention.arguments import AttentionArgs, AttentionGradArgs
 from fusedops_eager._attention import attention_backward as compute_backward
 from fusedops_eager._attention import attention_forward
 from fusedops_eager._row_order import PRODUCTS
@@ -16,19 +17,10 @@ from fusedops_eager._row_order import PRODUCTS
     source="fusedops_eager/_attention.py",
     rows_independent=PRODUCTS,
 )
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def attention(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op on any device, for any sizes and masks, with the scores of some queries at a time."""
-    with no_autocast(q.device.type):
-        return attention_forward(q, k, v, mask, scale, causal, window)
+    with no_autocast(a.q.device.type):
+        return attention_forward(a.q, a.k, a.v, a.mask, a.scale, a.causal, a.window)
 
 
 @kernel(
@@ -37,22 +29,10 @@ def attention(
     source="fusedops_eager/_attention.py",
     rows_independent=PRODUCTS,
 )
-def attention_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def attention_backward(a: AttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, with the probabilities of some queries at a time."""
-    lse_grad = grad_lse if return_lse else None
-    with no_autocast(q.device.type):
-        return compute_backward(grad_out, lse_grad, q, k, v, mask, out, lse, scale, causal, window, needs)
+    lse_grad = a.grad_lse if a.return_lse else None
+    with no_autocast(a.q.device.type):
+        return compute_backward(
+            a.grad_out, lse_grad, a.q, a.k, a.v, a.mask, a.out, a.lse, a.scale, a.causal, a.window, a.needs
+        )

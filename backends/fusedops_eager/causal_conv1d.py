@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
+from fusedops.ops.convolution.arguments import CausalConv1dArgs, CausalConv1dGradArgs
 from fusedops_eager import _causal_conv
 from fusedops_eager._row_order import VECTORS
 
@@ -14,17 +15,9 @@ from fusedops_eager._row_order import VECTORS
     source="fusedops_eager/_causal_conv.py",
     rows_independent=VECTORS,
 )
-def causal_conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def causal_conv1d(a: CausalConv1dArgs) -> tuple[Tensor, Tensor]:
     """Compute the op on any device, for any strides and dtypes."""
-    return _causal_conv.forward(x, weight, bias, activation, initial_state, return_state, cu_seqlens)
+    return _causal_conv.forward(*a)
 
 
 @kernel(
@@ -33,18 +26,9 @@ def causal_conv1d(
     source="fusedops_eager/_causal_conv.py",
     rows_independent=VECTORS,
 )
-def causal_conv1d_backward(
-    grad_y: Tensor,
-    grad_state: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    activation: str,
-    return_state: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def causal_conv1d_backward(a: CausalConv1dGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of x, weight, bias and initial_state."""
-    of_state = grad_state if return_state else None
-    return _causal_conv.backward(grad_y, of_state, x, weight, bias, initial_state, cu_seqlens, activation, needs)
+    of_state = a.grad_state if a.return_state else None
+    return _causal_conv.backward(
+        a.grad_y, of_state, a.x, a.weight, a.bias, a.initial_state, a.cu_seqlens, a.activation, a.needs
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
-from fusedops.ops.losses.arguments import check_targets
-from fusedops.ops.losses.formulas import LossOptions
+from fusedops.ops.losses.arguments import CrossEntropyArgs, CrossEntropyGradArgs, check_targets
 from fusedops_eager._cross_entropy import cross_entropy_backward as backward
 from fusedops_eager._cross_entropy import cross_entropy_forward as forward
 from fusedops_eager._row_order import VECTORS, on_cpu
@@ -17,21 +16,10 @@ from fusedops_eager._row_order import VECTORS, on_cpu
     source="fusedops_eager/_cross_entropy.py",
     rows_independent=on_cpu(),
 )
-def cross_entropy(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-    save: bool,
-) -> tuple[Tensor, Tensor | None, None]:
+def cross_entropy(a: CrossEntropyArgs, save: bool) -> tuple[Tensor, Tensor | None, None]:
     """Compute the op on any device, for any rank and dtype. log_prob is not kept: lse serves."""
-    check_targets("cross_entropy", target, ignore_index, logits.shape[-1])
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    return *forward(logits, target, options, save), None
+    check_targets("cross_entropy", a.target, a.ignore_index, a.logits.shape[-1])
+    return *forward(a.logits, a.target, a.options, save), None
 
 
 @kernel(
@@ -40,19 +28,6 @@ def cross_entropy(
     source="fusedops_eager/_cross_entropy.py",
     rows_independent=VECTORS,
 )
-def cross_entropy_backward(
-    grad: Tensor,
-    logits: Tensor,
-    log_prob: Tensor | None,
-    lse: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-) -> Tensor:
+def cross_entropy_backward(a: CrossEntropyGradArgs) -> Tensor:
     """Compute the gradient of the logits."""
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    return backward(grad, logits, lse, target, options)
+    return backward(a.grad, a.logits, a.lse, a.target, a.options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import kernel, ops
+from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import Activation
 from fusedops_eager import _experts
 from fusedops_eager._experts import Experts, functions_of
@@ -16,25 +17,12 @@ from fusedops_eager._row_order import PRODUCTS
     source="torch.mm, fusedops_eager/_experts.py",
     rows_independent=PRODUCTS,
 )
-def experts(
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor | None]:
+def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
     """Compute each expert on the rows that chose it."""
-    functions = functions_of(Activation(activation, limit, alpha, offset, interleaved))
-    return _experts.forward(x, index, weights, Experts(up, down, up_bias, down_bias, transposed), functions, save)
+    functions = functions_of(Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved))
+    return _experts.forward(
+        a.x, a.index, a.weights, Experts(a.up, a.down, a.up_bias, a.down_bias, a.transposed), functions, save
+    )
 
 
 @kernel(
@@ -43,25 +31,8 @@ def experts(
     source="fusedops_eager/_experts.py",
     rows_independent=PRODUCTS,
 )
-def experts_backward(
-    grad: Tensor,
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    hidden: Tensor,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def experts_backward(a: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients from the inputs and the up-projections of forward."""
-    functions = functions_of(Activation(activation, limit, alpha, offset, interleaved))
-    weights_of = Experts(up, down, up_bias, down_bias, transposed)
-    return _experts.backward(grad, x, index, weights, weights_of, hidden, functions, needs)
+    functions = functions_of(Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved))
+    weights_of = Experts(a.up, a.down, a.up_bias, a.down_bias, a.transposed)
+    return _experts.backward(a.grad, a.x, a.index, a.weights, weights_of, a.hidden, functions, a.needs)

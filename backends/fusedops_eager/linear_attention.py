@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.dtypes import no_autocast
+from fusedops.ops.linear_attention.arguments import LinearAttentionArgs, LinearAttentionGradArgs
 from fusedops_eager._linear_attention import linear_attention_backward as compute_backward
 from fusedops_eager._linear_attention import linear_attention_forward
 from fusedops_eager._row_order import PRODUCTS
@@ -16,21 +17,12 @@ from fusedops_eager._row_order import PRODUCTS
     source="fusedops_eager/_linear_attention.py",
     rows_independent=PRODUCTS,
 )
-def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def linear_attention(a: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op on any device, for any sizes, in chunks of 64 positions."""
-    with no_autocast(q.device.type):
-        return linear_attention_forward(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
+    with no_autocast(a.q.device.type):
+        return linear_attention_forward(
+            a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, a.cu_seqlens
+        )
 
 
 @kernel(
@@ -39,24 +31,21 @@ def linear_attention(
     source="fusedops_eager/_linear_attention.py",
     rows_independent=PRODUCTS,
 )
-def linear_attention_backward(
-    grad_out: Tensor,
-    grad_state: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def linear_attention_backward(a: LinearAttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients in chunks of 64 positions, from the state before each of them."""
-    of_state = grad_state if return_state else None
-    with no_autocast(q.device.type):
+    of_state = a.grad_state if a.return_state else None
+    with no_autocast(a.q.device.type):
         return compute_backward(
-            grad_out, of_state, q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens, needs
+            a.grad_out,
+            of_state,
+            a.q,
+            a.k,
+            a.v,
+            a.decay,
+            a.beta,
+            a.scale,
+            a.normalize,
+            a.initial_state,
+            a.cu_seqlens,
+            a.needs,
         )

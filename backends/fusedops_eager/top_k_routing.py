@@ -8,6 +8,7 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops.dtypes import upcast
 from fusedops.ops.routing import formulas
+from fusedops.ops.routing.arguments import TopKRoutingArgs, TopKRoutingGradArgs
 from fusedops_eager._routing import largest, logits_gradient, scores_of, weights_of
 from fusedops_eager._row_order import on_cpu
 
@@ -17,37 +18,25 @@ from fusedops_eager._row_order import on_cpu
     source="torch.topk, fusedops_eager/_routing.py",
     rows_independent=on_cpu(),
 )
-def top_k_routing(
-    logits: Tensor,
-    k: int,
-    score: str,
-    bias: Tensor | None,
-    groups: int,
-    top_groups: int,
-    group_score: str,
-    normalize: bool,
-    eps: float,
-    scale: float,
-    index: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def top_k_routing(a: TopKRoutingArgs) -> tuple[Tensor, Tensor]:
     """Choose experts by torch.topk, and compute their weights."""
-    z = upcast(logits)
-    if index is None:
-        scores = z if score == "topk_softmax" else scores_of(z, score)
-        choices = scores if bias is None else scores + bias.to(scores.dtype)
-        chosen = formulas.chosen_of(choices, k, groups, top_groups, group_score, largest).contiguous()
+    z = upcast(a.logits)
+    if a.index is None:
+        scores = z if a.score == "topk_softmax" else scores_of(z, a.score)
+        choices = scores if a.bias is None else scores + a.bias.to(scores.dtype)
+        chosen = formulas.chosen_of(choices, a.k, a.groups, a.top_groups, a.group_score, largest).contiguous()
         picked = scores.gather(-1, chosen)
-        if score == "topk_softmax":
+        if a.score == "topk_softmax":
             picked = torch.softmax(picked, -1)
-        return weights_of(picked, normalize, eps, scale).contiguous(), chosen
-    known, wrong = formulas.known_of(index, z.shape[-1])
-    if score == "softmax":
+        return weights_of(picked, a.normalize, a.eps, a.scale).contiguous(), chosen
+    known, wrong = formulas.known_of(a.index, z.shape[-1])
+    if a.score == "softmax":
         picked = torch.softmax(z, -1).gather(-1, known)
     else:
         picked = z.gather(-1, known)
-        picked = torch.softmax(picked, -1) if score == "topk_softmax" else scores_of(picked, score)
-    weights = weights_of(picked, normalize, eps, scale).masked_fill_(wrong, float("nan"))
-    return weights.contiguous(), index.long().clone(memory_format=torch.contiguous_format)
+        picked = torch.softmax(picked, -1) if a.score == "topk_softmax" else scores_of(picked, a.score)
+    weights = weights_of(picked, a.normalize, a.eps, a.scale).masked_fill_(wrong, float("nan"))
+    return weights.contiguous(), a.index.long().clone(memory_format=torch.contiguous_format)
 
 
 @kernel(
@@ -56,9 +45,7 @@ def top_k_routing(
     source="fusedops_eager/_routing.py",
     rows_independent=on_cpu(),
 )
-def top_k_routing_backward(
-    grad_weights: Tensor, logits: Tensor, chosen: Tensor, k: int, score: str, normalize: bool, eps: float, scale: float
-) -> Tensor:
+def top_k_routing_backward(a: TopKRoutingGradArgs) -> Tensor:
     """Compute the gradient from the logits and the chosen experts."""
-    gradient = logits_gradient(grad_weights, upcast(logits), chosen, score, normalize, eps, scale)
-    return gradient.to(logits.dtype).contiguous()
+    gradient = logits_gradient(a.grad_weights, upcast(a.logits), a.chosen, a.score, a.normalize, a.eps, a.scale)
+    return gradient.to(a.logits.dtype).contiguous()

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fusedops import Deviation, kernel, ops
 from fusedops.constraints import Alignment, Capability, Dim, DType, Finite, NotLarger, Present, SameDims, Scalar, When
+from fusedops.ops.attention.arguments import AttentionArgs, AttentionGradArgs
 from fusedops_flash_attn import _package
 from fusedops_flash_attn._package import Band
 
@@ -67,27 +68,18 @@ _DEVIATIONS = (
     deviations=_DEVIATIONS,
     rows_independent="flash-attn cuts the keys into parts by the number of queries and of heads",
 )
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def attention(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op without a mask, for one head size, with the diagonal at the lower right."""
-    dead, unseen = _outside(q, k, causal, window)
-    if dead >= q.shape[2] or not (q.numel() and k.numel()):
-        return q.new_zeros(q.shape), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
-    rows, keys, values = _as_package(q, dead), _as_package(k, unseen), _as_package(v, unseen)
-    out, lse = _package.forward(rows, keys, values, _band(q, k, scale, causal, window))
+    dead, unseen = _outside(a.q, a.k, a.causal, a.window)
+    if dead >= a.q.shape[2] or not (a.q.numel() and a.k.numel()):
+        return a.q.new_zeros(a.q.shape), a.q.new_full(a.q.shape[:3], -math.inf, dtype=torch.float32)
+    rows, keys, values = _as_package(a.q, dead), _as_package(a.k, unseen), _as_package(a.v, unseen)
+    out, lse = _package.forward(rows, keys, values, _band(a.q, a.k, a.scale, a.causal, a.window))
     out = out.transpose(1, 2)
     lse = lse.nan_to_num_(math.nan, math.nan, math.nan)
     if not dead:
         return out.contiguous(), lse.contiguous()
-    whole, whole_lse = q.new_zeros(q.shape), lse.new_full(q.shape[:3], -math.inf)
+    whole, whole_lse = a.q.new_zeros(a.q.shape), lse.new_full(a.q.shape[:3], -math.inf)
     whole[:, :, dead:], whole_lse[:, :, dead:] = out, lse
     return whole, whole_lse
 
@@ -101,42 +93,28 @@ def attention(
     deviations=_DEVIATIONS[:1],
     rows_independent="flash-attn cuts the keys into parts by the number of queries and of heads",
 )
-def attention_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def attention_backward(a: AttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, where lse has none."""
-    dead, unseen = _outside(q, k, causal, window)
-    empty = dead >= q.shape[2] or not (q.numel() and k.numel())
+    dead, unseen = _outside(a.q, a.k, a.causal, a.window)
+    empty = dead >= a.q.shape[2] or not (a.q.numel() and a.k.numel())
     dq, dk, dv = (
         (torch.zeros_like if empty or first else torch.empty_like)(each, memory_format=torch.contiguous_format)
-        for each, first in ((q, dead), (k, unseen), (v, unseen))
+        for each, first in ((a.q, dead), (a.k, unseen), (a.v, unseen))
     )
     if not empty:
-        given = _as_package(q, dead), _as_package(k, unseen), _as_package(v, unseen)
+        given = _as_package(a.q, dead), _as_package(a.k, unseen), _as_package(a.v, unseen)
         gradients = tuple(
             each[:, :, first:].transpose(1, 2) for each, first in ((dq, dead), (dk, unseen), (dv, unseen))
         )
         _package.backward(
-            _as_package(grad_out, dead),
+            _as_package(a.grad_out, dead),
             given,
-            _as_package(out, dead),
-            lse[:, :, dead:].contiguous(),
+            _as_package(a.out, dead),
+            a.lse[:, :, dead:].contiguous(),
             (gradients[0], gradients[1], gradients[2]),
-            _band(q, k, scale, causal, window),
+            _band(a.q, a.k, a.scale, a.causal, a.window),
         )
-    return tuple(gradient if need else None for gradient, need in zip((dq, dk, dv), needs))
+    return tuple(gradient if need else None for gradient, need in zip((dq, dk, dv), a.needs))
 
 
 def _outside(q: Tensor, k: Tensor, causal: str, window: tuple[int, int] | None) -> tuple[int, int]:

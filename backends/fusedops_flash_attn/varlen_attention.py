@@ -27,7 +27,13 @@ from torch import Tensor
 
 from fusedops import Deviation, kernel, ops
 from fusedops.constraints import Capability, Dim, DType, Finite, Present, SameDims, Scalar, When
-from fusedops.ops.attention.arguments import Lengths, lengths_of, lse_of_flash
+from fusedops.ops.attention.arguments import (
+    Lengths,
+    VarlenAttentionArgs,
+    VarlenAttentionGradArgs,
+    lengths_of,
+    lse_of_flash,
+)
 from fusedops.ops.attention.formulas import scale_of
 from fusedops_flash_attn import _package
 from fusedops_flash_attn._package import Band
@@ -66,22 +72,12 @@ _ROWS = "flash-attn cuts the keys into parts by the number of queries and of hea
     deviations=_DEVIATIONS,
     rows_independent=_ROWS,
 )
-def varlen_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def varlen_attention(a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op for one head size, with the diagonal at the lower right of each sequence."""
-    if _is_empty(q, k, cu_seqlens_q):
-        return q.new_zeros(q.shape), q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
-    call = _call(q, k, cu_seqlens_q, cu_seqlens_k, scale, causal, window)
-    out, lse = _package.packed_forward(_aligned(q), _aligned(k), _aligned(v), *call)
+    if _is_empty(a.q, a.k, a.cu_seqlens_q):
+        return a.q.new_zeros(a.q.shape), a.q.new_full(a.q.shape[:2], -math.inf, dtype=torch.float32)
+    call = _call(a.q, a.k, a.cu_seqlens_q, a.cu_seqlens_k, a.scale, a.causal, a.window)
+    out, lse = _package.packed_forward(_aligned(a.q), _aligned(a.k), _aligned(a.v), *call)
     return out.contiguous(), lse_of_flash(out, lse)
 
 
@@ -94,32 +90,17 @@ def varlen_attention(
     deviations=_DEVIATIONS[:1],
     rows_independent=_ROWS,
 )
-def varlen_attention_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def varlen_attention_backward(a: VarlenAttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, where lse has none."""
-    empty = _is_empty(q, k, cu_seqlens_q)
+    empty = _is_empty(a.q, a.k, a.cu_seqlens_q)
     make = torch.zeros_like if empty else torch.empty_like
-    dq, dk, dv = (make(each, memory_format=torch.contiguous_format) for each in (q, k, v))
+    dq, dk, dv = (make(each, memory_format=torch.contiguous_format) for each in (a.q, a.k, a.v))
     if not empty:
-        given = _aligned(q), _aligned(k), _aligned(v)
-        call = _call(q, k, cu_seqlens_q, cu_seqlens_k, scale, causal, window)
-        rows = lse.transpose(0, 1).contiguous()
-        _package.packed_backward(_aligned(grad_out), given, _aligned(out), rows, (dq, dk, dv), *call)
-    return tuple(gradient if need else None for gradient, need in zip((dq, dk, dv), needs))
+        given = _aligned(a.q), _aligned(a.k), _aligned(a.v)
+        call = _call(a.q, a.k, a.cu_seqlens_q, a.cu_seqlens_k, a.scale, a.causal, a.window)
+        rows = a.lse.transpose(0, 1).contiguous()
+        _package.packed_backward(_aligned(a.grad_out), given, _aligned(a.out), rows, (dq, dk, dv), *call)
+    return tuple(gradient if need else None for gradient, need in zip((dq, dk, dv), a.needs))
 
 
 class _Call(NamedTuple):

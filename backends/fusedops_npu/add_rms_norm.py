@@ -6,11 +6,11 @@ the unrounded sum, it rounds before it multiplies by gamma, and it has no backwa
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import DType
+from fusedops.ops.norms.arguments import AddRmsNormArgs, AddRmsNormGradArgs
 from fusedops_npu._rms import DTYPES, FORWARD_GAMMA, SUM, SUM_GAMMA
 from fusedops_npu._row_order import NOT_PROMISED
 from fusedops_npu.rms_norm import vendor_backward, vendor_forward
@@ -25,13 +25,11 @@ from fusedops_npu.rms_norm import vendor_backward, vendor_forward
     adapts=(FORWARD_GAMMA,),
     rows_independent=NOT_PROMISED,
 )
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def add_rms_norm(a: AddRmsNormArgs, save: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the op for any rank."""
-    s = (x + residual).contiguous()
-    y, rstd = vendor_forward(s, weight, eps, offset)
-    return y.to(x.dtype), s, rstd if save else None
+    s = (a.x + a.residual).contiguous()
+    y, rstd = vendor_forward(s, a.weight, a.eps, a.offset)
+    return y.to(a.x.dtype), s, rstd if save else None
 
 
 @kernel(
@@ -43,19 +41,10 @@ def add_rms_norm(
     adapts=(SUM_GAMMA, SUM),
     rows_independent=NOT_PROMISED,
 )
-def add_rms_norm_backward(
-    grad_y: Tensor,
-    grad_s: Tensor,
-    s: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    offset: float,
-    residual_dtype: torch.dtype,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def add_rms_norm_backward(a: AddRmsNormGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of x, residual and weight, in float32: they are rounded once, after grad_s is added."""
-    rows, dweight = vendor_backward(grad_y.float(), s.float(), rstd, weight, offset)
-    ds = rows + grad_s.float()
-    dx = ds.to(grad_y.dtype, copy=True).contiguous() if needs[0] else None
-    dresidual = ds.to(residual_dtype).contiguous() if needs[1] else None
-    return dx, dresidual, dweight if needs[2] else None
+    rows, dweight = vendor_backward(a.grad_y.float(), a.s.float(), a.rstd, a.weight, a.offset)
+    ds = rows + a.grad_s.float()
+    dx = ds.to(a.grad_y.dtype, copy=True).contiguous() if a.needs[0] else None
+    dresidual = ds.to(a.residual_dtype).contiguous() if a.needs[1] else None
+    return dx, dresidual, dweight if a.needs[2] else None

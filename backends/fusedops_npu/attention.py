@@ -24,6 +24,7 @@ from torch import Tensor
 from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Dim, DType, NotLarger, Scalar
 from fusedops.ops.attention import formulas
+from fusedops.ops.attention.arguments import AttentionArgs, AttentionGradArgs
 from fusedops_npu._attention_masks import TRIANGLE, band_of, expanded_bytes, vendor_mask
 from fusedops_npu._attention_sizes import COPIES, as_wide, cropped
 from fusedops_npu._row_order import NOT_PROMISED
@@ -98,24 +99,15 @@ _STATISTICS = Adaptation("statistics", "lse is repeated to the vendor's (B, Nq, 
     adapts=_adaptations("forward"),
     rows_independent=NOT_PROMISED,
 )
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def attention(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op for any mask, alignment and window."""
-    if not (q.numel() and k.numel()):  # the vendor documents sizes from 1
-        out, lse = ops.OPS["attention"].reference(q, k, v, mask, scale, causal, window, return_lse)
+    if not (a.q.numel() and a.k.numel()):  # the vendor documents sizes from 1
+        out, lse = ops.OPS["attention"].reference(*a)
         return out.contiguous(), lse.contiguous()
-    given = vendor_mask(q, k, mask, causal, window)
-    wide = as_wide(v, k)
-    out, top, total = _vendor_forward(q, k, wide, q.shape[1], formulas.scale_of(q, scale), *given[:4])
-    out = cropped(out, v)
+    given = vendor_mask(a.q, a.k, a.mask, a.causal, a.window)
+    wide = as_wide(a.v, a.k)
+    out, top, total = _vendor_forward(a.q, a.k, wide, a.q.shape[1], formulas.scale_of(a.q, a.scale), *given[:4])
+    out = cropped(out, a.v)
     lse = top[..., 0] + total[..., 0].log()
     if given.dead is not None:
         out.masked_fill_(given.dead, 0.0)
@@ -132,33 +124,23 @@ def attention(
     adapts=(*_adaptations("backward"), _STATISTICS),
     rows_independent=NOT_PROMISED,
 )
-def attention_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def attention_backward(a: AttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, where lse has none."""
-    if not (q.numel() and k.numel()):
-        rest = (mask, out, lse, scale, causal, window, return_lse, needs)
-        each = ops.OPS["attention"].backward(grad_out, grad_lse, q, k, v, *rest)
+    grad_out = a.grad_out
+    lse = a.lse
+    if not (a.q.numel() and a.k.numel()):
+        rest = (a.mask, a.out, lse, a.scale, a.causal, a.window, a.return_lse, a.needs)
+        each = ops.OPS["attention"].backward(grad_out, a.grad_lse, a.q, a.k, a.v, *rest)
         return tuple(None if gradient is None else gradient.contiguous() for gradient in each)
-    given = vendor_mask(q, k, mask, causal, window)
+    given = vendor_mask(a.q, a.k, a.mask, a.causal, a.window)
     if given.dead is not None:  # the weights exp(lowest - 0) are 0; 0 * NaN of the gradient is not
         grad_out, lse = grad_out.masked_fill(given.dead, 0.0), lse.masked_fill(given.dead[..., 0], 0.0)
-    wide, grad, result = (as_wide(tensor, k) for tensor in (v, grad_out, out))
-    dq, dk, dv = _vendor_backward(q, k, wide, grad, q.shape[1], result, lse, formulas.scale_of(q, scale), *given[:4])
-    results = dq.contiguous(), dk.contiguous(), cropped(dv, v)
-    return tuple(gradient if need else None for gradient, need in zip(results, needs))
+    wide, grad, result = (as_wide(tensor, a.k) for tensor in (a.v, grad_out, a.out))
+    dq, dk, dv = _vendor_backward(
+        a.q, a.k, wide, grad, a.q.shape[1], result, lse, formulas.scale_of(a.q, a.scale), *given[:4]
+    )
+    results = dq.contiguous(), dk.contiguous(), cropped(dv, a.v)
+    return tuple(gradient if need else None for gradient, need in zip(results, a.needs))
 
 
 def _vendor_forward(

@@ -20,7 +20,7 @@ from torch import Tensor
 from fusedops import Adaptation, kernel, ops
 from fusedops.constraints import DType, Present, Scalar
 from fusedops.ops.losses import formulas
-from fusedops.ops.losses.formulas import LossOptions
+from fusedops.ops.losses.arguments import CrossEntropyArgs, CrossEntropyGradArgs
 from fusedops_npu._row_order import NOT_PROMISED
 from fusedops_npu._rows import Rows
 
@@ -57,35 +57,24 @@ _LIMITS = (
     adapts=(_FORWARD,),
     rows_independent=NOT_PROMISED,
 )
-def cross_entropy(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-    save: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def cross_entropy(a: CrossEntropyArgs, save: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Compute the op for any rank."""
     import torch_npu  # pyright: ignore[reportMissingImports]
 
-    classes, ignored, wrong = formulas.classes_of(target, ignore_index, logits.shape[-1])
+    classes, ignored, wrong = formulas.classes_of(a.target, a.ignore_index, a.logits.shape[-1])
     lse = log_prob = None
-    if target.numel() == 0:
-        loss = torch.empty(target.shape, dtype=torch.float32, device=logits.device)
-        lse, log_prob = loss.clone(), torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    if a.target.numel() == 0:
+        loss = torch.empty(a.target.shape, dtype=torch.float32, device=a.logits.device)
+        lse, log_prob = loss.clone(), torch.empty(a.logits.shape, dtype=torch.float32, device=a.logits.device)
     else:
         vendor: Any = torch_npu  # pyright: ignore[reportUnknownVariableType]
-        rows, places = logits.reshape(-1, logits.shape[-1]).float().contiguous(), classes.reshape(-1).contiguous()
+        rows, places = a.logits.reshape(-1, a.logits.shape[-1]).float().contiguous(), classes.reshape(-1).contiguous()
         results: tuple[Tensor, ...] = vendor.npu_cross_entropy_loss(rows, places, reduction="none")
-        loss = results[0].view(target.shape).masked_fill(ignored, 0.0).masked_fill(wrong, math.nan)
-        log_prob = results[1].contiguous().view(logits.shape)
+        loss = results[0].view(a.target.shape).masked_fill(ignored, 0.0).masked_fill(wrong, math.nan)
+        log_prob = results[1].contiguous().view(a.logits.shape)
         if save:
-            lse = _lse(rows, results[1], places).view(target.shape).masked_fill(ignored, 0.0)
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    total = formulas.reduced(loss, target, options)
+            lse = _lse(rows, results[1], places).view(a.target.shape).masked_fill(ignored, 0.0)
+    total = formulas.reduced(loss, a.target, a.options)
     return total.contiguous(), lse if save else None, log_prob if save else None
 
 
@@ -97,35 +86,23 @@ def cross_entropy(
     adapts=(_BACKWARD,),
     rows_independent=NOT_PROMISED,
 )
-def cross_entropy_backward(
-    grad: Tensor,
-    logits: Tensor,
-    log_prob: Tensor | None,
-    lse: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-) -> Tensor:
+def cross_entropy_backward(a: CrossEntropyGradArgs) -> Tensor:
     """Compute the gradient of the logits."""
+    log_prob = a.log_prob
     import torch_npu  # pyright: ignore[reportMissingImports]
 
-    if logits.numel() == 0:
-        return torch.empty_like(logits, memory_format=torch.contiguous_format)
+    if a.logits.numel() == 0:
+        return torch.empty_like(a.logits, memory_format=torch.contiguous_format)
     vendor: Any = torch_npu  # pyright: ignore[reportUnknownVariableType]
-    size = logits.shape[-1]
-    classes, ignored, _ = formulas.classes_of(target, ignore_index, size)
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    scale = formulas.row_scales(grad, target, size, options).float()
+    size = a.logits.shape[-1]
+    classes, ignored, _ = formulas.classes_of(a.target, a.ignore_index, size)
+    scale = formulas.row_scales(a.grad, a.target, size, a.options).float()
     if log_prob is None:
-        log_prob = logits.float() - lse.unsqueeze(-1)
+        log_prob = a.logits.float() - a.lse.unsqueeze(-1)
     rows, places = log_prob.reshape(-1, size).contiguous(), classes.reshape(-1).contiguous()
     dx: Tensor = vendor.npu_cross_entropy_loss_backward(scale.reshape(-1).contiguous(), rows, places, reduction="none")
     # 0 times NaN is NaN, and an ignored row has gradient 0 whatever its logits
-    return dx.view(logits.shape).masked_fill(ignored.unsqueeze(-1), 0.0).to(logits.dtype).contiguous()
+    return dx.view(a.logits.shape).masked_fill(ignored.unsqueeze(-1), 0.0).to(a.logits.dtype).contiguous()
 
 
 def _lse(rows: Tensor, log_prob: Tensor, places: Tensor) -> Tensor:

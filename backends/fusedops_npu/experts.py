@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Dim, DType, SameDType
+from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import Activation, experts_of
 from fusedops_npu import geglu, grouped_matmul, swiglu
 from fusedops_npu._row_order import NOT_PROMISED
@@ -104,31 +105,16 @@ def _route(index: Tensor, weights: Tensor, experts: int) -> _Route:
     adapts=(_ROWS,),
     rows_independent=NOT_PROMISED,
 )
-def experts(
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor | None]:
+def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
     """Compute each expert on the rows that chose it."""
-    act = Activation(activation, limit, alpha, offset, interleaved)
-    if index.numel() == 0 or up.shape[0] == 0:
-        y = torch.zeros_like(x, memory_format=torch.contiguous_format)
-        return y, x.new_zeros(index.numel(), up.shape[2 if transposed else 1]) if save else None
-    route = _route(index, weights, up.shape[0])
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    if a.index.numel() == 0 or a.up.shape[0] == 0:
+        y = torch.zeros_like(a.x, memory_format=torch.contiguous_format)
+        return y, a.x.new_zeros(a.index.numel(), a.up.shape[2 if a.transposed else 1]) if save else None
+    route = _route(a.index, a.weights, a.up.shape[0])
     product = grouped_matmul.grouped_matmul.function
-    h: Tensor = product(x.index_select(0, route.token), up, route.ends, up_bias, transposed)
-    rows: Tensor = product(_activated(h, act), down, route.ends, down_bias, transposed)
+    h: Tensor = product(a.x.index_select(0, route.token), a.up, route.ends, a.up_bias, a.transposed)
+    rows: Tensor = product(_activated(h, act), a.down, route.ends, a.down_bias, a.transposed)
     return _sum_of_choices(rows, route, route.weights), h if save else None
 
 
@@ -140,53 +126,41 @@ def experts(
     adapts=(_GRADIENT_ROWS,),
     rows_independent=NOT_PROMISED,
 )
-def experts_backward(
-    grad: Tensor,
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    hidden: Tensor,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def experts_backward(args: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients from the inputs and the up-projections of forward."""
-    given = (x, weights, up, down, up_bias, down_bias)
-    if index.numel() == 0 or up.shape[0] == 0:
+    given = (args.x, args.weights, args.up, args.down, args.up_bias, args.down_bias)
+    if args.index.numel() == 0 or args.up.shape[0] == 0:
         return tuple(
             None if each is None or not need else torch.zeros_like(each, memory_format=torch.contiguous_format)
-            for each, need in zip(given, needs)
+            for each, need in zip(given, args.needs)
         )
-    act = Activation(activation, limit, alpha, offset, interleaved)
-    needs_x, needs_weights, needs_up, needs_down = needs[:4]
-    needs_up_bias, needs_down_bias = needs[4] and up_bias is not None, needs[5] and down_bias is not None
+    act = Activation(args.activation, args.limit, args.alpha, args.offset, args.interleaved)
+    needs_x, needs_weights, needs_up, needs_down = args.needs[:4]
+    needs_up_bias, needs_down_bias = (
+        args.needs[4] and args.up_bias is not None,
+        args.needs[5] and args.down_bias is not None,
+    )
     needs_h = needs_x or needs_up or needs_up_bias
     gradients = grouped_matmul.grouped_matmul_backward.function
-    route = _route(index, weights, up.shape[0])
-    g, factor = grad.index_select(0, route.token), route.sorted_weights()
-    a = _activated(hidden, act)
+    route = _route(args.index, args.weights, args.up.shape[0])
+    g, factor = args.grad.index_select(0, route.token), route.sorted_weights()
+    a = _activated(args.hidden, act)
     dx = dweights = dup = ddown = dup_bias = ddown_bias = None
     if needs_down:
         weighted = (g * factor).to(g.dtype)
-        _, ddown, _ = gradients(weighted, a, down, route.ends, None, transposed, (False, True, False))
-    if needs_down_bias and down_bias is not None:  # of the weights and the gradient as they are: no product is rounded
-        ddown_bias = grouped_matmul.group_sums(factor, g.float(), route.ends)[:, 0].to(down_bias.dtype)
+        _, ddown, _ = gradients(weighted, a, args.down, route.ends, None, args.transposed, (False, True, False))
+    if (
+        needs_down_bias and args.down_bias is not None
+    ):  # of the weights and the gradient as they are: no product is rounded
+        ddown_bias = grouped_matmul.group_sums(factor, g.float(), route.ends)[:, 0].to(args.down_bias.dtype)
     if needs_h or needs_weights:
-        da, _, _ = gradients(g, a, down, route.ends, None, transposed, (True, False, False))
+        da, _, _ = gradients(g, a, args.down, route.ends, None, args.transposed, (True, False, False))
         if needs_weights:
-            dweights = _weights_gradient(da, a, g, down_bias, route).to(weights.dtype)
+            dweights = _weights_gradient(da, a, g, args.down_bias, route).to(args.weights.dtype)
         if needs_h:
-            dh = _activation_gradient(da * factor, hidden, act)
-            inputs, wanted = x.index_select(0, route.token), (needs_x, needs_up, needs_up_bias)
-            rows, dup, dup_bias = gradients(dh, inputs, up, route.ends, up_bias, transposed, wanted)
+            dh = _activation_gradient(da * factor, args.hidden, act)
+            inputs, wanted = args.x.index_select(0, route.token), (needs_x, needs_up, needs_up_bias)
+            rows, dup, dup_bias = gradients(dh, inputs, args.up, route.ends, args.up_bias, args.transposed, wanted)
             dx = _sum_of_choices(rows, route, None) if needs_x else None
     return dx, dweights, dup, ddown, dup_bias, ddown_bias
 

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Dim, DType, Present
+from fusedops.ops.linear_attention.arguments import LinearAttentionArgs
 from fusedops.ops.linear_attention.formulas import rnorm_of, scale_of
 from fusedops_npu._delta_limits import Normalized, Unpacked, ValueHeads
 from fusedops_npu._row_order import NOT_PROMISED
@@ -76,42 +77,32 @@ _DEVIATIONS = (
     adapts=(_STATE,),
     rows_independent=NOT_PROMISED,
 )
-def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def linear_attention(a: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute a few positions by the vendor's function, on a new state."""
-    batch, positions, heads, columns = v.shape
-    if 0 in (*q.shape, *v.shape):
-        return v.new_zeros(v.shape), _wide_state(initial_state, (batch, heads, q.shape[3], columns), v)
-    states = v.new_empty((batch * positions, heads, columns, q.shape[3]))
-    if initial_state is None:
+    assert a.beta is not None  # by a constraint
+    batch, positions, heads, columns = a.v.shape
+    if 0 in (*a.q.shape, *a.v.shape):
+        return a.v.new_zeros(a.v.shape), _wide_state(a.initial_state, (batch, heads, a.q.shape[3], columns), a.v)
+    states = a.v.new_empty((batch * positions, heads, columns, a.q.shape[3]))
+    if a.initial_state is None:
         states[::positions].zero_()
     else:
-        states[::positions].copy_(initial_state.mT)
-    wide = None if decay is None else decay.float().flatten(0, 1)
+        states[::positions].copy_(a.initial_state.mT)
+    wide = None if a.decay is None else a.decay.float().flatten(0, 1)
     by_row = wide is not None and wide.dim() == 3
     out = _vendor(
-        _normalized(q),
-        _normalized(k),
-        v.flatten(0, 1),
+        _normalized(a.q),
+        _normalized(a.k),
+        a.v.flatten(0, 1),
         states,
-        beta.flatten(0, 1),
-        scale_of(q, scale),
+        a.beta.flatten(0, 1),
+        scale_of(a.q, a.scale),
         positions,
         None if by_row else wide,
         wide if by_row else None,
     )
     after = states[positions - 1 :: positions].mT
-    return out.view(v.shape), after.to(torch.float32, memory_format=torch.contiguous_format)
+    return out.view(a.v.shape), after.to(torch.float32, memory_format=torch.contiguous_format)
 
 
 def _wide_state(initial_state: Tensor | None, shape: tuple[int, ...], v: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from torch import Tensor
 from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Dim, DType, OneOf, Present
 from fusedops.ops.routing import formulas
+from fusedops.ops.routing.arguments import TopKRoutingArgs, TopKRoutingGradArgs
 from fusedops.ops.routing.top_k_routing import empty
 from fusedops_npu._routing_limits import MOST, GroupsFit, selects_groups
 from fusedops_npu._row_order import NOT_PROMISED
@@ -60,45 +61,35 @@ _NAN = Deviation(
     adapts=(_ROWS,),
     rows_independent=NOT_PROMISED,
 )
-def top_k_routing(
-    logits: Tensor,
-    k: int,
-    score: str,
-    bias: Tensor | None,
-    groups: int,
-    top_groups: int,
-    group_score: str,
-    normalize: bool,
-    eps: float,
-    scale: float,
-    index: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def top_k_routing(a: TopKRoutingArgs) -> tuple[Tensor, Tensor]:
     """Choose experts by the vendor's function, and correct its weights where the op has others."""
-    if logits.numel() == 0:
-        return empty(logits, k)
-    z = logits.reshape(-1, logits.shape[-1]).float()
-    sigmoid = score == "sigmoid"
+    groups = a.groups
+    top_groups = a.top_groups
+    if a.logits.numel() == 0:
+        return empty(a.logits, a.k)
+    z = a.logits.reshape(-1, a.logits.shape[-1]).float()
+    sigmoid = a.score == "sigmoid"
     best = z.amax(-1, keepdim=True)  # NaN where there is one
     wrong = best.isnan() if sigmoid else ~best.isfinite()
     if not selects_groups(groups, top_groups):
         groups = top_groups = 1
     weights, chosen = _vendor(
         z.masked_fill(wrong, 0.0),
-        k,
-        _finite(bias),
+        a.k,
+        _finite(a.bias),
         top_groups,
         groups,
-        int(group_score == "top2"),
+        int(a.group_score == "top2"),
         int(sigmoid),
-        scale if normalize == sigmoid else 1.0,
-        eps,
+        a.scale if a.normalize == sigmoid else 1.0,
+        a.eps,
     )
-    if normalize and not sigmoid:
-        weights = weights / (weights.sum(-1, keepdim=True) + eps) * scale
-    elif sigmoid and not normalize:
-        weights = formulas.sigmoid(z.gather(-1, chosen)) * scale
-    shape = (*logits.shape[:-1], k)
-    first = torch.arange(k, device=z.device)
+    if a.normalize and not sigmoid:
+        weights = weights / (weights.sum(-1, keepdim=True) + a.eps) * a.scale
+    elif sigmoid and not a.normalize:
+        weights = formulas.sigmoid(z.gather(-1, chosen)) * a.scale
+    shape = (*a.logits.shape[:-1], a.k)
+    first = torch.arange(a.k, device=z.device)
     return weights.masked_fill(wrong, float("nan")).view(shape), torch.where(wrong, first, chosen).view(shape)
 
 
@@ -109,12 +100,10 @@ def top_k_routing(
     source="torch, by the formula of the op",
     rows_independent=NOT_PROMISED,
 )
-def top_k_routing_backward(
-    grad_weights: Tensor, logits: Tensor, chosen: Tensor, k: int, score: str, normalize: bool, eps: float, scale: float
-) -> Tensor:
+def top_k_routing_backward(a: TopKRoutingGradArgs) -> Tensor:
     """Compute the gradient of the logits from the chosen experts."""
-    gradient = formulas.logits_gradient(grad_weights, logits, chosen, score, normalize, eps, scale)
-    return gradient.to(logits.dtype).contiguous()
+    gradient = formulas.logits_gradient(a.grad_weights, a.logits, a.chosen, a.score, a.normalize, a.eps, a.scale)
+    return gradient.to(a.logits.dtype).contiguous()
 
 
 def _finite(bias: Tensor | None) -> Tensor | None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Dim, DType, NotLarger, Present, Scalar, When
-from fusedops.ops.attention.arguments import parts_of
+from fusedops.ops.attention.arguments import VarlenAttentionArgs, VarlenAttentionGradArgs, parts_of
 from fusedops.ops.attention.formulas import scale_of
 from fusedops.tensor_cache import cached_for
 from fusedops_npu._attention_masks import TRIANGLE, VendorMask, packed_mask
@@ -96,30 +96,22 @@ _STATISTICS = Adaptation("statistics", "lse is repeated to the vendor's (T, Nq, 
     adapts=_adaptations("forward"),
     rows_independent=NOT_PROMISED,
 )
-def varlen_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def varlen_attention(a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op for any window, with the diagonal at the lower right of each sequence."""
-    if not (q.numel() and k.numel()):  # the vendor documents sizes from 1
-        args = (q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal, window, return_lse)
+    if not (a.q.numel() and a.k.numel()):  # the vendor documents sizes from 1
+        args = (a.q, a.k, a.v, a.cu_seqlens_q, a.cu_seqlens_k, a.scale, a.causal, a.window, a.return_lse)
         out, lse = ops.OPS["varlen_attention"].reference(*args)
         return out.contiguous(), lse.contiguous()
-    packed = _packed(q, k, cu_seqlens_q, cu_seqlens_k, causal, window)
+    packed = _packed(a.q, a.k, a.cu_seqlens_q, a.cu_seqlens_k, a.causal, a.window)
     if packed is None:
-        return q.new_zeros((*q.shape[:2], v.shape[2])), q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
+        return a.q.new_zeros((*a.q.shape[:2], a.v.shape[2])), a.q.new_full(
+            a.q.shape[:2], -math.inf, dtype=torch.float32
+        )
     rows, keys = packed.rows, packed.keys
-    tensors = _taken(q, rows), _taken(k, keys), _taken(as_wide(v, k), keys)
-    out, top, total = _vendor_forward(*tensors, q.shape[1], scale_of(q, scale), *packed.ends, *packed.mask[:4])
-    out, lse = cropped(out, v), (top[..., 0] + total[..., 0].log()).contiguous()
-    return _placed(out, rows, q.shape[0], 0.0), _placed(lse, rows, q.shape[0], -math.inf)
+    tensors = _taken(a.q, rows), _taken(a.k, keys), _taken(as_wide(a.v, a.k), keys)
+    out, top, total = _vendor_forward(*tensors, a.q.shape[1], scale_of(a.q, a.scale), *packed.ends, *packed.mask[:4])
+    out, lse = cropped(out, a.v), (top[..., 0] + total[..., 0].log()).contiguous()
+    return _placed(out, rows, a.q.shape[0], 0.0), _placed(lse, rows, a.q.shape[0], -math.inf)
 
 
 @kernel(
@@ -131,37 +123,22 @@ def varlen_attention(
     adapts=(*_adaptations("backward"), _STATISTICS),
     rows_independent=NOT_PROMISED,
 )
-def varlen_attention_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def varlen_attention_backward(a: VarlenAttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, where lse has none."""
-    has_elements = q.numel() and k.numel()
-    packed = _packed(q, k, cu_seqlens_q, cu_seqlens_k, causal, window) if has_elements else None
+    has_elements = a.q.numel() and a.k.numel()
+    packed = _packed(a.q, a.k, a.cu_seqlens_q, a.cu_seqlens_k, a.causal, a.window) if has_elements else None
     if packed is None:
-        results = tuple(torch.zeros_like(each, memory_format=torch.contiguous_format) for each in (q, k, v))
+        results = tuple(torch.zeros_like(each, memory_format=torch.contiguous_format) for each in (a.q, a.k, a.v))
     else:
         rows, keys = packed.rows, packed.keys
-        tensors = _taken(q, rows), _taken(k, keys), _taken(as_wide(v, k), keys)
-        grad, result = (_taken(as_wide(each, k), rows) for each in (grad_out, out))
-        options = scale_of(q, scale), *packed.ends, *packed.mask[:4]
-        dq, dk, dv = _vendor_backward(*tensors, grad, result, _taken(lse, rows), q.shape[1], *options)
-        places = (rows, q), (keys, k), (keys, k)
-        of = dq.contiguous(), dk.contiguous(), cropped(dv, v)
+        tensors = _taken(a.q, rows), _taken(a.k, keys), _taken(as_wide(a.v, a.k), keys)
+        grad, result = (_taken(as_wide(each, a.k), rows) for each in (a.grad_out, a.out))
+        options = scale_of(a.q, a.scale), *packed.ends, *packed.mask[:4]
+        dq, dk, dv = _vendor_backward(*tensors, grad, result, _taken(a.lse, rows), a.q.shape[1], *options)
+        places = (rows, a.q), (keys, a.k), (keys, a.k)
+        of = dq.contiguous(), dk.contiguous(), cropped(dv, a.v)
         results = tuple(_placed(each, where, whole.shape[0], 0.0) for each, (where, whole) in zip(of, places))
-    return tuple(gradient if need else None for gradient, need in zip(results, needs))
+    return tuple(gradient if need else None for gradient, need in zip(results, a.needs))
 
 
 class _Packed(NamedTuple):

@@ -27,6 +27,7 @@ from torch import Tensor
 from fusedops import Adaptation, kernel, ops
 from fusedops.constraints import Alignment, Dim, Finite, Present, SameDims, Scalar, When
 from fusedops.dtypes import compute_dtype
+from fusedops.ops.attention.arguments import AttentionArgs, AttentionGradArgs
 from fusedops.tensor_cache import cached_for
 from fusedops_sdpa import _by_head
 from fusedops_sdpa._corrections import dead_rows, without_elements, zero_gradients
@@ -71,35 +72,26 @@ class _Arguments(NamedTuple):
     device_types=("cpu",),
     rows_independent="torch cuts queries and keys into blocks by the number of queries",
 )
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def attention(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op where the head sizes are one, for any mask, and the diagonal is at the upper left."""
-    if not (q.numel() and k.numel()):
-        return without_elements(q, v)
-    given, is_causal = _Arguments(*map(_rows, (q, k, v))), causal != "none"
-    bias = None if mask is None else _additive(mask, q.dtype)
-    out, lse = _forward(given, bias, scale, is_causal)
+    if not (a.q.numel() and a.k.numel()):
+        return without_elements(a.q, a.v)
+    given, is_causal = _Arguments(*map(_rows, (a.q, a.k, a.v))), a.causal != "none"
+    bias = None if a.mask is None else _additive(a.mask, a.q.dtype)
+    out, lse = _forward(given, bias, a.scale, is_causal)
     finite = not (bias is not None or is_causal) or _is_finite(out)  # where lse is NaN or inf, out is NaN
-    if not finite and _scores_may_overflow(given, scale):
-        return _by_head.forward(*given, mask, scale, causal)
+    if not finite and _scores_may_overflow(given, a.scale):
+        return _by_head.forward(*given, a.mask, a.scale, a.causal)
     if not finite:
-        out, lse = _without_unseen(given, bias, scale, is_causal)
+        out, lse = _without_unseen(given, bias, a.scale, is_causal)
     out, lse = out.contiguous(), lse.contiguous()
     if bias is not None:
-        dead = dead_rows(bias, q.shape[2], is_causal)
+        dead = dead_rows(bias, a.q.shape[2], is_causal)
         lse = lse.masked_fill(dead, -math.inf)
         if not finite:  # a row of q that is not finite
             out = out.masked_fill(dead[..., None], 0.0)
     if not lse.all().item() and bool(((lse == 0) & (out == 0).all(-1)).any()):
-        return _by_head.forward(*given, mask, scale, causal)
+        return _by_head.forward(*given, a.mask, a.scale, a.causal)
     return out, lse
 
 
@@ -114,39 +106,26 @@ def attention(
     device_types=("cpu",),
     rows_independent="torch cuts queries and keys into blocks by the number of queries",
 )
-def attention_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def attention_backward(a: AttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, where lse has none."""
-    if not (q.numel() and k.numel()):
-        return zero_gradients((q, k, v), needs)
-    given, is_causal, grad_out = _Arguments(*map(_rows, (q, k, v))), causal != "none", _rows(grad_out)
+    lse = a.lse
+    if not (a.q.numel() and a.k.numel()):
+        return zero_gradients((a.q, a.k, a.v), a.needs)
+    given, is_causal, grad_out = _Arguments(*map(_rows, (a.q, a.k, a.v))), a.causal != "none", _rows(a.grad_out)
     bias, dead = None, None
-    if mask is not None:
-        bias, dead = _additive(mask, q.dtype), lse == -math.inf
+    if a.mask is not None:
+        bias, dead = _additive(a.mask, a.q.dtype), lse == -math.inf
         lse = lse.masked_fill(dead, 0.0)
     if not torch.linalg.vector_norm(lse, math.inf).item() <= _LARGE / torch.finfo(lse.dtype).eps:
-        gradients = _by_head.backward(grad_out, *given, mask, scale, causal)
-        return tuple(gradient if need else None for gradient, need in zip(gradients, needs))
-    gradients = _backward(grad_out, given, bias, out, lse, scale, is_causal)
+        gradients = _by_head.backward(grad_out, *given, a.mask, a.scale, a.causal)
+        return tuple(gradient if need else None for gradient, need in zip(gradients, a.needs))
+    gradients = _backward(grad_out, given, bias, a.out, lse, a.scale, is_causal)
     if (bias is not None or is_causal) and not _is_finite(gradients[0]):  # what is not finite, if masked, reaches dq
-        if _scores_may_overflow(given, scale):
-            gradients = _by_head.backward(grad_out, *given, mask, scale, causal)
-            return tuple(gradient if need else None for gradient, need in zip(gradients, needs))
-        gradients = _backward_without_unseen(grad_out, given, bias, dead, out, lse, scale, is_causal)
-    return tuple(gradient if need else None for gradient, need in zip(gradients, needs))
+        if _scores_may_overflow(given, a.scale):
+            gradients = _by_head.backward(grad_out, *given, a.mask, a.scale, a.causal)
+            return tuple(gradient if need else None for gradient, need in zip(gradients, a.needs))
+        gradients = _backward_without_unseen(grad_out, given, bias, dead, a.out, lse, a.scale, is_causal)
+    return tuple(gradient if need else None for gradient, need in zip(gradients, a.needs))
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from fusedops import Adaptation, Deviation, kernel, ops
 from fusedops.constraints import Alignment, Capability, Dim, DType, Finite, Present, Scalar, When
+from fusedops.ops.attention.arguments import AttentionArgs, AttentionGradArgs
 from fusedops.tensor_cache import cached_for
 from fusedops_sdpa import _torch
 from fusedops_sdpa._corrections import dead_rows, without_elements, zero_gradients
@@ -127,31 +128,22 @@ _HEADS = "where neither cuDNN nor flash takes the call, as in float32, k and v a
     device_types=("cuda",),
     rows_independent="torch selects a kernel of attention by the sizes of the call",
 )
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def attention(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op for any mask, where the diagonal is at the upper left."""
-    if not (q.numel() and k.numel()):
-        return without_elements(q, v)
-    call = _Call.of(q, k, v, mask, causal, backward=False)
+    if not (a.q.numel() and a.k.numel()):
+        return without_elements(a.q, a.v)
+    call = _Call.of(a.q, a.k, a.v, a.mask, a.causal, backward=False)
     if call.kernel == "cudnn":
-        out, lse = _CUDNN(*call.tensors, call.expanded_bias(), True, 0.0, call.causal, False, scale=scale)[:2]
+        out, lse = _CUDNN(*call.tensors, call.expanded_bias(), True, 0.0, call.causal, False, scale=a.scale)[:2]
         lse = lse.squeeze(3)
     elif call.kernel == "flash":
-        out, lse = _FLASH(*call.tensors, 0.0, call.causal, False, scale=scale)[:2]
+        out, lse = _FLASH(*call.tensors, 0.0, call.causal, False, scale=a.scale)[:2]
         lse = lse.contiguous().nan_to_num_(math.nan, math.nan, math.nan)
     else:
-        out, lse = _EFFICIENT(*call.tensors, call.expanded_bias(), True, 0.0, call.causal, scale=scale)[:2]
-        lse = lse[:, :, : q.shape[2]].contiguous()
+        out, lse = _EFFICIENT(*call.tensors, call.expanded_bias(), True, 0.0, call.causal, scale=a.scale)[:2]
+        lse = lse[:, :, : a.q.shape[2]].contiguous()
     if call.bias is not None:
-        dead = dead_rows(call.bias, q.shape[2], call.causal)
+        dead = dead_rows(call.bias, a.q.shape[2], call.causal)
         out.masked_fill_(dead[..., None], 0.0)
         lse.masked_fill_(dead, -math.inf)
     return out, lse
@@ -171,40 +163,29 @@ def attention(
     device_types=("cuda",),
     rows_independent="torch selects a kernel of attention by the sizes of the call",
 )
-def attention_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def attention_backward(a: AttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, where lse has none."""
-    if not (q.numel() and k.numel()):
-        return zero_gradients((q, k, v), needs)
-    if mask is not None:
+    lse = a.lse
+    q = a.q
+    grad_out = a.grad_out
+    if not (q.numel() and a.k.numel()):
+        return zero_gradients((q, a.k, a.v), a.needs)
+    if a.mask is not None:
         dead = lse == -math.inf
         lse = lse.masked_fill(dead, math.inf)
         q, grad_out = (each.masked_fill(dead[..., None], 0.0) for each in (q, grad_out))  # 0 * NaN is NaN
-    call, grad_out, out = _Call.of(q, k, v, mask, causal, backward=True), _aligned(grad_out), _aligned(out)
+    call, grad_out, out = _Call.of(q, a.k, a.v, a.mask, a.causal, backward=True), _aligned(grad_out), _aligned(a.out)
     if call.kernel == "cudnn":
-        results = list(_cudnn_backward(grad_out, call, out, lse, scale))
+        results = list(_cudnn_backward(grad_out, call, out, lse, a.scale))
     elif call.kernel == "flash":
-        results = list(_flash_backward(grad_out, call, out, lse, scale))
+        results = list(_flash_backward(grad_out, call, out, lse, a.scale))
     else:
-        results = list(_efficient_backward(grad_out, call, out, lse, scale))
-        if k.shape[1] != q.shape[1]:
-            results[1:] = [each.unflatten(1, (k.shape[1], -1)).sum(2) for each in results[1:]]
-    if call.tensors[1].shape[2] != k.shape[2]:
-        results[1:] = [_with_zeros(each, k.shape[2]) for each in results[1:]]
-    return tuple(each if need else None for each, need in zip(results, needs))
+        results = list(_efficient_backward(grad_out, call, out, lse, a.scale))
+        if a.k.shape[1] != q.shape[1]:
+            results[1:] = [each.unflatten(1, (a.k.shape[1], -1)).sum(2) for each in results[1:]]
+    if call.tensors[1].shape[2] != a.k.shape[2]:
+        results[1:] = [_with_zeros(each, a.k.shape[2]) for each in results[1:]]
+    return tuple(each if need else None for each, need in zip(results, a.needs))
 
 
 class _Call(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import Dim, Finite, OneOf, Present, SameDims, Scalar, When
-from fusedops.ops.attention.arguments import sequences_of
+from fusedops.ops.attention.arguments import VarlenAttentionArgs, VarlenAttentionGradArgs, sequences_of
 from fusedops.ops.attention.formulas import by_sequence, gradients_by_sequence
 from fusedops_sdpa import attention
 
@@ -32,21 +32,11 @@ _LIMITS = (
     device_types=("cpu",),
     rows_independent="torch cuts queries and keys into blocks by the number of queries",
 )
-def varlen_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def varlen_attention(a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op where the head sizes are one, and the diagonal is at the upper left of each sequence."""
-    sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0])
-    options = (None, scale, causal, None, True)
-    return by_sequence(lambda *own: attention.attention.function(*own, *options), sequences, q, k, v)
+    sequences = sequences_of(a.cu_seqlens_q, a.cu_seqlens_k, a.q.shape[0], a.k.shape[0])
+    options = (None, a.scale, a.causal, None, True)
+    return by_sequence(lambda *own: attention.attention.function(*own, *options), sequences, a.q, a.k, a.v)
 
 
 @kernel(
@@ -59,28 +49,13 @@ def varlen_attention(
     device_types=("cpu",),
     rows_independent="torch cuts queries and keys into blocks by the number of queries",
 )
-def varlen_attention_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def varlen_attention_backward(a: VarlenAttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, where lse has none."""
-    sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0])
+    sequences = sequences_of(a.cu_seqlens_q, a.cu_seqlens_k, a.q.shape[0], a.k.shape[0])
 
     def one(grad: Tensor, lse_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, kept_lse: Tensor) -> Any:
         none: Any = None  # the gradient of lse is not read
-        saved = (None, kept, kept_lse.contiguous(), scale, causal, None, False, needs)
+        saved = (None, kept, kept_lse.contiguous(), a.scale, a.causal, None, False, a.needs)
         return attention.attention_backward.function(grad, none, q, k, v, *saved)
 
-    return gradients_by_sequence(one, sequences, grad_out, grad_lse, q, k, v, out, lse, needs)
+    return gradients_by_sequence(one, sequences, a.grad_out, a.grad_lse, a.q, a.k, a.v, a.out, a.lse, a.needs)

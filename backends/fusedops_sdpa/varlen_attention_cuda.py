@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fusedops import Deviation, kernel, ops
 from fusedops.constraints import Capability, Dim, DType, Finite, Present, SameDims, Scalar, When
-from fusedops.ops.attention.arguments import lengths_of, lse_of_flash
+from fusedops.ops.attention.arguments import VarlenAttentionArgs, VarlenAttentionGradArgs, lengths_of, lse_of_flash
 from fusedops.ops.attention.formulas import scale_of
 from fusedops_sdpa import _torch
 from fusedops_sdpa._corrections import zero_gradients
@@ -64,22 +64,14 @@ _ROWS = "torch selects a kernel of attention by the sizes of the call"
     device_types=("cuda",),
     rows_independent=_ROWS,
 )
-def varlen_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def varlen_attention(a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op for one head size, with the diagonal at the lower right of each sequence."""
-    if _is_empty(q, k, cu_seqlens_q):
-        return q.new_zeros(q.shape), q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
-    call = _Call.of(q, k, cu_seqlens_q, cu_seqlens_k, scale, causal, window)
-    out, lse = _FLASH(_aligned(q), _aligned(k), _aligned(v), *call.lengths, 0.0, call.causal, False, **call.options)[:2]
+    if _is_empty(a.q, a.k, a.cu_seqlens_q):
+        return a.q.new_zeros(a.q.shape), a.q.new_full(a.q.shape[:2], -math.inf, dtype=torch.float32)
+    call = _Call.of(a.q, a.k, a.cu_seqlens_q, a.cu_seqlens_k, a.scale, a.causal, a.window)
+    out, lse = _FLASH(
+        _aligned(a.q), _aligned(a.k), _aligned(a.v), *call.lengths, 0.0, call.causal, False, **call.options
+    )[:2]
     return out.contiguous(), lse_of_flash(out, lse)
 
 
@@ -93,31 +85,16 @@ def varlen_attention(
     device_types=("cuda",),
     rows_independent=_ROWS,
 )
-def varlen_attention_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def varlen_attention_backward(a: VarlenAttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, where lse has none."""
-    if _is_empty(q, k, cu_seqlens_q):
-        return zero_gradients((q, k, v), needs)
-    call = _Call.of(q, k, cu_seqlens_q, cu_seqlens_k, scale, causal, window)
-    tensors = (_aligned(each) for each in (grad_out, q, k, v, out))
-    seed, offset = q.new_empty(2, dtype=torch.uint64), q.new_empty((), dtype=torch.uint64)  # of a dropout of 0
-    rows = lse.transpose(0, 1).contiguous()
+    if _is_empty(a.q, a.k, a.cu_seqlens_q):
+        return zero_gradients((a.q, a.k, a.v), a.needs)
+    call = _Call.of(a.q, a.k, a.cu_seqlens_q, a.cu_seqlens_k, a.scale, a.causal, a.window)
+    tensors = (_aligned(each) for each in (a.grad_out, a.q, a.k, a.v, a.out))
+    seed, offset = a.q.new_empty(2, dtype=torch.uint64), a.q.new_empty((), dtype=torch.uint64)  # of a dropout of 0
+    rows = a.lse.transpose(0, 1).contiguous()
     results = _FLASH_BACKWARD(*tensors, rows, *call.lengths, 0.0, call.causal, seed, offset, **call.options)
-    return tuple(each.contiguous() if need else None for each, need in zip(results, needs))
+    return tuple(each.contiguous() if need else None for each, need in zip(results, a.needs))
 
 
 def _is_empty(q: Tensor, k: Tensor, cu_seqlens_q: Tensor) -> bool:

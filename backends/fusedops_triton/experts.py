@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import Dim
+from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import Activation
 from fusedops_triton._constraints import GROUPED, LONGEST_ROW, supported
 
@@ -23,27 +24,12 @@ _CONSTRAINTS = (
     source="torch.nn.functional.grouped_mm, fusedops_triton/_experts.py",
     rows_independent=GROUPED,
 )
-def experts(
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor | None]:
+def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
     """Compute each expert on the rows that chose it; tensors of any strides."""
     from fusedops_triton._experts import experts_forward  # imports triton, so not at module level
 
-    act = Activation(activation, limit, alpha, offset, interleaved)
-    return experts_forward(x, index, weights, up, down, up_bias, down_bias, act, transposed, save)
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    return experts_forward(a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias, act, a.transposed, save)
 
 
 @kernel(
@@ -53,26 +39,11 @@ def experts(
     source="torch.nn.functional.grouped_mm, fusedops_triton/_experts.py",
     rows_independent=GROUPED,
 )
-def experts_backward(
-    grad: Tensor,
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    hidden: Tensor,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def experts_backward(a: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients from the inputs and the up-projections of forward."""
     from fusedops_triton._experts import experts_backward as backward
 
-    act = Activation(activation, limit, alpha, offset, interleaved)
-    return backward(grad, x, index, weights, up, down, up_bias, down_bias, hidden, act, transposed, needs)
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    return backward(
+        a.grad, a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias, a.hidden, act, a.transposed, a.needs
+    )

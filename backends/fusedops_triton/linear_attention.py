@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import Dim, Rank
+from fusedops.ops.linear_attention.arguments import LinearAttentionArgs, LinearAttentionGradArgs
 from fusedops_triton._constraints import supported
 
 #: The most rows of a state: a program has some columns of it in registers.
@@ -40,23 +41,14 @@ _SOURCE, _BACKWARD = "fusedops_triton/_linear_attention.py", "fusedops_triton/_l
     source=_SOURCE,
     rows_independent="packed sequences are computed in chunks, or one position after another, by their mean length",
 )
-def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def linear_attention(a: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op with one decay for each head, or none, in chunks of positions; few positions one by one."""
     from fusedops_triton._linear_attention import linear_attention_forward  # imports triton, so not at module level
     from fusedops_triton._linear_attention_parts import call_of
 
-    return linear_attention_forward(call_of(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens))
+    return linear_attention_forward(
+        call_of(a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, a.cu_seqlens)
+    )
 
 
 @kernel(
@@ -66,24 +58,10 @@ def linear_attention(
     source=_BACKWARD,
     rows_independent="packed sequences are computed in chunks, or one position after another, by their mean length",
 )
-def linear_attention_backward(
-    grad_out: Tensor,
-    grad_state: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def linear_attention_backward(a: LinearAttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients in chunks of positions, from the states before them, which are computed again."""
     from fusedops_triton._linear_attention_backward import linear_attention_backward as compute_backward
     from fusedops_triton._linear_attention_parts import call_of
 
-    call = call_of(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
-    return compute_backward(call, grad_out, grad_state if return_state else None, needs)
+    call = call_of(a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, a.cu_seqlens)
+    return compute_backward(call, a.grad_out, a.grad_state if a.return_state else None, a.needs)

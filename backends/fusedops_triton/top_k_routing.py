@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import Dim
+from fusedops.ops.routing.arguments import TopKRoutingArgs, TopKRoutingGradArgs
 from fusedops_triton._constraints import supported
 
 #: The most experts that one program holds.
@@ -19,24 +20,12 @@ _MOST = 4096
     source="fusedops_triton/_routing.py",
     rows_independent="a program has fewer rows where there are few, and its sums another order",
 )
-def top_k_routing(
-    logits: Tensor,
-    k: int,
-    score: str,
-    bias: Tensor | None,
-    groups: int,
-    top_groups: int,
-    group_score: str,
-    normalize: bool,
-    eps: float,
-    scale: float,
-    index: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def top_k_routing(a: TopKRoutingArgs) -> tuple[Tensor, Tensor]:
     """Choose experts and compute their weights; logits of any rank and strides."""
     from fusedops_triton._routing import Routing, routing_forward  # imports triton, so not at module level
 
-    options = Routing(k, score, groups, top_groups, group_score, normalize, eps, scale)
-    return routing_forward(logits, bias, index, options)
+    options = Routing(a.k, a.score, a.groups, a.top_groups, a.group_score, a.normalize, a.eps, a.scale)
+    return routing_forward(a.logits, a.bias, a.index, options)
 
 
 @kernel(
@@ -47,10 +36,8 @@ def top_k_routing(
     source="fusedops_triton/_routing.py",
     rows_independent="a program has fewer rows where there are few, and its sums another order",
 )
-def top_k_routing_backward(
-    grad_weights: Tensor, logits: Tensor, chosen: Tensor, k: int, score: str, normalize: bool, eps: float, scale: float
-) -> Tensor:
+def top_k_routing_backward(a: TopKRoutingGradArgs) -> Tensor:
     """Compute the gradient of the logits."""
     from fusedops_triton._routing import routing_backward
 
-    return routing_backward(grad_weights, logits, chosen, k, score, normalize, eps, scale)
+    return routing_backward(*a)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import SameDType
+from fusedops.ops.norms.arguments import AddRmsNormArgs
 from fusedops.ops.norms.formulas import rstd_of
 from fusedops_zentorch._library import NOT_PROMISED
 from fusedops_zentorch._norm import LIMITS, NO_BACKWARD, normalized
@@ -23,9 +24,7 @@ from fusedops_zentorch._norm import LIMITS, NO_BACKWARD, normalized
     deviations=(NO_BACKWARD,),
     rows_independent=NOT_PROMISED,
 )
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def add_rms_norm(a: AddRmsNormArgs, save: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the op for x and residual of one dtype."""
-    s = (x + residual).contiguous()
-    return normalized(s, weight, eps, offset), s, rstd_of(s, eps, centered=False) if save else None
+    s = (a.x + a.residual).contiguous()
+    return normalized(s, a.weight, a.eps, a.offset), s, rstd_of(s, a.eps, centered=False) if save else None

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fusedops import Deviation, kernel, ops
 from fusedops.constraints import Alignment, Dim, DType, Finite, Present, SameDims
+from fusedops.ops.attention.arguments import AttentionArgs
 from fusedops_zentorch._library import NOT_PROMISED, function
 from fusedops_zentorch._norm import NO_BACKWARD
 
@@ -42,22 +43,13 @@ from fusedops_zentorch._norm import NO_BACKWARD
     rows_independent=NOT_PROMISED,
     for_speed=(Dim("q", (3,), at_least=32),),
 )
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def attention(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op in bfloat16 for one head size, without a mask, the diagonal at the upper left."""
-    if not (q.numel() and k.numel()):
-        return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+    if not (a.q.numel() and a.k.numel()):
+        return torch.zeros_like(a.q), a.q.new_full(a.q.shape[:3], -math.inf, dtype=torch.float32)
     with torch.enable_grad():
-        query = _rows(q.detach()).requires_grad_()
-        out, lse = function("zentorch_sdpa")(query, _rows(k), _rows(v), 0.0, causal != "none", scale=scale)
+        query = _rows(a.q.detach()).requires_grad_()
+        out, lse = function("zentorch_sdpa")(query, _rows(a.k), _rows(a.v), 0.0, a.causal != "none", scale=a.scale)
     return out.detach(), lse.detach().contiguous()
 
 

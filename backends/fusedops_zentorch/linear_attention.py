@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fusedops import kernel, ops
 from fusedops.constraints import Dim, DType, Present, Rank, SameDType
+from fusedops.ops.linear_attention.arguments import LinearAttentionArgs
 from fusedops.ops.linear_attention.formulas import scale_of
 from fusedops_zentorch._library import DTYPES, NOT_PROMISED, function
 from fusedops_zentorch._norm import NO_BACKWARD
@@ -40,28 +41,19 @@ _ANY = (torch.float32, torch.bfloat16, torch.float16)
     deviations=(NO_BACKWARD,),
     rows_independent=NOT_PROMISED,
 )
-def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    beta: Tensor,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def linear_attention(a: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the delta rule with one decay for each head."""
-    batch, positions = q.shape[:2]
-    state = None if initial_state is None else initial_state.mT.float().contiguous()
-    queries, keys = _packed(q), _packed(k)
-    if normalize:
+    assert a.decay is not None  # by constraints, as beta
+    assert a.beta is not None
+    batch, positions = a.q.shape[:2]
+    state = None if a.initial_state is None else a.initial_state.mT.float().contiguous()
+    queries, keys = _packed(a.q), _packed(a.k)
+    if a.normalize:
         queries, keys = (function("gdn_l2norm_fwd")(each, 1e-6) for each in (queries, keys))
-    rows = queries, keys, _packed(v), _packed(decay.float().clamp(min=_FORGETS)), _packed(beta.float())
-    options = scale_of(q, scale), state, True, _CHUNK
+    rows = queries, keys, _packed(a.v), _packed(a.decay.float().clamp(min=_FORGETS)), _packed(a.beta.float())
+    options = scale_of(a.q, a.scale), state, True, _CHUNK
     out, last = function("gdn_chunk_gated_delta_rule_fwd")(*rows, *options, *_bounds(batch, positions))
-    return out.view(v.shape), last.mT.contiguous()
+    return out.view(a.v.shape), last.mT.contiguous()
 
 
 def _packed(tensor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fusedops._contract.signature import spread
 from fusedops._report.direction import Direction
 
 
@@ -119,6 +120,12 @@ class Evidence:
     rows: Sequence[Rows] = ()
     peers: str = ""
     sharded: tuple[str, str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("min_bytes", "unfused", "error_bound", "gradient_error_bound"):
+            function = getattr(self, name)
+            if function is not None:
+                object.__setattr__(self, name, spread(function))
 
     @property
     def measured(self) -> Sequence[Case]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from inspect import unwrap
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 from fusedops._contract.constraint import Constraint
+from fusedops._contract.signature import spread
 from fusedops._report.direction import Direction
 
 
@@ -102,7 +104,7 @@ class Kernel:
     @property
     def location(self) -> str:
         """File and line of the function, for messages."""
-        code = getattr(self.function, "__code__", None)
+        code = getattr(unwrap(self.function), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
 
 
@@ -157,7 +159,7 @@ def kernel(
         return Kernel(
             name,
             direction,
-            function,
+            spread(function),
             (*constraints, *for_speed),
             source,
             tuple(deviations),
@@ -166,7 +168,7 @@ def kernel(
             prepare,
             rows_independent,
             tuple(for_speed),
-            for_rows,
+            for_rows and spread(for_rows),
         )
 
     return declare

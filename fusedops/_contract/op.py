@@ -32,8 +32,9 @@ class Op:
             docstring is the op's documentation.
         constraints: the op's own conditions on the arguments. A violated one is an InvalidInputError.
         reference: the meaning of the op in plain differentiable torch. Takes the op's parameters in order, annotated
-            with ``Tensor``, ``Tensor | None``, ``float``, ``int``, ``bool``, ``str`` or a pair of ints or None. Its own
-            defaults are the registered op's. Returns the output, or a tuple.
+            with ``Tensor``, ``Tensor | None``, ``float``, ``int``, ``bool``, ``str`` or a pair of ints or None; or, as
+            every function of an op and its kernels may, one NamedTuple of them. Its own defaults are the registered
+            op's. Returns the output, or a tuple.
         backward: the gradient in plain differentiable torch. Its parameters are ``grad`` (``grad_<output>`` for each of
             several outputs, but for integers), then by name what forward keeps for it: outputs, saved values,
             parameters of the op, ``<parameter>_dtype``, ``needs`` (a bool for each of ``differentiable``), ``reuse``
@@ -85,7 +86,7 @@ class Op:
         prepare_args: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
     ) -> None:
         self.name, self.function = function.__name__, function
-        self.reference, self.backward = reference, backward
+        self.reference, self.backward = signatures.spread(reference), signatures.spread(backward)
         self.differentiable, self.passed_through = differentiable, passed_through
         self.constraints, self._evidence = tuple(constraints), evidence
         described = [Output(each) if isinstance(each, str) else each for each in outputs]
@@ -98,11 +99,12 @@ class Op:
             raise ValueError(
                 f"op {self.name}: got outputs {outputs}, expected integers last, after one with a gradient"
             )
-        self.saved = saved
+        self.saved = saved = tuple(each._replace(reference=signatures.spread(each.reference)) for each in saved)
         self.required_saved = tuple(value for value in saved if not value.optional)
         self.padding, self._sharding = padding, sharding
         self.prepare_args = prepare_args
-        self.empty, self._output_dtype = empty or self._empty, output_dtype
+        self.empty = self._empty if empty is None else signatures.spread(empty)
+        self._output_dtype = output_dtype and signatures.spread(output_dtype)
         if padding is not None and (saved or not self.single):
             raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
         self.signature, self.types, defaults = signatures.op_signature(function, self.reference)
@@ -110,11 +112,11 @@ class Op:
         self.parameters, self.float_indices = tuple(self.types), signatures.float_indices(self.types)
         self.tensors = tuple(name for name, text in self.types.items() if text.startswith("Tensor"))
         self.required_tensors = tuple(name for name in self.tensors if self.types[name] == "Tensor")
-        self.backward_types = signatures.annotation_texts(backward)
+        self.backward_types = signatures.annotation_texts(self.backward)
         self.backward_parameters = tuple(self.backward_types)
         self.backward_call = BackwardCall(
             self.name, self.backward_parameters, self.parameters, self.tensors, self.outputs, self.integers,
-            saved, differentiable, passed_through, identity,
+            saved, differentiable, passed_through, identity and signatures.spread(identity),
         )  # fmt: skip
         # the arguments that serve.py checks for requires_grad
         self.gradient_indices = tuple(map(self.parameters.index, filter(None, (*differentiable, passed_through))))

@@ -4,9 +4,70 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, cast
 
 from fusedops.errors import InvalidInputError
+
+
+def spread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with each field of its arguments object as a parameter; itself where it has no such object.
+
+    An arguments object is a parameter whose annotation is a NamedTuple: the parameters of an op or of its backward,
+    listed once.
+
+    >>> from typing import NamedTuple
+    >>> class Args(NamedTuple):
+    ...     x: int
+    ...     y: int
+    >>> def total(a: Args, save: bool): return a.x + a.y if save else 0
+    >>> spread(total)(1, 2, True), str(inspect.signature(spread(total)))
+    (3, '(x: int, y: int, save: bool)')
+    """
+    found = [(name, kind) for name, kind in _annotated(function) if hasattr(kind, "_fields")]
+    if not found:
+        return function
+    (name, kind), *others = found
+    parameters = inspect.signature(function).parameters
+    if others:
+        raise ValueError(
+            f"{function.__qualname__}: got two arguments objects, expected one; to fix: write one NamedTuple with the "
+            f"fields of both"
+        )
+    start = list(parameters).index(name)
+    stop = start + len(kind._fields)
+    new = cast("Callable[..., Any]", tuple.__new__)
+
+    @wraps(function)
+    def spreading(*args: Any) -> Any:
+        return function(*args[:start], new(kind, args[start:stop]), *args[stop:])
+
+    @wraps(function)
+    def spreading_first(*args: Any) -> Any:
+        return function(new(kind, args[:stop]), *args[stop:])
+
+    @wraps(function)
+    def spreading_all(*args: Any) -> Any:
+        return function(new(kind, args))
+
+    chosen: Any = spreading_all if len(parameters) == 1 else spreading_first if start == 0 else spreading
+    by, none = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+    each = [
+        (field, kind._field_defaults.get(field, none), _text(kind.__annotations__[field])) for field in kind._fields
+    ]
+    fields = [inspect.Parameter(field, by, default=default, annotation=text) for field, default, text in each]
+    kept = list(parameters.values())
+    chosen.__signature__ = inspect.Signature([*kept[:start], *fields, *kept[start + 1 :]])
+    return chosen
+
+
+def _annotated(function: Any) -> list[tuple[str, Any]]:
+    """Return the parameters of a Python function with their annotations, a text as what it names in the module."""
+    known: dict[str, Any] = getattr(function, "__globals__", {})
+    given: dict[str, Any] = getattr(function, "__annotations__", {})
+    return [
+        (name, known.get(each) if isinstance(each, str) else each) for name, each in given.items() if name != "return"
+    ]
 
 
 def op_signature(
@@ -70,9 +131,13 @@ def with_floats(args: tuple[Any, ...], indices: Collection[int]) -> tuple[Any, .
     return args
 
 
+def _text(annotation: Any) -> str:
+    forward = getattr(annotation, "__forward_arg__", annotation)  # of a NamedTuple's field
+    return forward if isinstance(forward, str) else inspect.formatannotation(forward)
+
+
 def _annotation_text(parameter: inspect.Parameter) -> str:
-    annotation: Any = parameter.annotation
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = _text(parameter.annotation)
     text = text.replace("torch.Tensor", "Tensor").replace("typing.", "")
     return f"{text[9:-1]} | None" if text.startswith("Optional[") else text
 

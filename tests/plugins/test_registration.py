@@ -7,7 +7,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -31,6 +31,43 @@ def test_a_backend_registered_by_hand_serves_and_leaves() -> None:
     assert fusedops.scaled_masked_softmax(X).tolist() == [[0.25] * 4] * 2
     with pytest.raises(fusedops.PolicyError, match="got backend 'mine', expected one of"):
         fusedops.use("mine")
+
+
+class SoftmaxArgs(NamedTuple):
+    x: torch.Tensor
+    mask: torch.Tensor | None
+    scale: float
+    causal: bool
+
+
+class OtherArgs(NamedTuple):
+    x: torch.Tensor
+    causal: bool
+
+
+def test_a_kernel_takes_its_arguments_as_one_object() -> None:
+    seen: list[Any] = []
+
+    def function(a: SoftmaxArgs) -> torch.Tensor:
+        seen.append(a)
+        return a.x * a.scale
+
+    mine = kernel(OP.name)(function)
+    assert mine.location.startswith(__file__)
+    fusedops.register(Backend("mine", ("cpu",), 5, (mine,)))
+    assert fusedops.scaled_masked_softmax(X, scale=3.0).equal(3 * X)
+    assert [(type(a), a.scale, a.causal) for a in seen] == [(SoftmaxArgs, 3.0, False)]
+
+    def other(a: OtherArgs) -> torch.Tensor:
+        return a.x
+
+    with pytest.raises(PluginError, match=r"got parameters \(x, causal\), expected \(x, mask, scale, causal\)"):
+        fusedops.register(Backend("other", ("cpu",), 5, (kernel(OP.name)(other),)))
+    with pytest.raises(ValueError, match="two arguments objects, expected one"):
+
+        @kernel(OP.name)
+        def both(a: SoftmaxArgs, b: OtherArgs) -> torch.Tensor:
+            return a.x
 
 
 def test_a_plugin_object_can_be_registered() -> None:

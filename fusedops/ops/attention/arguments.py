@@ -292,3 +292,67 @@ def lse_of_flash(out: Tensor, lse: Tensor) -> Tensor:
     """
     lse = lse.transpose(0, 1).nan_to_num(torch.nan, torch.nan, torch.nan)
     return lse.masked_fill_(lse.isnan() & (out[..., 0] == 0), -torch.inf).contiguous()
+
+
+class AttentionArgs(NamedTuple):
+    """The arguments of attention."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None = None
+    scale: float | None = None
+    causal: str = "none"
+    window: tuple[int, int] | None = None
+    return_lse: bool = False
+
+
+class AttentionGradArgs(NamedTuple):
+    """The arguments of the backward of attention."""
+
+    grad_out: Tensor
+    grad_lse: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    out: Tensor
+    lse: Tensor
+    scale: float | None
+    causal: str
+    window: tuple[int, int] | None
+    return_lse: bool
+    needs: tuple[bool, ...]
+
+
+class VarlenAttentionArgs(NamedTuple):
+    """The arguments of varlen_attention."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor | None = None
+    scale: float | None = None
+    causal: str = "none"
+    window: tuple[int, int] | None = None
+    return_lse: bool = False
+
+
+class VarlenAttentionGradArgs(NamedTuple):
+    """The arguments of the backward of varlen_attention."""
+
+    grad_out: Tensor
+    grad_lse: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor | None
+    out: Tensor
+    lse: Tensor
+    scale: float | None
+    causal: str
+    window: tuple[int, int] | None
+    return_lse: bool
+    needs: tuple[bool, ...]

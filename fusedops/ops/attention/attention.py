@@ -25,6 +25,7 @@ from fusedops.constraints import (
 )
 from fusedops.dtypes import no_autocast
 from fusedops.ops.attention import arguments, formulas
+from fusedops.ops.attention.arguments import AttentionArgs, AttentionGradArgs
 
 
 def attention(
@@ -79,43 +80,20 @@ def attention(
     return arguments.wanted(call(OP, args if causal is False else arguments.prepare_args(args), backend), return_lse)
 
 
-def reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    scale: float | None = None,
-    causal: str = "none",
-    window: tuple[int, int] | None = None,
-    return_lse: bool = False,
-) -> tuple[Tensor, Tensor]:
+def reference(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch."""
-    with no_autocast(q.device.type):
-        out, lse = formulas.forward(q, k, v, mask, scale, causal, window)
-    return out, lse if return_lse else lse.detach()
+    with no_autocast(a.q.device.type):
+        out, lse = formulas.forward(a.q, a.k, a.v, a.mask, a.scale, a.causal, a.window)
+    return out, lse if a.return_lse else lse.detach()
 
 
-def backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def backward(a: AttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v. From the inputs alone, so that it has the right derivative itself."""
-    lse_grad = grad_lse if return_lse else None
-    with no_autocast(q.device.type):
-        s = formulas.scores(q, k, mask, scale, causal, window)
-        computed = formulas.gradients(grad_out, lse_grad, v, s, formulas.scale_of(q, scale), k.shape[1])
-    return tuple(each.to(q.dtype) if need else None for each, need in zip(computed, needs))
+    lse_grad = a.grad_lse if a.return_lse else None
+    with no_autocast(a.q.device.type):
+        s = formulas.scores(a.q, a.k, a.mask, a.scale, a.causal, a.window)
+        computed = formulas.gradients(a.grad_out, lse_grad, a.v, s, formulas.scale_of(a.q, a.scale), a.k.shape[1])
+    return tuple(each.to(a.q.dtype) if need else None for each, need in zip(computed, a.needs))
 
 
 OP = Op(

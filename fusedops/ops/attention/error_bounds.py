@@ -17,6 +17,12 @@ from torch import Tensor
 from fusedops._contract.evidence import smallest_step
 from fusedops.dtypes import arithmetic, compute_dtype
 from fusedops.ops.attention import formulas
+from fusedops.ops.attention.arguments import (
+    AttentionArgs,
+    AttentionGradArgs,
+    VarlenAttentionArgs,
+    VarlenAttentionGradArgs,
+)
 from fusedops.ops.attention.merge_attention import Parts, parts
 
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order, and of more as much more
@@ -29,108 +35,83 @@ _OF_Q, _OF_K, _OF_K_OF_SEVERAL = 0.5, 0.5, 0.8
 _SPREAD = 1  # times the root of the sum of the squares of the terms' roundings, where no terms are equal
 
 
-def error_bound(
-    absolute: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def error_bound(absolute: float, a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Return the changes of out and lse; inf where a score may overflow."""
-    p, move, unknown, _ = _moves(absolute, q, k, mask, scale, causal, window)
-    values = formulas.for_each_query_head(formulas.finite(v.double()), q)
-    out = _rounded(p * (absolute + 2 * move) + _flushed(p, q.dtype), p, k.shape[2], q.dtype) @ values.abs()
-    lse = move.amax(-1) + min(absolute, _ARITHMETIC) * 4 if k.shape[2] else torch.zeros(q.shape[:3]).double()
-    if k.shape[2]:
+    p, move, unknown, _ = _moves(absolute, a.q, a.k, a.mask, a.scale, a.causal, a.window)
+    values = formulas.for_each_query_head(formulas.finite(a.v.double()), a.q)
+    out = _rounded(p * (absolute + 2 * move) + _flushed(p, a.q.dtype), p, a.k.shape[2], a.q.dtype) @ values.abs()
+    lse = move.amax(-1) + min(absolute, _ARITHMETIC) * 4 if a.k.shape[2] else torch.zeros(a.q.shape[:3]).double()
+    if a.k.shape[2]:
         lse = lse + min(absolute, _ARITHMETIC) * p.shape[-1] ** 0.5
-    if q.dtype.itemsize == 2:  # torch's kernel for a CPU has a shorter exp for these
+    if a.q.dtype.itemsize == 2:  # torch's kernel for a CPU has a shorter exp for these
         lse = lse + 2e-4
-    infinite = v.isinf()
+    infinite = a.v.isinf()
     if infinite.any():  # a probability that is 0 in the arithmetic, times one, is NaN
-        small = (p > 0) & (p <= torch.finfo(compute_dtype(q.dtype)).smallest_normal)
-        reached = small.double() @ formulas.for_each_query_head(infinite.double(), q) > 0
+        small = (p > 0) & (p <= torch.finfo(compute_dtype(a.q.dtype)).smallest_normal)
+        reached = small.double() @ formulas.for_each_query_head(infinite.double(), a.q) > 0
         out = out.masked_fill(reached, math.inf)
     return out.masked_fill(unknown, math.inf), lse.masked_fill(unknown[..., 0], math.inf)
 
 
-def gradient_error_bound(
-    absolute: float,
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor, Tensor, Tensor]:
+def gradient_error_bound(absolute: float, a: AttentionGradArgs) -> tuple[Tensor, Tensor, Tensor]:
     """Return the changes of the gradients of q, k and v; inf where a number is not finite."""
-    p, move, unknown, s = _moves(absolute, q, k, mask, scale, causal, window)
-    g = grad_out.double().abs() if s.dead is None else torch.where(s.dead, 0.0, grad_out.double().abs())
-    values = formulas.for_each_query_head(formulas.finite(v.double()), q).abs()
+    p, move, unknown, s = _moves(absolute, a.q, a.k, a.mask, a.scale, a.causal, a.window)
+    g = a.grad_out.double().abs() if s.dead is None else torch.where(s.dead, 0.0, a.grad_out.double().abs())
+    values = formulas.for_each_query_head(formulas.finite(a.v.double()), a.q).abs()
     size = g @ values.transpose(-2, -1)
     total = (p * size).sum(-1, keepdim=True)
-    if return_lse:
-        total = total + grad_lse.double().abs()[..., None]
-    narrow = absolute if q.dtype.itemsize == 2 else 0.0  # the roundings of terms to 16 bits: of no common sign
-    relative, flushed = min(absolute, _SUMS) + 2 * move, _flushed(p, q.dtype)
+    if a.return_lse:
+        total = total + a.grad_lse.double().abs()[..., None]
+    narrow = absolute if a.q.dtype.itemsize == 2 else 0.0  # the roundings of terms to 16 bits: of no common sign
+    relative, flushed = min(absolute, _SUMS) + 2 * move, _flushed(p, a.q.dtype)
     terms, change = p * (size + total), (p * relative + flushed) * (size + total)
-    heads, factor = k.shape[1], abs(formulas.scale_of(q, scale))
-    g_signed = grad_out.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    v_signed = formulas.for_each_query_head(formulas.finite(v.double()), q)
+    heads, factor = a.k.shape[1], abs(formulas.scale_of(a.q, a.scale))
+    g_signed = a.grad_out.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    v_signed = formulas.for_each_query_head(formulas.finite(a.v.double()), a.q)
     signed = g_signed @ v_signed.transpose(-2, -1)
     inner = (p * signed).sum(-1, keepdim=True).abs()
-    if return_lse:
-        inner = inner + grad_lse.double().abs()[..., None]
+    if a.return_lse:
+        inner = inner + a.grad_lse.double().abs()[..., None]
     exact = (narrow * p).square()
     # the sum of a row is computed from out, or from probabilities, which were rounded: in all terms of the row alike
     of_sums = torch.zeros_like(inner)
     if narrow:
         squares = (p.square() * (g_signed.square() @ v_signed.square().transpose(-2, -1))).sum(-1, keepdim=True)
-        of_out = (g_signed * formulas.finite(out.double())).square().sum(-1, keepdim=True)
+        of_out = (g_signed * formulas.finite(a.out.double())).square().sum(-1, keepdim=True)
         of_sums = inner.square() + squares + of_out
     rounding = exact * (signed.abs() + inner).square()
     # equal terms have equal roundings
-    equal_rows = _most_equal(q, grad_out)
-    of_keys = _SPREAD * (_most_equal(k, v) if narrow else 1) ** 0.5
+    equal_rows = _most_equal(a.q, a.grad_out)
+    of_keys = _SPREAD * (_most_equal(a.k, a.v) if narrow else 1) ** 0.5
     of_rows = _SPREAD * equal_rows**0.5
-    of_queries = _SPREAD * _most_equal(q) ** 0.5  # have equal probabilities, whatever their gradients
-    rows = rows_of_key = q.shape[2] * (q.shape[1] // max(k.shape[1], 1))
+    of_queries = _SPREAD * _most_equal(a.q) ** 0.5  # have equal probabilities, whatever their gradients
+    rows = rows_of_key = a.q.shape[2] * (a.q.shape[1] // max(a.k.shape[1], 1))
     rows = min(rows, 2 * (rows * equal_rows) ** 0.5)  # in effect: roundings of unequal terms have no common sign
-    dq = _rounded(change, terms, k.shape[2], q.dtype) @ s.k.abs()
+    dq = _rounded(change, terms, a.k.shape[2], a.q.dtype) @ s.k.abs()
     dq = dq + _OF_Q * (of_keys * _spread(rounding, s.k) + narrow * of_sums.sqrt() * (p @ s.k).abs())
-    ds = _rounded(change, terms, rows, q.dtype).transpose(-2, -1)
+    ds = _rounded(change, terms, rows, a.q.dtype).transpose(-2, -1)
     dk = formulas.summed(ds @ s.q.abs(), heads)
     # torch's kernel for a CPU scales, and adds up blocks of 32 to 256 rows, in 16 bits: each time the sum so far, of
     # half of the blocks on average, is rounded
     of_blocks = 1 + (rows_of_key / _BLOCK / 2) ** 0.5
-    of_k = (_OF_K if heads == q.shape[1] else _OF_K_OF_SEVERAL) * of_blocks
+    of_k = (_OF_K if heads == a.q.shape[1] else _OF_K_OF_SEVERAL) * of_blocks
     dk = dk + of_k * of_rows * _spread((rounding + exact * of_sums).transpose(-2, -1), s.q, heads)
-    dv = formulas.summed(_rounded(p * relative + flushed, p, rows, q.dtype).transpose(-2, -1) @ g, heads)
-    blocks = smallest_step(q.dtype) * (1 + rows_of_key / 32) / 2 if narrow else 0.0
+    dv = formulas.summed(_rounded(p * relative + flushed, p, rows, a.q.dtype).transpose(-2, -1) @ g, heads)
+    blocks = smallest_step(a.q.dtype) * (1 + rows_of_key / 32) / 2 if narrow else 0.0
     dv = dv + of_blocks * of_queries * _spread(exact.transpose(-2, -1), g, heads)
     # a row whose terms, or sums of them, may overflow: the terms may be scaled before they are summed, or after
-    limit = torch.finfo(compute_dtype(q.dtype)).max / 2 / max(factor, 1.0)
+    limit = torch.finfo(compute_dtype(a.q.dtype)).max / 2 / max(factor, 1.0)
     keys, queries = s.k.abs().clamp(min=1.0), s.q.abs().clamp(min=1.0)
     open_rows = ((terms @ keys) >= limit).any(-1, keepdim=True)
     open_keys = (formulas.summed(terms.transpose(-2, -1) @ queries, heads) >= limit).any(-1, keepdim=True)
     # a term may be scaled before it is rounded to 16 bits
-    least = (terms > 0).double() * (smallest_step(q.dtype) * max(1.0 - factor, 0.0))
+    least = (terms > 0).double() * (smallest_step(a.q.dtype) * max(1.0 - factor, 0.0))
     dq = dq * factor + least @ s.k.abs()
     dk = dk * factor + formulas.summed(least.transpose(-2, -1) @ s.q.abs(), heads)
     dq, dk = dq.masked_fill(open_rows, math.inf), dk.masked_fill(open_keys, math.inf)
     dk, dv = dk + blocks, dv + blocks
     seen = s.values if s.masked is None else s.values.masked_fill(s.masked, 0.0)
-    given = all(bool(each.isfinite().all()) for each in (g, grad_lse, v, seen))
+    given = all(bool(each.isfinite().all()) for each in (g, a.grad_lse, a.v, seen))
     anywhere = bool(unknown.any()) or not given
     if anywhere:  # what such a number reaches depends on the order of the products
         dq, dk, dv = (torch.full_like(each, math.inf) for each in (dq, dk, dv))
@@ -269,47 +250,21 @@ def _may_flush(p: Parts) -> Tensor:
 # ----------------------------------------------------------------------------------------------------- varlen_attention
 
 
-def packed_error_bound(
-    absolute: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def packed_error_bound(absolute: float, a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
     """Return the changes of out and lse, of attention in which other sequences are masked."""
-    mask = formulas.packed_mask(cu_seqlens_q, q.shape[0], cu_seqlens_k, k.shape[0], causal, window)
-    first, second, third = map(formulas.heads_first, (q, k, v))
-    out, lse = error_bound(absolute, first, second, third, mask, scale, "none", None, return_lse)
+    mask = formulas.packed_mask(a.cu_seqlens_q, a.q.shape[0], a.cu_seqlens_k, a.k.shape[0], a.causal, a.window)
+    first, second, third = map(formulas.heads_first, (a.q, a.k, a.v))
+    call = AttentionArgs(first, second, third, mask, a.scale, "none", None, a.return_lse)
+    out, lse = error_bound(absolute, call)
     return out[0].transpose(0, 1), lse[0].transpose(0, 1)
 
 
-def packed_gradient_error_bound(
-    absolute: float,
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor, ...]:
+def packed_gradient_error_bound(absolute: float, a: VarlenAttentionGradArgs) -> tuple[Tensor, ...]:
     """Return the changes of the gradients of q, k and v, of attention in which other sequences are masked."""
-    mask = formulas.packed_mask(cu_seqlens_q, q.shape[0], cu_seqlens_k, k.shape[0], causal, window)
-    of_lse = [each.transpose(0, 1)[None] for each in (grad_lse, lse)]
-    grad, first, second, third, result = map(formulas.heads_first, (grad_out, q, k, v, out))
-    bounds = gradient_error_bound(
-        absolute, grad, of_lse[0], first, second, third, mask, result, of_lse[1], scale, "none", None, return_lse, needs
-    )
+    mask = formulas.packed_mask(a.cu_seqlens_q, a.q.shape[0], a.cu_seqlens_k, a.k.shape[0], a.causal, a.window)
+    of_lse = [each.transpose(0, 1)[None] for each in (a.grad_lse, a.lse)]
+    grad, first, second, third, result = map(formulas.heads_first, (a.grad_out, a.q, a.k, a.v, a.out))
+    options = a.scale, "none", None, a.return_lse, a.needs
+    call = AttentionGradArgs(grad, of_lse[0], first, second, third, mask, result, of_lse[1], *options)
+    bounds = gradient_error_bound(absolute, call)
     return tuple(each[0].transpose(0, 1) if each.dim() == 4 else each for each in bounds)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fusedops import masks
 from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance, rows_of_two_widths
 from fusedops.ops.attention import formulas
-from fusedops.ops.attention.arguments import sequences_of
+from fusedops.ops.attention.arguments import AttentionArgs, VarlenAttentionArgs, sequences_of
 from fusedops.ops.attention.error_bounds import (
     error_bound,
     gradient_error_bound,
@@ -24,26 +24,17 @@ from fusedops.ops.attention.error_bounds import (
 )
 
 
-def unfused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def unfused(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op as models do without fused ops: a fully masked row is NaN."""
-    sizes = q.shape[2], k.shape[2]
-    masked = masks.from_band(*sizes, masks.band(*sizes, causal, window), q.device)
-    if mask is not None:
-        masked = mask.bool() if masked is None else masked | mask.bool()
-    keys, values = formulas.for_each_query_head(k, q), formulas.for_each_query_head(v, q)
-    scores = q @ keys.transpose(-2, -1) * formulas.scale_of(q, scale)
+    sizes = a.q.shape[2], a.k.shape[2]
+    masked = masks.from_band(*sizes, masks.band(*sizes, a.causal, a.window), a.q.device)
+    if a.mask is not None:
+        masked = a.mask.bool() if masked is None else masked | a.mask.bool()
+    keys, values = formulas.for_each_query_head(a.k, a.q), formulas.for_each_query_head(a.v, a.q)
+    scores = a.q @ keys.transpose(-2, -1) * formulas.scale_of(a.q, a.scale)
     if masked is not None:
         scores = scores.masked_fill(masked, -math.inf)
-    lse = torch.logsumexp(scores.float(), -1) if return_lse else scores.new_zeros(q.shape[:3])
+    lse = torch.logsumexp(scores.float(), -1) if a.return_lse else scores.new_zeros(a.q.shape[:3])
     return torch.softmax(scores, -1) @ values, lse
 
 
@@ -235,32 +226,25 @@ def _packed(rows: int, keys: int, nq: int, nk: int, d: int, sequences: int, **op
     return {**tensors, **bounds, **options}
 
 
-def packed_unfused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def packed_unfused(a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op as models do without it: padded to the longest sequence, with a mask."""
-    sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0])
-    out, lse = q.new_zeros((*q.shape[:2], v.shape[2])), q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
+    sequences = sequences_of(a.cu_seqlens_q, a.cu_seqlens_k, a.q.shape[0], a.k.shape[0])
+    out, lse = (
+        a.q.new_zeros((*a.q.shape[:2], a.v.shape[2])),
+        a.q.new_full(a.q.shape[:2], -math.inf, dtype=torch.float32),
+    )
     if not sequences:
         return out, lse
     queries, keys, values = (
         pad_sequence([each[slices[at]] for slices in sequences], batch_first=True).transpose(1, 2)
-        for each, at in ((q, 0), (k, 1), (v, 1))
+        for each, at in ((a.q, 0), (a.k, 1), (a.v, 1))
     )
     sizes = [each.lengths for each in sequences]
-    bands = torch.ones(len(sizes), 1, queries.shape[2], keys.shape[2], dtype=torch.bool, device=q.device)
+    bands = torch.ones(len(sizes), 1, queries.shape[2], keys.shape[2], dtype=torch.bool, device=a.q.device)
     for hidden, (sq, sk) in zip(bands, sizes):
-        masked = masks.from_band(sq, sk, masks.band(sq, sk, causal, window), q.device)
+        masked = masks.from_band(sq, sk, masks.band(sq, sk, a.causal, a.window), a.q.device)
         hidden[:, :sq, :sk] = False if masked is None else masked
-    results = unfused(queries, keys, values, bands, scale, "none", None, return_lse)
+    results = unfused(AttentionArgs(queries, keys, values, bands, a.scale, "none", None, a.return_lse))
     for at, each in enumerate(sequences):
         out[each.queries] = results[0][at, :, : each.lengths[0]].transpose(0, 1)
         lse[each.queries] = results[1][at, :, : each.lengths[0]].transpose(0, 1).float()

@@ -27,6 +27,7 @@ from fusedops.constraints import (
 )
 from fusedops.dtypes import compute_dtype, no_autocast
 from fusedops.ops.attention import arguments, formulas
+from fusedops.ops.attention.arguments import VarlenAttentionArgs, VarlenAttentionGradArgs
 
 
 def varlen_attention(
@@ -83,50 +84,25 @@ def varlen_attention(
     return arguments.wanted(call(OP, arguments.prepare_packed(args), backend), return_lse)
 
 
-def reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None = None,
-    scale: float | None = None,
-    causal: str = "none",
-    window: tuple[int, int] | None = None,
-    return_lse: bool = False,
-) -> tuple[Tensor, Tensor]:
+def reference(a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch: attention of all queries to all keys, those of other sequences masked."""
-    mask = formulas.packed_mask(cu_seqlens_q, q.shape[0], cu_seqlens_k, k.shape[0], causal, window)
-    queries, keys, values = map(formulas.heads_first, (q, k, v))
-    with no_autocast(q.device.type):
-        out, lse = formulas.forward(queries, keys, values, mask, scale, "none", None)
+    mask = formulas.packed_mask(a.cu_seqlens_q, a.q.shape[0], a.cu_seqlens_k, a.k.shape[0], a.causal, a.window)
+    queries, keys, values = map(formulas.heads_first, (a.q, a.k, a.v))
+    with no_autocast(a.q.device.type):
+        out, lse = formulas.forward(queries, keys, values, mask, a.scale, "none", None)
     out, lse = out[0].transpose(0, 1), lse[0].transpose(0, 1)
-    return out, lse if return_lse else lse.detach()
+    return out, lse if a.return_lse else lse.detach()
 
 
-def backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def backward(a: VarlenAttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v. From the inputs alone, so that it has the right derivative itself."""
-    mask = formulas.packed_mask(cu_seqlens_q, q.shape[0], cu_seqlens_k, k.shape[0], causal, window)
-    lse_grad = grad_lse.transpose(0, 1)[None] if return_lse else None
-    with no_autocast(q.device.type):
-        s = formulas.scores(formulas.heads_first(q), formulas.heads_first(k), mask, scale, "none", None)
-        factor, values = formulas.scale_of(q, scale), formulas.heads_first(v)
-        computed = formulas.gradients(formulas.heads_first(grad_out), lse_grad, values, s, factor, k.shape[1])
-    return tuple(each[0].transpose(0, 1).to(q.dtype) if need else None for each, need in zip(computed, needs))
+    mask = formulas.packed_mask(a.cu_seqlens_q, a.q.shape[0], a.cu_seqlens_k, a.k.shape[0], a.causal, a.window)
+    lse_grad = a.grad_lse.transpose(0, 1)[None] if a.return_lse else None
+    with no_autocast(a.q.device.type):
+        s = formulas.scores(formulas.heads_first(a.q), formulas.heads_first(a.k), mask, a.scale, "none", None)
+        factor, values = formulas.scale_of(a.q, a.scale), formulas.heads_first(a.v)
+        computed = formulas.gradients(formulas.heads_first(a.grad_out), lse_grad, values, s, factor, a.k.shape[1])
+    return tuple(each[0].transpose(0, 1).to(a.q.dtype) if need else None for each, need in zip(computed, a.needs))
 
 
 def empty(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -174,3 +174,30 @@ def check_bounds(cu_seqlens: Tensor | None, positions: int) -> list[int] | None:
             )
         before = bound
     return values
+
+
+class CausalConv1dArgs(NamedTuple):
+    """The arguments of causal_conv1d."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    activation: str = "none"
+    initial_state: Tensor | None = None
+    return_state: bool = False
+    cu_seqlens: Tensor | None = None
+
+
+class CausalConv1dGradArgs(NamedTuple):
+    """The arguments of the backward of causal_conv1d."""
+
+    grad_y: Tensor
+    grad_state: Tensor
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    initial_state: Tensor | None
+    cu_seqlens: Tensor | None
+    activation: str
+    return_state: bool
+    needs: tuple[bool, ...]

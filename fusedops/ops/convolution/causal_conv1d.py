@@ -14,6 +14,7 @@ from fusedops._contract.values import Output
 from fusedops._dispatch.call import call
 from fusedops.dtypes import arithmetic
 from fusedops.ops.convolution import arguments, formulas
+from fusedops.ops.convolution.arguments import CausalConv1dArgs, CausalConv1dGradArgs
 
 
 def causal_conv1d(
@@ -72,50 +73,31 @@ def causal_conv1d(
     return arguments.wanted(call(OP, args, backend), return_state)
 
 
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str = "none",
-    initial_state: Tensor | None = None,
-    return_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def reference(a: CausalConv1dArgs) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch."""
-    wide = arithmetic(x, weight, bias)
-    packed = None if cu_seqlens is None else formulas.packed_of(cu_seqlens, x.shape[-1])
-    offset, before = (None if each is None else each.to(wide) for each in (bias, initial_state))
-    y = formulas.forward(x.to(wide), weight.to(wide), offset, activation, before, packed).to(x.dtype)
-    if not return_state:
-        return y, x.new_empty(0)
-    return y, formulas.final_state(x, weight.shape[1], initial_state, packed)
+    wide = arithmetic(a.x, a.weight, a.bias)
+    packed = None if a.cu_seqlens is None else formulas.packed_of(a.cu_seqlens, a.x.shape[-1])
+    offset, before = (None if each is None else each.to(wide) for each in (a.bias, a.initial_state))
+    y = formulas.forward(a.x.to(wide), a.weight.to(wide), offset, a.activation, before, packed).to(a.x.dtype)
+    if not a.return_state:
+        return y, a.x.new_empty(0)
+    return y, formulas.final_state(a.x, a.weight.shape[1], a.initial_state, packed)
 
 
-def backward(
-    grad_y: Tensor,
-    grad_state: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    activation: str,
-    return_state: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+def backward(a: CausalConv1dGradArgs) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, weight, bias and initial_state."""
-    wide = arithmetic(x, weight, bias)
-    packed = None if cu_seqlens is None else formulas.packed_of(cu_seqlens, x.shape[-1])
-    of_state = grad_state.to(wide) if return_state else None
-    offset, before = (None if each is None else each.to(wide) for each in (bias, initial_state))
+    wide = arithmetic(a.x, a.weight, a.bias)
+    packed = None if a.cu_seqlens is None else formulas.packed_of(a.cu_seqlens, a.x.shape[-1])
+    of_state = a.grad_state.to(wide) if a.return_state else None
+    offset, before = (None if each is None else each.to(wide) for each in (a.bias, a.initial_state))
     found = formulas.gradients(
-        grad_y.to(wide), of_state, x.to(wide), weight.to(wide), offset, before, packed, activation
+        a.grad_y.to(wide), of_state, a.x.to(wide), a.weight.to(wide), offset, before, packed, a.activation
     )
     return (
-        found.x.to(x.dtype) if needs[0] else None,
-        found.weight.to(weight.dtype) if needs[1] else None,
-        found.bias.to(bias.dtype) if needs[2] and bias is not None else None,
-        found.initial_state.to(initial_state.dtype) if needs[3] and initial_state is not None else None,
+        found.x.to(a.x.dtype) if a.needs[0] else None,
+        found.weight.to(a.weight.dtype) if a.needs[1] else None,
+        found.bias.to(a.bias.dtype) if a.needs[2] and a.bias is not None else None,
+        found.initial_state.to(a.initial_state.dtype) if a.needs[3] and a.initial_state is not None else None,
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Tolerance, finite_size
 from fusedops.dtypes import arithmetic
+from fusedops.ops.convolution.arguments import CausalConv1dArgs, CausalConv1dGradArgs
 from fusedops.ops.convolution.formulas import (
     SILU,
     linear_gradients,
@@ -75,50 +76,29 @@ class _Sum:
         return error.masked_fill(self.size >= self.arithmetic.max, math.inf)
 
 
-def error_bound(
-    absolute: float,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def error_bound(absolute: float, a: CausalConv1dArgs) -> tuple[Tensor, Tensor]:
     """Return the largest errors of y and of the state, which has the inputs themselves."""
-    total = _Sum(absolute, x, weight, bias, initial_state, cu_seqlens)
+    total = _Sum(absolute, a.x, a.weight, a.bias, a.initial_state, a.cu_seqlens)
     moves = total.moves
-    if activation == SILU:
+    if a.activation == SILU:
         errors = gate_errors(total.absolute, total.z, SILU, total.arithmetic)
         moves = total.beyond(errors.act_moves + _SLOPE * moves.nan_to_num(posinf=0.0))
     return moves, torch.zeros(()).double()
 
 
-def gradient_error_bound(
-    absolute: float,
-    grad_y: Tensor,
-    grad_state: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    activation: str,
-    return_state: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def gradient_error_bound(absolute: float, a: CausalConv1dGradArgs) -> tuple[Tensor | None, ...]:
     """Return the same for the gradients of x, weight, bias and initial_state."""
-    total = _Sum(absolute, x, weight, bias, initial_state, cu_seqlens)
-    own, grad = total.absolute, finite_size(grad_y)
+    total = _Sum(absolute, a.x, a.weight, a.bias, a.initial_state, a.cu_seqlens)
+    own, grad = total.absolute, finite_size(a.grad_y)
     g, moves = grad, own * grad
-    if activation == SILU:
+    if a.activation == SILU:
         errors = gate_errors(own, total.z, SILU, total.arithmetic)
         of_slope = errors.slope_moves + _BEND * total.moves.nan_to_num(posinf=0.0)
         moves = total.beyond(grad * (of_slope + 2 * own * errors.slope.abs()))
         g = grad * errors.slope.abs()
     if total.packed is not None:
         moves, g = (each.masked_fill(~total.packed.inside, 0.0) for each in (moves, g))
-    of_state = finite_size(grad_state) if return_state else None
+    of_state = finite_size(a.grad_state) if a.return_state else None
     # inf times 0 would be NaN
     unknown = moves.isinf()
     moves = moves.masked_fill(unknown, 0.0) + own * g
@@ -133,7 +113,7 @@ def gradient_error_bound(
     )
     least = 8 * total.arithmetic.tiny * total.arithmetic.eps
     bounds: list[Tensor | None] = []
-    for name, need in zip(size._fields, needs):
+    for name, need in zip(size._fields, a.needs):
         error, magnitude = getattr(each, name), getattr(size, name)
         error = error + own * magnitude + least
         far = (magnitude >= total.arithmetic.max) | (getattr(reached, name) > 0)

@@ -5,61 +5,50 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from fusedops._contract.evidence import Case, Evidence, Rows
 from fusedops.ops.convolution import error_bounds
+from fusedops.ops.convolution.arguments import CausalConv1dArgs
 from fusedops.ops.convolution.formulas import SILU
 
 
-def unfused(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-) -> Any:
+def unfused(a: CausalConv1dArgs) -> Any:
     """Compute the op as models do without fused ops; packed sequences one by one."""
-    if cu_seqlens is not None:
-        bounds: list[int] = [int(bound) for bound in cu_seqlens]
+    if a.cu_seqlens is not None:
+        bounds: list[int] = [int(bound) for bound in a.cu_seqlens]
+        states: list[Any] = [None] * len(bounds)
+        if a.initial_state is not None:
+            states = [*cast("Any", a.initial_state).split(1)]
         parts = [
-            unfused(
-                x[..., start:end],
-                weight,
-                bias,
-                activation,
-                None if initial_state is None else initial_state[n : n + 1],
-                return_state,
-                None,
-            )
-            for n, (start, end) in enumerate(pairwise(bounds))
+            unfused(a._replace(x=a.x[..., start:end], initial_state=state, cu_seqlens=None))
+            for (start, end), state in zip(pairwise(bounds), states)
         ]
-        if not return_state:
+        if not a.return_state:
             return torch.cat(parts, -1)
         return torch.cat([part[0] for part in parts], -1), torch.cat([part[1] for part in parts])
-    width = weight.shape[1]
-    whole = torch.nn.functional.pad(x, (width - 1, 0)) if initial_state is None else torch.cat((initial_state, x), -1)
-    own = None if bias is None else bias.to(x.dtype)
-    y = torch.nn.functional.conv1d(whole, weight.to(x.dtype)[:, None], own, groups=x.shape[1])
-    y = torch.nn.functional.silu(y) if activation == SILU else y
-    return (y, whole[..., x.shape[-1] :]) if return_state else y
+    width = a.weight.shape[1]
+    whole = (
+        torch.nn.functional.pad(a.x, (width - 1, 0))
+        if a.initial_state is None
+        else torch.cat((a.initial_state, a.x), -1)
+    )
+    own = None if a.bias is None else a.bias.to(a.x.dtype)
+    y = torch.nn.functional.conv1d(whole, a.weight.to(a.x.dtype)[:, None], own, groups=a.x.shape[1])
+    y = torch.nn.functional.silu(y) if a.activation == SILU else y
+    return (y, whole[..., a.x.shape[-1] :]) if a.return_state else y
 
 
-def min_bytes(
-    x: Any, weight: Any, bias: Any, activation: str, initial_state: Any, return_state: bool, cu_seqlens: Any
-) -> Mapping[Any, int]:
+def min_bytes(a: CausalConv1dArgs) -> Mapping[Any, int]:
     """Read x and the small tensors, write y; read grad and x, write dx. The states are W - 1 positions, both times."""
-    whole = prod(x.shape) * x.dtype.itemsize
-    small = prod(weight.shape) * weight.dtype.itemsize
-    small = small if bias is None else small + bias.shape[0] * bias.dtype.itemsize
-    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    state = sequences * x.shape[1] * (weight.shape[1] - 1) * x.dtype.itemsize
-    states = (0 if initial_state is None else state) + (state if return_state else 0)
+    whole = prod(a.x.shape) * a.x.dtype.itemsize
+    small = prod(a.weight.shape) * a.weight.dtype.itemsize
+    small = small if a.bias is None else small + a.bias.shape[0] * a.bias.dtype.itemsize
+    sequences = a.x.shape[0] if a.cu_seqlens is None else a.cu_seqlens.shape[0] - 1
+    state = sequences * a.x.shape[1] * (a.weight.shape[1] - 1) * a.x.dtype.itemsize
+    states = (0 if a.initial_state is None else state) + (state if a.return_state else 0)
     return {"forward": 2 * whole + small + states, "backward": 3 * whole + 2 * small + 2 * states}
 
 

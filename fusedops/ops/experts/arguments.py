@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -273,3 +273,42 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Finite("alpha"),
     Finite("offset"),
 )
+
+
+class ExpertsArgs(NamedTuple):
+    """The arguments of experts."""
+
+    x: Tensor
+    index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
+    weights: Tensor
+    up: Tensor
+    down: Tensor
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    activation: str
+    limit: float | None
+    alpha: float
+    offset: float
+    interleaved: bool
+    transposed: bool
+
+
+class ExpertsGradArgs(NamedTuple):
+    """The arguments of the backward of experts."""
+
+    grad: Tensor
+    x: Tensor
+    index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
+    weights: Tensor
+    up: Tensor
+    down: Tensor
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    hidden: Tensor
+    activation: str
+    limit: float | None
+    alpha: float
+    offset: float
+    interleaved: bool
+    transposed: bool
+    needs: tuple[bool, ...]

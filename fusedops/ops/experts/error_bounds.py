@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Tolerance, finite_size, smallest_step
 from fusedops.dtypes import arithmetic
+from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import Activation, experts_of, group_of_rows, order_of
 from fusedops.ops.gated.formulas import split
 
@@ -158,100 +159,70 @@ class _Expert:
         return torch.stack((gate, up), -1).flatten(-2) if self.act.interleaved else torch.cat((gate, up), -1)
 
 
-def experts_error_bound(
-    absolute: float,
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-    save: bool = False,
-) -> tuple[Tensor, Tensor]:
+def experts_error_bound(absolute: float, a: ExpertsArgs, save: bool = False) -> tuple[Tensor, Tensor]:
     """Return the largest errors of the output, (T, H), and of the saved up-projections, (T * K, 2I or I)."""
-    act = Activation(activation, limit, alpha, offset, interleaved)
-    absolute = _of_arithmetic(absolute, x, up, down)
-    total, narrow = x.double().new_zeros(x.shape), narrow_of(x, up, down)
-    order = order_of(index, up.shape[0])
-    sorted_experts = experts_of(index, up.shape[0])[order]
-    of_hidden = total.new_zeros(index.numel(), up.shape[2 if transposed else 1])
-    for e in range(up.shape[0]):
-        chosen = index == e
-        first, second = _of_expert(e, up, down, transposed)
-        of = _Expert(absolute, narrow, x.double(), first, _row(up_bias, e), act)
-        factor = finite_size(weights).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    absolute = _of_arithmetic(absolute, a.x, a.up, a.down)
+    total, narrow = a.x.double().new_zeros(a.x.shape), narrow_of(a.x, a.up, a.down)
+    order = order_of(a.index, a.up.shape[0])
+    sorted_experts = experts_of(a.index, a.up.shape[0])[order]
+    of_hidden = total.new_zeros(a.index.numel(), a.up.shape[2 if a.transposed else 1])
+    for e in range(a.up.shape[0]):
+        chosen = a.index == e
+        first, second = _of_expert(e, a.up, a.down, a.transposed)
+        of = _Expert(absolute, narrow, a.x.double(), first, _row(a.up_bias, e), act)
+        factor = finite_size(a.weights).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
         error = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().t())
         error = error + _of_equal_terms(narrow.eps, of.a, second.t())
-        out = torch.nn.functional.linear(of.a, second, None if down_bias is None else down_bias[e].double())
-        if down_bias is not None:
-            error = error + absolute * finite_size(down_bias[e])
+        out = torch.nn.functional.linear(of.a, second, None if a.down_bias is None else a.down_bias[e].double())
+        if a.down_bias is not None:
+            error = error + absolute * finite_size(a.down_bias[e])
         # the order of a sum decides where a term may overflow, or is not finite, or is 0 times one that is not
         unknown = ~((out.abs() * factor.clamp(min=1.0)) < narrow.largest)
-        infinite = (weights.isinf() & chosen).any(-1, keepdim=True)
+        infinite = (a.weights.isinf() & chosen).any(-1, keepdim=True)
         unknown = unknown | (infinite & _has_unknown_sign(out.abs(), error + narrow.rounding(out)))
         # a kernel may keep the outputs of an expert in the dtype of x, before and after they are weighted
         error = factor * (error + narrow.rounding(out)) + narrow.rounding(factor * out)
         error = error.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(unknown, math.inf)
         total = total + error.masked_fill(~chosen.any(-1, keepdim=True), 0.0)
         at = sorted_experts == e
-        of_hidden[at] = of.of_product[order[at] // index.shape[1]]
+        of_hidden[at] = of.of_product[order[at] // a.index.shape[1]]
     return total, of_hidden
 
 
-def experts_gradient_error_bound(
-    absolute: float,
-    grad: Tensor,
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    hidden: Tensor,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def experts_gradient_error_bound(absolute: float, args: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
     """Return the largest errors of the gradients of x, weights, up, down and the biases."""
-    act = Activation(activation, limit, alpha, offset, interleaved)
-    chosen = experts_of(index, up.shape[0])
-    rows = x.double().repeat_interleave(index.shape[1], 0)
-    every = grad.double().repeat_interleave(index.shape[1], 0)
+    act = Activation(args.activation, args.limit, args.alpha, args.offset, args.interleaved)
+    chosen = experts_of(args.index, args.up.shape[0])
+    rows = args.x.double().repeat_interleave(args.index.shape[1], 0)
+    every = args.grad.double().repeat_interleave(args.index.shape[1], 0)
     g_rows = finite_size(every)
-    factor = finite_size(weights).reshape(-1, 1)
-    absolute = _of_arithmetic(absolute, x, up, down)
-    dx, dweights, narrow = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape), narrow_of(x, up, down)
+    factor = finite_size(args.weights).reshape(-1, 1)
+    absolute = _of_arithmetic(absolute, args.x, args.up, args.down)
+    dx, dweights, narrow = (
+        rows.new_zeros(rows.shape),
+        factor.new_zeros(factor.shape),
+        narrow_of(args.x, args.up, args.down),
+    )
     parts: list[list[Tensor]] = [[], [], [], []]
-    for e in range(up.shape[0]):
+    for e in range(args.up.shape[0]):
         present = (chosen == e)[:, None]
-        first, second = _of_expert(e, up, down, transposed)
+        first, second = _of_expert(e, args.up, args.down, args.transposed)
         inputs, g = rows.masked_fill(~present, 0.0), g_rows.masked_fill(~present, 0.0)
-        of = _Expert(absolute, narrow, inputs, first, _row(up_bias, e), act)
+        of = _Expert(absolute, narrow, inputs, first, _row(args.up_bias, e), act)
         weighted, sizes = g * factor, (finite_size(first), finite_size(second))
         of_out = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().t())
         out = torch.nn.functional.linear(of.a, second)
-        if down_bias is not None:
-            of_out = of_out + absolute * finite_size(down_bias[e])
-            out = out + down_bias[e].double()
+        if args.down_bias is not None:
+            of_out = of_out + absolute * finite_size(args.down_bias[e])
+            out = out + args.down_bias[e].double()
         of_out = of_out + _of_equal_terms(narrow.eps, of.a, second.t())
         of_out = of_out + narrow.rounding(out) + absolute * finite_size(out)
         # what may overflow in the dtype of x, as products and the factors of the next ones do
         overflows = (torch.maximum(g, weighted) @ sizes[1] >= narrow.largest).any(-1, keepdim=True)
         overflows = overflows | (weighted >= narrow.largest).any(-1, keepdim=True)
         # each term is off, and equal ones that are added one by one have roundings of one sign
-        drift = 0.25 * narrow.eps * x.shape[1] * (g * finite_size(out)).sum(-1, keepdim=True)
+        drift = 0.25 * narrow.eps * args.x.shape[1] * (g * finite_size(out)).sum(-1, keepdim=True)
         of_weights = (g * of_out).square().sum(-1, keepdim=True).sqrt() + drift
         # or as a sum of a * da, whose second factor may be rounded: to nothing where it is small, and equal ones alike
         unweighted = every.masked_fill(~present, 0.0) @ second
@@ -264,7 +235,7 @@ def experts_gradient_error_bound(
             overflows | unknown, math.inf
         )
         # of the gradient of a: of terms without a common sign, or of equal ones, which add up
-        da = (every * weights.double().reshape(-1, 1)).masked_fill(~present, 0.0) @ second
+        da = (every * args.weights.double().reshape(-1, 1)).masked_fill(~present, 0.0) @ second
         dh, of_dh = of.hidden_gradient(absolute, torch.maximum(_root_of_squares(weighted, sizes[1]), finite_size(da)))
         of_weighted = absolute * weighted + narrow.rounding(weighted)
         of_da = torch.maximum(
@@ -282,14 +253,14 @@ def experts_gradient_error_bound(
         of_down = of_down + _SPREAD * _root_of_squares(weighted.t(), of.of_a)
         of_down = of_down.masked_fill((weighted >= narrow.largest).any(0)[:, None], math.inf)
         of_down = of_down.masked_fill((factor * a >= narrow.largest).any(0), math.inf)
-        parts[0].append(of_up.t() if transposed else of_up)
-        parts[1].append(of_down.t() if transposed else of_down)
+        parts[0].append(of_up.t() if args.transposed else of_up)
+        parts[1].append(of_down.t() if args.transposed else of_down)
         parts[2].append(_SPREAD * _root(of_dh) + _of_sum(absolute, len(dh)) * _root(dh))
         parts[3].append(_of_sum(absolute, len(weighted)) * _root(weighted))
-    of_x = dx.reshape(*index.shape, x.shape[1]).sum(1)
-    given = (x if each is None else each for each in (up, down, up_bias, down_bias))
+    of_x = dx.reshape(*args.index.shape, args.x.shape[1]).sum(1)
+    given = (args.x if each is None else each for each in (args.up, args.down, args.up_bias, args.down_bias))
     stacked = [torch.stack(of) if of else torch.zeros_like(each, dtype=dx.dtype) for of, each in zip(parts, given)]
-    return (of_x, dweights.reshape(weights.shape), *stacked)
+    return (of_x, dweights.reshape(args.weights.shape), *stacked)
 
 
 def _of_expert(e: int, up: Tensor, down: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:

@@ -11,37 +11,24 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Case, Evidence, Rows
 from fusedops.ops.experts import error_bounds
+from fusedops.ops.experts.arguments import ExpertsArgs
 from fusedops.ops.experts.formulas import Activation, experts_of
 
 
-def unfused(
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-) -> Tensor:
+def unfused(a: ExpertsArgs) -> Tensor:
     """Compute the op as transformers' loop over experts does."""
-    act = Activation(activation, limit, alpha, offset, interleaved)
-    total = torch.zeros_like(x)
-    chosen = experts_of(index, up.shape[0]).view(index.shape)
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    total = torch.zeros_like(a.x)
+    chosen = experts_of(a.index, a.up.shape[0]).view(a.index.shape)
     every: list[int] = cast("Any", chosen.unique()).tolist()
     for e in every:
-        if e == up.shape[0]:
+        if e == a.up.shape[0]:
             continue
         token, choice = torch.where(chosen == e)
-        first, second = (each[e].t() if transposed else each[e] for each in (up, down))
-        h = torch.nn.functional.linear(x[token], first, None if up_bias is None else up_bias[e])
-        out = torch.nn.functional.linear(act(h), second, None if down_bias is None else down_bias[e])
-        total.index_add_(0, token, (out * weights[token, choice, None]).to(x.dtype))
+        first, second = (each[e].t() if a.transposed else each[e] for each in (a.up, a.down))
+        h = torch.nn.functional.linear(a.x[token], first, None if a.up_bias is None else a.up_bias[e])
+        out = torch.nn.functional.linear(act(h), second, None if a.down_bias is None else a.down_bias[e])
+        total.index_add_(0, token, (out * a.weights[token, choice, None]).to(a.x.dtype))
     return total
 
 

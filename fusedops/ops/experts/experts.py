@@ -12,7 +12,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.dtypes import arithmetic
-from fusedops.ops.experts.arguments import CONSTRAINTS
+from fusedops.ops.experts.arguments import CONSTRAINTS, ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import (
     Activation,
     experts_of,
@@ -83,33 +83,19 @@ def experts(
     return call(OP, (x, index, weights, up, down, up_bias, down_bias, *options), backend)
 
 
-def reference(
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-) -> Tensor:
+def reference(a: ExpertsArgs) -> Tensor:
     """Compute the op in plain torch: each expert on every token, of which those that did not choose it count as 0."""
-    act = Activation(activation, limit, alpha, offset, interleaved)
-    wide = x.to(arithmetic(x, up, down))
-    total = wide.new_zeros(x.shape)
-    for e in range(up.shape[0]):
-        chosen = index == e
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    wide = a.x.to(arithmetic(a.x, a.up, a.down))
+    total = wide.new_zeros(a.x.shape)
+    for e in range(a.up.shape[0]):
+        chosen = a.index == e
         absent = ~chosen.any(-1, keepdim=True)
-        factor = weights.to(wide.dtype).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
-        h = linear(wide.masked_fill(absent, 0.0), up[e], None if up_bias is None else up_bias[e], transposed)
-        out = linear(act(h), down[e], None if down_bias is None else down_bias[e], transposed)
+        factor = a.weights.to(wide.dtype).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
+        h = linear(wide.masked_fill(absent, 0.0), a.up[e], None if a.up_bias is None else a.up_bias[e], a.transposed)
+        out = linear(act(h), a.down[e], None if a.down_bias is None else a.down_bias[e], a.transposed)
         total = total + (factor * out).masked_fill(absent, 0.0)
-    return total.to(x.dtype)
+    return total.to(a.x.dtype)
 
 
 def hidden(x: Tensor, index: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None, transposed: bool) -> Tensor:
@@ -126,55 +112,38 @@ def hidden(x: Tensor, index: Tensor, up: Tensor, down: Tensor, up_bias: Tensor |
     return result.to(x.dtype)
 
 
-def backward(
-    grad: Tensor,
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    hidden: Tensor,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    offset: float,
-    interleaved: bool,
-    transposed: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def backward(args: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of x, weights, up, down and the biases, each expert on every routed row."""
-    act = Activation(activation, limit, alpha, offset, interleaved)
-    dtype = arithmetic(x, up, down)
-    chosen = experts_of(index, up.shape[0])
-    rows, g_rows = (each.to(dtype).repeat_interleave(index.shape[1], 0) for each in (x, grad))
-    factor = weights.to(dtype).reshape(-1, 1)
+    act = Activation(args.activation, args.limit, args.alpha, args.offset, args.interleaved)
+    dtype = arithmetic(args.x, args.up, args.down)
+    chosen = experts_of(args.index, args.up.shape[0])
+    rows, g_rows = (each.to(dtype).repeat_interleave(args.index.shape[1], 0) for each in (args.x, args.grad))
+    factor = args.weights.to(dtype).reshape(-1, 1)
     dx, dfactor = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape)
     parts: list[list[Tensor]] = [[], [], [], []]
-    for e in range(up.shape[0]):
+    for e in range(args.up.shape[0]):
         absent = (chosen != e)[:, None]
         inputs, g = rows.masked_fill(absent, 0.0), g_rows.masked_fill(absent, 0.0)
-        h = linear(inputs, up[e], None if up_bias is None else up_bias[e], transposed)
+        h = linear(inputs, args.up[e], None if args.up_bias is None else args.up_bias[e], args.transposed)
         a = act(h)
-        da, ddown = linear_gradients(g * factor, a, down[e], transposed)
-        out = linear(a, down[e], None if down_bias is None else down_bias[e], transposed)
+        da, ddown = linear_gradients(g * factor, a, args.down[e], args.transposed)
+        out = linear(a, args.down[e], None if args.down_bias is None else args.down_bias[e], args.transposed)
         dfactor = dfactor + (g * out).sum(-1, keepdim=True).masked_fill(absent, 0.0)
         dh = act.gradient(da, h).masked_fill(absent, 0.0)
-        drows, dup = linear_gradients(dh, inputs, up[e], transposed)
+        drows, dup = linear_gradients(dh, inputs, args.up[e], args.transposed)
         dx = dx + drows.masked_fill(absent, 0.0)
         parts[0].append(dup)
         parts[1].append(ddown)
         parts[2].append(dh.sum(0))
         parts[3].append((g * factor).sum(0))
-    dx = dx.reshape(*index.shape, x.shape[1]).sum(1)
+    dx = dx.reshape(*args.index.shape, args.x.shape[1]).sum(1)
     return (
-        dx.to(x.dtype) if needs[0] else None,
-        dfactor.reshape(weights.shape).to(weights.dtype) if needs[1] else None,
-        stacked(parts[0], up) if needs[2] else None,
-        stacked(parts[1], down) if needs[3] else None,
-        stacked(parts[2], up_bias) if needs[4] and up_bias is not None else None,
-        stacked(parts[3], down_bias) if needs[5] and down_bias is not None else None,
+        dx.to(args.x.dtype) if args.needs[0] else None,
+        dfactor.reshape(args.weights.shape).to(args.weights.dtype) if args.needs[1] else None,
+        stacked(parts[0], args.up) if args.needs[2] else None,
+        stacked(parts[1], args.down) if args.needs[3] else None,
+        stacked(parts[2], args.up_bias) if args.needs[4] and args.up_bias is not None else None,
+        stacked(parts[3], args.down_bias) if args.needs[5] and args.down_bias is not None else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -217,3 +217,36 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Rank("initial_state", 4),
     StateFits("initial_state", "v"),
 )
+
+
+class LinearAttentionArgs(NamedTuple):
+    """The arguments of linear_attention."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor | None
+    beta: Tensor | None
+    scale: float | None
+    normalize: bool
+    initial_state: Tensor | None
+    return_state: bool
+    cu_seqlens: Tensor | None
+
+
+class LinearAttentionGradArgs(NamedTuple):
+    """The arguments of the backward of linear_attention."""
+
+    grad_out: Tensor
+    grad_state: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor | None
+    beta: Tensor | None
+    scale: float | None
+    normalize: bool
+    initial_state: Tensor | None
+    return_state: bool
+    cu_seqlens: Tensor | None
+    needs: tuple[bool, ...]

@@ -18,6 +18,7 @@ from torch import Tensor
 from fusedops._contract.evidence import Tolerance
 from fusedops.dtypes import arithmetic
 from fusedops.ops.linear_attention import formulas
+from fusedops.ops.linear_attention.arguments import LinearAttentionArgs, LinearAttentionGradArgs
 from fusedops.ops.linear_attention.formulas import Rows
 
 TOLERANCE = {
@@ -269,53 +270,39 @@ def _span(decay: Tensor) -> Tensor:
     return padded[:, _SPAN:] - padded[:, : largest.shape[1]]
 
 
-def error_bound(
-    absolute: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def error_bound(absolute: float, a: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
     """Return the largest errors of out, (B, S, Hv, Dv), and of the state, (B or N, Hv, Dk, Dv)."""
-    call = _Call(absolute, q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
+    call = _Call(absolute, a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, a.cu_seqlens)
     size, error = call.end
     of_end = call.opened(error + call.absolute * size, states=True)
-    of_state = of_end.unsqueeze(-2).expand(*of_end.shape[:2], q.shape[3], v.shape[3])
+    of_state = of_end.unsqueeze(-2).expand(*of_end.shape[:2], a.q.shape[3], a.v.shape[3])
     if not call.forward:
-        return v.double().new_zeros(v.shape), of_state
+        return a.v.double().new_zeros(a.v.shape), of_state
     bounds = [call.sizes.q[:, t] * each.error for t, each in enumerate(call.forward)]
     out = call.opened(torch.stack(bounds, 1))
-    group = v.shape[2] // max(q.shape[2], 1)
-    unknown = ~q.isfinite().all(-1, keepdim=True).repeat_interleave(max(group, 1), 2)[:, :, : v.shape[2]]
+    group = a.v.shape[2] // max(a.q.shape[2], 1)
+    unknown = ~a.q.isfinite().all(-1, keepdim=True).repeat_interleave(max(group, 1), 2)[:, :, : a.v.shape[2]]
     return out.masked_fill(unknown, math.inf), of_state
 
 
-def gradient_error_bound(
-    absolute: float,
-    grad_out: Tensor,
-    grad_state: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor, ...]:
+def gradient_error_bound(absolute: float, a: LinearAttentionGradArgs) -> tuple[Tensor, ...]:
     """Return the largest errors of the gradients of q, k, v, decay, beta and initial_state."""
-    of_end = grad_state if return_state else torch.zeros_like(grad_state)
-    call = _Call(absolute, q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens, grad_out, of_end)
-    g, end = _finite(grad_out), _finite(of_end)
+    of_end = a.grad_state if a.return_state else torch.zeros_like(a.grad_state)
+    call = _Call(
+        absolute,
+        a.q,
+        a.k,
+        a.v,
+        a.decay,
+        a.beta,
+        a.scale,
+        a.normalize,
+        a.initial_state,
+        a.cu_seqlens,
+        a.grad_out,
+        of_end,
+    )
+    g, end = _finite(a.grad_out), _finite(of_end)
     first = call.absolute * _norm(end)
     if not call.forward:
         zeros = [torch.zeros((), dtype=torch.float64)] * 5
@@ -326,9 +313,9 @@ def gradient_error_bound(
         start_bound = torch.where(call.packed.empty[:, None, None], first, before)
     else:
         start_bound = start[:, 0]
-    dq = _of_key_heads(dq * abs(formulas.scale_of(q, scale)), q, normalize)
-    dk = _of_key_heads(dk, k, normalize)
-    ddecay = ddecay if decay is None or decay.dim() == 3 else ddecay.unsqueeze(-1)
+    dq = _of_key_heads(dq * abs(formulas.scale_of(a.q, a.scale)), a.q, a.normalize)
+    dk = _of_key_heads(dk, a.k, a.normalize)
+    ddecay = ddecay if a.decay is None or a.decay.dim() == 3 else ddecay.unsqueeze(-1)
     positions = [call.opened(each) for each in (dq.unsqueeze(-1), dk.unsqueeze(-1), dv, ddecay, dbeta)]
     return (*positions, call.opened(start_bound, states=True).unsqueeze(-2))
 

@@ -11,42 +11,21 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Case, Evidence, Rows
 from fusedops.ops.linear_attention import error_bounds, formulas
+from fusedops.ops.linear_attention.arguments import LinearAttentionArgs
 
 
-def unfused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def unfused(a: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op as models do without fused ops for few positions: one after another, in float32."""
-    return formulas.forward(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
+    return formulas.forward(a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, a.cu_seqlens)
 
 
-def min_bytes(
-    q: Any,
-    k: Any,
-    v: Any,
-    decay: Any,
-    beta: Any,
-    scale: Any,
-    normalize: Any,
-    initial_state: Any,
-    return_state: Any,
-    cu_seqlens: Any,
-) -> Mapping[Any, int]:
+def min_bytes(a: LinearAttentionArgs) -> Mapping[Any, int]:
     """Read q, k, v, decay, beta and the state, write out and a state. Backward: read these with the gradients of out
     and of the state, write a gradient of each.
     """
-    inputs = sum(_bytes(each) for each in (q, k, v, decay, beta, initial_state))
-    count = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    results = _bytes(v) + 4 * count * v.shape[2] * q.shape[3] * v.shape[3]
+    inputs = sum(_bytes(each) for each in (a.q, a.k, a.v, a.decay, a.beta, a.initial_state))
+    count = a.v.shape[0] if a.cu_seqlens is None else a.cu_seqlens.shape[0] - 1
+    results = _bytes(a.v) + 4 * count * a.v.shape[2] * a.q.shape[3] * a.v.shape[3]
     return {"forward": inputs + results, "backward": 2 * inputs + results}
 
 

@@ -12,6 +12,7 @@ from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
 from fusedops.dtypes import no_autocast
 from fusedops.ops.linear_attention import arguments, formulas
+from fusedops.ops.linear_attention.arguments import LinearAttentionArgs, LinearAttentionGradArgs
 
 
 def linear_attention(
@@ -79,49 +80,26 @@ def linear_attention(
     return arguments.wanted(call(OP, args, backend), return_state)
 
 
-def reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def reference(a: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch, one position after another."""
-    with no_autocast(q.device.type):
-        out, state = formulas.forward(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
-    return out, state if return_state else state.detach()
+    with no_autocast(a.q.device.type):
+        out, state = formulas.forward(
+            a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, a.cu_seqlens
+        )
+    return out, state if a.return_state else state.detach()
 
 
-def backward(
-    grad_out: Tensor,
-    grad_state: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def backward(a: LinearAttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k, v, decay, beta and initial_state, one position after another from the last."""
-    given = (q, k, v, decay, beta, initial_state)
-    of_state = grad_state if return_state else None
-    with no_autocast(q.device.type):
+    given = (a.q, a.k, a.v, a.decay, a.beta, a.initial_state)
+    of_state = a.grad_state if a.return_state else None
+    with no_autocast(a.q.device.type):
         computed = formulas.gradients(
-            grad_out, of_state, q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens
+            a.grad_out, of_state, a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, a.cu_seqlens
         )
     return tuple(
         each.to(own.dtype) if need and own is not None and each is not None else None
-        for own, each, need in zip(given, computed, needs)
+        for own, each, need in zip(given, computed, a.needs)
     )
 
 

@@ -1,8 +1,9 @@
-"""The arguments of the cross entropy ops besides the logits: constraints, the denominator, the range of targets."""
+"""The arguments of the losses: each op's and its backward's, the constraints on them, the denominator, the targets."""
 
 from __future__ import annotations
 
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +47,145 @@ OPTIONS: tuple[Constraint, ...] = (
 )
 #: The same of log probabilities.
 LOG_PROB_OPTIONS: tuple[Constraint, ...] = (Finite("temperature", at_least=_LEAST), _SOFTCAP, _IGNORE_INDEX)
+
+
+class LossOptions(NamedTuple):
+    """The options of a loss. The docstring of the op has their meaning.
+
+    Attributes:
+        ignore_index: the target of a row that does not count.
+        label_smoothing: in [0, 1].
+        z_loss: at least 0.
+        softcap: above 0, or None.
+        reduction: "mean", "sum" or "none".
+        denominator: one element, what "mean" divides by, or None for the number of rows that count.
+    """
+
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+    reduction: str
+    denominator: Tensor | None
+
+    @property
+    def of_sum(self) -> LossOptions:
+        """The same options of the sum of the losses."""
+        return self._replace(reduction="sum", denominator=None)
+
+
+_fields_of_options = attrgetter(*LossOptions._fields)
+
+
+def _options(a: Any) -> LossOptions:
+    """Return the options among arguments."""
+    return LossOptions._make(_fields_of_options(a))
+
+
+class CrossEntropyArgs(NamedTuple):
+    """The arguments of cross_entropy."""
+
+    logits: Tensor
+    target: Tensor
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+    reduction: str
+    denominator: Tensor | None
+
+    options = property(_options)
+
+
+class CrossEntropyGradArgs(NamedTuple):
+    """The arguments of the backward of cross_entropy."""
+
+    grad: Tensor
+    logits: Tensor
+    log_prob: Tensor | None
+    lse: Tensor
+    target: Tensor
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+    reduction: str
+    denominator: Tensor | None
+
+    options = property(_options)
+
+
+class LinearCrossEntropyArgs(NamedTuple):
+    """The arguments of linear_cross_entropy."""
+
+    x: Tensor
+    weight: Tensor
+    target: Tensor
+    bias: Tensor | None
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+    reduction: str
+    denominator: Tensor | None
+    chunk: int | None
+
+    options = property(_options)
+
+
+class LinearCrossEntropyGradArgs(NamedTuple):
+    """The arguments of the backward of linear_cross_entropy."""
+
+    grad: Tensor
+    x: Tensor
+    weight: Tensor
+    target: Tensor
+    bias: Tensor | None
+    x_grad: Tensor | None
+    weight_grad: Tensor | None
+    bias_grad: Tensor | None
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+    reduction: str
+    denominator: Tensor | None
+    chunk: int | None
+    reuse: bool
+    needs: tuple[bool, ...]
+
+    options = property(_options)
+
+
+class LinearLogProbsArgs(NamedTuple):
+    """The arguments of linear_log_probs."""
+
+    x: Tensor
+    weight: Tensor
+    target: Tensor
+    bias: Tensor | None
+    temperature: float
+    softcap: float | None
+    ignore_index: int
+    return_entropy: bool
+
+
+class LinearLogProbsGradArgs(NamedTuple):
+    """The arguments of the backward of linear_log_probs."""
+
+    grad_logp: Tensor
+    grad_entropy: Tensor
+    x: Tensor
+    weight: Tensor
+    target: Tensor
+    bias: Tensor | None
+    entropy: Tensor
+    lse: Tensor
+    temperature: float
+    softcap: float | None
+    ignore_index: int
+    return_entropy: bool
+    needs: tuple[bool, ...]
 
 
 def target_constraints(first: str, classes_of: str | None = None, dim: int = -1) -> tuple[Constraint, ...]:

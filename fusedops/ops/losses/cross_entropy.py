@@ -15,8 +15,14 @@ from fusedops._dispatch.call import call
 from fusedops.constraints import Dim, Floating, Rank
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.losses import formulas
-from fusedops.ops.losses.arguments import OPTIONS, denominator_constraints, denominator_tensor, target_constraints
-from fusedops.ops.losses.formulas import LossOptions
+from fusedops.ops.losses.arguments import (
+    OPTIONS,
+    CrossEntropyArgs,
+    CrossEntropyGradArgs,
+    denominator_constraints,
+    denominator_tensor,
+    target_constraints,
+)
 
 
 def cross_entropy(
@@ -72,21 +78,12 @@ def cross_entropy(
     return call(OP, args, backend)
 
 
-def reference(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-) -> Tensor:
+def reference(a: CrossEntropyArgs) -> Tensor:
     """Compute the op in plain torch."""
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    known = logits.masked_fill((target == ignore_index)[..., None], 0.0)  # NaN in an ignored row reaches nothing
-    losses = formulas.row_losses(formulas.capped(known, softcap), target, options)
-    return formulas.reduced(losses, target, options)
+    options = a.options
+    known = a.logits.masked_fill((a.target == a.ignore_index)[..., None], 0.0)  # NaN in an ignored row reaches nothing
+    losses = formulas.row_losses(formulas.capped(known, a.softcap), a.target, options)
+    return formulas.reduced(losses, a.target, options)
 
 
 def lse(logits: Tensor, target: Tensor, ignore_index: int, softcap: float | None) -> Tensor:
@@ -99,24 +96,12 @@ def log_prob(logits: Tensor, softcap: float | None) -> Tensor:
     return torch.log_softmax(formulas.capped(logits, softcap), -1)
 
 
-def backward(
-    grad: Tensor,
-    logits: Tensor,
-    log_prob: Tensor | None,
-    lse: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-) -> Tensor:
+def backward(a: CrossEntropyGradArgs) -> Tensor:
     """Compute the gradient of the logits. softmax(z) is exp(log_prob), or exp(z - lse) where log_prob is None."""
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    z = formulas.capped(logits, softcap)
-    scale = formulas.row_scales(grad, target, logits.shape[-1], options)
-    return formulas.logit_gradient(scale, z, lse, target, options).to(logits.dtype)
+    options = a.options
+    z = formulas.capped(a.logits, a.softcap)
+    scale = formulas.row_scales(a.grad, a.target, a.logits.shape[-1], options)
+    return formulas.logit_gradient(scale, z, a.lse, a.target, options).to(a.logits.dtype)
 
 
 def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -18,75 +18,57 @@ from torch import Tensor
 from fusedops._contract.evidence import Tolerance, finite_size, smallest_step
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.losses import formulas
+from fusedops.ops.losses.arguments import (
+    CrossEntropyArgs,
+    CrossEntropyGradArgs,
+    LinearCrossEntropyArgs,
+    LinearCrossEntropyGradArgs,
+)
 from fusedops.ops.losses.formulas import LossOptions
 
 
-def cross_entropy_error_bound(
-    absolute: float,
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-    *save: Any,
-) -> tuple[Tensor, ...]:
+def cross_entropy_error_bound(absolute: float, a: CrossEntropyArgs, *save: Any) -> tuple[Tensor, ...]:
     """Return the changes of the loss, and of the saved values; inf for lse where a row of logits has no largest."""
-    z = formulas.capped(logits.double(), softcap)
+    z = formulas.capped(a.logits.double(), a.softcap)
     size = z.abs().nan_to_num(nan=0.0, posinf=0.0)
     rows = absolute * (1 + 2 * size.amax(-1))
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    lse = formulas.logsumexp(z).masked_fill(target == ignore_index, 0.0)
+    options = a.options
+    lse = formulas.logsumexp(z).masked_fill(a.target == a.ignore_index, 0.0)
     unknown = ~lse.isfinite()
     known = lse.masked_fill(unknown, 0.0)
-    loss = rows * (1 + 2.0 * z_loss * known.abs()) + absolute * z_loss * known.square()
-    if label_smoothing != 0:  # a sum of differences
-        overflows = 2 * size.sum(-1) >= torch.finfo(compute_dtype(logits.dtype)).max
+    loss = rows * (1 + 2.0 * a.z_loss * known.abs()) + absolute * a.z_loss * known.square()
+    if a.label_smoothing != 0:  # a sum of differences
+        overflows = 2 * size.sum(-1) >= torch.finfo(compute_dtype(a.logits.dtype)).max
         loss = loss.masked_fill(overflows, math.inf)
-    if _is_1_when_rounded(label_smoothing, logits.dtype):  # 0 * inf is NaN
+    if _is_1_when_rounded(a.label_smoothing, a.logits.dtype):  # 0 * inf is NaN
         loss = loss.masked_fill(~z.isfinite().all(-1), math.inf)
-    if reduction != "none":
-        counted = loss.masked_fill(target == ignore_index, 0.0)
-        terms = formulas.row_losses(z, target, options).abs()
+    if a.reduction != "none":
+        counted = loss.masked_fill(a.target == a.ignore_index, 0.0)
+        terms = formulas.row_losses(z, a.target, options).abs()
         total = counted.sum() + absolute * terms.nan_to_num(nan=0.0, posinf=0.0).sum()
         loss = total
-        if reduction == "mean":
-            loss = total / formulas.divisor(target, options, total.dtype).abs()
+        if a.reduction == "mean":
+            loss = total / formulas.divisor(a.target, options, total.dtype).abs()
     return loss, rows.masked_fill(unknown, math.inf), (rows + absolute * known.abs())[..., None] + absolute * size
 
 
-def cross_entropy_gradient_error_bound(
-    absolute: float,
-    grad: Tensor,
-    logits: Tensor,
-    log_prob: Tensor | None,
-    lse: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-) -> Tensor:
+def cross_entropy_gradient_error_bound(absolute: float, a: CrossEntropyGradArgs) -> Tensor:
     """Return the changes of the gradient of the logits; inf where a product may overflow."""
-    z, size = formulas.capped(logits.double(), softcap), lse.double()[..., None]
-    classes, wide = z.shape[-1], grad.double()
-    given = None if denominator is None else denominator.double()
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, given)
-    scale = formulas.row_scales(wide, target, classes, options).abs()[..., None]
+    z, size = formulas.capped(a.logits.double(), a.softcap), a.lse.double()[..., None]
+    classes, wide = z.shape[-1], a.grad.double()
+    given = None if a.denominator is None else a.denominator.double()
+    options = LossOptions(a.ignore_index, a.label_smoothing, a.z_loss, a.softcap, a.reduction, given)
+    scale = formulas.row_scales(wide, a.target, classes, options).abs()[..., None]
     moves = absolute * (2 + 2 * z.abs() + size.abs())
-    weight, of_lse = 1 + 4 * z_loss * size.abs(), 2 * absolute * (1 + z.abs().nan_to_num(posinf=0.0).amax(-1, True))
-    hit = torch.arange(classes) == target[..., None]
-    wanted = hit.double() * (1 - label_smoothing) + label_smoothing / classes
+    weight, of_lse = 1 + 4 * a.z_loss * size.abs(), 2 * absolute * (1 + z.abs().nan_to_num(posinf=0.0).amax(-1, True))
+    hit = torch.arange(classes) == a.target[..., None]
+    wanted = hit.double() * (1 - a.label_smoothing) + a.label_smoothing / classes
     probability = torch.exp(z - size)
-    arithmetic = torch.finfo(compute_dtype(logits.dtype))
+    arithmetic = torch.finfo(compute_dtype(a.logits.dtype))
     least = arithmetic.smallest_normal  # an exponential below it may be 0
-    change = scale * ((probability * moves + least) * weight + absolute * wanted + 2 * z_loss * probability * of_lse)
-    if softcap is not None:
-        slope = 1 - (z / softcap).square()
+    change = scale * ((probability * moves + least) * weight + absolute * wanted + 2 * a.z_loss * probability * of_lse)
+    if a.softcap is not None:
+        slope = 1 - (z / a.softcap).square()
         change = change * slope + absolute * scale * (probability * weight + wanted) * 4
     # their product may come first, and without it the second factor, which a gradient of 0 makes NaN
     return change.masked_fill(scale.clamp(min=1.0) * weight >= arithmetic.max, math.inf)
@@ -111,57 +93,26 @@ LINEAR_GRADIENT_TOLERANCE = {
 
 
 def linear_cross_entropy_error_bound(
-    absolute: float,
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-    chunk: int | None,
-    save: bool = False,
+    absolute: float, a: LinearCrossEntropyArgs, save: bool = False
 ) -> tuple[Tensor, ...]:
     """Return the largest errors of the loss and of the saved gradients."""
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    losses, logits, narrow, gradient = _linear_errors(absolute, x, weight, target, bias, options)
-    loss = formulas.reduced(losses, target, options._replace(denominator=None))
-    if denominator is not None:
-        loss = losses.sum() / denominator.abs().double().reshape(())
-    return (loss, *_linear_gradients(logits, narrow, gradient, x, weight, bias, reduction != "none"))
+    options = a.options
+    losses, logits, narrow, gradient = _linear_errors(absolute, a.x, a.weight, a.target, a.bias, options)
+    loss = formulas.reduced(losses, a.target, options._replace(denominator=None))
+    if a.denominator is not None:
+        loss = losses.sum() / a.denominator.abs().double().reshape(())
+    return (loss, *_linear_gradients(logits, narrow, gradient, a.x, a.weight, a.bias, a.reduction != "none"))
 
 
-def linear_cross_entropy_gradient_error_bound(
-    absolute: float,
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    x_grad: Tensor | None,
-    weight_grad: Tensor | None,
-    bias_grad: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-    chunk: int | None,
-    reuse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor, ...]:
+def linear_cross_entropy_gradient_error_bound(absolute: float, a: LinearCrossEntropyGradArgs) -> tuple[Tensor, ...]:
     """Return the largest errors of the gradients of x, weight and bias."""
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    _, logits, narrow, gradient = _linear_errors(absolute, x, weight, target, bias, options)
-    scale = formulas.row_scales(grad.double(), target, weight.shape[0], options)[..., None]
+    options = a.options
+    _, logits, narrow, gradient = _linear_errors(absolute, a.x, a.weight, a.target, a.bias, options)
+    scale = formulas.row_scales(a.grad.double(), a.target, a.weight.shape[0], options)[..., None]
     size = scale.abs()
-    bounds = _linear_gradients(logits * size, narrow * size, gradient * scale, x, weight, bias, True)
+    bounds = _linear_gradients(logits * size, narrow * size, gradient * scale, a.x, a.weight, a.bias, True)
     # or the rows are scaled last: forward saves gradients of the sum of the losses, of weight and bias unless "none"
-    saved = _linear_gradients(logits, narrow, gradient, x, weight, bias, reduction != "none")
+    saved = _linear_gradients(logits, narrow, gradient, a.x, a.weight, a.bias, a.reduction != "none")
     factor = size.amax() if size.numel() else size.sum()
     scaled = [saved[0] * size, *(each * factor for each in saved[1:])]
     none = bounds[0].new_zeros(())

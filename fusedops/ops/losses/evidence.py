@@ -13,33 +13,25 @@ from torch import Tensor
 from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance, rows_of_two_widths
 from fusedops.dtypes import compute_dtype, upcast
 from fusedops.ops.losses import error_bounds, formulas
+from fusedops.ops.losses.arguments import CrossEntropyArgs, LinearCrossEntropyArgs, LinearLogProbsArgs
 from fusedops.ops.losses.formulas import LossOptions
 
 
-def cross_entropy_unfused(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-) -> Tensor:
+def cross_entropy_unfused(a: CrossEntropyArgs) -> Tensor:
     """Compute the op as models do without fused ops."""
-    wide = upcast(logits)
-    if softcap is not None:
-        wide = torch.tanh(wide / softcap) * softcap
-    rows, classes = wide.reshape(-1, wide.shape[-1]), target.reshape(-1)
-    kind = "sum" if denominator is not None else reduction
-    loss = torch.nn.functional.cross_entropy(rows, classes, None, None, ignore_index, None, kind, label_smoothing)
-    if z_loss != 0:
-        options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, kind, None)
-        extra = z_loss * torch.logsumexp(rows, -1).square() * (classes != ignore_index)
+    wide = upcast(a.logits)
+    if a.softcap is not None:
+        wide = torch.tanh(wide / a.softcap) * a.softcap
+    rows, classes = wide.reshape(-1, wide.shape[-1]), a.target.reshape(-1)
+    kind = "sum" if a.denominator is not None else a.reduction
+    loss = torch.nn.functional.cross_entropy(rows, classes, None, None, a.ignore_index, None, kind, a.label_smoothing)
+    if a.z_loss != 0:
+        options = LossOptions(a.ignore_index, a.label_smoothing, a.z_loss, a.softcap, kind, None)
+        extra = a.z_loss * torch.logsumexp(rows, -1).square() * (classes != a.ignore_index)
         loss = loss + formulas.reduced(extra, classes, options)
-    if denominator is not None:
-        loss = loss / denominator.reshape(())
-    return loss.view(target.shape) if reduction == "none" else loss
+    if a.denominator is not None:
+        loss = loss / a.denominator.reshape(())
+    return loss.view(a.target.shape) if a.reduction == "none" else loss
 
 
 def cross_entropy_min_bytes(logits: Any, target: Any, *rest: Any) -> Mapping[Any, int]:
@@ -166,33 +158,20 @@ _LINEAR_PEERS = """
 """
 
 
-def linear_cross_entropy_unfused(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-    chunk: int | None,
-) -> Tensor:
+def linear_cross_entropy_unfused(a: LinearCrossEntropyArgs) -> Tensor:
     """Compute the op as models do without fused ops."""
-    logits = torch.nn.functional.linear(x, weight, bias).flatten(0, -2)
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    how = "sum" if denominator is not None and reduction == "mean" else reduction
-    given: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": how}
-    loss = torch.nn.functional.cross_entropy(logits.float(), target.flatten(), **given)
-    if denominator is not None and reduction == "mean":
-        loss = loss / denominator.view(())
-    if z_loss:
-        squares = torch.logsumexp(logits.float(), -1).square().masked_fill(target.flatten() == ignore_index, 0.0)
-        options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-        loss = loss + z_loss * formulas.reduced(squares.view(target.shape), target, options)
-    return loss.view(target.shape) if reduction == "none" else loss
+    logits = torch.nn.functional.linear(a.x, a.weight, a.bias).flatten(0, -2)
+    if a.softcap is not None:
+        logits = a.softcap * torch.tanh(logits / a.softcap)
+    how = "sum" if a.denominator is not None and a.reduction == "mean" else a.reduction
+    given: dict[str, Any] = {"ignore_index": a.ignore_index, "label_smoothing": a.label_smoothing, "reduction": how}
+    loss = torch.nn.functional.cross_entropy(logits.float(), a.target.flatten(), **given)
+    if a.denominator is not None and a.reduction == "mean":
+        loss = loss / a.denominator.view(())
+    if a.z_loss:
+        squares = torch.logsumexp(logits.float(), -1).square().masked_fill(a.target.flatten() == a.ignore_index, 0.0)
+        loss = loss + a.z_loss * formulas.reduced(squares.view(a.target.shape), a.target, a.options)
+    return loss.view(a.target.shape) if a.reduction == "none" else loss
 
 
 def linear_cross_entropy_min_bytes(x: Any, weight: Any, target: Any, bias: Any, *options: Any) -> Mapping[Any, int]:
@@ -263,24 +242,15 @@ _LOG_PROB_CASES = [
 ]
 
 
-def linear_log_probs_unfused(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    softcap: float | None,
-    ignore_index: int,
-    return_entropy: bool,
-) -> tuple[Tensor, Tensor]:
+def linear_log_probs_unfused(a: LinearLogProbsArgs) -> tuple[Tensor, Tensor]:
     """Compute the op as models do without fused ops."""
-    logits = torch.nn.functional.linear(x, weight, bias)
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    log_probs = torch.log_softmax(logits.float() / temperature, -1)
-    ignored = target == ignore_index
-    logp = log_probs.gather(-1, target.masked_fill(ignored, 0)[..., None])[..., 0].masked_fill(ignored, 0.0)
-    if not return_entropy:
+    logits = torch.nn.functional.linear(a.x, a.weight, a.bias)
+    if a.softcap is not None:
+        logits = a.softcap * torch.tanh(logits / a.softcap)
+    log_probs = torch.log_softmax(logits.float() / a.temperature, -1)
+    ignored = a.target == a.ignore_index
+    logp = log_probs.gather(-1, a.target.masked_fill(ignored, 0)[..., None])[..., 0].masked_fill(ignored, 0.0)
+    if not a.return_entropy:
         return logp, torch.zeros_like(logp)
     return logp, -(log_probs.exp() * log_probs).sum(-1).masked_fill(ignored, 0.0)
 

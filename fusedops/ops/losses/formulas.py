@@ -19,31 +19,7 @@ import torch
 from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, no_autocast, promoted, upcast
-
-
-class LossOptions(NamedTuple):
-    """The options of a loss. The docstring of the op has their meaning.
-
-    Attributes:
-        ignore_index: the target of a row that does not count.
-        label_smoothing: in [0, 1].
-        z_loss: at least 0.
-        softcap: above 0, or None.
-        reduction: "mean", "sum" or "none".
-        denominator: one element, what "mean" divides by, or None for the number of rows that count.
-    """
-
-    ignore_index: int
-    label_smoothing: float
-    z_loss: float
-    softcap: float | None
-    reduction: str
-    denominator: Tensor | None
-
-    @property
-    def of_sum(self) -> LossOptions:
-        """The same options of the sum of the losses."""
-        return self._replace(reduction="sum", denominator=None)
+from fusedops.ops.losses.arguments import LinearCrossEntropyArgs, LinearCrossEntropyGradArgs, LossOptions
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
@@ -242,74 +218,55 @@ Scaled = Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
 
 
 def loss_and_gradients(
-    row_losses: RowLosses,
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    options: LossOptions,
-    chunk: int | None,
-    save: bool,
+    row_losses: RowLosses, a: LinearCrossEntropyArgs, save: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Return the loss and, where ``save``, the saved values: the gradients of the sum of the losses.
 
     Those of weight and bias are empty for reduction="none", where each row has its own incoming gradient. An argument
     that does not require a gradient has None; if none does, as in a compiled graph, all are computed.
     """
-    asks = [tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
+    asks = [tensor is not None and tensor.requires_grad for tensor in (a.x, a.weight, a.bias)]
     asks = asks if any(asks) else [True] * 3
-    summed = options.reduction != "none"
-    exists = (True, summed, summed and bias is not None)
+    summed = a.reduction != "none"
+    exists = (True, summed, summed and a.bias is not None)
     wanted = Wanted(*(save and ask and has for ask, has in zip(asks, exists)))
-    flat = target.reshape(-1)
-    losses, dx, dweight, dbias = row_losses(_rows(x, flat), weight, flat, bias, options, chunk, wanted, None)
+    flat, options = a.target.reshape(-1), a.options
+    losses, dx, dweight, dbias = row_losses(_rows(a.x, flat), a.weight, flat, a.bias, options, a.chunk, wanted, None)
     if save and asks[1] and not exists[1]:
         dweight = losses.new_empty(0)
-    if save and (asks[2] or bias is None) and not exists[2]:
+    if save and (asks[2] or a.bias is None) and not exists[2]:
         dbias = losses.new_empty(0)
-    return reduced(losses.view(target.shape), target, options), _like(dx, x), dweight, dbias
+    return reduced(losses.view(a.target.shape), a.target, options), _like(dx, a.x), dweight, dbias
 
 
 def scaled_gradients(
-    row_losses: RowLosses,
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    saved: tuple[Tensor | None, Tensor | None, Tensor | None],
-    options: LossOptions,
-    chunk: int | None,
-    reuse: bool,
-    needs: tuple[bool, ...],
-    scaled: Scaled | None = None,
+    row_losses: RowLosses, a: LinearCrossEntropyGradArgs, scaled: Scaled | None = None
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of x, weight and bias from the saved values. Those that are not saved are computed again.
 
     Args:
         row_losses: see :data:`RowLosses`.
-        grad: of the loss.
-        x: as the op's, and so are ``weight``, ``target``, ``bias``, ``options`` and ``chunk``.
-        saved: of forward.
-        reuse: True allows to change ``saved``: a second tensor of the size of weight would be most of the op's memory.
-        needs: the gradients to return.
+        a: of backward. ``reuse`` allows to change the saved values: a second tensor of the size of weight would be most
+            of the op's memory.
         scaled: multiplies the saved values of weight and bias by a number. None: torch.
     """
-    given, flat, summed = (x, weight, bias), target.reshape(-1), options.reduction != "none"
-    factor = grad.to(compute_dtype(promoted(x, weight)))
-    if options.reduction == "mean":
-        factor = factor / divisor(target, options, factor.dtype)
-    scale = factor.expand(target.shape).masked_fill(target == options.ignore_index, 0)
+    saved, given = (a.x_grad, a.weight_grad, a.bias_grad), (a.x, a.weight, a.bias)
+    flat, options = a.target.reshape(-1), a.options
+    factor = a.grad.to(compute_dtype(promoted(a.x, a.weight)))
+    if a.reduction == "mean":
+        factor = factor / divisor(a.target, options, factor.dtype)
+    scale = factor.expand(a.target.shape).masked_fill(a.target == a.ignore_index, 0)
     results: list[Tensor | None] = [None] * 3
-    if needs[0] and saved[0] is not None:
-        results[0] = _scaled(saved[0], scale[..., None], x.dtype, reuse)
-    for at in (1, 2) if summed else ():
+    if a.needs[0] and a.x_grad is not None:
+        results[0] = _scaled(a.x_grad, scale[..., None], a.x.dtype, a.reuse)
+    for at in (1, 2) if a.reduction != "none" else ():
         value, like = saved[at], given[at]
-        if needs[at] and value is not None and like is not None:
-            results[at] = (scaled or _scaled)(value, factor, like.dtype, reuse)
-    lacking = Wanted(*(need and like is not None and r is None for need, like, r in zip(needs, given, results)))
+        if a.needs[at] and value is not None and like is not None:
+            results[at] = (scaled or _scaled)(value, factor, like.dtype, a.reuse)
+    lacking = Wanted(*(need and like is not None and r is None for need, like, r in zip(a.needs, given, results)))
     if any(lacking):
-        again = row_losses(_rows(x, flat), weight, flat, bias, options, chunk, lacking, scale.reshape(-1))
+        rows = _rows(a.x, flat)
+        again = row_losses(rows, a.weight, flat, a.bias, options, a.chunk, lacking, scale.reshape(-1))
         results = [r if each is None else _like(each, like) for r, each, like in zip(results, again[1:], given)]
     return tuple(results)
 

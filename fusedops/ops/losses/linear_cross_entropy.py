@@ -13,6 +13,7 @@ from fusedops._dispatch.call import call
 from fusedops.constraints import Count
 from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops.losses import arguments, formulas
+from fusedops.ops.losses.arguments import LinearCrossEntropyArgs, LinearCrossEntropyGradArgs
 from fusedops.ops.losses.formulas import LossOptions
 
 
@@ -74,23 +75,11 @@ def linear_cross_entropy(
     return call(OP, args, backend)
 
 
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-    chunk: int | None,
-) -> Tensor:
+def reference(a: LinearCrossEntropyArgs) -> Tensor:
     """Compute the op in plain torch."""
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    losses = formulas.row_losses(formulas.linear_logits(x, weight, target, bias, options), target, options)
-    return formulas.reduced(losses, target, options)
+    options = a.options
+    losses = formulas.row_losses(formulas.linear_logits(a.x, a.weight, a.target, a.bias, options), a.target, options)
+    return formulas.reduced(losses, a.target, options)
 
 
 def x_grad(
@@ -156,65 +145,41 @@ def _gradient_of_sum(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | N
     return formulas.linear_logit_gradient(scale, x, weight, target, bias, options)
 
 
-def backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    x_grad: Tensor | None,
-    weight_grad: Tensor | None,
-    bias_grad: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-    chunk: int | None,
-    reuse: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def backward(a: LinearCrossEntropyGradArgs) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, weight and bias. A gradient that forward did not save is computed from the logits."""
-    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, reduction, denominator)
-    wide, summed = compute_dtype(promoted(x, weight)), reduction != "none"
-    scale = formulas.row_scales(grad.to(wide), target, weight.shape[0], options)
+    options = a.options
+    wide, summed = compute_dtype(promoted(a.x, a.weight)), a.reduction != "none"
+    scale = formulas.row_scales(a.grad.to(wide), a.target, a.weight.shape[0], options)
     dx = dweight = dbias = None
-    if needs[0] and x_grad is not None:
-        dx = (x_grad.to(wide) * scale[..., None]).to(x.dtype)
-    if summed and (weight_grad is not None or bias_grad is not None):
-        factor = grad.to(wide) if reduction == "sum" else grad.to(wide) / formulas.divisor(target, options, wide)
-        if needs[1] and weight_grad is not None:
-            dweight = (weight_grad * factor).to(weight.dtype)
-        if needs[2] and bias_grad is not None and bias is not None:
-            dbias = (bias_grad * factor).to(bias.dtype)
-    lacking = (needs[0] and dx is None, needs[1] and dweight is None, needs[2] and dbias is None and bias is not None)
+    if a.needs[0] and a.x_grad is not None:
+        dx = (a.x_grad.to(wide) * scale[..., None]).to(a.x.dtype)
+    if summed and (a.weight_grad is not None or a.bias_grad is not None):
+        factor = (
+            a.grad.to(wide) if a.reduction == "sum" else a.grad.to(wide) / formulas.divisor(a.target, options, wide)
+        )
+        if a.needs[1] and a.weight_grad is not None:
+            dweight = (a.weight_grad * factor).to(a.weight.dtype)
+        if a.needs[2] and a.bias_grad is not None and a.bias is not None:
+            dbias = (a.bias_grad * factor).to(a.bias.dtype)
+    lacking = (
+        a.needs[0] and dx is None,
+        a.needs[1] and dweight is None,
+        a.needs[2] and dbias is None and a.bias is not None,
+    )
     if any(lacking):
-        dz = formulas.linear_logit_gradient(scale, x, weight, target, bias, options)
+        dz = formulas.linear_logit_gradient(scale, a.x, a.weight, a.target, a.bias, options)
         if lacking[0]:
-            dx = formulas.product(dz, weight.to(wide)).to(x.dtype)
+            dx = formulas.product(dz, a.weight.to(wide)).to(a.x.dtype)
         if lacking[1]:
-            dweight = formulas.weight_sums(dz, x, target, ignore_index).to(weight.dtype)
-        if lacking[2] and bias is not None:
-            dbias = formulas.bias_sums(dz, target).to(bias.dtype)
+            dweight = formulas.weight_sums(dz, a.x, a.target, a.ignore_index).to(a.weight.dtype)
+        if lacking[2] and a.bias is not None:
+            dbias = formulas.bias_sums(dz, a.target).to(a.bias.dtype)
     return dx, dweight, dbias
 
 
-def empty(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    denominator: Tensor | None,
-    chunk: int | None,
-) -> Tensor:
+def empty(a: LinearCrossEntropyArgs) -> Tensor:
     """Return an empty output."""
-    return x.new_empty(target.shape if reduction == "none" else (), dtype=compute_dtype(promoted(x, weight)))
+    return a.x.new_empty(a.target.shape if a.reduction == "none" else (), dtype=compute_dtype(promoted(a.x, a.weight)))
 
 
 OP = Op(

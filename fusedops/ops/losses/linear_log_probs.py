@@ -16,6 +16,7 @@ from fusedops._dispatch.call import call
 from fusedops.constraints import Flag
 from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops.losses import arguments, formulas
+from fusedops.ops.losses.arguments import LinearLogProbsArgs, LinearLogProbsGradArgs
 from fusedops.ops.losses.formulas import LossOptions
 
 
@@ -71,20 +72,11 @@ def linear_log_probs(
     return results if return_entropy or type(results) is not tuple else cast("Any", results)[0]
 
 
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    softcap: float | None,
-    ignore_index: int,
-    return_entropy: bool,
-) -> tuple[Tensor, Tensor]:
+def reference(a: LinearLogProbsArgs) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch."""
-    logits = _logits(x, weight, target, bias, softcap, ignore_index)
-    logp, entropy = formulas.log_probs(logits / temperature, target, ignore_index)
-    return logp, entropy if return_entropy else torch.zeros_like(entropy)
+    logits = _logits(a.x, a.weight, a.target, a.bias, a.softcap, a.ignore_index)
+    logp, entropy = formulas.log_probs(logits / a.temperature, a.target, a.ignore_index)
+    return logp, entropy if a.return_entropy else torch.zeros_like(entropy)
 
 
 def lse(
@@ -101,30 +93,16 @@ def lse(
     return formulas.logsumexp(z).masked_fill(target == ignore_index, 0.0)
 
 
-def backward(
-    grad_logp: Tensor,
-    grad_entropy: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    entropy: Tensor,
-    lse: Tensor,
-    temperature: float,
-    softcap: float | None,
-    ignore_index: int,
-    return_entropy: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def backward(a: LinearLogProbsGradArgs) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, weight and bias from the logits, which are computed again."""
-    logits = _logits(x, weight, target, bias, softcap, ignore_index)
-    of_entropy = grad_entropy.to(logits.dtype) if return_entropy else None
+    logits = _logits(a.x, a.weight, a.target, a.bias, a.softcap, a.ignore_index)
+    of_entropy = a.grad_entropy.to(logits.dtype) if a.return_entropy else None
     dz = formulas.log_prob_gradient(
-        grad_logp.to(logits.dtype), of_entropy, logits, lse, target, temperature, softcap, ignore_index
+        a.grad_logp.to(logits.dtype), of_entropy, logits, a.lse, a.target, a.temperature, a.softcap, a.ignore_index
     )
-    dx = formulas.product(dz, weight.to(dz.dtype)).to(x.dtype) if needs[0] else None
-    dweight = formulas.weight_sums(dz, x, target, ignore_index).to(weight.dtype) if needs[1] else None
-    dbias = formulas.bias_sums(dz, target).to(bias.dtype) if needs[2] and bias is not None else None
+    dx = formulas.product(dz, a.weight.to(dz.dtype)).to(a.x.dtype) if a.needs[0] else None
+    dweight = formulas.weight_sums(dz, a.x, a.target, a.ignore_index).to(a.weight.dtype) if a.needs[1] else None
+    dbias = formulas.bias_sums(dz, a.target).to(a.bias.dtype) if a.needs[2] and a.bias is not None else None
     return dx, dweight, dbias
 
 

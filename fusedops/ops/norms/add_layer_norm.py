@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.ops.norms import arguments, formulas, layer_norm
+from fusedops.ops.norms.arguments import AddLayerNormArgs, AddLayerNormGradArgs
 
 
 def add_layer_norm(
@@ -50,11 +50,9 @@ def add_layer_norm(
     return call(OP, (x, residual, weight, bias, eps), backend)
 
 
-def reference(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
+def reference(a: AddLayerNormArgs) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch."""
-    return formulas.norm(x, residual, weight, bias, eps, 0.0, centered=True)
+    return formulas.norm(*a, 0.0, centered=True)
 
 
 def mean(s: Tensor) -> Tensor:
@@ -67,24 +65,16 @@ def rstd(s: Tensor, eps: float) -> Tensor:
     return formulas.rstd_of(s, eps, centered=True)
 
 
-def backward(
-    grad_y: Tensor,
-    grad_s: Tensor,
-    s: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual_dtype: torch.dtype,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+def backward(a: AddLayerNormGradArgs) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, residual, weight and bias."""
-    return formulas.residual_gradients(grad_y, grad_s, s, mean, rstd, weight, bias, 0.0, residual_dtype, needs)
+    return formulas.residual_gradients(
+        a.grad_y, a.grad_s, a.s, a.mean, a.rstd, a.weight, a.bias, 0.0, a.residual_dtype, a.needs
+    )
 
 
-def empty(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def empty(a: AddLayerNormArgs) -> tuple[Tensor, Tensor]:
     """Return empty outputs."""
-    return formulas.empty_pair(x, residual)
+    return formulas.empty_pair(a.x, a.residual)
 
 
 OP = Op(

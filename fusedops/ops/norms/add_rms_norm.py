@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.ops.norms import arguments, formulas, rms_norm
+from fusedops.ops.norms.arguments import AddRmsNormArgs, AddRmsNormGradArgs
 
 
 def add_rms_norm(
@@ -50,9 +50,9 @@ def add_rms_norm(
     return call(OP, (x, residual, weight, eps, offset), backend)
 
 
-def reference(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+def reference(a: AddRmsNormArgs) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch."""
-    return formulas.norm(x, residual, weight, None, eps, offset, centered=False)
+    return formulas.norm(a.x, a.residual, a.weight, None, a.eps, a.offset, centered=False)
 
 
 def rstd(s: Tensor, eps: float) -> Tensor:
@@ -60,26 +60,17 @@ def rstd(s: Tensor, eps: float) -> Tensor:
     return formulas.rstd_of(s, eps, centered=False)
 
 
-def backward(
-    grad_y: Tensor,
-    grad_s: Tensor,
-    s: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    offset: float,
-    residual_dtype: torch.dtype,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def backward(a: AddRmsNormGradArgs) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, residual and weight."""
     dx, dresidual, dweight, _ = formulas.residual_gradients(
-        grad_y, grad_s, s, None, rstd, weight, None, offset, residual_dtype, (*needs, False)
+        a.grad_y, a.grad_s, a.s, None, a.rstd, a.weight, None, a.offset, a.residual_dtype, (*a.needs, False)
     )
     return dx, dresidual, dweight
 
 
-def empty(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+def empty(a: AddRmsNormArgs) -> tuple[Tensor, Tensor]:
     """Return empty outputs."""
-    return formulas.empty_pair(x, residual)
+    return formulas.empty_pair(a.x, a.residual)
 
 
 OP = Op(

@@ -14,6 +14,7 @@ from torch import Tensor
 from fusedops._contract.evidence import Tolerance
 from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops.gated.error_bounds import GateErrors, gate_errors
+from fusedops.ops.norms.arguments import GatedRmsNormArgs, GatedRmsNormGradArgs
 from fusedops.ops.norms.formulas import in_groups, rounded_sum
 
 TOLERANCE = {
@@ -112,32 +113,21 @@ def add_layer_norm_gradient_error_bound(
     return ds, ds, dweight, dbias
 
 
-def gated_rms_norm_error_bound(
-    absolute: float,
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    gate_first: bool,
-    activation: str,
-    groups: int,
-    offset: float,
-    save: bool,
-) -> tuple[Tensor, ...]:
+def gated_rms_norm_error_bound(absolute: float, a: GatedRmsNormArgs, save: bool) -> tuple[Tensor, ...]:
     """Return the changes of y and rstd; inf where a group has no determined result."""
-    arithmetic = torch.finfo(compute_dtype(promoted(x, gate)))
-    if x.dtype.itemsize == 2:  # computed in float32, and rounded once
+    arithmetic = torch.finfo(compute_dtype(promoted(a.x, a.gate)))
+    if a.x.dtype.itemsize == 2:  # computed in float32, and rounded once
         absolute = TOLERANCE[torch.float32].absolute
-    of_gate = gate_errors(absolute, gate, activation, arithmetic)
-    z, z_moves = _normalized_rows(absolute, x, of_gate, gate_first, groups)
-    rstd = torch.rsqrt(z.square().mean(-1, keepdim=True) + eps)
+    of_gate = gate_errors(absolute, a.gate, a.activation, arithmetic)
+    z, z_moves = _normalized_rows(absolute, a.x, of_gate, a.gate_first, a.groups)
+    rstd = torch.rsqrt(z.square().mean(-1, keepdim=True) + a.eps)
     norm = _norm(absolute, z, z_moves, rstd, arithmetic)
-    factor, terms = _factor(None if weight is None else in_groups(weight, groups), offset)
+    factor, terms = _factor(None if a.weight is None else in_groups(a.weight, a.groups), a.offset)
     y = norm.normal * factor
     moves = norm.moves * factor.abs() + absolute * (1 + norm.normal.abs() * terms)
     largest = (z.abs() * rstd).maximum(torch.ones(())) * factor.abs()
-    if not gate_first:
-        act, act_moves = (in_groups(each, groups) for each in (of_gate.act, of_gate.act_moves))
+    if not a.gate_first:
+        act, act_moves = (in_groups(each, a.groups) for each in (of_gate.act, of_gate.act_moves))
         moves = moves * (act.abs() + act_moves) + y.abs() * (act_moves + absolute * act.abs())
         largest = largest * act.abs().clamp(min=1.0)
     moves = moves.masked_fill(norm.unknown | (largest >= arithmetic.max), math.inf)
@@ -145,32 +135,22 @@ def gated_rms_norm_error_bound(
     return _open(moves.flatten(-2)), _open(change[..., 0])
 
 
-def gated_rms_norm_gradient_error_bound(
-    absolute: float,
-    grad: Tensor,
-    x: Tensor,
-    gate: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    gate_first: bool,
-    activation: str,
-    groups: int,
-    offset: float,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def gated_rms_norm_gradient_error_bound(absolute: float, a: GatedRmsNormGradArgs) -> tuple[Tensor | None, ...]:
     """Return the changes of the gradients of x, gate and weight; inf where rstd has no determined value, or where a
     product or a sum may overflow.
     """
-    arithmetic = torch.finfo(compute_dtype(promoted(x, gate)))
+    arithmetic = torch.finfo(compute_dtype(promoted(a.x, a.gate)))
     if arithmetic.bits < 64:  # the arithmetic is in float32, also beside a weight of float64
         absolute = max(absolute, GRADIENT_TOLERANCE[torch.float32].absolute)
-    of_gate = gate_errors(absolute, gate, activation, arithmetic)
-    z, z_moves = _normalized_rows(absolute, x, of_gate, gate_first, groups)
-    r = rstd.double()[..., None]
+    of_gate = gate_errors(absolute, a.gate, a.activation, arithmetic)
+    z, z_moves = _normalized_rows(absolute, a.x, of_gate, a.gate_first, a.groups)
+    r = a.rstd.double()[..., None]
     norm = _norm(absolute, z, z_moves, r, arithmetic)
-    rows, d, act, act_moves, slope, slope_moves = (in_groups(each.double(), groups) for each in (x, grad, *of_gate))
-    factor, terms = _factor(None if weight is None else in_groups(weight, groups), offset)
-    g, g_moves = (d, torch.zeros_like(d)) if gate_first else (d * act, d.abs() * (act_moves + absolute * act.abs()))
+    rows, d, act, act_moves, slope, slope_moves = (
+        in_groups(each.double(), a.groups) for each in (a.x, a.grad, *of_gate)
+    )
+    factor, terms = _factor(None if a.weight is None else in_groups(a.weight, a.groups), a.offset)
+    g, g_moves = (d, torch.zeros_like(d)) if a.gate_first else (d * act, d.abs() * (act_moves + absolute * act.abs()))
     m, size = g * factor, g.abs() * terms
     m_moves = absolute * size + g_moves * factor.abs()
     product = (m * norm.normal).mean(-1, keepdim=True)
@@ -187,7 +167,7 @@ def gated_rms_norm_gradient_error_bound(
     # a kernel may multiply by an activation, or by a number of x, of 0 later
     open_rows = open_rows | (d.abs() * terms >= arithmetic.max).any(-1, keepdim=True)
     n_size, n_moves = norm.normal.abs() * terms, norm.moves * factor.abs() + absolute * norm.normal.abs() * terms
-    if gate_first:
+    if a.gate_first:
         dx = dz_moves * (act.abs() + act_moves) + dz.abs() * (act_moves + absolute * act.abs())
         of_act, of_act_moves = dz * rows, (dz_moves + absolute * dz.abs()) * rows.abs()
         largest = dz.abs() * act.abs().maximum(rows.abs() * (1 + slope.abs()))
@@ -198,12 +178,12 @@ def gated_rms_norm_gradient_error_bound(
     dgate = of_act_moves * (slope.abs() + slope_moves) + of_act.abs() * (slope_moves + absolute * slope.abs())
     beyond = largest >= arithmetic.max
     dx, dgate = (_open(each.masked_fill(open_rows | beyond, math.inf).flatten(-2)) for each in (dx, dgate))
-    if weight is None:
+    if a.weight is None:
         return dx, dgate, None
     of_weight = g.abs() * (norm.moves + absolute * norm.normal.abs()) + g_moves * norm.normal.abs()
     of_weight = of_weight.masked_fill(norm.unknown | beyond, math.inf)
     total = (g * norm.normal).masked_fill(norm.unknown, 0.0)
-    drift *= x.shape[:-1].numel()
+    drift *= a.x.shape[:-1].numel()
     dweight = of_weight.sum_to_size(factor.shape) + drift * total.sum_to_size(factor.shape).abs()
     return dx, dgate, _open(dweight.flatten())
 

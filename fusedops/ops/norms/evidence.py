@@ -12,6 +12,7 @@ from torch import Tensor
 from fusedops._contract.evidence import Case, Evidence, Rows, rows_of_two_widths
 from fusedops.dtypes import promoted
 from fusedops.ops.norms import error_bounds
+from fusedops.ops.norms.arguments import AddLayerNormArgs, AddRmsNormArgs, GatedRmsNormArgs
 
 _SHARDED = (
     "any dim except the last",
@@ -125,20 +126,18 @@ LAYER_NORM = Evidence(
 # -------------------------------------------------------------------------------------------------------- add_rms_norm
 
 
-def add_rms_norm_unfused(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float
-) -> tuple[Tensor, Tensor]:
+def add_rms_norm_unfused(a: AddRmsNormArgs) -> tuple[Tensor, Tensor]:
     """Compute the op as models do without fused ops."""
-    s = x + residual
-    return rms_norm_unfused(s, weight, eps, offset).to(x.dtype), s
+    s = a.x + a.residual
+    return rms_norm_unfused(s, a.weight, a.eps, a.offset).to(a.x.dtype), s
 
 
-def add_rms_norm_min_bytes(x: Any, residual: Any, weight: Any, eps: float, offset: float) -> Mapping[Any, int]:
+def add_rms_norm_min_bytes(a: AddRmsNormArgs) -> Mapping[Any, int]:
     """Read x and residual, write y and s; read s and both gradients, write both gradients."""
-    s = promoted(x, residual)
+    s = promoted(a.x, a.residual)
     return {
-        "forward": _row_bytes(x, (x.dtype, residual.dtype, x.dtype, s), (weight,)),
-        "backward": _row_bytes(x, (s, s, x.dtype, x.dtype, residual.dtype), (weight,) * 2),
+        "forward": _row_bytes(a.x, (a.x.dtype, a.residual.dtype, a.x.dtype, s), (a.weight,)),
+        "backward": _row_bytes(a.x, (s, s, a.x.dtype, a.x.dtype, a.residual.dtype), (a.weight,) * 2),
     }
 
 
@@ -173,20 +172,18 @@ ADD_RMS_NORM = Evidence(
 # ------------------------------------------------------------------------------------------------------ add_layer_norm
 
 
-def add_layer_norm_unfused(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
+def add_layer_norm_unfused(a: AddLayerNormArgs) -> tuple[Tensor, Tensor]:
     """Compute the op as models do without fused ops."""
-    s = x + residual
-    return layer_norm_unfused(s, weight, bias, eps).to(x.dtype), s
+    s = a.x + a.residual
+    return layer_norm_unfused(s, a.weight, a.bias, a.eps).to(a.x.dtype), s
 
 
-def add_layer_norm_min_bytes(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Mapping[Any, int]:
+def add_layer_norm_min_bytes(a: AddLayerNormArgs) -> Mapping[Any, int]:
     """Read x and residual, write y and s; read s and both gradients, write both gradients."""
-    s = promoted(x, residual)
+    s = promoted(a.x, a.residual)
     return {
-        "forward": _row_bytes(x, (x.dtype, residual.dtype, x.dtype, s), (weight, bias)),
-        "backward": _row_bytes(x, (s, s, x.dtype, x.dtype, residual.dtype), (weight, weight, bias)),
+        "forward": _row_bytes(a.x, (a.x.dtype, a.residual.dtype, a.x.dtype, s), (a.weight, a.bias)),
+        "backward": _row_bytes(a.x, (s, s, a.x.dtype, a.x.dtype, a.residual.dtype), (a.weight, a.weight, a.bias)),
     }
 
 
@@ -231,23 +228,14 @@ ADD_LAYER_NORM = Evidence(
 # ------------------------------------------------------------------------------------------------------ gated_rms_norm
 
 
-def gated_rms_norm_unfused(
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    gate_first: bool,
-    activation: str,
-    groups: int,
-    offset: float,
-) -> Tensor:
+def gated_rms_norm_unfused(a: GatedRmsNormArgs) -> Tensor:
     """Compute the op as models do without fused ops."""
-    act = getattr(torch.nn.functional, activation)(gate.float())
-    y = x.float() * act if gate_first else x.float()
-    y = y.view(*y.shape[:-1], groups, -1)
-    y = (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)).view(x.shape)
-    y = y if weight is None else y * (offset + weight.float())
-    return (y if gate_first else y * act).to(x.dtype)
+    act = getattr(torch.nn.functional, a.activation)(a.gate.float())
+    y = a.x.float() * act if a.gate_first else a.x.float()
+    y = y.view(*y.shape[:-1], a.groups, -1)
+    y = (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + a.eps)).view(a.x.shape)
+    y = y if a.weight is None else y * (a.offset + a.weight.float())
+    return (y if a.gate_first else y * act).to(a.x.dtype)
 
 
 def gated_rms_norm_min_bytes(x: Any, gate: Any, weight: Any, *rest: Any) -> Mapping[Any, int]:

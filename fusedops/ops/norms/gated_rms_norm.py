@@ -10,6 +10,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.ops.norms import arguments, formulas, rms_norm
+from fusedops.ops.norms.arguments import GatedRmsNormArgs, GatedRmsNormGradArgs
 
 
 def gated_rms_norm(
@@ -58,18 +59,9 @@ def gated_rms_norm(
     return call(OP, (x, gate, weight, eps, gate_first, activation, groups, offset), backend)
 
 
-def reference(
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    gate_first: bool,
-    activation: str,
-    groups: int,
-    offset: float,
-) -> Tensor:
+def reference(a: GatedRmsNormArgs) -> Tensor:
     """Compute the op in plain torch."""
-    return formulas.gated_norm(x, gate, weight, eps, gate_first, activation, groups, offset)[0]
+    return formulas.gated_norm(*a)[0]
 
 
 def rstd(x: Tensor, gate: Tensor, eps: float, gate_first: bool, activation: str, groups: int) -> Tensor:
@@ -77,20 +69,9 @@ def rstd(x: Tensor, gate: Tensor, eps: float, gate_first: bool, activation: str,
     return formulas.gated_norm(x, gate, None, eps, gate_first, activation, groups, 0.0)[1]
 
 
-def backward(
-    grad: Tensor,
-    x: Tensor,
-    gate: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    gate_first: bool,
-    activation: str,
-    groups: int,
-    offset: float,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def backward(a: GatedRmsNormGradArgs) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, gate and weight."""
-    return formulas.gated_gradients(grad, x, gate, rstd, weight, gate_first, activation, groups, offset, needs)
+    return formulas.gated_gradients(*a)
 
 
 OP = Op(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from fusedops._contract.constraint import Arguments, Constraint
 from fusedops._contract.tensor_spec import TensorSpec
@@ -157,3 +159,32 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     SameDevice("index", "logits"),
     IndexFits("index", "logits"),
 )
+
+
+class TopKRoutingArgs(NamedTuple):
+    """The arguments of top_k_routing."""
+
+    logits: Tensor
+    k: int
+    score: str
+    bias: Tensor | None
+    groups: int
+    top_groups: int
+    group_score: str
+    normalize: bool
+    eps: float
+    scale: float
+    index: Tensor | None  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+class TopKRoutingGradArgs(NamedTuple):
+    """The arguments of the backward of top_k_routing."""
+
+    grad_weights: Tensor
+    logits: Tensor
+    chosen: Tensor
+    k: int
+    score: str
+    normalize: bool
+    eps: float
+    scale: float

@@ -16,6 +16,7 @@ from torch import Tensor
 from fusedops._contract.evidence import Tolerance, finite_size
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.routing import formulas
+from fusedops.ops.routing.arguments import TopKRoutingArgs, TopKRoutingGradArgs
 
 TOLERANCE = {
     torch.float16: Tolerance(2e-6, 1e-3),
@@ -84,58 +85,36 @@ def _total_of(picked: Scores, normalize: bool, eps: float) -> tuple[Tensor, Tens
     return total, torch.where(2 * error < total, error / total, math.inf)
 
 
-def weights_error_bound(
-    absolute: float,
-    logits: Tensor,
-    k: int,
-    score: str,
-    bias: Tensor | None,
-    groups: int,
-    top_groups: int,
-    group_score: str,
-    normalize: bool,
-    eps: float,
-    scale: float,
-    index: Tensor | None,
-) -> tuple[Tensor]:
+def weights_error_bound(absolute: float, a: TopKRoutingArgs) -> tuple[Tensor]:
     """Return the largest errors of the weights, (..., k), for the choice of float64 or the given one."""
+    index = a.index
     if index is None:
-        choices = formulas.choices_of(logits.double(), score, bias)
-        index = formulas.chosen_of(choices, k, groups, top_groups, group_score)
-    known, _ = formulas.known_of(index, logits.shape[-1])
-    _, picked = _picked(absolute, logits, known, score)
-    total, of_total = _total_of(picked, normalize, eps)
+        choices = formulas.choices_of(a.logits.double(), a.score, a.bias)
+        index = formulas.chosen_of(choices, a.k, a.groups, a.top_groups, a.group_score)
+    known, _ = formulas.known_of(index, a.logits.shape[-1])
+    _, picked = _picked(absolute, a.logits, known, a.score)
+    total, of_total = _total_of(picked, a.normalize, a.eps)
     size = finite_size(picked.s) / total
     error = picked.error / total + size * (of_total + 2 * absolute)
-    largest = torch.finfo(compute_dtype(logits.dtype)).max / 4
-    unknown = (abs(scale) * size >= largest) | of_total.isinf()  # also where the scale is 0: 0 / 0 may be NaN
-    return ((abs(scale) * error).masked_fill(unknown, math.inf),)
+    largest = torch.finfo(compute_dtype(a.logits.dtype)).max / 4
+    unknown = (abs(a.scale) * size >= largest) | of_total.isinf()  # also where the scale is 0: 0 / 0 may be NaN
+    return ((abs(a.scale) * error).masked_fill(unknown, math.inf),)
 
 
-def logits_error_bound(
-    absolute: float,
-    grad_weights: Tensor,
-    logits: Tensor,
-    chosen: Tensor,
-    k: int,
-    score: str,
-    normalize: bool,
-    eps: float,
-    scale: float,
-) -> Tensor:
+def logits_error_bound(absolute: float, a: TopKRoutingGradArgs) -> Tensor:
     """Return the largest errors of the gradient of the logits, (..., E)."""
-    absolute = max(absolute, TOLERANCE[compute_dtype(logits.dtype)].absolute)
-    known, _ = formulas.known_of(chosen, logits.shape[-1])
-    scores, picked = _picked(absolute, logits, known, score)
-    total, of_total = _total_of(picked, normalize, eps)
-    s, g = finite_size(picked.s), finite_size(grad_weights) * abs(scale) / total
-    inner = (g * s / total).sum(-1, keepdim=True) if normalize else torch.zeros_like(total)
+    absolute = max(absolute, TOLERANCE[compute_dtype(a.logits.dtype)].absolute)
+    known, _ = formulas.known_of(a.chosen, a.logits.shape[-1])
+    scores, picked = _picked(absolute, a.logits, known, a.score)
+    total, of_total = _total_of(picked, a.normalize, a.eps)
+    s, g = finite_size(picked.s), finite_size(a.grad_weights) * abs(a.scale) / total
+    inner = (g * s / total).sum(-1, keepdim=True) if a.normalize else torch.zeros_like(total)
     size = g + inner  # of the gradient of the scores of the chosen
-    shares = picked.share.amax(-1, keepdim=True) if k else picked.share
+    shares = picked.share.amax(-1, keepdim=True) if a.k else picked.share
     error = size * (3 * shares + 3 * of_total + 6 * absolute)
-    error = error + g * (picked.error / total).sum(-1, keepdim=True) * normalize
-    if score in ("softmax", "topk_softmax"):
-        own = scores if score == "softmax" else picked
+    error = error + g * (picked.error / total).sum(-1, keepdim=True) * a.normalize
+    if a.score in ("softmax", "topk_softmax"):
+        own = scores if a.score == "softmax" else picked
         size, error = (_spread(each, known, own.z) for each in (size, error)) if own is scores else (size, error)
         y = finite_size(own.s) + own.error
         moved = (size * y).sum(-1, keepdim=True)
@@ -145,19 +124,19 @@ def logits_error_bound(
         result = y * (size + moved)
     else:
         other = formulas.sigmoid(-picked.z).nan_to_num(nan=0.0) + absolute
-        if score == "sigmoid":
+        if a.score == "sigmoid":
             slope = (s + picked.error) * other
             of_slope = picked.error * other + slope * 4 * absolute + absolute * s
         else:
             slope = finite_size(formulas.slope_of_sqrt_softplus(picked.z, picked.s)) + picked.error
             of_slope = slope * (3 * picked.share + 4 * absolute) + 2 * picked.error
         of_result, result = error * slope + size * of_slope, size * slope
-    largest = torch.finfo(compute_dtype(logits.dtype)).max / 16
+    largest = torch.finfo(compute_dtype(a.logits.dtype)).max / 16
     overflows = (result >= largest) | (size >= largest) | of_total.isinf()
     # a product with the scale may come before the division by the total, and reaches the whole row
-    overflows = overflows | (finite_size(grad_weights) * abs(scale) >= largest).any(-1, keepdim=True)
+    overflows = overflows | (finite_size(a.grad_weights) * abs(a.scale) >= largest).any(-1, keepdim=True)
     of_result = of_result.masked_fill(overflows, math.inf)
-    if score == "softmax":
+    if a.score == "softmax":
         return of_result.masked_fill(overflows.any(-1, keepdim=True), math.inf)
     return _spread(of_result.nan_to_num(nan=math.inf, posinf=math.inf), known, scores.z)  # the others are exactly 0
 

@@ -11,43 +11,33 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Case, Evidence, Rows
 from fusedops.ops.routing import error_bounds
+from fusedops.ops.routing.arguments import TopKRoutingArgs
 
 
-def unfused(
-    logits: Tensor,
-    k: int,
-    score: str,
-    bias: Tensor | None,
-    groups: int,
-    top_groups: int,
-    group_score: str,
-    normalize: bool,
-    eps: float,
-    scale: float,
-    index: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def unfused(a: TopKRoutingArgs) -> tuple[Tensor, Tensor]:
     """Compute the op as transformers' routers do, by torch.topk."""
-    z = logits.float()
-    if score == "topk_softmax":
+    index = a.index
+    z = a.logits.float()
+    if a.score == "topk_softmax":
         scores = z
-    elif score == "softmax":
+    elif a.score == "softmax":
         scores = torch.softmax(z, -1)
     else:
-        scores = z.sigmoid() if score == "sigmoid" else torch.nn.functional.softplus(z).sqrt()
+        scores = z.sigmoid() if a.score == "sigmoid" else torch.nn.functional.softplus(z).sqrt()
     if index is None:
-        choices = scores if bias is None else scores + bias
-        if groups > 1:
-            grouped = choices.view(*choices.shape[:-1], groups, -1)
-            best = grouped.topk(2, -1)[0].sum(-1) if group_score == "top2" else grouped.amax(-1)
-            kept = torch.zeros_like(best).scatter(-1, best.topk(top_groups, -1, sorted=False)[1], 1.0)
+        choices = scores if a.bias is None else scores + a.bias
+        if a.groups > 1:
+            grouped = choices.view(*choices.shape[:-1], a.groups, -1)
+            best = grouped.topk(2, -1)[0].sum(-1) if a.group_score == "top2" else grouped.amax(-1)
+            kept = torch.zeros_like(best).scatter(-1, best.topk(a.top_groups, -1, sorted=False)[1], 1.0)
             choices = grouped.masked_fill(kept[..., None] == 0, float("-inf")).flatten(-2)
-        index = choices.topk(k, -1)[1]
+        index = choices.topk(a.k, -1)[1]
     weights = scores.gather(-1, index)
-    if score == "topk_softmax":
+    if a.score == "topk_softmax":
         weights = torch.softmax(weights, -1)
-    if normalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + eps)
-    return weights * scale, index
+    if a.normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + a.eps)
+    return weights * a.scale, index
 
 
 def min_bytes(logits: Any, k: int, *rest: Any) -> Mapping[Any, int]:

@@ -14,7 +14,7 @@ from fusedops._contract.values import Output, Sharding
 from fusedops._dispatch.call import call
 from fusedops.dtypes import compute_dtype, upcast
 from fusedops.ops.routing import formulas
-from fusedops.ops.routing.arguments import CONSTRAINTS
+from fusedops.ops.routing.arguments import CONSTRAINTS, TopKRoutingArgs, TopKRoutingGradArgs
 
 
 def top_k_routing(
@@ -78,42 +78,23 @@ def top_k_routing(
     return call(OP, (logits, k, *options), backend)
 
 
-def reference(
-    logits: Tensor,
-    k: int,
-    score: str,
-    bias: Tensor | None,
-    groups: int,
-    top_groups: int,
-    group_score: str,
-    normalize: bool,
-    eps: float,
-    scale: float,
-    index: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def reference(a: TopKRoutingArgs) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch."""
-    z = upcast(logits)
-    scores = formulas.scores_of(z, score)
-    if index is None:
-        choices = scores.detach() if bias is None else scores.detach() + bias.detach().to(scores.dtype)
-        chosen = formulas.chosen_of(choices, k, groups, top_groups, group_score)
+    z = upcast(a.logits)
+    scores = formulas.scores_of(z, a.score)
+    if a.index is None:
+        choices = scores.detach() if a.bias is None else scores.detach() + a.bias.detach().to(scores.dtype)
+        chosen = formulas.chosen_of(choices, a.k, a.groups, a.top_groups, a.group_score)
     else:
-        chosen = index.long()
-    return formulas.weights_of(z, scores, chosen, score, normalize, eps, scale), chosen.clone()
+        chosen = a.index.long()
+    return formulas.weights_of(z, scores, chosen, a.score, a.normalize, a.eps, a.scale), chosen.clone()
 
 
-def backward(
-    grad_weights: Tensor,
-    logits: Tensor,
-    chosen: Tensor,
-    k: int,
-    score: str,
-    normalize: bool,
-    eps: float,
-    scale: float,
-) -> Tensor:
+def backward(a: TopKRoutingGradArgs) -> Tensor:
     """Compute the gradient of the logits, through the weights of the chosen."""
-    return formulas.logits_gradient(grad_weights, logits, chosen, score, normalize, eps, scale).to(logits.dtype)
+    return formulas.logits_gradient(a.grad_weights, a.logits, a.chosen, a.score, a.normalize, a.eps, a.scale).to(
+        a.logits.dtype
+    )
 
 
 def weights_dtype(logits: Tensor, *rest: object) -> torch.dtype:
