@@ -65,7 +65,7 @@ _DEVIATIONS = (
     DType("beta", torch.bfloat16),
     DType("initial_state", torch.bfloat16),
     DType("decay", torch.float16, torch.bfloat16, torch.float32),
-    Dim("q", (1,), at_most=8),
+    Dim("q", (1,), at_most=8, fix="use another backend for a prompt: this kernel is for the steps of generation"),
     ValueHeads(),
     Dim("q", (3,), at_most=512),
     Dim("v", (3,), at_most=512),

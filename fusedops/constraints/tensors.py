@@ -174,6 +174,7 @@ class Dim(TensorConstraint):
         at_least: smallest size, or None.
         at_most: largest size, or None.
         multiple_of: the size is divisible by this, or None.
+        fix: what to do where a size is not accepted; "": to pad it, or to split the tensor.
 
     >>> from fusedops.constraints import Dim
     >>> Dim("x", (-2, -1), at_least=32, at_most=4096, multiple_of=32).describe()
@@ -189,8 +190,10 @@ class Dim(TensorConstraint):
         at_least: int | None = None,
         at_most: int | None = None,
         multiple_of: int | None = None,
+        fix: str = "",
     ) -> None:
         super().__init__(name)
+        self.fix = fix
         self.dims = integers("Dim", name, dims)
         self.at_least = integer("Dim", name, at_least)
         self.at_most = integer("Dim", name, at_most)
@@ -246,6 +249,8 @@ class Dim(TensorConstraint):
         return kind if self.at_most is None else f"{kind} of at most {self.at_most}"
 
     def _fix(self, dim: int, size: int) -> str:
+        if self.fix:
+            return self.fix
         step = self.multiple_of or 1
         padded = -(-max(size, self.at_least or 0) // step) * step
         if self.at_most is not None and padded > self.at_most:

@@ -255,6 +255,7 @@ def test_json_of_a_nested_constraint() -> None:
             "at_least": 32,
             "at_most": None,
             "multiple_of": None,
+            "fix": "",
         },
     }
 

@@ -35,6 +35,8 @@ pin = TABLE.pin
 SPEC = fusedops.TensorSpec((2, 4), capability=(7, 5), device="cuda")
 pin("on rank", registered(Rank("x", 3), call=gelu(X)), NO_BACKEND)
 pin("on a size", registered(Dim("x", (-1,), at_most=3), call=gelu(X)), NO_BACKEND)
+short = Dim("x", (-1,), at_most=3, fix="use x[..., :3]")
+pin("on a size with a fix of its own", registered(short, call=gelu(X)), NO_BACKEND)
 pin("on a higher rank", registered(Rank("x", 1), call=gelu(X)), NO_BACKEND)
 pin("on a small size", registered(Dim("x", (-1,), at_least=5), call=gelu(X)), NO_BACKEND)
 pin(

@@ -87,6 +87,7 @@ def _have_ranks(state: Any, x: Any, weight: Any, cu_seqlens: Any) -> bool:
     return (state.dim(), x.dim(), weight.dim(), 1 if cu_seqlens is None else cu_seqlens.dim()) == (3, 3, 2, 1)
 
 
+_ONE_BATCH = "pack the sequences one after another along dim 2, in a batch of 1"
 CONSTRAINTS: tuple[Constraint, ...] = (
     Floating("x"),
     Rank("x", 3),
@@ -104,7 +105,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     SameDevice("cu_seqlens", "x"),
     Rank("cu_seqlens", 1),
     Dim("cu_seqlens", (0,), at_least=1),
-    When(Present("cu_seqlens"), Dim("x", (0,), at_least=1, at_most=1)),
+    When(Present("cu_seqlens"), Dim("x", (0,), at_least=1, at_most=1, fix=_ONE_BATCH)),
     Floating("initial_state"),
     SameDevice("initial_state", "x"),
     SameDType("initial_state", "x"),

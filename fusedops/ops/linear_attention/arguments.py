@@ -186,6 +186,7 @@ def empty(
 
 
 _PACKED = Present("cu_seqlens")
+_ONE_BATCH = "pack the sequences one after another along dim 1, in a batch of 1"
 CONSTRAINTS: tuple[Constraint, ...] = (
     Floating("q"),
     Floating("k"),
@@ -211,7 +212,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     SameDevice("cu_seqlens", "q"),
     Rank("cu_seqlens", 1),
     Dim("cu_seqlens", (0,), at_least=2),
-    When(_PACKED, Dim("q", (0,), at_least=1, at_most=1)),
+    When(_PACKED, Dim("q", (0,), at_least=1, at_most=1, fix=_ONE_BATCH)),
     Floating("initial_state"),
     SameDevice("initial_state", "q"),
     Rank("initial_state", 4),
