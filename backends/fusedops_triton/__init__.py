@@ -45,18 +45,19 @@ def _release(module: Any) -> tuple[int, ...]:
 
 
 def _probe() -> fusedops.Unavailable | None:
+    import torch
+
+    # first: without a GPU, triton would be installed in vain
+    if not torch.cuda.is_available() and not _interpreted():
+        return fusedops.Unavailable(
+            "torch.cuda.is_available() is False",
+            "install a CUDA or ROCm build of torch on a machine with a GPU, or set TRITON_INTERPRET=1 to run on a CPU",
+        )
     try:
         import triton
     except Exception as error:  # a broken installation can raise other errors than ImportError
         return fusedops.Unavailable(
             f"import triton raised {type(error).__name__}: {error}", "pip install 'fusedops[triton]'"
-        )
-    import torch
-
-    if not torch.cuda.is_available() and not _interpreted():
-        return fusedops.Unavailable(
-            "torch.cuda.is_available() is False",
-            "install a CUDA or ROCm build of torch on a machine with a GPU, or set TRITON_INTERPRET=1 to run on a CPU",
         )
     if _interpreted() and _release(triton) < (3, 7):
         import numpy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -142,3 +143,16 @@ def test_a_version_that_cannot_loop_is_unavailable(
     found = fusedops_triton._probe()
     assert (found is None) == works
     assert found is None or "numpy<2.4" in found.fix
+
+
+def test_a_machine_without_a_gpu_is_not_asked_for_triton_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)  # an import of it raises
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = fusedops_triton._probe()
+    assert found is not None
+    assert found.why == "torch.cuda.is_available() is False"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = fusedops_triton._probe()
+    assert found is not None
+    assert found.fix == "pip install 'fusedops[triton]'"
