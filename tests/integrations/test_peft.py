@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -77,13 +78,21 @@ def test_an_adapter_on_packed_weights(format: str, options: dict[str, Any], tmp_
     torch.testing.assert_close(logits(merged), after, rtol=1e-4, atol=1e-5)
 
 
-def test_a_packed_weight_is_not_merged() -> None:
+@pytest.mark.parametrize(
+    "merge",
+    [
+        lambda adapted: adapted.merge_adapter(),
+        lambda adapted: adapted.merge_and_unload(),
+        lambda adapted: adapted.merge_and_unload(safe_merge=True),
+    ],
+)
+def test_a_packed_weight_is_not_merged(merge: Callable[[Any], Any]) -> None:
     model = llama()
     quantize(model)
     before = {name: each.clone() for name, each in model.state_dict().items()}
     adapted = with_adapter(model)
     with pytest.raises(InvalidInputError, match=r"a write to the weight of a packed layer.*to fix: unpack"):
-        adapted.merge_adapter()
+        merge(adapted)
     model = adapted.unload()
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
