@@ -13,7 +13,7 @@ from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._plugins.registry import registry
 from fusedops._policy.context import active_policy
 from fusedops._report.suggestion import unknown_name
-from fusedops.errors import PolicyError
+from fusedops.errors import InvalidInputError, PolicyError
 
 if TYPE_CHECKING:
     from fusedops._report.decision import Decision
@@ -30,7 +30,8 @@ def explain(op: str | Callable[..., Any], /, *args: Any, backend: str | None = N
         backend: as on the op itself.
 
     Raises:
-        InvalidInputError: the op does not accept these arguments on any backend.
+        InvalidInputError: the op does not accept these arguments on any backend, or a spec is on a device type that
+            neither torch nor a backend has.
         PolicyError: an unknown op or backend.
 
     >>> import fusedops
@@ -42,6 +43,10 @@ def explain(op: str | Callable[..., Any], /, *args: Any, backend: str | None = N
     from fusedops._dispatch.selection.plan import make_plan
 
     contract = find_op(op, "explain")
+    for name, arg in zip(contract.parameters, contract.bind(args, kwargs)):
+        unknown = registry.unknown_device_type(arg.device_type) if isinstance(arg, TensorSpec) else ""
+        if unknown:
+            raise InvalidInputError(f"explain: {contract.name}: {name}: {unknown}")
     given = contract.bound_specs(args, kwargs)
     first: TensorSpec = given[0]
     active = active_policy() if backend is None else active_policy().with_argument(backend)

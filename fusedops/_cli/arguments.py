@@ -15,7 +15,7 @@ from fusedops._cli.installation import devices
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._plugins.registry import registry
-from fusedops._report.suggestion import DEVICE_TYPES, unknown_name
+from fusedops._report.suggestion import unknown_name
 from fusedops.constraints import DType
 from fusedops.errors import InvalidInputError
 
@@ -24,7 +24,6 @@ _SHORT = {
     "f32": torch.float32, "float": torch.float32, "fp64": torch.float64, "f64": torch.float64, "double": torch.float64,
 }  # fmt: skip
 _COMMON = (*_SHORT, "bfloat16", "float16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
-_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "meta")
 
 
 def dtype(name: str) -> torch.dtype:
@@ -38,15 +37,8 @@ def dtype(name: str) -> torch.dtype:
 def device(text: str) -> str:
     """Return a device as torch writes it. This machine need not have it; its type must exist."""
     kind, colon, index = text.partition(":")
-    of_backends = [kind for record in registry.records() if record.backend for kind in record.backend.device_types]
-    known = list(dict.fromkeys([*_DEVICE_TYPES, *(each for each in of_backends if each != "*")]))
-    if kind not in known:
-        try:
-            torch.device(kind)
-        except (RuntimeError, ValueError):
-            near = DEVICE_TYPES.get(kind.lower())
-            fix = f"write {near!r}" if near else ""
-            raise InvalidInputError(unknown_name("device type", kind, known, fix=fix)) from None
+    if unknown := registry.unknown_device_type(kind):
+        raise InvalidInputError(unknown)
     if colon and not re.fullmatch("[0-9]{1,3}", index):
         raise InvalidInputError(
             f"got device {text!r}, expected a device type, or one with an index; to fix: write it like {kind}:0"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import itertools
 import re
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,6 +20,7 @@ from fusedops._policy.context import active_policy
 from fusedops._policy.policy import AUTO
 from fusedops._report.decision import Decision
 from fusedops._report.reason import NOT_ABOUT_ARGUMENTS, ReasonCode
+from fusedops.errors import InvalidInputError
 
 HELP = "the backend that serves a call, the refusals, and the fixes"
 DESCRIPTION = (
@@ -27,6 +29,7 @@ DESCRIPTION = (
     "dtype one that the op accepts; the first tensor is float32 on the CPU. Sizes may also be written as 8x16 or "
     "'(8,16)'. An argument that may be None is written as none."
 )
+_NONE = inspect.Parameter.empty  # the default of a parameter without one
 _OPTIONS = {
     "backend": ("POLICY", "the argument backend= of the call, such as npu,eager"),
     "policy": ("POLICY", "the policy around the call, as of fusedops.use()"),
@@ -76,7 +79,7 @@ def _help(op: Op, name: str) -> str:
     rules = [re.sub(r", or None$|^None, or ", "", text.removeprefix(f"{name}: ")) for text in described]
     default = op.signature.parameters[name].default
     notes = ["or none"] if is_optional(op, name) else []
-    notes += [f"default {default}"] if default not in (None, op.signature.empty) else []
+    notes += [f"default {default}"] if default not in (None, _NONE) else []
     return "; ".join([*rules, *notes]) or type_name(op, name)
 
 
@@ -107,7 +110,7 @@ def _arguments(op: Op, options: argparse.Namespace) -> dict[str, Any]:
     has = None if options.capability is None else capability(options.capability)
     for name in op.parameters:
         text = getattr(options, f"arg_{name}")
-        has_default = op.signature.parameters[name].default is not op.signature.empty
+        has_default = op.signature.parameters[name].default is not _NONE
         if text is None:
             if not has_default and is_optional(op, name):
                 args[name] = None
@@ -118,7 +121,22 @@ def _arguments(op: Op, options: argparse.Namespace) -> dict[str, Any]:
         else:
             args[name] = spec = tensor(text, default_dtype(op, name, dtype), device, has)
             device, dtype = (spec.device, spec.dtype) if name == op.tensors[0] else (device, dtype)
+    missing = [name for name in op.parameters if name not in args and op.signature.parameters[name].default is _NONE]
+    if missing:
+        options_missing, examples = map(option, missing), (_example(op, name) for name in missing)
+        raise InvalidInputError(
+            f"{op.name}: got no {', '.join(options_missing)}, expected every argument without a default; to fix: "
+            f"add it, such as {' '.join(examples)}"
+        )
     return args
+
+
+def _example(op: Op, name: str) -> str:
+    """Return an argument as the command line takes it, with the value of the op's first case."""
+    value = op.evidence.cases[0].args.get(name) if op.evidence.cases else None
+    if isinstance(value, tuple):
+        value = ",".join(map(str, cast("tuple[int, ...]", value)))
+    return f"{option(name)} {type_name(op, name).upper() if value is None else value}"
 
 
 def _falls_back(decision: Decision, named: Sequence[str]) -> bool:

@@ -79,7 +79,8 @@ def _discard_output() -> None:
 def _run(argv: list[str]) -> int:
     command = next((word for word in argv if not word.startswith("-")), None)
     if command is not None and command not in COMMANDS:
-        raise PolicyError(unknown_name("command", command, [*COMMANDS, "--help", "--version"]))
+        fix = "use `fusedops bench --rank`" if command == "rank" else ""
+        raise PolicyError(unknown_name("command", command, [*COMMANDS, "--help", "--version"], fix=fix))
     parser = _parser(command, argv)
     if not argv:
         parser.print_help(sys.stderr)

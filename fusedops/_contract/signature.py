@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from typing import Any, cast
 
+from fusedops._report.suggestion import nearest_name
 from fusedops.errors import InvalidInputError
 
 
@@ -103,9 +104,10 @@ def bound_arguments(
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         text = str(error).removeprefix("got ").replace("missing a required argument:", "no argument")
-        raise InvalidInputError(
-            f"{name}: got {text}, expected {signature_text(signature)}; to fix: give each argument once"
-        ) from None
+        unknown = next((each for each in kwargs if each not in signature.parameters), None)
+        near = None if unknown is None else nearest_name(unknown, list(signature.parameters))
+        fix = "give each argument once" if near is None else f"write {near!r}"
+        raise InvalidInputError(f"{name}: got {text}, expected {signature_text(signature)}; to fix: {fix}") from None
     bound.apply_defaults()
     return tuple(bound.arguments.values())
 

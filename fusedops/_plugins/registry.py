@@ -20,6 +20,7 @@ from fusedops._report.foreign_text import error_text
 from fusedops._report.suggestion import DEVICE_TYPES, unknown_name
 from fusedops.errors import FusedOpsError, PluginError, PolicyError
 
+_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "meta")  # of torch, those that a message names
 REGISTERED = "(registered)"  # the distribution of what fusedops.register() added
 
 
@@ -100,6 +101,23 @@ class Registry:
             if serving:
                 fix = f"write {serving[0]!r}: {kind} is a device type, and its backends are {', '.join(serving)}"
         return unknown_name("backend", name, [*self.names(), *others], fix=fix)
+
+    def unknown_device_type(self, kind: str) -> str:
+        """Return the text of an error about a device type that neither torch nor a backend has; empty for others.
+
+        Args:
+            kind: a device without its index. This machine need not have one.
+        """
+        of_backends = [each for record in self.records() if record.backend for each in record.backend.device_types]
+        known = list(dict.fromkeys([*_DEVICE_TYPES, *(each for each in of_backends if each != "*")]))
+        if kind in known:
+            return ""
+        try:
+            torch.device(kind)
+        except (RuntimeError, ValueError):
+            near = DEVICE_TYPES.get(kind.lower())
+            return unknown_name("device type", kind, known, fix=f"write {near!r}" if near else "")
+        return ""
 
     def find(self, name: str) -> Record | None:
         """Return the record of a backend by its name, else by an alias: the one that loaded, if several claim it."""

@@ -23,6 +23,8 @@ AUTO = "auto"
 LEVELS: tuple[str, ...] = get_args(Fallback)
 ADAPTS: tuple[str, ...] = get_args(Adapt)
 ROWS: tuple[str, ...] = get_args(RowsSetting)
+# the names that other libraries have for a level
+_LEVELS_ELSEWHERE = {"error": "raise", "strict": "raise", "ignore": "silent", "quiet": "silent", "off": "silent"}
 
 
 class PolicySource(NamedTuple):
@@ -109,7 +111,9 @@ def parse(
     """
     check_text(text, channel)
     if fallback is not None and fallback not in LEVELS:
-        raise PolicyError(f"{channel}: {unknown_name('fallback level', fallback, LEVELS)}")
+        near = _LEVELS_ELSEWHERE.get(str(fallback))
+        fix = f"write {near!r}" if near else ""
+        raise PolicyError(f"{channel}: {unknown_name('fallback level', fallback, LEVELS, fix=fix)}")
     if adapt is not None and adapt not in ADAPTS:
         raise PolicyError(f"{channel}: {unknown_name('adapt setting', adapt, ADAPTS)}")
     if rows is not None and rows not in ROWS:

@@ -24,12 +24,12 @@ def unknown_name(kind: str, name: str, known: Sequence[str], cutoff: float = 0.7
     shown = printable(repr(name))
     if not known:
         return f"got {kind} {shown}, expected an installed {kind}, but there is none; to fix: pip install fusedops"
-    near = _nearest(str(name), known, cutoff)
+    near = nearest_name(str(name), known, cutoff)
     fix = fix or (f"write {near!r}" if near else "use one of these names")
     return f"got {kind} {shown}, expected one of {', '.join(sorted(known))}; to fix: {fix}"
 
 
-def _nearest(name: str, known: Sequence[str], cutoff: float) -> str | None:
+def nearest_name(name: str, known: Sequence[str], cutoff: float = 0.7) -> str | None:
     """Return the name in another case, the shortest that contains it, the longest that begins it, or a similar one."""
     by_lower = {each.lower(): each for each in reversed(known)}
     lower = name.lower()

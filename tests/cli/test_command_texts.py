@@ -44,9 +44,12 @@ def no_tokens() -> None:
 
 
 pin("a command", command("explian"), POLICY)
+pin("rank", command("rank"), POLICY)
 pin("no model", command("try", os.devnull), INVALID, form="got .* expected .*to fix")
 pin("no tokens", no_tokens, INVALID)
 pin("an option", command("explain", SOFTMAX, "--maks", "4"), INVALID)
+pin("no tensor", command("explain", SOFTMAX), INVALID)
+pin("no arguments", command("explain", "quantized_linear", "--x", "3,512"), INVALID)
 pin("an op", command("bench", "bias_gel"), POLICY)
 pin("a dtype", command("bench", "--dtype", "bf61"), INVALID)
 pin("a floating dtype", command("bench", "--dtype", "int8"), INVALID)

@@ -32,7 +32,7 @@ ODD = [
     ("info --json --json", 0, ""),
     ("explain", 2, "OP"),
     ("explain bias_gel", 2, "to fix: write 'bias_gelu'"),
-    (GELU, 2, "got no argument 'x'"),
+    (GELU, 2, "got no --x"),
     (f"{GELU} --x", 2, "expected one argument"),
     (f"{GELU} --x ''", 0, "x float32[] on cpu"),
     (f"{GELU} --x none", 2, "x"),

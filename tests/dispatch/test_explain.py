@@ -131,13 +131,27 @@ def test_explain_reports_invalid_arguments() -> None:
     with pytest.raises(InvalidInputError, match="got mask of shape"):
         fusedops.explain(OP, TensorSpec((2, 4), device="cuda"), TensorSpec((3, 4), torch.bool, "cuda"))
     with pytest.raises(InvalidInputError) as error:
-        fusedops.explain(OP, X, dim=1)
+        fusedops.explain(OP, X, dimension=1)
     assert str(error.value) == (
-        "scaled_masked_softmax: got an unexpected keyword argument 'dim', "
+        "scaled_masked_softmax: got an unexpected keyword argument 'dimension', "
         "expected (x, mask=None, scale=1.0, *, causal=False); to fix: give each argument once"
     )
     with pytest.raises(InvalidInputError, match="got no argument 'x'"):
         fusedops.explain(OP)
+    with pytest.raises(InvalidInputError, match=r"unexpected keyword argument 'is_causal', .*to fix: write 'causal'$"):
+        fusedops.explain(OP, X, is_causal=True)
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuad:0"])
+def test_a_device_type_that_nobody_has_is_refused(device: str) -> None:
+    x = TensorSpec((2, 4), device=device)
+    with pytest.raises(InvalidInputError) as error:
+        fusedops.explain(OP, x)
+    kind = device.partition(":")[0]
+    fix = "write 'cuda'" if kind == "cuad" else "use one of these names"
+    expected = f"got device type {kind!r}, expected one of cpu, cuda, meta, mps, npu, xpu"
+    assert str(error.value) == f"explain: {OP}: x: {expected}; to fix: {fix}"
+    assert fusedops.explain(OP, TensorSpec((2, 4), device="hpu:1")).backend == "eager"  # torch has it
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "npu"])

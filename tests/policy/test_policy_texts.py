@@ -21,6 +21,7 @@ def policy(text: Any, **level: Any) -> Callable[[], Any]:
 pin("a backend's name", policy("tritn"), POLICY)
 pin("an op's name", policy("bias_glu=eager"), POLICY)
 pin("a level", policy(None, fallback="rise"), POLICY)
+pin("a level of another library", policy(None, fallback="error"), POLICY)
 pin("an adapt setting", policy(None, adapt="padd"), POLICY)
 pin("a rows setting", policy(None, rows="independant"), POLICY)
 pin("two orders", policy("npu; eager"), POLICY)
