@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from fusedops._report.table import html_table
@@ -146,8 +147,10 @@ class Applied:
         return [(row.module, _op_cell(row), str(row.count), row.left) for row in self.rows]
 
     def __repr__(self) -> str:
+        notes = [part for note in self.notes for part in textwrap.wrap(note, _WIDTH)]
         if not self.rows:
-            return f"{self._title()}; {self._nothing}" if self._nothing else self._title()
+            title = f"{self._title()}; {self._nothing}" if self._nothing else self._title()
+            return "\n".join([title, *notes])
         lines = [self._header, *self._cells()]
         widths = [max(len(line[column]) for line in lines) for column in range(3)]
         under = " " * sum(width + 2 for width in widths)
@@ -156,8 +159,8 @@ class Applied:
             start = "".join(f"{cell:{width}}  " for cell, width in zip(cells, widths))
             wrapped = textwrap.wrap(left, max(_LEAST, _WIDTH - len(under))) or [""]
             texts += [f"{start if at == 0 else under}{part}".rstrip() for at, part in enumerate(wrapped)]
-        notes = [part for note in self.notes for part in textwrap.wrap(note, _WIDTH)]
         return "\n".join(["\n  ".join([self._title(), *texts]), *notes])
 
     def _repr_html_(self) -> str:
-        return html_table(self._title(), self._header, self._cells())
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return html_table(self._title(), self._header, self._cells()) + notes

@@ -143,7 +143,7 @@ def test_explain_reports_invalid_arguments() -> None:
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuad:0"])
-def test_a_device_type_that_nobody_has_is_refused(device: str) -> None:
+def test_an_unknown_device_type_is_refused(device: str) -> None:
     x = TensorSpec((2, 4), device=device)
     with pytest.raises(InvalidInputError) as error:
         fusedops.explain(OP, x)

@@ -92,7 +92,7 @@ def test_an_unknown_model_is_left_with_a_warning() -> None:
     assert applied.ops == {}
     assert applied.rows == (Row("BatchNorm1d", "", 1, "it has buffers"),)
     assert [type(module) for module in model.modules()] == before
-    with pytest.warns(fusedops.FusedOpsWarning, match="no module is a norm"):
+    with pytest.warns(fusedops.FusedOpsWarning, match="found no norm"):
         assert apply(nn.Linear(2, 2)).rows == ()
 
 

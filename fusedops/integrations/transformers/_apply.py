@@ -23,6 +23,7 @@ from fusedops.integrations.transformers._implementation import apply_attention, 
 from fusedops.integrations.transformers._losses import loss_of, recognised_loss, replace_loss, restore_loss
 from fusedops.integrations.transformers._mixers import recognised_mixer
 from fusedops.integrations.transformers._norms import recognised_norm
+from fusedops.integrations.transformers._not_looked_at import not_looked_at
 from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
 from fusedops.integrations.transformers._rotary import recognised_rotary
 from fusedops.integrations.transformers._rotary_layouts import layouts_of
@@ -33,7 +34,7 @@ from fusedops.integrations.transformers._twin import key_of
 # (class of the module, op or "", reason or "", of those that are left the op that was tried, mode of the op or "")
 _Outcome = tuple[str, str, str, str, str]
 _Recogniser = Callable[[Module], Replacement | str | None]
-_NOTHING = "no module is a norm, a gated MLP, a GELU, a rotary embedding or a loss that is recognised"
+_NOTHING = "found no norm, gated MLP, GELU, rotary embedding or loss that it supports"
 _OPS = (
     "rms_norm",
     "layer_norm",
@@ -144,10 +145,10 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
                 outcomes[(type(head).__name__, *outcome)] += 1
     outcomes += apply_attention(model, chosen)
     rows = [Row(name, op, count, left, family, when) for (name, op, left, family, when), count in outcomes.items()]
-    about_attention = attention_notes(model)
+    about_attention, unseen = attention_notes(model), _not_looked_at(model, rows)
 
     def notes() -> list[str]:
-        return [*about_attention, *replaced_forwards(model)]
+        return [*about_attention, *replaced_forwards(model), *unseen]
 
     measure = model, lambda: apply(model, ops=chosen)
     applied = Applied(_name(model), rows, lambda: _remove(model), nothing=_NOTHING, notes=notes, measure=measure)
@@ -225,6 +226,18 @@ def _loss_applied(module: Module, chosen: set[str]) -> _Outcome | None:
 def _when(model: Module) -> str:
     """Return the mode in which the loss of a model calls cross_entropy."""
     return "evaluation" if any(has_fused_loss(head) for head in heads_of(model)) else ""
+
+
+def _not_looked_at(model: Module, rows: Iterable[Row]) -> list[str]:
+    """Return the sentence about the modules without a row, if there are any."""
+    known = {row.module for row in rows}
+    is_attention_left = any(row.family == "attention" and not row.op for row in rows)  # a row of the whole model
+
+    def has_row(name: str) -> bool:
+        return name in known or (is_attention_left and "attention" in name.lower())
+
+    text = not_looked_at(model, has_row)
+    return [text] if text else []
 
 
 def _remove(model: Module) -> None:

@@ -122,8 +122,11 @@ def recognised_norm(module: Module) -> Replacement | str | None:
     if not buffers.keys() <= {"weight", "bias"}:
         return "it has buffers"
     parameters |= buffers
-    if not parameters.keys() <= {"weight", "bias"} or any(value.dim() != 1 for value in parameters.values()):
-        return "its parameters are not a weight and a bias of one dim"
+    others = sorted(parameters.keys() - {"weight", "bias"})
+    if others:
+        return f"it has a parameter {', '.join(others)}, expected a weight, a bias, or neither"
+    if any(value.dim() != 1 for value in parameters.values()):
+        return "its weight or bias does not have one dim"
     arguments = parameters_of(own_class(module).forward)
     if arguments is None or len(arguments) != 1 or arguments[0].kind is not arguments[0].POSITIONAL_OR_KEYWORD:
         names = ", ".join(argument.name for argument in arguments or ())

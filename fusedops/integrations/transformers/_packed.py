@@ -21,7 +21,7 @@ from fusedops.nn._packed_weight import UNPACK
 from fusedops.nn._quantized import KEYS
 from fusedops.quantization import FORMATS
 
-_NOTHING = "no module is a linear layer or an embedding whose rows are whole blocks"
+_NOTHING = "found no linear layer or embedding whose rows are whole blocks"
 _PACKED: dict[type[Module], type[Module]] = {Linear: QuantizedLinear, Embedding: QuantizedEmbedding}
 _OPS: dict[type[Module], str] = {QuantizedLinear: "quantized_linear", QuantizedEmbedding: "dequantize"}
 
