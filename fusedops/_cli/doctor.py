@@ -7,23 +7,20 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 
-from fusedops._cli.installation import devices, loaded, unknown_plugins
+from fusedops._cli.installation import devices, is_installed, loaded, unknown_plugins
 from fusedops._cli.output import print_fields, print_json, print_text
 from fusedops._plugins.registration import BackendInfo, backends
 from fusedops._plugins.registry import registry
 from fusedops._policy.context import process_policy, unknown_variables
-from fusedops._report.threads import spinning_threads
+from fusedops._report.threads import spinning_threads, usable_cores
 from fusedops.errors import FusedOpsError, FusedOpsWarning
 
 HELP = "what is wrong with this installation, and the fixes"
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of Linux's control groups, version 2
 
 
 @dataclass(frozen=True)
@@ -116,9 +113,13 @@ def _devices() -> Iterator[Finding]:
             continue
         is_served = _has_ready(kind, every)
         level: Literal["problem", "note"] = "note" if is_served else "problem"
-        optional = {backend.name for backend in loaded() if backend.optional} if is_served else set[str]()
+        # a package of another vendor that is not installed is no finding; a library of ours that is not compiled is one
+        optional = [
+            backend for backend in loaded() if backend.optional and not all(map(is_installed, backend.packages))
+        ]
+        left_out = {backend.name for backend in optional} if is_served else set[str]()
         for info in serving:
-            if info.state == "unavailable" and info.name not in optional:  # a failed one is reported above
+            if info.state == "unavailable" and info.name not in left_out:  # a failed one is reported above
                 yield Finding(level, f"{seen}, and backend {info.name} cannot serve it: {info.why}", info.fix)
 
 
@@ -144,17 +145,8 @@ def _torch() -> Iterator[Finding]:
         yield Finding("note", what, "install the CPU build of torch, which is smaller; results are the same")
 
 
-def _cores() -> int:
-    """Return the cores that this process may use: of its affinity, and of a container's quota, which torch ignores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError, ValueError):
-        quota, period = _QUOTA.read_text("ascii").split()
-        cores = min(cores, max(1, int(quota) // int(period)))  # without a quota the text is "max"
-    return cores
-
-
 def _threads() -> Iterator[Finding]:
-    cores = _cores()
+    cores = usable_cores()
     text = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun
     processes = int(text) if text.isdecimal() and text.isascii() and 0 < len(text) < 6 and int(text) else 1
     threads = torch.get_num_threads()
@@ -166,6 +158,6 @@ def _threads() -> Iterator[Finding]:
 
 
 def _spinning() -> Iterator[Finding]:
-    if fix := spinning_threads(_cores()):
-        what, _, fix = fix.partition("; to fix: ")
+    if text := spinning_threads():
+        what, _, fix = text.partition("; to fix: ")
         yield Finding("note", what, fix)

@@ -114,6 +114,11 @@ def _packages() -> list[str]:
     return [name for name in packages if name != "torch"]  # it has a line of its own
 
 
+def is_installed(distribution: str) -> bool:
+    """Return True where this Python has a distribution of that name."""
+    return _version(distribution) is not None
+
+
 def _version(distribution: str) -> str | None:
     try:
         return version(distribution)

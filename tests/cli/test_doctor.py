@@ -15,9 +15,15 @@ from command_line import flat, run
 from state import problems
 
 import fusedops
-from fusedops._cli import doctor
+from fusedops._report import threads
 
 pytestmark = pytest.mark.usefixtures("fakes")  # no other backends than the project's own
+
+
+@pytest.fixture(autouse=True)
+def no_thread_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine that would be one note more."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
 
 
 def report(capsys: pytest.CaptureFixture[str]) -> tuple[int, list[dict[str, str]]]:
@@ -78,18 +84,25 @@ def test_an_unavailable_backend_beside_a_ready_one_is_a_note(capsys: pytest.Capt
     assert "note" in output
 
 
-def test_an_unavailable_optional_backend_is_no_finding_where_another_serves(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("packages", "level"), [(("torch", "no-such-package"), None), (("torch",), "note"), ((), "note")]
+)
+def test_an_unavailable_optional_backend_is_a_note_unless_its_package_is_not_installed(
+    packages: tuple[str, ...], level: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = fusedops.Unavailable("libfaster.so is not built", "build it")
-    fusedops.register(fusedops.Backend("faster", ("cpu",), 50, (), probe=lambda: result, optional=True))
-    assert not any("faster" in finding["what"] for finding in report(capsys)[1])
+    fusedops.register(
+        fusedops.Backend("faster", ("cpu",), 50, (), probe=lambda: result, optional=True, packages=packages)
+    )
+    found = [finding for finding in report(capsys)[1] if "faster" in finding["what"]]
+    assert [finding["level"] for finding in found] == ([level] if level else [])
+    assert all(finding["fix"] == "build it" for finding in found)
 
 
 def test_threads_that_spin_on_a_busy_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fusedops._cli.doctor._cores", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
     for load, variable, expected in ((14.0, "", 1), (0.5, "", 0), (14.0, "passive", 0)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, load, load))
         monkeypatch.setenv("OMP_WAIT_POLICY", variable)
@@ -168,7 +181,7 @@ def test_the_quota_of_a_container_counts(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(doctor, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(threads, "QUOTA", tmp_path / "cpu.max")
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
     _, findings = report(capsys)
     fixes = [finding["fix"] for finding in findings if "threads" in finding["what"]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import nn
 
 import fusedops.nn
 from fusedops import FusedOpsWarning
+from fusedops._report import threads
 from fusedops.integrations.transformers import apply, from_gguf, quantize
 from fusedops.quantization import dequantize
 
@@ -130,3 +133,28 @@ def test_the_memory_is_that_of_the_file(tmp_path: Path) -> None:
 def test_another_dtype_is_that_of_the_other_parameters(tmp_path: Path) -> None:
     model = from_gguf(write(tmp_path / "model.gguf", llama(), "Q8_0"), dtype=torch.bfloat16)
     assert model.model.norm.weight.dtype is model(input_ids=IDS).logits.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(("load", "policy", "expected"), [(14.0, "", 1), (14.0, "passive", 0), (0.5, "", 0)])
+def test_threads_that_spin_are_named_once_on_a_busy_machine(
+    load: float, policy: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load), raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(threads, "QUOTA", Path("no quota"))
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads.log_spinning_threads.cache_clear()
+    lines: list[str] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: lines.append(record.getMessage()))
+    logger = logging.getLogger("fusedops")
+    logger.addHandler(handler)
+    try:
+        quantize(llama()), quantize(llama())
+    finally:
+        logger.removeHandler(handler)
+    text = (
+        "got a load of 14.0 on 2 cores and no OMP_WAIT_POLICY: torch's idle threads spin on cores that other programs "
+    )
+    assert lines == [f"{text}need; to fix: set OMP_WAIT_POLICY=passive before Python starts"] * expected

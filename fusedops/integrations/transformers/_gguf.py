@@ -27,7 +27,7 @@ from fusedops.integrations.transformers._gguf_header import (
     read_header,
     write_header,
 )
-from fusedops.integrations.transformers._packed import guard_save, pack
+from fusedops.integrations.transformers._packed import pack, packed_model
 from fusedops.quantization import FORMATS, dequantize
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -83,7 +83,7 @@ def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float3
             FusedOpsWarning,
             stacklevel=2,
         )
-    guard_save(model)
+    packed_model(model)
     return model.train(False)
 
 

@@ -14,6 +14,7 @@ from torch.nn import Embedding, Linear, Module, Parameter
 
 from fusedops import quantization
 from fusedops._report.suggestion import unknown_name
+from fusedops._report.threads import log_spinning_threads
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
 from fusedops.nn import QuantizedEmbedding, QuantizedLinear
@@ -75,7 +76,7 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
         type(model).__name__, _pack_all(model, format, tuple(skip)), lambda: unpack(model), nothing=_NOTHING
     )
     if applied.ops:
-        guard_save(model)
+        packed_model(model)
     else:
         warnings.warn(f"quantize: {applied!r}", FusedOpsWarning, stacklevel=2)
     return applied
@@ -185,7 +186,14 @@ class _SavePretrained:
         return _SavePretrained, (self._model(),)  # a copy of the model holds the copy
 
 
-def guard_save(model: Module) -> None:
+def packed_model(model: Module) -> None:
+    """Finish a model whose weights are packed: a save that could not be read is refused, and slow threads are named."""
+    _guard_save(model)
+    if next(model.parameters()).is_cpu:
+        log_spinning_threads()  # each token waits for them at each layer
+
+
+def _guard_save(model: Module) -> None:
     """Let ``save_pretrained`` of the models of transformers in a module refuse packed weights."""
     modeling: Any = sys.modules.get("transformers.modeling_utils")
     for module in model.modules():
