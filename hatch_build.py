@@ -1,7 +1,8 @@
 """Build hook: compile the libraries of the ``cpu`` backend into the wheel.
 
-The compiler is ``$CXX``, else the system's ``g++``, ``clang++`` or ``c++``, else ``ziglang`` where it is installed.
-Without one, or where it fails, the wheel is pure Python, and the backend is unavailable.
+The compiler is ``$CXX``, else the system's ``g++``, ``clang++`` or ``c++``, else the package ``ziglang``, which an
+isolated build installs where there is no other. Without one, or where it fails, the wheel is pure Python, and the
+backend is unavailable. pip hides the warnings of a build, so the wheel has the reason in a file.
 
 ``FUSEDOPS_CPU_TARGET`` selects a row of ``TARGETS`` to cross-compile for with ziglang; a failure is then an error.
 ``FUSEDOPS_CPU_TARGET=none`` builds the pure wheel.
@@ -27,6 +28,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 CPU = "backends/fusedops_cpu"
 SOURCES = f"{CPU}/src"
+ZIGLANG = "ziglang>=0.14"
+NO_LIBRARY = "no_library.txt"  # the reason, beside the sources
+MOST_OF_REASON = 300  # characters
 # No fast-math: NaN and inf mean what IEEE 754 gives them. A product and a sum may become one operation.
 FLAGS = (
     *("-std=c++17", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"),
@@ -64,8 +68,8 @@ TARGETS = {
 }  # fmt: skip
 
 
-def this_machine() -> tuple[str, Target] | None:
-    """Return the name and the target of this machine with the tag of a local build, or None where it has no kernels."""
+def this_machine() -> Target | None:
+    """Return the target of this machine with the tag of a local build, or None where it has no kernels."""
     machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
     if sys.maxsize < 2**32 or machine not in ("x86_64", "aarch64"):
         return None
@@ -74,7 +78,7 @@ def this_machine() -> tuple[str, Target] | None:
     target = TARGETS.get(name)
     if target is not None and system == "linux":
         target = target._replace(tag=f"linux_{machine}", link=(*target.link, "-Wl,--as-needed"))
-    return None if target is None else (name, target)
+    return target
 
 
 def compiler(target: Target, cross: bool) -> tuple[list[str], bool] | None:
@@ -190,7 +194,7 @@ def compile_libraries(root: Path, target: Target, cross: bool) -> list[Path]:
     """
     selected = compiler(target, cross)
     if selected is None:
-        raise RuntimeError("found no C++ compiler; to fix: install g++ or clang++, or `pip install ziglang`")
+        raise RuntimeError("no C++ compiler was found when fusedops was installed")
     command, is_zig = selected
     objects = {each: objects_of(root, target, command, is_zig, each) for each in libraries(target)}
     links = [link_of(root, target, command, library, of_library) for library, of_library in objects.items()]
@@ -205,13 +209,19 @@ def compile_libraries(root: Path, target: Target, cross: bool) -> list[Path]:
             list(pool.map(lambda each: each.run(root), wanted.values()))
             return list(pool.map(lambda each: each.run(root), links))
     except subprocess.CalledProcessError as error:
-        raise RuntimeError(f"{command[0]} failed: {error.stderr[-2000:]}") from error
+        raise RuntimeError(f"{command[0]} failed when fusedops was installed: {error.stderr[-2000:]}") from error
     except OSError as error:
-        raise RuntimeError(f"{command[0]} does not run: {error}") from error
+        raise RuntimeError(f"{command[0]} did not run when fusedops was installed: {error}") from error
 
 
 class LibraryHook(BuildHookInterface):
     """Add the libraries to a wheel, and the platform to its tag."""
+
+    def dependencies(self) -> list[str]:
+        """Return what an isolated build installs: ziglang, where it is the compiler that remains."""
+        named = os.environ.get("FUSEDOPS_CPU_TARGET", "")
+        target = None if named == "none" else TARGETS[named] if named else this_machine()
+        return [ZIGLANG] if target is not None and compiler(target, bool(named)) is None else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, before hatchling collects the files."""
@@ -219,17 +229,22 @@ class LibraryHook(BuildHookInterface):
         if self.target_name != "wheel" or named == "none":
             return
         root = Path(self.root)
-        selected = (named, TARGETS[named]) if named else this_machine()
-        if selected is None:
+        reason_file = root / (CPU if version == "editable" else "build/cpu") / NO_LIBRARY
+        reason_file.unlink(missing_ok=True)
+        target = TARGETS[named] if named else this_machine()
+        if target is None:
             self.app.display_warning("fusedops: there is no compiled library for this machine; building without it")
             return
-        target = selected[1]
         try:
             built = compile_libraries(root, target, bool(named))
         except RuntimeError as error:
             if named:
                 raise
             self.app.display_warning(f"fusedops: building without compiled libraries: {error}")
+            reason_file.parent.mkdir(parents=True, exist_ok=True)
+            reason_file.write_text(f"{str(error)[:MOST_OF_REASON]}\n", "utf-8")
+            if version != "editable":
+                build_data["force_include"][str(reason_file)] = f"{Path(CPU).name}/{NO_LIBRARY}"
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{target.tag}"

@@ -34,8 +34,8 @@ from fusedops_cpu import (
 )
 
 _FIX = (
-    "install a platform wheel of fusedops; or install a C++ compiler (g++ or clang++, or `pip install ziglang`) and "
-    "install fusedops from source again"
+    "install a platform wheel of fusedops; or install g++ or clang++, and install fusedops from source again with "
+    "--force-reinstall --no-deps"
 )
 
 
@@ -44,7 +44,9 @@ def _probe() -> fusedops.Unavailable | None:
 
     path = _library.library_path()
     if not path.exists():
-        return fusedops.Unavailable(f"this installation has no compiled library {path.name}", _FIX)
+        built = path.with_name("no_library.txt")  # written where the library could not be compiled
+        reason = f": {built.read_text('utf-8').strip()}" if built.exists() else ""
+        return fusedops.Unavailable(f"this installation has no compiled library {path.name}{reason}", _FIX)
     try:
         _library.library()
     except (OSError, AttributeError) as error:

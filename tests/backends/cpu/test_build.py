@@ -23,18 +23,40 @@ if {hide_zig}:
     import importlib.util
     find = importlib.util.find_spec
     importlib.util.find_spec = lambda name, *rest: None if name == "ziglang" else find(name, *rest)
-from hatchling.build import build_wheel
+from hatchling.build import build_wheel, get_requires_for_build_wheel
+print(*get_requires_for_build_wheel())
 print(build_wheel({out!r}))
 """
 
 
-def wheel(out: Path, *, hide_zig: bool = False, **environment: str) -> Path:
+def built(out: Path, *, hide_zig: bool = False, **environment: str) -> tuple[str, Path]:
+    """Return what an isolated build would install, and the wheel."""
     code = _BUILD.format(out=str(out), hide_zig=hide_zig)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return out / done.stdout.splitlines()[-1]
+    *_, required, name = done.stdout.splitlines()
+    return required, out / name
+
+
+def wheel(out: Path, *, hide_zig: bool = False, **environment: str) -> Path:
+    return built(out, hide_zig=hide_zig, **environment)[1]
+
+
+def why_not(path: Path, folder: Path) -> str:
+    """Return why the cpu backend of a wheel is not available."""
+    zipfile.ZipFile(path).extractall(folder)
+    code = "import fusedops; print(next(info.why for info in fusedops.backends() if info.name == 'cpu'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(folder), "FUSEDOPS_PLUGINS": "cpu,eager"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def libraries(path: Path) -> list[str]:
@@ -42,24 +64,35 @@ def libraries(path: Path) -> list[str]:
 
 
 def test_no_compiler_gives_a_pure_wheel(tmp_path: Path) -> None:
-    path = wheel(tmp_path, hide_zig=True, PATH="", CXX="")
+    required, path = built(tmp_path, hide_zig=True, PATH="", CXX="")
+    assert required == "ziglang>=0.14"
     assert path.name.endswith("-py3-none-any.whl")
     assert not libraries(path)
     names = zipfile.ZipFile(path).namelist()
     assert "fusedops_cpu/__init__.py" in names
     assert "fusedops_cpu/src/simd/vector.h" in names
+    assert why_not(path, tmp_path / "installed").endswith(": no C++ compiler was found when fusedops was installed\n")
+
+
+def test_a_pure_wheel_that_was_asked_for_needs_no_compiler_and_has_no_reason(tmp_path: Path) -> None:
+    required, path = built(tmp_path, hide_zig=True, PATH="", CXX="", FUSEDOPS_CPU_TARGET="none")
+    assert required == ""
+    assert "fusedops_cpu/no_library.txt" not in zipfile.ZipFile(path).namelist()
 
 
 def test_a_compiler_that_fails_gives_a_pure_wheel(tmp_path: Path) -> None:
-    path = wheel(tmp_path, CXX="false")
+    required, path = built(tmp_path, CXX="false")
+    assert required == ""
     assert path.name.endswith("-py3-none-any.whl")
     assert not libraries(path)
+    assert "false failed when fusedops was installed" in why_not(path, tmp_path / "installed")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a compiler")
 def test_a_compiler_gives_a_wheel_of_the_platform(tmp_path: Path) -> None:
-    path = wheel(tmp_path)
+    required, path = built(tmp_path)
+    assert required == ""
     assert "-py3-none-any" not in path.name
     assert "-py3-none-" in path.name
     assert {name.rpartition("/")[0] for name in libraries(path)} == {"fusedops_cpu"}
