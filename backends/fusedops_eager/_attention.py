@@ -198,7 +198,7 @@ def attention_backward(
     grad5, out5, lse4 = call.grouped(grad_out), call.grouped(out), call.grouped(lse)
     lse_grad4 = None if grad_lse is None else call.grouped(grad_lse)
     exact = not call.masks_some or v.is_meta or bool(k.isfinite().all() & v.isfinite().all())
-    # of another forward, an lse whose rounding is a factor of the probabilities; not looked at where that would wait
+    # if an lse of another kernel is large, exp(score - lse) is inaccurate. On a CPU alone: a device would be waited for
     large = lse.is_cpu and not torch.linalg.vector_norm(lse, math.inf).item() <= _LARGE / torch.finfo(lse.dtype).eps
     for parts in call.parts():
         keys, values = call.wide(k, parts[0]), call.wide(v, parts[0])

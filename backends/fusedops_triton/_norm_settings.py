@@ -122,7 +122,7 @@ class NormSums(NamedTuple):
     """The setting of a norm's backward: each program computes ``steps`` tiles of ``rows`` rows.
 
     joined: LayerNorm's two sums over a row are those of one tensor of pairs. registers: of a thread, at most; None:
-    any. ahead: so many tiles are read while one is computed. held: the weight is in registers, not read for each row.
+    any. ahead: tiles that are loaded while one is computed. held: the weight is in registers, not read for each row.
     again: s and grad of a row are read from a cache after its sums.
     """
 

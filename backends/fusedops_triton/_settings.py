@@ -172,7 +172,7 @@ def gated_columns(width: int, block: int, narrowest: int) -> int:
     return min(power_of_two(width), block, max(width & -width, GATED_BYTES // narrowest))
 
 
-#: Heads whose rows of one position a program has, at most: cos and sin are read from the L2 cache once for so many. In
+#: Heads whose rows of one position a program has, at most: cos and sin are loaded once for this many heads. In
 #: float32 they have twice the bytes of a row of two-byte elements: with 4 heads, half a byte is read there for each
 #: byte from memory, and with 1, two.
 ROTARY_HEADS = 4

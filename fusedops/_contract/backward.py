@@ -104,7 +104,7 @@ class BackwardCall:
         self._single = len(differentiable) == 1
 
     @cached_property
-    def of_node(self) -> Callable[..., tuple[Any, ...]]:
+    def assemble_gradients(self) -> Callable[..., tuple[Any, ...]]:
         """A function that returns what an autograd node does: :meth:`gradients`, written for the op, in half the time.
 
         It takes a function that counts a call and returns the kernel; the gradients of the outputs; the kept tensors;
@@ -136,8 +136,10 @@ class BackwardCall:
             passed = self._parameters[self._passed_index]
             gradients[passed] = f"{self.grads[0]} if {wanted[passed]} else None"
         lines.append(f"return None, {', '.join(gradients.get(name, 'None') for name in self._parameters)}")
-        source = "\n    ".join(["def of_node(_counted, _grads, _tensors, _values, _wanted, _reuse):", *lines, ""])
-        return compiled(source, f"the gradients of {self._op}", {"_identity": self._identity})["of_node"]
+        source = "\n    ".join(
+            ["def assemble_gradients(_counted, _grads, _tensors, _values, _wanted, _reuse):", *lines, ""]
+        )
+        return compiled(source, f"the gradients of {self._op}", {"_identity": self._identity})["assemble_gradients"]
 
     def arguments(
         self, grads: Sequence[Any], tensors: Sequence[Any], values: Sequence[Any], needs: tuple[bool, ...]

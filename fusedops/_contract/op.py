@@ -146,9 +146,9 @@ class Op:
 
     @cached_property
     def first_in_backward(self) -> Callable[[Mapping[str, Any], TensorSpec], TensorSpec] | None:
-        """``rebuilt`` of the constraint that tells the first parameter's shape where backward does not take it.
+        """The function that rebuilds the spec of the first argument where backward does not receive it.
 
-        None: it has the first output's shape.
+        None: it has the shape of the first output.
         """
         return next((each.rebuilt for each in self.constraints if each.rebuilds == self.parameters[0]), None)
 

@@ -43,8 +43,8 @@ class Saved(NamedTuple):
             after parameters or outputs of the op, which are then kept for backward: a second derivative computes it
             again.
         optional: True where a kernel may return None for it; backward then recomputes what it needs.
-        gradient_of: the parameter whose gradient it is, of an op that computes gradients in forward. A kernel returns
-            None for it where that parameter does not require a gradient and another one does.
+        gradient_of: set where the value is the gradient of a parameter, computed in forward: that parameter. A kernel
+            returns None for it where that parameter does not require a gradient and another one does.
 
     >>> import fusedops
     >>> fusedops.Saved("rstd", lambda x, eps: (x.float().square().mean(-1) + eps).rsqrt()).optional

@@ -12,7 +12,7 @@ from torch import Tensor, is_grad_enabled
 
 from fusedops._dispatch.backward.batched import run_batched
 from fusedops._dispatch.backward.held import is_held
-from fusedops._dispatch.backward.saved_sizes import SavedBefore, are_like, changed_error, differ, sizes_of
+from fusedops._dispatch.backward.saved_sizes import SavedMetadata, are_like, changed_error, differ, sizes_of
 from fusedops._torch import (
     graph_is_kept,
     is_dynamo_compiling,
@@ -38,7 +38,7 @@ class OpFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, kernels: tuple[Op, Any, Any, bool, SavedBefore | None], *args: Any) -> Any:
+    def forward(ctx: Any, kernels: tuple[Op, Any, Any, bool, SavedMetadata | None], *args: Any) -> Any:
         op, forward, _, plain, before = kernels
         call = op.backward_call
         # a hook may keep the tensors that it is given
@@ -88,7 +88,7 @@ class OpFunction(torch.autograd.Function):
             if reuse:
                 reuse = not graph_is_kept() and not is_held(ctx, tensors, call.saved_indices)
             if plain:
-                return call.of_node(backward.counted, grads, tensors, values, ctx.needs_input_grad, reuse)
+                return call.assemble_gradients(backward.counted, grads, tensors, values, ctx.needs_input_grad, reuse)
         # a number of a trace is a tensor, at which backward must not look
         look = plain or not any(isinstance(value, Tensor) for value in values)
         wanted = ctx.needs_input_grad[1:]
@@ -104,7 +104,7 @@ def apply(
     backward: PreparedKernel | _Run,
     plain: bool,
     args: Sequence[Any],
-    before: SavedBefore | None = None,
+    before: SavedMetadata | None = None,
 ) -> Any:
     """Compute a call whose gradient is wanted.
 

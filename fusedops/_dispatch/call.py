@@ -51,13 +51,13 @@ def call(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
                 if each.is_like(*args):
                     recent = each
                     break
-    except (AttributeError, TypeError, ValueError, RuntimeError):  # of an argument or a policy that is refused later
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # an invalid argument or policy: reported below
         plan = None
     if plan is not None and recent is not None:  # checked before, and not traced or transformed now
         _, kernel, wants_gradient, backward, before = recent
-        if op.prepare_args is not None:  # op.prepared(args) without its frame
+        if op.prepare_args is not None:  # op.prepared(args), inlined
             args = op.prepare_args(args)
-        if not wants_gradient and not op.saved:  # run() without its frame
+        if not wants_gradient and not op.saved:  # run(), inlined
             return kernel.counted()(*args)
         return run(op, plan, kernel, args, wants_gradient, backward, before)
     if is_jit_tracing():
@@ -70,7 +70,7 @@ def call(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
         if isinstance(violated, PlainFloat):  # the last condition: the call is valid but for an integer
             return call(op, with_floats(args, op.float_indices), backend)
         return serve_other_tensors(op, args, backend, violated)
-    # is_transformed() without its frame
+    # is_transformed(), inlined
     if functorch_level() is not None or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return op.reference(*op.prepared(args))
     return serve(op, args, backend)

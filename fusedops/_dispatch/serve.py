@@ -15,7 +15,7 @@ from fusedops._policy import context
 
 if TYPE_CHECKING:
     from fusedops._contract.op import Op
-    from fusedops._dispatch.backward.saved_sizes import SavedBefore
+    from fusedops._dispatch.backward.saved_sizes import SavedMetadata
     from fusedops._dispatch.selection.plan import Plan
     from fusedops._plugins.record import PreparedKernel
     from fusedops._policy.context import ActivePolicy
@@ -62,7 +62,7 @@ def run(
     args: tuple[Any, ...],
     wants_gradient: bool,
     backward: PreparedKernel | None = None,
-    before: SavedBefore | None = None,
+    before: SavedMetadata | None = None,
 ) -> Any:
     """Call a selected kernel, with autograd if a gradient is wanted: by ``backward``, else by one selected here."""
     if wants_gradient and is_grad_enabled():
@@ -134,7 +134,7 @@ def select(plan: Plan, args: tuple[Any, ...]) -> PreparedKernel:
 
 
 def _backward_kernel(op: Op, plan: Plan, kernel: PreparedKernel, args: tuple[Any, ...]) -> PreparedKernel:
-    """Return the kernel of the gradient. It is selected with forward's, so that a refusal is seen in time."""
+    """Return the kernel of the gradient. It is selected before forward runs, so that a refusal raises in time."""
     after = backward_plan(plan, kernel.backend)
     backward = after.first
     if backward is None or not backward.unconditional:

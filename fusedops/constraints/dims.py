@@ -332,7 +332,7 @@ class LeadingDims(Beside):
 
 
 class Packed(Beside):
-    """The tensor holds two of equal size in its last dim, which is even, where ``other`` is None.
+    """The last dim is even if ``other`` is None: the tensor then holds two of equal size, one after the other.
 
     >>> from fusedops.constraints import Packed
     >>> Packed("gate", "up").describe()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fusedops
 from fusedops import InvalidInputError
-from fusedops._dispatch.backward.saved_sizes import SavedBefore, are_like, differ
+from fusedops._dispatch.backward.saved_sizes import SavedMetadata, are_like, differ
 
 H = 96
 Swap = tuple[Callable[..., Any], list[tuple[int, ...]], int]
@@ -87,7 +87,7 @@ def test_memory_of_the_same_sizes_is_used() -> None:
 
 
 def test_what_a_call_saves_is_not_taken_for_what_an_earlier_one_did() -> None:
-    before, names = SavedBefore(), ("x", "mask")
+    before, names = SavedMetadata(), ("x", "mask")
     for x, mask in ((torch.ones(2, 3), None), (torch.ones(2, 3), None), (torch.ones(3, 2), None), (torch.ones(2), X)):
         saved = before.sizes_of(names, (x, mask))
         assert saved.sizes == [(x.shape, x.dtype), None if mask is None else (mask.shape, mask.dtype)]

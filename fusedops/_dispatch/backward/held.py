@@ -39,7 +39,7 @@ def is_held(ctx: Any, tensors: Sequence[Tensor | None], indices: Sequence[int]) 
     """Return True where something else may hold one of the saved tensors at ``indices``, or its memory.
 
     A hook of one saved tensor may keep what it is given, and ``grad_fn.saved_tensors`` is public. A wrong True costs a
-    copy, a wrong False changes a tensor that somebody reads: what is not as expected counts as held.
+    copy, a wrong False overwrites data that is still read: where unsure, the answer is True.
 
     Args:
         ctx: the context of an autograd Function, in its backward.

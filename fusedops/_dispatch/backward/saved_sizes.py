@@ -29,8 +29,8 @@ class Saved(NamedTuple):
     is_like: Callable[..., bool] | None = None
 
 
-class SavedBefore:
-    """Keeps what the first call like a recent one saved. What another one saves is compared with it."""
+class SavedMetadata:
+    """The sizes of the tensors that a remembered call saved, with which those of later calls like it are compared."""
 
     __slots__ = ("_saved",)
 

@@ -79,8 +79,8 @@ def attention_forward(
     >>> attention_forward(torch.nn.Identity(), q, q, q, None)[0].shape
     torch.Size([1, 3, 2, 4])
     """
-    # each function and torch method that a call does not need counts: between two layers the weights that are read
-    # leave none of their code in the cache, and a call takes some ten times as long as in a loop of its own
+    # every call that can be left out counts: the weights that are read between two layers evict this code from the
+    # cache, and a call then takes some ten times as long as in a loop
     probabilities = _gives_probabilities(module)
     if not probabilities:
         small = _of_small_call(module, query, key, value, attention_mask, dropout, scaling, is_causal, kwargs)

@@ -150,7 +150,7 @@ def called(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def near(result: Any, expected: Tensor, tolerance: float) -> bool:
-    """Return True for a tensor of the same shape whose elements are within a part of their size and of their mean's."""
+    """Return True for a tensor of the same shape whose elements are near, relative to each and to their mean."""
     if not isinstance(result, Tensor) or result.shape != expected.shape:
         return False
     wide = expected.double()

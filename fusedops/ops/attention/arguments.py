@@ -265,7 +265,7 @@ def lengths_of(
     """Return the sequences of :func:`parts_of`, with numbers on the host that no length passes.
 
     An open side of a window is as long as the longest sequence of keys in release 2, which then is to be as long as the
-    queries. With one query as the longest it takes as many queries as sequences for granted: 2 is passed then.
+    queries. With a longest of 1 it assumes one query for each sequence, so at least 2 is passed.
 
     >>> import torch
     >>> from fusedops.ops.attention.arguments import lengths_of

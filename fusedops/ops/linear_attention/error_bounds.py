@@ -335,7 +335,7 @@ def _gradients(call: _Call, g: Tensor, end: Tensor) -> list[list[Tensor]]:
     size = ends[:1] if packed else ends
     drift, spread = torch.zeros_like(size), (absolute * size).square()
     overflows: list[Tensor] = []
-    later = size.new_zeros(size.shape[:-1])  # the squares of what sums of the gradients of decays are off by
+    later = size.new_zeros(size.shape[:-1])  # squared errors of the sums of the decays' gradients
     for t in reversed(range(len(call.steps))):
         at, f, k, q, grad = call.steps[t], call.forward[t], z.k[:, t], z.q[:, t], g[:, t]
         if packed is not None:

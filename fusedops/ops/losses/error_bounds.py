@@ -182,7 +182,7 @@ def _linear_errors(
     wide = wide.masked_fill(overflows[..., None], math.inf)
     narrow = (every - wide).nan_to_num(nan=0.0, neginf=0.0)
     gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    ignored = target == options.ignore_index  # theirs are 0, also where their logits overflow
+    ignored = target == options.ignore_index  # ignored rows have no error, even if their logits overflow
     of_logits = (each.masked_fill(ignored[..., None], 0.0) for each in (wide, narrow, gradient))
     return (of_loss.masked_fill(ignored, 0.0), *of_logits)
 

@@ -32,7 +32,7 @@ GRADIENT_TOLERANCE = {
     torch.float64: Tolerance(1e-11, 1e-12),
 }
 
-_SPREAD = 2.5  # times the root of the sum of the squares of errors that have no common sign
+_SIGMAS = 2.5  # times the root of the sum of squares: independent errors add in quadrature
 
 
 def rms_norm_error_bound(
@@ -295,7 +295,7 @@ def _gradients(
         squares = g.square() * (of_rounding.square() + normal.square() * of_rstd)
         squares = squares.masked_fill(unknown, 0.0).sum_to_size(weight.shape)  # not inf * 0: of_weight is inf there
         total = (g * normal).masked_fill(unknown, 0.0).sum_to_size(weight.shape).abs()
-        dweight = of_weight.sum_to_size(weight.shape) + _SPREAD * squares.sqrt() + drift * total
+        dweight = of_weight.sum_to_size(weight.shape) + _SIGMAS * squares.sqrt() + drift * total
     if bias is not None:
         dbias = (absolute * g.abs()).sum_to_size(bias.shape) + drift * g.sum_to_size(bias.shape).abs()
     return dx, dweight, dbias

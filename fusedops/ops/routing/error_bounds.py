@@ -266,7 +266,7 @@ def _may_be_best(groups: Compared, used: Tensor, top_groups: int) -> tuple[Tenso
     """
     rows, count = groups.value.shape
     before = torch.stack([groups.surely_before(torch.full((rows,), each)) for each in range(count)], 1)
-    late = before.sum(-1) >= top_groups  # surely so many are before it
+    late = before.sum(-1) >= top_groups  # at least top_groups groups rank before it
     others = count - 1 - before.sum(1)  # those that may be before it
     is_used = torch.zeros_like(late).scatter(1, used, True)
     best = is_used | (others < top_groups)

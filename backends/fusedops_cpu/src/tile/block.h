@@ -21,7 +21,7 @@ class Block {
   Block(int64_t rows, int64_t terms) : most_(round_up(rows, TILE_ROWS)), terms_(terms) {
     depth_ = most_ * terms <= WHOLE * Kind::TERMS ? std::max<int64_t>(1, terms) : SLICE;
   }
-  // The floats of the buffer for so many columns, in parts of which each is padded to TILE_COLUMNS.
+  // The floats of the buffer for these columns, in parts that are each padded to TILE_COLUMNS.
   int64_t floats(int64_t columns) const {
     return most_ * columns + packed_rows() + columns / TILE_COLUMNS * panel<TILE_COLUMNS>(SLICE);
   }
