@@ -22,7 +22,7 @@ _UNWANTED = re.compile(
 )
 _PACKAGES = re.compile(r"fusedops(_\w+)?/|_fusedops_pytest\.py$|fusedops-[^/]+\.dist-info/")
 _IN_SDIST = (
-    *("LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "hatch_build.py", "hatch_metadata.py", "Makefile"),
+    *("LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "hatch_build.py", "Makefile"),
     *("fusedops/__init__.py", "tests/docs/test_docs.py", "docs/index.md", "tools/release.py", "PKG-INFO"),
 )
 

@@ -28,7 +28,17 @@ INSTALLATIONS = sorted(
     {line for page in PAGES for line in commands(page.read_text("utf-8")).shown if line[:4] == "pip "}
 )
 #: What the index would give: the build's requirement, and those of the extras that can be installed here.
-REQUIRED = ("torch", "pluggy", "hatchling", "packaging", "triton", "transformers", "megatron-core", "numpy")
+REQUIRED = (
+    "torch",
+    "pluggy",
+    "hatchling",
+    "hatch-fancy-pypi-readme",
+    "packaging",
+    "triton",
+    "transformers",
+    "megatron-core",
+    "numpy",
+)
 PIP = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_CONFIG_FILE": os.devnull}
 NOT_HERE = {"npu": "torch_npu needs an Ascend machine"}
 

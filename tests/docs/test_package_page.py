@@ -6,70 +6,52 @@ import email
 import re
 import subprocess
 import sys
+from email.message import Message
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
-from repository import ROOT, load
+from repository import ROOT
 
-pytest.importorskip("hatchling")
+pytest.importorskip("hatch_fancy_pypi_readme")
 
-CONFIG = {"repository": "https://code.example/fusedops/", "file": "{repository}/blob/v{version}/{path}"}
-LINK = re.compile(r"\[[^\]]+\]\(([^()\s]+)\)")
+README = (ROOT / "README.md").read_text("utf-8")
+LINK = re.compile(r"\[([^\]]+)\]\(([^()\s]+)\)")
 
 
 @pytest.fixture(scope="module")
-def hook() -> ModuleType:
-    return load(ROOT / "hatch_metadata.py")
-
-
-def test_with_an_address_every_link_is_absolute(hook: ModuleType) -> None:
-    metadata: dict[str, Any] = {"version": "1.2.3"}
-    hook.Urls(str(ROOT), CONFIG).update(metadata)
-    base = "https://code.example/fusedops"
-    assert metadata["urls"]["Repository"] == base
-    targets = LINK.findall(metadata["readme"]["text"]) + list(metadata["urls"].values())[1:]
-    assert f"{base}/blob/v1.2.3/docs/start.md" in targets
-    for target in targets:
-        start = f"{base}/blob/v1.2.3/"
-        assert target.startswith(start), target
-        assert (ROOT / re.split("[#?]", target.removeprefix(start))[0]).exists(), target
-    assert f"]({base}/blob/v1.2.3/docs/_static/speed.svg?raw=true)" in metadata["readme"]["text"]
-
-
-def test_the_readme_clones_the_address_of_pyproject() -> None:
-    (address,) = re.findall(r'^repository = "(.*)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
-    (cloned,) = re.findall(r"^git clone (.+) fusedops &&", (ROOT / "README.md").read_text("utf-8"), re.M)
-    assert cloned == (address or "<the address of this repository>")
-
-
-def test_code_and_links_on_the_network_stay(hook: ModuleType) -> None:
-    text = "[a](b.md) `[c](d.md)` [e](https://f.g) [h](#i)\n```md\n[j](k.md)\n```\n[l](m.md#n)\n"
-    changed = "a (b.md) `[c](d.md)` [e](https://f.g) [h](#i)\n```md\n[j](k.md)\n```\nl (m.md#n)\n"
-    assert hook.without_relative_links(text, None) == changed
-    assert hook.without_relative_links(text, "https://x.y/{path}") == text.replace(
-        "(b.md)", "(https://x.y/b.md)"
-    ).replace("(m.md#n)", "(https://x.y/m.md#n)")
-
-
-def test_a_picture_is_its_file_or_is_left_out(hook: ModuleType) -> None:
-    text = "a\n\n![four steps](docs/b.svg)\n\nc ![d](https://e.f/g.svg)\n"
-    assert hook.without_relative_links(text, None) == "a\n\n\n\nc ![d](https://e.f/g.svg)\n"
-    assert "![four steps](https://x.y/docs/b.svg?raw=true)" in hook.without_relative_links(text, "https://x.y/{path}")
-
-
-def test_the_metadata_that_is_built_have_the_extras_and_the_page(tmp_path: Path) -> None:
-    code = f"from hatchling.build import prepare_metadata_for_build_wheel as make; make({str(tmp_path)!r})"
+def metadata(tmp_path_factory: pytest.TempPathFactory) -> Message:
+    folder = tmp_path_factory.mktemp("metadata")
+    code = f"from hatchling.build import prepare_metadata_for_build_wheel as make; make({str(folder)!r})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (file,) = tmp_path.glob("*/METADATA")
-    metadata = email.message_from_string(file.read_text("utf-8"))
+    (file,) = Path(folder).glob("*/METADATA")
+    return email.message_from_string(file.read_text("utf-8"))
+
+
+def test_the_extras_and_the_addresses(metadata: Message) -> None:
     assert set(metadata.get_all("Provides-Extra", [])) == {"triton", "npu", "transformers", "megatron", "zentorch"}
     assert metadata["Description-Content-Type"] == "text/markdown"
-    page = str(metadata.get_payload())
-    assert "# fusedops" in page
     addresses = [value.partition(", ")[2] for value in metadata.get_all("Project-URL", [])]
     assert all(address.startswith("https://") for address in addresses)
-    relative = [target for target in LINK.findall(page) if not target.startswith("https://")]
-    assert not relative
+
+
+def test_a_link_to_a_file_is_its_text_and_path_and_the_others_stay(metadata: Message) -> None:
+    page = str(metadata.get_payload())
+    assert "# fusedops" in page
+    files = [(text, target) for text, target in LINK.findall(README) if not re.match("[a-z]+:|#", target)]
+    assert ("performance", "docs/performance.md") in files
+    pictures = {target for _, target in re.findall(r"!\[([^\]]+)\]\(([^()\s]+)\)", README)}
+    assert pictures
+    assert all((f"{text} ({target})" in page) is (target not in pictures) for text, target in files)
+    others = [f"[{text}]({target})" for text, target in LINK.findall(README) if (text, target) not in files]
+    assert others == [f"[{text}]({target})" for text, target in LINK.findall(page)]
+
+
+def test_code_stays(metadata: Message) -> None:
+    """No code of the README looks like a link to a file: the substitutions would change it."""
+    fences = re.findall("^```.*?^```$", README, re.M | re.S)
+    words = re.findall(r"`[^`\n]+`", re.sub("^```.*?^```$", "", README, flags=re.M | re.S))
+    assert fences
+    assert words
+    page = str(metadata.get_payload())
+    assert [code for code in (*fences, *words) if code not in page] == []
