@@ -8,6 +8,7 @@ import torch
 from error_calls import (
     DROPOUT,
     FIVE,
+    INVALID,
     NO_BACKEND,
     SOFTMAX,
     SOFTMAX_FORM,
@@ -49,6 +50,8 @@ pin("on presence", registered(Present("bias"), call=gelu(X)), NO_BACKEND)
 pin("on a number", registered(Scalar("approximate", one_of=("none",)), call=gelu(X)), NO_BACKEND)
 pin("on a case", registered(When(DType("x", torch.float32), Rank("x", 3)), call=gelu(X)), NO_BACKEND)
 pin("another device", registered(devices=("cuda",), call=gelu(X)), NO_BACKEND)
+tpu = fusedops.TensorSpec((2, 4), device="tpu")
+pin("an unknown device type", lambda: fusedops.explain("bias_gelu", tpu), INVALID)
 pin("another op", registered(call=softmax(X)), NO_BACKEND)
 
 pin(
