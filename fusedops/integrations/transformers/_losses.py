@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops.integrations.transformers._deferred_logits import DeferredLogits, fused_loss
-from fusedops.integrations.transformers._source import reason_of_source
+from fusedops.integrations.transformers._source import home_of, reason_of_source
 from fusedops.integrations.transformers._twin import called, near, numbers
 from fusedops.integrations.transformers._whole import reason_of_calls
 
@@ -27,6 +27,7 @@ class Loss:
     Args:
         shifts: the logits of a token are those of the next one, as in causal models.
         before: what the model had in this place, or None.
+        own: a function that is not transformers', and computes a call with other arguments than those below; or None.
 
     >>> Loss(True)(torch.zeros(1, 3, 4), torch.tensor([[1, 2, 3]]), 4)
     tensor(1.3863)
@@ -34,9 +35,12 @@ class Loss:
 
     op = "cross_entropy"
 
-    def __init__(self, shifts: bool, before: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, shifts: bool, before: Callable[..., Any] | None = None, own: Callable[..., Any] | None = None
+    ) -> None:
         self.shifts = shifts
         self.before = before
+        self.own = own
 
     def __call__(
         self,
@@ -49,6 +53,11 @@ class Loss:
         **kwargs: Any,
     ) -> Tensor:
         """Return the mean over the labels that are not ignored, or the sum divided by ``num_items_in_batch``."""
+        if kwargs and self.own is not None:  # such as weights of samples; transformers' functions read no others
+            named = {"num_items_in_batch": num_items_in_batch, "shift_labels": shift_labels}
+            kwargs |= {name: value for name, value in named.items() if value is not None}
+            kwargs |= {} if ignore_index == -100 else {"ignore_index": ignore_index}
+            return self.own(logits=logits, labels=labels, vocab_size=vocab_size, **kwargs)
         target = cast("Tensor", labels)
         if self.shifts:
             padded = target if shift_labels is not None else torch.nn.functional.pad(target, (0, 1), value=ignore_index)
@@ -64,7 +73,8 @@ class Loss:
             return ops.cross_entropy(rows, target, **options)
 
         loss = fused_loss(rows, target, made, **options) if isinstance(rows, DeferredLogits) else None
-        return (made(rows, target) if loss is None else loss).float()
+        loss = (made(rows, target) if loss is None else loss).float()
+        return loss if not isinstance(count, Tensor) or count.dim() == 0 else loss.reshape(count.shape)
 
 
 def recognised_loss(module: Any) -> Loss | str | None:
@@ -86,7 +96,8 @@ def recognised_loss(module: Any) -> Loss | str | None:
         return reason
     for shifts in (True, False):
         if _has_values_of(Loss(shifts), function):
-            return _reason_of_calls(Loss(shifts), function) or Loss(shifts, module.__dict__.get(_ATTRIBUTE))
+            own = None if home_of(function).startswith("transformers.") else function
+            return _reason_of_calls(Loss(shifts), function) or Loss(shifts, module.__dict__.get(_ATTRIBUTE), own)
     return "its loss is not that of causal or masked language models"
 
 
