@@ -9,6 +9,7 @@ from itertools import islice
 from reprlib import repr as shortened
 from typing import Any
 
+from torch.jit import ScriptModule
 from torch.nn import Module
 
 from fusedops._report.suggestion import unknown_name
@@ -174,6 +175,8 @@ def _name(model: Module) -> str:
 
 def _recognised(module: Module, recognisers: Mapping[str, _Recogniser]) -> tuple[str, Replacement | str | None]:
     """Return the family of a module, with its replacement or the reason why it is left."""
+    if isinstance(module, ScriptModule):  # its class has no forward
+        return "", None
     for family, recognise in recognisers.items():
         recognised = recognise(module)
         if recognised is not None:

@@ -105,7 +105,7 @@ def recognised_whole_experts(module: Module) -> Replacement | str | None:
     small = _SmallExperts.of(module)
     if small is None:
         return None
-    reason = reason_of_source([module, *module.children()])
+    reason = reason_of_source([*module.modules()])
     if reason is not None:
         return reason
     for activation in _activations(module):
@@ -243,7 +243,7 @@ def recognised_experts(module: Module, whole: bool = True) -> Replacement | str 
         return (
             'the implementation "eager" has the gate in its forward; to fix: set_experts_implementation("grouped_mm")'
         )
-    reason = reason_of_source([module, *module.children()])
+    reason = reason_of_source([*module.modules()])
     if reason is not None:
         return reason
     same, x = twin(module, {}, dict(module.named_children())), numbers(10, 5, 24, dtype=torch.float64)  # large: a clamp

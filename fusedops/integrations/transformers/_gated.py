@@ -112,7 +112,8 @@ def recognised_gated(module: Module) -> Replacement | str | None:
     named, has_gate, child = _is_named(module), any(_roles(parts.linears)), hooked(module)
     if child is not None and has_gate:
         return f"its {child} has hooks" if named else None
-    reason = reason_of_source([module, *parts.rest.values()]) if has_gate else None
+    inside = [each for child in parts.rest.values() for each in child.modules()]
+    reason = reason_of_source([module, *inside]) if has_gate else None
     if reason is not None:
         return reason if named else None
     for gated in _hypotheses(parts, module):

@@ -212,8 +212,8 @@ def _has_values_of(norm: Norm, module: Module, size: int) -> bool:
     """
     agrees = False
     other = 2 if size == 3 else 3  # of the last dim, where that before it has the size
-    for seed, shape in enumerate([(2, size), (2, 2, size), (1, 2, 2, size), (2, size, other)], 10):
-        for factor in (1.0, (norm.eps or torch.finfo(torch.float32).eps) ** 0.5, 100.0):
+    for seed, shape in enumerate([(2, size), (2, 2, size), (1, 2, 2, size), (1, 1, 1, 2, size), (2, size, other)], 10):
+        for factor in (1.0, (norm.eps or torch.finfo(torch.float32).eps) ** 0.5, 100.0, 1e9):
             tensors, x = _tensors(norm, size, torch.float32, max(factor, 1.0)), (numbers(seed, *shape) + 0.5) * factor
             x.view(-1, shape[-1])[0] = 0.0
             result = called(own_class(module).forward, twin(module, tensors), x.clone())
@@ -229,6 +229,8 @@ def _has_values_of(norm: Norm, module: Module, size: int) -> bool:
 def _result_rule(norm: Norm, module: Module, size: int) -> Result | None:
     """Return the rule for the dtype of the result, or None."""
     rules: list[Result] = ["input", "promoted", "weight"]
+    if not _is_apart_from_autocast(norm, module, size):
+        return None
     narrow, wide, half, double = torch.bfloat16, torch.float32, torch.float16, torch.float64
     pairs = [(narrow, narrow), (narrow, wide), (wide, narrow), (half, half), (half, wide), (wide, half)]
     # small numbers, where eps depends on the dtype; larger ones, whose squares float16 has, show a clamp
@@ -245,3 +247,17 @@ def _result_rule(norm: Norm, module: Module, size: int) -> Result | None:
         if not near(result, _expected(norm, x.float(), tensors), _NARROW):
             return None
     return rules[0] if rules else None
+
+
+def _is_apart_from_autocast(norm: Norm, module: Module, size: int) -> bool:
+    """Return True where the results of the module's own forward are the same under autocast."""
+    tensors, x = _tensors(norm, size, torch.float32), numbers(21, 2, 2, size)
+
+    def run() -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return own_class(module).forward(twin(module, tensors), x.clone())
+
+    result = called(run)
+    if not isinstance(result, Tensor):
+        return True  # of a rank that the model does not have
+    return result.dtype is torch.float32 and near(result, _expected(norm, x, tensors), _TOLERANCE)

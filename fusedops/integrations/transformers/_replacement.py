@@ -121,8 +121,11 @@ def own_class(module: Module) -> type[Any]:
 
 
 def own_body(module: Module) -> Any:
-    """Return the function of a module's own forward below its decorators, whose code has the names that it calls."""
-    return inspect.unwrap(own_class(module).forward)
+    """Return the function of a module's own forward below its decorators, whose code has the names that it calls.
+
+    None for a module of torch.jit.script, whose class has none.
+    """
+    return inspect.unwrap(getattr(own_class(module), "forward", None))  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)

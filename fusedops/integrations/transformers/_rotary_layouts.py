@@ -10,7 +10,15 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops.integrations.transformers._replacement import own_class
-from fusedops.integrations.transformers._twin import Raised, called, numbers, pair_of, parameters_of, twin
+from fusedops.integrations.transformers._twin import (
+    Raised,
+    called,
+    is_replaced_elsewhere,
+    numbers,
+    pair_of,
+    parameters_of,
+    twin,
+)
 
 # where the entries of cos are: twice as halves, twice as pairs, once, or once as the real parts of complex numbers
 Layout = Literal["halves", "pairs", "once", "complex"]
@@ -28,14 +36,31 @@ def once(cos: Tensor, layout: Layout) -> Tensor:
 
 
 def layouts_of(modules: Iterable[Module]) -> dict[str, set[Layout | None]]:
-    """Return where the rotary modules of a model have the entries of cos, by the file that they are from."""
+    """Return where the rotary modules of a model have the entries of cos, by the file that they are from.
+
+    None is among them where a hook, a wrapper or a forward on the instance may change the results.
+    """
     found: dict[str, set[Layout | None]] = {}
     for module in modules:
-        if "rotary" in type(module).__name__.lower() and not any(
-            True for _ in (*module.parameters(), *module.children())
-        ):
-            found.setdefault(own_class(module).__module__, set()).update(_layouts(module))
+        if _is_rotary(module):
+            layouts = {None} if _is_changed(module) else _layouts(module)
+            found.setdefault(own_class(module).__module__, set()).update(layouts)
+        for name, child in module.named_children():
+            if "rotary" in name and not _is_rotary(child):
+                for wrapped in filter(_is_rotary, child.modules()):
+                    found.setdefault(own_class(wrapped).__module__, set()).add(None)
     return found
+
+
+def _is_rotary(module: Module) -> bool:
+    named = "rotary" in type(module).__name__.lower()
+    return named and not any(True for _ in (*module.parameters(), *module.children()))
+
+
+def _is_changed(module: Any) -> bool:
+    """Return True where a call may give something else than the forward of the class."""
+    has_call = type(module).__call__ is not Module.__call__
+    return has_call or is_replaced_elsewhere(module) or bool(module._forward_hooks)
 
 
 def _layouts(module: Any) -> set[Layout | None]:

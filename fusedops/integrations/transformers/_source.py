@@ -51,14 +51,20 @@ _BUILTINS = {
 # methods by which a result changes more than itself, or which ask what a trial on a CPU cannot show
 _EFFECTS = {
     "backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad", "set_",
-    "share_memory_", "is_cuda", "is_cpu", "is_mps", "is_xpu", "float16", "half",
+    "share_memory_", "is_cuda", "is_cpu", "is_mps", "is_xpu", "float16", "half", "is_inference", "data_ptr", "_version",
+    "get_device", "grad", "is_meta", "is_nested", "is_quantized", "is_sparse", "retains_grad",
+}  # fmt: skip
+# functions of torch that ask for a state which no trial has
+_ASKS = {
+    "get_autocast_cpu_dtype", "get_num_threads", "get_num_interop_threads", "is_anomaly_enabled",
+    "is_autocast_cache_enabled", "is_autocast_cpu_enabled", "is_inference", "is_inference_mode_enabled",
 }  # fmt: skip
 _HOLDERS: dict[type[Any], str] = {
     partial: "func", MethodType: "__func__", staticmethod: "__func__", classmethod: "__func__", property: "fget",
     type(cache(abs)): "__wrapped__",
 }  # fmt: skip
 _STORES, _STORES_FREE = ("STORE_GLOBAL", "DELETE_GLOBAL"), ("STORE_DEREF", "DELETE_DEREF")
-_DEVICES = frozenset(("cpu", "cuda", "mps", "npu", "xpu", "hpu"))
+_DEVICES = frozenset(("cpu", "cuda", "meta", "mps", "npu", "xpu", "hpu"))
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.memory_format, tuple, PreTrainedConfig)
 
 
@@ -72,7 +78,8 @@ def reason_of_source(
     """Return what a code does that no call on random numbers can show, or None.
 
     Args:
-        modules: whose forward is read, and whose attributes it reads.
+        modules: whose forward is read, and whose attributes it reads. The first one is called as before; the others are
+            not, so what their classes do in a call of their own is read too.
         functions: read in addition.
         subject: of the reason.
         tried: names that are no reason, for there is a call that shows what they do.
@@ -85,9 +92,13 @@ def reason_of_source(
     >>> reason_of_source([Counted()])
     'its forward stores calls'
     """
+    modules = list(modules)
     reader = _Reader(modules, _EFFECTS.difference(tried))
     for name in ("forward", "__getattr__", "__getattribute__"):
         reader.attribute(name)
+    for each in modules[1:]:
+        if type(each).__call__ is not Module.__call__:
+            reader.value("__call__", type(each).__call__)
     for function in functions:
         reader.value(getattr(function, "__name__", type(function).__name__), function)
     return next((f"{subject} {what}" for what, beyond in reader.reasons.items() if beyond or not outside), None)
@@ -125,7 +136,7 @@ class _Reader:
             self._function(name, value, home)
         elif isinstance(value, BuiltinFunctionType):
             known = value.__name__ in _BUILTINS if home == "builtins" else _is_library(home)
-            if not known or value.__name__.startswith(("set_", "_")):
+            if not known or value.__name__.startswith(("set_", "_")) or value.__name__ in _ASKS:
                 self._refuse(f"calls {name}")
         elif isinstance(value, type):
             self._class(name, value, home)

@@ -115,6 +115,8 @@ def without_hooks(module: Module) -> Module | None:
     >>> copy
     GELU(approximate='tanh')
     """
+    if isinstance(module, torch.jit.ScriptModule):  # its class holds its forward
+        return None
     children: dict[str, Module] = {}
     for name, child in module.named_children():
         copied = without_hooks(child)

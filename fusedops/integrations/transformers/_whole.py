@@ -24,7 +24,7 @@ _FORWARD = "its forward"
 _OTHER = "its gradients are others than the op's"
 _IN_TRAINING = "in training it computes something else"
 _NOT_FINITE = "hides numbers that are not finite"
-_SIZES: Any = (cast("Any", Tensor.shape).__get__, Tensor.size, Tensor.numel, Tensor.nelement)
+_SIZES: Any = (cast("Any", Tensor.shape).__get__, Tensor.size, Tensor.numel, Tensor.nelement, torch.numel)
 _PARTS: Any = (torch.split, Tensor.split, torch.chunk, Tensor.chunk, torch.tensor_split, Tensor.tensor_split)
 _ROWS: Any = (torch.unbind, Tensor.unbind)  # Python's iteration calls it
 
@@ -108,14 +108,24 @@ def reason_of_calls(
 
 
 def _same_where_not_finite(run: Callable[..., Any], expected: Callable[..., Any], call: Call) -> bool:
-    """Return True where a NaN in the first tensor of a call reaches the same numbers of both functions."""
-    found: list[list[Tensor]] = []
-    for function in (run, expected):
-        first, *rest = (each.clone() for each in call)
-        first.view(-1)[0] = torch.nan
-        result = called(function, first, *rest)
-        found.append([each.isfinite() for each in _listed(result) if isinstance(each, Tensor)])
-    return len(found[0]) == len(found[1]) and all(map(torch.equal, *found))
+    """Return True where a NaN in the first tensor of a call reaches the same numbers of both functions.
+
+    And an infinity no fewer of the first than of the second, which may have the limit of its formula.
+    """
+    for number in (torch.nan, torch.inf, -torch.inf):
+        own, others = (_finite(function, call, number) for function in (run, expected))
+        if len(own) != len(others):
+            return False
+        if any((each & ~other if number == number else each ^ other).any() for each, other in zip(own, others)):
+            return False
+    return True
+
+
+def _finite(function: Callable[..., Any], call: Call, number: float) -> list[Tensor]:
+    """Return where the results of a call are finite whose first element is a number."""
+    first, *rest = (each.clone() for each in call)
+    first.view(-1)[0] = number
+    return [each.isfinite() for each in _listed(called(function, first, *rest)) if isinstance(each, Tensor)]
 
 
 def _listed(result: Any) -> list[Any]:
