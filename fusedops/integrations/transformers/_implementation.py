@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 
 from fusedops.integrations.transformers._attention import ATTENTION, SOFTMAX, attention_forward, softmax_forward
 from fusedops.integrations.transformers._guards import Guards
+from fusedops.integrations.transformers._own_attention import keywords_of, left_out, reads_weights
 from fusedops.integrations.transformers._packed_mask import packed_or_boolean_mask
 from fusedops.integrations.transformers._replacement import own_body, own_class
 from fusedops.integrations.transformers._source import home_of
@@ -172,9 +173,14 @@ def _implementation(root: Any, modules: list[Module]) -> str:
             return f"its implementation {name} calls {other}'s function"
     if any(config.output_attentions for config in _configs(root)):
         return "its config has output_attentions"
-    if "eager" in implementations and any(_ALWAYS in _keywords(module) for module in root.modules()):
+    if "eager" in implementations and any(_ALWAYS in keywords_of(module) for module in root.modules()):
         return f"it always returns {_ALWAYS}, which eager computes"
-    beyond = any(_keywords(module) & {"softcap", "position_bias"} for module in modules)
+    for name in ("eager", "sdpa"):
+        reason = _left_out(name, modules) if name in implementations else None
+        if reason is not None:
+            return reason
+    beyond = any(keywords_of(module) & {"softcap", "position_bias"} for module in modules)
+    beyond = beyond or ("eager" in implementations and any(map(reads_weights, modules)))
     if not getattr(root, "_supports_sdpa", False) and not all(_agrees(module) for module in modules):
         return "it does not support transformers' sdpa, and its own attention does not compute the same"
     reason = None if getattr(root, "_supports_sdpa", False) else _reason_of_masks(root, modules)
@@ -198,6 +204,22 @@ def _other_function(name: str, modules: list[Module]) -> str | None:
     return home_of(others[0]) if others else None
 
 
+def _left_out(name: str, modules: list[Module]) -> str | None:
+    """Return what an implementation leaves out of a call of the user's attention, or None."""
+    for module in modules:
+        names = own_body(module).__globals__
+        function = names["ALL_ATTENTION_FUNCTIONS"].get(name) or names.get("eager_attention_forward")
+        reason = left_out(name, function, [module], _dropouts_of(getattr(module, "config", None)))
+        if reason is not None and not (name == "eager" and _has_sinks(module) and _agrees(module)):
+            return reason
+    return None
+
+
+def _has_sinks(module: Module) -> bool:
+    """Return True for attention with parameters of its own, which its eager function reads from the module."""
+    return "s_aux" in keywords_of(module) and any(True for _ in module.parameters(recurse=False))
+
+
 def _agrees_if_own(module: Module, function: Any) -> bool:
     """Return True for an eager attention of transformers, and of the model's own file where it computes the same."""
     home = home_of(function)
@@ -218,15 +240,6 @@ def _reason_of_masks(root: Any, modules: list[Module]) -> str | None:
     return None
 
 
-def _keywords(module: Module) -> set[str]:
-    """Return the names of arguments that a module's forward passes by name."""
-    names: set[str] = set()
-    for constant in getattr(getattr(own_body(module), "__code__", None), "co_consts", ()):
-        each = cast("tuple[Any, ...]", constant if isinstance(constant, tuple) else (constant,))
-        names.update(name for name in each if isinstance(name, str))
-    return names
-
-
 def _agrees(module: Module) -> bool:
     """Return True where the attention function of a module's file computes what "fusedops_softmax" computes."""
     own: Any = own_body(module).__globals__.get("eager_attention_forward")
@@ -239,10 +252,10 @@ def _agrees(module: Module) -> bool:
     heads = 2 if hasattr(module, "num_key_value_groups") else 4
     query, key, value = (numbers(seed, 2, each, 5, 8) for seed, each in ((1, 4), (2, heads), (3, heads)))
     mask = torch.zeros(1, 1, 5, 5, device="cpu").masked_fill(torch.ones(5, 5, device="cpu").triu(1) > 0, -1e30)
-    options: dict[str, Any] = {"softcap": 1.5} if "softcap" in _keywords(module) else {}
-    if "s_aux" in _keywords(module):
+    options: dict[str, Any] = {"softcap": 1.5} if "softcap" in keywords_of(module) else {}
+    if "s_aux" in keywords_of(module):
         options["s_aux"] = sinks if parameters else None  # MiMo-V2-Flash has them in some layers
-    if "position_bias" in _keywords(module):
+    if "position_bias" in keywords_of(module):
         options["position_bias"] = numbers(5, 1, 4, 5, 5)
     results = called(own, same, query, key, value, mask, scaling=0.3, dropout=0.0, **options)
     expected = called(softmax_forward, same, query, key, value, mask, scaling=0.3, **options)
