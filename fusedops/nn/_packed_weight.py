@@ -71,6 +71,7 @@ class PackedWeight(Tensor):
         else:
             in_place = name.endswith("_") and not name.endswith("__")
             writes = in_place or name == "__setitem__" or name in _IN_PLACE or "out" in kwargs
+            writes = writes or kwargs.get("inplace") is True  # of torch.nn.functional.relu, for example
         if writes and _holds_one(written):
             raise refused_write(name)
         args, kwargs = _unpacked((args, kwargs))
