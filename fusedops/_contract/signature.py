@@ -22,8 +22,8 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
     ...     x: int
     ...     y: int
     >>> def total(a: Args, save: bool): return a.x + a.y if save else 0
-    >>> spread(total)(1, 2, True), str(inspect.signature(spread(total)))
-    (3, '(x: int, y: int, save: bool)')
+    >>> spread(total)(1, 2, True), [*inspect.signature(spread(total)).parameters]
+    (3, ['x', 'y', 'save'])
     """
     found = [(name, kind) for name, kind in _annotated(function) if hasattr(kind, "_fields")]
     if not found:
@@ -39,17 +39,25 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
     stop = start + len(kind._fields)
     new = cast("Callable[..., Any]", tuple.__new__)
 
+    def in_order(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments in order, with those that are left out or given by name."""
+        bound = chosen.__signature__.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.args
+
     @wraps(function)
-    def spreading(*args: Any) -> Any:
+    def spreading(*args: Any, **kwargs: Any) -> Any:
+        args = args if not kwargs and len(args) >= stop else in_order(args, kwargs)
         return function(*args[:start], new(kind, args[start:stop]), *args[stop:])
 
     @wraps(function)
-    def spreading_first(*args: Any) -> Any:
+    def spreading_first(*args: Any, **kwargs: Any) -> Any:
+        args = args if not kwargs and len(args) >= stop else in_order(args, kwargs)
         return function(new(kind, args[:stop]), *args[stop:])
 
     @wraps(function)
-    def spreading_all(*args: Any) -> Any:
-        return function(new(kind, args))
+    def spreading_all(*args: Any, **kwargs: Any) -> Any:
+        return function(new(kind, args if not kwargs and len(args) >= stop else in_order(args, kwargs)))
 
     chosen: Any = spreading_all if len(parameters) == 1 else spreading_first if start == 0 else spreading
     by, none = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty

@@ -1,9 +1,8 @@
-"""torch.autocast: the rules in docs/pytorch.md, op by op. The inputs' dtypes decide; the arithmetic is in float32."""
+"""torch.autocast: op by op. The inputs' dtypes decide; the arithmetic is in float32."""
 
 from __future__ import annotations
 
 import functools
-import re
 from typing import Any
 
 import pytest
@@ -20,16 +19,12 @@ from calls import (
     reference,
     with_gradient,
 )
-from repository import ROOT
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusedops
 from fusedops.constraints import PackedRows
 from fusedops.testing import OPS
-
-PAGE = ROOT / "docs" / "pytorch.md"
-
 
 WITH_MATMULS = (
     "attention",
@@ -61,26 +56,30 @@ DTYPES: dict[str, list[list[torch.dtype]]] = {
 OTHERS = [[BF16], [FP32], [BF16, FP32]]
 
 
-def rule(op: str) -> str:
-    """Return the dtype of the op's first result, as the page has it: "of `x + bias`", or "float32"."""
-    page = PAGE.read_text(encoding="utf-8").partition("\n## AMP\n")[2].partition("\n## ")[0]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
-    (text,) = [row[1] for row in cells if f"`{op}`" in row[0]]
-    return re.split("[;,]", text)[0].removeprefix("y: ")
+#: The arguments whose dtypes the first result has, promoted as torch does; none: float32. Else the first argument's.
+RESULT_OF: dict[str, tuple[str, ...]] = {
+    "bias_dropout": ("x", "bias"),
+    "bias_dropout_add": ("residual",),
+    "bias_gelu": ("x", "bias"),
+    "cross_entropy": (),
+    "geglu": ("gate", "up"),
+    "linear_attention": ("v",),
+    "linear_cross_entropy": (),
+    "linear_log_probs": (),
+    "merge_attention": ("out_a", "out_b"),
+    "swiglu": ("gate", "up"),
+    "top_k_routing": (),
+}
 
 
 def rows(op: str) -> list[list[torch.dtype]]:
-    """For each call to make: the dtypes of the floating inputs, and that of the result, by the rule of the page."""
+    """For each call to make: the dtypes of the floating inputs, and that of the result."""
     names = [name for name, tensor in zip(OPS[op].parameters, inputs(op)) if tensor.is_floating_point()]
     found: list[list[torch.dtype]] = []
     for given in DTYPES.get(op, OTHERS):
         dtypes = dict(zip(names, [*given, *[given[-1]] * len(names)]))
-        if rule(op) == "float32":
-            result = torch.float32
-        else:
-            of = re.fullmatch(r"of `(\w+)(?: [+*] (\w+))?`", rule(op))
-            assert of is not None, rule(op)
-            result = functools.reduce(torch.promote_types, [dtypes[name] for name in of.groups() if name in dtypes])
+        of = [dtypes[name] for name in RESULT_OF.get(op, names[:1]) if name in dtypes]
+        result = functools.reduce(torch.promote_types, of) if of else torch.float32
         found.append([*dtypes.values(), result])
     return found
 

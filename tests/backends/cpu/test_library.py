@@ -93,7 +93,7 @@ def test_without_a_library_the_backend_is_unavailable() -> None:
     cpu = info()
     assert cpu.state == "unavailable"
     assert "none.so" in cpu.why
-    assert "ziglang" in cpu.fix
+    assert "install g++ or clang++" in cpu.fix
 
 
 @pytest.mark.usefixtures("no_library")
