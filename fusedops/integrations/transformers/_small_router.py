@@ -223,6 +223,7 @@ def _rows(experts: int) -> Iterator[tuple[Tensor, float, bool]]:
     ordinary = ordinary_rows(experts)
     for shift in (0.0, -3.0):  # by -3 all choices are negative: some put 0 for those of other groups
         yield ordinary, shift, True
+    yield ordinary / 10, 0.0, True  # the sum of a group's two best scores is in another order than its best one
     levels = torch.linspace(-10, _SMALLEST, _ROWS, device="cpu")[:, None]
     yield ordinary + levels, 0.0, False
     yield ordinary + 40, 0.0, False  # each sigmoid is 1
