@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 
 import pytest
 import torch
@@ -155,8 +156,12 @@ def attend(form: str, seen: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return fusedops.attention(q, k, v, ~seen if form == "mask" else None)
 
 
-@pytest.mark.parametrize("form", ["plain", "mask", "causal", "window", "packed", "rows", "window, rows"])
-@pytest.mark.parametrize(("queries", "keys"), [(3, 6), (3, 300), (60, 300)])
+FORMS = ["plain", "mask", "causal", "window", "packed", "rows", "window, rows"]
+#: Few queries and keys, few queries, and tiles: each form in two of them.
+LARGE = [(form, 3, 300) for form in FORMS] + [(form, *sizes) for form, sizes in zip(FORMS, cycle([(3, 6), (60, 300)]))]
+
+
+@pytest.mark.parametrize(("form", "queries", "keys"), LARGE)
 def test_gradients_of_large_scores_are_as_exact_as_those_of_torch(form: str, queries: int, keys: int) -> None:
     """Scores of up to 70: a last bit of one is 2**-17 of its probability."""
     seen, errors = seen_by(form, queries, keys), torch.zeros(2, 3, dtype=torch.float64)

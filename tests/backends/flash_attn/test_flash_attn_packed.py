@@ -31,8 +31,13 @@ def read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
     return request.param == "longest"
 
 
-@pytest.mark.parametrize("window", [None, (0, 0), (2, 0), (1, 5), (7, 3), (2**62, 2), (3, 2**62)], ids=str)
-@pytest.mark.parametrize("causal", [False, "lower_right"])
+WINDOWS = [None, (0, 0), (2, 0), (1, 5), (7, 3), (2**62, 2), (3, 2**62)]
+#: The mask does not depend on whether the lengths are read: that is varied with two of the windows.
+MASKS = [(causal, window, "all rows") for causal in (False, "lower_right") for window in WINDOWS]
+MASKS += [("lower_right", None, "longest"), (False, (7, 3), "longest")]
+
+
+@pytest.mark.parametrize(("causal", "window", "read"), MASKS, ids=str, indirect=["read"])
 def test_values(causal: Any, window: Any, read: bool, log: list[Call]) -> None:
     """Sequences without keys, without queries, of more queries than keys and of more keys; rows of no sequence."""
     options = {"causal": causal, "window": window}
