@@ -58,8 +58,9 @@ def explain(op: str | Callable[..., Any], /, *args: Any, backend: str | None = N
     selected = registry.find(decision.backend) if assumed and decision.backend else None
     others = [each.backend for each in decision.candidates if each.status == "eligible"]
     if selected is not None and selected.backend is not None and selected.backend.optional and others:
-        without = f"{others[0]} where {selected.backend.needs} is not installed"
-        return replace(decision, assumed=f"{assumed}; {without}")
+        needs = selected.backend.needs
+        if needs != "torch":  # which is there
+            return replace(decision, assumed=f"{assumed}; without {needs}, {others[0]} runs it")
     return decision
 
 

@@ -161,6 +161,19 @@ def test_a_mask_on_another_device_is_invalid_also_offline(device: str) -> None:
     fusedops.explain(OP, TensorSpec((2, 4), device=device), TensorSpec((2, 4), torch.bool, device))
 
 
+def test_offline_answers_name_who_serves_without_an_optional_package() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the answer assumes nothing where the device is here")
+    in_16_bits = [TensorSpec((2, 4, 64, 64), torch.bfloat16, "cuda")] * 3
+    decision = fusedops.explain("attention", *in_16_bits)
+    assert decision.backend == "flash_attn"
+    assert decision.assumed.endswith("; without flash-attn 2.7 or 3.0, or newer, and an NVIDIA GPU, sdpa runs it")
+    in_32_bits = [TensorSpec((2, 4, 64, 64), torch.float32, "cuda")] * 3
+    decision = fusedops.explain("attention", *in_32_bits)
+    assert decision.backend == "sdpa"  # it is a part of torch
+    assert decision.assumed.endswith("; this one has no cuda")
+
+
 def test_offline_answers(python: Callable[..., Any]) -> None:
     printed = python(
         """
