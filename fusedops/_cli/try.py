@@ -33,13 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command, and return its exit code."""
-    from fusedops.integrations.transformers import apply
-
     device, kind = usable_device(options.device), dtype(options.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", FusedOpsWarning)
-        model = _loaded(options.model).to(device, kind).train(options.train)
+        try:
+            from fusedops.integrations.transformers import apply
+
+            model = _loaded(options.model)
+        except ImportError as error:  # its text has the package and the fix
+            raise InvalidInputError(f"try: {' '.join(str(error).split())}") from error
+        model = model.to(device, kind).train(options.train)
     batch = _batch(model, options)
     applied = apply(model, fused_loss=options.train and options.fused_loss)
     measured = applied.benchmark(batch, seconds=options.seconds)

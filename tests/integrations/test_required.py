@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import re
+from pathlib import Path
 
 import pytest
 from repository import ROOT
 
+from fusedops._cli.main import main
 from fusedops.integrations import _required
 
 NEEDED = {"transformers": "transformers", "megatron": "megatron-core"}
@@ -30,6 +33,22 @@ def test_a_new_library(monkeypatch: pytest.MonkeyPatch, got: str) -> None:
 def test_a_library_that_is_missing() -> None:
     with pytest.raises(ImportError, match=r"got no nowhere-to-be-found, expected 1\.0 or later; to fix: pip install"):
         _required.require("nowhere-to-be-found", "1.0", "nowhere")
+
+
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_a_package_that_reads_gguf_files_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], package: str
+) -> None:
+    pytest.importorskip("transformers")
+    module = importlib.import_module("fusedops.integrations.transformers._gguf")
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == package else name)
+    path = tmp_path / "model.gguf"
+    path.touch()
+    expected = f"from_gguf: got no package {package}, expected gguf and accelerate; to fix: pip install gguf accelerate"
+    with pytest.raises(ImportError, match=f"^{re.escape(expected)}$"):
+        module.from_gguf(path)
+    assert main(["try", str(path)]) == 2
+    assert capsys.readouterr().err == f"fusedops: try: {expected}\n"
 
 
 @pytest.mark.parametrize("extra", NEEDED)

@@ -9,6 +9,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Generator
+from importlib.util import find_spec
 from typing import Any, BinaryIO
 
 import numpy
@@ -33,6 +34,7 @@ from fusedops.quantization import FORMATS, dequantize
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LAYERS = (Linear, Embedding)
 _MOST_NAMED = 8
+_PACKAGES = ("gguf", "accelerate")  # which read a file, besides transformers
 
 
 def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, auto_class: Any = None) -> Any:
@@ -52,6 +54,7 @@ def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float3
         the model, on the CPU, in evaluation mode.
 
     Raises:
+        ImportError: a package that reads it is missing.
         InvalidInputError: the file is no GGUF file, cut short, one part of a split file or contradicts itself: every
             length, offset and size is compared with the bytes of the file before it is used; transformers cannot read
             its architecture in this way; a tensor has a format that ``fusedops.quantization`` lacks; a parameter is not
@@ -69,6 +72,13 @@ def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float3
     path = os.fspath(path)
     if not os.path.isfile(path):
         raise InvalidInputError(f"from_gguf: got path = {path!r}, expected a file; to fix: hf_hub_download(...) first")
+    for package in _PACKAGES:
+        if find_spec(package) is None:
+            raise ImportError(
+                f"from_gguf: got no package {package}, expected {' and '.join(_PACKAGES)}; "
+                f"to fix: pip install {' '.join(_PACKAGES)}",
+                name=package,
+            )
     with open(path, "rb") as file:
         header = read_header(file)
         model, names, processor, dropped = _build(header, dtype, auto_class)
