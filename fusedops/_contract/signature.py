@@ -24,6 +24,8 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
     >>> def total(a: Args, save: bool): return a.x + a.y if save else 0
     >>> spread(total)(1, 2, True), [*inspect.signature(spread(total)).parameters]
     (3, ['x', 'y', 'save'])
+    >>> spread(total)(1, save=True, y=2)
+    3
     """
     found = [(name, kind) for name, kind in _annotated(function) if hasattr(kind, "_fields")]
     if not found:
