@@ -96,6 +96,8 @@ NOT_RUN = {
     "python -m fusedops check flash_attn": "needs a GPU",
     "pip install 'fusedops[": "is not published",
     "pip install torch": "gigabytes",
+    "pip install accelerate": "needs an index",
+    "pip install gguf": "needs an index",
     "pip install 'flash-attn": "needs a GPU's compiler",
     "pip install 'zentorch": "needs an index",
     "pip install --no-build-isolation --no-deps": "docs/test_install.py compiles the library",

@@ -107,7 +107,7 @@ def test_serve(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(integration, "from_gguf", small)
     names = recipe("Serve", file="model.gguf")
-    assert len("".join(names["stream"]("w1 w2")).split()) >= 1
+    assert len("".join(names["stream"]([{"role": "user", "content": "w1 w2"}])).split()) >= 1
     assert {"quantized_linear", "attention"} <= ran()
 
 
