@@ -12,7 +12,7 @@ import torch
 from gguf_files import llama, write
 
 from fusedops.integrations.transformers import from_gguf
-from fusedops.integrations.transformers._gguf_header import read_header, write_header
+from fusedops.integrations.transformers._weights.gguf_header import read_header, write_header
 
 gguf: Any = pytest.importorskip("gguf")
 

@@ -15,8 +15,10 @@ from transformers import AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import fusedops
-from fusedops.integrations.transformers import _attention, _packed_mask, apply, attention_forward, softmax_forward
-from fusedops.integrations.transformers._packed_mask import PackedMask
+from fusedops.integrations.transformers import apply, attention_forward, softmax_forward
+from fusedops.integrations.transformers._attention import functions as _attention
+from fusedops.integrations.transformers._attention import packed_mask as _packed_mask
+from fusedops.integrations.transformers._attention.packed_mask import PackedMask
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 NAMES = ("fusedops", "fusedops_softmax")

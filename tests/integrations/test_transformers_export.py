@@ -13,7 +13,8 @@ from small_calls import calls_may_be_small
 from torch import Tensor, nn
 
 from fusedops.errors import FusedOpsWarning
-from fusedops.integrations.transformers import _recomputed, apply
+from fusedops.integrations.transformers import apply
+from fusedops.integrations.transformers._loss import recomputed as _recomputed
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

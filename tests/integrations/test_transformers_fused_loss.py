@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fusedops
 from fusedops.integrations.transformers import Row, apply
-from fusedops.integrations.transformers._deferred_logits import DeferredLogits
+from fusedops.integrations.transformers._loss.deferred_logits import DeferredLogits
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 import fusedops
 from fusedops.integrations.transformers import apply
-from fusedops.integrations.transformers._mixers import recognised_mixer
-from fusedops.integrations.transformers._rotary_functions import recognised_function
+from fusedops.integrations.transformers._mixers.recognition import recognised_mixer
+from fusedops.integrations.transformers._rotary.functions import recognised_function
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:apply. fusedops in:fusedops.FusedOpsWarning", "ignore:CUDA is not available:UserWarning"

@@ -211,7 +211,7 @@ def test_a_function_for_which_a_package_is_installed_is_replaced_too(monkeypatch
 
 
 def test_a_function_that_kernels_replaces_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusedops.integrations.transformers._mixers import recognised_mixer
+    from fusedops.integrations.transformers._mixers.recognition import recognised_mixer
 
     function = modeling_qwen3_next.causal_conv1d_fn
     if not isinstance(function, nn.Module):

@@ -14,7 +14,8 @@ from model_families import FAMILIES
 from torch import Tensor, nn
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
-from fusedops.integrations.transformers import Row, _implementation, apply
+from fusedops.integrations.transformers import Row, apply
+from fusedops.integrations.transformers._attention import implementation as _implementation
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),

@@ -18,9 +18,9 @@ from fusedops import FusedOpsWarning
 from fusedops._dispatch.registered import registration
 from fusedops.integrations._small import calls_left_to_torch
 from fusedops.integrations.transformers import apply, attention_forward, from_gguf, quantize, softmax_forward
-from fusedops.integrations.transformers._head import Head
+from fusedops.integrations.transformers._loss.head import Head
 from fusedops.integrations.transformers._replacement import replace
-from fusedops.integrations.transformers._source import reason_of_source
+from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.nn import QuantizedLinear
 
 TABLE = Table(__file__)

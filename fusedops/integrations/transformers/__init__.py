@@ -23,14 +23,14 @@ require("transformers", "5.22", "transformers")
 from fusedops.integrations._applied import Applied as Applied
 from fusedops.integrations._applied import Row as Row
 from fusedops.integrations.transformers._apply import apply as apply
-from fusedops.integrations.transformers._attention import attention_forward as attention_forward
-from fusedops.integrations.transformers._attention import softmax_forward as softmax_forward
-from fusedops.integrations.transformers._gguf import from_gguf as from_gguf
-from fusedops.integrations.transformers._implementation import register_attention
+from fusedops.integrations.transformers._attention.functions import attention_forward as attention_forward
+from fusedops.integrations.transformers._attention.functions import softmax_forward as softmax_forward
+from fusedops.integrations.transformers._attention.implementation import register_attention
 from fusedops.integrations.transformers._kernels import Layer as Layer
 from fusedops.integrations.transformers._kernels import Mapping as Mapping
 from fusedops.integrations.transformers._kernels import mapping as mapping
-from fusedops.integrations.transformers._packed import quantize as quantize
+from fusedops.integrations.transformers._weights.gguf import from_gguf as from_gguf
+from fusedops.integrations.transformers._weights.packed import quantize as quantize
 
 __all__ = [
     "Applied",

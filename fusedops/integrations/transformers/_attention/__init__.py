@@ -1,0 +1,1 @@
+"""The attention implementations, and the models that get them."""

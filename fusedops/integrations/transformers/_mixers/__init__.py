@@ -1,0 +1,1 @@
+"""Functions of linear attention and of short convolutions."""

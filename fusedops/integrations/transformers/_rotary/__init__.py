@@ -1,0 +1,1 @@
+"""Functions that rotate queries and keys, and the modules that call them."""

@@ -1,0 +1,1 @@
+"""Routers of experts: the choice and the weights that they compute, as arguments of top_k_routing."""

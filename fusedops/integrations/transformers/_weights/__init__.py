@@ -1,0 +1,1 @@
+"""Packed weights, and the GGUF files that they come from."""
