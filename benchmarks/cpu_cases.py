@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fusedops
 import fusedops_cpu
-from fusedops_cpu import cross_entropy as losses
+from fusedops_cpu.losses import cross_entropy as losses
 
 Turn = Callable[[], object]
 
@@ -35,7 +35,7 @@ class Work(NamedTuple):
 
 def softmax(n: int, dtype: torch.dtype, form: str) -> Work:
     """Return the work of scaled_masked_softmax on n scores."""
-    kernel = fusedops_cpu.scaled_masked_softmax.scaled_masked_softmax
+    kernel = fusedops_cpu.softmax.scaled_masked_softmax.scaled_masked_softmax
     sk = min(1024, 1 << (n.bit_length() // 2))
     sq = min(n // sk, 512)
     x = torch.randn(n // sk // sq, sq, sk).to(dtype)
@@ -68,7 +68,7 @@ def rows(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 def gelu(n: int, dtype: torch.dtype, form: str) -> Work:
     """Return the same for bias_gelu."""
-    kernel = fusedops_cpu.bias_gelu.bias_gelu
+    kernel = fusedops_cpu.bias.bias_gelu.bias_gelu
     x, bias, _ = rows(n, dtype)
     return Work(
         lambda: F.gelu(x + bias, approximate=form),
@@ -81,7 +81,7 @@ def gelu(n: int, dtype: torch.dtype, form: str) -> Work:
 
 def dropout(n: int, dtype: torch.dtype, form: str) -> Work:
     """Return the same for bias_dropout. The public call draws a seed, the kernel is given one."""
-    kernel = fusedops_cpu.bias_dropout.bias_dropout
+    kernel = fusedops_cpu.bias.bias_dropout.bias_dropout
     x, bias, _ = rows(n, dtype)
     seed, training = torch.tensor([1]), form == "training"
     return Work(
@@ -95,7 +95,7 @@ def dropout(n: int, dtype: torch.dtype, form: str) -> Work:
 
 def dropout_add(n: int, dtype: torch.dtype, form: str) -> Work:
     """Return the same for bias_dropout_add."""
-    kernel = fusedops_cpu.bias_dropout_add.bias_dropout_add
+    kernel = fusedops_cpu.bias.bias_dropout_add.bias_dropout_add
     x, bias, residual = rows(n, dtype)
     seed, training = torch.tensor([1]), form == "training"
     return Work(
@@ -116,14 +116,14 @@ def norm(n: int, dtype: torch.dtype, form: str) -> Work:
             lambda: F.rms_norm(x, shape, weight, 1e-6),
             (x, weight),
             {},
-            lambda: fusedops_cpu.rms_norm.rms_norm.call(x, weight, 1e-6, 0.0, False),
+            lambda: fusedops_cpu.norms.rms_norm.rms_norm.call(x, weight, 1e-6, 0.0, False),
             [x, weight],
         )
     return Work(
         lambda: F.layer_norm(x, shape, weight, bias),
         (x, weight, bias),
         {},
-        lambda: fusedops_cpu.layer_norm.layer_norm.call(x, weight, bias, 1e-5, False),
+        lambda: fusedops_cpu.norms.layer_norm.layer_norm.call(x, weight, bias, 1e-5, False),
         [x, weight, bias],
     )
 
@@ -142,14 +142,14 @@ def add_norm(n: int, dtype: torch.dtype, form: str) -> Work:
             plain,
             (x, residual, weight),
             {},
-            lambda: fusedops_cpu.add_rms_norm.add_rms_norm.call(x, residual, weight, 1e-6, 0.0, False),
+            lambda: fusedops_cpu.norms.add_rms_norm.add_rms_norm.call(x, residual, weight, 1e-6, 0.0, False),
             [x, residual, weight],
         )
     return Work(
         plain,
         (x, residual, weight, bias),
         {},
-        lambda: fusedops_cpu.add_layer_norm.add_layer_norm.call(x, residual, weight, bias, 1e-5, False),
+        lambda: fusedops_cpu.norms.add_layer_norm.add_layer_norm.call(x, residual, weight, bias, 1e-5, False),
         [x, residual, weight, bias],
     )
 
@@ -173,14 +173,14 @@ def gated(n: int, dtype: torch.dtype, form: str) -> Work:
             plain,
             (first, second),
             {"interleaved": interleaved},
-            lambda: fusedops_cpu.swiglu.swiglu.call(first, second, None, 1.0, 0.0, interleaved),
+            lambda: fusedops_cpu.gated.swiglu.swiglu.call(first, second, None, 1.0, 0.0, interleaved),
             leaves,
         )
     return Work(
         plain,
         (first, second),
         {"approximate": function, "interleaved": interleaved},
-        lambda: fusedops_cpu.geglu.geglu.call(first, second, function, interleaved),
+        lambda: fusedops_cpu.gated.geglu.geglu.call(first, second, function, interleaved),
         leaves,
     )
 
@@ -213,7 +213,7 @@ def rotary(n: int, dtype: torch.dtype, form: str) -> Work:
         lambda: tuple(x * double[0] + turned(x) * double[1] for x in (q, k)),
         (q, k, cos, sin),
         {"interleaved": interleaved},
-        lambda: fusedops_cpu.rotary_embedding.rotary_embedding.call(q, k, cos, sin, interleaved, -2),
+        lambda: fusedops_cpu.rotary.rotary_embedding.rotary_embedding.call(q, k, cos, sin, interleaved, -2),
         [q, k],
     )
 

@@ -91,9 +91,9 @@ def bare(launcher: Callable[[], Any]) -> Callable[[], Any]:
 
 def calls(device: str) -> dict[str, Callable[[], Any]]:
     """Return calls of the launchers on small tensors. Each call does one launch."""
-    from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
-    from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
-    from fusedops_triton._softmax import softmax_backward, softmax_forward
+    from fusedops_triton.bias._bias_dropout import dropout_backward, dropout_forward
+    from fusedops_triton.bias._bias_gelu import gelu_backward, gelu_forward
+    from fusedops_triton.softmax._softmax import softmax_backward, softmax_forward
 
     x = torch.randn(2, 4, 64, 256, device=device).bfloat16()
     mask = torch.zeros(2, 1, 64, 256, dtype=torch.bool, device=device)

@@ -91,7 +91,7 @@ def varied(field: str, factor: float | None) -> Iterator[list[str]]:
     patches = [
         mock.patch.object(module, name, with_change(value))
         for at, module in list(sys.modules.items())
-        if at.startswith("fusedops_triton._") and not at.endswith("_settings")
+        if at.startswith("fusedops_triton.") and not at.endswith("_settings")
         for name, value in list(vars(module).items())
         if isinstance(value, FunctionType) and value.__module__.endswith("_settings")
     ]

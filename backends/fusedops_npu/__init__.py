@@ -8,21 +8,19 @@ from importlib import metadata
 import torch
 
 import fusedops
-from fusedops_npu import (
-    add_rms_norm,
+from fusedops_npu import attention, bias, experts, gated, linear_attention, losses, norms, rotary, routing, softmax
+
+_FAMILIES = (
     attention,
-    bias_gelu,
-    cross_entropy,
+    bias,
     experts,
-    geglu,
-    grouped_matmul,
+    gated,
     linear_attention,
-    rms_norm,
-    rotary_embedding,
-    scaled_masked_softmax,
-    swiglu,
-    top_k_routing,
-    varlen_attention,
+    losses,
+    norms,
+    rotary,
+    routing,
+    softmax,
 )
 
 
@@ -93,22 +91,7 @@ def fusedops_backend() -> fusedops.Backend:
         name="npu",
         device_types=("npu",),
         priority=100,
-        kernels=fusedops.kernels_of(
-            add_rms_norm,
-            attention,
-            bias_gelu,
-            cross_entropy,
-            experts,
-            geglu,
-            grouped_matmul,
-            linear_attention,
-            rms_norm,
-            rotary_embedding,
-            scaled_masked_softmax,
-            swiglu,
-            top_k_routing,
-            varlen_attention,
-        ),
+        kernels=tuple(kernel for family in _FAMILIES for kernel in family.KERNELS),
         probe=_probe,
         needs="torch_npu, CANN and an Ascend device",
         packages=("torch-npu",),

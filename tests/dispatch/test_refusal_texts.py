@@ -25,10 +25,10 @@ from error_texts import Table
 
 import fusedops
 from fusedops.constraints import Dim, DType, Present, Rank, Scalar, When
-from fusedops_npu._as_4d import ViewableAs4D
-from fusedops_npu._rotary_limits import FewHeads, WholeHead
-from fusedops_npu._routing_limits import GroupsFit
-from fusedops_npu._rows import Rows
+from fusedops_npu.losses._rows import Rows
+from fusedops_npu.rotary._rotary_limits import FewHeads, WholeHead
+from fusedops_npu.routing._routing_limits import GroupsFit
+from fusedops_npu.softmax._as_4d import ViewableAs4D
 
 TABLE = Table(__file__, "fakes")
 pin = TABLE.pin

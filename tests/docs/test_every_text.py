@@ -20,7 +20,7 @@ import fusedops_eager
 from fusedops import errors
 
 CORE = pathlib.Path(fusedops.__file__).parent
-FILES = sorted([*CORE.rglob("*.py"), *pathlib.Path(fusedops_eager.__file__).parents[1].glob("fusedops_*/*.py")])
+FILES = sorted([*CORE.rglob("*.py"), *pathlib.Path(fusedops_eager.__file__).parents[1].glob("fusedops_*/**/*.py")])
 PYTHONS = {name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, Exception)}
 CLASSES = {*errors.__all__} - {"FusedOpsError"}
 PINNED = [

@@ -143,7 +143,7 @@ def test_transforms_of_functorch() -> None:
 
 
 def test_eager_keeps_no_scores_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    chunks = pytest.importorskip("fusedops_eager._attention")
+    chunks = pytest.importorskip("fusedops_eager.attention._attention")
     q, k, v = (torch.randn(1, n, 512, 32, requires_grad=True) for n in (4, 2, 2))
     whole = attention(q, k, v, causal=True, backend="eager")
     want = torch.autograd.grad(whole.sum(), [q, k, v])

@@ -143,7 +143,7 @@ def test_a_row_with_a_target_out_of_range_is_nan_where_it_is_not_raised(wrong: i
         lse = logits.logsumexp(-1)
     else:
         if backend == "eager":  # the kernel checks targets on a CPU before this
-            forward = importlib.import_module("fusedops_eager._cross_entropy").cross_entropy_forward
+            forward = importlib.import_module("fusedops_eager.losses._cross_entropy").cross_entropy_forward
             loss, lse = forward(logits, target, LossOptions(*args[1:]), True)
         else:
             loss, lse, _ = kernels["forward"](logits, *args, True)

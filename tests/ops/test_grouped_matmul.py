@@ -12,7 +12,7 @@ from torch import Tensor
 import fusedops
 from fusedops import InvalidInputError, testing
 from fusedops.testing import OPS
-from fusedops_eager import _grouped
+from fusedops_eager.experts import _grouped
 
 N, K = 8, 16
 

@@ -111,7 +111,7 @@ def captured() -> None:
     from fusedops_triton import _launch
 
     kernel: Any = object.__new__(JITFunction)  # compiled and not loaded
-    kernel.__module__, kernel.__name__ = "fusedops_triton._softmax", "_forward"
+    kernel.__module__, kernel.__name__ = "fusedops_triton.softmax._softmax", "_forward"
     kernel.arg_names = ["y_ptr", "x_ptr", "mask_ptr", "scale"]
     kernel.run = lambda *args, **kwargs: types.SimpleNamespace(module=None)
     with pytest.MonkeyPatch.context() as patch:

@@ -10,7 +10,7 @@ from eager_memory import peak
 from torch import Tensor
 
 import fusedops
-from fusedops_cpu import _linear_logits
+from fusedops_cpu.losses import _linear_logits
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 

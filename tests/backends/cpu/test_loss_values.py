@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fusedops
 from fusedops import testing
-from fusedops_cpu import cross_entropy as kernels
+from fusedops_cpu.losses import cross_entropy as kernels
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusedops_eager import _gelu, _norms, _slabs
+from fusedops_eager import _slabs
+from fusedops_eager.bias import _gelu
+from fusedops_eager.norms import _norms
 
 
 @pytest.fixture(params=["one slab", "tiny slabs"])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from eager_memory import peak
 
-from fusedops_eager import _gelu
-from fusedops_eager._dropout import dropout_backward, dropout_forward
-from fusedops_eager._gelu import gelu_backward, gelu_forward
+from fusedops_eager.bias import _gelu
+from fusedops_eager.bias._dropout import dropout_backward, dropout_forward
+from fusedops_eager.bias._gelu import gelu_backward, gelu_forward
 
 
 def test_the_bias_gradient_is_summed_in_float32() -> None:

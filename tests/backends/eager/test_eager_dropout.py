@@ -8,7 +8,7 @@ from right import assert_right
 from torch import Tensor
 
 import fusedops
-from fusedops_eager._dropout import dropout_forward
+from fusedops_eager.bias._dropout import dropout_forward
 
 
 @pytest.mark.parametrize("device", ["cpu", "npu"])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fusedops.testing import OPS
-from fusedops_eager import _gelu
-from fusedops_eager._gelu import gelu_backward, gelu_forward
+from fusedops_eager.bias import _gelu
+from fusedops_eager.bias._gelu import gelu_backward, gelu_forward
 
 
 @pytest.mark.parametrize("form", ["tanh", "none"])

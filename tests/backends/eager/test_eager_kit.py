@@ -6,7 +6,12 @@ import pytest
 from conformance import WITHOUT_SLABS, pairwise_calls, passes
 
 from fusedops import testing
-from fusedops_eager import _causal_conv, _gated_norms, _gelu, _norms, _slabs, _softmax, _swiglu
+from fusedops_eager import _slabs
+from fusedops_eager.bias import _gelu
+from fusedops_eager.convolution import _causal_conv
+from fusedops_eager.gated import _swiglu
+from fusedops_eager.norms import _gated_norms, _norms
+from fusedops_eager.softmax import _softmax
 
 CUT = [name for name in testing.OPS if name not in WITHOUT_SLABS]
 

@@ -8,7 +8,7 @@ from eager_memory import peak
 
 import fusedops
 from fusedops.testing import OPS
-from fusedops_eager import _norms
+from fusedops_eager.norms import _norms
 
 NORMS = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm")
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64

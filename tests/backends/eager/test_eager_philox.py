@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fusedops_eager._dropout import dropout_forward
 from fusedops_eager._philox import KeepMask
+from fusedops_eager.bias._dropout import dropout_forward
 
 # Random123 1.14, tests/kat_vectors, "philox4x32 10": counter, key, answer
 KNOWN = [

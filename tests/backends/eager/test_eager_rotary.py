@@ -7,7 +7,7 @@ import torch
 from eager_memory import peak
 
 from fusedops import testing
-from fusedops_eager import _rotary
+from fusedops_eager.rotary import _rotary
 
 OP = testing.OPS["rotary_embedding"]
 every_pairing = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])

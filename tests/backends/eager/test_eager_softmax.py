@@ -8,8 +8,8 @@ from eager_memory import peak
 from torch import Tensor
 
 from fusedops_eager import _slabs
-from fusedops_eager import _softmax as kernels
-from fusedops_eager._softmax import softmax_backward, softmax_forward
+from fusedops_eager.softmax import _softmax as kernels
+from fusedops_eager.softmax._softmax import softmax_backward, softmax_forward
 
 INF = float("inf")
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64

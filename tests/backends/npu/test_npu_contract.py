@@ -48,7 +48,7 @@ def test_every_vendor_op_of_the_backend_is_seen() -> None:
         "npu_fusion_attention", "npu_fusion_attention_grad",
         "npu_grouped_matmul", "npu_moe_gating_top_k", "npu_recurrent_gated_delta_rule",
     }  # fmt: skip
-    sources = [ast.parse(path.read_text(encoding="utf-8")) for path in npu_contract.BACKEND.glob("*.py")]
+    sources = [ast.parse(path.read_text(encoding="utf-8")) for path in npu_contract.BACKEND.rglob("*.py")]
     names = [node.attr for source in sources for node in ast.walk(source) if isinstance(node, ast.Attribute)]
     assert sum(name.startswith("npu_") for name in names) == len(used())  # none is passed on instead of called
     assert all("**" not in dict(call.keywords) for call in used())

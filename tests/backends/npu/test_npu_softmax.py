@@ -192,8 +192,8 @@ def test_explain_states_what_a_call_needs_and_its_bytes(
     # and that is what is there after the first call: x, the result, and what is kept for the next
     x = torch.zeros(X.shape, dtype=X.dtype, device="npu")
     real = None if given is None else torch.zeros(given, dtype=dtype, device="npu")
-    sys.modules["fusedops_npu.scaled_masked_softmax"]._no_mask.cache_clear()
-    sys.modules["fusedops_npu.scaled_masked_softmax"]._causal_mask.cache_clear()
+    sys.modules["fusedops_npu.softmax.scaled_masked_softmax"]._no_mask.cache_clear()
+    sys.modules["fusedops_npu.softmax.scaled_masked_softmax"]._causal_mask.cache_clear()
     gc.collect()
     before = npu_device.memory_allocated()
     y = fusedops.scaled_masked_softmax(x, real, causal=causal)

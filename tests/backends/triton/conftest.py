@@ -60,7 +60,7 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> Any:
 def server() -> Iterator[ForkServer]:
     """A process that has imported torch, triton and the backend, for kernels that are not interpreted."""
     path = [str(ROOT), *sys.path]
-    preload = f"import sys; sys.path[:0] = {path!r}; import torch, triton, fusedops_triton._softmax"
+    preload = f"import sys; sys.path[:0] = {path!r}; import torch, triton, fusedops_triton.softmax._softmax"
     server = ForkServer(preload, {"TRITON_INTERPRET": "0"})
     yield server
     server.close()

@@ -18,12 +18,13 @@ from triton_cases import needs_loops
 from triton_traffic import Traffic, total
 
 from fusedops.testing import OPS
-from fusedops_triton import _launch, _norm_settings, _settings
-from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
-from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
-from fusedops_triton._norm import norm_forward
-from fusedops_triton._norm_backward import norm_backward
-from fusedops_triton._softmax import softmax_backward, softmax_forward
+from fusedops_triton import _launch, _settings
+from fusedops_triton.bias._bias_dropout import dropout_backward, dropout_forward
+from fusedops_triton.bias._bias_gelu import gelu_backward, gelu_forward
+from fusedops_triton.norms import _norm_settings
+from fusedops_triton.norms._norm import norm_forward
+from fusedops_triton.norms._norm_backward import norm_backward
+from fusedops_triton.softmax._softmax import softmax_backward, softmax_forward
 
 SHAPES = [(2, 3, 4, 64), (2, 3, 5, 100), (2, 2, 3, 2048)]
 

@@ -54,7 +54,7 @@ print(json.dumps(seen))
     first, again, after, captured = program(START + code)
     assert first == again
     assert first[0] == "FusedOpsError"
-    assert "fusedops_triton._softmax._forward_on_chip while a CUDA graph is captured" in first[1]
+    assert "fusedops_triton.softmax._softmax._forward_on_chip while a CUDA graph is captured" in first[1]
     assert "x float32[2, 3, 8, 32] of strides (768, 256, 32, 1)" in first[1]
     assert "to fix: before the capture call fusedops.warm_up(op, *args)" in first[1]
     assert after == captured == ["_forward_on_chip"]
@@ -72,8 +72,8 @@ print(json.dumps(outcome(lambda: made.softmax_forward(longer, None, 0.3, False))
 
 def test_warm_up_loads_what_the_capture_launches(program: Callable[[str], Any]) -> None:
     code = """
-from fusedops_triton.scaled_masked_softmax import scaled_masked_softmax as kernel
-from fusedops_triton.scaled_masked_softmax import scaled_masked_softmax_backward as backward_kernel
+from fusedops_triton.softmax.scaled_masked_softmax import scaled_masked_softmax as kernel
+from fusedops_triton.softmax.scaled_masked_softmax import scaled_masked_softmax_backward as backward_kernel
 
 # on the CPU, where no GPU is
 fusedops.register(fusedops.Backend("stub", ("cpu",), 200, (kernel, backward_kernel)))

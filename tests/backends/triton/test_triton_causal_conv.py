@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_cases import needs_loops
 
 import fusedops
-from fusedops_triton._causal_conv import conv_steps, conv_tile
+from fusedops_triton.convolution._causal_conv import conv_steps, conv_tile
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 BOUNDS = torch.tensor([1, 30, 30, 31, 66], dtype=torch.int32)

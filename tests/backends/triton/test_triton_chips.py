@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
-from fusedops_triton import _chips, _loss_settings, _norm_settings, _settings
+from fusedops_triton import _chips, _settings
 from fusedops_triton._chips import CHIPS, target_of
+from fusedops_triton.losses import _loss_settings
+from fusedops_triton.norms import _norm_settings
 
 
 @pytest.mark.parametrize(

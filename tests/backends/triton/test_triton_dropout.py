@@ -12,7 +12,7 @@ from triton_cases import seed_of
 
 from fusedops import philox as _philox
 from fusedops.ops.bias import bias_dropout_add
-from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
+from fusedops_triton.bias._bias_dropout import dropout_backward, dropout_forward
 
 
 def test_x_is_taken_in_the_dtype_of_the_residual() -> None:

@@ -13,7 +13,7 @@ from triton_cases import needs_loops
 
 import fusedops
 from fusedops.ops.experts.formulas import experts_of, order_of
-from fusedops_triton import _expert_rows, _grouped
+from fusedops_triton.experts import _expert_rows, _grouped
 
 pytestmark = needs_loops
 

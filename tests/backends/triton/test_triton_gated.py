@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_traffic import Traffic, total
 
 from fusedops.testing import OPS
-from fusedops_triton._gated import Gelu, Swish, gated_backward, gated_forward
+from fusedops_triton.gated._gated import Gelu, Swish, gated_backward, gated_forward
 
 PLAIN = Swish(None, 1.0, 0.0)
 

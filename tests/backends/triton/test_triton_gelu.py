@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from fusedops.ops.bias import bias_gelu
-from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
+from fusedops_triton.bias._bias_gelu import gelu_backward, gelu_forward
 
 FORMS = ("tanh", "none")
 

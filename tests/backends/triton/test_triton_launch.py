@@ -17,7 +17,8 @@ from repository import ROOT
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from fusedops_triton import _launch, _softmax
+from fusedops_triton import _launch
+from fusedops_triton.softmax import _softmax
 
 if not (ROOT / "benchmarks").exists():
     pytest.skip("needs benchmarks/launch.py, which is not beside the tests here", allow_module_level=True)
@@ -189,7 +190,7 @@ def on(device):
     made.driver.device = before
 
 torch.cuda.device = on
-from fusedops_triton._softmax import _forward_launch
+from fusedops_triton.softmax._softmax import _forward_launch
 launch, y = _forward_launch(x.shape, x.stride(), x.dtype, None, None, False), torch.empty_like(x)
 seen = []
 for device in (1, 1, 0, 2):
@@ -207,7 +208,7 @@ print(json.dumps(seen))
 
 def test_who_looks_at_launches_sees_them(program: Callable[[str], Any]) -> None:
     code = """
-from fusedops_triton import _softmax
+from fusedops_triton.softmax import _softmax
 runtime, seen, found = knobs.runtime, [], {}
 softmax()
 found["no hook"] = ways(softmax)

@@ -14,7 +14,7 @@ import triton.language as tl
 
 import fusedops
 from fusedops import TensorSpec
-from fusedops_triton import _softmax_rows
+from fusedops_triton.softmax import _softmax_rows
 
 _place = _softmax_rows.place
 

@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_cases import needs_loops
 
 import fusedops
-from fusedops_triton import _linear_attention
+from fusedops_triton.linear_attention import _linear_attention
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 KINDS = ("", "decay", "beta", "decay beta")

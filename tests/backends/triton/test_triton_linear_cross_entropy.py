@@ -13,8 +13,8 @@ from triton_traffic import Traffic, total
 
 from fusedops.ops.losses.formulas import LossOptions, capped, row_losses
 from fusedops.testing import OPS
-from fusedops_triton import _linear_cross_entropy as kernels
-from fusedops_triton._scaled import scaled
+from fusedops_triton.losses import _linear_cross_entropy as kernels
+from fusedops_triton.losses._scaled import scaled
 
 # NaN and infinity are wanted in some tests: the GPU does not warn of them, NumPy does
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

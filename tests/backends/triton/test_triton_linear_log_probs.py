@@ -11,8 +11,8 @@ from triton_cases import needs_loops
 from triton_traffic import Traffic, total
 
 from fusedops.ops.losses import formulas
-from fusedops_triton import _linear_log_probs as kernels
-from fusedops_triton._linear_cross_entropy import Chunk
+from fusedops_triton.losses import _linear_log_probs as kernels
+from fusedops_triton.losses._linear_cross_entropy import Chunk
 
 # NaN and infinity are wanted in some tests: the GPU does not warn of them, NumPy does
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), needs_loops]

@@ -14,7 +14,7 @@ from triton_traffic import Traffic, total
 
 from fusedops.ops.losses.formulas import LossOptions, capped, row_losses
 from fusedops.testing import OPS
-from fusedops_triton._cross_entropy import cross_entropy_backward, cross_entropy_forward
+from fusedops_triton.losses._cross_entropy import cross_entropy_backward, cross_entropy_forward
 
 PLAIN = LossOptions(-100, 0.0, 0.0, None, "mean", None)
 

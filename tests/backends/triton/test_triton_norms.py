@@ -18,7 +18,8 @@ from triton_cases import needs_loops
 
 import fusedops
 from fusedops.testing import OPS
-from fusedops_triton import _launch, _norm_backward, _norm_settings, _settings
+from fusedops_triton import _launch, _settings
+from fusedops_triton.norms import _norm_backward, _norm_settings
 
 # NaN and infinity are wanted in some tests: the GPU does not warn of them, NumPy does
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -12,8 +12,8 @@ from triton_cases import seed_of
 
 from fusedops import philox as _philox
 from fusedops.ops.bias import bias_dropout
-from fusedops_triton._bias_dropout import _kept, dropout_backward, dropout_forward
-from fusedops_triton._bias_dropout import _philox as philox_of_triton
+from fusedops_triton.bias._bias_dropout import _kept, dropout_backward, dropout_forward
+from fusedops_triton.bias._bias_dropout import _philox as philox_of_triton
 
 SEEDS = (7, -3, 2**62 + 12345)
 

@@ -48,7 +48,7 @@ def test_values_and_gradients(format: str, rows: int, columns: int, dtype: torch
 
 
 def test_the_weight_is_unpacked_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusedops_triton import _quantized
+    from fusedops_triton.quantized import _quantized
 
     x, packed = torch.randn(20, 64, requires_grad=True), packed_rows("Q4_1", 23, 64)
 

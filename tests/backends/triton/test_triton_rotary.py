@@ -17,7 +17,7 @@ from triton_traffic import Traffic, total
 
 from fusedops.testing import OPS
 from fusedops_triton import _launch, _settings
-from fusedops_triton._rotary import rotate
+from fusedops_triton.rotary._rotary import rotate
 
 
 def call(seq_dim: int, dtype: torch.dtype, rotated: int, dim: int = 64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -51,7 +51,7 @@ def test_cos_is_asked_for_once_for_several_heads(traffic: Traffic, monkeypatch: 
     # 6 heads of q are two groups of at most 4, and k's 2 heads one, for each of the two batches
     assert distinct == 2 * 3 * cos.nbytes
     assert traffic.asked(cos) == 2 * 8 * cos.nbytes
-    monkeypatch.setattr("fusedops_triton._rotary.ROTARY_HEADS", 1)
+    monkeypatch.setattr("fusedops_triton.rotary._rotary.ROTARY_HEADS", 1)
     _launch.clear_layout_caches()
     before = len(programs)
     rotate(q, k, cos, sin, False, -2)

@@ -13,7 +13,8 @@ if not (ROOT / "benchmarks").exists():
 
 import fusedops
 from benchmarks import settings
-from fusedops_triton import _norm, _norm_settings, _settings
+from fusedops_triton import _settings
+from fusedops_triton.norms import _norm, _norm_settings
 
 
 def test_the_table_has_a_gain_for_each_setting_that_exists(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ import fusedops
 from fusedops.testing import OPS
 from fusedops_triton import _launch, _settings
 from fusedops_triton._settings import plan
-from fusedops_triton._softmax import softmax_backward, softmax_forward
+from fusedops_triton.softmax._softmax import softmax_backward, softmax_forward
 
 OP = OPS["scaled_masked_softmax"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

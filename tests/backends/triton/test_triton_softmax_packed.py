@@ -13,9 +13,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_traffic import Traffic, total
 
 from fusedops.testing import OPS
-from fusedops_triton import _settings, _softmax
+from fusedops_triton import _settings
 from fusedops_triton._settings import PACKED_ON_CHIP, packed_plan
-from fusedops_triton._softmax import softmax_backward, softmax_forward
+from fusedops_triton.softmax import _softmax
+from fusedops_triton.softmax._softmax import softmax_backward, softmax_forward
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of NaN and infinity
 OP = OPS["scaled_masked_softmax"]

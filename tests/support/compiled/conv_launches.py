@@ -11,7 +11,7 @@ def launch_conv(case: dict[str, Any]) -> None:
     """Launch causal_conv1d, or its backward. op: it, or with " backward"; shape (B, C, S), dtype, and maybe width,
     by_channel, packed (sequences), states, silu, sums (False: the gradient of x alone).
     """
-    from fusedops_triton import _causal_conv, _causal_conv_backward
+    from fusedops_triton.convolution import _causal_conv, _causal_conv_backward
 
     batch, channels, positions = case["shape"]
     dtype, width = getattr(torch, case["dtype"]), case.get("width", 4)

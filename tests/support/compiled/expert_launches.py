@@ -12,7 +12,7 @@ def launch_experts(case: dict[str, Any]) -> None:
     up-projection by grouped_matmul; shape (T, E, K, H, I), dtype, and maybe activation, interleaved, transposed, bias.
     """
     from fusedops.ops.experts.formulas import Activation
-    from fusedops_triton import _expert_rows, _experts, _grouped_matmul
+    from fusedops_triton.experts import _expert_rows, _experts, _grouped_matmul
 
     (tokens, experts, choices, width, inner), dtype = case["shape"], getattr(torch, case["dtype"])
     transposed = case.get("transposed", False)

@@ -11,7 +11,7 @@ import os
 import torch
 from torch import Tensor
 
-from fusedops_triton import _softmax
+from fusedops_triton.softmax import _softmax
 
 _forward = _softmax.softmax_forward
 

@@ -11,9 +11,9 @@ def launch_linear_attention(case: dict[str, Any]) -> None:
     """Make the launches of a case. op: "linear_attention", or with " backward"; shape (B, S, Hk, Hv, Dk, Dv), dtype,
     and maybe plain (no decay, no beta, no state), beta (False: none), sequences (N packed ones).
     """
-    from fusedops_triton._linear_attention import linear_attention_forward
-    from fusedops_triton._linear_attention_backward import linear_attention_backward
-    from fusedops_triton._linear_attention_parts import call_of
+    from fusedops_triton.linear_attention._linear_attention import linear_attention_forward
+    from fusedops_triton.linear_attention._linear_attention_backward import linear_attention_backward
+    from fusedops_triton.linear_attention._linear_attention_parts import call_of
 
     (batch, positions, key_heads, heads, size_k, size_v), dtype = case["shape"], getattr(torch, case["dtype"])
     count = case.get("sequences", batch)

@@ -11,8 +11,8 @@ def launch_log_probs(case: dict[str, Any]) -> None:
     """Launch the kernel of linear_log_probs, or of its backward. op: "linear_log_probs", or with " backward"; shape of
     the logits, dtype, target, and maybe options (False: neither bias nor softcap nor entropy).
     """
-    from fusedops_triton import _linear_log_probs
-    from fusedops_triton._linear_cross_entropy import Chunk
+    from fusedops_triton.losses import _linear_log_probs
+    from fusedops_triton.losses._linear_cross_entropy import Chunk
 
     (rows, classes), dtype = case["shape"], getattr(torch, case["dtype"])
     padded, full = -(-classes // 16) * 16, case.get("options", True)

@@ -10,7 +10,7 @@ import torch
 def launch_quantized(case: dict[str, Any]) -> None:
     """Make the launches of a case. op: "quantized_linear", or with " backward"; shape (rows, K, N), format, dtype."""
     from fusedops.quantization import bytes_of_row
-    from fusedops_triton import _quantized
+    from fusedops_triton.quantized import _quantized
 
     (rows, columns, outputs), dtype = case["shape"], getattr(torch, case["dtype"])
     x = torch.empty(rows, columns, dtype=dtype, device="meta")

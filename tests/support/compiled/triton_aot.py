@@ -109,7 +109,8 @@ def compile_launch(launch: Launch, target: str, aligned: bool = True) -> dict[st
 
 def softmax_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of softmax for a case: op, shape, dtype, target, and maybe mask (a shape), causal, on_chip."""
-    from fusedops_triton import _launch, _settings, _softmax
+    from fusedops_triton import _launch, _settings
+    from fusedops_triton.softmax import _softmax
 
     _settings.chip = _settings.CHIPS[case["target"]]
     if "on_chip" in case:
@@ -131,7 +132,9 @@ def softmax_launch(case: dict[str, Any]) -> Launch:
 
 def bias_launch(case: dict[str, Any]) -> Launch:
     """Return an op's first launch. op: a key of ``calls``; shape, dtype, target, and maybe bias (a shape)."""
-    from fusedops_triton import _bias, _bias_dropout, _bias_gelu, _launch, _settings
+    from fusedops_triton import _launch, _settings
+    from fusedops_triton._jit import _bias
+    from fusedops_triton.bias import _bias_dropout, _bias_gelu
 
     _settings.chip = _settings.CHIPS[case["target"]]
     _launch.clear_layout_caches()  # launches depend on it
@@ -161,7 +164,8 @@ def norm_launch(case: dict[str, Any]) -> Launch:
     """Return a norm's first launch. op: a norm, or "<norm> backward"; shape, dtype, target, and maybe weight (a dtype),
     on_chip, sums (False: the gradients of the rows alone), launch (another one, by position).
     """
-    from fusedops_triton import _launch, _norm, _norm_backward, _norm_settings, _settings
+    from fusedops_triton import _launch, _settings
+    from fusedops_triton.norms import _norm, _norm_backward, _norm_settings
 
     _settings.chip = _settings.CHIPS[case["target"]]
     name, _, direction = case["op"].partition(" ")
@@ -192,7 +196,8 @@ def gated_norm_launch(case: dict[str, Any]) -> Launch:
     """Return the first launch of gated_rms_norm, or of its backward. op: it, or with " backward"; shape, dtype, target,
     and maybe gate_first, sigmoid, groups, sums (False: the gradients of x and gate alone).
     """
-    from fusedops_triton import _gated_norm, _launch, _settings
+    from fusedops_triton import _launch, _settings
+    from fusedops_triton.norms import _gated_norm
 
     _settings.chip = _settings.CHIPS[case["target"]]
     _launch.clear_layout_caches()  # launches depend on it
@@ -214,7 +219,8 @@ def gated_norm_launch(case: dict[str, Any]) -> Launch:
 
 def merge_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of merge_attention, or of its backward. op: it, or with " backward"; shape, dtype, target."""
-    from fusedops_triton import _launch, _merge, _settings
+    from fusedops_triton import _launch, _settings
+    from fusedops_triton.attention import _merge
 
     _settings.chip = _settings.CHIPS[case["target"]]
     _launch.clear_layout_caches()  # launches depend on it
@@ -232,7 +238,8 @@ def merge_launch(case: dict[str, Any]) -> Launch:
 
 def modern_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of an op without a bias: a key of ``calls``; shape of the output, dtype, target."""
-    from fusedops_triton import _gated, _launch, _settings
+    from fusedops_triton import _launch, _settings
+    from fusedops_triton.gated import _gated
 
     _settings.chip = _settings.CHIPS[case["target"]]
     _launch.clear_layout_caches()  # launches depend on it
@@ -262,7 +269,8 @@ def rotary_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of rotary_embedding. op: it, or with " backward"; q, maybe k and cos (shapes), dtype, angles
     (the dtype of cos), target, and maybe interleaved and seq_dim.
     """
-    from fusedops_triton import _launch, _rotary, _settings
+    from fusedops_triton import _launch, _settings
+    from fusedops_triton.rotary import _rotary
 
     _settings.chip = _settings.CHIPS[case["target"]]
     _launch.clear_layout_caches()  # launches depend on it
@@ -282,7 +290,8 @@ def classes_launch(case: dict[str, Any]) -> Launch:
     bias, options (False: neither smoothing nor z-loss nor softcap).
     """
     from fusedops.ops.losses.formulas import LossOptions
-    from fusedops_triton import _launch, _linear_cross_entropy, _settings
+    from fusedops_triton import _launch, _settings
+    from fusedops_triton.losses import _linear_cross_entropy
 
     _settings.chip = _settings.CHIPS[case["target"]]
     _launch.clear_layout_caches()  # launches depend on it
@@ -314,7 +323,8 @@ def loss_launch(case: dict[str, Any]) -> Launch:
     maybe options (True: smoothing and softcap), padded (the columns of the memory that the logits are cut out of).
     """
     from fusedops.ops.losses.formulas import LossOptions
-    from fusedops_triton import _cross_entropy, _launch, _settings
+    from fusedops_triton import _launch, _settings
+    from fusedops_triton.losses import _cross_entropy
 
     _settings.chip = _settings.CHIPS[case["target"]]
     _launch.clear_layout_caches()  # launches depend on it
@@ -340,7 +350,8 @@ def routing_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of top_k_routing. op: "top_k_routing" or "top_k_routing backward"; shape, dtype, target, k, and
     maybe score, bias, groups, top_groups, given.
     """
-    from fusedops_triton import _launch, _routing, _settings
+    from fusedops_triton import _launch, _settings
+    from fusedops_triton.routing import _routing
 
     _settings.chip = _settings.CHIPS[case["target"]]
     _launch.clear_layout_caches()  # launches depend on it

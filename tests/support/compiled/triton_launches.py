@@ -22,11 +22,11 @@ from triton.runtime.jit import JITFunction
 from benchmarks.launch import StubDriver
 from fusedops.ops.losses.formulas import LossOptions
 from fusedops_triton import _launch
-from fusedops_triton._bias import add_sums
-from fusedops_triton._bias_dropout import dropout_backward, dropout_forward
-from fusedops_triton._bias_gelu import gelu_backward, gelu_forward
-from fusedops_triton._cross_entropy import cross_entropy_forward
-from fusedops_triton._softmax import softmax_backward, softmax_forward
+from fusedops_triton._jit._bias import add_sums
+from fusedops_triton.bias._bias_dropout import dropout_backward, dropout_forward
+from fusedops_triton.bias._bias_gelu import gelu_backward, gelu_forward
+from fusedops_triton.losses._cross_entropy import cross_entropy_forward
+from fusedops_triton.softmax._softmax import softmax_backward, softmax_forward
 
 torch.set_num_threads(1)
 driver = StubDriver()

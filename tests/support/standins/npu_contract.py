@@ -60,7 +60,7 @@ class Call:
 def used() -> list[Call]:
     """Every call of a torch_npu op in the backend."""
     found: list[Call] = []
-    for path in sorted(BACKEND.glob("*.py")):
+    for path in sorted(BACKEND.rglob("*.py")):
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(function, ast.FunctionDef):
                 types = {

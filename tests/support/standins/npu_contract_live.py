@@ -12,18 +12,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_npu.op_plugin.meta import _meta_registrations
 
-from fusedops_npu.add_rms_norm import add_rms_norm, add_rms_norm_backward
-from fusedops_npu.attention import attention, attention_backward
-from fusedops_npu.bias_gelu import bias_gelu, bias_gelu_backward
-from fusedops_npu.cross_entropy import cross_entropy, cross_entropy_backward
-from fusedops_npu.geglu import geglu
-from fusedops_npu.grouped_matmul import grouped_matmul, grouped_matmul_backward
-from fusedops_npu.linear_attention import linear_attention
-from fusedops_npu.rms_norm import rms_norm, rms_norm_backward
-from fusedops_npu.rotary_embedding import rotary_embedding
-from fusedops_npu.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
-from fusedops_npu.swiglu import swiglu, swiglu_backward
-from fusedops_npu.top_k_routing import top_k_routing
+from fusedops_npu.attention.attention import attention, attention_backward
+from fusedops_npu.bias.bias_gelu import bias_gelu, bias_gelu_backward
+from fusedops_npu.experts.grouped_matmul import grouped_matmul, grouped_matmul_backward
+from fusedops_npu.gated.geglu import geglu
+from fusedops_npu.gated.swiglu import swiglu, swiglu_backward
+from fusedops_npu.linear_attention.linear_attention import linear_attention
+from fusedops_npu.losses.cross_entropy import cross_entropy, cross_entropy_backward
+from fusedops_npu.norms.add_rms_norm import add_rms_norm, add_rms_norm_backward
+from fusedops_npu.norms.rms_norm import rms_norm, rms_norm_backward
+from fusedops_npu.rotary.rotary_embedding import rotary_embedding
+from fusedops_npu.routing.top_k_routing import top_k_routing
+from fusedops_npu.softmax.scaled_masked_softmax import scaled_masked_softmax, scaled_masked_softmax_backward
 
 OPS = (
     "npu_scaled_masked_softmax",

@@ -1,0 +1,6 @@
+"""Mixtures of experts."""
+
+from fusedops import kernels_of
+from fusedops_cpu.experts import experts
+
+KERNELS = kernels_of(experts)

@@ -1,0 +1,1 @@
+"""What the jit functions of several families share."""

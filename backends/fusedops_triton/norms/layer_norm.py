@@ -1,0 +1,47 @@
+"""layer_norm on Triton: the kernels with their constraints. ``_norm.py`` and ``_norm_backward.py`` launch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fusedops import kernel, ops
+from fusedops_triton._constraints import supported
+
+
+@kernel(
+    ops.layer_norm,
+    *supported("x"),
+    source="fusedops_triton/norms/_norm.py",
+    rows_independent=True,
+)
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Compute the op for any rank, row length, strides and dtypes."""
+    from fusedops_triton.norms._norm import norm_forward  # imports triton, so not at module level
+
+    y, _, mean, rstd = norm_forward(x, None, weight, bias, eps, 0.0, True, save)
+    return y, mean, rstd
+
+
+@kernel(
+    ops.layer_norm,
+    *supported("x"),
+    direction="backward",
+    source="fusedops_triton/norms/_norm_backward.py",
+    rows_independent=True,
+)
+def layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, weight and bias in one pass, up to the row length that fits."""
+    from fusedops_triton.norms._norm_backward import norm_backward
+
+    dtypes, vectors = (x.dtype if needs[0] else None,), (weight if needs[1] else None, bias if needs[2] else None)
+    return norm_backward(grad, None, x, mean, rstd, weight, 0.0, dtypes, vectors)
