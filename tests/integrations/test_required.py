@@ -40,7 +40,7 @@ def test_a_package_that_reads_gguf_files_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], package: str
 ) -> None:
     pytest.importorskip("transformers")
-    module = importlib.import_module("fusedops.integrations.transformers._gguf")
+    module = importlib.import_module("fusedops.integrations.transformers._weights.gguf")
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == package else name)
     path = tmp_path / "model.gguf"
     path.touch()
