@@ -96,7 +96,16 @@ OF_PAIRWISE = ("calls", "memory")
 # And what is many calls, of eager, whose kernels are torch's.
 OF_MANY_CALLS = ("rows",)
 SLOW_BACKEND, SLOW_OPS = "triton", ("experts", "linear_attention", "linear_cross_entropy", "linear_log_probs")
-LONG = (*SLOW_OPS, "causal_conv1d", "grouped_matmul")
+LONG = (
+    *SLOW_OPS,
+    "causal_conv1d",
+    "cross_entropy",
+    "gated_rms_norm",
+    "grouped_matmul",
+    "merge_attention",
+    "quantized_linear",
+    "rotary_embedding",
+)
 OF_LONG = ("dtypes", "empty", "float64", "kernel", "masked_rows", "saved", "special", "strides")
 
 

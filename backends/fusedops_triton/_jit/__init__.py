@@ -1,1 +1,1 @@
-"""What the jit functions of several families share."""
+"""Functions that the jit functions of several families call."""

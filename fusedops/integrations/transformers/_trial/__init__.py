@@ -1,1 +1,1 @@
-"""How apply tells what a module computes: copies with random numbers, runs beside the op, and the code."""
+"""Recognition: copies of a module with random numbers, runs beside the op, and what the code shows."""
