@@ -29,18 +29,9 @@ _Window = tuple[int, int] | None
 _Results = LibraryCall | tuple[Tensor, Tensor]
 
 
-def attention_of_few(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: _Window,
-    return_lse: bool,
-) -> _Results:
+def attention_of_few(a: AttentionArgs) -> _Results:
     """Compute the op; keys and values of any strides are read once for all query heads that share them."""
-    return _forward(library().attention_forward, q, k, v, mask, scale, causal, window)
+    return _forward(library().attention_forward, a.q, a.k, a.v, a.mask, a.scale, a.causal, a.window)
 
 
 @library_kernel(
@@ -85,24 +76,10 @@ def _forward(
     return LibraryCall(function, (q, k, v, mask, out, lse, *sizes), (out, lse))
 
 
-def attention_of_few_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: _Window,
-    return_lse: bool,
-    needs: tuple[bool, ...],
-) -> LibraryCall | tuple[Tensor | None, ...]:
+def attention_of_few_backward(a: AttentionGradArgs) -> LibraryCall | tuple[Tensor | None, ...]:
     """Compute the gradients from an lse of the function of few queries."""
-    tensors = (grad_out, grad_lse if return_lse else None, q, k, v, mask, out, lse)
-    return _backward(*tensors, scale, causal, window, needs, of_few=True)
+    tensors = (a.grad_out, a.grad_lse if a.return_lse else None, a.q, a.k, a.v, a.mask, a.out, a.lse)
+    return _backward(*tensors, a.scale, a.causal, a.window, a.needs, of_few=True)
 
 
 @library_kernel(
