@@ -1,35 +1,7 @@
 """The eager backend: plain torch, any device, any shape. Fast on a CPU."""
 
 import fusedops
-from fusedops_eager import (
-    attention,
-    bias,
-    convolution,
-    experts,
-    gated,
-    linear_attention,
-    losses,
-    norms,
-    quantized,
-    rotary,
-    routing,
-    softmax,
-)
-
-_FAMILIES = (
-    attention,
-    bias,
-    convolution,
-    experts,
-    gated,
-    linear_attention,
-    losses,
-    norms,
-    quantized,
-    rotary,
-    routing,
-    softmax,
-)
+from fusedops_eager.kernels import KERNELS
 
 
 @fusedops.hookimpl
@@ -39,7 +11,7 @@ def fusedops_backend() -> fusedops.Backend:
         name="eager",
         device_types=("*",),
         priority=0,
-        kernels=tuple(kernel for family in _FAMILIES for kernel in family.KERNELS),
+        kernels=KERNELS,
         aliases=("torch",),
         needs="torch",
     )

@@ -1,7 +1,6 @@
 """The Triton backend: NVIDIA and AMD GPUs, and CPU tensors under TRITON_INTERPRET=1 for tests and debugging.
 
-Importing this package does not import triton. The first call imports the launchers and jit functions, which are in the
-modules with a leading underscore.
+Importing this package does not import triton: ``kernels.py`` names the functions, and the first call imports them.
 """
 
 from __future__ import annotations
@@ -10,35 +9,7 @@ import os
 from typing import Any
 
 import fusedops
-from fusedops_triton import (
-    attention,
-    bias,
-    convolution,
-    experts,
-    gated,
-    linear_attention,
-    losses,
-    norms,
-    quantized,
-    rotary,
-    routing,
-    softmax,
-)
-
-_FAMILIES = (
-    attention,
-    bias,
-    convolution,
-    experts,
-    gated,
-    linear_attention,
-    losses,
-    norms,
-    quantized,
-    rotary,
-    routing,
-    softmax,
-)
+from fusedops_triton.kernels import KERNELS
 
 
 def _interpreted() -> bool:
@@ -84,7 +55,7 @@ def fusedops_backend() -> fusedops.Backend:
         device_types=("cuda", "cpu") if interpreted else ("cuda",),
         # the interpreter is thousands of times slower than eager, so it is selected only if a policy names it
         priority=-100 if interpreted else 100,
-        kernels=tuple(kernel for family in _FAMILIES for kernel in family.KERNELS),
+        kernels=KERNELS,
         probe=_probe,
         needs="triton and an NVIDIA or AMD GPU",
         packages=("triton",),

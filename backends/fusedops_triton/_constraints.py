@@ -1,17 +1,33 @@
-"""The constraints that several kernels share."""
+"""The constraints that several kernels share, and why some do not promise independent rows."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from fusedops.constraints import Capability, Constraint, Dim, DType
+from fusedops.constraints import Capability, Constraint, Dim, DType, Rank
 
 #: The longest row of kernels that count columns in 32 bits. The last block may end up to 2**16 columns behind the row.
 LONGEST_ROW = 2**31 - 2**16
-#: Why a kernel does not promise that a row has the same bits whatever the other rows are.
+# why a kernel does not promise that a row has the same bits whatever the other rows are
 PLACE = "which elements are kept follows from the place of a row in the batch"
 PRODUCTS = "torch's matrix products select a kernel, and with it the order of a sum, by the number of rows"
 GROUPED = "torch's grouped_mm may order its sums by the number of rows"
+FEW_ROWS = "a program has fewer rows where there are few, and its sums another order"
+TWO_FORMS = "a program of several rows has two forms, by the number of rows, whose sums differ in the interpreter"
+MEAN_LENGTH = "packed sequences are computed in chunks, or one position after another, by their mean length"
+ORDER = "a few rows are summed in another order than tiles of many, or than torch's products, by their number"
+
+
+class DecayOfHeads(Rank):
+    """A decay is one for each head. With one for each row of a state, the products of a chunk are no plain matmuls."""
+
+    def needed(self, tensor: Any) -> str:
+        return "one decay for each head, (B, S, Hv): chunks of a decay of each row are no plain matmuls"
+
+    def fix_of(self, tensor: Any) -> str:
+        return f"pass {self.name} as (B, S, Hv), or use another backend"
 
 
 def supported(*names: str) -> tuple[Constraint, ...]:

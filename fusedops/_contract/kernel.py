@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from fusedops._contract.constraint import Constraint
 from fusedops._contract.signature import spread
+from fusedops._contract.values import loaded
 from fusedops._report.direction import Direction
 
 
@@ -43,6 +44,32 @@ class Adaptation(NamedTuple):
     name: str
     sentence: str
     cost: Callable[..., int | None]
+
+
+class NamedFunction:
+    """A function that is named as text, "module:name", and imported by its first call.
+
+    Args:
+        text: the module and the name.
+
+    Attributes:
+        check: called with the function when it is imported: raises where it has other parameters than the op.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.check: Callable[[Callable[..., Any]], None] | None = None
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The function, imported now."""
+        function = spread(loaded(self.text))
+        if self.check is not None:
+            self.check(function)
+        return function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
 
 
 #: True for a kernel that promises it; else the reason why it does not. By device type, "*" for all others, where that
@@ -103,7 +130,9 @@ class Kernel:
 
     @property
     def location(self) -> str:
-        """File and line of the function, for messages."""
+        """File and line of the function, or its name as text, for messages."""
+        if isinstance(self.function, NamedFunction):
+            return self.function.text
         code = getattr(unwrap(self.function), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
 
@@ -120,8 +149,10 @@ def kernel(
     rows_independent: RowsIndependent | None = None,
     for_speed: Sequence[Constraint] = (),
     for_rows: Callable[..., Any] | None = None,
-) -> Callable[[Callable[..., Any]], Kernel]:
+) -> Callable[[Callable[..., Any] | str], Kernel]:
     """Return a decorator that makes a function a kernel.
+
+    Called with a text, "module:function", it makes a kernel of that function, which the first call imports.
 
     The function takes the op's parameters by position, in order, without defaults (and ``save`` after them where the op
     has saved values); of direction "backward", the parameters of the op's backward.
@@ -155,11 +186,11 @@ def kernel(
     """
     name = op if isinstance(op, str) else op.__name__
 
-    def declare(function: Callable[..., Any]) -> Kernel:
+    def declare(function: Callable[..., Any] | str) -> Kernel:
         return Kernel(
             name,
             direction,
-            spread(function),
+            NamedFunction(function) if isinstance(function, str) else spread(function),
             (*constraints, *for_speed),
             source,
             tuple(deviations),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import keyword
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from fusedops._contract.backend import API_VERSION, Backend
 from fusedops._contract.constraint import Constraint, shown
-from fusedops._contract.kernel import Adaptation, Deviation, Kernel
+from fusedops._contract.kernel import Adaptation, Deviation, Kernel, NamedFunction
 from fusedops._contract.op import Op
 from fusedops._contract.signature import signature_text
 from fusedops._report.direction import Direction
@@ -141,7 +142,7 @@ def _check_rows(at: str, item: Kernel) -> None:
             )
 
 
-def _check_parameters(at: str, function: Callable[..., Any], expected: list[str]) -> None:
+def _check_parameters(at: str, expected: list[str], function: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -175,7 +176,10 @@ def _check_kernel(where: str, item: Kernel, op: Op) -> None:
             )
     _check_rows(at, item)
     for function in filter(None, (item.function, item.for_rows)):
-        _check_parameters(at, function, expected)
+        if isinstance(function, NamedFunction):
+            function.check = partial(_check_parameters, at, expected)
+        else:
+            _check_parameters(at, expected, function)
     for constraint in item.constraints:
         if not isinstance(constraint, Constraint):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PluginError(

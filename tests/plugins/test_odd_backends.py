@@ -16,6 +16,10 @@ def function(x: Any, bias: Any, approximate: Any) -> Any:
     return torch.full_like(x, 7.0)
 
 
+def function_of_two(x: Any, bias: Any) -> Any:
+    return x
+
+
 GOOD = kernel("bias_gelu")(function)
 
 
@@ -51,6 +55,18 @@ def test_an_odd_value_is_a_plugin_error_when_it_is_registered(backend: Backend, 
         fusedops.register(backend)
     assert part in str(error.value)
     assert "mine" not in backend_names()
+
+
+def test_a_function_named_as_text_is_imported_and_checked_by_its_first_call() -> None:
+    other = kernel("bias_gelu")(f"{__name__}:function_of_two")
+    fusedops.register(mine(kernels=(other, kernel("bias_gelu", direction="backward")("no.module:function"))))
+    with pytest.raises(
+        PluginError, match=r"at [a-z_.]*test_odd_backends:function_of_two: got parameters \(x, bias\), expected "
+    ):
+        fusedops.bias_gelu(torch.ones(2), backend="mine")
+    fusedops.unregister("mine")
+    fusedops.register(mine(kernels=(kernel("bias_gelu")(f"{__name__}:function"),)))
+    assert fusedops.bias_gelu(torch.ones(2), backend="mine").tolist() == [7.0, 7.0]
 
 
 def test_kernels_of_a_list_are_kept() -> None:

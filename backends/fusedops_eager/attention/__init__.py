@@ -1,6 +1,1 @@
 """Attention, of packed sequences too, and the merge of two results."""
-
-from fusedops import kernels_of
-from fusedops_eager.attention import attention, merge_attention, varlen_attention
-
-KERNELS = kernels_of(attention, merge_attention, varlen_attention)

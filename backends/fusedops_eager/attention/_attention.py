@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fusedops import masks
-from fusedops.dtypes import compute_dtype
+from fusedops.dtypes import compute_dtype, no_autocast
+from fusedops.ops.attention.arguments import AttentionArgs, AttentionGradArgs
 
 # Scores of a chunk: 4 MiB of float32, which stays in the cache of two cores between its matmuls
 CHUNK = 1024 * 1024
@@ -132,6 +133,21 @@ class Call:
         return scores
 
 
+def attention(a: AttentionArgs) -> tuple[Tensor, Tensor]:
+    """Compute the op on any device, for any sizes and masks, with the scores of some queries at a time."""
+    with no_autocast(a.q.device.type):
+        return attention_forward(a.q, a.k, a.v, a.mask, a.scale, a.causal, a.window)
+
+
+def attention_backward(a: AttentionGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of q, k and v, with the probabilities of some queries at a time."""
+    lse_grad = a.grad_lse if a.return_lse else None
+    with no_autocast(a.q.device.type):
+        return attention_gradients(
+            a.grad_out, lse_grad, a.q, a.k, a.v, a.mask, a.out, a.lse, a.scale, a.causal, a.window, a.needs
+        )
+
+
 def attention_forward(
     q: Tensor,
     k: Tensor,
@@ -172,7 +188,7 @@ def attention_forward(
     return out, lse
 
 
-def attention_backward(
+def attention_gradients(
     grad_out: Tensor,
     grad_lse: Tensor | None,
     q: Tensor,

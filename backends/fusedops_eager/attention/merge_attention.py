@@ -1,4 +1,4 @@
-"""merge_attention in plain torch, without constraints."""
+"""merge_attention in plain torch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops import kernel, ops
 from fusedops.dtypes import arithmetic, promoted
-from fusedops_eager._row_order import VECTORS
-
-_SOURCE = "fusedops_eager/attention/merge_attention.py"
 
 
-@kernel(
-    ops.merge_attention,
-    source=_SOURCE,
-    rows_independent=VECTORS,
-)
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the op on any device, for any rank, strides and dtypes."""
     weight_a, weight_b, lse, empty = _weights(out_a, lse_a, out_b, lse_b)
@@ -28,12 +19,6 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
     return results.copy_(torch.addcmul(a * weight_a[..., None], b, weight_b[..., None])), lse
 
 
-@kernel(
-    ops.merge_attention,
-    direction="backward",
-    source=_SOURCE,
-    rows_independent=VECTORS,
-)
 def merge_attention_backward(
     grad_out: Tensor,
     grad_lse: Tensor,

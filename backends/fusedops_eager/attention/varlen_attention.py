@@ -1,4 +1,4 @@
-"""varlen_attention in plain torch, without constraints: each sequence alone, by the computation of attention.
+"""varlen_attention in plain torch: each sequence alone, by the computation of attention.
 
 So a sequence has the same bits beside others as alone, and the memory is that of the longest one, in chunks.
 """
@@ -7,21 +7,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusedops import kernel, ops
 from fusedops.dtypes import no_autocast
 from fusedops.ops.attention.arguments import VarlenAttentionArgs, VarlenAttentionGradArgs, sequences_of
 from fusedops.ops.attention.formulas import by_sequence, gradients_by_sequence
-from fusedops_eager._row_order import PRODUCTS
-from fusedops_eager.attention._attention import attention_backward, attention_forward
-
-_SOURCE = "fusedops_eager/attention/_attention.py"
+from fusedops_eager.attention._attention import attention_forward, attention_gradients
 
 
-@kernel(
-    ops.varlen_attention,
-    source=_SOURCE,
-    rows_independent=PRODUCTS,
-)
 def varlen_attention(a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op on any device, for any sizes: the lengths are read, for which an accelerator is waited for."""
     sequences = sequences_of(a.cu_seqlens_q, a.cu_seqlens_k, a.q.shape[0], a.k.shape[0])
@@ -35,12 +26,6 @@ def varlen_attention(a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
         )
 
 
-@kernel(
-    ops.varlen_attention,
-    direction="backward",
-    source=_SOURCE,
-    rows_independent=PRODUCTS,
-)
 def varlen_attention_backward(a: VarlenAttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v."""
     sequences = sequences_of(a.cu_seqlens_q, a.cu_seqlens_k, a.q.shape[0], a.k.shape[0])
@@ -49,7 +34,7 @@ def varlen_attention_backward(a: VarlenAttentionGradArgs) -> tuple[Tensor | None
         grad: Tensor, lse_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, kept_lse: Tensor
     ) -> tuple[Tensor | None, ...]:
         of_lse = lse_grad if a.return_lse else None
-        return attention_backward(grad, of_lse, q, k, v, None, kept, kept_lse, a.scale, a.causal, a.window, a.needs)
+        return attention_gradients(grad, of_lse, q, k, v, None, kept, kept_lse, a.scale, a.causal, a.window, a.needs)
 
     with no_autocast(a.q.device.type):
         return gradients_by_sequence(one, sequences, a.grad_out, a.grad_lse, a.q, a.k, a.v, a.out, a.lse, a.needs)

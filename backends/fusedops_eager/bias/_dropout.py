@@ -25,6 +25,11 @@ _MASK_BYTES = KeepMask.BYTES // 2
 _INTEGER_DTYPE = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
+def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """Compute the op on any device, for any rank and bias shape."""
+    return dropout_forward(x, bias, None, p, training, seed)
+
+
 def dropout_forward(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float, training: bool, seed: Tensor | None
 ) -> Tensor:

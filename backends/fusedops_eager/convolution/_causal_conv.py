@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fusedops.dtypes import arithmetic
-from fusedops.ops.convolution.arguments import check_bounds
+from fusedops.ops.convolution.arguments import CausalConv1dArgs, CausalConv1dGradArgs, check_bounds
 from fusedops.ops.convolution.formulas import (
     SILU,
     Packed,
@@ -29,6 +29,17 @@ _aten = torch.ops.aten
 _MIN_SLAB_ELEMENTS = 256 * 1024
 # torch allocates about so many tensors of a slab's size, in the compute dtype
 _FORWARD_TENSORS, _BACKWARD_TENSORS = 2, 6
+
+
+def causal_conv1d(a: CausalConv1dArgs) -> tuple[Tensor, Tensor]:
+    """Compute the op on any device, for any strides and dtypes."""
+    return forward(*a)
+
+
+def causal_conv1d_backward(a: CausalConv1dGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, weight, bias and initial_state."""
+    of_state = a.grad_state if a.return_state else None
+    return backward(a.grad_y, of_state, a.x, a.weight, a.bias, a.initial_state, a.cu_seqlens, a.activation, a.needs)
 
 
 def forward(

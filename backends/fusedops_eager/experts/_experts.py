@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fusedops.dtypes import arithmetic, no_autocast
+from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import Activation, experts_of, order_of
 
 PANEL = 2048  # rows of a panel, at most, unless one expert has more
@@ -80,6 +81,21 @@ class Route(NamedTuple):
     def total(self) -> int:
         """The number of rows that have an expert."""
         return self.ends[-1] if self.ends else 0
+
+
+def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
+    """Compute each expert on the rows that chose it."""
+    functions = functions_of(Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved))
+    return forward(
+        a.x, a.index, a.weights, Experts(a.up, a.down, a.up_bias, a.down_bias, a.transposed), functions, save
+    )
+
+
+def experts_backward(a: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients from the inputs and the up-projections of forward."""
+    functions = functions_of(Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved))
+    weights_of = Experts(a.up, a.down, a.up_bias, a.down_bias, a.transposed)
+    return backward(a.grad, a.x, a.index, a.weights, weights_of, a.hidden, functions, a.needs)
 
 
 def route(index: Tensor, experts: int) -> Route:

@@ -14,8 +14,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fusedops.dtypes import arithmetic
-from fusedops.ops.linear_attention.arguments import bounds_of
+from fusedops.dtypes import arithmetic, no_autocast
+from fusedops.ops.linear_attention.arguments import LinearAttentionArgs, LinearAttentionGradArgs, bounds_of
 from fusedops.ops.linear_attention.formulas import normalized_gradient, rnorm_of, scale_of
 from fusedops_eager.linear_attention._decays import HeadDecay, NoDecay, RowDecay
 
@@ -104,6 +104,34 @@ class Call:
         filled = _filled(end - start)
         q, k, v, logs = (_with_rows(each, filled) for each in (q, k, v, logs))
         return Chunk(q, k, v, RowDecay(logs), None if beta is None else _with_rows(beta, filled))
+
+
+def linear_attention(a: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
+    """Compute the op on any device, for any sizes, in chunks of 64 positions."""
+    with no_autocast(a.q.device.type):
+        return linear_attention_forward(
+            a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, a.cu_seqlens
+        )
+
+
+def linear_attention_backward(a: LinearAttentionGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients in chunks of 64 positions, from the state before each of them."""
+    of_state = a.grad_state if a.return_state else None
+    with no_autocast(a.q.device.type):
+        return linear_attention_gradients(
+            a.grad_out,
+            of_state,
+            a.q,
+            a.k,
+            a.v,
+            a.decay,
+            a.beta,
+            a.scale,
+            a.normalize,
+            a.initial_state,
+            a.cu_seqlens,
+            a.needs,
+        )
 
 
 def _sequences(positions: int, cu_seqlens: Tensor | None) -> Iterator[Sequence]:
@@ -240,7 +268,7 @@ def _chunk_gradients(chunk: Chunk, state: Tensor, grad: Tensor, of_next: Tensor)
     return Gradients(dq.sum(2, keepdim=True), dk.sum(2, keepdim=True), dv, dbeta, of_state)
 
 
-def linear_attention_backward(
+def linear_attention_gradients(
     grad_out: Tensor,
     grad_state: Tensor | None,
     q: Tensor,

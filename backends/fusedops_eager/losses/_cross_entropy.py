@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.losses import formulas
+from fusedops.ops.losses.arguments import CrossEntropyArgs, CrossEntropyGradArgs, check_targets
 from fusedops.ops.losses.formulas import LossOptions
 from fusedops_eager._slabs import Buffers, max_slab_elements, pieces
 from fusedops_eager._torch import log_softmax
@@ -25,6 +26,17 @@ from fusedops_eager._torch import log_softmax
 # (torch 2.13). Those of longer rows are corrected.
 _LONG_ROW = 2**16
 _Buffer = Callable[[int, torch.Size], Tensor]
+
+
+def cross_entropy(a: CrossEntropyArgs, save: bool) -> tuple[Tensor, Tensor | None, None]:
+    """Compute the op on any device, for any rank and dtype. log_prob is not kept: lse serves."""
+    check_targets("cross_entropy", a.target, a.ignore_index, a.logits.shape[-1])
+    return *cross_entropy_forward(a.logits, a.target, a.options, save), None
+
+
+def cross_entropy_backward(a: CrossEntropyGradArgs) -> Tensor:
+    """Compute the gradient of the logits."""
+    return logits_gradient(a.grad, a.logits, a.lse, a.target, a.options)
 
 
 def cross_entropy_forward(
@@ -66,7 +78,7 @@ def cross_entropy_forward(
     return formulas.reduced(loss, target, options), sums if save else None
 
 
-def cross_entropy_backward(
+def logits_gradient(
     grad: Tensor,
     logits: Tensor,
     lse: Tensor,

@@ -6,8 +6,22 @@ import torch
 from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
-from fusedops.ops.losses.formulas import LossOptions, Results, Wanted
+from fusedops.ops.losses.arguments import LinearCrossEntropyArgs, LinearCrossEntropyGradArgs, check_targets
+from fusedops.ops.losses.formulas import LossOptions, Results, Wanted, loss_and_gradients, scaled_gradients
 from fusedops_eager._chunks import in_chunks, slabs_of
+
+
+def linear_cross_entropy(
+    a: LinearCrossEntropyArgs, save: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Compute the loss in chunks of rows, and the gradients of its sum over the rows."""
+    check_targets("linear_cross_entropy", a.target, a.ignore_index, a.weight.shape[0])
+    return loss_and_gradients(row_losses, a, save)
+
+
+def linear_cross_entropy_backward(a: LinearCrossEntropyGradArgs) -> tuple[Tensor | None, ...]:
+    """Multiply the gradients of forward by the incoming one; compute again what forward could not."""
+    return scaled_gradients(row_losses, a)
 
 
 def row_losses(

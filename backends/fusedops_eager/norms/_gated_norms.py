@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
+from fusedops.ops.norms.arguments import GatedRmsNormArgs, GatedRmsNormGradArgs
 from fusedops.ops.norms.formulas import in_groups
 from fusedops_eager._slabs import max_slab_elements, pieces
 
@@ -18,6 +19,17 @@ _aten = torch.ops.aten
 _MIN_SLAB_ELEMENTS = 256 * 1024
 # torch allocates about so many tensors of a slab's size, in the compute dtype
 _FORWARD_TENSORS, _BACKWARD_TENSORS = 2, 5
+
+
+def gated_rms_norm(a: GatedRmsNormArgs, save: bool) -> tuple[Tensor, Tensor | None]:
+    """Compute the op on any device, for any rank and dtypes."""
+    y, rstd = gated_norm_forward(*a)
+    return y, rstd if save else None
+
+
+def gated_rms_norm_backward(a: GatedRmsNormGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, gate and weight."""
+    return gated_norm_backward(*a)
 
 
 def gated_norm_forward(

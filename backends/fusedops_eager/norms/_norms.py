@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, promoted
 from fusedops.ops import OPS
+from fusedops.ops.norms.arguments import AddLayerNormArgs, AddLayerNormGradArgs, AddRmsNormArgs, AddRmsNormGradArgs
 from fusedops_eager._bias import BiasGradient
 from fusedops_eager._slabs import Buffers, max_slab_elements, pieces
 
@@ -26,6 +27,66 @@ _MIN_SLAB_ELEMENTS = 256 * 1024
 
 
 # ------------------------------------------------------------------------------------------------------------ RMSNorm
+
+
+def add_layer_norm(a: AddLayerNormArgs, save: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Compute the op on any device, for any rank and dtypes."""
+    y, s, mean, rstd = layer_forward(*a)
+    return y, s, mean if save else None, rstd if save else None
+
+
+def add_layer_norm_backward(a: AddLayerNormGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, residual, weight and bias."""
+    dtypes = (a.grad_y.dtype if a.needs[0] else None, a.residual_dtype if a.needs[1] else None)
+    return layer_backward(a.grad_y, a.grad_s, a.s, a.mean, a.rstd, a.weight, a.bias, dtypes, (a.needs[2], a.needs[3]))
+
+
+def add_rms_norm(a: AddRmsNormArgs, save: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute the op on any device, for any rank and dtypes."""
+    y, s, rstd = rms_forward(*a)
+    return y, s, rstd if save else None
+
+
+def add_rms_norm_backward(a: AddRmsNormGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, residual and weight."""
+    dtypes = (a.grad_y.dtype if a.needs[0] else None, a.residual_dtype if a.needs[1] else None)
+    return rms_backward(a.grad_y, a.grad_s, a.s, a.rstd, a.weight, a.offset, dtypes, a.needs[2])
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Compute the op on any device, for any rank and dtypes."""
+    y, _, mean, rstd = layer_forward(x, None, weight, bias, eps)
+    return y, mean if save else None, rstd if save else None
+
+
+def layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, weight and bias."""
+    dtypes = (x.dtype if needs[0] else None,)
+    return layer_backward(grad, None, x, mean, rstd, weight, bias, dtypes, (needs[1], needs[2]))
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool) -> tuple[Tensor, Tensor | None]:
+    """Compute the op on any device, for any rank and dtypes."""
+    y, _, rstd = rms_forward(x, None, weight, eps, offset)
+    return y, rstd if save else None
+
+
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None, offset: float, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x and weight."""
+    dtypes = (x.dtype if needs[0] else None,)
+    return rms_backward(grad, None, x, rstd, weight, offset, dtypes, needs[1])
 
 
 def rms_forward(

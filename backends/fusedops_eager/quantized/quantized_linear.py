@@ -7,19 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fusedops import kernel, ops
 from fusedops.dtypes import compute_dtype, no_autocast
 from fusedops.quantization import FORMATS, dequantize
-from fusedops_eager._row_order import PRODUCTS
 
 _CHUNK = 2**20  # weights of a chunk: 4 MiB in float32
 
 
-@kernel(
-    ops.quantized_linear,
-    source="torch.addmm, fusedops_eager/quantized/quantized_linear.py",
-    rows_independent=PRODUCTS,
-)
 def quantized_linear(x: Tensor, packed: Tensor, bias: Tensor | None, format: str) -> Tensor:
     """Compute the op; each chunk of rows of the weight gives columns of the result."""
     wide, rows = compute_dtype(x.dtype), x.shape[:-1]
@@ -32,12 +25,6 @@ def quantized_linear(x: Tensor, packed: Tensor, bias: Tensor | None, format: str
     return y.view(*rows, packed.shape[0])
 
 
-@kernel(
-    ops.quantized_linear,
-    direction="backward",
-    source="torch.addmm, fusedops_eager/quantized/quantized_linear.py",
-    rows_independent=PRODUCTS,
-)
 def quantized_linear_backward(
     grad: Tensor,
     packed: Tensor,

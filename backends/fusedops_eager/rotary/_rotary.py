@@ -18,6 +18,28 @@ from fusedops_eager._gated import views, widened
 from fusedops_eager._slabs import Buffers, pieces
 
 
+def rotary_embedding(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
+) -> tuple[Tensor, Tensor]:
+    """Compute the op on any device, for any number of rotated pairs."""
+    rotated_q = rotate(q, cos, sin, interleaved, seq_dim)
+    return rotated_q, q.new_empty(0) if k is None else rotate(k, cos, sin, interleaved, seq_dim)
+
+
+def rotary_embedding_backward(
+    grad_rotated_q: Tensor,
+    grad_rotated_k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    seq_dim: int,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of q and k: the rotation by the opposite angles."""
+    dq = rotate(grad_rotated_q, cos, sin, interleaved, seq_dim, sign=-1) if needs[0] else None
+    return dq, rotate(grad_rotated_k, cos, sin, interleaved, seq_dim, sign=-1) if needs[1] else None
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int, sign: int = 1) -> Tensor:
     """Rotate the pairs of one tensor.
 

@@ -63,6 +63,11 @@ class _DropoutArguments(NamedTuple):
     last: int  # the largest word whose element is dropped: an unsigned number, passed as the int32 with the same bits
 
 
+def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool, seed: Tensor | None) -> Tensor:
+    """Compute the op for any shape, strides and bias shape."""
+    return dropout_forward(x, bias, None, p, training, seed)
+
+
 def _dropout_arguments(p: float, training: bool, seed: Tensor | None) -> _DropoutArguments:
     drops, scale, last = _scale_and_last(p if training else 0.0)
     return _DropoutArguments(seed.resolve_neg() if drops and seed is not None else None, scale, last)

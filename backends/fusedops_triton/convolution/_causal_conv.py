@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops.ops.convolution.arguments import check_bounds, empty_state
+from fusedops.ops.convolution.arguments import CausalConv1dArgs, check_bounds, empty_state
 from fusedops.ops.convolution.formulas import SILU as SILU_NAME
 from fusedops.ops.convolution.formulas import Packed, final_state, packed_of
 from fusedops_triton._jit._bias import rounded, unit
@@ -64,6 +64,11 @@ TILES = {
 }  # fmt: skip
 #: The most rows of sums for the gradient of the weight: a program goes through as many tiles as that takes.
 CONV_PARTS = 64
+
+
+def causal_conv1d(a: CausalConv1dArgs) -> tuple[Tensor, Tensor]:
+    """Compute the op for any strides and dtypes. The state is copied by torch."""
+    return conv_forward(*a)
 
 
 def conv_tile(channels: int, positions: int, by_channel: bool, backward: bool) -> ConvTile:

@@ -18,6 +18,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.ops.convolution.arguments import CausalConv1dGradArgs
 from fusedops.ops.convolution.formulas import SILU as SILU_NAME
 from fusedops_triton._jit._bias import add_sums, rounded
 from fusedops_triton._jit._common import widened
@@ -43,6 +44,14 @@ from fusedops_triton.gated._gated import logistic, times
 from fusedops_triton.norms._norm import ready
 
 # ---------------------------------------------------------------------------------------------------------- launchers
+
+
+def causal_conv1d_backward(a: CausalConv1dGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x and the sums in one pass; those of the initial state by a kernel of their own."""
+    of_state = a.grad_state if a.return_state else None
+    return conv_backward(
+        a.grad_y, of_state, a.x, a.weight, a.bias, a.initial_state, a.cu_seqlens, a.activation, a.needs
+    )
 
 
 def conv_backward(

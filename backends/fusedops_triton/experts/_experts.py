@@ -13,10 +13,25 @@ import torch
 from torch import Tensor
 
 from fusedops.dtypes import no_autocast
+from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import Activation
 from fusedops_triton.experts._expert_activation import activation_backward, activation_forward
 from fusedops_triton.experts._expert_rows import Route, combine, route, spread, sum_groups
 from fusedops_triton.experts._grouped import rows_by_weight, weights_of_rows
+
+
+def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
+    """Compute each expert on the rows that chose it; tensors of any strides."""
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    return experts_forward(a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias, act, a.transposed, save)
+
+
+def experts_backward(a: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients from the inputs and the up-projections of forward."""
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    return experts_gradients(
+        a.grad, a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias, a.hidden, act, a.transposed, a.needs
+    )
 
 
 def experts_forward(
@@ -55,7 +70,7 @@ def _up_projection(x: Tensor, of: Route, up: Tensor, transposed: bool) -> Tensor
     return rows_by_weight(inputs, up, of.ends, not transposed)
 
 
-def experts_backward(
+def experts_gradients(
     grad: Tensor,
     x: Tensor,
     index: Tensor,

@@ -52,6 +52,44 @@ class Swish(NamedTuple):
     offset: float
 
 
+def geglu(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) -> Tensor:
+    """Compute the op for two tensors and for packed ones, of any shape and strides."""
+    return gated_forward(gate, up, Gelu("tanh" if approximate == "tanh" else "erf"), interleaved)
+
+
+def geglu_backward(
+    grad: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    approximate: str,
+    interleaved: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of gate and of up in one pass."""
+    return gated_backward(grad, gate, up, Gelu("tanh" if approximate == "tanh" else "erf"), interleaved, needs)
+
+
+def swiglu(
+    gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, offset: float, interleaved: bool
+) -> Tensor:
+    """Compute the op for two tensors and for packed ones, of any shape and strides."""
+    return gated_forward(gate, up, Swish(limit, alpha, offset), interleaved)
+
+
+def swiglu_backward(
+    grad: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    limit: float | None,
+    alpha: float,
+    offset: float,
+    interleaved: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of gate and of up in one pass."""
+    return gated_backward(grad, gate, up, Swish(limit, alpha, offset), interleaved, needs)
+
+
 def gated_forward(gate: Tensor, up: Tensor | None, activation: Swish | Gelu, interleaved: bool) -> Tensor:
     """Compute ``activation(gate) * up``.
 

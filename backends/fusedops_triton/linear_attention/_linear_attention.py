@@ -24,6 +24,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.ops.linear_attention.arguments import LinearAttentionArgs
 from fusedops_triton._jit._bias import rounded
 from fusedops_triton._jit._common import exp, read, scalar
 from fusedops_triton._jit._profiled import profiled
@@ -33,6 +34,7 @@ from fusedops_triton.linear_attention._linear_attention_parts import (
     Call,
     Parts,
     Sizes,
+    call_of,
     columns_of,
     parts_of,
     product,
@@ -46,6 +48,13 @@ from fusedops_triton.linear_attention._linear_attention_parts import (
 FEW = 16
 
 # ---------------------------------------------------------------------------------------------------------- launchers
+
+
+def linear_attention(a: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
+    """Compute the op with one decay for each head, or none, in chunks of positions; few positions one by one."""
+    return linear_attention_forward(
+        call_of(a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, a.cu_seqlens)
+    )
 
 
 def linear_attention_forward(call: Call) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.ops.linear_attention.arguments import LinearAttentionGradArgs
 from fusedops_triton._jit._bias import rounded
 from fusedops_triton._jit._common import read
 from fusedops_triton._jit._profiled import profiled
@@ -32,6 +33,7 @@ from fusedops_triton.linear_attention._linear_attention_parts import (
     Call,
     Parts,
     Sizes,
+    call_of,
     columns_of,
     parts_of,
     product,
@@ -44,7 +46,13 @@ from fusedops_triton.norms._norm import ready
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
-def linear_attention_backward(
+def linear_attention_backward(a: LinearAttentionGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients in chunks of positions, from the states before them, which are computed again."""
+    call = call_of(a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, a.cu_seqlens)
+    return linear_attention_gradients(call, a.grad_out, a.grad_state if a.return_state else None, a.needs)
+
+
+def linear_attention_gradients(
     call: Call, grad_out: Tensor, grad_state: Tensor | None, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k, v, decay, beta and the initial state, contiguous; None where not wanted.

@@ -34,6 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.ops.losses.arguments import CrossEntropyArgs, CrossEntropyGradArgs
 from fusedops.ops.losses.formulas import LossOptions
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import exp, read, read_evicting, scalar, widened
@@ -44,6 +45,16 @@ from fusedops_triton.losses._logits import added, capped, slope
 from fusedops_triton.losses._loss_settings import loss_gradient_plan, loss_group, loss_plan
 
 # ---------------------------------------------------------------------------------------------------------- launchers
+
+
+def cross_entropy(a: CrossEntropyArgs, save: bool) -> tuple[Tensor, Tensor | None, None]:
+    """Compute the op for any rank, number of classes and strides. log_prob is not kept: lse serves."""
+    return *cross_entropy_forward(a.logits, a.target, a.options, save), None
+
+
+def cross_entropy_backward(a: CrossEntropyGradArgs) -> Tensor:
+    """Compute the gradient of the logits."""
+    return cross_entropy_backward(a.grad, a.logits, a.lse, a.target, a.options)
 
 
 def _scalars(options: LossOptions) -> tuple[float | int, ...]:
@@ -85,7 +96,7 @@ def cross_entropy_forward(
     return total, lse
 
 
-def cross_entropy_backward(grad: Tensor, logits: Tensor, lse: Tensor, target: Tensor, options: LossOptions) -> Tensor:
+def logits_gradient(grad: Tensor, logits: Tensor, lse: Tensor, target: Tensor, options: LossOptions) -> Tensor:
     """Compute the gradient of the logits (..., V), contiguous, from lse of the forward.
 
     Args:

@@ -29,12 +29,14 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.dtypes import no_autocast, promoted
-from fusedops.ops.losses.formulas import LossOptions, Results
+from fusedops.ops.losses.arguments import LinearCrossEntropyArgs, LinearCrossEntropyGradArgs
+from fusedops.ops.losses.formulas import LossOptions, Results, loss_and_gradients, scaled_gradients
 from fusedops_triton._jit._common import exp, scalar
 from fusedops_triton._jit._profiled import profiled
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton.losses._logits import added, read_logits, slope
 from fusedops_triton.losses._loss_settings import class_tile
+from fusedops_triton.losses._scaled import scaled
 
 #: Rows of a chunk, at least. With the gradient of weight: 4096, or as many as x has columns if those are fewer, and at
 #: least SUM_ROWS, but no more than half of all rows: the logits of all rows never exist at once. Each chunk reads and
@@ -49,6 +51,18 @@ _PADDED = 16  # elements: 16 bytes of the narrowest dtype twice, and what Triton
 
 
 # ----------------------------------------------------------------------------------------------------------- launcher
+
+
+def linear_cross_entropy(
+    a: LinearCrossEntropyArgs, save: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Compute the loss in chunks of rows, and the gradients of its sum over the rows that are wanted."""
+    return loss_and_gradients(row_losses, a, save)
+
+
+def linear_cross_entropy_backward(a: LinearCrossEntropyGradArgs) -> tuple[Tensor | None, ...]:
+    """Multiply the gradients of forward by the incoming one; compute again what forward could not."""
+    return scaled_gradients(row_losses, a, scaled)
 
 
 def row_losses(

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.ops.losses.arguments import LinearLogProbsArgs, LinearLogProbsGradArgs
 from fusedops_triton._jit._common import exp, scalar
 from fusedops_triton._jit._profiled import profiled
 from fusedops_triton._launch import Launch, cached_by_layout
@@ -43,6 +44,28 @@ class Options(NamedTuple):
 
 
 # ----------------------------------------------------------------------------------------------------------- launcher
+
+
+def linear_log_probs(a: LinearLogProbsArgs, save: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute the log probabilities and the entropy in chunks of rows."""
+    flat, options = a.target.reshape(-1), Options(a.temperature, a.softcap, a.ignore_index, a.return_entropy)
+    logp, entropy, lse = row_statistics(a.x.reshape(flat.numel(), a.x.shape[-1]), a.weight, flat, a.bias, options)
+    shape = a.target.shape
+    return logp.view(shape), entropy.view(shape), lse.view(shape) if save else None
+
+
+def linear_log_probs_backward(a: LinearLogProbsGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the chunks again, and the gradients of x, weight and bias."""
+    flat, options = a.target.reshape(-1), Options(a.temperature, a.softcap, a.ignore_index, a.return_entropy)
+    rows = [each.reshape(-1).resolve_neg().contiguous() for each in (a.grad_logp, a.grad_entropy, a.entropy, a.lse)]
+    wanted = (a.needs[0], a.needs[1], a.needs[2] and a.bias is not None)
+    given = (a.x.reshape(flat.numel(), a.x.shape[-1]), a.weight, flat, a.bias)
+    dx, dweight, dbias = row_gradients(rows[0], rows[1], rows[2], rows[3], *given, options=options, wanted=wanted)
+    return (
+        None if dx is None else dx.view(a.x.shape),
+        None if dweight is None else dweight.to(a.weight.dtype),
+        None if dbias is None or a.bias is None else dbias.to(a.bias.dtype),
+    )
 
 
 def row_statistics(

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.ops.norms.arguments import GatedRmsNormArgs, GatedRmsNormGradArgs
 from fusedops_triton._jit._bias import add_sums, rounded, unit
 from fusedops_triton._jit._common import read, read_evicting, scalar, widened
 from fusedops_triton._jit._profiled import profiled
@@ -46,6 +47,18 @@ class GatedNorm(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------------- launchers
+
+
+def gated_rms_norm(a: GatedRmsNormArgs, save: bool) -> tuple[Tensor, Tensor | None]:
+    """Compute the op for any rank, strides and dtypes."""
+    options = GatedNorm(a.gate_first, a.activation == "silu", a.groups, a.offset)
+    return gated_norm_forward(a.x, a.gate, a.weight, a.eps, options, save)
+
+
+def gated_rms_norm_backward(a: GatedRmsNormGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, gate and weight in one pass, and the sums of the weight's in a second one."""
+    options = GatedNorm(a.gate_first, a.activation == "silu", a.groups, a.offset)
+    return gated_norm_backward(a.grad, a.x, a.gate, a.rstd, a.weight, options, a.needs)
 
 
 def gated_norm_forward(

@@ -30,6 +30,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.dtypes import promoted
+from fusedops.ops.norms.arguments import AddLayerNormArgs, AddRmsNormArgs
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import read, read_evicting, scalar, widened
 from fusedops_triton._jit._profiled import profiled
@@ -38,6 +39,31 @@ from fusedops_triton._settings import ceil_div
 from fusedops_triton.norms._norm_settings import norm_plan
 
 # ----------------------------------------------------------------------------------------------------------- launcher
+
+
+def add_layer_norm(a: AddLayerNormArgs, save: bool) -> tuple[Tensor | None, ...]:
+    """Compute the op for any rank, row length, strides and dtypes."""
+    return norm_forward(a.x, a.residual, a.weight, a.bias, a.eps, 0.0, True, save)
+
+
+def add_rms_norm(a: AddRmsNormArgs, save: bool) -> tuple[Tensor | None, ...]:
+    """Compute the op for any rank, row length, strides and dtypes."""
+    y, s, _, rstd = norm_forward(a.x, a.residual, a.weight, None, a.eps, a.offset, False, save)
+    return y, s, rstd
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, save: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Compute the op for any rank, row length, strides and dtypes."""
+    y, _, mean, rstd = norm_forward(x, None, weight, bias, eps, 0.0, True, save)
+    return y, mean, rstd
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, save: bool) -> tuple[Tensor, Tensor | None]:
+    """Compute the op for any rank, row length, strides and dtypes."""
+    y, _, _, rstd = norm_forward(x, None, weight, None, eps, offset, False, save)
+    return y, rstd
 
 
 def norm_forward(

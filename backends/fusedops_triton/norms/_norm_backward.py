@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.ops.norms.arguments import AddLayerNormGradArgs, AddRmsNormGradArgs
 from fusedops_triton._jit._bias import add_sums, column_tile, rounded, store_sums, unit
 from fusedops_triton._jit._common import read, read_evicting, scalar, widened
 from fusedops_triton._jit._profiled import profiled
@@ -32,6 +33,42 @@ from fusedops_triton.norms._norm import columns_of, ready
 from fusedops_triton.norms._norm_settings import norm_sums
 
 # ---------------------------------------------------------------------------------------------------------- launchers
+
+
+def add_layer_norm_backward(a: AddLayerNormGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, residual, weight and bias in one pass, up to the row length that fits."""
+    dtypes = (a.grad_y.dtype if a.needs[0] else None, a.residual_dtype if a.needs[1] else None)
+    vectors = (a.weight if a.needs[2] else None, a.bias if a.needs[3] else None)
+    return norm_backward(a.grad_y, a.grad_s, a.s, a.mean, a.rstd, a.weight, 0.0, dtypes, vectors)
+
+
+def add_rms_norm_backward(a: AddRmsNormGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, residual and weight in one pass, up to the row length that fits."""
+    dtypes = (a.grad_y.dtype if a.needs[0] else None, a.residual_dtype if a.needs[1] else None)
+    vectors = (a.weight if a.needs[2] else None, None)
+    return norm_backward(a.grad_y, a.grad_s, a.s, None, a.rstd, a.weight, a.offset, dtypes, vectors)[:3]
+
+
+def layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, weight and bias in one pass, up to the row length that fits."""
+    dtypes, vectors = (x.dtype if needs[0] else None,), (weight if needs[1] else None, bias if needs[2] else None)
+    return norm_backward(grad, None, x, mean, rstd, weight, 0.0, dtypes, vectors)
+
+
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None, offset: float, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x and weight in one pass, up to the row length that fits."""
+    dtypes, vectors = (x.dtype if needs[0] else None,), (weight if needs[1] else None, None)
+    return norm_backward(grad, None, x, None, rstd, weight, offset, dtypes, vectors)[:2]
 
 
 def norm_backward(

@@ -1,6 +1,1 @@
 """The linear layer with packed weights."""
-
-from fusedops import kernels_of
-from fusedops_triton.quantized import quantized_linear
-
-KERNELS = kernels_of(quantized_linear)

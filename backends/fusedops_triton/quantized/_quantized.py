@@ -77,6 +77,18 @@ _CHUNK = 2**24
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
+def quantized_linear_backward(
+    grad: Tensor,
+    packed: Tensor,
+    bias: Tensor | None,
+    format: str,
+    x_dtype: torch.dtype,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of x, by torch's products with chunks of the weight, and of bias."""
+    return linear_backward(grad, packed, bias, format, needs)
+
+
 def linear_forward(x: Tensor, packed: Tensor, bias: Tensor | None, format: str) -> Tensor:
     """Return the products, (..., N), in the dtype of x."""
     outputs, columns = packed.shape[0], x.shape[-1]

@@ -32,6 +32,31 @@ from fusedops_triton._settings import ROTARY_HEADS, ceil_div, power_of_two, rota
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
+def rotary_embedding(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int
+) -> tuple[Tensor, Tensor]:
+    """Compute the op for any shape and strides, for q and k in one launch."""
+    rotated_q, rotated_k = rotate(q, k, cos, sin, interleaved, seq_dim)
+    return rotated_q, q.new_empty(0) if rotated_k is None else rotated_k
+
+
+def rotary_embedding_backward(
+    grad_rotated_q: Tensor,
+    grad_rotated_k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    seq_dim: int,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of q and k: the rotation by the opposite angles, in one launch."""
+    wanted = [grad for grad, need in zip((grad_rotated_q, grad_rotated_k), needs) if need]
+    if not wanted:
+        return None, None
+    first, second = rotate(wanted[0], wanted[1] if len(wanted) > 1 else None, cos, sin, interleaved, seq_dim, False)
+    return (first, second) if needs[0] else (None, first)
+
+
 def rotate(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, seq_dim: int, forward: bool = True
 ) -> tuple[Tensor, Tensor | None]:

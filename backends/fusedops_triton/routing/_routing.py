@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedops.ops.routing.arguments import TopKRoutingArgs, TopKRoutingGradArgs
 from fusedops.ops.routing.formulas import SCORES
 from fusedops_triton._jit._common import exp, read, scalar, widened
 from fusedops_triton._jit._profiled import profiled
@@ -47,6 +48,17 @@ class Routing(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------------- launchers
+
+
+def top_k_routing(a: TopKRoutingArgs) -> tuple[Tensor, Tensor]:
+    """Choose experts and compute their weights; logits of any rank and strides."""
+    options = Routing(a.k, a.score, a.groups, a.top_groups, a.group_score, a.normalize, a.eps, a.scale)
+    return routing_forward(a.logits, a.bias, a.index, options)
+
+
+def top_k_routing_backward(a: TopKRoutingGradArgs) -> Tensor:
+    """Compute the gradient of the logits."""
+    return routing_backward(*a)
 
 
 def routing_forward(

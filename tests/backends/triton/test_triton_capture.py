@@ -72,11 +72,11 @@ print(json.dumps(outcome(lambda: made.softmax_forward(longer, None, 0.3, False))
 
 def test_warm_up_loads_what_the_capture_launches(program: Callable[[str], Any]) -> None:
     code = """
-from fusedops_triton.softmax.scaled_masked_softmax import scaled_masked_softmax as kernel
-from fusedops_triton.softmax.scaled_masked_softmax import scaled_masked_softmax_backward as backward_kernel
+from fusedops_triton.kernels import KERNELS
 
 # on the CPU, where no GPU is
-fusedops.register(fusedops.Backend("stub", ("cpu",), 200, (kernel, backward_kernel)))
+kernels = tuple(each for each in KERNELS if each.op == "scaled_masked_softmax")
+fusedops.register(fusedops.Backend("stub", ("cpu",), 200, kernels))
 x.requires_grad_()
 
 def step():

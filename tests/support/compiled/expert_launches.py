@@ -34,6 +34,6 @@ def launch_experts(case: dict[str, Any]) -> None:
         _grouped_matmul.products_forward(x, empty(*up), empty(experts, of=torch.int64), biases[0], transposed)
     elif case["op"].endswith("backward"):
         hidden = empty(tokens * choices, outputs)
-        _experts.experts_backward(x, *tensors, hidden, act, transposed, (True,) * 6)
+        _experts.experts_gradients(x, *tensors, hidden, act, transposed, (True,) * 6)
     else:
         _experts.experts_forward(*tensors, act, transposed, True)

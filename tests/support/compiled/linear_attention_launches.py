@@ -12,7 +12,7 @@ def launch_linear_attention(case: dict[str, Any]) -> None:
     and maybe plain (no decay, no beta, no state), beta (False: none), sequences (N packed ones).
     """
     from fusedops_triton.linear_attention._linear_attention import linear_attention_forward
-    from fusedops_triton.linear_attention._linear_attention_backward import linear_attention_backward
+    from fusedops_triton.linear_attention._linear_attention_backward import linear_attention_gradients
     from fusedops_triton.linear_attention._linear_attention_parts import call_of
 
     (batch, positions, key_heads, heads, size_k, size_v), dtype = case["shape"], getattr(torch, case["dtype"])
@@ -31,6 +31,6 @@ def launch_linear_attention(case: dict[str, Any]) -> None:
     else:
         call = call_of(q, q, v, decay, beta, None, True, state, bounds)
     if case["op"].endswith("backward"):
-        linear_attention_backward(call, v, state, (True,) * 6)
+        linear_attention_gradients(call, v, state, (True,) * 6)
     else:
         linear_attention_forward(call)

@@ -337,7 +337,7 @@ def loss_launch(case: dict[str, Any]) -> Launch:
     options = LossOptions(-100, 0.1 if both else 0.0, 0.01, 30.0 if both else None, "mean", None)
     with Recorder() as launches:
         if case["op"].endswith("backward"):
-            _cross_entropy.cross_entropy_backward(lse.flatten()[0], logits, lse, target, options)
+            _cross_entropy.logits_gradient(lse.flatten()[0], logits, lse, target, options)
         else:
             _cross_entropy.cross_entropy_forward(logits, target, options, True)
     for launch in launches:

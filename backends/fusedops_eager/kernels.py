@@ -1,0 +1,150 @@
+"""The table of this backend: for each kernel its op, its function and its promise. None has a constraint.
+
+A function is named as text and imported by its first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from fusedops import Kernel, kernel, ops
+from fusedops_eager._row_order import PLACE, PRODUCTS, SUMS, VECTORS, on_cpu
+
+_Promise = str | dict[str, Literal[True] | str]
+
+
+def _both(
+    op: Callable[..., Any],
+    forward: str,
+    backward: str,
+    rows: _Promise,
+    uses: str = "",
+    backward_rows: _Promise | None = None,
+    backward_uses: str = "",
+) -> tuple[Kernel, Kernel]:
+    """Return the two kernels of an op.
+
+    Args:
+        op: the public function.
+        forward: "family.module:function" in this package.
+        backward: the same.
+        rows: the promise that rows are independent, or why not.
+        uses: the functions of torch that compute a part of forward.
+        backward_rows: the promise of backward; None where it is forward's.
+        backward_uses: the functions of torch that compute a part of backward.
+    """
+
+    def one(direction: Literal["forward", "backward"], name: str, uses: str, rows: _Promise) -> Kernel:
+        source = f"{uses}fusedops_eager/{name.partition(':')[0].replace('.', '/')}.py"
+        return kernel(op, direction=direction, source=source, rows_independent=rows)(f"fusedops_eager.{name}")
+
+    return (
+        one("forward", forward, uses, rows),
+        one("backward", backward, backward_uses, rows if backward_rows is None else backward_rows),
+    )
+
+
+KERNELS = (
+    *_both(ops.attention, "attention._attention:attention", "attention._attention:attention_backward", PRODUCTS),
+    *_both(
+        ops.merge_attention,
+        "attention.merge_attention:merge_attention",
+        "attention.merge_attention:merge_attention_backward",
+        VECTORS,
+    ),
+    *_both(
+        ops.varlen_attention,
+        "attention.varlen_attention:varlen_attention",
+        "attention.varlen_attention:varlen_attention_backward",
+        PRODUCTS,
+    ),
+    *_both(ops.bias_dropout, "bias._dropout:bias_dropout", "bias._dropout:dropout_backward", PLACE),
+    *_both(ops.bias_dropout_add, "bias._dropout:dropout_forward", "bias._dropout:dropout_backward", PLACE),
+    *_both(ops.bias_gelu, "bias._gelu:gelu_forward", "bias._gelu:gelu_backward", VECTORS),
+    *_both(
+        ops.causal_conv1d,
+        "convolution._causal_conv:causal_conv1d",
+        "convolution._causal_conv:causal_conv1d_backward",
+        VECTORS,
+    ),
+    *_both(ops.experts, "experts._experts:experts", "experts._experts:experts_backward", PRODUCTS, "torch.mm, "),
+    *_both(
+        ops.grouped_matmul,
+        "experts._grouped:forward",
+        "experts._grouped:backward",
+        PRODUCTS,
+        "torch.mm, torch.nn.functional.grouped_mm, ",
+    ),
+    *_both(ops.geglu, "gated._geglu:geglu_forward", "gated._geglu:geglu_backward", VECTORS),
+    *_both(ops.swiglu, "gated._swiglu:swiglu_forward", "gated._swiglu:swiglu_backward", VECTORS),
+    *_both(
+        ops.linear_attention,
+        "linear_attention._linear_attention:linear_attention",
+        "linear_attention._linear_attention:linear_attention_backward",
+        PRODUCTS,
+    ),
+    *_both(
+        ops.cross_entropy,
+        "losses._cross_entropy:cross_entropy",
+        "losses._cross_entropy:cross_entropy_backward",
+        on_cpu(),
+        backward_rows=VECTORS,
+    ),
+    *_both(
+        ops.linear_cross_entropy,
+        "losses._linear_cross_entropy:linear_cross_entropy",
+        "losses._linear_cross_entropy:linear_cross_entropy_backward",
+        PRODUCTS,
+        "torch.mm, ",
+    ),
+    *_both(
+        ops.linear_log_probs,
+        "losses._linear_log_probs:linear_log_probs",
+        "losses._linear_log_probs:linear_log_probs_backward",
+        PRODUCTS,
+        "torch.mm, ",
+    ),
+    *_both(
+        ops.add_layer_norm,
+        "norms._norms:add_layer_norm",
+        "norms._norms:add_layer_norm_backward",
+        on_cpu(),
+        "torch.native_layer_norm, ",
+        backward_uses="torch.native_layer_norm_backward, ",
+    ),
+    *_both(
+        ops.add_rms_norm, "norms._norms:add_rms_norm", "norms._norms:add_rms_norm_backward", SUMS, "torch.rms_norm, "
+    ),
+    *_both(
+        ops.gated_rms_norm, "norms._gated_norms:gated_rms_norm", "norms._gated_norms:gated_rms_norm_backward", VECTORS
+    ),
+    *_both(
+        ops.layer_norm,
+        "norms._norms:layer_norm",
+        "norms._norms:layer_norm_backward",
+        on_cpu(),
+        "torch.native_layer_norm, ",
+        backward_uses="torch.native_layer_norm_backward, ",
+    ),
+    *_both(ops.rms_norm, "norms._norms:rms_norm", "norms._norms:rms_norm_backward", SUMS, "torch.rms_norm, "),
+    *_both(
+        ops.quantized_linear,
+        "quantized.quantized_linear:quantized_linear",
+        "quantized.quantized_linear:quantized_linear_backward",
+        PRODUCTS,
+        "torch.addmm, ",
+        backward_uses="torch.addmm, ",
+    ),
+    *_both(
+        ops.rotary_embedding, "rotary._rotary:rotary_embedding", "rotary._rotary:rotary_embedding_backward", VECTORS
+    ),
+    *_both(
+        ops.top_k_routing,
+        "routing._routing:top_k_routing",
+        "routing._routing:top_k_routing_backward",
+        on_cpu(),
+        "torch.topk, ",
+    ),
+    *_both(ops.scaled_masked_softmax, "softmax._softmax:softmax_forward", "softmax._softmax:softmax_backward", VECTORS),
+)

@@ -1,0 +1,210 @@
+"""The table of this backend: for each kernel its op, its function, its constraints and its promise.
+
+A function is named as text and imported by its first call, so that importing this package does not import triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from fusedops import Kernel, kernel, ops
+from fusedops.constraints import Constraint, Dim, OneOf
+from fusedops_triton._constraints import (
+    FEW_ROWS,
+    GROUPED,
+    LONGEST_ROW,
+    MEAN_LENGTH,
+    ORDER,
+    PLACE,
+    PRODUCTS,
+    TWO_FORMS,
+    DecayOfHeads,
+    row_length,
+    supported,
+)
+
+
+def _both(
+    op: Callable[..., Any],
+    forward: str,
+    backward: str,
+    *constraints: Constraint,
+    gradients: tuple[Constraint, ...] | None = None,
+    uses: str = "",
+    rows: Literal[True] | str = True,
+) -> tuple[Kernel, Kernel]:
+    """Return the two kernels of an op.
+
+    Args:
+        op: the public function.
+        forward: "family.module:function" in this package.
+        backward: the same.
+        *constraints: of forward.
+        gradients: the constraints of backward; None where they are forward's.
+        uses: the function of torch that computes a part.
+        rows: the promise that rows are independent, or why not.
+    """
+
+    def one(direction: Literal["forward", "backward"], name: str, constraints: tuple[Constraint, ...]) -> Kernel:
+        source = f"{uses}fusedops_triton/{name.partition(':')[0].replace('.', '/')}.py"
+        declare = kernel(op, *constraints, direction=direction, source=source, rows_independent=rows)
+        return declare(f"fusedops_triton.{name}")
+
+    of_backward = constraints if gradients is None else gradients
+    return one("forward", forward, constraints), one("backward", backward, of_backward)
+
+
+KERNELS = (
+    *_both(
+        ops.merge_attention,
+        "attention._merge:merge_forward",
+        "attention._merge:merge_backward",
+        *supported("out_a", "lse_a", "out_b", "lse_b"),
+        Dim("out_a", (-1,), at_most=4096),  # a program holds whole rows
+    ),
+    *_both(
+        ops.bias_dropout,
+        "bias._bias_dropout:bias_dropout",
+        "bias._bias_dropout:dropout_backward",
+        *supported("x", "bias"),
+        gradients=supported("grad"),
+        rows=PLACE,
+    ),
+    *_both(
+        ops.bias_dropout_add,
+        "bias._bias_dropout:dropout_forward",
+        "bias._bias_dropout:dropout_backward",
+        *supported("x", "bias", "residual"),
+        gradients=supported("grad"),
+        rows=PLACE,
+    ),
+    *_both(ops.bias_gelu, "bias._bias_gelu:gelu_forward", "bias._bias_gelu:gelu_backward", *supported("x", "bias")),
+    *_both(
+        ops.causal_conv1d,
+        "convolution._causal_conv:causal_conv1d",
+        "convolution._causal_conv_backward:causal_conv1d_backward",
+        *supported("x", "weight", "bias"),
+    ),
+    *_both(
+        ops.experts,
+        "experts._experts:experts",
+        "experts._experts:experts_backward",
+        *supported("x", "up", "down"),
+        Dim("index", (0,), at_most=2**24),  # the routed rows are counted in 32 bits
+        Dim("index", (1,), at_most=2**6),
+        Dim("up", (-2, -1), at_most=LONGEST_ROW),
+        uses="torch.nn.functional.grouped_mm, ",
+        rows=GROUPED,
+    ),
+    *_both(
+        ops.grouped_matmul,
+        "experts._grouped_matmul:products_forward",
+        "experts._grouped_matmul:products_backward",
+        *supported("x", "weight"),
+        Dim("x", (0,), at_most=2**30),  # the rows are counted in 32 bits
+        Dim("weight", (-2, -1), at_most=LONGEST_ROW),
+        uses="torch.nn.functional.grouped_mm, ",
+        rows=GROUPED,
+    ),
+    *_both(ops.geglu, "gated._gated:geglu", "gated._gated:geglu_backward", *supported("gate", "up")),
+    *_both(ops.swiglu, "gated._gated:swiglu", "gated._gated:swiglu_backward", *supported("gate", "up")),
+    *_both(
+        ops.linear_attention,
+        "linear_attention._linear_attention:linear_attention",
+        "linear_attention._linear_attention_backward:linear_attention_backward",
+        *supported("q", "k", "v", "decay", "beta", "initial_state"),
+        DecayOfHeads("decay", 3),
+        Dim("q", (1,), at_most=2**30),  # positions are counted in 32 bits
+        Dim("q", (3,), at_most=256),  # rows of a state: a program has some columns of it in registers
+        Dim("v", (3,), at_most=2**20),  # elements of a state are counted in 32 bits too
+        rows=MEAN_LENGTH,
+    ),
+    *_both(
+        ops.cross_entropy,
+        "losses._cross_entropy:cross_entropy",
+        "losses._cross_entropy:cross_entropy_backward",
+        *supported("logits"),
+        row_length("logits"),
+    ),
+    *_both(
+        ops.linear_cross_entropy,
+        "losses._linear_cross_entropy:linear_cross_entropy",
+        "losses._linear_cross_entropy:linear_cross_entropy_backward",
+        *supported("x", "weight"),
+        row_length("weight", 0),
+        uses="torch.mm, ",
+        rows=PRODUCTS,
+    ),
+    *_both(
+        ops.linear_log_probs,
+        "losses._linear_log_probs:linear_log_probs",
+        "losses._linear_log_probs:linear_log_probs_backward",
+        *supported("x", "weight"),
+        row_length("weight", 0),
+        uses="torch.mm, ",
+        rows=PRODUCTS,
+    ),
+    *_both(
+        ops.add_layer_norm,
+        "norms._norm:add_layer_norm",
+        "norms._norm_backward:add_layer_norm_backward",
+        *supported("x", "residual"),
+        gradients=supported("s"),
+    ),
+    *_both(
+        ops.add_rms_norm,
+        "norms._norm:add_rms_norm",
+        "norms._norm_backward:add_rms_norm_backward",
+        *supported("x", "residual"),
+        gradients=supported("s"),
+    ),
+    *_both(
+        ops.gated_rms_norm,
+        "norms._gated_norm:gated_rms_norm",
+        "norms._gated_norm:gated_rms_norm_backward",
+        *supported("x", "gate"),
+        Dim("x", (-1,), at_most=8192),  # of one group, a program holds the whole row
+    ),
+    *_both(ops.layer_norm, "norms._norm:layer_norm", "norms._norm_backward:layer_norm_backward", *supported("x")),
+    *_both(ops.rms_norm, "norms._norm:rms_norm", "norms._norm_backward:rms_norm_backward", *supported("x")),
+    *_both(
+        ops.quantized_linear,
+        "quantized._quantized:linear_forward",
+        "quantized._quantized:quantized_linear_backward",
+        *supported("x"),
+        OneOf("format", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),  # one scale, and a minimum, of 32 weights
+        row_length("packed", 0),
+        gradients=(
+            *supported("grad"),
+            OneOf("format", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
+            row_length("packed", 0),
+        ),
+        uses="torch.mm, ",
+        rows=ORDER,
+    ),
+    *_both(
+        ops.rotary_embedding,
+        "rotary._rotary:rotary_embedding",
+        "rotary._rotary:rotary_embedding_backward",
+        *supported("q", "k", "cos", "sin"),
+        gradients=supported("grad_rotated_q", "grad_rotated_k", "cos", "sin"),
+    ),
+    *_both(
+        ops.top_k_routing,
+        "routing._routing:top_k_routing",
+        "routing._routing:top_k_routing_backward",
+        *supported("logits"),
+        Dim("logits", (-1,), at_most=4096),  # a program holds all experts
+        rows=FEW_ROWS,
+    ),
+    *_both(
+        ops.scaled_masked_softmax,
+        "softmax._softmax:softmax_forward",
+        "softmax._softmax:softmax_backward",
+        *supported("x"),
+        row_length("x"),
+        gradients=(*supported("y"), row_length("y")),
+        rows=TWO_FORMS,
+    ),
+)
