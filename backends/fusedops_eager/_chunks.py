@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fusedops.dtypes import compute_dtype, no_autocast, promoted
 from fusedops.ops.losses.formulas import Gradients, Wanted, rows_of_chunk
-from fusedops_eager._slabs import SLAB
 
 # Rows of a chunk, at least. Each chunk reads and writes the whole gradient of the weight, and a matmul of few rows
 # reads the whole weight for little work: of 1024 rows of 576 and 49,152 classes, chunks of 171 rows took as long as of
 # 256, and of 128 rows 4 % longer (Intel Xeon, one thread).
 LEAST_ROWS = 192
+_SLAB = 512 * 1024  # logits of a slab per thread: 2 MiB of float32, which stay in the cache between torch's calls
 _WIDENED = 1024 * 1024  # elements of a block of a 16-bit weight in float32
 
 #: Takes the logits of some rows (n, V), in the dtype of the arithmetic, their targets (n,), and their place among all
@@ -107,7 +107,7 @@ def slabs_of(logits: Tensor) -> Iterator[slice]:
     n_rows, classes = logits.shape
     step = n_rows
     if logits.device.type == "cpu":
-        step = max(1, SLAB * torch.get_num_threads() // max(classes, 1))
+        step = max(1, _SLAB * torch.get_num_threads() // max(classes, 1))
     for start in range(0, n_rows, max(step, 1)):
         yield slice(start, start + step)
 

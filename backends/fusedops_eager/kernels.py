@@ -1,6 +1,6 @@
 """The table of this backend: for each kernel its op, its function and its promise. None has a constraint.
 
-A function is named as text and imported by its first call.
+A function is named as text and imported by its first call, or is one of ``_reference.py``.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from fusedops import Kernel, kernel, ops
+from fusedops_eager._reference import backward_of, forward_of
 from fusedops_eager._row_order import PLACE, PRODUCTS, SUMS, VECTORS, on_cpu
 
 _Promise = str | dict[str, Literal[True] | str]
+_Function = str | Callable[..., Any]
 
 
 def _both(
     op: Callable[..., Any],
-    forward: str,
-    backward: str,
+    forward: _Function,
+    backward: _Function,
     rows: _Promise,
     uses: str = "",
     backward_rows: _Promise | None = None,
@@ -27,7 +29,7 @@ def _both(
 
     Args:
         op: the public function.
-        forward: "family.module:function" in this package.
+        forward: "family.module:function" in this package, or a function.
         backward: the same.
         rows: the promise that rows are independent, or why not.
         uses: the functions of torch that compute a part of forward.
@@ -35,9 +37,11 @@ def _both(
         backward_uses: the functions of torch that compute a part of backward.
     """
 
-    def one(direction: Literal["forward", "backward"], name: str, uses: str, rows: _Promise) -> Kernel:
-        source = f"{uses}fusedops_eager/{name.partition(':')[0].replace('.', '/')}.py"
-        return kernel(op, direction=direction, source=source, rows_independent=rows)(f"fusedops_eager.{name}")
+    def one(direction: Literal["forward", "backward"], named: _Function, uses: str, rows: _Promise) -> Kernel:
+        module = named.partition(":")[0] if isinstance(named, str) else "_reference"
+        source = f"{uses}fusedops_eager/{module.replace('.', '/')}.py"
+        declare = kernel(op, direction=direction, source=source, rows_independent=rows)
+        return declare(f"fusedops_eager.{named}" if isinstance(named, str) else named)
 
     return (
         one("forward", forward, uses, rows),
@@ -45,29 +49,24 @@ def _both(
     )
 
 
+def _formulas(op: Callable[..., Any], rows: _Promise) -> tuple[Kernel, Kernel]:
+    """Return the two kernels of an op that compute its formulas."""
+    return _both(op, forward_of(op.__name__), backward_of(op.__name__), rows)
+
+
 KERNELS = (
     *_both(ops.attention, "attention._attention:attention", "attention._attention:attention_backward", PRODUCTS),
-    *_both(
-        ops.merge_attention,
-        "attention.merge_attention:merge_attention",
-        "attention.merge_attention:merge_attention_backward",
-        VECTORS,
-    ),
+    *_formulas(ops.merge_attention, VECTORS),
     *_both(
         ops.varlen_attention,
         "attention.varlen_attention:varlen_attention",
         "attention.varlen_attention:varlen_attention_backward",
         PRODUCTS,
     ),
-    *_both(ops.bias_dropout, "bias._dropout:bias_dropout", "bias._dropout:dropout_backward", PLACE),
-    *_both(ops.bias_dropout_add, "bias._dropout:dropout_forward", "bias._dropout:dropout_backward", PLACE),
+    *_formulas(ops.bias_dropout, PLACE),
+    *_formulas(ops.bias_dropout_add, PLACE),
     *_both(ops.bias_gelu, "bias._gelu:gelu_forward", "bias._gelu:gelu_backward", VECTORS),
-    *_both(
-        ops.causal_conv1d,
-        "convolution._causal_conv:causal_conv1d",
-        "convolution._causal_conv:causal_conv1d_backward",
-        VECTORS,
-    ),
+    *_formulas(ops.causal_conv1d, VECTORS),
     *_both(ops.experts, "experts._experts:experts", "experts._experts:experts_backward", PRODUCTS, "torch.mm, "),
     *_both(
         ops.grouped_matmul,
@@ -76,8 +75,8 @@ KERNELS = (
         PRODUCTS,
         "torch.mm, torch.nn.functional.grouped_mm, ",
     ),
-    *_both(ops.geglu, "gated._geglu:geglu_forward", "gated._geglu:geglu_backward", VECTORS),
-    *_both(ops.swiglu, "gated._swiglu:swiglu_forward", "gated._swiglu:swiglu_backward", VECTORS),
+    *_formulas(ops.geglu, VECTORS),
+    *_both(ops.swiglu, "gated._gated:swiglu_forward", backward_of("swiglu"), VECTORS),
     *_both(
         ops.linear_attention,
         "linear_attention._linear_attention:linear_attention",
@@ -116,9 +115,7 @@ KERNELS = (
     *_both(
         ops.add_rms_norm, "norms._norms:add_rms_norm", "norms._norms:add_rms_norm_backward", SUMS, "torch.rms_norm, "
     ),
-    *_both(
-        ops.gated_rms_norm, "norms._gated_norms:gated_rms_norm", "norms._gated_norms:gated_rms_norm_backward", VECTORS
-    ),
+    *_formulas(ops.gated_rms_norm, VECTORS),
     *_both(
         ops.layer_norm,
         "norms._norms:layer_norm",
@@ -139,12 +136,6 @@ KERNELS = (
     *_both(
         ops.rotary_embedding, "rotary._rotary:rotary_embedding", "rotary._rotary:rotary_embedding_backward", VECTORS
     ),
-    *_both(
-        ops.top_k_routing,
-        "routing._routing:top_k_routing",
-        "routing._routing:top_k_routing_backward",
-        on_cpu(),
-        "torch.topk, ",
-    ),
+    *_formulas(ops.top_k_routing, on_cpu()),
     *_both(ops.scaled_masked_softmax, "softmax._softmax:softmax_forward", "softmax._softmax:softmax_backward", VECTORS),
 )

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from ascend import ascend
 from flash_attn_standin import flash_attn
 from loopback import loopback
@@ -65,9 +64,8 @@ NOT_BRIEF = ("sizes", "fake", "opcheck", "compile", "written")
 # would compare a reference with itself in float64 for every argument that a kernel may read wrong, as "sizes",
 # "special" and "strides" do for a part of them.
 OF_REFERENCES = ("dropout", "dtypes", "empty", "float64", "infinite", "masked_rows", "needs", "saved")
-# The eager kernels with slabs have no other block of elements, and test_eager_kit.py cuts them after 64 elements: the
-# sizes beside 64, 128 and 256 are of the others, and so are the calls in which every two values meet, as they do there.
-WITHOUT_SLABS = (
+# The eager kernels that go through their tensors in blocks. No size is special for the others, torch's functions.
+IN_BLOCKS = (
     "attention",
     "cross_entropy",
     "experts",
@@ -75,11 +73,9 @@ WITHOUT_SLABS = (
     "linear_attention",
     "linear_cross_entropy",
     "linear_log_probs",
-    "merge_attention",
     "quantized_linear",
-    "top_k_routing",
     "varlen_attention",
-)  # or none that small calls fill
+)
 # A graph that torch.compile makes is of the registered op, by autograd's formulas of the op: it is that of eager on all
 # backends, whose kernels "fake", "opcheck" and "autograd" call by the same registered op, and test_pytorch_compile.py
 # compiles every op. So with each backend these ops alone are compiled here: of several outputs and saved values, of
@@ -152,7 +148,7 @@ def _is_brief(check: testing.Check) -> bool:
     if check.name == "calls" and check.op in SLOW_OPS:
         return check.backend != "cpu"
     if (check.backend, check.name) == ("eager", "calls"):
-        return check.op not in WITHOUT_SLABS
+        return check.op not in IN_BLOCKS
     return check.backend in BRIEF or check.backend in BRIEF_CHECKS.get(check.name, ())
 
 
@@ -165,45 +161,7 @@ def _can_fail(check: testing.Check) -> bool:
     if check.backend in BRIEF and check.name in NOT_BRIEF:
         return False
     if (check.backend, check.name) == ("eager", "sizes"):
-        return check.op in WITHOUT_SLABS
+        return check.op in IN_BLOCKS
     if check.name == "compile":
         return check.op in COMPILED
     return check.backend != "triton" or check.name not in NOT_INTERPRETED
-
-
-def pairwise_calls(backend: str, ops: Iterable[str], elements: int) -> pytest.MarkDecorator:
-    """Run a test with the check "calls" of a backend's kernels, as ``check``: for what differs in its results alone."""
-    checks = [check for op in ops for check in testing.checks(backend, op=op, elements=elements)]
-    return pytest.mark.parametrize("check", [pytest.param(each, id=each.id) for each in checks if each.name == "calls"])
-
-
-def passes(*checks: testing.Check) -> None:
-    """Assert that checks pass, with one thread: barriers between threads take ten times as long as small sizes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        results = [check.run() for check in checks]
-    finally:
-        torch.set_num_threads(before)
-    failed = [str(result) for result in results if result.failures]
-    assert not failed, "\n\n".join(failed)
-    assert not [result.check.id for result in results if not result.cases and not _has_no_case(result.check)]
-
-
-def _has_no_case(check: testing.Check) -> bool:
-    """Return True for a check that may be without a case."""
-    # of a kernel that takes one of several tensors alone no dtypes can be mixed, and no gradient wanted alone
-    # and where all tensors have one dtype, as those of attention, none can be mixed either; flash-attn and zentorch
-    # take no mask, and zentorch's delta rule no tensor without elements
-    none = {
-        ("npu", "dtypes"),
-        ("cpu", "dtypes"),
-        ("npu", "needs"),
-        ("attention", "dtypes"),
-        ("varlen_attention", "dtypes"),
-        ("flash_attn_on_cpu", "masked_rows"),
-        ("zentorch", "masked_rows"),
-        ("zentorch", "empty"),
-    }
-    # or where no two tensors of a call that the kernel takes have one shape
-    return check.name == "shared" or bool({(check.backend, check.name), (check.op, check.name)} & none)

@@ -70,18 +70,29 @@ def _softmax_gradient(
     losses = logits.new_empty(logits.shape[0])
     for at in slabs_of(logits):
         weights = None if scale is None else scale[at]
-        losses[at] = _rows_in_place(logits[at], target[at], options, weights, gradient)
+        losses[at], _ = rows_in_place(logits[at], target[at], options, weights, gradient)
     return losses
 
 
-def _rows_in_place(z: Tensor, target: Tensor, options: LossOptions, scale: Tensor | None, gradient: bool) -> Tensor:
-    """Compute what :func:`_softmax_gradient` computes, for rows that fit the cache."""
+def rows_in_place(
+    z: Tensor, target: Tensor, options: LossOptions, scale: Tensor | None, gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Compute what :func:`_softmax_gradient` computes, and lse, for rows that fit the cache.
+
+    Args:
+        z: (N, V), the logits; overwritten.
+        target: (N,), of rows that count or are ignored; out of range, the loss is NaN.
+        options: of the loss.
+        scale: (N,) or None.
+        gradient: True where z becomes the gradient.
+    """
     classes, (_, smoothing, z_loss, softcap, *_) = z.shape[1], options
-    on_cpu = z.device.type == "cpu"
     if classes == 0:
         nothing = torch.full_like(target, float("nan"), dtype=z.dtype)
-        return nothing if on_cpu else nothing.masked_fill(target == options.ignore_index, 0)
-    outside = None if on_cpu else (target < 0) | (target >= classes)
+        return nothing.masked_fill(target == options.ignore_index, 0), nothing
+    outside: Tensor | None = (target < 0) | (target >= classes)
+    if z.is_cpu and not outside.any():
+        outside = None
     place = (target if outside is None else target.masked_fill(outside, 0))[:, None]
     slope: Tensor | None = None
     if softcap is not None:
@@ -112,10 +123,11 @@ def _rows_in_place(z: Tensor, target: Tensor, options: LossOptions, scale: Tenso
         z.scatter_add_(1, place, weights * (smoothing - 1))
         if slope is not None:
             z.mul_(slope)
-    loss = loss.view(-1)
+    loss, lse = loss.view(-1), lse.view(-1)
     if outside is not None:
         ignored = target == options.ignore_index
         loss = loss.masked_fill(outside, torch.nan).masked_fill_(ignored, 0)
+        lse = lse.masked_fill(ignored, 0)
         if gradient:
             z.masked_fill_(outside[:, None], torch.nan).masked_fill_(ignored[:, None], 0)
-    return loss
+    return loss, lse

@@ -1,11 +1,7 @@
-"""RMSNorm and LayerNorm in plain torch, with and without a residual: any device, fast on a CPU.
+"""RMSNorm and LayerNorm in plain torch, with and without a residual, on any device.
 
 LayerNorm is torch's own kernel. It gets a weight of the compute dtype: with a 16-bit weight it rounds the mean and rstd
 to 16 bits. On a CPU it returns NaN for float32 values above 1e19, whose square overflows; the definition gives 0.
-
-On a CPU, torch computes RMSNorm by six calls, each of which reads and writes the whole tensor. Here a large tensor is
-processed in slabs (``_slabs.py``), and only the first call of a slab reads memory. The sum of squares is the square of
-``vector_norm``, which is one pass that writes nothing.
 
 The compute dtype is float32 (float64 for float64).
 """
@@ -15,15 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops.dtypes import compute_dtype, promoted
+from fusedops.dtypes import compute_dtype
 from fusedops.ops import OPS
 from fusedops.ops.norms.arguments import AddLayerNormArgs, AddLayerNormGradArgs, AddRmsNormArgs, AddRmsNormGradArgs
-from fusedops_eager._bias import BiasGradient
-from fusedops_eager._slabs import Buffers, max_slab_elements, pieces
 
 _aten = torch.ops.aten
-# With fewer elements the tensor stays in the cache anyway, and slabs would only add calls
-_MIN_SLAB_ELEMENTS = 256 * 1024
 
 
 # ------------------------------------------------------------------------------------------------------------ RMSNorm
@@ -104,8 +96,6 @@ def rms_forward(
     Returns:
         y (..., H), of the dtype of x; s; rstd (...), of the compute dtype. New ones are contiguous.
     """
-    if x.is_cpu and x.numel() >= _MIN_SLAB_ELEMENTS:
-        return _rms_forward_slabs(x, residual, weight, eps, offset)
     s = x if residual is None else (x + residual).contiguous()
     shape, scale = s.shape[-1:], weight
     if weight is not None and (offset != 0 or (s.is_cuda and weight.dtype is not s.dtype)):
@@ -116,30 +106,6 @@ def rms_forward(
         return y.to(x.dtype).contiguous(), s, rstd.contiguous()
     y, rstd = _aten._fused_rms_norm(s, shape, scale, eps)
     return y.to(x.dtype).contiguous(), s, rstd.view(s.shape[:-1])
-
-
-def _rms_forward_slabs(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    y = torch.empty(x.shape, dtype=x.dtype, device="cpu")
-    s = None if residual is None else torch.empty_like(y, dtype=promoted(x, residual))
-    wide, columns = compute_dtype(x.dtype if s is None else s.dtype), x.shape[-1]
-    rstd = torch.empty((*x.shape[:-1], 1), dtype=wide, device="cpu")
-    scale = None if weight is None else weight.to(wide) + offset
-    size = max_slab_elements(x.numel(), wide.itemsize // x.element_size())
-    buffers = Buffers(max(size, columns), wide)
-    for o, part, r, total, root in pieces(size, y, x, residual, s, rstd, rows=True):
-        if r is not None:
-            part = torch.add(part, r, out=total)
-        u = part if part.dtype is wide else buffers(0, o.shape).copy_(part)
-        torch.linalg.vector_norm(u, dim=-1, keepdim=True, out=root)
-        root.square_().div_(columns).add_(eps).rsqrt_()
-        normal = torch.mul(u, root, out=o if o.dtype is wide else buffers(0, o.shape))
-        if scale is not None:
-            normal.mul_(scale)
-        if normal is not o:
-            o.copy_(normal)
-    return y, x if s is None else s, rstd.view(x.shape[:-1])
 
 
 def rms_backward(
@@ -168,10 +134,7 @@ def rms_backward(
         (..., H), contiguous, once for each of ``dtypes``, and (H,); None for a gradient that is not wanted. Sums are
         accumulated in the compute dtype, in a fixed order.
     """
-    weight_wanted = weight if needs_weight else None
-    if s.is_cpu and s.numel() >= _MIN_SLAB_ELEMENTS:
-        return _rms_backward_slabs(grad, grad_s, s, rstd, weight, offset, dtypes, weight_wanted)
-    needs = (any(dtype is not None for dtype in dtypes), weight_wanted is not None)
+    needs = (any(dtype is not None for dtype in dtypes), needs_weight and weight is not None)
     fused = s.is_cuda and grad.dtype is s.dtype and (weight is None or (offset == 0 and weight.dtype is s.dtype))
     if fused and s.numel() and grad_s is None:
         args = (grad, s, s.shape[-1:], rstd[..., None], weight, needs)
@@ -197,52 +160,6 @@ def _gradients_of_sum(
         used = ds.dtype is dtype and any(other is dtype for other in dtypes[:at])
         results.append(None if dtype is None else ds.to(dtype, copy=used).contiguous())
     return results
-
-
-def _rms_backward_slabs(
-    grad: Tensor,
-    grad_s: Tensor | None,
-    s: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    offset: float,
-    dtypes: tuple[torch.dtype | None, ...],
-    weight_wanted: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    wide, columns = rstd.dtype, s.shape[-1]
-    results = [None if dtype is None else torch.empty(s.shape, dtype=dtype, device="cpu") for dtype in dtypes]
-    first, second = (*results, None)[:2]
-    sums = None if weight_wanted is None else BiasGradient(weight_wanted, s.shape, wide)
-    total = None if sums is None else sums.sum_at_rank
-    if sums is None and first is None and second is None:
-        return *results, None
-    scale = None if weight is None else weight.to(wide) + offset
-    # a sum over rows has the same bits with any number of threads, and whether or not the others are wanted
-    size = max_slab_elements(s.numel(), 3 * wide.itemsize // s.element_size(), None if sums is None else 2)
-    buffers = Buffers(max(size, columns), wide)
-    lead = s if first is None else first
-    for shape, part, g, gs, root, one, two in pieces(
-        size, lead, s, grad, grad_s, rstd[..., None], first, second, rows=True
-    ):
-        normal, product = buffers(0, shape.shape), buffers(1, shape.shape)
-        torch.mul(part if part.dtype is wide else normal.copy_(part), root, out=normal)
-        g = g if g.dtype is wide else buffers(2, shape.shape).copy_(g)
-        torch.mul(normal, g, out=product)
-        if sums is not None and total is not None:
-            sums.add(product, total)
-        if one is None and two is None:
-            continue
-        if scale is not None:
-            product.mul_(scale)
-            g = torch.mul(g, scale, out=buffers(2, shape.shape))
-        mean = product.sum(-1, keepdim=True).div_(-columns)
-        ds = torch.addcmul(g, normal, mean, out=normal).mul_(root)
-        if gs is not None:
-            ds.add_(gs)
-        for result in (one, two):
-            if result is not None:
-                result.copy_(ds)
-    return *results, None if sums is None else sums.result()
 
 
 # ---------------------------------------------------------------------------------------------------------- LayerNorm
@@ -302,9 +219,12 @@ def layer_backward(
     only_rows = s.is_cpu and grad_s is None and not (wants[1] or wants[2])
     if grad.dtype is s.dtype and (s.dtype is wide or only_rows):
         ds, dweight, dbias = _layer_gradients(grad, s, mean, rstd, _parameters(s, weight, bias), wants)
-        gradients = _gradients_of_sum(ds, grad_s, dtypes)
-    else:
-        gradients, dweight, dbias = _layer_backward_widened(grad, grad_s, s, mean, rstd, weight, bias, dtypes, wants)
+    else:  # widened: ds is not rounded before grad_s is added, and sums over rows are not rounded at all
+        parameters = tuple(None if each is None else each.to(wide).contiguous() for each in (weight, bias))
+        ds, dweight, dbias = _layer_gradients(
+            grad.to(wide), s.to(wide), mean, rstd, (parameters[0], parameters[1]), wants
+        )
+    gradients = _gradients_of_sum(ds, grad_s, dtypes)
     dweight = dweight.to(weight.dtype) if dweight is not None and weight is not None else None
     return *gradients, dweight, dbias.to(bias.dtype) if dbias is not None and bias is not None else None
 
@@ -320,41 +240,3 @@ def _layer_gradients(
     """Return torch's gradients of rows, weight and bias, each None if it is not wanted. mean and rstd are (..., 1)."""
     shape = s.shape[-1:]
     return _aten.native_layer_norm_backward(grad.contiguous(), s.contiguous(), shape, mean, rstd, *parameters, wants)
-
-
-def _layer_backward_widened(
-    grad: Tensor,
-    grad_s: Tensor | None,
-    s: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    dtypes: tuple[torch.dtype | None, ...],
-    wants: tuple[bool, bool, bool],
-) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
-    """Compute ``layer_backward`` of rows converted to the compute dtype, in slabs on a CPU.
-
-    So the gradient of the rows is not rounded before grad_s is added, and sums over rows are not rounded at all.
-    """
-    wide = rstd.dtype
-    parameters = tuple(None if each is None else each.to(wide).contiguous() for each in (weight, bias))
-    results = [None if dtype is None else torch.empty(s.shape, dtype=dtype, device=s.device) for dtype in dtypes]
-    first, second = (*results, None)[:2]
-    # torch allocates three tensors of a slab's size
-    size = max_slab_elements(s.numel(), 3 * wide.itemsize // s.element_size(), 2) if s.is_cpu else s.numel()
-    dweight: Tensor | None = None
-    dbias: Tensor | None = None
-    lead = s if first is None else first
-    for _, g, part, gs, center, root, one, two in pieces(
-        size, lead, grad, s, grad_s, mean, rstd, first, second, rows=True
-    ):
-        ds, dw, db = _layer_gradients(g.to(wide), part.to(wide), center, root, (parameters[0], parameters[1]), wants)
-        if ds is not None and gs is not None:
-            ds.add_(gs)
-        for result in (one, two):
-            if result is not None and ds is not None:
-                result.copy_(ds)
-        dweight = dw if dweight is None or dw is None else dweight.add_(dw)
-        dbias = db if dbias is None or db is None else dbias.add_(db)
-    return results, dweight, dbias

@@ -91,7 +91,7 @@ class RightCall:
     def _shape(self, at_least: int = 1) -> tuple[int, ...]:
         rank = self.pick.randint(at_least, 4)
         if self.pick.random() < 0.02 and self.backend in ("eager", "cpu"):
-            return (*(1,) * (rank - 2), 515, 517)[-max(rank, 2) :]  # as many elements as eager cuts into slabs
+            return (*(1,) * (rank - 2), 515, 517)[-max(rank, 2) :]
         sizes = SIZES[:7] if self.backend == "triton" else SIZES
         return tuple(self.pick.choice(sizes) if self.pick.random() < 0.8 else 4 for _ in range(rank))
 
