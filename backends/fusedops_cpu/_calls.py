@@ -21,19 +21,10 @@ Op = str | Callable[..., Any]
 
 
 def library_kernel(
-    op: Op,
-    *constraints: Constraint,
-    source: str,
-    direction: Any = "forward",
-    deviations: Any = (),
-    rows_independent: Any = None,
-    for_speed: Any = (),
-    for_rows: Any = None,
+    op: Op, *constraints: Constraint, source: str, **options: Any
 ) -> Callable[[Callable[..., Any]], fusedops.Kernel]:
     """Return a decorator that makes a launcher a kernel. The arguments are those of :func:`fusedops.kernel`."""
-    options: dict[str, Any] = {"source": source, "prepare": prepared, "deviations": deviations}
-    options |= {"rows_independent": rows_independent, "for_speed": for_speed, "for_rows": for_rows}
-    return fusedops.kernel(op, *constraints, direction=direction, **options)
+    return fusedops.kernel(op, *constraints, source=source, prepare=prepared, **options)
 
 
 def prepared(launcher: Callable[..., Any]) -> Callable[..., Any]:

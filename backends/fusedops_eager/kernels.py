@@ -11,6 +11,7 @@ from typing import Any, Literal
 from fusedops import Kernel, kernel, ops
 from fusedops_eager._reference import backward_of, forward_of
 from fusedops_eager._row_order import PLACE, PRODUCTS, SUMS, VECTORS, on_cpu
+from fusedops_eager.norms._errors import add_layer_norm_overflows, layer_norm_overflows
 
 _Promise = str | dict[str, Literal[True] | str]
 _Function = str | Callable[..., Any]
@@ -24,6 +25,7 @@ def _both(
     uses: str = "",
     backward_rows: _Promise | None = None,
     backward_uses: str = "",
+    backward_error: Callable[..., Any] | None = None,
 ) -> tuple[Kernel, Kernel]:
     """Return the two kernels of an op.
 
@@ -35,12 +37,14 @@ def _both(
         uses: the functions of torch that compute a part of forward.
         backward_rows: the promise of backward; None where it is forward's.
         backward_uses: the functions of torch that compute a part of backward.
+        backward_error: ``extra_error`` of backward.
     """
 
     def one(direction: Literal["forward", "backward"], named: _Function, uses: str, rows: _Promise) -> Kernel:
         module = named.partition(":")[0] if isinstance(named, str) else "_reference"
         source = f"{uses}fusedops_eager/{module.replace('.', '/')}.py"
-        declare = kernel(op, direction=direction, source=source, rows_independent=rows)
+        error = backward_error if direction == "backward" else None
+        declare = kernel(op, direction=direction, source=source, rows_independent=rows, extra_error=error)
         return declare(f"fusedops_eager.{named}" if isinstance(named, str) else named)
 
     return (
@@ -111,6 +115,7 @@ KERNELS = (
         on_cpu(),
         "torch.native_layer_norm, ",
         backward_uses="torch.native_layer_norm_backward, ",
+        backward_error=add_layer_norm_overflows,
     ),
     *_both(
         ops.add_rms_norm, "norms._norms:add_rms_norm", "norms._norms:add_rms_norm_backward", SUMS, "torch.rms_norm, "
@@ -123,6 +128,7 @@ KERNELS = (
         on_cpu(),
         "torch.native_layer_norm, ",
         backward_uses="torch.native_layer_norm_backward, ",
+        backward_error=layer_norm_overflows,
     ),
     *_both(ops.rms_norm, "norms._norms:rms_norm", "norms._norms:rms_norm_backward", SUMS, "torch.rms_norm, "),
     *_both(

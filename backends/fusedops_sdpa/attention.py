@@ -31,6 +31,7 @@ from fusedops.ops.attention.arguments import AttentionArgs, AttentionGradArgs
 from fusedops.tensor_cache import cached_for
 from fusedops_sdpa import _by_head
 from fusedops_sdpa._corrections import dead_rows, without_elements, zero_gradients
+from fusedops_sdpa._errors import backward_error, forward_error
 from fusedops_sdpa._torch import flash_attention_for_cpu, flash_attention_for_cpu_backward
 
 _SOURCE = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -71,6 +72,7 @@ class _Arguments(NamedTuple):
     adapts=(Adaptation("additive-mask", _SENTENCE, _mask_cost),),
     device_types=("cpu",),
     rows_independent="torch cuts queries and keys into blocks by the number of queries",
+    extra_error=forward_error,
 )
 def attention(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op where the head sizes are one, for any mask, and the diagonal is at the upper left."""
@@ -105,6 +107,7 @@ def attention(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     adapts=(Adaptation("additive-mask", _SENTENCE, _backward_mask_cost),),
     device_types=("cpu",),
     rows_independent="torch cuts queries and keys into blocks by the number of queries",
+    extra_error=backward_error,
 )
 def attention_backward(a: AttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, where lse has none."""

@@ -14,6 +14,7 @@ from fusedops.constraints import Dim, Finite, OneOf, Present, SameDims, Scalar, 
 from fusedops.ops.attention.arguments import VarlenAttentionArgs, VarlenAttentionGradArgs, sequences_of
 from fusedops.ops.attention.formulas import by_sequence, gradients_by_sequence
 from fusedops_sdpa import attention
+from fusedops_sdpa._errors import forward_error, packed_backward_error
 
 _SOURCE = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _LIMITS = (
@@ -31,6 +32,7 @@ _LIMITS = (
     source=_SOURCE,
     device_types=("cpu",),
     rows_independent="torch cuts queries and keys into blocks by the number of queries",
+    extra_error=forward_error,
 )
 def varlen_attention(a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op where the head sizes are one, and the diagonal is at the upper left of each sequence."""
@@ -48,6 +50,7 @@ def varlen_attention(a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
     source=f"{_SOURCE}_backward",
     device_types=("cpu",),
     rows_independent="torch cuts queries and keys into blocks by the number of queries",
+    extra_error=packed_backward_error,
 )
 def varlen_attention_backward(a: VarlenAttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, where lse has none."""

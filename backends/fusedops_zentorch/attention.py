@@ -42,6 +42,7 @@ from fusedops_zentorch._norm import NO_BACKWARD
     ),
     rows_independent=NOT_PROMISED,
     for_speed=(Dim("q", (3,), at_least=32),),
+    extra_error=lambda *_: (None, 2e-4),  # of lse: the exp is shorter than that of float32
 )
 def attention(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op in bfloat16 for one head size, without a mask, the diagonal at the upper left."""

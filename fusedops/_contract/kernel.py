@@ -101,6 +101,7 @@ class Kernel:
     rows_independent: RowsIndependent | None = None
     for_speed: tuple[Constraint, ...] = ()
     for_rows: Callable[..., Any] | None = None
+    extra_error: Callable[..., Sequence[Any]] | None = None
 
     def why_rows_depend(self, device_type: str) -> str | None:
         """Return why results of a row may depend on other rows, on a device type; None where they do not."""
@@ -149,6 +150,7 @@ def kernel(
     rows_independent: RowsIndependent | None = None,
     for_speed: Sequence[Constraint] = (),
     for_rows: Callable[..., Any] | None = None,
+    extra_error: Callable[..., Sequence[Any]] | None = None,
 ) -> Callable[[Callable[..., Any] | str], Kernel]:
     """Return a decorator that makes a function a kernel.
 
@@ -175,10 +177,12 @@ def kernel(
             them.
         for_rows: a function of the same parameters that such a policy calls instead, where the promise of
             ``rows_independent`` is that function's, and the kernel's own is faster. None: the kernel's own.
+        extra_error: called with the function's arguments, on the CPU. Returns for each result what the kernel's own
+            arithmetic adds to the op's error bound, a number or a tensor, inf where it may overflow; None for nothing.
 
     >>> import torch, fusedops
     >>> from fusedops.constraints import DType
-    >>> @fusedops.kernel("bias_gelu", DType("x", torch.float32))
+    >>> @fusedops.kernel("bias_gelu", DType("x", torch.float32), extra_error=lambda x, bias, approximate: [1e-4])
     ... def bias_gelu(x, bias, approximate):
     ...     return torch.nn.functional.gelu(x if bias is None else x + bias, approximate=approximate)
     >>> bias_gelu.direction
@@ -200,6 +204,7 @@ def kernel(
             rows_independent,
             tuple(for_speed),
             for_rows and spread(for_rows),
+            extra_error,
         )
 
     return declare

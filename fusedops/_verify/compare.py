@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.evidence import Tolerance
+from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
+from fusedops._contract.signature import spread
 from fusedops._report.direction import Direction
 from fusedops.dtypes import compute_dtype
 from fusedops.errors import PluginError
@@ -64,9 +66,12 @@ def limits(
     args: Sequence[Any],
     expected: Sequence[Any],
     dtypes: Sequence[Any],
+    kernels: Sequence[Kernel] = (),
     rounded: bool = False,
 ) -> list[Tensor | None]:
     """Return the largest accepted difference of each element: ``relative * |expected|`` and the error bound's.
+
+    Twice that for two rounded results. What the kernels' own arithmetic adds comes on top.
 
     Args:
         op: the op.
@@ -74,6 +79,7 @@ def limits(
         args: the arguments of that direction, as a kernel gets them.
         expected: outputs then saved values, or gradients, in the order of a kernel's results; None for one left out.
         dtypes: of the results, in the same order.
+        kernels: that have computed one of the two results.
         rounded: True where ``expected`` is of these dtypes too, not float64: a 0 in it may be a small number.
 
     Returns:
@@ -113,7 +119,13 @@ def limits(
             error = bounds[index].double()
         else:
             error = allowed.absolute * _usual_size(op, direction, given, wide)
-        accepted.append(_with_rounding(wide, error, allowed.relative, dtype, rounded))
+        limit = _with_rounding(wide, error, allowed.relative, dtype, rounded)
+        accepted.append(2 * limit if rounded else limit)
+    for kernel in kernels:
+        more: Sequence[Any] = () if kernel.extra_error is None else spread(kernel.extra_error)(*given)
+        for index, (limit, error) in enumerate(zip(accepted, more)):
+            if limit is not None and error is not None:
+                accepted[index] = (limit + error).nan_to_num(nan=math.inf, posinf=math.inf)
     return accepted
 
 
@@ -137,21 +149,20 @@ def _with_rounding(
     return size + error.nan_to_num(nan=0.0, posinf=math.inf)
 
 
-def difference(result: Tensor, expected: Tensor, limit: Tensor, times: int = 1) -> Difference:
+def difference(result: Tensor, expected: Tensor, limit: Tensor) -> Difference:
     """Compare two tensors of one shape, see :func:`ratios`.
 
     Args:
         result: of the kernel.
         expected: of the other computation.
         limit: from :func:`limits`.
-        times: how many limits are accepted.
     """
     if result.numel() == 0:
         return Difference(0.0)
     result, expected = result.detach(), expected.detach()
-    each = ratios(result, expected, times * limit)
+    each = ratios(result, expected, limit)
     element = _element(int(each.argmax()), each.shape)
-    at = float(times * limit.expand(each.shape)[element])
+    at = float(limit.expand(each.shape)[element])
     return Difference(
         float(each[element]), int((each > 1).sum()), element, float(result[element]), float(expected[element]), at
     )

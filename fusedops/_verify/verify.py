@@ -158,13 +158,17 @@ class verify:
         violated = other.check(*args[: len(served.op.parameters_of(served.kernel.direction))])  # without `save`
         return "" if violated is None else f"{self._record.name} refuses: {violated.describe()}"
 
+    def _other(self, op: Op, kernel: Kernel, args: Sequence[Any]) -> PreparedKernel | None:
+        """Return the other backend's kernel for a comparable call; None where the op's reference computes it."""
+        if self._record is None:
+            return None
+        other = cast("PreparedKernel", self._record.kernel(kernel.op, kernel.direction, args[0].device.type))
+        violated = other.check(*args[: len(op.parameters_of(kernel.direction))])
+        return other if violated is None else None  # it may refuse a given choice
+
     def _expected(self, op: Op, kernel: Kernel, args: Sequence[Any]) -> Any:
-        if self._record is not None:
-            other = self._record.kernel(kernel.op, kernel.direction, args[0].device.type)  # _not_comparable has it
-            other = cast("PreparedKernel", other)
-            if other.check(*args[: len(op.parameters_of(kernel.direction))]) is None:  # it may refuse a given choice
-                return other.call(*args)
-        return _reference(op, kernel.direction, args)
+        other = self._other(op, kernel, args)
+        return _reference(op, kernel.direction, args) if other is None else other.call(*args)
 
     def _compare(
         self,
@@ -188,15 +192,16 @@ class verify:
         others = [each if _same_shape(each, result) else None for each, result in zip(expected, found)]
         dtypes = [None if result is None else result.dtype for result in found]
         rounded = self._record is not None
-        accepted = limits(served.op, direction, asked, others, dtypes, rounded)
-        times = 2 if rounded else 1
+        other_kernel = self._other(served.op, served.kernel, asked)
+        kernels = [served.kernel, *([other_kernel.kernel] if other_kernel else [])]
+        accepted = limits(served.op, direction, asked, others, dtypes, kernels, rounded)
         for form, result, other, limit, given in zip(forms, found, others, accepted, expected):
             if result is None or (given is None and form.optional):
                 continue
             if other is None or limit is None:
                 ratio, text = math.inf, f"it is {_described(result)}, and {against}'s {_described(given)}"
             else:
-                worst = difference(result, other, limit, times)
+                worst = difference(result, other, limit)
                 ratio = worst.ratio
                 text = f"element {worst.element} is {worst.result:.7g}, {against}'s {worst.expected:.7g}"
                 text += f", {ratio:.3g} times the tolerance" if ratio < math.inf else ""

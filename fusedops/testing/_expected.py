@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.evidence import Tolerance
+from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
 from fusedops._contract.signature import with_floats
 from fusedops._verify.compare import difference, limits, within
@@ -52,7 +53,13 @@ class Expected:
         return self.grads[0]
 
 
-def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence[Tensor] | None = None) -> Expected:
+def expected(
+    op: Op,
+    args: Sequence[Any],
+    seed: int = 1,
+    grad: Tensor | Sequence[Tensor] | None = None,
+    kernels: Sequence[Kernel] = (),
+) -> Expected:
     """Compute the answer of a call, its gradients and its saved values in float64 on the CPU, by the op's references.
 
     Args:
@@ -60,6 +67,7 @@ def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence
         args: every argument, in the op's order.
         seed: of the gradients of the outputs, where ``grad`` is None: random, rounded to the outputs' dtypes.
         grad: the gradient of the output, or one for each output; 0 for those that are not given.
+        kernels: of the op, whose own errors the limits have too, see ``extra_error`` of :func:`fusedops.kernel`.
 
     >>> import torch
     >>> from fusedops import testing
@@ -88,19 +96,19 @@ def expected(op: Op, args: Sequence[Any], seed: int = 1, grad: Tensor | Sequence
         results = tuple(y.detach() for y in outputs)
         values = {declared.name: value.detach() for declared, value in zip(op.saved, saved)}
         named = dict(zip(inputs, gradients))
-        forward = _forward_limits(op, args, results, values)
-        backward = _backward_limits(op, args, results, grads, named, values)
+        forward = _forward_limits(op, args, results, values, kernels)
+        backward = _backward_limits(op, args, results, grads, named, values, kernels)
         return Expected(results, grads, named, values, {**forward, **backward})
 
 
-def expected_forward(op: Op, args: Sequence[Any]) -> Expected:
+def expected_forward(op: Op, args: Sequence[Any], kernels: Sequence[Kernel] = ()) -> Expected:
     """Compute the outputs and saved values of a call as :func:`expected`, without the gradients."""
     args = with_floats(tuple(args), op.float_indices)
     wide = _wide(op, args)
     with torch.no_grad():
         outputs = op.as_tuple(op.reference(*wide))
         values = {declared.name: value for declared, value in zip(op.saved, op.saved_references(wide, outputs))}
-        return Expected(outputs, (), {}, values, _forward_limits(op, args, outputs, values))
+        return Expected(outputs, (), {}, values, _forward_limits(op, args, outputs, values, kernels))
 
 
 def random_gradients(op: Op, args: Sequence[Any], outputs: Sequence[Tensor], seed: int = 1) -> list[Tensor]:
@@ -132,12 +140,17 @@ def _wide(op: Op, args: Sequence[Any], wanted: Sequence[str] = ()) -> list[Any]:
 
 
 def _forward_limits(
-    op: Op, args: Sequence[Any], outputs: Sequence[Tensor], saved: Mapping[str, Tensor]
+    op: Op,
+    args: Sequence[Any],
+    outputs: Sequence[Tensor],
+    saved: Mapping[str, Tensor],
+    kernels: Sequence[Kernel],
 ) -> dict[str, Tensor]:
     """Return the largest accepted difference of each output and saved value."""
     likes = [*empty_outputs(op, args), *empty_saved(op, args)]
     forward_args = (*args, True) if op.saved else args
-    accepted = limits(op, "forward", forward_args, [*outputs, *saved.values()], [like.dtype for like in likes])
+    own = [each for each in kernels if each.direction == "forward"]
+    accepted = limits(op, "forward", forward_args, [*outputs, *saved.values()], [like.dtype for like in likes], own)
     names = [*(f"output {name}" for name in op.outputs), *(f"saved {name}" for name in saved)]
     return {name: limit for name, limit in zip(names, accepted) if limit is not None}
 
@@ -149,6 +162,7 @@ def _backward_limits(
     grads: Sequence[Tensor],
     gradients: Mapping[str, Tensor],
     saved: Mapping[str, Tensor],
+    kernels: Sequence[Kernel],
 ) -> dict[str, Tensor]:
     """Return the largest accepted difference of each gradient. Backward is called with what forward rounds."""
     empty = empty_outputs(op, args)
@@ -159,7 +173,8 @@ def _backward_limits(
     needs = tuple(name in gradients for name in op.differentiable)
     backward_args = op.backward_arguments(rounded_grads, rounded, on_cpu, needs)
     dtypes = [getattr(arg, "dtype", None) for name in op.differentiable for arg in [args[op.parameters.index(name)]]]
-    backward = limits(op, "backward", backward_args, [gradients.get(name) for name in op.differentiable], dtypes)
+    own = [each for each in kernels if each.direction == "backward"]
+    backward = limits(op, "backward", backward_args, [gradients.get(name) for name in op.differentiable], dtypes, own)
     names = [f"gradient of {name}" for name in op.differentiable]
     known = {name: limit for name, limit in zip(names, backward) if limit is not None}
     passed = op.passed_through

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import on_meta
 from fusedops._dispatch.serve import backward_plan, plan_for, select
@@ -307,12 +309,20 @@ class Subject(KernelCalls):
     def expected(self, args: Sequence[Any], grads: Sequence[Tensor]) -> Expected:
         """Return the float64 answer for these gradients of the outputs. What it holds must not be written."""
         plain = plain_masks(args)
-        return kept(self.op, "gradients", (*plain, *grads), lambda: expected(self.op, plain, grad=grads), _tensors_of)
+        kernels, errors = self._with_errors()
+        made = partial(expected, self.op, plain, grad=grads, kernels=kernels)
+        return kept(self.op, f"gradients{errors}", (*plain, *grads), made, _tensors_of)
 
     def expected_forward(self, args: Sequence[Any]) -> Expected:
         """Return the float64 outputs and saved values. What it holds must not be written."""
         plain = plain_masks(args)
-        return kept(self.op, "outputs", plain, lambda: expected_forward(self.op, plain), _tensors_of)
+        kernels, errors = self._with_errors()
+        return kept(self.op, f"outputs{errors}", plain, partial(expected_forward, self.op, plain, kernels), _tensors_of)
+
+    def _with_errors(self) -> tuple[list[Kernel], str]:
+        """Return the kernels that have an error of their own, and where these are defined."""
+        kernels = [each.kernel for each in self.kernels.values() if each.kernel.extra_error]
+        return kernels, "".join(f", {each.location}" for each in kernels)
 
     # ------------------------------------------------------------------------------------------ comparison
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
 from fusedops._plugins.registry import registry
 from fusedops._verify.compare import ratios, with_choice
@@ -54,7 +55,12 @@ def compare(answer: Answer, gradients: Mapping[str, Tensor], decision: Any) -> t
     args = tuple(arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in answer.args)
     args = with_choice(op, args, answer.outputs)
     grads, count = tuple(grad.cpu() for grad in answer.grads), len(op.with_gradient)
-    want = expected(op, args, grad=grads or [torch.zeros_like(y, device="cpu") for y in answer.outputs[:count]])
+    every = grads or [torch.zeros_like(y, device="cpu") for y in answer.outputs[:count]]
+    served = {"forward": decision.backend, "backward": decision.backward}
+    kernels = [
+        each for side, backend in served.items() for each in _kernels(backend, op.name) if each.direction == side
+    ]
+    want = expected(op, args, grad=every, kernels=kernels)
     exact = _ordinary(args)
     with torch.no_grad():
         near = op.as_tuple(op.reference(*args))
@@ -132,6 +138,10 @@ def _within(got: Tensor, wide: Tensor, narrow: Tensor, limit: Tensor, what: str,
 
 def deviates(backend: str, op: str) -> bool:
     """Return True where the backend declares a deviation for an op."""
+    return any(kernel.deviations for kernel in _kernels(backend, op))
+
+
+def _kernels(backend: str, op: str) -> list[Kernel]:
+    """Return the kernels of a backend for an op."""
     record = registry.find(backend)
-    kernels = [each.kernel for each in record.kernels] if record else []
-    return any(kernel.deviations for kernel in kernels if kernel.op == op)
+    return [each.kernel for each in record.kernels if each.kernel.op == op] if record else []

@@ -6,6 +6,7 @@ A bound as large as the result accepts a negated gradient. ``pytest -s`` prints 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import fusedops
 from fusedops import testing
 from fusedops.ops.norms import error_bounds
 from fusedops.testing import OPS, Case
+from fusedops_sdpa.attention import attention_backward
 from tests.fuzz.verified import Planted
 
 ROWS = 4096
@@ -269,15 +271,32 @@ def test_a_sum_whose_rounding_is_larger_than_its_spread_leaves_the_gradient_open
     assert limit.isinf().all()
 
 
-def test_a_sum_of_blocks_of_queries_may_be_rounded_after_each() -> None:
-    generator, limits = torch.Generator().manual_seed(0), list[float]()
+def test_a_kernel_that_rounds_its_sums_after_each_block_of_queries_adds_to_its_own_bound() -> None:
+    generator = torch.Generator().manual_seed(0)
     k = torch.randn(1, 1, 3, 4, generator=generator).bfloat16()
-    for rows in (512, 8192):
+    for rows, factor in ((256, 1.2), (8192, 1.7)):
         q = torch.randn(1, 1, rows, 4, generator=generator).bfloat16()
-        want = testing.expected(OPS["attention"], (q, k, k, None, None, "none", None, False))
-        limits.append(float(want.limits["gradient of v"].mean()))
-    # 4 times for 16 times the rows, where each term is rounded alone; the sum before a block is of half the blocks
-    assert 6 * limits[0] < limits[1] < 9.8 * limits[0]
+        args = (q, k, k, None, None, "none", None, False)
+        every = [testing.expected(OPS["attention"], args, kernels=kernels) for kernels in ((), (attention_backward,))]
+        alone, own = (float(each.limits["gradient of v"].mean()) for each in every)
+        assert factor * alone < own < 2 * factor * alone, rows
+        assert torch.equal(every[0].limits["gradient of q"], every[1].limits["gradient of q"])
+
+
+@pytest.mark.parametrize("extra", [None, [2e-3]], ids=["none", "declared"])
+def test_an_error_that_a_kernel_declares_is_accepted_of_it(extra: list[float] | None) -> None:
+    op = OPS["bias_gelu"]
+    _, backward = reference_kernels(op)
+    error = None if extra is None else lambda *args: extra
+    off = contiguous(lambda *args: op.reference(*args) + 1e-3, *op.parameters)
+    forward = fusedops.kernel(op.name, extra_error=error)(with_parameters(off, *op.parameters))
+    with registered(fusedops.Backend("off", ("cpu",), -50, [forward, backward])):
+        for against in ("reference", "eager"):
+            wrong = pytest.raises(fusedops.MismatchError) if extra is None else nullcontext()
+            with fusedops.verify(against), wrong:
+                fusedops.bias_gelu(torch.ones(3), backend="off")
+        (check,) = [each for each in testing.checks("off", op=op.name) if each.id == "bias_gelu/forward/calls"]
+        assert bool(check.run().failures) == (extra is None)
 
 
 def test_equal_queries_round_their_probabilities_alike() -> None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fusedops import testing
+from fusedops_cpu.gated.swiglu import swiglu, swiglu_backward
+from fusedops_eager.norms.layer_norm import layer_norm_backward
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -37,16 +39,30 @@ def gradient_limits(x: Tensor, weight: Tensor, eps: float = 1e-5) -> dict[str, T
     [
         ([-LARGEST], [1.0], 1e-5),
         ([5.0], [LARGEST], 1e-5),
-        ([60.0], [LARGEST], 2.0**62),
         ([-LARGEST, 0.0], [1.0, 1.0], 1e-5),
     ],
-    ids=["x", "weight", "weight and eps", "variance"],
+    ids=["x", "weight", "variance"],
 )
 def test_a_row_of_layer_norm_that_may_overflow_has_no_limit(x: list[float], weight: list[float], eps: float) -> None:
     assert gradient_limits(torch.tensor(x), torch.tensor(weight), eps)["x"].isinf().all()
     finite = gradient_limits(torch.tensor(x).clamp(-60, 60), torch.tensor(weight).clamp(max=60.0))["x"]
     assert finite.isfinite().all()
     assert finite.max() < 10.0
+
+
+def test_a_sum_that_overflows_in_torchs_formula_alone_leaves_the_gradients_of_its_kernel_open() -> None:
+    args = torch.tensor([[60.0], [1.0]]), torch.full((1,), 3e37), None, 2.0**62
+    for kernels, is_open in (((), False), ((layer_norm_backward,), True)):
+        want = testing.expected(testing.OPS["layer_norm"], args, grad=torch.ones(2, 1), kernels=kernels)
+        assert want.limits["gradient of x"].isinf().flatten().tolist() == [is_open, False]
+
+
+@pytest.mark.parametrize("alpha", [3e38, -2.4e38, 2.3e38])
+def test_a_factor_beyond_float32_leaves_the_results_of_its_kernel_open(alpha: float) -> None:
+    args = torch.full((1,), 1e-38), torch.ones(1), None, alpha, 0.0, False
+    for kernels in ((), (swiglu, swiglu_backward)):
+        limits = testing.expected(testing.OPS["swiglu"], args, grad=torch.ones(1), kernels=kernels).limits
+        assert {bool(limit.isinf()) for limit in limits.values()} == {bool(kernels) and abs(alpha) > 2.36e38}
 
 
 def test_the_gradient_of_a_float64_weight_beside_a_float32_x_is_that_of_float32_arithmetic() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from fusedops import ops
@@ -13,11 +15,21 @@ from fusedops_cpu._struct_call import LibraryCall
 from fusedops_cpu.gated._gated import SWISH, gated_backward, gated_forward
 
 
+def _extra_error(gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, *_: object) -> list[float]:
+    """Return inf where the factor of the powers of 2, alpha / ln 2, has no float32; else 0."""
+    return [math.inf if abs(alpha) / math.log(2) > torch.finfo(torch.float32).max else 0.0]
+
+
+def _extra_errors(grad: Tensor, *args: Any) -> list[float]:
+    return 2 * _extra_error(*args)
+
+
 @library_kernel(
     ops.swiglu,
     *one_dtype("gate", "up"),
     source="fusedops_cpu/src/elementwise/gated.cpp",
     rows_independent=True,
+    extra_error=_extra_error,
 )
 def swiglu(
     gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, offset: float, interleaved: bool
@@ -32,6 +44,7 @@ def swiglu(
     direction="backward",
     source="fusedops_cpu/src/elementwise/gated.cpp",
     rows_independent=True,
+    extra_error=_extra_errors,
 )
 def swiglu_backward(
     grad: Tensor,

@@ -35,6 +35,12 @@ def _again_cost(
     return prod(gate.shape) * gate.dtype.itemsize
 
 
+def _of_rounded_gelu(grad: Tensor, gate: Tensor, *_: Any) -> tuple[Tensor, None]:
+    """Return what backward loses as it reads gelu(gate) rounded, in numbers below the normal ones: (..., 2H)."""
+    info = torch.finfo(gate.dtype)
+    return torch.cat((torch.zeros_like(grad), grad.abs()), -1).double() * (info.smallest_normal * info.eps / 2), None
+
+
 @kernel(
     ops.geglu,
     *_LIMITS,
@@ -56,6 +62,7 @@ def geglu(gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool) 
     source="torch_npu.npu_geglu_grad",
     adapts=(Adaptation("gelu", "gelu(gate), which the vendor's backward needs, is computed again", _again_cost),),
     rows_independent=NOT_PROMISED,
+    extra_error=_of_rounded_gelu,
 )
 def geglu_backward(
     grad: Tensor, gate: Tensor, up: Tensor | None, approximate: str, interleaved: bool, needs: tuple[bool, ...]

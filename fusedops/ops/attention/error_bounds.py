@@ -28,11 +28,7 @@ from fusedops.ops.attention.merge_attention import Parts, parts
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order, and of more as much more
 _ARITHMETIC, _PRODUCTS = 2e-6, 512
 _SUMS = 2e-5  # of a gradient's term, in float32
-_BLOCK = 256  # rows of queries
-# of the change of a rounded term, in the sums for q, and in those for k: of one query head, and of several, whose sums
-# torch's kernel for a CPU rounds to 16 bits before it adds them up
-_OF_Q, _OF_K, _OF_K_OF_SEVERAL = 0.5, 0.5, 0.8
-_SPREAD = 1  # times the root of the sum of the squares of the terms' roundings, where no terms are equal
+_OF_TERM = 0.5  # of the change of a rounded term, in the sums for q and k
 
 
 def error_bound(absolute: float, a: AttentionArgs) -> tuple[Tensor, Tensor]:
@@ -43,8 +39,6 @@ def error_bound(absolute: float, a: AttentionArgs) -> tuple[Tensor, Tensor]:
     lse = move.amax(-1) + min(absolute, _ARITHMETIC) * 4 if a.k.shape[2] else torch.zeros(a.q.shape[:3]).double()
     if a.k.shape[2]:
         lse = lse + min(absolute, _ARITHMETIC) * p.shape[-1] ** 0.5
-    if a.q.dtype.itemsize == 2:  # torch's kernel for a CPU has a shorter exp for these
-        lse = lse + 2e-4
     infinite = a.v.isinf()
     if infinite.any():  # a probability that is 0 in the arithmetic, times one, is NaN
         small = (p > 0) & (p <= torch.finfo(compute_dtype(a.q.dtype)).smallest_normal)
@@ -82,23 +76,18 @@ def gradient_error_bound(absolute: float, a: AttentionGradArgs) -> tuple[Tensor,
     rounding = exact * (signed.abs() + inner).square()
     # equal terms have equal roundings
     equal_rows = _most_equal(a.q, a.grad_out)
-    of_keys = _SPREAD * (_most_equal(a.k, a.v) if narrow else 1) ** 0.5
-    of_rows = _SPREAD * equal_rows**0.5
-    of_queries = _SPREAD * _most_equal(a.q) ** 0.5  # have equal probabilities, whatever their gradients
-    rows = rows_of_key = a.q.shape[2] * (a.q.shape[1] // max(a.k.shape[1], 1))
+    of_keys = (_most_equal(a.k, a.v) if narrow else 1) ** 0.5
+    of_rows = equal_rows**0.5
+    of_queries = _most_equal(a.q) ** 0.5  # have equal probabilities, whatever their gradients
+    rows = a.q.shape[2] * (a.q.shape[1] // max(a.k.shape[1], 1))
     rows = min(rows, 2 * (rows * equal_rows) ** 0.5)  # in effect: roundings of unequal terms have no common sign
     dq = _rounded(change, terms, a.k.shape[2], a.q.dtype) @ s.k.abs()
-    dq = dq + _OF_Q * (of_keys * _spread(rounding, s.k) + narrow * of_sums.sqrt() * (p @ s.k).abs())
+    dq = dq + _OF_TERM * (of_keys * _spread(rounding, s.k) + narrow * of_sums.sqrt() * (p @ s.k).abs())
     ds = _rounded(change, terms, rows, a.q.dtype).transpose(-2, -1)
     dk = formulas.summed(ds @ s.q.abs(), heads)
-    # torch's kernel for a CPU scales, and adds up blocks of 32 to 256 rows, in 16 bits: each time the sum so far, of
-    # half of the blocks on average, is rounded
-    of_blocks = 1 + (rows_of_key / _BLOCK / 2) ** 0.5
-    of_k = (_OF_K if heads == a.q.shape[1] else _OF_K_OF_SEVERAL) * of_blocks
-    dk = dk + of_k * of_rows * _spread((rounding + exact * of_sums).transpose(-2, -1), s.q, heads)
+    dk = dk + _OF_TERM * of_rows * _spread((rounding + exact * of_sums).transpose(-2, -1), s.q, heads)
     dv = formulas.summed(_rounded(p * relative + flushed, p, rows, a.q.dtype).transpose(-2, -1) @ g, heads)
-    blocks = smallest_step(a.q.dtype) * (1 + rows_of_key / 32) / 2 if narrow else 0.0
-    dv = dv + of_blocks * of_queries * _spread(exact.transpose(-2, -1), g, heads)
+    dv = dv + of_queries * _spread(exact.transpose(-2, -1), g, heads)
     # a row whose terms, or sums of them, may overflow: the terms may be scaled before they are summed, or after
     limit = torch.finfo(compute_dtype(a.q.dtype)).max / 2 / max(factor, 1.0)
     keys, queries = s.k.abs().clamp(min=1.0), s.q.abs().clamp(min=1.0)
@@ -109,7 +98,6 @@ def gradient_error_bound(absolute: float, a: AttentionGradArgs) -> tuple[Tensor,
     dq = dq * factor + least @ s.k.abs()
     dk = dk * factor + formulas.summed(least.transpose(-2, -1) @ s.q.abs(), heads)
     dq, dk = dq.masked_fill(open_rows, math.inf), dk.masked_fill(open_keys, math.inf)
-    dk, dv = dk + blocks, dv + blocks
     seen = s.values if s.masked is None else s.values.masked_fill(s.masked, 0.0)
     given = all(bool(each.isfinite().all()) for each in (g, a.grad_lse, a.v, seen))
     anywhere = bool(unknown.any()) or not given

@@ -76,9 +76,6 @@ def geglu_gradient_error_bound(
     slope = 0.06 + torch.exp(-0.25 * g.clamp(max=0.0).square())  # 0.06: where 1 - tanh**2 cancels
     dgate = _error(d * u, absolute * slope, gate, up, u * 1.13)  # up times the slope, at most 1.13, may come first
     dup = _error(d * g.abs(), _share(absolute, g), gate, up)
-    kept = torch.finfo(promoted(gate, up))
-    # a kernel may read GELU as forward rounded it (torch_npu's): below the normal numbers a rounding is no share of it
-    dup = dup + d * (kept.smallest_normal * kept.eps / 2)
     return gradients(dgate, dup, gate.double(), None if up is None else up.double(), interleaved, needs)
 
 
@@ -129,14 +126,10 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def _sigmoid(absolute: float, alpha: float, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sigmoid, the share of it by which it may be off, and ``1 - sigmoid``.
-
-    Kernels compute powers of 2: the share is inf where their factor, alpha / ln 2, has no float32.
-    """
-    exponent, known = alpha * g, abs(alpha) / math.log(2) <= torch.finfo(torch.float32).max
+    """Return the sigmoid, the share of it by which it may be off, and ``1 - sigmoid``."""
+    exponent = alpha * g
     rest = torch.sigmoid(-exponent)
-    share = absolute * (1 + exponent.abs() * rest) if known else torch.full_like(rest, math.inf)
-    return torch.sigmoid(exponent), share, rest
+    return torch.sigmoid(exponent), absolute * (1 + exponent.abs() * rest), rest
 
 
 def _error(size: Tensor, share: Tensor, gate: Tensor, up: Tensor | None, part: Tensor | None = None) -> Tensor:

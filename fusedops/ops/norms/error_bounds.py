@@ -283,11 +283,11 @@ def _gradients(
     of_sums = (of_rounding * (normal.abs() + of_rounding / 2)).mean(-1, keepdim=True)
     unknown = ~(rstd_moves + of_sums <= 0.5) | _overflows(x, rows, centre, r).any(-1, keepdim=True)
     unknown = unknown | ((rows - centre).square().sum(-1, keepdim=True) >= _largest(x))
-    # torch's formula has sums of m * x, which are then multiplied by rstd ** 3 * x
-    reach = 1 + (rows.abs() + centre.abs()).nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
-    total = size.nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
+    # the sum of m * normal is multiplied by normal, then by rstd
+    largest = (1 + normal.abs().nan_to_num(nan=0.0, posinf=0.0)).amax(-1, keepdim=True) if x.shape[-1] else 1.0
+    total = size.nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True) * largest * largest
     dx = r * (inner + exact.abs() * (rstd_moves + of_sums))
-    dx = dx.masked_fill(unknown | (total * reach.square() * (1 + r**3) >= _largest(x)), math.inf)
+    dx = dx.masked_fill(unknown | (total * r.clamp(min=1.0) >= _largest(x)), math.inf)
     of_weight = (g.abs() * (moves + absolute * normal.abs())).masked_fill(unknown, math.inf)
     drift *= x.shape[:-1].numel()
     dweight, dbias = None, None
