@@ -1,20 +1,79 @@
-"""The dtypes of the arithmetic: one declaration of each rule, for references, kernels and error bounds.
+"""The dtypes of numbers in memory, and of the arithmetic: one declaration of each, for all that reads or rounds them.
 
-Every op computes in float32, or in float64 for float64, and rounds its result once. Kernels of a plugin may import
-these functions as well.
+Every op computes in float32, or in float64 for float64, and rounds its result once. Constraints, references, kernels,
+tolerances, the conformance kit and the command line read ``STORAGE``. Kernels of a plugin may import these names too.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fusedops._torch import autocasts
 
-__all__ = ["arithmetic", "compute_dtype", "no_autocast", "promoted", "upcast"]
+__all__ = ["STORAGE", "Storage", "arithmetic", "compute_dtype", "is_narrow", "no_autocast", "promoted", "upcast"]
+
+
+class Storage(NamedTuple):
+    """A dtype in which tensors of numbers are stored.
+
+    Args:
+        dtype: of torch.
+        arithmetic: the dtype in which numbers of it are computed.
+        short: shorter names, as the command line takes them.
+        flushed: True where numbers below the normal ones are 0 in the products of some processors.
+
+    >>> import torch, fusedops
+    >>> half = fusedops.dtypes.STORAGE[torch.float16]
+    >>> half.name, half.dtype.itemsize, half.arithmetic, half.rounding == 2.0**-10, half.smallest_step == 2.0**-24
+    ('float16', 2, torch.float32, True, True)
+    """
+
+    dtype: torch.dtype
+    arithmetic: torch.dtype
+    short: tuple[str, ...] = ()
+    flushed: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name, without ``torch.``."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def rounding(self) -> float:
+        """The distance of 1 from the next number: rounding to the dtype changes a number by at most half of it."""
+        return torch.finfo(self.dtype).eps
+
+    @property
+    def smallest_step(self) -> float:
+        """By how much a number may be off once it is rounded to the dtype, however small it is."""
+        return torch.finfo(self.dtype).smallest_normal * (1.0 if self.flushed else self.rounding)
+
+
+#: By dtype of torch.
+STORAGE = {
+    each.dtype: each
+    for each in (
+        Storage(torch.float16, torch.float32, ("fp16", "f16", "half")),
+        Storage(torch.bfloat16, torch.float32, ("bf16",), flushed=True),
+        Storage(torch.float32, torch.float32, ("fp32", "f32", "float")),
+        Storage(torch.float64, torch.float64, ("fp64", "f64", "double")),
+    )
+}
+
+
+def is_narrow(dtype: torch.dtype) -> bool:
+    """Return True for a dtype whose numbers are computed in a wider one.
+
+    >>> import torch, fusedops
+    >>> fusedops.dtypes.is_narrow(torch.bfloat16), fusedops.dtypes.is_narrow(torch.float32)
+    (True, False)
+    """
+    storage = STORAGE.get(dtype)
+    return storage is not None and storage.arithmetic is not dtype
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -24,7 +83,8 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     >>> fusedops.dtypes.compute_dtype(torch.bfloat16)
     torch.float32
     """
-    return torch.promote_types(dtype, torch.float32)
+    storage = STORAGE.get(dtype)
+    return torch.promote_types(dtype, torch.float32) if storage is None else storage.arithmetic
 
 
 def arithmetic(first: Any, *others: Any) -> torch.dtype:

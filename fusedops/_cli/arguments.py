@@ -17,13 +17,11 @@ from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._plugins.registry import registry
 from fusedops._report.suggestion import unknown_name
 from fusedops.constraints import DType
+from fusedops.dtypes import STORAGE
 from fusedops.errors import InvalidInputError
 
-_SHORT = {
-    "bf16": torch.bfloat16, "fp16": torch.float16, "f16": torch.float16, "half": torch.float16, "fp32": torch.float32,
-    "f32": torch.float32, "float": torch.float32, "fp64": torch.float64, "f64": torch.float64, "double": torch.float64,
-}  # fmt: skip
-_COMMON = (*_SHORT, "bfloat16", "float16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
+_SHORT = {name: each.dtype for each in STORAGE.values() for name in each.short}
+_COMMON = (*_SHORT, *(each.name for each in STORAGE.values()), "bool", "uint8", "int8", "int16", "int32", "int64")
 
 
 def dtype(name: str) -> torch.dtype:

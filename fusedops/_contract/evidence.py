@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fusedops._contract.signature import spread
 from fusedops._report.direction import Direction
+from fusedops.dtypes import STORAGE
 
 
 class Tolerance(NamedTuple):
@@ -27,6 +28,35 @@ class Tolerance(NamedTuple):
 
     absolute: float
     relative: float
+
+
+def tolerances(
+    float32: tuple[float, float],
+    float64: tuple[float, float],
+    *,
+    absolute: float | None = None,
+    absolute_roundings: float = 0.0,
+    roundings: float = 1.0,
+) -> dict[torch.dtype, Tolerance]:
+    """Return the tolerance of each dtype in which tensors are stored.
+
+    Args:
+        float32: (absolute, relative) of float32, in which the narrower dtypes are computed too.
+        float64: the same of float64.
+        absolute: of the narrower dtypes; None: float32's.
+        absolute_roundings: added to it, in units of a dtype's rounding.
+        roundings: the relative tolerance of the narrower dtypes, in these units: 1 is twice the error of a rounding.
+
+    >>> tolerances((2e-6, 1e-6), (1e-14, 1e-12))[torch.bfloat16]
+    Tolerance(absolute=2e-06, relative=0.008)
+    """
+    given = {torch.float32: Tolerance(*float32), torch.float64: Tolerance(*float64)}
+    least = float32[0] if absolute is None else absolute
+    unit = 1.024  # 1e-3 of float16, 8e-3 of bfloat16
+    for dtype, storage in STORAGE.items():
+        step = unit * storage.rounding
+        given.setdefault(dtype, Tolerance(least + absolute_roundings * step, roundings * step))
+    return given
 
 
 class Case(NamedTuple):
@@ -158,15 +188,3 @@ def finite_size(tensor: Tensor) -> Tensor:
     tensor([2., 0.], dtype=torch.float64)
     """
     return tensor.double().abs().nan_to_num(nan=0.0, posinf=0.0)
-
-
-def smallest_step(dtype: torch.dtype) -> float:
-    """Return by how much a number may be off once it is rounded to a dtype, however small it is.
-
-    Below its normal numbers those of bfloat16 are 0 in the products of some processors.
-
-    >>> smallest_step(torch.float16) == 2.0**-24, smallest_step(torch.bfloat16) == 2.0**-126
-    (True, True)
-    """
-    info = torch.finfo(dtype)
-    return info.smallest_normal * (1.0 if dtype is torch.bfloat16 else info.eps)

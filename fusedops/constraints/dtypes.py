@@ -13,8 +13,9 @@ from fusedops._contract.constraint import Arguments, constant, listed, plain
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
 from fusedops.constraints.tensors import TensorConstraint
+from fusedops.dtypes import STORAGE
 
-FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATING = tuple(STORAGE)
 MASKS = (torch.bool, torch.uint8)
 
 

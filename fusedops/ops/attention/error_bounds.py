@@ -14,8 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import smallest_step
-from fusedops.dtypes import arithmetic, compute_dtype
+from fusedops.dtypes import STORAGE, arithmetic, compute_dtype, is_narrow
 from fusedops.ops.attention import formulas
 from fusedops.ops.attention.arguments import (
     AttentionArgs,
@@ -56,7 +55,7 @@ def gradient_error_bound(absolute: float, a: AttentionGradArgs) -> tuple[Tensor,
     total = (p * size).sum(-1, keepdim=True)
     if a.return_lse:
         total = total + a.grad_lse.double().abs()[..., None]
-    narrow = absolute if a.q.dtype.itemsize == 2 else 0.0  # the roundings of terms to 16 bits: of no common sign
+    narrow = absolute if is_narrow(a.q.dtype) else 0.0  # the roundings of terms to 16 bits: of no common sign
     relative, flushed = min(absolute, _SUMS) + 2 * move, _flushed(p, a.q.dtype)
     terms, change = p * (size + total), (p * relative + flushed) * (size + total)
     heads, factor = a.k.shape[1], abs(formulas.scale_of(a.q, a.scale))
@@ -94,7 +93,7 @@ def gradient_error_bound(absolute: float, a: AttentionGradArgs) -> tuple[Tensor,
     open_rows = ((terms @ keys) >= limit).any(-1, keepdim=True)
     open_keys = (formulas.summed(terms.transpose(-2, -1) @ queries, heads) >= limit).any(-1, keepdim=True)
     # a term may be scaled before it is rounded to 16 bits
-    least = (terms > 0).double() * (smallest_step(a.q.dtype) * max(1.0 - factor, 0.0))
+    least = (terms > 0).double() * (STORAGE[a.q.dtype].smallest_step * max(1.0 - factor, 0.0))
     dq = dq * factor + least @ s.k.abs()
     dk = dk * factor + formulas.summed(least.transpose(-2, -1) @ s.q.abs(), heads)
     dq, dk = dq.masked_fill(open_rows, math.inf), dk.masked_fill(open_keys, math.inf)
@@ -134,7 +133,7 @@ def _flushed(p: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _rounded(change: Tensor, terms: Tensor, count: float, dtype: torch.dtype) -> Tensor:
     """Return the change of terms that are rounded to ``dtype``, and of which ``count`` are added one by one."""
-    least = smallest_step(dtype)
+    least = STORAGE[dtype].smallest_step
     unit = torch.finfo(compute_dtype(dtype)).eps / 2
     return torch.where(terms > 0, change + terms * (0.5 * count * unit) + least, 0.0)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fusedops import masks
-from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance, rows_of_two_widths
+from fusedops._contract.evidence import Case, Evidence, Rows, rows_of_two_widths, tolerances
 from fusedops.ops.attention import formulas
 from fusedops.ops.attention.arguments import AttentionArgs, VarlenAttentionArgs, sequences_of
 from fusedops.ops.attention.error_bounds import (
@@ -112,20 +112,10 @@ def _sequences(count: int) -> Mapping[str, Any]:
 ATTENTION = Evidence(
     formula="softmax(where(masked, -inf, scale * q @ k.mT)) @ v",
     cases=CASES,
-    tolerance={
-        # absolute: of the weighted mean of |v|. Probabilities are rounded to the inputs' dtype, then the sum is
-        torch.float16: Tolerance(2e-3, 1e-3),
-        torch.bfloat16: Tolerance(1.2e-2, 8e-3),
-        torch.float32: Tolerance(8e-6, 2e-6),
-        torch.float64: Tolerance(2e-14, 1e-14),
-    },
-    gradient_tolerance={
-        # absolute: of each term of a sum in 16 bits; out, the probabilities and their gradients are rounded
-        torch.float16: Tolerance(4e-3, 1e-3),
-        torch.bfloat16: Tolerance(2e-2, 8e-3),
-        torch.float32: Tolerance(2e-5, 2e-6),
-        torch.float64: Tolerance(5e-14, 1e-14),
-    },
+    # absolute: of the weighted mean of |v|. Probabilities are rounded to the inputs' dtype, then the sum is
+    tolerance=tolerances((8e-6, 2e-6), (2e-14, 1e-14), absolute=0.0, absolute_roundings=1.5),
+    # absolute: of each term of a sum in 16 bits; out, the probabilities and their gradients are rounded
+    gradient_tolerance=tolerances((2e-5, 2e-6), (5e-14, 1e-14), absolute=0.0, absolute_roundings=2.5),
     error_bound=error_bound,
     gradient_error_bound=gradient_error_bound,
     min_bytes=min_bytes,
@@ -189,18 +179,8 @@ MERGE = Evidence(
         Case("ragged", _merge(3, 5, 33, 41), "no size is a power of two"),
     ],
     large=[Case("ring_llama3_8b", _merge(1, 32, 4096, 128), "a ring over the keys of Llama 3 8B")],
-    tolerance={
-        torch.float16: Tolerance(1e-6, 1e-3),
-        torch.bfloat16: Tolerance(1e-6, 8e-3),
-        torch.float32: Tolerance(1e-6, 1e-6),
-        torch.float64: Tolerance(1e-15, 1e-15),
-    },
-    gradient_tolerance={
-        torch.float16: Tolerance(1e-6, 1e-3),
-        torch.bfloat16: Tolerance(1e-6, 8e-3),
-        torch.float32: Tolerance(1e-6, 1e-6),
-        torch.float64: Tolerance(2e-15, 1e-15),
-    },
+    tolerance=tolerances((1e-6, 1e-6), (1e-15, 1e-15)),
+    gradient_tolerance=tolerances((1e-6, 1e-6), (2e-15, 1e-15)),
     error_bound=merge_error_bound,
     gradient_error_bound=merge_gradient_error_bound,
     min_bytes=merge_min_bytes,

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Tolerance, finite_size
+from fusedops._contract.evidence import Tolerance, finite_size, tolerances
 from fusedops.dtypes import arithmetic
 from fusedops.ops.convolution.arguments import CausalConv1dArgs, CausalConv1dGradArgs
 from fusedops.ops.convolution.formulas import (
@@ -23,13 +23,7 @@ from fusedops.ops.convolution.formulas import (
 )
 from fusedops.ops.gated.error_bounds import gate_errors
 
-TOLERANCE = {
-    # absolute: of sums in float32. relative: one rounding of the result
-    torch.float16: Tolerance(2e-6, 1e-3),
-    torch.bfloat16: Tolerance(2e-6, 8e-3),
-    torch.float32: Tolerance(2e-6, 2e-6),
-    torch.float64: Tolerance(1e-14, 1e-12),
-}
+TOLERANCE = tolerances((2e-6, 2e-6), (1e-14, 1e-12))  # absolute: of sums in float32
 GRADIENT_TOLERANCE = {**TOLERANCE, torch.float32: Tolerance(4e-6, 4e-6), torch.float64: Tolerance(2e-14, 1e-12)}
 
 _SLOPE, _BEND = 1.1, 0.5  # the largest first and second derivative of silu

@@ -12,18 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Tolerance, finite_size, smallest_step
-from fusedops.dtypes import arithmetic
+from fusedops._contract.evidence import Tolerance, finite_size, tolerances
+from fusedops.dtypes import STORAGE, arithmetic
 from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import Activation, experts_of, group_of_rows, order_of
 from fusedops.ops.gated.formulas import split
 
-TOLERANCE = {
-    torch.float16: Tolerance(2e-6, 1e-3),
-    torch.bfloat16: Tolerance(2e-6, 8e-3),
-    torch.float32: Tolerance(2e-6, 2e-6),
-    torch.float64: Tolerance(1e-14, 1e-12),
-}
+TOLERANCE = tolerances((2e-6, 2e-6), (1e-14, 1e-12))
 GRADIENT_TOLERANCE = {**TOLERANCE, torch.float32: Tolerance(2e-6, 4e-6)}
 
 _SPREAD = 2.0  # the largest of many sums of errors, over the root of the sum of their squares
@@ -55,7 +50,7 @@ def narrow_of(x: Tensor, *weights: Tensor) -> Narrow:
     """Return what a rounding to the dtype of x means."""
     info, wide = torch.finfo(x.dtype), arithmetic(x, *weights)
     rounds = wide is not x.dtype
-    return Narrow(rounds * info.eps / 2, rounds * smallest_step(x.dtype), info.max / 2, torch.finfo(wide).eps)
+    return Narrow(rounds * info.eps / 2, rounds * STORAGE[x.dtype].smallest_step, info.max / 2, torch.finfo(wide).eps)
 
 
 def _of_equal_terms(eps: float, one: Tensor, other: Tensor) -> Tensor:

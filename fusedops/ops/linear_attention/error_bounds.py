@@ -15,19 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Tolerance
+from fusedops._contract.evidence import tolerances
 from fusedops.dtypes import arithmetic
 from fusedops.ops.linear_attention import formulas
 from fusedops.ops.linear_attention.arguments import LinearAttentionArgs, LinearAttentionGradArgs
 from fusedops.ops.linear_attention.formulas import Rows
 
-TOLERANCE = {
-    # absolute: of each product. A kernel may round its operands to 16 bits
-    torch.float16: Tolerance(2.5e-4, 1e-3),
-    torch.bfloat16: Tolerance(2e-3, 8e-3),
-    torch.float32: Tolerance(2e-6, 2e-6),
-    torch.float64: Tolerance(2e-14, 1e-13),
-}
+TOLERANCE = tolerances((2e-6, 2e-6), (2e-14, 1e-13), absolute=0.0, absolute_roundings=0.25)
 _SUMS = 2e-6  # of the gradients of decays, which are sums of products in float32
 _SPAN = 64  # positions over which kernels may sum decays before they subtract two such sums
 _DEEPEST = 100.0  # beyond which the exponential of a decay is 0, or nearly so

@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Tolerance, finite_size, smallest_step
-from fusedops.dtypes import compute_dtype
+from fusedops._contract.evidence import finite_size, tolerances
+from fusedops.dtypes import STORAGE, compute_dtype, is_narrow
 from fusedops.ops.losses import formulas
 from fusedops.ops.losses.arguments import (
     CrossEntropyArgs,
@@ -76,20 +76,9 @@ def cross_entropy_gradient_error_bound(absolute: float, a: CrossEntropyGradArgs)
 
 # ------------------------------------------------------------------------------------------------ linear_cross_entropy
 
-LINEAR_TOLERANCE = {
-    torch.float16: Tolerance(1e-6, 1e-3),
-    torch.bfloat16: Tolerance(1e-6, 8e-3),
-    torch.float32: Tolerance(1e-6, 5e-6),
-    torch.float64: Tolerance(1e-14, 1e-13),
-}
+LINEAR_TOLERANCE = tolerances((1e-6, 5e-6), (1e-14, 1e-13))
 _SPREAD = 2  # times the root of the sum of the squares of the largest errors, which have no common sign
-LINEAR_GRADIENT_TOLERANCE = {
-    # relative: forward rounds the gradient of x, and backward rounds the product
-    torch.float16: Tolerance(1e-6, 2e-3),
-    torch.bfloat16: Tolerance(1e-6, 1.6e-2),
-    torch.float32: Tolerance(1e-6, 1e-5),
-    torch.float64: Tolerance(1e-14, 1e-13),
-}
+LINEAR_GRADIENT_TOLERANCE = tolerances((1e-6, 1e-5), (1e-14, 1e-13), roundings=2.0)
 
 
 def linear_cross_entropy_error_bound(
@@ -237,12 +226,12 @@ def _is_1_when_rounded(label_smoothing: float, dtype: torch.dtype) -> bool:
 
 def _rounding_to_16_bits(*tensors: Tensor) -> float:
     """Return the share by which a number rounded to a 16-bit dtype of the tensors is off at most; 0 without one."""
-    return max((torch.finfo(each.dtype).eps / 2 for each in tensors if each.dtype.itemsize == 2), default=0.0)
+    return max((torch.finfo(each.dtype).eps / 2 for each in tensors if is_narrow(each.dtype)), default=0.0)
 
 
 def _least_of_16_bits(*tensors: Tensor) -> float:
     """Return the largest of the numbers below which one of a 16-bit dtype of the tensors may be 0; 0 without one."""
-    return max((smallest_step(each.dtype) for each in tensors if each.dtype.itemsize == 2), default=0.0)
+    return max((STORAGE[each.dtype].smallest_step for each in tensors if is_narrow(each.dtype)), default=0.0)
 
 
 def _flushed(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance, rows_of_two_widths
+from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance, rows_of_two_widths, tolerances
 from fusedops.dtypes import compute_dtype, upcast
 from fusedops.ops.losses import error_bounds, formulas
 from fusedops.ops.losses.arguments import CrossEntropyArgs, LinearCrossEntropyArgs, LinearLogProbsArgs
@@ -99,12 +99,7 @@ CROSS_ENTROPY = Evidence(
     # of a loss, which is float32: logits of 16 bits are not rounded
     tolerance={dtype: Tolerance(1e-6, 2e-6) for dtype in (torch.float16, torch.bfloat16, torch.float32)}
     | {torch.float64: Tolerance(1e-14, 1e-12)},
-    gradient_tolerance={
-        torch.float16: Tolerance(2e-6, 1e-3),  # one rounding to an 11-bit mantissa
-        torch.bfloat16: Tolerance(2e-6, 8e-3),  # one rounding to an 8-bit mantissa
-        torch.float32: Tolerance(2e-6, 4e-6),
-        torch.float64: Tolerance(1e-14, 1e-12),
-    },
+    gradient_tolerance=tolerances((2e-6, 4e-6), (1e-14, 1e-12)),
     error_bound=error_bounds.cross_entropy_error_bound,
     gradient_error_bound=error_bounds.cross_entropy_gradient_error_bound,
     min_bytes=cross_entropy_min_bytes,

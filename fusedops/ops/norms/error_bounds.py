@@ -11,26 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Tolerance
-from fusedops.dtypes import compute_dtype, promoted
+from fusedops._contract.evidence import tolerances
+from fusedops.dtypes import compute_dtype, is_narrow, promoted
 from fusedops.ops.gated.error_bounds import GateErrors, gate_errors
 from fusedops.ops.norms.arguments import GatedRmsNormArgs, GatedRmsNormGradArgs
 from fusedops.ops.norms.formulas import in_groups, rounded_sum
 
-TOLERANCE = {
-    # relative: one rounding of the result. absolute: of s alone; what follows is computed in float32
-    torch.float16: Tolerance(2e-3, 1e-3),
-    torch.bfloat16: Tolerance(1.6e-2, 8e-3),
-    torch.float32: Tolerance(5e-6, 1e-5),
-    torch.float64: Tolerance(1e-12, 1e-12),
-}
-GRADIENT_TOLERANCE = {
-    # absolute: of sums in float32. relative: one rounding of the result
-    torch.float16: Tolerance(2e-5, 1e-3),
-    torch.bfloat16: Tolerance(2e-5, 8e-3),
-    torch.float32: Tolerance(2e-5, 2e-5),
-    torch.float64: Tolerance(1e-11, 1e-12),
-}
+TOLERANCE = tolerances((5e-6, 1e-5), (1e-12, 1e-12), absolute=0.0, absolute_roundings=2.0)
+GRADIENT_TOLERANCE = tolerances((2e-5, 2e-5), (1e-11, 1e-12))
 
 _SIGMAS = 2.5  # times the root of the sum of squares: independent errors add in quadrature
 
@@ -116,7 +104,7 @@ def add_layer_norm_gradient_error_bound(
 def gated_rms_norm_error_bound(absolute: float, a: GatedRmsNormArgs, save: bool) -> tuple[Tensor, ...]:
     """Return the changes of y and rstd; inf where a group has no determined result."""
     arithmetic = torch.finfo(compute_dtype(promoted(a.x, a.gate)))
-    if a.x.dtype.itemsize == 2:  # computed in float32, and rounded once
+    if is_narrow(a.x.dtype):  # computed in float32, and rounded once
         absolute = TOLERANCE[torch.float32].absolute
     of_gate = gate_errors(absolute, a.gate, a.activation, arithmetic)
     z, z_moves = _normalized_rows(absolute, a.x, of_gate, a.gate_first, a.groups)
@@ -303,7 +291,7 @@ def _gradients(
 
 def _of_arithmetic(absolute: float, x: Tensor) -> float:
     """Return the error of each number: 16-bit tensors are computed in float32, and the result is rounded once."""
-    return TOLERANCE[torch.float32].absolute if x.dtype.itemsize == 2 else absolute
+    return TOLERANCE[torch.float32].absolute if is_narrow(x.dtype) else absolute
 
 
 def _moments(x: Tensor, centered: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,16 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance, finite_size
+from fusedops._contract.evidence import Case, Evidence, Rows, finite_size, tolerances
 from fusedops.dtypes import compute_dtype
 from fusedops.quantization import FORMATS, dequantize
 
-_TOLERANCE = {
-    torch.float16: Tolerance(5e-7, 1e-3),  # relative: one rounding to an 11-bit mantissa
-    torch.bfloat16: Tolerance(5e-7, 8e-3),  # one rounding to an 8-bit mantissa
-    torch.float32: Tolerance(5e-7, 5e-6),
-    torch.float64: Tolerance(1e-14, 1e-13),
-}
+_TOLERANCE = tolerances((5e-7, 5e-6), (1e-14, 1e-13))
 
 
 def unfused(x: Tensor, packed: Tensor, bias: Tensor | None, format: str) -> Tensor:

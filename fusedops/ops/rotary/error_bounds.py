@@ -7,18 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Tolerance
+from fusedops._contract.evidence import tolerances
 from fusedops.ops.rotary.formulas import joined, pairs, rotation_dtype
 
 #: Of the outputs and the gradients.
-TOLERANCE = {
-    # absolute, in units of |x1 * cos| + |x2 * sin|: two products and a sum in float32. It does not cover a cos that was
-    # rounded to 16 bits. relative: one rounding of the result
-    torch.float16: Tolerance(5e-7, 1e-3),
-    torch.bfloat16: Tolerance(5e-7, 1e-2),
-    torch.float32: Tolerance(5e-7, 3e-7),
-    torch.float64: Tolerance(1e-15, 1e-15),
-}
+TOLERANCE = tolerances((5e-7, 3e-7), (1e-15, 1e-15))
 
 
 def error_bound(

@@ -13,17 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Tolerance, finite_size
+from fusedops._contract.evidence import finite_size, tolerances
 from fusedops.dtypes import compute_dtype
 from fusedops.ops.routing import formulas
 from fusedops.ops.routing.arguments import TopKRoutingArgs, TopKRoutingGradArgs
 
-TOLERANCE = {
-    torch.float16: Tolerance(2e-6, 1e-3),
-    torch.bfloat16: Tolerance(2e-6, 8e-3),
-    torch.float32: Tolerance(2e-6, 1e-6),
-    torch.float64: Tolerance(1e-14, 1e-14),
-}
+TOLERANCE = tolerances((2e-6, 1e-6), (1e-14, 1e-14))
 
 
 class Scores(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance, rows_of_two_widths
+from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance, rows_of_two_widths, tolerances
 from fusedops.ops.softmax.error_bounds import error_bound, gradient_error_bound
 from fusedops.ops.softmax.formulas import causal_mask
 
@@ -60,19 +60,9 @@ SCALED_MASKED_SOFTMAX = Evidence(
         Case("decode", {"x": (4, 8, 1, 129), "mask": (4, 1, 1, 129), "scale": 0.088}, "one query, cached keys"),
         *[Case(f"ascend_{i}", {"x": x, "mask": mask}, _ASCEND) for i, (x, mask) in enumerate(_ASCEND_SHAPES, 1)],
     ],
-    tolerance={
-        torch.float16: Tolerance(1e-3, 1e-3),  # one rounding to an 11-bit mantissa; npu scales in float16
-        torch.bfloat16: Tolerance(2e-6, 1.6e-2),  # one rounding to an 8-bit mantissa
-        torch.float32: Tolerance(2e-6, 1e-5),  # absolute: of each score
-        torch.float64: Tolerance(1e-14, 1e-12),
-    },
-    gradient_tolerance={
-        # y * (g - sum(g * y)) from the rounded y: half a unit in the last place of y, times |g| + |sum| of up to 5
-        torch.float16: Tolerance(2e-3, 2e-3),
-        torch.bfloat16: Tolerance(1e-2, 1.6e-2),
-        torch.float32: Tolerance(5e-6, 1e-5),
-        torch.float64: Tolerance(1e-13, 1e-12),
-    },
+    # absolute: of each score. npu scales in float16
+    tolerance=tolerances((2e-6, 1e-5), (1e-14, 1e-12)) | {torch.float16: Tolerance(1e-3, 1e-3)},
+    gradient_tolerance=tolerances((5e-6, 1e-5), (1e-13, 1e-12), absolute=0.0, absolute_roundings=2.0, roundings=2.0),
     error_bound=error_bound,
     gradient_error_bound=gradient_error_bound,
     min_bytes=min_bytes,
