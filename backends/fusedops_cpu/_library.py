@@ -11,6 +11,7 @@ import platform
 import sys
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ _X86_LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
 
 
 class Library:
-    """The functions of one library file."""
+    """The functions of one library file, by their names in ``src/api.h`` without ``fusedops_``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,39 +53,12 @@ class Library:
 
         # by the number of sizes and strides after the struct
         self.softmax_forward = [function("softmax_forward", after) for after in range(3 * MAX_DIMS + 1)]
-        self.softmax_backward = function("softmax_backward")
-        self.gelu_forward = function("gelu_forward")
-        self.gelu_backward = function("gelu_backward")
-        self.dropout_forward = function("dropout_forward")
-        self.dropout_backward = function("dropout_backward")
-        self.norm_forward = function("norm_forward")
-        self.norm_backward = function("norm_backward")
-        self.gated_forward = function("gated_forward")
-        self.gated_backward = function("gated_backward")
-        self.cross_entropy_forward = function("cross_entropy_forward")
-        self.cross_entropy_backward = function("cross_entropy_backward")
-        self.rotary = function("rotary")
-        self.attention_forward = function("attention_forward")
-        self.attention_tiles = function("attention_tiles")
-        self.attention_backward = function("attention_backward")
-        self.merge_forward = function("merge_forward")
-        self.merge_backward = function("merge_backward")
-        self.quantized_forward = function("quantized_forward")
-        self.quantized_backward = function("quantized_backward")
-        self.routing_forward = function("routing_forward")
-        self.routing_backward = function("routing_backward")
-        self.gated_norm_forward = function("gated_norm_forward")
-        self.gated_norm_backward = function("gated_norm_backward")
-        self.conv_forward = function("conv_forward")
-        self.conv_backward = function("conv_backward")
-        self.linear_attention_forward = function("linear_attention_forward")
-        self.linear_attention_backward = function("linear_attention_backward")
-        self.experts_forward = function("experts_forward")
-        self.experts_backward = function("experts_backward")
-        self.linear_loss = function("linear_loss")
-        self.linear_product = function("linear_product")
-        self.linear_log_probs = function("linear_log_probs")
-        self.linear_log_probs_backward = function("linear_log_probs_backward")
+        for name in kinds.keys() - {"softmax_forward"}:
+            setattr(self, name, function(name))
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> LibraryFunction: ...
 
 
 def torch_library() -> ctypes.CDLL:
