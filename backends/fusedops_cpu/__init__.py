@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fusedops
 from fusedops_cpu import (
+    activations,
     attention,
     bias,
     convolution,
@@ -23,6 +24,7 @@ from fusedops_cpu import (
 )
 
 _FAMILIES = (
+    activations,
     attention,
     bias,
     convolution,
