@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fusedops
 from fusedops_cpu import (
-    activations,
     attention,
     bias,
     convolution,
@@ -24,7 +23,6 @@ from fusedops_cpu import (
 )
 
 _FAMILIES = (
-    activations,
     attention,
     bias,
     convolution,

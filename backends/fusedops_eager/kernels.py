@@ -59,7 +59,6 @@ def _formulas(op: Callable[..., Any], rows: _Promise) -> tuple[Kernel, Kernel]:
 
 
 KERNELS = (
-    *_formulas(ops.squared_relu, on_cpu()),
     *_both(ops.attention, "attention._attention:attention", "attention._attention:attention_backward", PRODUCTS),
     *_formulas(ops.merge_attention, VECTORS),
     *_both(

@@ -5,7 +5,6 @@ import sys
 from fusedops._dispatch.registered.registration import register_op, unregister_op
 from fusedops._plugins.registry import registry
 from fusedops._policy.context import drop_plans
-from fusedops.ops.activations.squared_relu import squared_relu as squared_relu
 from fusedops.ops.attention.attention import attention as attention
 from fusedops.ops.attention.merge_attention import merge_attention as merge_attention
 from fusedops.ops.attention.varlen_attention import varlen_attention as varlen_attention
@@ -54,7 +53,6 @@ __all__ = [
     "rms_norm",
     "rotary_embedding",
     "scaled_masked_softmax",
-    "squared_relu",
     "swiglu",
     "top_k_routing",
     "varlen_attention",

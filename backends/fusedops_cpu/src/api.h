@@ -74,12 +74,6 @@ struct GeluBackward {
   int64_t dtype, count, columns, tanh;
 };
 
-struct SquaredRelu {
-  const void *grad, *x;  // grad: null for forward
-  void* out;
-  int64_t dtype, count;
-};
-
 struct DropoutForward {
   const void *x, *bias, *residual;  // bias: (columns), or null; residual: null for none
   void* y;
@@ -399,7 +393,6 @@ FUSEDOPS_EXPORT int fusedops_merge_forward(const fusedops::MergeForward* call);
 FUSEDOPS_EXPORT int fusedops_merge_backward(const fusedops::MergeBackward* call);
 FUSEDOPS_EXPORT int fusedops_gelu_forward(const fusedops::GeluForward* call);
 FUSEDOPS_EXPORT int fusedops_gelu_backward(const fusedops::GeluBackward* call);
-FUSEDOPS_EXPORT int fusedops_squared_relu(const fusedops::SquaredRelu* call);
 FUSEDOPS_EXPORT int fusedops_dropout_forward(const fusedops::DropoutForward* call);
 FUSEDOPS_EXPORT int fusedops_dropout_backward(const fusedops::DropoutBackward* call);
 FUSEDOPS_EXPORT int fusedops_norm_forward(const fusedops::NormForward* call);

@@ -1,1 +1,0 @@
-"""Activations without a gate."""
