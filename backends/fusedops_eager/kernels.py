@@ -60,7 +60,12 @@ def _formulas(op: Callable[..., Any], rows: _Promise) -> tuple[Kernel, Kernel]:
 
 KERNELS = (
     *_both(ops.attention, "attention._attention:attention", "attention._attention:attention_backward", PRODUCTS),
-    *_formulas(ops.merge_attention, VECTORS),
+    *_both(
+        ops.merge_attention,
+        "attention.merge_attention:merge_attention",
+        "attention.merge_attention:merge_attention_backward",
+        VECTORS,
+    ),
     *_both(
         ops.varlen_attention,
         "attention.varlen_attention:varlen_attention",
@@ -70,7 +75,12 @@ KERNELS = (
     *_formulas(ops.bias_dropout, PLACE),
     *_formulas(ops.bias_dropout_add, PLACE),
     *_both(ops.bias_gelu, "bias._gelu:gelu_forward", "bias._gelu:gelu_backward", VECTORS),
-    *_formulas(ops.causal_conv1d, VECTORS),
+    *_both(
+        ops.causal_conv1d,
+        "convolution._causal_conv:causal_conv1d",
+        "convolution._causal_conv:causal_conv1d_backward",
+        VECTORS,
+    ),
     *_both(ops.experts, "experts._experts:experts", "experts._experts:experts_backward", PRODUCTS, "torch.mm, "),
     *_both(
         ops.grouped_matmul,

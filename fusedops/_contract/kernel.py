@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from inspect import unwrap
+from inspect import Signature, signature, unwrap
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -67,6 +67,10 @@ class NamedFunction:
         if self.check is not None:
             self.check(function)
         return function
+
+    @property
+    def __signature__(self) -> Signature:
+        return signature(self.function)
 
     def __call__(self, *args: Any) -> Any:
         return self.function(*args)

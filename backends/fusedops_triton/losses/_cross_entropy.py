@@ -54,7 +54,7 @@ def cross_entropy(a: CrossEntropyArgs, save: bool) -> tuple[Tensor, Tensor | Non
 
 def cross_entropy_backward(a: CrossEntropyGradArgs) -> Tensor:
     """Compute the gradient of the logits."""
-    return cross_entropy_backward(a.grad, a.logits, a.lse, a.target, a.options)
+    return logits_gradient(a.grad, a.logits, a.lse, a.target, a.options)
 
 
 def _scalars(options: LossOptions) -> tuple[float | int, ...]:
