@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from model_families import FAMILIES, VOCABULARY
 from torch import Tensor, nn
 
@@ -279,6 +280,26 @@ def test_an_adapter_on_the_head_is_refused_with_the_reason() -> None:
     expected = step(model)
     (row,) = [row for row in apply(model, fused_loss=True).rows if row.family == "linear_cross_entropy"]
     assert row.left == "the head has layers of its own, such as an adapter's; to fix: leave the head out of the adapter"
+    same(step(model), expected)
+
+
+HEADS: dict[str, Any] = {
+    "of detached tokens": lambda x, weight: F.linear(x.detach(), weight),
+    "with a frozen weight": lambda x, weight: F.linear(x, weight.detach()),
+    "in float32": lambda x, weight: F.linear(x.float(), weight.float()),
+    "limited": lambda x, weight: F.linear(x, weight).clamp(-1e4, 1e4),
+    "with a factor for many tokens": lambda x, weight: F.linear(x, weight) * (2 if x.shape[1] > 4 else 1),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_with_a_forward_of_its_own_is_left(name: str) -> None:
+    kind = type("OwnHead", (nn.Linear,), {"forward": lambda self, x: HEADS[name](x, self.weight)})
+    model = trainee()
+    model.lm_head.__class__ = kind
+    expected = step(model)
+    (row,) = [row for row in apply(model, fused_loss=True).rows if row.family == "linear_cross_entropy"]
+    assert row.left == "its class has a forward of its own"
     same(step(model), expected)
 
 

@@ -22,6 +22,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 
 from fusedops import FusedOpsWarning
 from fusedops.integrations.transformers import Row, apply
+from fusedops.integrations.transformers._mixers.recognition import Mixer, recognised_mixer
 
 # past_key_values and cache_params, which transformers 5.24 names cache
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in version 5.40:FutureWarning")
@@ -184,6 +185,67 @@ def test_what_only_looks_like_it_is_left(name: str) -> None:
     assert Row("Convolution", "", 1, reason) in rows
 
 
+def convolved_after(change: Any) -> Any:
+    def function(hidden_states: Tensor, weight: Tensor, bias: Any = None, activation: Any = None) -> Tensor:
+        return modeling_mamba2.causal_conv1d_fn(change(hidden_states), weight, bias, activation)
+
+    return function
+
+
+def attended_after(change: Any) -> Any:
+    def function(
+        query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, initial_state: Any = None,
+        output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    ) -> Any:  # fmt: skip
+        query, key, value, g, beta = change(query, key, value, g, beta)
+        options = initial_state, output_final_state, use_qk_l2norm_in_kernel
+        names = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel")
+        rule = modeling_qwen3_next.torch_recurrent_gated_delta_rule
+        return rule(query, key, value, g=g, beta=beta, **dict(zip(names, options)))
+
+    return function
+
+
+def scanned_after(change: Any) -> Any:
+    def function(
+        hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk_size: int, **rest: Any
+    ) -> Any:
+        return modeling_mamba2.mamba2_chunk_scan(*change(hidden_states, dt, A), B, C, chunk_size, **rest)
+
+    return function
+
+
+def stepped_after(change: Any) -> Any:
+    def function(
+        state: Tensor, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **rest: Any
+    ) -> Tensor:
+        return modeling_mamba2.mamba2_selective_state_update(state, change(hidden_states), dt, A, B, C, **rest)
+
+    return function
+
+
+LIMITED: list[tuple[Any, Any]] = [
+    (convolved_after, lambda x: x.clamp(-99, 99)),
+    (convolved_after, torch.nan_to_num),
+    (stepped_after, lambda x: x.clamp(-99, 99)),
+    (stepped_after, torch.nan_to_num),
+    (scanned_after, lambda x, dt, a: (x.clamp(-99, 99), dt, a)),
+    (scanned_after, lambda x, dt, a: (x, dt.clamp(max=20), a)),
+    (scanned_after, lambda x, dt, a: (x, dt, a.clamp(min=-16))),
+    (attended_after, lambda q, k, v, g, beta: (q, k, v.clamp(-99, 99), g, beta)),
+    (attended_after, lambda q, k, v, g, beta: (q, k, v, g.clamp(min=-5), beta)),
+    (attended_after, lambda q, k, v, g, beta: (q, k, v, g, beta.clamp(max=1))),
+    (attended_after, lambda q, k, v, g, beta: (q, k * (k.norm(dim=-1, keepdim=True) > 0.1), v, g, beta)),
+]
+
+
+@pytest.mark.parametrize("maker, change", LIMITED)
+def test_a_function_with_another_limit_or_eps_is_left(maker: Any, change: Any) -> None:
+    same = maker(lambda *given: given if len(given) > 1 else given[0])
+    assert isinstance(recognised_mixer(with_other_function(same)), Mixer)
+    assert isinstance(recognised_mixer(with_other_function(maker(change))), str)
+
+
 def test_a_function_that_is_the_op_is_replaced_and_other_calls_are_its_own() -> None:
     layer, x = with_other_function(convolved_by_any_width), torch.randn(2, 4, 20)
     expected = layer(x)
@@ -211,7 +273,6 @@ def test_a_function_for_which_a_package_is_installed_is_replaced_too(monkeypatch
 
 
 def test_a_function_that_kernels_replaces_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusedops.integrations.transformers._mixers.recognition import recognised_mixer
 
     function = modeling_qwen3_next.causal_conv1d_fn
     if not isinstance(function, nn.Module):

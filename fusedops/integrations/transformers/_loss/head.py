@@ -1,4 +1,4 @@
-"""The head of a language model, a linear layer, recognised by its results: in training it defers its logits."""
+"""The head of a language model, a torch.nn.Linear or a subclass without a forward: in training it defers its logits."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Linear, Module
 
 from fusedops._torch import TENSOR_TYPES, autocasts, is_plain, is_traced, is_transformed
 from fusedops.errors import FusedOpsWarning
 from fusedops.integrations.transformers._loss.deferred_logits import deferred_logits
 from fusedops.integrations.transformers._loss.losses import Loss, loss_of, recognised_loss
 from fusedops.integrations.transformers._replacement import Replacement, own_class, replacement_of
-from fusedops.integrations.transformers._trial.twin import called, is_replaced_elsewhere, near, numbers, twin
+from fusedops.integrations.transformers._trial.twin import called, is_replaced_elsewhere
 
-_TOLERANCE = 1e-5
 _AUTOCAST = (torch.float16, torch.bfloat16, torch.float32)  # the dtypes that autocast casts
 
 
@@ -122,10 +121,6 @@ def recognised_head(head: Module, reason: str | None) -> Head | str:
         return "the head has no weight of two dims, such as a quantized one; to fix: leave the head out of quantization"
     if not weight.is_floating_point():
         return "the head's weight is quantized; to fix: leave the head out of quantization"
-    small: dict[str, Tensor | None] = {"weight": numbers(1, 7, 5), "bias": None}
-    if parameters.get("bias") is not None:
-        small["bias"] = numbers(2, 7)
-    x = numbers(3, 2, 3, 5)
-    result = called(own_class(head).forward, twin(head, small), x.clone())
-    expected = called(torch.nn.functional.linear, x, small["weight"], small["bias"])
-    return Head() if near(result, expected, _TOLERANCE) else "its results are not those of a linear layer"
+    if not isinstance(head, Linear) or own_class(head).forward is not Linear.forward:
+        return "its class has a forward of its own"
+    return Head()

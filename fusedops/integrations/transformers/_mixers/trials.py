@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain, product
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,12 @@ _NARROW = 2.0**-5  # of bfloat16: transformers rounds the steps of a scan and th
 
 _Call = dict[str, Any]
 
+_FACTORS = (
+    ("hidden_states", 1e4), ("conv_state", 1e4), ("value", 1e4), ("initial_state", 1e4), ("query", 1e-3), ("key", 1e-3),
+    ("g", 30.0), ("beta", 3.0), ("dt", 50.0), ("A", 30.0), ("state", 1e4), ("initial_states", 1e4), ("B", 1e4),
+    ("C", 1e4), ("z", 50.0), ("D", 1e4),
+)  # fmt: skip
+
 
 def reason_of_calls_of(function: Callable[..., Any], key: str, form: Form, name: str) -> str | None:
     """Return what a function does beside its form, with gradients, or None. A state is written by both."""
@@ -28,7 +35,8 @@ def reason_of_calls_of(function: Callable[..., Any], key: str, form: Form, name:
 
         def run(own: Callable[..., Any], *tensors: Tensor, call: _Call = call, names: list[str] = names) -> Any:
             written = {form.state: call[form.state].clone()} if form.state else {}
-            return own(**{**call, **dict(zip(names, tensors)), **written})
+            given = {name: _repeated(each, call[name]) for name, each in zip(names, tensors)}
+            return own(**{**call, **given, **written})
 
         calls = partial(run, function), partial(run, partial(_reference, form)), [[call[each] for each in names]]
         reason = reason_of_calls(*calls, _TOLERANCE, subject=name, asks=False)
@@ -40,13 +48,25 @@ def reason_of_calls_of(function: Callable[..., Any], key: str, form: Form, name:
 def has_results_of(function: Callable[..., Any], key: str, form: Form) -> bool:
     """Return True where a function computes what its form does, with the same dtypes and changes of a state."""
     for dtype, tolerance in ((torch.float32, _TOLERANCE), (torch.bfloat16, _NARROW)):
-        for call in _CALLS[key](dtype):
+        for call in chain(_CALLS[key](dtype), _limits(key) if dtype is torch.float32 else ()):
             own, expected = _results(form, call, function), _results(form, call, partial(_reference, form))
             if not own or len(own) != len(expected):
                 return False
             if not all(near(a, b, tolerance) and a.dtype == b.dtype for a, b in zip(own, expected)):
                 return False
     return True
+
+
+def _limits(key: str) -> Iterator[_Call]:
+    """Yield calls with large or small numbers in one tensor, which show a limit or an eps."""
+    for call, (name, factor) in product(_CALLS[key](torch.float32), _FACTORS):
+        if call.get(name) is not None:
+            yield {**call, name: _repeated(call[name] * factor, call[name])}
+
+
+def _repeated(x: Tensor, like: Tensor) -> Tensor:
+    """Return x with its first element in each dim in which another tensor repeats one, as expand does."""
+    return x[tuple(slice(1) if stride == 0 else slice(None) for stride in like.stride())].expand(x.shape)
 
 
 def _results(form: Form, call: _Call, run: Callable[..., Any]) -> list[Tensor]:

@@ -102,17 +102,21 @@ def reason_of_calls(
             return f"{subject} computes something else with gradients"
         if not all(map(near, result[1], wanted[1], [_TOLERANCE] * len(wanted[1]))):
             return _OTHER if subject == _FORWARD else f"the gradients of {subject} are others than the op's"
-        if asks and not _same_where_not_finite(run, expected, call):
+        if not _same_where_not_finite(
+            run, expected, call, (torch.nan, torch.inf, -torch.inf) if asks else (torch.nan,)
+        ):
             return f"{subject} {_NOT_FINITE}"
     return None
 
 
-def _same_where_not_finite(run: Callable[..., Any], expected: Callable[..., Any], call: Call) -> bool:
+def _same_where_not_finite(
+    run: Callable[..., Any], expected: Callable[..., Any], call: Call, numbers: tuple[float, ...]
+) -> bool:
     """Return True where a NaN in the first tensor of a call reaches the same numbers of both functions.
 
     And an infinity no fewer of the first than of the second, which may have the limit of its formula.
     """
-    for number in (torch.nan, torch.inf, -torch.inf):
+    for number in numbers:
         own, others = (_finite(function, call, number) for function in (run, expected))
         if len(own) != len(others):
             return False
