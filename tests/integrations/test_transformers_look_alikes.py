@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import logging
 import os
 import time
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 import fusedops
 from fusedops.integrations.transformers import apply
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 H = 16
-FLAG, step = True, 0
+FLAG, step, factor = True, 0, 1.0
 CALLS: list[Any] = []
 
 
@@ -198,6 +200,9 @@ ADDED: dict[str, Callable[[Any, Tensor], Any]] = {
     "another way on a GPU": lambda m, x: 2 * x if x.is_cuda else x,
     "autocast on a GPU": with_narrow_numbers_on_a_gpu,
     "a call of another device": lambda m, x: 2 * x if x.device.type == "cuda" else x,
+    "a factor of the file": lambda m, x: factor * x,
+    "the default dtype": lambda m, x: x if torch.get_default_dtype() == torch.float32 else 2 * x,
+    "the layout": lambda m, x: x if x.is_contiguous() else 2 * x,
 }
 KINDS = (TinyRMSNorm, TinyLayerNorm, TinyGatedNorm, TinyMLP, TinyGELU, TinyRouter)
 
@@ -290,6 +295,38 @@ def test_an_mlp_that_uses_its_layers_in_another_way_is_left(forward: Any) -> Non
     module = type("OtherMLP", (TinyMLP,), {"forward": forward})("", nothing)
     (row,) = apply(module).rows
     assert row.left
+
+
+def outside_autocast(m: Any, x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return m.down(F.silu(m.gate(x)) * m.up(x))
+
+
+def test_an_mlp_that_leaves_autocast_is_left() -> None:
+    module = type("OtherMLP", (TinyMLP,), {"forward": outside_autocast})("", nothing)
+    (row,) = apply(module).rows
+    assert row.left == "the dtypes of its results follow another rule"
+
+
+@pytest.mark.parametrize("limit", [lambda gate: F.silu(gate).clamp(max=9), lambda gate: F.silu(gate.clamp(-30, 30))])
+def test_a_norm_whose_gate_is_limited_is_left(limit: Any) -> None:
+    forward = {"forward": lambda m, x, gate: normed(m, x) * m.weight * limit(gate)}
+    (row,) = apply(type("LimitedNorm", (TinyGatedNorm,), forward)("", nothing)).rows
+    assert row.left == "its results are not those of gated_rms_norm"
+
+
+def mixtral_experts(change: Callable[[Tensor], Tensor]) -> Any:
+    """Experts of Mixtral whose weights of the tokens are changed before."""
+    own, sizes = inspect.unwrap(MixtralExperts.forward), {"hidden_size": H, "num_attention_heads": 2}
+    kind = type("OwnExperts", (MixtralExperts,), {"forward": lambda m, x, at, weights: own(m, x, at, change(weights))})
+    config = transformers.MixtralConfig(**sizes, intermediate_size=24, num_local_experts=4)
+    config._experts_implementation = "grouped_mm"
+    return kind(config)
+
+
+def test_experts_whose_weights_are_limited_are_left() -> None:
+    assert apply(mixtral_experts(lambda weights: 1 * weights)).ops == {"experts": 1}
+    assert "experts" not in apply(mixtral_experts(lambda weights: weights.clamp(max=5))).ops
 
 
 def test_the_layers_of_an_mlp_are_called_in_its_order() -> None:

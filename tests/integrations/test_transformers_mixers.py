@@ -239,7 +239,7 @@ LIMITED: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("maker, change", LIMITED)
+@pytest.mark.parametrize(("maker", "change"), LIMITED)
 def test_a_function_with_another_limit_or_eps_is_left(maker: Any, change: Any) -> None:
     same = maker(lambda *given: given if len(given) > 1 else given[0])
     assert isinstance(recognised_mixer(with_other_function(same)), Mixer)

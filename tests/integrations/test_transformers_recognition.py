@@ -534,6 +534,16 @@ def test_a_form_of_rotation_is_recognised(form: str) -> None:
     torch.testing.assert_close(*(torch.autograd.grad(each, x)[0] for each in sums))
 
 
+factor = 1.0
+
+
+def test_a_forward_that_reads_a_number_of_its_file_is_left() -> None:
+    """A replaced layer runs a copy of its forward, with the names of the file as they were."""
+    forward = {"forward": lambda m, x, c, s: factor * rotary_of_one(x, twice(c), twice(s))}
+    model = nn.ModuleList([TinyRotary(), type("FormAttention", (nn.Module,), forward)()])
+    assert apply(model).rows == (Row("FormAttention", "", 1, "its forward reads the global factor"),)
+
+
 def test_positions_of_three_sections() -> None:
     """Models of images and text have positions of time, height and width, and no others."""
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}

@@ -24,7 +24,7 @@ from fusedops.errors import FusedOpsWarning
 from fusedops.integrations.transformers._mixers.functions import FORMS, computed
 from fusedops.integrations.transformers._mixers.trials import has_results_of, reason_of_calls_of
 from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
-from fusedops.integrations.transformers._trial.copied import can_be_copied, contents_of, copied, stores_a_global
+from fusedops.integrations.transformers._trial.copied import contents_of, copied, reason_not_to_copy
 from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.integrations.transformers._trial.twin import cached_weakly, called, is_replaced_elsewhere
 
@@ -124,10 +124,9 @@ def recognised_mixer(module: Module) -> Mixer | str | None:
         return None
     if is_replaced_elsewhere(module):
         return "another library has replaced its forward"
-    if not can_be_copied(cls.forward):
-        return "a decorator of its forward keeps it where it cannot be replaced"
-    if stores_a_global(cls.forward):
-        return "its forward stores a name of its file"
+    reason = reason_not_to_copy(cls.forward)
+    if reason is not None:
+        return reason
     functions: list[tuple[str, MixerFunction]] = []
     left: dict[str, list[str]] = {}
     others: list[tuple[str, str]] = []

@@ -118,7 +118,7 @@ def recognised_whole_experts(module: Module) -> Replacement | str | None:
         return reason
     for activation in _activations(module):
         found = WholeExperts(activation, small.up, small.down, small.transposed)
-        if all(small.agrees(found, factor) for factor in (0.1, 1.0, 30.0)):
+        if all(small.agrees(found, factor) for factor in (0.1, 1.0, 1e4)):
             return small.whole(replace(found, dtype_of_weights=small.has_dtype_of_weights()))
     return None
 
@@ -186,7 +186,7 @@ class _SmallExperts:
 
     def _call(self, dtype: torch.dtype, of_weights: torch.dtype, factor: float) -> tuple[Tensor, Tensor, Tensor]:
         index = (torch.arange(self._TOKENS * 2, device="cpu") * 7 % max(self._experts, 1)).view(self._TOKENS, 2)
-        weights = numbers(3, self._TOKENS, 2, dtype=of_weights)
+        weights = numbers(3, self._TOKENS, 2, dtype=of_weights) * max(factor, 1.0)
         return numbers(4, self._TOKENS, self._H, dtype=dtype) * factor, index, weights
 
     def _twin(self, dtype: torch.dtype) -> Any:

@@ -323,14 +323,22 @@ def _whole(gated: Gated, module: Module, parts: _Parts) -> Replacement | str:
 
 
 def _keeps_dtypes(gated: Gated, module: Module, parts: _Parts) -> bool:
-    """Return True where the module's own forward agrees in other dtypes, small numbers and large ones."""
-    for dtype, factor in product((torch.float32, torch.bfloat16), (1.0, 1e3)):
+    """Return True where the module's own forward agrees in other dtypes and under autocast, small numbers and large."""
+    for (dtype, autocast), factor in product(
+        ((torch.float32, False), (torch.float32, True), (torch.bfloat16, False)), (1.0, 1e3)
+    ):
+
+        def run(function: Any, *args: Any, autocast: bool = autocast) -> Any:
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                return function(*args)
+
         children = _children(gated, parts, dtype, dtype)
         x = numbers(10, 2, 3, _IN, dtype=dtype) * factor
-        result = called(own_class(module).forward, twin(module, {}, children), x.clone())
+        result = called(run, own_class(module).forward, twin(module, {}, children), x.clone())
         if isinstance(result, Raised):
             continue  # of a module that casts its argument
-        if result.dtype is not dtype or not near(result, called(_expected, gated, children, x), _NARROW):
+        expected = called(run, _expected, gated, children, x)
+        if result.dtype is not expected.dtype or not near(result, expected, _NARROW):
             return False
     return True
 

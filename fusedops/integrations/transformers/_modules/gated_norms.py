@@ -126,9 +126,8 @@ def _has_values_of(norm: GatedNorm, module: Module, size: int) -> bool:
     weight, agrees = numbers(1, size), False
     own = twin(module, {"weight": weight})
     for seed, shape in enumerate([(2, size), (2, 2, size), (2, 1, size), (1, 2, 2, size)], 10):
-        gate = numbers(seed + 10, *shape)
-        for factor in (1.0, norm.eps**0.5, 100.0):
-            x = (numbers(seed, *shape) + 0.5) * factor
+        for factor, of_gate in ((1.0, 1.0), (norm.eps**0.5, 1.0), (100.0, 1.0), (1.0, 1e4)):
+            x, gate = (numbers(seed, *shape) + 0.5) * factor, numbers(seed + 10, *shape) * of_gate
             result = called(own_class(module).forward, own, x.clone(), gate.clone())
             if isinstance(result, Tensor):
                 if not near(result, _expected(norm, x, gate, weight), _TOLERANCE):

@@ -20,7 +20,7 @@ from torch.nn import Module
 from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
 from fusedops.integrations.transformers._rotary.functions import RotaryFunction, recognised_function
 from fusedops.integrations.transformers._rotary.layouts import Layout
-from fusedops.integrations.transformers._trial.copied import can_be_copied, copied, stores_a_global
+from fusedops.integrations.transformers._trial.copied import copied, reason_not_to_copy
 from fusedops.integrations.transformers._trial.twin import (
     is_replaced_elsewhere,
 )
@@ -78,10 +78,9 @@ def recognised_rotary(module: Module, layouts: Mapping[str, set[Layout | None]])
         return None
     if is_replaced_elsewhere(module):
         return "another library has replaced its forward"
-    if not can_be_copied(cls.forward):
-        return "a decorator of its forward keeps it where it cannot be replaced"
-    if stores_a_global(cls.forward):
-        return "its forward stores a name of its file"
+    reason = reason_not_to_copy(cls.forward)
+    if reason is not None:
+        return reason
     known = layouts.get(cls.__module__, set())
     functions: list[tuple[str, RotaryFunction]] = []
     for name, function in rotary.items():

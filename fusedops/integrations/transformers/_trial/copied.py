@@ -35,17 +35,29 @@ def copied(forward: Any, functions: Mapping[str, Callable[..., Any]]) -> Callabl
     return _decorated(forward, own, copy)
 
 
-def can_be_copied(forward: Any) -> bool:
-    """Return True where each decorator of a forward holds what it decorates in its closure."""
+def reason_not_to_copy(forward: Any) -> str | None:
+    """Return why a copy of a forward would not do what the forward does, or None.
+
+    A copy has the names of the file as they are now.
+    """
     body = inspect.unwrap(forward)
-    return _decorated(forward, body, body) is not None
+    if _decorated(forward, body, body) is None:
+        return "a decorator of its forward keeps it where it cannot be replaced"
+    for kind, name in ((each.opname, each.argval) for each in dis.get_instructions(body)):
+        if kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            return "its forward stores a name of its file"
+        if kind == "LOAD_GLOBAL" and name in body.__globals__ and may_change(name, body.__globals__[name]):
+            return f"its forward reads the global {name}"
+    return None
 
 
-def stores_a_global(forward: Any) -> bool:
-    """Return True where a forward stores a name of its file, which a copy would store elsewhere."""
-    return any(
-        each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for each in dis.get_instructions(inspect.unwrap(forward))
-    )
+def may_change(name: str, value: Any) -> bool:
+    """Return True for a global that is a flag, a counter or a setting, and no constant.
+
+    >>> may_change("step", 3), may_change("STEPS", 3), may_change("DEBUG", False)
+    (True, False, True)
+    """
+    return isinstance(value, bool) or (isinstance(value, (int, float, str, type(None))) and not name.isupper())
 
 
 def contents_of(function: Any) -> list[Any]:

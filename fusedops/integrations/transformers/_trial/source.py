@@ -21,7 +21,7 @@ from torch.nn import Module
 from transformers import PreTrainedConfig
 
 from fusedops.integrations.transformers._replacement import own_class
-from fusedops.integrations.transformers._trial.copied import contents_of
+from fusedops.integrations.transformers._trial.copied import contents_of, may_change
 
 _ENTERED = (
     torch,
@@ -52,11 +52,12 @@ _BUILTINS = {
 _EFFECTS = {
     "backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad", "set_",
     "share_memory_", "is_cuda", "is_cpu", "is_mps", "is_xpu", "float16", "half", "is_inference", "data_ptr", "_version",
-    "get_device", "grad", "is_meta", "is_nested", "is_quantized", "is_sparse", "retains_grad",
+    "get_device", "grad", "is_contiguous", "is_meta", "is_nested", "is_quantized", "is_sparse", "retains_grad",
+    "storage_offset", "stride",
 }  # fmt: skip
 # functions of torch that ask for a state which no trial has
 _ASKS = {
-    "get_autocast_cpu_dtype", "get_num_threads", "get_num_interop_threads", "is_anomaly_enabled",
+    "get_autocast_cpu_dtype", "get_default_dtype", "get_num_threads", "get_num_interop_threads", "is_anomaly_enabled",
     "is_autocast_cache_enabled", "is_autocast_cpu_enabled", "is_inference", "is_inference_mode_enabled",
 }  # fmt: skip
 _HOLDERS: dict[type[Any], str] = {
@@ -174,8 +175,8 @@ class _Reader:
                 self._refuse(f"stores {name}")
             elif kind in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME"):
                 value = names.get(name, getattr(builtins, name, None))
-                if isinstance(value, int) and (isinstance(value, bool) or not name.isupper()):
-                    self._refuse(f"reads the global {name}")  # a flag or a counter, and no constant
+                if name in names and may_change(name, value):
+                    self._refuse(f"reads the global {name}")
                 held = self._outer(name, value)
             elif kind.endswith("DEREF") and name in free and name != "__class__":
                 held = self._outer(name, free[name])
