@@ -279,5 +279,9 @@ def test_a_function_that_kernels_replaces_is_left(monkeypatch: pytest.MonkeyPatc
         pytest.skip("needs the package kernels")
     layer = with_other_function(function)
     assert not isinstance(recognised_mixer(layer), str)
-    monkeypatch.setitem(function.__dict__, "forward", lambda *args, **kwargs: None)  # after it was recognised
-    assert recognised_mixer(layer) == "the results of convolved are not those of causal_conv1d"
+    left = "the results of convolved are not those of causal_conv1d"
+    hook = function.register_forward_pre_hook(lambda *_: None)  # after it was recognised
+    assert recognised_mixer(layer) == left
+    hook.remove()
+    monkeypatch.setitem(function.__dict__, "forward", lambda *args, **kwargs: None)
+    assert recognised_mixer(layer) == left

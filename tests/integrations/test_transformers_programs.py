@@ -169,6 +169,20 @@ def test_angles_that_something_around_the_rotary_module_changes(change: Callable
     torch.testing.assert_close(step(model), plain)
 
 
+def test_a_rotary_function_with_a_hook_is_called() -> None:
+    function = modeling_llama.apply_rotary_pos_emb
+    if not isinstance(function, nn.Module):
+        pytest.skip("needs the package kernels, which makes a module of it")
+    model = llama()
+    hook = function.register_forward_hook(lambda _, args, result: (result[0] * 1.5, result[1]))
+    try:
+        plain = model(IDS).logits
+        assert left(model, "LlamaAttention") == ["another library has replaced apply_rotary_pos_emb, or it has hooks"]
+        torch.testing.assert_close(model(IDS).logits, plain)
+    finally:
+        hook.remove()
+
+
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

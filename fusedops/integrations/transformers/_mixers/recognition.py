@@ -26,7 +26,7 @@ from fusedops.integrations.transformers._mixers.trials import has_results_of, re
 from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
 from fusedops.integrations.transformers._trial.copied import contents_of, copied, reason_not_to_copy
 from fusedops.integrations.transformers._trial.source import reason_of_source
-from fusedops.integrations.transformers._trial.twin import cached_weakly, called, is_replaced_elsewhere
+from fusedops.integrations.transformers._trial.twin import cached_weakly, called, is_changed, is_replaced_elsewhere
 
 _WHOLE_LAYER = {"outproj_weight", "out_proj_weight"}  # parameters of a function for a whole layer; in torch, of none
 
@@ -115,10 +115,7 @@ def recognised_mixer(module: Module) -> Mixer | str | None:
     if not isinstance(own_body(module), FunctionType):
         return None
     # what another library replaces later is asked each time: only what a function computes is kept
-    recognised = {
-        name: _recognised(function, isinstance(function, Module) and is_replaced_elsewhere(function), name)
-        for name, function in _functions(cls.forward)
-    }
+    recognised = {name: _recognised(function, is_changed(function), name) for name, function in _functions(cls.forward)}
     recognised = {name: each for name, each in recognised.items() if each is not None}
     if not recognised:
         return None
@@ -156,7 +153,7 @@ def _functions(forward: Any) -> Iterator[tuple[str, Any]]:
 def _recognised(function: Any, replaced: bool, name: str) -> MixerFunction | tuple[str, str] | None:
     """Return the function in the form of an op, the op that it is not, with a reason or "", or None for another.
 
-    ``replaced``: another library has replaced it, so that its results are not known.
+    ``replaced``: another library has replaced it, or it has hooks, so that its results are not known.
     """
     names = tuple(_parameters(function))
     forms = {key: form for key, form in FORMS.items() if {*form.parameters} <= {*names[: len(form.parameters) + 1]}}

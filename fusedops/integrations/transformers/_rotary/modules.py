@@ -21,9 +21,7 @@ from fusedops.integrations.transformers._replacement import Replacement, own_bod
 from fusedops.integrations.transformers._rotary.functions import RotaryFunction, recognised_function
 from fusedops.integrations.transformers._rotary.layouts import Layout
 from fusedops.integrations.transformers._trial.copied import copied, reason_not_to_copy
-from fusedops.integrations.transformers._trial.twin import (
-    is_replaced_elsewhere,
-)
+from fusedops.integrations.transformers._trial.twin import is_changed, is_replaced_elsewhere
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,8 @@ def recognised_rotary(module: Module, layouts: Mapping[str, set[Layout | None]])
     known = layouts.get(cls.__module__, set())
     functions: list[tuple[str, RotaryFunction]] = []
     for name, function in rotary.items():
-        if isinstance(function, Module) and is_replaced_elsewhere(function):
-            return f"another library has replaced {name}"
+        if is_changed(function):
+            return f"another library has replaced {name}, or it has hooks"
         recognised = recognised_function(function, name)
         if isinstance(recognised, str):
             return recognised if len(rotary) == 1 else f"its forward may call several functions, and {recognised}"

@@ -136,7 +136,7 @@ def hooked(module: Module) -> str | None:
     for name, child in module.named_children():
         if any(True for _ in child.parameters()) or isinstance(child, Dropout):
             continue
-        if any(vars(each)[hooks] for each in child.modules() for hooks in _HOOKS):
+        if any(map(_has_hooks, child.modules())):
             return name
     return None
 
@@ -188,3 +188,12 @@ def parameters_of(forward: Any) -> list[inspect.Parameter] | None:
 def is_replaced_elsewhere(module: Module) -> bool:
     """Return True where another library set forward on the instance, as kernels and accelerate do."""
     return "forward" in module.__dict__
+
+
+def is_changed(function: Any) -> bool:
+    """Return True for a function of a file that is a module, as kernels makes one, with another forward or hooks."""
+    return isinstance(function, Module) and (is_replaced_elsewhere(function) or _has_hooks(function))
+
+
+def _has_hooks(module: Module) -> bool:
+    return any(vars(module)[hooks] for hooks in _HOOKS)
