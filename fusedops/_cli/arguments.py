@@ -32,6 +32,14 @@ def dtype(name: str) -> torch.dtype:
     return value
 
 
+def floating_dtype(name: str) -> torch.dtype:
+    """Return the same for a floating dtype; another one is an error."""
+    value = dtype(name)
+    if not value.is_floating_point:
+        raise InvalidInputError(f"got --dtype {name!r}, expected a floating dtype; to fix: write it like bf16")
+    return value
+
+
 def device(text: str) -> str:
     """Return a device as torch writes it. This machine need not have it; its type must exist."""
     kind, colon, index = text.partition(":")

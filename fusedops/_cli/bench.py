@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusedops._cli import rank
-from fusedops._cli.arguments import count, dtype, seconds, usable_device
+from fusedops._cli.arguments import count, floating_dtype, seconds, usable_device
 from fusedops._cli.output import print_json, print_table, print_text, print_warning
 from fusedops._explain import find_op
 from fusedops._plugins.registration import backends
@@ -53,9 +53,7 @@ def run(options: argparse.Namespace) -> int:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     default = accelerator.type if accelerator else "cpu"
     device = usable_device(default if options.device is None else options.device)
-    kind = dtype(options.dtype)
-    if not kind.is_floating_point:
-        raise InvalidInputError(f"got --dtype {options.dtype!r}, expected a floating dtype; to fix: write it like bf16")
+    kind = floating_dtype(options.dtype)
     _warn_if_busy()
     records: list[dict[str, Any]] = []
     code = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fusedops._cli.arguments import count, dtype, seconds, usable_device
+from fusedops._cli.arguments import count, floating_dtype, seconds, usable_device
 from fusedops._cli.output import print_json, print_text
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 
@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command, and return its exit code."""
-    device, kind = usable_device(options.device), dtype(options.dtype)
+    device, kind = usable_device(options.device), floating_dtype(options.dtype)
+    if options.fused_loss and not options.train:
+        raise InvalidInputError("try: got --fused-loss without --train, expected both; to fix: add --train")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", FusedOpsWarning)
@@ -45,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
             raise InvalidInputError(f"try: {' '.join(str(error).split())}") from error
         model = model.to(device, kind).train(options.train)
     batch = _batch(model, options)
-    applied = apply(model, fused_loss=options.train and options.fused_loss)
+    applied = apply(model, fused_loss=options.fused_loss)
     measured = applied.benchmark(batch, seconds=options.seconds)
     if options.json:
         print_json({**asdict(measured), "rows": [asdict(row) for row in applied.rows]})
@@ -67,6 +69,8 @@ def _loaded(name: str) -> Any:
         return from_gguf(name)
     known = Path(name).exists()
     try:
+        if not known:
+            _reach_the_hub(name)
         library: Any = transformers
         config = library.AutoConfig.from_pretrained(name)
         own = getattr(library, (config.architectures or [""])[0], None)
@@ -81,6 +85,21 @@ def _loaded(name: str) -> Any:
         ) from error
 
 
+def _reach_the_hub(name: str) -> None:
+    """Raise OSError where the Hub is needed and cannot be reached: transformers tries for half a minute."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(name, timeout=10)
+    except (HfHubHTTPError, ValueError):  # it answers, or has no such name: transformers' own text says more
+        return
+    except Exception as error:
+        raise OSError(f"no connection to the Hub: {error}") from error
+
+
 def _batch(model: Any, options: argparse.Namespace) -> dict[str, Any]:
     if model.main_input_name != "input_ids":
         raise InvalidInputError(
@@ -91,4 +110,13 @@ def _batch(model: Any, options: argparse.Namespace) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(size, (options.batch, options.length), generator=generator).to(model.device)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    try:
+        with torch.no_grad():
+            model(**batch)
+    except Exception as error:  # of too many tokens, or of an argument that the batch does not have
+        raise InvalidInputError(
+            f"try: got {type(error).__name__} from {type(model).__name__} for {options.batch} x {options.length} "
+            f"tokens ({' '.join(str(error).split())}), expected tokens that it takes; to fix: try another --length, or "
+            f"call apply(model).benchmark(batch) with a batch of your own"
+        ) from error
     return {**batch, "labels": ids} if options.train else batch

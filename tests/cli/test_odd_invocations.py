@@ -94,7 +94,7 @@ ODD = [
     ("bench --device cpu:7", 2, "to fix: write --device cpu:0"),
     ("bench bias_gelu --dtype fp8", 2, "to fix: use one of these names"),
     ("try", 2, "MODEL"),
-    ("try nowhere.gguf", 2, "expected a file"),
+    ("try nowhere.gguf", 2, "expected a GGUF file"),
     ("-- info", 2, "COMMAND"),
     ("--version --json", 0, "fusedops "),
     ("--help explian", 2, "to fix: write 'explain'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from command_line import documented, flat, keys, run
+
+from fusedops._cli.main import main
 
 transformers = pytest.importorskip("transformers")
 SHORT = ("--seconds", "0.01", "--length", "8")
@@ -46,3 +49,28 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = run("try", str(tmp_path), capsys=capsys)
     assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("--dtype", "int8"), "got --dtype 'int8', expected a floating dtype"),
+        (("--fused-loss",), "got --fused-loss without --train"),
+        (("--train",), "got no loss from BertModel"),
+        (("--length", "17"), "from BertModel for 2 x 17 tokens"),
+    ],
+)
+def test_what_a_model_cannot_do(options: Any, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=64, max_position_embeddings=16, **sizes)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    assert main(["try", str(tmp_path), *SHORT, *options]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_the_hub_is_tried_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    constants = importlib.import_module("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"it waits {seconds} s"))
+    assert main(["try", "someone/something"]) == 2
+    assert "(no connection to the Hub: " in capsys.readouterr().err
