@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from fusedops.errors import InvalidInputError
 
 STATES = ("plain", "applied")
+_SHORTEST = 0.2  # seconds of a state in a turn: short calls are repeated, since what interrupts one is longer than it
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,13 @@ def _call_of(model: Module, batch: Any, is_step: bool) -> Callable[[], Any]:
         torch.manual_seed(0)
         for parameter in model.parameters():
             parameter.grad = None
-        _called(model, batch).loss.backward()
+        loss = getattr(_called(model, batch), "loss", None)
+        if loss is None:
+            raise InvalidInputError(
+                f"benchmark: got no loss from {type(model).__name__} for labels, expected one to train with; to fix: "
+                f"load the model with its head, as AutoModelForCausalLM does, or measure it in evaluation, after eval()"
+            )
+        loss.backward()
 
     def forward() -> Any:
         torch.manual_seed(0)
@@ -179,6 +186,15 @@ def _in_turns(
 ) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {state: [] for state in STATES}
     synchronize = torch.get_device_module(device).synchronize  # does nothing on a CPU
+
+    def took() -> float:
+        synchronize()
+        started = time.perf_counter()
+        call()
+        synchronize()
+        return time.perf_counter() - started
+
+    fastest = took()
     end = time.monotonic() + seconds
     while len(times["plain"]) < 3 or (time.monotonic() < end and len(times["plain"]) < 50):
         order = STATES if len(times["plain"]) % 2 else STATES[::-1]
@@ -186,11 +202,9 @@ def _in_turns(
             states[state]()
             gc.collect()
             call()
-            synchronize()
-            started = time.perf_counter()
-            call()
-            synchronize()
-            times[state].append(time.perf_counter() - started)
+            each = [took() for _ in range(max(1, round(_SHORTEST / fastest)))]
+            fastest = min(fastest, *each)
+            times[state].append(statistics.median(each))
         if progress:
             left = max(0.0, end - time.monotonic())
             print(f"\r{len(times['plain'])} turns, {left:.0f} s left ", end="", file=sys.stderr, flush=True)

@@ -69,6 +69,21 @@ def test_the_slower_state_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured.ratio > 1.5
 
 
+def test_a_short_call_is_repeated_in_each_turn() -> None:
+    calls: list[Any] = []
+    model = torch.nn.Sequential(torch.nn.LayerNorm(8))
+    model.register_forward_hook(lambda *_: calls.append(1))
+    assert apply(model).benchmark((torch.ones(2, 8),), seconds=0.01).turns == 3
+    assert len(calls) > 200
+
+
+def test_a_training_step_of_a_model_without_a_loss() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=64, **sizes)).train()
+    with pytest.raises(InvalidInputError, match="benchmark: got no loss from BertModel for labels, expected"):
+        apply(model).benchmark({"input_ids": IDS, "labels": IDS}, seconds=0.01)
+
+
 def test_what_cannot_be_measured() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(32, 32))
     with pytest.raises(InvalidInputError, match="benchmark: got the outcome of another function, whose"):
