@@ -17,10 +17,9 @@ from fusedops._plugins.discovery import Hooked, Observer, discover, hooks_of
 from fusedops._plugins.record import Record
 from fusedops._plugins.validation import check_backend, check_op_name, is_backend_name
 from fusedops._report.foreign_text import error_text
-from fusedops._report.suggestion import DEVICE_TYPES, unknown_name
+from fusedops._report.suggestion import DEVICE_TYPES, TORCH_DEVICE_TYPES, unknown_name
 from fusedops.errors import FusedOpsError, PluginError, PolicyError
 
-_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "meta")  # of torch, those that a message names
 REGISTERED = "(registered)"  # the distribution of what fusedops.register() added
 
 
@@ -109,7 +108,7 @@ class Registry:
             kind: a device without its index. This machine need not have one.
         """
         of_backends = [each for record in self.records() if record.backend for each in record.backend.device_types]
-        known = list(dict.fromkeys([*_DEVICE_TYPES, *(each for each in of_backends if each != "*")]))
+        known = list(dict.fromkeys([*TORCH_DEVICE_TYPES, *(each for each in of_backends if each != "*")]))
         if kind in known:
             return ""
         try:

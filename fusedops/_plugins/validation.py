@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 import keyword
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, cast
+
+import torch
 
 from fusedops._contract.backend import API_VERSION, Backend
 from fusedops._contract.constraint import Constraint, shown
@@ -14,6 +17,7 @@ from fusedops._contract.kernel import Adaptation, Deviation, Kernel, NamedFuncti
 from fusedops._contract.op import Op
 from fusedops._contract.signature import signature_text
 from fusedops._report.direction import Direction
+from fusedops._report.suggestion import DEVICE_TYPES, TORCH_DEVICE_TYPES
 from fusedops.errors import PluginError
 
 
@@ -60,11 +64,16 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
             f"{where}: got device_types {device_types!r}, expected a tuple of device types; to fix: write ('cuda',), "
             f"or ('*',) for all"
         )
+    for kind in backend.device_types:
+        if right := _meant_device_type(kind):
+            raise PluginError(
+                f"{where}: got device type {kind!r}, which torch does not have, expected {right!r}; to fix: write it so"
+            )
     variables: Any = backend.variables
     if not isinstance(variables, tuple) or not all(_is_pair(each) for each in cast("tuple[Any, ...]", variables)):
         raise PluginError(
             f"{where}: got variables {variables!r}, expected pairs of a name and a sentence; to fix: write "
-            f"(('MY_VARIABLE', 'What it sets.'),)"
+            f"(('FUSEDOPS_MINE', 'What it sets.'),)"
         )
     if not isinstance(backend.needs, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PluginError(
@@ -128,6 +137,17 @@ def _is_pair(value: object) -> bool:
 
 def _is_device_type(value: object) -> bool:
     return value == "*" or (type(value) is str and value.isidentifier())
+
+
+def _meant_device_type(kind: str) -> str | None:
+    """Return the device type of torch that a misspelt one is like; of others, a vendor's library may add them later."""
+    try:
+        torch.device(kind)
+    except RuntimeError:
+        known = {**{each: each for each in TORCH_DEVICE_TYPES}, **DEVICE_TYPES}
+        near = get_close_matches(kind.lower(), known, 1, 0.7)
+        return known[near[0]] if near else None
+    return None
 
 
 def _check_rows(at: str, item: Kernel) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fusedops._report.foreign_text import printable
 
+TORCH_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "meta")  # those that a message names
 # what people call a device type that torch names otherwise
 DEVICE_TYPES = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda"}
 

@@ -32,6 +32,8 @@ ODD: dict[str, tuple[Backend, str]] = {
     "an empty name": (mine(name=""), "backend '': got name ''"),
     "a device with an index": (mine(device_types=("cuda:0",)), "got device_types ('cuda:0',)"),
     "a device that is empty": (mine(device_types=("",)), "got device_types ('',)"),
+    "a device that is misspelt": (mine(device_types=("cpu", "cdua")), "got device type 'cdua', "),
+    "a device by another name": (mine(device_types=("GPU",)), "expected 'cuda'"),
     "a device that is an int": (mine(device_types=(0,)), "got device_types (0,)"),
     "no device": (mine(device_types=()), "got device_types ()"),
     "a list of devices": (mine(device_types=["cpu"]), "got device_types ['cpu']"),
@@ -67,6 +69,11 @@ def test_a_function_named_as_text_is_imported_and_checked_by_its_first_call() ->
     fusedops.unregister("mine")
     fusedops.register(mine(kernels=(kernel("bias_gelu")(f"{__name__}:function"),)))
     assert fusedops.bias_gelu(torch.ones(2), backend="mine").tolist() == [7.0, 7.0]
+
+
+def test_a_device_type_that_only_its_library_adds_is_kept() -> None:
+    fusedops.register(mine(GOOD, device_types=("musa",)))
+    assert fusedops.explain("bias_gelu", TensorSpec((2,), device="musa"), None, backend="mine").backend == "mine"
 
 
 def test_kernels_of_a_list_are_kept() -> None:
