@@ -105,6 +105,13 @@ def test_the_table_has_the_modes() -> None:
     assert apply(trainee(), ops=["linear_cross_entropy"]).ops == {"linear_cross_entropy": 1}
 
 
+def test_a_model_without_a_head_has_a_note() -> None:
+    model = trainee().model
+    note = "linear_cross_entropy: the model has no output embedding"
+    assert note in str(apply(model, fused_loss=True))
+    assert note not in str(apply(model))
+
+
 def test_evaluation_and_steps_without_gradients_have_logits() -> None:
     model = trainee()
     expected = model(**batch()).logits

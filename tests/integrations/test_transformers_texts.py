@@ -1,5 +1,6 @@
 """Every text of the integration of transformers, word for word."""
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,9 @@ pin("nothing", lambda: apply(nn.Identity()), FusedOpsWarning, form="nothing is r
 pin("a format", lambda: quantize(nn.Identity(), format="Q4"), INVALID)
 pin("one name to skip", lambda: quantize(nn.Identity(), skip="lm_head"), INVALID)
 pin("nothing to pack", lambda: quantize(nn.Identity()), FusedOpsWarning, form="nothing is replaced; found no")
+pin("nothing to skip", lambda: quantize(nn.Sequential(nn.Linear(32, 2)), skip=["Linear"]), FusedOpsWarning)
+pin("a part of a name", lambda: quantize(nn.ModuleDict({"q_proj": nn.Linear(32, 2)}), skip=["proj"]), FusedOpsWarning)
+pin("a folder", lambda: from_gguf(os.curdir), INVALID)
 pin("no file", lambda: from_gguf("absent.gguf"), INVALID)
 pin("a file of another architecture", a_file(architecture="nothing"), INVALID, form="got .* expected .*to fix")
 pin("a file of another format", a_file("F64"), INVALID)

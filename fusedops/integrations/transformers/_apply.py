@@ -152,8 +152,10 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
     rows = [Row(name, op, count, left, family, when) for (name, op, left, family, when), count in outcomes.items()]
     about_attention, unseen = attention_notes(model), _not_looked_at(model, rows)
 
+    no_head = [] if heads or _FUSED_LOSS not in chosen else [f"{_FUSED_LOSS}: the model has no output embedding"]
+
     def notes() -> list[str]:
-        return [*about_attention, *replaced_forwards(model), *unseen]
+        return [*about_attention, *replaced_forwards(model), *no_head, *unseen]
 
     measure = model, lambda: apply(model, ops=chosen)
     applied = Applied(_name(model), rows, lambda: _remove(model), nothing=_NOTHING, notes=notes, measure=measure)

@@ -67,11 +67,15 @@ def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float3
     >>> from fusedops.integrations.transformers import from_gguf
     >>> from_gguf("no.gguf")
     Traceback (most recent call last):
-    fusedops.errors.InvalidInputError: from_gguf: got path = 'no.gguf', expected a file; to fix: ...
+    fusedops.errors.InvalidInputError: from_gguf: got path = 'no.gguf', which does not exist, expected ...
     """
     path = os.fspath(path)
     if not os.path.isfile(path):
-        raise InvalidInputError(f"from_gguf: got path = {path!r}, expected a file; to fix: hf_hub_download(...) first")
+        kind = "a folder" if os.path.isdir(path) else "which does not exist"
+        raise InvalidInputError(
+            f"from_gguf: got path = {path!r}, {kind}, expected a GGUF file; to fix: pass the path of the file; for "
+            f"one of the Hub that is huggingface_hub.hf_hub_download(repo, name)"
+        )
     for package in _PACKAGES:
         if find_spec(package) is None:
             raise ImportError(

@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterable
+from fnmatch import filter as matching
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -52,7 +53,7 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
         InvalidInputError: an argument is not as above.
 
     Warns:
-        FusedOpsWarning: no weight is packed.
+        FusedOpsWarning: no weight is packed, or ``skip`` has a pattern of no layer.
 
     >>> import transformers
     >>> from fusedops.integrations.transformers import quantize
@@ -72,9 +73,15 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
         raise InvalidInputError(
             f"quantize: got skip = {skip!r}, expected a list of names; to fix: write skip=[{skip!r}]"
         )
-    applied = Applied(
-        type(model).__name__, _pack_all(model, format, tuple(skip)), lambda: unpack(model), nothing=_NOTHING
-    )
+    patterns = tuple(skip)
+    names = [name for name, each in model.named_modules() if isinstance(each, (Linear, Embedding))]
+    for pattern in patterns:
+        if not matching(names, pattern):
+            near = [each for each in (f"*{pattern}", f"{pattern}.*") if matching(names, each)]
+            fix = f"write {near[0]!r}" if near else "see model.named_modules()"
+            text = f"quantize: got skip = {pattern!r}, expected the name of a linear layer or embedding; to fix: {fix}"
+            warnings.warn(text, FusedOpsWarning, stacklevel=2)
+    applied = Applied(type(model).__name__, _pack_all(model, format, patterns), lambda: unpack(model), nothing=_NOTHING)
     if applied.ops:
         packed_model(model)
     else:
