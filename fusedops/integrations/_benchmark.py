@@ -73,6 +73,7 @@ def benchmark(
             states[state]()
             results[state] = _result(model, batch)
             call()  # compiles, warms up
+            _free_gradients(model)  # else the call frees them, and its peak is short of as much
             peaks[state] = peak_bytes(call, results[state].device.type)
         times = _in_turns(call, states, results["plain"].device.type, seconds, progress)
     ratios = [applied / plain for plain, applied in zip(times["plain"], times["applied"])]
@@ -133,11 +134,15 @@ def _quiet() -> Generator[None]:
         os.close(nowhere)
 
 
+def _free_gradients(model: Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
 def _call_of(model: Module, batch: Any, is_step: bool) -> Callable[[], Any]:
     def step() -> None:
         torch.manual_seed(0)
-        for parameter in model.parameters():
-            parameter.grad = None
+        _free_gradients(model)
         loss = getattr(_called(model, batch), "loss", None)
         if loss is None:
             raise InvalidInputError(

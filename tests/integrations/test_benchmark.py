@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import types
 from typing import Any
 
 import pytest
@@ -75,6 +76,25 @@ def test_a_short_call_is_repeated_in_each_turn() -> None:
     model.register_forward_hook(lambda *_: calls.append(1))
     assert apply(model).benchmark((torch.ones(2, 8),), seconds=0.01).turns == 3
     assert len(calls) > 200
+
+
+class Wide(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(1024)
+        self.weight = torch.nn.Parameter(torch.ones(2048, 1024))
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        y = self.norm(x) @ self.weight.T
+        return types.SimpleNamespace(loss=(y - labels).square().mean()) if self.training else y
+
+
+def test_the_memory_of_a_step_has_the_gradients() -> None:
+    model = Wide().train()
+    batch = {"x": torch.randn(2, 1024), "labels": torch.zeros(2, 2048)}
+    for _ in range(2):
+        peaks = apply(model).benchmark(batch, seconds=0.01).peak_bytes
+        assert all(model.weight.nbytes <= each < 1.1 * model.weight.nbytes for each in peaks.values())
 
 
 def test_a_training_step_of_a_model_without_a_loss() -> None:

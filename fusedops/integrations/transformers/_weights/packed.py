@@ -74,7 +74,8 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
             f"quantize: got skip = {skip!r}, expected a list of names; to fix: write skip=[{skip!r}]"
         )
     patterns = tuple(skip)
-    names = [name for name, each in model.named_modules() if isinstance(each, (Linear, Embedding))]
+    modules: dict[str, Any] = dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
+    names = [name for name, each in modules.items() if isinstance(each, (Linear, Embedding))]
     for pattern in patterns:
         if not matching(names, pattern):
             near = [each for each in (f"*{pattern}", f"{pattern}.*") if matching(names, each)]
