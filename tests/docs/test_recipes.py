@@ -64,7 +64,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_the_recipes_are_short_and_each_has_a_test() -> None:
-    assert all(len(code.strip().splitlines()) <= 15 for code in RECIPES.values())
+    assert all(len(code.strip().splitlines()) <= 16 for code in RECIPES.values())
     source = Path(__file__).read_text("utf-8")
     started = re.findall(r'recipe\("(.+?)"', source)
     assert all(sum(title.startswith(start) for start in started) == 1 for title in RECIPES)
@@ -109,6 +109,13 @@ def test_serve(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     names = recipe("Serve", file="model.gguf")
     assert len("".join(names["stream"]([{"role": "user", "content": "w1 w2"}])).split()) >= 1
     assert {"quantized_linear", "attention"} <= ran()
+
+    def fails(**options: Any) -> None:
+        raise RuntimeError("too long")
+
+    monkeypatch.setattr(names["model"], "generate", fails)
+    with pytest.raises(RuntimeError, match="too long"):  # and the stream ends
+        list(names["stream"]([{"role": "user", "content": "w1 w2"}]))
 
 
 def test_encoders(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
