@@ -45,5 +45,6 @@ def nearest_name(name: str, known: Sequence[str], cutoff: float = 0.7) -> str | 
         begun = [each for each in by_word if len(each) > 2 and word.startswith(each) and " " not in word]  # q4_k_m
         if begun:
             return by_word[max(begun, key=len)]
-    similar = difflib.get_close_matches(word, by_word, 1, cutoff)
+    swapped = [each for each in by_word if sorted(each) == sorted(word)]  # "cup": of three letters, two are too few
+    similar = swapped or difflib.get_close_matches(word, by_word, 1, cutoff)
     return by_word[similar[0]] if similar else None

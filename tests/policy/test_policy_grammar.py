@@ -46,6 +46,7 @@ def test_a_text_is_an_order_and_orders_for_single_ops(text: str, order: Any, per
     ("text", "message"),
     [
         ("eager,xyzzy", f"in \"eager,xyzzy\": got backend 'xyzzy', {KNOWN} use one of these names"),
+        ("cup", f"in \"cup\": got backend 'cup', {KNOWN} write 'cpu'"),
         ("Eager", f"in \"Eager\": got backend 'Eager', {KNOWN} write 'eager'"),
         ("eager triton", f"in \"eager triton\": got backend 'eager triton', {KNOWN} use one of these names"),
         ("eager,,triton", f'got "eager,,triton", {EMPTY}'),
