@@ -94,7 +94,7 @@ def _reach_the_hub(name: str) -> None:
         return
     try:
         HfApi().model_info(name, timeout=10)
-    except (HfHubHTTPError, ValueError):  # it answers, or has no such name: transformers' own text says more
+    except (HfHubHTTPError, ValueError):  # it answers, or has no such name: transformers' own text has more
         return
     except Exception as error:
         raise OSError(f"no connection to the Hub: {error}") from error
