@@ -199,7 +199,7 @@ def _in_turns(
         synchronize()
         return time.perf_counter() - started
 
-    fastest = took()
+    fastest: dict[str, float] = {}
     end = time.monotonic() + seconds
     while len(times["plain"]) < 3 or (time.monotonic() < end and len(times["plain"]) < 50):
         order = STATES if len(times["plain"]) % 2 else STATES[::-1]
@@ -207,8 +207,9 @@ def _in_turns(
             states[state]()
             gc.collect()
             call()
-            each = [took() for _ in range(max(1, round(_SHORTEST / fastest)))]
-            fastest = min(fastest, *each)
+            each = [took()]
+            fastest[state] = min(fastest.get(state, each[0]), each[0])
+            each += [took() for _ in range(int(_SHORTEST / fastest[state]))]
             times[state].append(statistics.median(each))
         if progress:
             left = max(0.0, end - time.monotonic())
