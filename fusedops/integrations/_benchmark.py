@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import statistics
 import sys
@@ -199,7 +200,7 @@ def _in_turns(
         synchronize()
         return time.perf_counter() - started
 
-    fastest: dict[str, float] = {}
+    fastest = dict.fromkeys(STATES, math.inf)
     end = time.monotonic() + seconds
     while len(times["plain"]) < 3 or (time.monotonic() < end and len(times["plain"]) < 50):
         order = STATES if len(times["plain"]) % 2 else STATES[::-1]
@@ -208,8 +209,8 @@ def _in_turns(
             gc.collect()
             call()
             each = [took()]
-            fastest[state] = min(fastest.get(state, each[0]), each[0])
-            each += [took() for _ in range(int(_SHORTEST / fastest[state]))]
+            each += [took() for _ in range(int(_SHORTEST / min(fastest[state], *each)))]
+            fastest[state] = min(fastest[state], *each)
             times[state].append(statistics.median(each))
         if progress:
             left = max(0.0, end - time.monotonic())
